@@ -1,0 +1,96 @@
+"""What one forward over n rows costs: transformers' modules, the fused forward, and 4 bits.
+
+    python -m benchmarks.cpu_forward [--context 256] [--rounds 15] [--rows 1,8,16,32,64] [--q4]
+
+One process, same weights and threads; the contestants take turns within each round. Prints the
+median of each with its quartiles, and the median of the ratios round by round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+
+import torch
+
+import presets
+from engine.loading import load_target
+from engine.proposal import Needs, Proposal
+from engine.target import Target, prepare_attention
+from engine.tree import TreeShape
+from playground import paths
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default="smollm2-135m-instruct")
+    parser.add_argument("--dtypes", default="float32,bfloat16")
+    parser.add_argument("--q4", action="store_true", help="also as q4 (GGUF targets)")
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--rows", default="1,2,4,8,12,16,24,32,48,64")
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    targets: dict[str, Target] = {}
+    for dtype in options.dtypes.split(","):
+        ours = _load(options.target, dtype)
+        targets[f"{ours.dtype_name} modules"] = _modules(ours)
+        targets[f"{ours.dtype_name} fused"] = ours
+    if options.q4:
+        targets["q4 fused"] = _load(options.target, "q4")
+    ours = next(reversed(targets.values()))
+    print(f"{ours.name} on {ours.device_name}, {options.context} tokens of context")
+    for name, target in targets.items():
+        print(f"  {name}: {target.environment()['forward']}")
+    _curve(targets, options.context, [int(n) for n in options.rows.split(",")], options.rounds)
+
+
+def _load(name: str, dtype: str) -> Target:
+    return load_target(
+        presets.resolve(name), dtype=dtype, device="cpu", cache_dir=paths.cache_dir()
+    )
+
+
+def _modules(target: Target) -> Target:
+    """A copy of the target that transformers' modules run."""
+    model = copy.deepcopy(target.model)
+    prepare_attention(model)
+    return Target(model, target.tokenizer, name=target.name)
+
+
+def _curve(targets: dict[str, Target], context: int, rows: list[int], rounds: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    vocab = next(iter(targets.values())).vocab_size
+    prompt = torch.randint(0, vocab, (context,), generator=generator)
+    caches = {name: target.new_cache(context + 128) for name, target in targets.items()}
+    for name, target in targets.items():
+        target.prefill(prompt, caches[name], Needs())
+    for n in rows:
+        tokens = torch.randint(0, vocab, (n,), generator=generator)
+        tree = Proposal(tokens, TreeShape([-1, *((i - 1) // 2 for i in range(1, n))]))
+        times: dict[str, list[float]] = {name: [] for name in targets}
+        for turn in range(rounds + 2):
+            for name, target in targets.items():
+                begin = time.perf_counter()
+                target.verify(tree, caches[name], Needs())
+                if turn >= 2:
+                    times[name].append(1000 * (time.perf_counter() - begin))
+        _print(n, times)
+
+
+def _print(n: int, times: dict[str, list[float]]) -> None:
+    print(f"n = {n}")
+    first = next(iter(times))
+    for name, values in times.items():
+        low, middle, high = statistics.quantiles(values, n=4)
+        ratios = [a / b for a, b in zip(times[first], values, strict=True)]
+        print(
+            f"  {name:18} {middle:7.2f} ms  ({low:.2f} … {high:.2f})"
+            f"  {first} / this {statistics.median(ratios):.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

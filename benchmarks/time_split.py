@@ -1,0 +1,100 @@
+"""Where the time of a step goes, per method, on one target.
+
+    python benchmarks/time_split.py [--dtype float32] [--tokens 64] [--rounds 3]
+
+Prints mean milliseconds of draft, verify, accept and everything else, and the share of accept and
+else: what a step spends outside the model forwards and the drafting. Heads without a checkpoint
+for the target are random: they cost what trained ones cost per step, whatever they accept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import presets
+from benchmarks import random_heads
+from engine.build import build_drafter
+from engine.config import Limits, MethodConfig
+from engine.decode import decode
+from engine.drafters import methods, parse_method
+from engine.drafters.base import Drafter, Workbench
+from engine.errors import PlaygroundError
+from engine.loading import load_target
+from engine.metrics import Tally
+from engine.target import Target
+from playground import paths
+
+HEADS = ("Medusa", "ReDrafter", "Eagle", "Eagle3")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default="smollm2-135m-instruct")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    target = load_target(
+        presets.resolve(options.target), dtype=options.dtype, cache_dir=paths.cache_dir()
+    )
+    print(f"{target.name} {target.dtype_name} on {target.device_name}")
+    print(
+        f"{'method':26}{'nodes':>7}{'draft':>9}{'verify':>9}{'accept':>9}{'other':>9}{'share':>8}"
+    )
+    with tempfile.TemporaryDirectory() as temp:
+        for name, config in configs(target, Path(temp)).items():
+            bench = Workbench(target, presets.resolve, lambda spec: target)
+            try:
+                drafter = build_drafter(config, bench)
+            except PlaygroundError as error:
+                print(f"{name:26}left out: {error}")
+                continue
+            _report(name, target, drafter, options)
+            drafter.close()
+
+
+def configs(target: Target, folder: Path) -> dict[str, MethodConfig]:
+    """One configuration per method that runs on any target, heads random."""
+    heads = random_heads.make_all(target, folder)
+    found: dict[str, MethodConfig] = {}
+    for name in methods():
+        if name in ("User_Provided", "MTP", "DFlash"):
+            continue  # they need the user's object, or a target that carries them
+        values: dict[str, object] = {"decoding_type": name}
+        if name in heads:
+            values["speculative_model"] = str(heads[name])
+        if name == "Draft_Target":
+            values["speculative_model"] = target.name
+        found[name] = parse_method(values)
+    dynamic = {"decoding_type": "Eagle", "speculative_model": str(heads["Eagle"])}
+    found["Eagle (dynamic tree)"] = parse_method({**dynamic, "use_dynamic_tree": True})
+    return found
+
+
+def _report(name: str, target: Target, drafter: Drafter, options: argparse.Namespace) -> None:
+    prompt = presets.suites()["starter"].prompts[0].turns[0]
+    ids = target.encode_chat([{"role": "user", "content": prompt}])
+    limits = Limits(max_new_tokens=options.tokens, ignore_eos=True)
+    tally = Tally()
+    list(decode(target, drafter, ids, limits=limits))
+    for _ in range(options.rounds):
+        for record in decode(target, drafter, ids, limits=limits):
+            tally.add(record)
+    metrics = tally.metrics
+    split = metrics.time_split
+    assert split is not None
+    share = (split.accept_s + split.other_s) / split.total_s
+    nodes = metrics.num_drafted / metrics.num_steps
+    figures = (split.draft_s, split.verify_s, split.accept_s, split.other_s)
+    print(
+        f"{name:26}{nodes:7.1f}"
+        + "".join(f"{1000 * s:6.2f} ms" for s in figures)
+        + f"{100 * share:7.1f}%"
+    )
+
+
+if __name__ == "__main__":
+    main()

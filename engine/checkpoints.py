@@ -1,0 +1,135 @@
+"""Reads drafter checkpoints safely: safetensors, or pickles with `weights_only=True`."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.errors import DrafterError, SourceError
+
+_HUB_PATTERNS = ["*.json", "*.safetensors", "*.bin", "*.pt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A drafter's config and tensors as they lie in the file, on the CPU.
+
+    Attributes:
+        location: what the user named; used in messages.
+        config: `config.json`, or {} where there is none.
+    """
+
+    location: str
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    def tensor(self, name: str, *shape: int | None) -> Tensor:
+        """A tensor that must be there with this shape (None = any size).
+
+        Raises:
+            DrafterError: missing, or of another shape; names both shapes.
+        """
+        found = self.tensors.get(name)
+        if found is None:
+            raise DrafterError(
+                f"{self.location} has no tensor {name}. It is not a checkpoint of this method; "
+                f"it holds {', '.join(sorted(self.tensors)[:6])} …"
+            )
+        fits = len(shape) == found.ndim and all(
+            want in (None, got) for want, got in zip(shape, found.shape, strict=True)
+        )
+        if shape and not fits:
+            wanted = "×".join("any" if s is None else str(s) for s in shape)
+            got = "×".join(str(s) for s in found.shape)
+            raise DrafterError(
+                f"{self.location}: {name} is {got}, but the target needs {wanted}. "
+                "This drafter was made for another model."
+            )
+        return found
+
+
+def read_checkpoint(
+    location: str,
+    *,
+    revision: str | None = None,
+    keep: Callable[[str], bool] = lambda name: True,
+) -> Checkpoint:
+    """Read a drafter's folder, single weight file, or hub repository.
+
+    Args:
+        keep: which tensors to read, by name; a drafter inside a full model's checkpoint reads
+            only its own.
+
+    Raises:
+        SourceError: nothing there, no weight file in it, or a file that cannot be read safely.
+    """
+    path = Path(location).expanduser()
+    if not path.exists():
+        path = _hub_snapshot(location, revision)
+    files = [path] if path.is_file() else _weight_files(path)
+    if not files:
+        raise SourceError(f"{location} has no .safetensors, .bin or .pt file.")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        tensors.update(_read(file, keep))
+    config_file = (path.parent if path.is_file() else path) / "config.json"
+    config = json.loads(config_file.read_text()) if config_file.is_file() else {}
+    return Checkpoint(location, config, tensors)
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The folder's weights: safetensors if there are any, else pickles."""
+    for pattern in ("*.safetensors", "*.bin", "*.pt"):
+        files = sorted(folder.glob(pattern))
+        if files:
+            return files
+    return []
+
+
+def _read(file: Path, keep: Callable[[str], bool]) -> dict[str, Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as stored:
+                return {name: stored.get_tensor(name) for name in stored.keys() if keep(name)}
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SourceError(f"{file} could not be read safely as tensors: {reason[:200]}") from error
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise SourceError(f"{file} is not a plain dict of tensors.")
+    return {name: tensor for name, tensor in state.items() if keep(name)}
+
+
+def _hub_snapshot(location: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        return Path(snapshot_download(location, revision=revision, allow_patterns=_HUB_PATTERNS))
+    except HFValidationError as error:
+        raise SourceError(f"{location!r:.200} is neither a path here nor a hub id.") from error
+    except GatedRepoError as error:
+        raise SourceError(
+            f"{location} is gated. Accept its licence on the hub and run `hf auth login`."
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise SourceError(f"The hub has no repository {location}, or it is private.") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise SourceError(
+            f"Could not reach the hub for {location}, and it is not in the local hub cache. "
+            "Connect once, or give a local folder."
+        ) from error

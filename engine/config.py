@@ -1,0 +1,147 @@
+"""What people write: sampling, limits, and the base class of every method's settings.
+
+Unknown keys, wrong types and values out of range are refused with a sentence that names the key,
+the value and what is allowed. Each method's own class lives with its drafter.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.drafters.base import Drafter, Workbench
+
+
+class Settings(BaseModel):
+    """A frozen pydantic model whose faults read as one sentence (`parse`)."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, validate_default=True, protected_namespaces=()
+    )
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any], *, where: str = "") -> Self:
+        """Build from plain data.
+
+        Raises:
+            ConfigError: naming key, value and rule; `where` (a file, a page) is appended.
+        """
+        if not isinstance(values, Mapping):
+            raise ConfigError(
+                f"{cls.__name__} must be a mapping of settings, got {type(values).__name__}"
+                f"{_at(where)}."
+            )
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise ConfigError(_sentence(cls, error, where)) from error
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some settings changed, checked again."""
+        return self.parse({**self.model_dump(), **changes})
+
+
+def _at(where: str) -> str:
+    return f" (in {where})" if where else ""
+
+
+def _sentence(cls: type[BaseModel], error: ValidationError, where: str) -> str:
+    details = error.errors(include_url=False)
+    return "; ".join(_explain(cls, detail) for detail in details[:4]) + f"{_at(where)}."
+
+
+def _explain(cls: type[BaseModel], detail: ErrorDetails) -> str:
+    key = ".".join(str(part) for part in detail["loc"]) or cls.__name__
+    if detail["type"] == "extra_forbidden":
+        names = list(cls.model_fields)
+        near = difflib.get_close_matches(str(detail["loc"][-1]), names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(names)}"
+        return f"{key} is not a setting of {cls.__name__}; {hint}"
+    if detail["type"] == "missing":
+        return f"{key} is missing"
+    if detail["type"] == "value_error":
+        return str(detail["ctx"]["error"]) if "ctx" in detail else detail["msg"]
+    rule = detail["msg"].removeprefix("Input should be ").removeprefix("Value should be ")
+    return f"{key} must be {rule}, got {_short(detail['input'])}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+class Sampling(Settings):
+    """How the next token is chosen from the target's logits. Temperature 0 is greedy."""
+
+    temperature: float = Field(0.0, ge=0.0, le=10.0, description="0 = greedy (argmax)")
+    top_k: int = Field(0, ge=0, le=1_000_000, description="keep the k likeliest tokens; 0 = all")
+    top_p: float = Field(
+        1.0, gt=0.0, le=1.0, description="keep the smallest set with this much probability"
+    )
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="seed of every random draw of the run")
+
+    @field_validator("temperature", "top_p")
+    @classmethod
+    def _finite(cls, value: float) -> float:
+        if not math.isfinite(value):
+            raise ValueError(f"temperature and top_p must be finite numbers, got {value}")
+        return value
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken; below 1e-5 nothing else has a chance."""
+        return self.temperature < 1e-5
+
+
+class Limits(Settings):
+    """When a generation ends."""
+
+    max_new_tokens: int = Field(256, ge=1, le=1_000_000, description="most tokens to generate")
+    ignore_eos: bool = Field(False, description="go on after the end-of-text token")
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
+        (), strict=False, max_length=16, description="strings that end the text (left out of it)"
+    )
+
+
+class MethodConfig(Settings):
+    """Settings of one drafting method; subclasses set `decoding_type` to a Literal.
+
+    From the subclass alone come the YAML preset, the command line, the page's controls, the stored
+    JSON and the export, so every field needs a default, a range and a one-line description.
+    """
+
+    title: ClassVar[str]
+    """Short name shown to people."""
+    summary: ClassVar[str]
+    """One sentence: what is drafted, and how."""
+    paper: ClassVar[str | None] = None
+    """arXiv id, or a project name where there is no paper."""
+
+    requires: ClassVar[str | None] = None
+    """What a target must carry for it, where not every target does."""
+
+    decoding_type: str
+    adaptive: bool = Field(
+        False, description="draft only as much as recent acceptance and measured latency justify"
+    )
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output follows the target's own distribution exactly."""
+        return True
+
+    def build(self, bench: Workbench) -> Drafter:
+        """Load what the method needs and make its drafter.
+
+        Raises:
+            DrafterError: the weights do not fit the target, or cannot be found.
+        """
+        raise ConfigError(f"{type(self).__name__} has no drafter.")

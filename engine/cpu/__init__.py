@@ -1,0 +1,1 @@
+"""Fast forwards on a processor: weights in its own layout, few operators between the products."""

@@ -1,0 +1,100 @@
+"""Which models the fused forward knows, and how it takes their weights over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
+
+from engine.cpu.decoder import Decoder, FusedForward, Heads, Layer
+from engine.cpu.packing import FourBitPacker, Packer
+from engine.cpu.rotary import RotaryTable
+from engine.cpu.shares import stack
+from engine.gguf import GGUFFile
+from engine.masks import MaskBuilder
+
+KNOWN = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+"""Exactly these: a subclass may differ in any line."""
+FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
+"""Kinds of rotary positions whose frequencies do not depend on the length of the text."""
+
+
+def why_not(model: PreTrainedModel) -> str | None:
+    """What the fused forward lacks for this model, in words; None if nothing."""
+    config = model.config.get_text_config()
+    if type(model) not in KNOWN:
+        return f"{type(model).__name__} is computed by transformers' modules"
+    if model.device.type != "cpu":
+        return f"the model is on {model.device}, not on the processor"
+    if model.dtype not in (torch.float32, torch.bfloat16):
+        return f"{str(model.dtype).removeprefix('torch.')} has no fast products on a processor"
+    if config.hidden_act not in ("silu", "swish"):
+        return f"its activation is {config.hidden_act}, not silu"
+    rotary: Any = model.base_model.rotary_emb
+    if rotary.rope_type not in FIXED_ROTARY:
+        return f"its rotary positions ({rotary.rope_type}) depend on the length of the text"
+    if 2 * len(rotary.inv_freq) != _head_dim(model):
+        return "its rotary positions cover a part of each head only"
+    return None
+
+
+def fuse(model: PreTrainedModel, packer: Packer | None = None) -> FusedForward:
+    """The fused forward of a model that `why_not` has nothing against.
+
+    The weights move: the model's linear modules become shares of the packed matrices. Its output
+    matrix is held both packed and plain, because embedding, drafters and trainers read its rows.
+    """
+    packer = packer or Packer(model.dtype)
+    config = model.config.get_text_config()
+    base: Any = model.base_model
+    layers = tuple(_layer(layer, i, packer) for i, layer in enumerate(base.layers))
+    decoder = Decoder(
+        embedding=base.embed_tokens.weight.detach(),
+        layers=layers,
+        norm=base.norm.weight.detach(),
+        lm_head=stack(model, ["lm_head"], packer.pack, keep=True),
+        heads=Heads(
+            query=config.num_attention_heads,
+            key=config.num_key_value_heads,
+            dim=_head_dim(model),
+            scale=base.layers[0].self_attn.scaling,
+        ),
+        eps=base.norm.variance_epsilon,
+    )
+    rotary = RotaryTable(base.rotary_emb, model.dtype)
+    return FusedForward(decoder, rotary, MaskBuilder(model), name=packer.finish())
+
+
+def four_bit_packer(model: PreTrainedModel, gguf: Path, *, keep_many: bool) -> FourBitPacker:
+    """Packs a model with the 4-bit matrices of the file that it came from."""
+    return FourBitPacker(GGUFFile(gguf), _head_dim(model), keep_many=keep_many)
+
+
+def _layer(layer: Any, index: int, packer: Packer) -> Layer:
+    attention, mlp = layer.self_attn, layer.mlp
+    per_head = [getattr(attention, f"{part}_norm", None) for part in "qk"]
+    query_norm, key_norm = (None if norm is None else norm.weight.detach() for norm in per_head)
+    return Layer(
+        input_norm=layer.input_layernorm.weight.detach(),
+        qkv=packer.layer(attention, index, ["q_proj", "k_proj", "v_proj"]),
+        query_norm=query_norm,
+        key_norm=key_norm,
+        out=packer.layer(attention, index, ["o_proj"]),
+        mlp_norm=layer.post_attention_layernorm.weight.detach(),
+        gate_up=packer.layer(mlp, index, ["gate_proj", "up_proj"]),
+        down=packer.layer(mlp, index, ["down_proj"]),
+        kind=getattr(attention, "layer_type", None) or "full_attention",
+    )
+
+
+def _head_dim(model: PreTrainedModel) -> int:
+    base: Any = model.base_model
+    return int(base.layers[0].self_attn.head_dim)

@@ -1,0 +1,78 @@
+"""Chooses the kernels of a model's matrices and packs them: floats as they are, or 4-bit blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.cpu.four_bit import EVERY, FourBitProjection, crossover, fits_kernel
+from engine.cpu.gguf_matrices import GGUFMatrices
+from engine.cpu.projections import PackedProjection, PlainProjection, Projection, can_pack
+from engine.cpu.shares import Pack, stack
+from engine.errors import TargetError
+from engine.gguf import GGUFFile
+
+TIMED = 32
+"""Matrices that kernels are timed on: enough to exceed a core's own cache, done in a blink."""
+
+
+class Packer:
+    """Chooses the kernels of a model's matrices."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.pack: Pack = PackedProjection if can_pack(dtype) else PlainProjection
+
+    def layer(self, owner: Any, layer: int, names: Sequence[str]) -> Projection:
+        """Stack these linear modules of a decoder layer."""
+        return stack(owner, names, self.pack)
+
+    def finish(self) -> str:
+        """Settle what all matrices together decide; returns what the log calls the result."""
+        return "fused, packed" if self.pack is PackedProjection else "fused"
+
+
+class FourBitPacker(Packer):
+    """Keeps the matrices that a GGUF file has in 4 bits that way."""
+
+    def __init__(self, file: GGUFFile, head_dim: int, *, keep_many: bool) -> None:
+        """`keep_many`: hold them in bfloat16 too, for forwards over many rows."""
+        super().__init__(torch.bfloat16)
+        self._matrices = GGUFMatrices(file, head_dim)
+        self._keep_many = keep_many
+        self._packed: list[FourBitProjection] = []
+
+    def layer(self, owner: Any, layer: int, names: Sequence[str]) -> Projection:
+        blocks = self._matrices.find(owner, layer, names)
+        if blocks is None or not fits_kernel(blocks):
+            return super().layer(owner, layer, names)
+
+        def pack(weight: Tensor, bias: Tensor | None) -> Projection:
+            many = self.pack(weight, bias) if self._keep_many else None
+            self._packed.append(FourBitProjection(blocks, bias, many))
+            return self._packed[-1]
+
+        return stack(owner, names, pack)
+
+    def finish(self) -> str:
+        """Choose the kernel of every number of rows.
+
+        Raises:
+            TargetError: there is nothing in 4 bits, or no kernel for it that is worth using.
+        """
+        if not self._packed:
+            raise TargetError(
+                "dtype q4 runs matrices that a GGUF file holds in 4 bits (Q4_0, Q4_1, Q4_K), but "
+                "this one has none that fit. Choose bfloat16 or float32."
+            )
+        few = crossover(self._packed[:TIMED])
+        for matrix in self._packed:
+            matrix.few = few
+        if few == 0:
+            raise TargetError(
+                "dtype q4 is slower than bfloat16 on this processor even for one row. "
+                "Choose bfloat16 or float32."
+            )
+        return "fused, q4" if few == EVERY else f"fused, q4 up to {few} rows"

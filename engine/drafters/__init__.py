@@ -1,0 +1,45 @@
+"""Drafting methods, one file each: its config class and its drafter.
+
+Adding a method is adding a file: `methods` finds every config class in this folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from typing import Any
+
+from engine.config import MethodConfig
+from engine.errors import ConfigError
+
+
+def methods() -> dict[str, type[MethodConfig]]:
+    """Config class of every method, keyed by `decoding_type`, plain decoding first."""
+    found: dict[str, type[MethodConfig]] = {}
+    for info in pkgutil.iter_modules(__path__):
+        module = importlib.import_module(f"{__name__}.{info.name}")
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, MethodConfig):
+                if value is not MethodConfig and value.__module__ == module.__name__:
+                    found[value.model_fields["decoding_type"].default] = value
+    return dict(sorted(found.items(), key=lambda item: (item[0] != "Autoregressive", item[0])))
+
+
+def parse_method(values: Mapping[str, Any], *, where: str = "") -> MethodConfig:
+    """A method's settings from plain data; `decoding_type` says which method.
+
+    Raises:
+        ConfigError: no or unknown `decoding_type`, or a setting that the method refuses.
+    """
+    known = methods()
+    at = f" (in {where})" if where else ""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"A method must be a mapping with decoding_type, got {values!r:.80}{at}.")
+    name = values.get("decoding_type")
+    if not isinstance(name, str) or name not in known:
+        near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.4)
+        hint = f"Did you mean {near[0]}?" if near else f"Allowed: {', '.join(known)}."
+        raise ConfigError(f"decoding_type must name a method, got {name!r:.80}{at}. {hint}")
+    return known[name].parse(values, where=where)

@@ -1,0 +1,106 @@
+"""The drafter interface: propose a draft tree, then be told what was accepted."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from engine.accept import Lossless, Rule
+from engine.config import Limits, Sampling
+from engine.proposal import Needs, Outcome, Proposal, Shown
+from engine.sampling import SeededDraws
+
+if TYPE_CHECKING:
+    from engine.sources import TargetSpec
+    from engine.target import Target
+    from engine.tuning.latency import LatencyCurve
+
+
+@dataclass(frozen=True, slots=True)
+class Workbench:
+    """What a method may use to build its drafter.
+
+    Attributes:
+        target: the loaded target; a drafter may read its modules and never its cache.
+        resolve: a target preset's name, hub id or path → where that model's weights are.
+        load: loads (or shares) another model, on the target's device and dtype.
+        latency: the target's latency curve, measured at most once; None = measure when needed.
+        locate: a shipped drafter's name → its folder; any other text as it is.
+    """
+
+    target: Target
+    resolve: Callable[[str], TargetSpec]
+    load: Callable[[TargetSpec], Target]
+    latency: Callable[[], LatencyCurve] | None = None
+    locate: Callable[[str], str] = str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a drafter is told when a generation begins.
+
+    Attributes:
+        prompt_ids: the committed prompt.
+        root: the first new token, already decided by the target.
+        shown: the target's features for every prompt row (logits for the last row only).
+        sampling: how the target samples; a drafter that samples its drafts follows it.
+        draws: the run's randomness.
+        limits: when the generation ends.
+    """
+
+    prompt_ids: Sequence[int]
+    root: int
+    shown: Shown
+    sampling: Sampling
+    draws: SeededDraws
+    limits: Limits = field(default_factory=Limits)
+
+
+class Drafter(ABC):
+    """Proposes draft trees for one generation at a time; reusable from run to run.
+
+    A subclass sets `needs` and implements `start`, `propose` and `observe`. It never touches the
+    target's cache.
+    """
+
+    needs: Needs = Needs()
+    notes: tuple[str, ...] = ()
+    """Remarks for people on how well the drafter and the target fit, one sentence each."""
+
+    @abstractmethod
+    def start(self, start: Start) -> None:
+        """Begin a new generation; forget the last one."""
+
+    @abstractmethod
+    def propose(self, max_depth: int) -> Proposal:
+        """A draft tree rooted at the last committed token.
+
+        Args:
+            max_depth: deepest useful node; the context ends there. Deeper nodes are cut off by the
+                loop, so a drafter may ignore it.
+        """
+
+    @abstractmethod
+    def observe(self, outcome: Outcome) -> None:
+        """Learn what was accepted."""
+
+    def rule(self, sampling: Sampling) -> Rule:
+        """How drafts are accepted; lossless unless the method is lossy by design."""
+        return Lossless(sampling)
+
+    def finish(self) -> None:  # noqa: B027 - most drafters have nothing to release
+        """The generation ended (or was cancelled): release what only it needed."""
+
+    def close(self) -> None:  # noqa: B027 - most drafters own no weights
+        """Release the weights."""
+
+
+def root_only(root: int, device: torch.device) -> Proposal:
+    """A proposal without drafts: one plain decoding step."""
+    from engine.tree import TreeShape
+
+    return Proposal(torch.tensor([root], device=device), TreeShape.chain(0))

@@ -1,0 +1,176 @@
+"""Lookahead decoding: n-grams found by Jacobi iteration, verified in the same forward.
+
+Every forward carries the target's verification of guesses from an n-gram pool and, as rows that
+are no candidates, a window of parallel guesses about the future (`engine.drafters.jacobi`), whose
+columns become new n-grams of the pool. There is nothing to train and nothing to load.
+
+Lossless under sampling. The proof asks one thing: that a step's guesses are fixed before the
+step's random draws. They are: the guesses come from the pool; the pool holds prompt tokens,
+committed tokens and argmaxes of *earlier* forwards; those depend on their context and on the first
+window, which is drawn once, before the first step, from numbers that no verification uses.
+Argmaxes of the *current* forward enter the pool only after its tokens are drawn. So, given the
+history, every guess is a point mass, which is what `Lossless` takes a draft without distributions
+to be.
+
+Source: arXiv:2402.02057, Alg. 2. The authors' code is exceeded in three ways that change speed
+and not text: it counts at most N - 2 tokens of a guess, here all N - 1 count and the target's own
+next token follows, so a step commits up to N; guesses are verified while the window is still being
+filled; and where n-grams leave room in the verification set, tails of the window's columns and
+predictions after verified tokens are guessed too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from engine.config import MethodConfig
+from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.jacobi import JacobiWindow, first_level_len
+from engine.proposal import Outcome, Proposal
+from engine.sampling import Draws
+from engine.tree import merge_prefixes
+
+DrawWindow = Callable[[Sequence[int], int, Draws], list[int]]
+"""(prompt ids, how many tokens, the run's draws) → the first level of the window."""
+
+
+class LookaheadConfig(MethodConfig):
+    """Settings of lookahead decoding; W, N and G of the paper."""
+
+    title: ClassVar[str] = "Lookahead"
+    summary: ClassVar[str] = (
+        "The target guesses its own future in a window of parallel rows; n-grams found there are "
+        "verified later. No weights."
+    )
+    paper: ClassVar[str | None] = "2402.02057"
+
+    decoding_type: Literal["Lookahead"] = "Lookahead"
+    max_window_size: int = Field(
+        4, ge=1, le=64, description="W: columns of the window = n-grams found per step"
+    )
+    max_ngram_size: int = Field(
+        3, ge=2, le=16, description="N: n-gram length; a guess has N - 1 tokens"
+    )
+    max_verification_set_size: int = Field(
+        4, ge=1, le=64, description="G: guesses kept per token, and verified per step"
+    )
+    pool_from_text: bool = Field(
+        True, description="also fill the pool with n-grams of the prompt and of the output"
+    )
+
+    def build(self, bench: Workbench) -> LookaheadDrafter:
+        return LookaheadDrafter(bench, self)
+
+
+class NGramPool:
+    """The newest continuations of each key token: n-grams first, then shorter ones.
+
+    The shorter ones (what a verified row shows, and the tails of the window's columns) fill the
+    verification set only where whole n-grams leave room.
+
+    Args:
+        size: continuations kept of each key and kind, and returned at most.
+        ngram_size: tokens of a whole n-gram, its key included.
+    """
+
+    def __init__(self, size: int, ngram_size: int) -> None:
+        self.size = size
+        self.ngram_size = ngram_size
+        self._whole: dict[int, dict[tuple[int, ...], None]] = {}
+        self._short: dict[int, dict[tuple[int, ...], None]] = {}
+
+    def add(self, ngram: tuple[int, ...]) -> None:
+        """Insert as newest of its key, the first token; the oldest leaves if there are too many."""
+        kind = self._whole if len(ngram) == self.ngram_size else self._short
+        known = kind.setdefault(ngram[0], {})
+        tokens = ngram[1:]
+        known.pop(tokens, None)
+        known[tokens] = None
+        if len(known) > self.size:
+            del known[next(iter(known))]
+
+    def get(self, key: int) -> list[tuple[int, ...]]:
+        """Continuations of a key, newest first, none the beginning of one before it."""
+        found = list(reversed(self._whole.get(key, {})))
+        for short in reversed(self._short.get(key, {})):
+            if len(found) >= self.size:
+                break
+            if not any(other[: len(short)] == short for other in found):
+                found.append(short)
+        return found
+
+
+class LookaheadDrafter(Drafter):
+    """Verifies the pool's guesses and fills the pool from the window.
+
+    Args:
+        draw_window: how the first level is drawn; by default from the prompt's tokens.
+    """
+
+    def __init__(
+        self, bench: Workbench, config: LookaheadConfig, *, draw_window: DrawWindow | None = None
+    ) -> None:
+        self.config = config
+        self._device = bench.target.device
+        self._draw_window = draw_window or draw_from_prompt
+        self._pool = NGramPool(config.max_verification_set_size, config.max_ngram_size)
+        self._window = JacobiWindow([], ngram_size=config.max_ngram_size)
+        self._text: list[int] = []
+
+    def start(self, start: Start) -> None:
+        config = self.config
+        count = first_level_len(config.max_window_size, config.max_ngram_size)
+        first = self._draw_window(start.prompt_ids, count, start.draws)
+        self._window = JacobiWindow(first, ngram_size=config.max_ngram_size)
+        self._pool = NGramPool(config.max_verification_set_size, config.max_ngram_size)
+        self._text = []
+        self._extend(start.prompt_ids)
+        self._extend([start.root])
+
+    def propose(self, max_depth: int) -> Proposal:
+        root = self._text[-1]
+        drafted, shape, _ = merge_prefixes(self._pool.get(root))
+        # The window is not cut to max_depth: it works for later steps. Where it reaches past the
+        # context there are none, and the loop leaves it out.
+        rows = torch.tensor([root, *drafted, *self._window.tokens], device=self._device)
+        n = len(shape)
+        extra = self._window.rows(rows[n:], n) if self._window.num_rows else None
+        return Proposal(rows[:n], shape, extra=extra)
+
+    def observe(self, outcome: Outcome) -> None:
+        root = self._text[-1]
+        n = len(outcome.proposal.shape)
+        self._learn_from_tree(outcome.proposal, outcome.shown.logits[:n])
+        if (outcome.proposal.extra is None) == (self._window.num_rows == 0):
+            results = self._window.results(outcome.shown.logits, n)
+            for column in self._window.advance(root, results):
+                for begin in range(len(column) - 1):
+                    self._pool.add(column[begin:])
+        self._extend(outcome.committed)
+
+    def _learn_from_tree(self, proposal: Proposal, logits: Tensor) -> None:
+        """What the target says after each verified token, with the token and its parent as key."""
+        best = logits.argmax(dim=-1).tolist()
+        tokens = proposal.tokens.tolist()
+        for node, parent in enumerate(proposal.shape.parents):
+            self._pool.add((tokens[node], best[node]))
+            if node and self.config.max_ngram_size > 2:
+                self._pool.add((tokens[parent], tokens[node], best[node]))
+
+    def _extend(self, committed: Sequence[int]) -> None:
+        """Append committed tokens and, where wanted, the n-grams that end with each of them."""
+        size = self.config.max_ngram_size
+        for token in committed:
+            self._text.append(token)
+            if self.config.pool_from_text and len(self._text) >= size:
+                self._pool.add(tuple(self._text[-size:]))
+
+
+def draw_from_prompt(prompt_ids: Sequence[int], count: int, draws: Draws) -> list[int]:
+    """`count` tokens, each drawn uniformly from the prompt."""
+    return [prompt_ids[int(draws.uniform() * len(prompt_ids))] for _ in range(count)]

@@ -1,0 +1,257 @@
+"""Medusa: extra heads on the target's last hidden state fill a static tree of ranks.
+
+Where the target's own head reads row t and predicts token t + 1 (the root), Medusa head i reads the
+same row and predicts token t + 2 + i, whatever the tokens between turn out to be. A node at depth d
+with rank r therefore carries the r-th best token of head d - 1, the same under every parent.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from engine.accept import Rule, Typical
+from engine.checkpoints import Checkpoint, read_checkpoint
+from engine.config import MethodConfig, Sampling
+from engine.drafters.base import Drafter, Start, Workbench
+from engine.errors import ConfigError, DrafterError, VocabularyError
+from engine.proposal import Needs, Outcome, Proposal
+from engine.target import Target
+from engine.tree import ChoicePaths, ChoiceTree
+
+_MERGED_PREFIX = "medusa_head."
+_HEAD_TENSOR = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?(weight|bias)")
+_RANKED_ROWS = 64
+"""Rows whose full-vocabulary logits `ranks` holds at a time."""
+
+
+class MedusaConfig(MethodConfig):
+    """Settings of Medusa; the default tree is the example of TensorRT-LLM's documentation."""
+
+    title: ClassVar[str] = "Medusa"
+    summary: ClassVar[str] = (
+        "Extra heads on the target's last hidden state each guess one token further ahead; "
+        "a choice tree says which guesses to verify."
+    )
+    paper: ClassVar[str | None] = "2401.10774"
+
+    decoding_type: Literal["Medusa"] = "Medusa"
+    speculative_model: str | None = Field(
+        None, description="the heads: folder, weight file or hub id; a merged model counts too"
+    )
+    medusa_choices: ChoicePaths = Field(
+        ((0, 0, 0, 0), (0, 1, 0), (1, 0), (1, 1)),
+        description="choice tree: paths of ranks, one head per depth; candidates or leaves only",
+    )
+    num_medusa_heads: int | None = Field(
+        None, ge=1, le=64, description="heads the checkpoint must have; None = any number"
+    )
+    acceptance: Literal["lossless", "typical"] = Field(
+        "lossless", description="typical accepts any plausible token: longer drafts, lossy"
+    )
+    posterior_threshold: float = Field(
+        0.09, ge=0.0, le=1.0, description="typical: a token this probable is always accepted"
+    )
+    posterior_alpha: float = Field(
+        0.3, ge=0.0, le=1.0, description="typical: the bar falls to alpha · exp(-entropy)"
+    )
+
+    @property
+    def lossless(self) -> bool:
+        return self.acceptance == "lossless"
+
+    def build(self, bench: Workbench) -> MedusaDrafter:
+        """Read the heads and check them against the target and the tree.
+
+        Raises:
+            ConfigError: no `speculative_model`.
+            SourceError: it cannot be found or read safely.
+            DrafterError: it holds no Medusa heads, or heads for another target.
+            TreeError: the tree is deeper than there are heads.
+        """
+        if self.speculative_model is None:
+            raise ConfigError("speculative_model must name the Medusa heads, got none. Set it.")
+        heads = read_heads(bench.locate(self.speculative_model), bench.target)
+        if self.num_medusa_heads not in (None, heads.count):
+            raise DrafterError(
+                f"num_medusa_heads is {self.num_medusa_heads}, but {self.speculative_model} holds "
+                f"{heads.count} heads. Leave it empty to take as many as there are."
+            )
+        tree = ChoiceTree(self.medusa_choices)
+        what = f"{self.speculative_model} with its {heads.count} Medusa heads"
+        tree.check_fits(depth=heads.count, ranks=bench.target.vocab_size, what=what)
+        return MedusaDrafter(self, heads, tree)
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaHeads:
+    """All heads of a checkpoint, stacked so that each layer is one matmul for all of them.
+
+    Attributes:
+        blocks: weight `(heads, hidden, hidden)` and bias `(heads, 1, hidden)` per residual layer.
+        output: `(heads, vocab, hidden)`; None where the heads share the target's `lm_head`.
+        lm_head: the target's.
+        count: number of heads.
+    """
+
+    blocks: tuple[tuple[Tensor, Tensor], ...]
+    output: Tensor | None
+    lm_head: nn.Module
+    count: int
+
+    def logits(self, hidden: Tensor, num_heads: int) -> Tensor:
+        """What the first `num_heads` heads predict: `(rows, hidden)` → `(heads, rows, vocab)`.
+
+        Source: arXiv:2401.10774, section 2.1.1.
+        """
+        x = hidden.expand(num_heads, *hidden.shape)
+        for weight, bias in self.blocks:
+            x = x + silu(torch.baddbmm(bias[:num_heads], x, weight[:num_heads].mT))
+        if self.output is not None:
+            return torch.bmm(x, self.output[:num_heads].mT)
+        logits: Tensor = self.lm_head(x)
+        return logits
+
+
+def read_heads(location: str, target: Target) -> MedusaHeads:
+    """Read Medusa heads in any published layout, in the target's dtype and on its device.
+
+    Three layouts, told apart by what is in the file: a flat dict `head.layer.linear.weight` with
+    an output matrix `head.layers.weight` per head; the same without it (the target's `lm_head`
+    takes its place); either of them inside a full model under `medusa_head.`. The number of heads
+    is the file's: published configs name fewer than there are.
+
+    Raises:
+        SourceError: nothing there, or it cannot be read safely.
+        DrafterError: no Medusa heads in it, or heads for another target.
+    """
+    found = read_checkpoint(location, keep=lambda name: _HEAD_TENSOR.fullmatch(name) is not None)
+    tensors = {name.removeprefix(_MERGED_PREFIX): t for name, t in found.tensors.items()}
+    if not tensors:
+        raise DrafterError(
+            f"{location} holds no Medusa heads (tensors named 0.0.linear.weight, …). "
+            "Name a checkpoint of heads, or a model with the heads merged in."
+        )
+    found = replace(found, tensors=tensors)
+    count = 1 + max(int(name.partition(".")[0]) for name in tensors)
+    depth = 0
+    while f"0.{depth}.linear.weight" in tensors:
+        depth += 1
+    size = target.hidden_size
+    blocks = tuple(
+        (
+            _stack(found, f"{{}}.{layer}.linear.weight", count, (size, size), target),
+            _stack(found, f"{{}}.{layer}.linear.bias", count, (size,), target)[:, None],
+        )
+        for layer in range(depth)
+    )
+    output = None
+    if f"0.{depth}.weight" in tensors:
+        vocab_size = len(tensors[f"0.{depth}.weight"])
+        if vocab_size != target.vocab_size:
+            raise VocabularyError(
+                f"{location} predicts {vocab_size} tokens, but {target.name} has "
+                f"{target.vocab_size}. These heads were made for another model."
+            )
+        shape = (vocab_size, size)
+        output = _stack(found, f"{{}}.{depth}.weight", count, shape, target)
+    return MedusaHeads(blocks, output, target.lm_head, count)
+
+
+def _stack(
+    found: Checkpoint, pattern: str, count: int, shape: tuple[int, ...], target: Target
+) -> Tensor:
+    """One tensor per head, `(count, *shape)`."""
+    heads = [found.tensor(pattern.format(head), *shape) for head in range(count)]
+    return torch.stack([head.to(target.dtype) for head in heads]).to(target.device)
+
+
+class MedusaDrafter(Drafter):
+    """Reads the hidden state at the last accepted row and fills the choice tree from it."""
+
+    needs = Needs(hidden=True)
+
+    def __init__(self, config: MedusaConfig, heads: MedusaHeads, tree: ChoiceTree) -> None:
+        self._config = config
+        self._heads = heads
+        self._depth = tree.depth
+        self._shape = tree.shape
+        self._ranks = tree.ranks
+        self._num_choices = tree.max_rank + 1
+        self._slots = choice_slots(tree, self._num_choices)
+        self._root = 0
+        self._hidden = torch.empty(0)
+
+    def start(self, start: Start) -> None:
+        assert start.shown.hidden is not None
+        self._root = start.root
+        self._hidden = start.shown.hidden[-1:]
+        self._slots = self._slots.to(self._hidden.device)
+
+    def propose(self, max_depth: int) -> Proposal:
+        logits = self._heads.logits(self._hidden, self._depth)[:, 0].float()
+        best = logits.topk(self._num_choices)
+        probs = (best.values - logits.logsumexp(dim=-1, keepdim=True)).exp()
+        root = best.indices.new_full((1,), self._root)
+        return Proposal(
+            torch.cat([root, best.indices.flatten()])[self._slots],
+            self._shape,
+            self._ranks,
+            torch.cat([probs.new_ones(1), probs.flatten()])[self._slots],
+        )
+
+    def observe(self, outcome: Outcome) -> None:
+        assert outcome.shown.hidden is not None
+        last = outcome.path[-1]
+        self._hidden = outcome.shown.hidden[last : last + 1]
+        self._root = outcome.next_root
+
+    def rule(self, sampling: Sampling) -> Rule:
+        """Typical acceptance reads the temperature only; top-k and top-p do not apply to it."""
+        if self._config.lossless or sampling.greedy:
+            return super().rule(sampling)
+        return Typical(
+            sampling.temperature, self._config.posterior_threshold, self._config.posterior_alpha
+        )
+
+    def ranks(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """Rank that each head gives to a token: 0 = its first choice.
+
+        Args:
+            hidden: `(rows, hidden)`, the target's last hidden states.
+            token_ids: `(rows, depths)` int64; column d is judged by head d. At most one column
+                per head.
+
+        Returns:
+            `(rows, depths)` int64.
+        """
+        found = []
+        for rows, tokens in zip(
+            hidden.split(_RANKED_ROWS), token_ids.split(_RANKED_ROWS), strict=True
+        ):
+            logits = self._heads.logits(rows, token_ids.shape[1])
+            own = logits.gather(-1, tokens.T[..., None])
+            found.append((logits > own).sum(dim=-1).T)
+        return torch.cat(found)
+
+    def finish(self) -> None:
+        self._hidden = torch.empty(0)
+
+    def close(self) -> None:
+        self._heads = replace(self._heads, blocks=(), output=None)
+
+
+def choice_slots(tree: ChoiceTree, num_choices: int) -> Tensor:
+    """Where each node's token lies in [root, choices of head 0, choices of head 1, …]; `(n,)`.
+
+    Example: the tree [0], [1], [1, 0] with two choices per head: the vector is
+    [root, h0c0, h0c1, h1c0, h1c1] and the slots are [0, 1, 2, 3].
+    """
+    slots = [1 + num_choices * (len(path) - 1) + path[-1] for path in tree.paths]
+    return torch.tensor([0, *slots])

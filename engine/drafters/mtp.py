@@ -1,0 +1,278 @@
+"""Multi-token prediction: the target's own next-n layers draft a chain.
+
+Layer k at position i reads the output of layer k - 1 there (for k = 0 the target's last hidden
+state) together with token i + k + 1, and predicts token i + k + 2. Its last k rows therefore rest
+on tokens that are only drafted. Such rows are never kept: the cache holds rows that are final for
+all layers, and each round feeds the rest again with the tokens that were committed.
+
+    root at position n, L layers    final: rows 0 … n - L    fed again: rows n - L + 1 … n - 1
+
+A model with one such layer (DeepSeek-V3) drafts more than one token by feeding that layer its own
+output as the next row, as serving engines do; those rows are dropped after the draft.
+
+The layers are transformers' (`MtpModel`), read from the target's own checkpoint.
+Lossless under sampling: drafts are argmaxes, so they follow from the committed text.
+Source: arXiv:2412.19437, section 2.2; TensorRT-LLM's "MTP Vanilla" (several layers) and "MTP Eagle"
+(one layer).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Literal
+
+import torch
+import transformers
+from pydantic import Field
+from torch import Tensor
+
+from engine.accept import Lossless, Rule
+from engine.accept_relaxed import Relaxed, ThinkingPhase
+from engine.cache import TreeCache
+from engine.config import MethodConfig, Sampling
+from engine.drafters.base import Drafter, Start, Workbench, root_only
+from engine.errors import DrafterError
+from engine.masks import MaskBuilder
+from engine.proposal import Needs, Outcome, Proposal
+from engine.target import SUPPORTED_LAYERS, Target
+from engine.tree import TreeShape
+
+
+class MTPConfig(MethodConfig):
+    """Settings of multi-token prediction, named as in TensorRT-LLM."""
+
+    title: ClassVar[str] = "MTP"
+    summary: ClassVar[str] = (
+        "The target's own multi-token prediction layers (DeepSeek-V3, GLM-4.5 …) draft a chain."
+    )
+    paper: ClassVar[str | None] = "2412.19437"
+
+    requires: ClassVar[str | None] = "next-token (MTP) layers of its own, as DeepSeek V3 has"
+
+    decoding_type: Literal["MTP"] = "MTP"
+    max_draft_len: int = Field(
+        1, ge=1, le=16, description="tokens to draft; at most one per layer unless there is but one"
+    )
+    use_relaxed_acceptance_for_thinking: bool = Field(
+        False, description="lossy: while the model thinks, accept any plausible token"
+    )
+    relaxed_topk: int = Field(
+        1, ge=1, le=1000, description="relaxed: how many of the likeliest tokens may pass"
+    )
+    relaxed_delta: float = Field(
+        0.0, ge=0.0, le=1.0, description="relaxed: how much less likely than the best they may be"
+    )
+    begin_thinking_phase_token: int = Field(
+        128798, ge=0, description="token id that begins thinking (DeepSeek-R1: <think>)"
+    )
+    end_thinking_phase_token: int = Field(
+        128799, ge=0, description="token id that ends thinking (DeepSeek-R1: </think>)"
+    )
+
+    @property
+    def lossless(self) -> bool:
+        return not self.use_relaxed_acceptance_for_thinking
+
+    def build(self, bench: Workbench) -> MTPDrafter:
+        """Read the target's MTP layers.
+
+        Raises:
+            DrafterError: the target has none, fewer than `max_draft_len`, or transformers cannot.
+        """
+        return MTPDrafter(bench, self, load_layers(bench.target, self.max_draft_len))
+
+
+def load_layers(target: Target, max_draft_len: int) -> Any:
+    """transformers' `MtpModel` of a target, on its device and in its dtype.
+
+    Raises:
+        DrafterError: see `MTPConfig.build`.
+    """
+    try:
+        from transformers.modeling_layers import MtpModel
+    except ImportError as error:
+        raise DrafterError(
+            f"transformers {transformers.__version__} has no MTP layers (MtpModel). "
+            "Install a newer release: pip install -U transformers."
+        ) from error
+    count = int(getattr(target.config, "num_mtp_layers", None) or 0)
+    if not count:
+        raise DrafterError(f"{target.name} has no MTP layers. Choose another method.")
+    if 1 < count < max_draft_len:
+        raise DrafterError(
+            f"max_draft_len is {max_draft_len}, but {target.name} has {count} MTP layers. "
+            f"Set it to {count} or less."
+        )
+    model: Any = target.model
+    model._keys_to_ignore_on_load_unexpected = weight_patterns(target, count)
+    try:
+        layers = MtpModel.from_pretrained(model, device_map={"": target.device})
+    except (ValueError, RuntimeError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DrafterError(
+            f"{target.name}'s checkpoint ({model.config.name_or_path}) has no MTP weights that "
+            f"transformers can read: {reason[:200]}"
+        ) from error
+    finally:
+        del model._keys_to_ignore_on_load_unexpected
+    kinds = set(getattr(layers.config, "layer_types", None) or ()) - SUPPORTED_LAYERS
+    if kinds:
+        raise DrafterError(
+            f"{target.name}'s MTP layers are of kind {', '.join(sorted(kinds))}, whose state "
+            "cannot be rolled back. Choose another method."
+        )
+    return layers.eval()
+
+
+def weight_patterns(target: Target, count: int) -> list[str]:
+    """Names of MTP weights in the checkpoint, which is what transformers ignores on loading.
+
+    transformers lists them for the published sizes (`model.layers.61.*`); they follow the target's
+    own layers, however many it has.
+    """
+    ignored = list(type(target.model)._keys_to_ignore_on_load_unexpected or ())
+    numbered = [p for p in ignored if re.search(r"layers\\?\.\d+", p)]
+    if not numbered:
+        return ignored
+    own = range(target.num_layers, target.num_layers + count)
+    return [p for p in ignored if p not in numbered] + [rf"model\.layers\.{n}\." for n in own]
+
+
+class MTPDrafter(Drafter):
+    """Feeds the MTP layers what was committed and lets them draft one token each."""
+
+    needs = Needs(hidden=True)
+
+    def __init__(self, bench: Workbench, config: MTPConfig, layers: Any) -> None:
+        self.config = config
+        self._layers = layers
+        self._device = bench.target.device
+        self._dtype = bench.target.dtype
+        self._masks = MaskBuilder(bench.target.model)
+        self._num_layers = min(config.max_draft_len, len(layers.layers))
+        self._cache = TreeCache(self._num_layers)
+        self._thinking = ThinkingPhase(
+            config.begin_thinking_phase_token, config.end_thinking_phase_token
+        )
+        self._forget()
+
+    def _forget(self) -> None:
+        """Rows that are not final: their `_hidden` `(r, hidden)`, and `_next` `(r,)` after each."""
+        self._cache.free()
+        self._hidden = torch.empty(0, device=self._device)
+        self._next = torch.empty(0, dtype=torch.int64, device=self._device)
+
+    def start(self, start: Start) -> None:
+        assert start.shown.hidden is not None
+        self._cache.free()
+        self._hidden = start.shown.hidden
+        self._next = torch.tensor([*start.prompt_ids[1:], start.root], device=self._device)
+        self._thinking.active = False
+        self._thinking.read([*start.prompt_ids, start.root])
+
+    def propose(self, max_depth: int) -> Proposal:
+        length = min(self.config.max_draft_len, max_depth)
+        if length < 1:
+            return root_only(int(self._next[-1]), self._device)
+        root = self._next[-1:]
+        tokens, probs = self._draft(length)
+        ones = torch.ones(1, device=self._device)
+        return Proposal(
+            torch.cat([root, *tokens]),
+            TreeShape.chain(length),
+            draft_probs=torch.cat([ones, *probs]),
+        )
+
+    def _draft(self, length: int) -> tuple[list[Tensor], list[Tensor]]:
+        """`length` tokens `(1,)` and their probabilities `(1,)`; the cache gains final rows."""
+        rows = len(self._next)
+        self._cache.reserve(rows + length)
+        hidden, ids = self._hidden, self._next
+        tokens: list[Tensor] = []
+        probs: list[Tensor] = []
+        for k in range(self._num_layers):
+            hidden = self._forward(k, hidden, ids)
+            self._pick(hidden, tokens, probs)
+            ids = torch.cat([ids[1:], tokens[-1]])
+        final = max(0, rows - self._num_layers + 1)
+        self._cache.commit(tuple(range(final)))
+        self._hidden, self._next = self._hidden[final:], self._next[final:]
+        if self._num_layers == 1:
+            self._chain(hidden[-1:], length, tokens, probs)
+        return tokens[:length], probs[:length]
+
+    def _chain(
+        self, hidden: Tensor, length: int, tokens: list[Tensor], probs: list[Tensor]
+    ) -> None:
+        """Feed a single layer its own output until `length` tokens are drafted."""
+        kept = self._cache.length
+        while len(tokens) < length:
+            hidden = self._forward(0, hidden, tokens[-1])
+            self._cache.commit((0,))
+            self._pick(hidden, tokens, probs)
+        self._cache.truncate(kept)
+
+    def _forward(self, k: int, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Output `(r, hidden)` of layer k for r rows behind the cache's.
+
+        Args:
+            hidden: `(r, hidden)` what the layer before put out at these rows.
+            ids: `(r,)` int64 the tokens k + 1 places on.
+        """
+        mtp, n = self._layers, len(ids)
+        rows = torch.arange(self._cache.length, self._cache.length + n, device=self._device)
+        positions = (rows + k + 1)[None]
+        embedded = mtp.embed_tokens(ids)[None].to(hidden.dtype)
+        kind = (getattr(mtp.config, "layer_types", None) or ["full_attention"] * (k + 1))[k]
+        rotary = None
+        if mtp.rotary_emb is not None:
+            # transformers 5.17 has no rotary settings per kind of layer yet.
+            per_kind = {"layer_type": kind} if getattr(mtp, "has_per_layer_rope", False) else {}
+            rotary = mtp.rotary_emb(embedded, position_ids=positions, **per_kind)
+        out: Tensor = mtp.layers[k](
+            embedded,
+            hidden[None],
+            position_embeddings=rotary,
+            attention_mask=self._mask(rows, kind),
+            position_ids=positions,
+            past_key_values=self._cache,
+        )
+        if mtp.use_shared_post_norm:
+            out = mtp.shared_post_norm(out)
+        return out[0]
+
+    def _mask(self, rows: Tensor, kind: str) -> Any:
+        """Causal mask of rows behind the cache's; None for one row, which sees everything."""
+        n = len(rows)
+        visible = torch.ones(n, n, dtype=torch.bool, device=self._device).tril() if n > 1 else None
+        mask = self._masks.build(rows, visible, self._cache.length, self._dtype)
+        return mask[kind] if isinstance(mask, dict) else mask
+
+    def _pick(self, hidden: Tensor, tokens: list[Tensor], probs: list[Tensor]) -> None:
+        """Append the likeliest token after the last row, and its probability."""
+        best = self._layers._project_to_logits(hidden[-1:]).float().softmax(dim=-1).max(dim=-1)
+        tokens.append(best.indices)
+        probs.append(best.values)
+
+    def observe(self, outcome: Outcome) -> None:
+        assert outcome.shown.hidden is not None
+        rows = torch.tensor([outcome.path, outcome.committed], device=self._device)
+        self._hidden = torch.cat([self._hidden, outcome.shown.hidden[rows[0]]])
+        self._next = torch.cat([self._next, rows[1]])
+        self._thinking.read(outcome.committed)
+
+    def rule(self, sampling: Sampling) -> Rule:
+        strict = Lossless(sampling)
+        if self.config.lossless:
+            return strict
+        config = self.config
+        return Relaxed(
+            strict, config.relaxed_topk, config.relaxed_delta, lambda: self._thinking.active
+        )
+
+    def finish(self) -> None:
+        self._forget()
+
+    def close(self) -> None:
+        self._forget()
+        self._layers = None

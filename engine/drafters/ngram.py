@@ -1,0 +1,257 @@
+"""N-gram lookup: what followed the last few tokens before is proposed again. No weights.
+
+The sequence is prompt and output together. Suffixes are tried from the longest to a single token,
+and the first one that was seen before decides:
+
+    sequence  the cat sat on the mat . the cat      suffix (the, cat) was seen at the start
+    draft     sat on the mat
+
+Three sets of rules share this idea: TensorRT-LLM's pool, transformers' prompt lookup, Spec-Bench's.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from pydantic import Field
+
+from engine.config import MethodConfig
+from engine.drafters.base import Drafter, Start, Workbench
+from engine.proposal import Outcome, Proposal
+from engine.tree import TreeShape
+
+Tokens = tuple[int, ...]
+
+
+class NGramConfig(MethodConfig):
+    """Settings of n-gram lookup; names and defaults are TensorRT-LLM's."""
+
+    title: ClassVar[str] = "N-gram lookup"
+    summary: ClassVar[str] = "Proposes what followed the last tokens earlier in the text."
+    paper: ClassVar[str | None] = "prompt-lookup-decoding"
+
+    decoding_type: Literal["NGram"] = "NGram"
+    max_draft_len: int = Field(10, ge=1, le=64, description="most tokens to draft")
+    max_matching_ngram_size: int = Field(
+        2, ge=1, le=32, description="longest suffix that is looked up; shorter ones come after it"
+    )
+    lookup: Literal["pool", "transformers", "spec_bench"] = Field(
+        "pool",
+        description="whose rules: TensorRT-LLM's pool, transformers' or Spec-Bench's prompt lookup",
+    )
+    is_keep_all: bool = Field(
+        True, description="pool: keep every continuation of a pattern, not only one"
+    )
+    is_use_oldest: bool = Field(
+        True, description="pool: propose the oldest continuation of a pattern, not the newest"
+    )
+    is_public_pool: bool = Field(
+        True, description="pool: share it between all runs of this method, not one per run"
+    )
+
+    def build(self, bench: Workbench) -> NGramDrafter:
+        return NGramDrafter(self, bench)
+
+
+class Lookup(Protocol):
+    """Rules that turn a growing sequence into a draft."""
+
+    def begin(self, end: int, eos_ids: frozenset[int]) -> None:
+        """A new sequence starts; it will have at most `end` tokens and ends after an `eos_ids`."""
+
+    def draft(self, sequence: list[int]) -> list[int]:
+        """What to propose after `sequence`, which only grows from call to call; may be empty."""
+
+
+class NGramDrafter(Drafter):
+    """Keeps the sequence and proposes what its lookup finds, as a chain."""
+
+    def __init__(self, config: NGramConfig, bench: Workbench) -> None:
+        self._target = bench.target
+        self._lookup = make_lookup(config)
+        self._sequence: list[int] = []
+
+    def start(self, start: Start) -> None:
+        self._sequence = [*start.prompt_ids, start.root]
+        limits = start.limits
+        eos_ids = frozenset[int]() if limits.ignore_eos else self._target.eos_ids
+        self._lookup.begin(len(start.prompt_ids) + limits.max_new_tokens, eos_ids)
+
+    def propose(self, max_depth: int) -> Proposal:
+        draft = self._lookup.draft(self._sequence)[:max_depth]
+        tokens = torch.tensor([self._sequence[-1], *draft], device=self._target.device)
+        return Proposal(tokens, TreeShape.chain(len(draft)))
+
+    def observe(self, outcome: Outcome) -> None:
+        self._sequence.extend(outcome.committed)
+
+
+def make_lookup(config: NGramConfig) -> Lookup:
+    """The lookup that a config describes."""
+    if config.lookup == "pool":
+        return PoolLookup(config)
+    if config.lookup == "transformers":
+        return TransformersLookup(config)
+    return SpecBenchLookup(config)
+
+
+class PoolLookup:
+    """TensorRT-LLM's pool of pattern → continuations.
+
+    Every n-gram is a pattern, every continuation of it (up to `max_draft_len` tokens, less at the
+    sequence's end) a match. Matches keep the order in which they were first seen; a longer match
+    drops the shorter ones of its pattern. Without `is_keep_all`, a match longer than the oldest
+    replaces all. A public pool outlives its sequence, and grows with every run.
+    Source: TensorRT-LLM, tensorrt_llm/_torch/speculative/ngram.py.
+
+    Example: max_draft_len 2, sequence `1 2 3 1`: pool `1 → (2, 3)`, `2 → (3, 1)`, `3 → (1)`; the
+    suffix `1` gives the draft `2 3`. After one more token 9, `3 → (1, 9)` and `1` also → `(9)`.
+    """
+
+    def __init__(self, config: NGramConfig) -> None:
+        self._config = config
+        self._pool: dict[Tokens, _Matches] = {}
+        self._scanned = 0
+        self._end = 0
+
+    def begin(self, end: int, eos_ids: frozenset[int]) -> None:
+        if not self._config.is_public_pool:
+            self._pool.clear()
+        self._scanned, self._end = 0, end
+
+    def draft(self, sequence: list[int]) -> list[int]:
+        room = self._end - 1 - len(sequence)
+        if room <= 0:
+            return []
+        longest = min(self._config.max_matching_ngram_size, len(sequence) - 1)
+        for size in range(1, longest + 1):
+            self._learn(sequence, size)
+        # Patterns from here on had fewer than max_draft_len tokens behind them: see them again.
+        window = self._config.max_draft_len + self._config.max_matching_ngram_size - 1
+        self._scanned = max(0, len(sequence) - window)
+        for size in range(longest, 0, -1):
+            matches = self._pool.get(tuple(sequence[-size:]))
+            if matches is not None:
+                return list(matches.pick(oldest=self._config.is_use_oldest))[:room]
+        return []
+
+    def _learn(self, sequence: list[int], size: int) -> None:
+        """Add every pattern of this size that is not yet there with its full continuation."""
+        length, keep_all = self._config.max_draft_len, self._config.is_keep_all
+        for at in range(self._scanned, len(sequence) - size):
+            pattern = tuple(sequence[at : at + size])
+            match = tuple(sequence[at + size : at + size + length])
+            known = self._pool.get(pattern)
+            replaces = known is not None and not keep_all and len(match) > len(known.pick())
+            if known is None or replaces:
+                known = self._pool[pattern] = _Matches()
+            known.add(match, full=len(match) == length)
+
+
+class _Matches:
+    """Continuations of one pattern in the order first seen; longer ones drop shorter ones."""
+
+    __slots__ = ("_all", "_partial")
+
+    def __init__(self) -> None:
+        self._all: dict[Tokens, None] = {}
+        self._partial: list[Tokens] = []
+
+    def add(self, match: Tokens, *, full: bool) -> None:
+        """Only partial matches can be shorter than a new one, and those are few."""
+        if match in self._all:
+            return
+        for shorter in [m for m in self._partial if len(m) < len(match)]:
+            self._partial.remove(shorter)
+            del self._all[shorter]
+        self._all[match] = None
+        if not full:
+            self._partial.append(match)
+
+    def pick(self, *, oldest: bool = True) -> Tokens:
+        return next(iter(self._all) if oldest else reversed(self._all))
+
+
+class FirstSeen:
+    """Where every n-gram of a growing sequence ended for the first time.
+
+    Both prompt lookups take the oldest occurrence, so this answers a search of the whole sequence
+    in constant time.
+    """
+
+    def __init__(self, max_size: int) -> None:
+        self._max_size = max_size
+        self._end_of: dict[Tokens, int] = {}
+        self._indexed = 0
+
+    def clear(self) -> None:
+        self._end_of.clear()
+        self._indexed = 0
+
+    def extend(self, sequence: list[int]) -> None:
+        """Index what was added since the last call."""
+        for end in range(self._indexed + 1, len(sequence) + 1):
+            for size in range(1, min(self._max_size, end) + 1):
+                self._end_of.setdefault(tuple(sequence[end - size : end]), end)
+        self._indexed = len(sequence)
+
+    def after_suffix(self, sequence: list[int], size: int) -> int:
+        """Index behind the oldest occurrence of the last `size` tokens (at worst themselves)."""
+        return self._end_of[tuple(sequence[-size:])]
+
+
+class TransformersLookup:
+    """transformers' prompt lookup: the oldest occurrence, cut where the sequence or the text ends.
+
+    Source: transformers 5, PromptLookupCandidateGenerator.
+    """
+
+    def __init__(self, config: NGramConfig) -> None:
+        self._config = config
+        self._seen = FirstSeen(config.max_matching_ngram_size)
+        self._end = 0
+        self._eos_ids = frozenset[int]()
+
+    def begin(self, end: int, eos_ids: frozenset[int]) -> None:
+        self._seen.clear()
+        self._end, self._eos_ids = end, eos_ids
+
+    def draft(self, sequence: list[int]) -> list[int]:
+        self._seen.extend(sequence)
+        if len(sequence) + 1 == self._end:
+            return []
+        for size in range(min(self._config.max_matching_ngram_size, len(sequence) - 1), 0, -1):
+            begin = self._seen.after_suffix(sequence, size)
+            end = min(begin + self._config.max_draft_len, len(sequence), self._end)
+            if begin < end:
+                return self._before_eos(sequence[begin:end])
+        return []
+
+    def _before_eos(self, draft: list[int]) -> list[int]:
+        ends = (i for i, token in enumerate(draft) if token in self._eos_ids)
+        return draft[: next(ends, len(draft))]
+
+
+class SpecBenchLookup:
+    """Spec-Bench's prompt lookup: the oldest occurrence, only with a whole draft behind it.
+
+    Source: hemingkx/Spec-Bench, model/pld/pld.py. Where it puts in a dummy token for want of a
+    draft, nothing is proposed here.
+    """
+
+    def __init__(self, config: NGramConfig) -> None:
+        self._config = config
+        self._seen = FirstSeen(config.max_matching_ngram_size)
+
+    def begin(self, end: int, eos_ids: frozenset[int]) -> None:
+        self._seen.clear()
+
+    def draft(self, sequence: list[int]) -> list[int]:
+        self._seen.extend(sequence)
+        for size in range(min(self._config.max_matching_ngram_size, len(sequence)), 0, -1):
+            begin = self._seen.after_suffix(sequence, size)
+            end = begin + self._config.max_draft_len
+            if end <= len(sequence) and begin < len(sequence) - size:
+                return sequence[begin:end]
+        return []

@@ -1,0 +1,283 @@
+"""ReDrafter: a small recurrent head drafts by beam search; the beams are verified as one tree.
+
+The head reads the target's last hidden state once per step (the context c) and then runs on its
+own: a state s is fed one drafted token at a time, and [c; s] is projected to the vocabulary.
+
+    beams (best first)     merged into one prefix tree: shared beginnings are verified once
+    r 5 6 7                node    0  1  2  3  4  5  6  7
+    r 5 6 8                token   r  5  6  7  8  9  1  5
+    r 9 1 5                parent -1  0  1  2  2  0  5  6
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import linear, silu
+
+from engine.checkpoints import read_checkpoint
+from engine.config import MethodConfig
+from engine.drafters.base import Drafter, Start, Workbench
+from engine.errors import ConfigError, VocabularyError
+from engine.proposal import Needs, Outcome, Proposal
+from engine.target import Target
+from engine.tree import merge_prefixes
+
+NUM_CANDIDATES = 50
+"""Tokens that stay in a beam's distribution; Apple's code drops all others."""
+
+
+class ReDrafterConfig(MethodConfig):
+    """Settings of ReDrafter, named as in Apple's code."""
+
+    title: ClassVar[str] = "ReDrafter"
+    summary: ClassVar[str] = (
+        "A recurrent head drafts by beam search from the target's last hidden state; "
+        "the beams are merged into one prefix tree."
+    )
+    paper: ClassVar[str | None] = "2403.09919"
+
+    decoding_type: Literal["ReDrafter"] = "ReDrafter"
+    speculative_model: str | None = Field(
+        None, description="the recurrent head: folder, weight file or hub id"
+    )
+    beam_width: int = Field(4, ge=1, le=NUM_CANDIDATES, description="beams kept by the search")
+    beam_length: int = Field(
+        5, ge=2, le=17, description="tokens of a beam, the root counted: one less is drafted"
+    )
+
+    def build(self, bench: Workbench) -> ReDrafterDrafter:
+        """Read the head and check it against the target.
+
+        Raises:
+            ConfigError: no `speculative_model`.
+            SourceError: it cannot be found or read safely.
+            DrafterError: it is no ReDrafter head, or one for another target.
+        """
+        if self.speculative_model is None:
+            raise ConfigError("speculative_model must name the ReDrafter head, got none. Set it.")
+        location = bench.locate(self.speculative_model)
+        return ReDrafterDrafter(self, read_head(location, bench.target))
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A linear layer's weight `(out, in)` and bias `(out,)`."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentHead:
+    """Apple's drafter: a recurrence over token embeddings and a residual stack on top.
+
+    Attributes:
+        embedding: the target's; the head has none of its own.
+        rnn_w: `(hidden, hidden)` on the token; None where the state is a running sum.
+        rnn_u: on the state; None with `rnn_w`.
+        input_proj: `(exit, 2 * hidden)`; None where the stack is as wide as [c; s].
+        blocks: residual layers, `(exit, exit)` each.
+        output: `(vocab, exit)`.
+    """
+
+    embedding: nn.Module
+    rnn_w: Tensor | None
+    rnn_u: Affine | None
+    input_proj: Affine | None
+    blocks: tuple[Affine, ...]
+    output: Tensor
+
+    def advance(self, state: Tensor, tokens: Tensor) -> Tensor:
+        """Feed one token per beam: state `(beams, hidden)`, tokens `(beams,)` → next state.
+
+        Source: arXiv:2403.09919, section 3.1.
+        """
+        embedded: Tensor = self.embedding(tokens)
+        if self.rnn_w is None or self.rnn_u is None:
+            return embedded + state
+        return silu(linear(embedded, self.rnn_w) + self.rnn_u(state))
+
+    def logits(self, context: Tensor, state: Tensor) -> Tensor:
+        """Next-token logits `(beams, vocab)` for context `(1, hidden)` and the beams' states."""
+        x = torch.cat([context.expand_as(state), state], dim=-1)
+        if self.input_proj is not None:
+            x = self.input_proj(x)
+        for block in self.blocks:
+            x = x + silu(block(x))
+        return linear(x, self.output)
+
+
+def read_head(location: str, target: Target) -> RecurrentHead:
+    """Read Apple's layout, in the target's dtype and on its device.
+
+    Which parts there are follows from the file: `rnn_*` and `input_proj.*` are optional.
+
+    Raises:
+        SourceError: nothing there, or it cannot be read safely.
+        DrafterError: no ReDrafter head in it, or one for another target.
+    """
+    found = read_checkpoint(location)
+    hidden = target.hidden_size
+
+    def tensor(name: str, *shape: int | None) -> Tensor:
+        return found.tensor(name, *shape).to(target.device, target.dtype)
+
+    def affine(name: str, rows: int, columns: int) -> Affine:
+        return Affine(tensor(f"{name}.weight", rows, columns), tensor(f"{name}.bias", rows))
+
+    depth = 0
+    while f"lm_head.{depth}.linear.weight" in found.tensors:
+        depth += 1
+    output = tensor(f"lm_head.{depth}.weight", None, None)
+    vocab_size, width = output.shape
+    if vocab_size != target.vocab_size:
+        raise VocabularyError(
+            f"{location} predicts {vocab_size} tokens, but {target.name} has "
+            f"{target.vocab_size}. This head was made for another model."
+        )
+    projected = "input_proj.weight" in found.tensors
+    if not projected:
+        tensor(f"lm_head.{depth}.weight", vocab_size, 2 * hidden)
+    recurrent = "rnn_w.weight" in found.tensors
+    return RecurrentHead(
+        target.embedding,
+        tensor("rnn_w.weight", hidden, hidden) if recurrent else None,
+        affine("rnn_u", hidden, hidden) if recurrent else None,
+        affine("input_proj", width, 2 * hidden) if projected else None,
+        tuple(affine(f"lm_head.{i}.linear", width, width) for i in range(depth)),
+        output,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Beams:
+    """Result of a beam search, best beam first.
+
+    Attributes:
+        tokens: `(beams, drafted)` int64.
+        ranks: `(beams, drafted)` int64; rank of each token in its beam's distribution.
+        log_probs: `(beams, drafted)` float32; a beam's score is their sum.
+    """
+
+    tokens: Tensor
+    ranks: Tensor
+    log_probs: Tensor
+
+
+def search_beams(
+    head: RecurrentHead, context: Tensor, root: int, *, width: int, drafted: int
+) -> Beams:
+    """Beam search of `drafted` tokens from a root; no length normalisation, no end of text.
+
+    A beam can only be continued by its own best `NUM_CANDIDATES` tokens, so the best `width` of
+    beams × candidates are the best of beams × vocabulary.
+    Source: arXiv:2403.09919, section 3.2.
+
+    Args:
+        context: `(1, hidden)`, the target's last hidden state at the last accepted token.
+    """
+    last = torch.full((1,), root, device=context.device)
+    state = torch.zeros_like(context)
+    scores = torch.zeros(1, device=context.device)
+    # Of every beam, per drafted token: token and rank; and its log-probability.
+    trail = last.new_empty(1, 0, 2)
+    log_probs = scores.new_empty(1, 0)
+    for _ in range(drafted):
+        state = head.advance(state, last)
+        best, tokens = best_candidates(head.logits(context, state))
+        totals = (scores[:, None] + best).flatten()
+        scores, chosen = totals.topk(min(width, len(totals)))
+        parents, ranks = chosen // best.shape[1], chosen % best.shape[1]
+        last = tokens.flatten()[chosen]
+        state = state[parents]
+        trail = torch.cat([trail[parents], torch.stack([last, ranks], dim=-1)[:, None]], dim=1)
+        log_probs = torch.cat([log_probs[parents], best.flatten()[chosen][:, None]], dim=1)
+    return Beams(trail[..., 0], trail[..., 1], log_probs)
+
+
+def best_candidates(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of each row's best tokens among themselves, and the tokens, best first.
+
+    Tokens that tie with the last of the best `NUM_CANDIDATES` count in the normaliser, as in
+    Apple's code, though only `NUM_CANDIDATES` are returned.
+
+    Args:
+        logits: `(rows, vocab)`.
+
+    Returns:
+        `(rows, k)` float32 and `(rows, k)` int64, k = min(NUM_CANDIDATES, vocab).
+    """
+    k = min(NUM_CANDIDATES, logits.shape[-1])
+    best, tokens = logits.topk(k)
+    last = best[:, -1:]
+    num_ties_left_out = (logits >= last).sum(dim=-1, keepdim=True) - k
+    best, last = best.float(), last.float()
+    left_out = last + num_ties_left_out.float().log()
+    return best - torch.logaddexp(best.logsumexp(dim=-1, keepdim=True), left_out), tokens
+
+
+class ReDrafterDrafter(Drafter):
+    """Searches beams from the hidden state at the last accepted row and merges them."""
+
+    needs = Needs(hidden=True)
+
+    def __init__(self, config: ReDrafterConfig, head: RecurrentHead) -> None:
+        self._config = config
+        self._head: RecurrentHead | None = head
+        self._root = 0
+        self._context = torch.empty(0)
+
+    def start(self, start: Start) -> None:
+        assert start.shown.hidden is not None
+        self._root = start.root
+        self._context = start.shown.hidden[-1:]
+
+    def propose(self, max_depth: int) -> Proposal:
+        assert self._head is not None
+        beams = search_beams(
+            self._head,
+            self._context,
+            self._root,
+            width=self._config.beam_width,
+            drafted=self._config.beam_length - 1,
+        )
+        return merge(beams, self._root)
+
+    def observe(self, outcome: Outcome) -> None:
+        assert outcome.shown.hidden is not None
+        last = outcome.path[-1]
+        self._context = outcome.shown.hidden[last : last + 1]
+        self._root = outcome.next_root
+
+    def finish(self) -> None:
+        self._context = torch.empty(0)
+
+    def close(self) -> None:
+        self._head = None
+
+
+def merge(beams: Beams, root: int) -> Proposal:
+    """The beams as one draft tree, nodes in the order in which walking the beams finds them.
+
+    Source: arXiv:2403.09919, section 3.3.
+    """
+    tokens, shape, nodes = merge_prefixes(beams.tokens.tolist())
+    # A node may lie on several beams; all of them agree on its prefix, so any of them will do.
+    place_of = {node: i for i, node in enumerate(node for beam in nodes for node in beam)}
+    places = torch.tensor([place_of[node] for node in range(1, len(shape))])
+    ranks = beams.ranks.flatten().tolist()
+    probs = beams.log_probs.exp().flatten()[places.to(beams.log_probs.device)]
+    return Proposal(
+        torch.tensor([root, *tokens], device=beams.tokens.device),
+        shape,
+        [0, *(ranks[place] for place in places.tolist())],
+        torch.cat([probs.new_ones(1), probs]),
+    )

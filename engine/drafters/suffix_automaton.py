@@ -1,0 +1,143 @@
+"""A suffix automaton over token sequences: all that ever followed a context, in linear space.
+
+Every substring of the text belongs to exactly one state: the substrings that end at the same set
+of places. A state's `link` leads to the longest suffix that ends at more places, so walking links
+from the end of the text visits the contexts longest first; `next` leads to the continuations.
+
+Appending a token takes O(max_depth) amortised: at most two new states, and one more occurrence
+for each state of a suffix of at most `max_depth` tokens.
+
+Sources: Blumer et al., The smallest automaton recognizing the subwords of a text, 1985 (the
+construction); Mohri, Moreno, Weinstein, General suffix automaton construction algorithm, 2009
+(several sequences in one automaton).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+ROOT = 0
+"""The state of the empty string."""
+_NONE = -1
+
+
+class SuffixAutomaton:
+    """Substrings of a growing set of sequences, with how often each occurs.
+
+    Attributes:
+        next: per state, token → state of the longer string.
+        link: per state, the state of its longest suffix that occurs at more places.
+        length: per state, tokens of its longest string; its shortest has length[link] + 1.
+        count: per state, occurrences; kept for strings of at most `max_depth` tokens only.
+    """
+
+    def __init__(self, max_depth: int) -> None:
+        self.max_depth = max_depth
+        self.num_tokens = 0
+        self.next: list[dict[int, int]] = [{}]
+        self.link: list[int] = [_NONE]
+        self.length: list[int] = [0]
+        self.count: list[int] = [0]
+        self._last = ROOT
+        self._near = ROOT
+        self._near_len = 0
+
+    @property
+    def suffix(self) -> int:
+        """State of the sequence's last tokens, at most `max_depth` of them."""
+        return self._near
+
+    def shortest(self, state: int) -> int:
+        """Tokens of the state's shortest string."""
+        return self.length[self.link[state]] + 1 if state else 0
+
+    def end_sequence(self) -> None:
+        """The next token begins a new sequence."""
+        self._last, self._near, self._near_len = ROOT, ROOT, 0
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens to the current sequence."""
+        for token in tokens:
+            self.append(token)
+
+    def append(self, token: int) -> None:
+        """Append one token to the current sequence."""
+        self.num_tokens += 1
+        self._last = self._grow(token)
+        near = self.next[self.shortened(self._near, self._near_len)][token]
+        self._near_len = min(self._near_len + 1, self.max_depth)
+        self._near = self.shortened(near, self._near_len)
+        state = self._near
+        while state != _NONE:
+            self.count[state] += 1
+            state = self.link[state]
+
+    def shortened(self, state: int, length: int) -> int:
+        """The state of a string's suffix of `length` tokens, from the state of the string."""
+        while state and self.length[self.link[state]] >= length:
+            state = self.link[state]
+        return state
+
+    def _grow(self, token: int) -> int:
+        """Add the transitions of one more token; return the state of the whole sequence."""
+        known = self.next[self._last].get(token)
+        if known is not None:
+            return self._split(self._last, token, known)
+        new = self._new_state({}, self.length[self._last] + 1, ROOT, 0)
+        state = self._last
+        while state != _NONE and token not in self.next[state]:
+            self.next[state][token] = new
+            state = self.link[state]
+        if state != _NONE:
+            self.link[new] = self._split(state, token, self.next[state][token])
+        return new
+
+    def _split(self, state: int, token: int, target: int) -> int:
+        """The state whose longest string is that of `state` plus `token`.
+
+        Where `target` also holds longer strings, a copy of it takes over the shorter ones.
+        """
+        length = self.length[state] + 1
+        if self.length[target] == length:
+            return target
+        copy = self._new_state(
+            dict(self.next[target]), length, self.link[target], self.count[target]
+        )
+        self.link[target] = copy
+        while state != _NONE and self.next[state].get(token) == target:
+            self.next[state][token] = copy
+            state = self.link[state]
+        return copy
+
+    def _new_state(self, transitions: dict[int, int], length: int, link: int, count: int) -> int:
+        self.next.append(transitions)
+        self.length.append(length)
+        self.link.append(link)
+        self.count.append(count)
+        return len(self.next) - 1
+
+
+class Cursor:
+    """The longest suffix of a growing text that occurs in an automaton (which stays as it is).
+
+    Attributes:
+        state: its state; `ROOT` where not even the last token occurs.
+        length: its number of tokens, at most the automaton's `max_depth`.
+    """
+
+    def __init__(self, automaton: SuffixAutomaton) -> None:
+        self.automaton = automaton
+        self.state = ROOT
+        self.length = 0
+
+    def advance(self, token: int) -> None:
+        """The text goes on with this token. Amortised O(1)."""
+        automaton = self.automaton
+        while self.state and token not in automaton.next[self.state]:
+            self.state = automaton.link[self.state]
+            self.length = automaton.length[self.state]
+        if token not in automaton.next[self.state]:
+            return
+        self.state = automaton.next[self.state][token]
+        self.length = min(self.length + 1, automaton.max_depth)
+        self.state = automaton.shortened(self.state, self.length)

@@ -1,0 +1,159 @@
+"""Token recycling: every token remembers what the target last ranked after it.
+
+An adjacency matrix holds, for each token of the vocabulary, the k likeliest tokens that followed
+when the target last saw it. A static choice tree of ranks is filled by walking the matrix breadth
+first from the root; after verification every row of the forward, rejected ones too, updates the row
+of its token. Nothing is trained, and the matrix takes vocabulary · k integers.
+
+Worked example, k = 2, matrix rows 5 → [7, 8], 7 → [9, 5], root 5, choice tree [0], [1], [0, 1]:
+the draft tree is 7 and 8 below the root, and 5 below 7.
+
+Lossless under sampling: the matrix, and so the tree, is fixed by the texts and forwards before the
+step's random draws.
+Source: arXiv:2408.08696, section 3.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from engine.config import MethodConfig
+from engine.drafters.base import Drafter, Start, Workbench
+from engine.proposal import Needs, Outcome, Proposal
+from engine.tree import ChoicePaths, ChoiceTree, Path
+
+_PROMPT_ROWS = 256
+"""Prompt rows whose logits are held at a time."""
+_RANK_PROBS = (0.45, 0.14, 0.07, 0.05, 0.03, 0.02, 0.015, 0.01)
+"""How often the true token has each rank in the matrix, roughly; shapes the default tree."""
+
+
+def likeliest_tree(num_nodes: int, rank_probs: Sequence[float]) -> ChoiceTree:
+    """The choice tree of n nodes with the most expected accepted tokens.
+
+    Assumes that rank r is right with probability `rank_probs[r]` wherever the path so far is.
+    """
+    heap: list[tuple[float, Path]] = [(-prob, (rank,)) for rank, prob in enumerate(rank_probs)]
+    heapq.heapify(heap)
+    paths: list[Path] = []
+    while len(paths) < num_nodes:
+        negated, path = heapq.heappop(heap)
+        paths.append(path)
+        for rank, prob in enumerate(rank_probs):
+            heapq.heappush(heap, (negated * prob, (*path, rank)))
+    return ChoiceTree.parse(paths, form="candidates")
+
+
+class TokenRecyclingConfig(MethodConfig):
+    """Settings of token recycling."""
+
+    title: ClassVar[str] = "Token recycling"
+    summary: ClassVar[str] = (
+        "Fills a static tree from a matrix of the tokens that the target ranked highest after "
+        "each token the last time. No weights."
+    )
+    paper: ClassVar[str | None] = "2408.08696"
+
+    decoding_type: Literal["Token_Recycling"] = "Token_Recycling"
+    matrix_top_k: int = Field(
+        8, ge=1, le=32, description="successors kept per token; ranks of the tree are below this"
+    )
+    recycling_choices: ChoicePaths = Field(
+        likeliest_tree(40, _RANK_PROBS).paths,
+        description="choice tree: paths of ranks; all candidates, or only the ends of paths",
+    )
+    recycle_prompt: bool = Field(
+        True, description="fill the matrix from the prompt's rows too, before the first step"
+    )
+    keep_matrix: bool = Field(True, description="keep the matrix from run to run")
+
+    @model_validator(mode="after")
+    def _ranks_fit(self) -> TokenRecyclingConfig:
+        ChoiceTree(self.recycling_choices).check_fits(
+            depth=len(self.recycling_choices),
+            ranks=self.matrix_top_k,
+            what=f"matrix_top_k = {self.matrix_top_k}",
+        )
+        return self
+
+    def build(self, bench: Workbench) -> TokenRecyclingDrafter:
+        return TokenRecyclingDrafter(bench, self)
+
+
+class TokenRecyclingDrafter(Drafter):
+    """Drafts from the matrix and writes every verified row back into it."""
+
+    def __init__(self, bench: Workbench, config: TokenRecyclingConfig) -> None:
+        self.config = config
+        self.needs = Needs(hidden=config.recycle_prompt)
+        self._target = bench.target
+        self._tree = ChoiceTree(config.recycling_choices)
+        self._levels = _levels(self._tree, bench.target.device)
+        self._matrix = self._empty()
+        self._writer = torch.full((bench.target.vocab_size,), -1, device=bench.target.device)
+        self._root = 0
+
+    def start(self, start: Start) -> None:
+        if not self.config.keep_matrix:
+            self._matrix = self._empty()
+        self._root = start.root
+        prompt = torch.tensor(start.prompt_ids, device=self._target.device)
+        if start.shown.hidden is None or not self.config.recycle_prompt:
+            self._write(prompt[-1:], start.shown.logits)
+            return
+        for tokens, hidden in zip(
+            prompt.split(_PROMPT_ROWS), start.shown.hidden.split(_PROMPT_ROWS), strict=True
+        ):
+            self._write(tokens, self._target.lm_head(hidden))
+
+    def propose(self, max_depth: int) -> Proposal:
+        tokens = torch.full((len(self._tree) + 1,), self._root, device=self._target.device)
+        for begin, end, parents, ranks in self._levels:
+            tokens[begin:end] = self._matrix[tokens[parents], ranks]
+        return Proposal(tokens, self._tree.shape, ranks=self._tree.ranks)
+
+    def observe(self, outcome: Outcome) -> None:
+        tokens = outcome.proposal.tokens
+        self._write(tokens, outcome.shown.logits[: len(tokens)], outcome.path)
+        self._root = outcome.next_root
+
+    def close(self) -> None:
+        self._matrix = self._empty()
+
+    def _write(self, tokens: Tensor, logits: Tensor, path: Sequence[int] = ()) -> None:
+        """Replace the rows of `tokens` `(n,)` by the best of `logits` `(n, vocab)`.
+
+        Where a token occurs in several rows, one on the accepted path wins, then the last one.
+        """
+        n = len(tokens)
+        best = logits.topk(self.config.matrix_top_k, dim=-1).indices
+        order = torch.arange(n, device=tokens.device)
+        order[list(path)] += n
+        self._writer[tokens] = -1
+        self._writer.scatter_reduce_(0, tokens, order, "amax")
+        self._matrix[tokens] = best[self._writer[tokens] % n]
+
+    def _empty(self) -> Tensor:
+        """A matrix that knows nothing; siblings must differ, so a row is 0 … k - 1."""
+        target = self._target
+        row = torch.arange(self.config.matrix_top_k, device=target.device)
+        return row.repeat(target.vocab_size, 1)
+
+
+def _levels(tree: ChoiceTree, device: torch.device) -> list[tuple[int, int, Tensor, Tensor]]:
+    """Per depth: the nodes `begin … end - 1`, their parents and their ranks."""
+    depths = tree.shape.depths.tolist()
+    levels = []
+    for depth in range(1, tree.depth + 1):
+        begin = depths.index(depth)
+        end = begin + depths.count(depth)
+        parents = torch.tensor(tree.shape.parents[begin:end], device=device)
+        ranks = torch.tensor(tree.ranks[begin:end], device=device)
+        levels.append((begin, end, parents, ranks))
+    return levels

@@ -1,0 +1,50 @@
+"""Errors that a user can cause, one class per thing a caller may want to catch.
+
+    PlaygroundError
+    ├── ConfigError        a setting is unknown, of the wrong type or out of range
+    │   └── TreeError      a choice tree is malformed or does not fit the drafter
+    ├── SourceError        weights could not be found, fetched or trusted
+    ├── TargetError        the model cannot serve as a target here
+    │   └── OutOfMemoryError  it needs more memory than the device has
+    ├── DrafterError       the drafter does not fit the target
+    │   └── VocabularyError  … because the two vocabularies differ
+    └── PromptError        the prompt is empty, too long or not renderable
+
+Every message is one or two sentences: what is wrong with which value, then what to do.
+"""
+
+
+class PlaygroundError(Exception):
+    """Base of every error whose message is written for the user."""
+
+
+class ConfigError(PlaygroundError):
+    """A setting is unknown, of the wrong type or out of range."""
+
+
+class TreeError(ConfigError):
+    """A choice tree is malformed, or deeper or wider than its drafter."""
+
+
+class SourceError(PlaygroundError):
+    """Weights could not be found, fetched or trusted."""
+
+
+class TargetError(PlaygroundError):
+    """The model cannot serve as a target here."""
+
+
+class OutOfMemoryError(TargetError):
+    """The model needs more memory than the device has."""
+
+
+class DrafterError(PlaygroundError):
+    """The drafter does not fit the target."""
+
+
+class VocabularyError(DrafterError):
+    """The drafter's vocabulary differs from the target's."""
+
+
+class PromptError(PlaygroundError):
+    """The prompt is empty, too long for the context, or cannot be rendered."""

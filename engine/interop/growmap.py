@@ -1,0 +1,150 @@
+"""Sequoia's growmaps: a tree as lists of successors, without ranks.
+
+A growmap numbers its nodes level by level, the root first, and lists the successors of each node
+from the likeliest on; the rank of a node is its place in that list. UMbreLLa keeps the same keys in
+JSON, Sequoia in a .pt file. Source: arXiv:2402.12374; github Infini-AI-Lab/Sequoia, tree_search.py.
+
+Example: the tree [0], [1], [0, 0] has successors [[1, 2], [3], [], []].
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+
+from engine.errors import TreeError
+from engine.tree import MAX_NODES, ChoiceTree, Path
+
+KEYS = ("roots", "branches", "Successors", "mask", "depth", "size")
+MAX_FILE_BYTES = 64_000_000
+
+
+def growmap_of(tree: ChoiceTree) -> dict[str, Any]:
+    """The growmap of a tree, every key that Sequoia writes.
+
+    Raises:
+        TreeError: the tree skips a rank, which a growmap cannot say.
+    """
+    shape = tree.shape
+    for node, children in enumerate(shape.children):
+        for rank, child in enumerate(children):
+            if tree.ranks[child] != rank:
+                path = list(tree.paths[node - 1]) if node else []
+                raise TreeError(
+                    f"A Sequoia growmap has no ranks: children are ranks 0, 1, … in a row, but "
+                    f"this tree has {[*path, tree.ranks[child]]} without {[*path, rank]}."
+                )
+    depths = [int(depth) for depth in shape.depths]
+    levels = [[n for n, d in enumerate(depths) if d == level] for level in range(tree.depth + 1)]
+    return {
+        "roots": levels,
+        "branches": [[len(shape.children[node]) for node in level] for level in levels],
+        "Successors": [list(children) for children in shape.children],
+        "mask": [[int(seen) for seen in row] for row in shape.ancestors.tolist()],
+        "depth": depths,
+        "size": len(shape),
+    }
+
+
+def tree_of_growmap(values: Mapping[str, Any]) -> ChoiceTree:
+    """The tree that a growmap's successors make; its other keys are checked where they are there.
+
+    Raises:
+        TreeError: naming the node that is wrong.
+    """
+    successors = _successors(values)
+    size = len(successors)
+    if not 2 <= size <= MAX_NODES + 1:
+        raise TreeError(
+            f"A growmap must have 2 to {MAX_NODES + 1} nodes, the root among them, got {size}."
+        )
+    paths: list[Path | None] = [None] * size
+    paths[0] = ()
+    for node, children in enumerate(successors):
+        above = paths[node]
+        if above is None:
+            raise TreeError(f"Growmap node {node} has no parent: nothing names it as successor.")
+        for rank, child in enumerate(children):
+            if not node < child < size:
+                raise TreeError(
+                    f"Growmap node {node} names {child} as successor; successors come after their "
+                    f"parent and before {size}."
+                )
+            if paths[child] is not None:
+                raise TreeError(f"Growmap node {child} is the successor of two nodes.")
+            paths[child] = (*above, rank)
+    found = [path for path in paths if path]
+    _agrees(values, [0, *(len(path) for path in found)])
+    return ChoiceTree.parse(found, form="candidates")
+
+
+def read_growmap_file(file: FilePath) -> ChoiceTree:
+    """The tree of Sequoia's .pt file, read without running anything that the file says.
+
+    Raises:
+        TreeError: not such a file, or too large.
+    """
+    try:
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise TreeError(f"{file} has more than {MAX_FILE_BYTES} bytes; it is no growmap.")
+        values = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise TreeError(f"{file} holds more than tensors and lists; it is not read.") from error
+    except (OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
+        raise TreeError(f"{file} could not be read as a growmap: {error!s:.200}.") from error
+    if not isinstance(values, Mapping):
+        raise TreeError(f"{file} must hold a growmap's keys, got {type(values).__name__}.")
+    return tree_of_growmap({key: _plain(value) for key, value in values.items()})
+
+
+def _successors(values: Mapping[str, Any]) -> list[list[int]]:
+    listed = values.get("Successors")
+    if listed is None:
+        listed = _of_branches(values)
+    if not isinstance(listed, list) or not all(isinstance(row, list) for row in listed):
+        raise TreeError("A growmap's Successors must be a list with one list per node.")
+    for node, row in enumerate(listed):
+        for child in row:
+            if isinstance(child, bool) or not isinstance(child, int):
+                raise TreeError(
+                    f"Growmap node {node} has successor {child!r:.40}; successors are node numbers."
+                )
+    return listed
+
+
+def _of_branches(values: Mapping[str, Any]) -> list[list[int]]:
+    """Successors from `branches` alone: how many children each node has, level by level."""
+    branches = values.get("branches")
+    if not isinstance(branches, list):
+        raise TreeError("A growmap must have Successors, or roots and branches. Neither is here.")
+    counts = [count for level in branches if isinstance(level, list) for count in level]
+    found: list[list[int]] = []
+    born = 1
+    for count in counts:
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_NODES:
+            raise TreeError(f"Growmap branches must be counts, got {count!r:.40}.")
+        if born + count > MAX_NODES + 1:
+            raise TreeError(f"A growmap must have at most {MAX_NODES + 1} nodes.")
+        found.append(list(range(born, born + count)))
+        born += count
+    return found + [[] for _ in range(born - len(found))]
+
+
+def _agrees(values: Mapping[str, Any], depths: list[int]) -> None:
+    size, depth = values.get("size"), values.get("depth")
+    if size is not None and size != len(depths):
+        raise TreeError(
+            f"The growmap says size {size!r:.40}, but its successors make {len(depths)} nodes."
+        )
+    if isinstance(depth, list) and depth != depths:
+        raise TreeError("The growmap's depth does not agree with its successors.")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist() if value.dim() else value.item()
+    return value

@@ -1,0 +1,147 @@
+"""The figures of a run and their definitions, computed from its records.
+
+MAT and the position rates count acceptance before any cut by EOS or length; tok/s counts what was
+committed after it. `FORMULAS` is the tooltip of every figure the user sees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from engine.steps import End, Prefill, Record, Step
+
+FORMULAS: dict[str, str] = {
+    "mat": "1 + accepted draft tokens / steps, before any cut by EOS or length",
+    "position_rates": "rate i = steps that accepted at least i draft tokens / steps",
+    "draft_acceptance": "accepted draft tokens / drafted tokens",
+    "ttft_s": "request in the engine, model loaded → first commit, in seconds",
+    "tok_s": "(new tokens - 1) / (last commit - first commit): decoding without prefill",
+    "itl_ms": "mean over steps of step latency / tokens it committed, in milliseconds",
+    "step_p50_ms": "median latency of a step, in milliseconds",
+    "step_p95_ms": "95th percentile of the latency of a step, in milliseconds",
+    "time_split": "mean seconds per step in draft, verify, accept and everything else",
+    "speedup": "tok/s over the tok/s of plain decoding: same target, prompt, device and dtype",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSplit:
+    """Mean seconds per step."""
+
+    draft_s: float
+    verify_s: float
+    accept_s: float
+    other_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.draft_s + self.verify_s + self.accept_s + self.other_s
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Figures of one run; None where a run was too short to define them."""
+
+    num_prompt_tokens: int
+    num_new_tokens: int
+    num_steps: int
+    num_drafted: int
+    num_accepted: int
+    mat: float | None
+    position_rates: tuple[float, ...]
+    draft_acceptance: float | None
+    ttft_s: float | None
+    tok_s: float | None
+    itl_ms: float | None
+    step_p50_ms: float | None
+    step_p95_ms: float | None
+    time_split: TimeSplit | None
+
+
+@dataclass(slots=True)
+class Tally:
+    """Collects records and computes `Metrics` at any moment, in time linear in new records."""
+
+    num_prompt_tokens: int = 0
+    num_new_tokens: int = 0
+    num_drafted: int = 0
+    ttft_s: float | None = None
+    last_commit_s: float = 0.0
+    accepted_counts: dict[int, int] = field(default_factory=dict)
+    step_s: list[float] = field(default_factory=list)
+    itl_sum_s: float = 0.0
+    num_itl: int = 0
+    split_sum_s: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
+
+    def add(self, record: Record) -> None:
+        if isinstance(record, Prefill):
+            self.num_prompt_tokens = record.num_prompt_tokens
+            self.num_new_tokens = 1
+            self.ttft_s = self.last_commit_s = record.ttft_s
+        elif isinstance(record, Step):
+            self._add_step(record)
+        elif isinstance(record, End):
+            self.num_new_tokens = len(record.output_ids)
+
+    def _add_step(self, step: Step) -> None:
+        self.num_new_tokens += step.num_committed
+        self.num_drafted += step.num_drafted
+        self.last_commit_s = step.at_s
+        self.accepted_counts[step.num_accepted] = self.accepted_counts.get(step.num_accepted, 0) + 1
+        self.step_s.append(step.total_s)
+        if step.num_committed:
+            self.itl_sum_s += step.total_s / step.num_committed
+            self.num_itl += 1
+        for i, seconds in enumerate((step.draft_s, step.verify_s, step.accept_s, step.other_s)):
+            self.split_sum_s[i] += seconds
+
+    @property
+    def metrics(self) -> Metrics:
+        steps = len(self.step_s)
+        accepted = sum(length * count for length, count in self.accepted_counts.items())
+        decoding_s = self.last_commit_s - (self.ttft_s or 0.0)
+        return Metrics(
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_new_tokens=self.num_new_tokens,
+            num_steps=steps,
+            num_drafted=self.num_drafted,
+            num_accepted=accepted,
+            mat=1 + accepted / steps if steps else None,
+            position_rates=self._position_rates(),
+            draft_acceptance=accepted / self.num_drafted if self.num_drafted else None,
+            ttft_s=self.ttft_s,
+            tok_s=(self.num_new_tokens - 1) / decoding_s if steps and decoding_s > 0 else None,
+            itl_ms=1000 * self.itl_sum_s / self.num_itl if self.num_itl else None,
+            step_p50_ms=_percentile_ms(self.step_s, 0.50),
+            step_p95_ms=_percentile_ms(self.step_s, 0.95),
+            time_split=TimeSplit(*(s / steps for s in self.split_sum_s)) if steps else None,
+        )
+
+    def _position_rates(self) -> tuple[float, ...]:
+        steps = len(self.step_s)
+        longest = max(self.accepted_counts, default=0)
+        at_least = [
+            sum(count for length, count in self.accepted_counts.items() if length >= position)
+            for position in range(1, longest + 1)
+        ]
+        return tuple(count / steps for count in at_least)
+
+
+def measure(records: Iterable[Record]) -> Metrics:
+    """Metrics of a whole run."""
+    tally = Tally()
+    for record in records:
+        tally.add(record)
+    return tally.metrics
+
+
+def _percentile_ms(seconds: Sequence[float], q: float) -> float | None:
+    """Linear interpolation between closest ranks, as numpy's default."""
+    if not seconds:
+        return None
+    ordered = sorted(seconds)
+    at = q * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return 1000 * (ordered[low] + (ordered[high] - ordered[low]) * (at - low))

@@ -1,0 +1,165 @@
+"""What passes between the decode loop, the target and a drafter within one step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.tree import TreeShape
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Which features of the target a drafter asks to see."""
+
+    hidden: bool = False
+    """Last hidden state, after the final norm: what the target's `lm_head` reads."""
+    layers: tuple[int, ...] = ()
+    """Inputs of these decoder layers (0-based), i.e. entries of transformers' `hidden_states`.
+
+    The number of layers itself names the last layer's output, before the final norm.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What the target showed for the rows of one forward, on the target's device.
+
+    Attributes:
+        logits: `(rows, vocab)` in the target's dtype; after prefill only the last prompt row.
+        hidden: `(rows, hidden)` if `Needs.hidden`; after prefill every prompt row.
+        layers: `(rows, len(Needs.layers) * hidden)`, concatenated in the order asked for.
+    """
+
+    logits: Tensor
+    hidden: Tensor | None = None
+    layers: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraRows:
+    """Rows of the verify forward that are no candidates, e.g. lookahead's window.
+
+    Attributes:
+        tokens: `(m,)` int64.
+        depths: `(m,)` int64; position = root's position + depth.
+        visible: `(m, n + m)` bool over tree nodes, then extra rows; itself included.
+    """
+
+    tokens: Tensor
+    depths: Tensor
+    visible: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DraftDists:
+    """The distributions that sampled draft tokens were drawn from, for lossless verification.
+
+    `probs[row_of_parent[node]]` `(vocab,)` float32 is what the children of `node` were drawn from,
+    in child order, without replacement.
+    """
+
+    probs: Tensor
+    row_of_parent: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A draft tree, and perhaps extra rows to feed along with it.
+
+    Attributes:
+        tokens: `(n,)` int64 token of every node; node 0 is the root. Siblings differ.
+        shape: topology of the n nodes.
+        ranks: rank of every node among its parent's candidates (root 0); None = order of siblings.
+        draft_probs: `(n,)` float32 probability the drafter gave each node's token (root ignored);
+            None where it has none.
+        dists: where the tokens were *sampled*: their distributions. None means the tokens follow
+            from the context alone, and verification treats each as a point mass.
+        extra: rows that are no candidates.
+        decision: what a controller decided for this step, in words.
+    """
+
+    tokens: Tensor
+    shape: TreeShape
+    ranks: Sequence[int] | None = None
+    draft_probs: Tensor | None = None
+    dists: DraftDists | None = None
+    extra: ExtraRows | None = None
+    decision: str = ""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.shape) + (0 if self.extra is None else len(self.extra.tokens))
+
+    def rows(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All rows to feed: tokens `(r,)`, depths `(r,)`, who sees whom `(r, r)` bool."""
+        depths, ancestors = self.shape.on(self.tokens.device)
+        if self.extra is None:
+            return self.tokens, depths, ancestors
+        n, m = len(self.shape), len(self.extra.tokens)
+        nodes = torch.cat([ancestors, ancestors.new_zeros(n, m)], dim=1)
+        return (
+            torch.cat([self.tokens, self.extra.tokens]),
+            torch.cat([depths, self.extra.depths]),
+            torch.cat([nodes, self.extra.visible]),
+        )
+
+    def cut(self, max_depth: int) -> Proposal:
+        """Without what lies deeper than `max_depth` (the context ends there); itself if nothing."""
+        if self.shape.max_depth <= max_depth and self._extra_depth() <= max_depth:
+            return self
+        kept = [i for i, depth in enumerate(self.shape.depths.tolist()) if depth <= max_depth]
+        return self.keep(kept)
+
+    def keep(self, nodes: Sequence[int], decision: str | None = None) -> Proposal:
+        """Only these nodes (ascending, root and every parent included), and no extra rows."""
+        shape = self.shape.keep(nodes)
+        dists = self.dists
+        if dists is not None:
+            rows = {
+                new: dists.row_of_parent[old]
+                for new, old in enumerate(nodes)
+                if old in dists.row_of_parent
+            }
+            dists = DraftDists(dists.probs, rows)
+        index = torch.tensor(nodes, device=self.tokens.device)
+        return Proposal(
+            self.tokens[index],
+            shape,
+            None if self.ranks is None else [self.ranks[i] for i in nodes],
+            None if self.draft_probs is None else self.draft_probs[index],
+            dists,
+            None,
+            self.decision if decision is None else decision,
+        )
+
+    def _extra_depth(self) -> int:
+        return 0 if self.extra is None else int(self.extra.depths.max())
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a proposal.
+
+    Attributes:
+        shown: the target's view of all rows of the verify forward, in the order fed.
+        path: accepted rows, root (row 0) first.
+        committed: tokens committed by this step: accepted path, then the next root.
+        next_root: last of `committed`; its key/value is not in the cache yet.
+    """
+
+    proposal: Proposal
+    shown: Shown
+    path: tuple[int, ...]
+    committed: tuple[int, ...]
+
+    @property
+    def next_root(self) -> int:
+        return self.committed[-1]
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.path) - 1

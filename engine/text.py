@@ -1,0 +1,113 @@
+"""Token ids → text as it streams, and the stop strings found in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+REPLACEMENT = "\ufffd"
+MAX_UNSURE = 3
+"""An incomplete character has at most three bytes, and decodes to as many U+FFFD at most."""
+MAX_HELD = 16
+"""Tokens held back while their text ends with U+FFFD; of more, what is sure is given out."""
+
+
+class Detokenizer:
+    """Turns a growing list of tokens into pieces of text that never change afterwards.
+
+    A token that ends inside a multi-byte character yields "", and the character comes out whole
+    with the token that completes it. Tokens are decoded in a window that begins before the new
+    ones, because some tokenizers decode a token differently at the start of a text.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None, *, skip_special_tokens: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip_special_tokens
+        self._ids: list[int] = []
+        self._prefix = 0
+        self._read = 0
+        self._shown = 0
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; may be empty."""
+        self._ids.append(token_id)
+        text = self._decode(self._ids[self._prefix :])
+        whole = not text.endswith(REPLACEMENT)
+        if not whole and len(self._ids) - self._read < MAX_HELD:
+            return ""
+        piece = text[self._shown : None if whole else _sure_len(text)]
+        self._prefix, self._read = self._read, len(self._ids)
+        text = self._decode(self._ids[self._prefix :])
+        self._shown = len(text) if whole else _sure_len(text)
+        return piece
+
+    def flush(self) -> str:
+        """What is still held back when the text ends (an incomplete character shows as U+FFFD)."""
+        held = self._decode(self._ids[self._prefix :])[self._shown :]
+        self._prefix = self._read = len(self._ids)
+        self._shown = 0
+        return held
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        if self._tokenizer is None or not ids:
+            return "".join(f"⟨{i}⟩" for i in ids)
+        text = self._tokenizer.decode(
+            list(ids), skip_special_tokens=self._skip, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str)
+        return text
+
+
+def _sure_len(text: str) -> int:
+    """Length of a text without the end that the next token may still change."""
+    tail = text[-MAX_UNSURE:]
+    return len(text) - (len(tail) - len(tail.rstrip(REPLACEMENT)))
+
+
+def token_label(tokenizer: PreTrainedTokenizerBase | None, token_id: int) -> str:
+    """One token as a person can read it on its own; part of a character shows its bytes' name."""
+    if tokenizer is None:
+        return f"⟨{token_id}⟩"
+    text = tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
+    if text and REPLACEMENT not in text:
+        return str(text)
+    name = tokenizer.convert_ids_to_tokens(token_id)
+    return str(name) if name is not None else f"⟨{token_id}⟩"
+
+
+def whole_text(
+    tokenizer: PreTrainedTokenizerBase | None, token_ids: Sequence[int], stop: Sequence[str] = ()
+) -> str:
+    """Text of a finished output, cut before the first stop string."""
+    detokenizer = Detokenizer(tokenizer)
+    text = "".join(detokenizer.push(i) for i in token_ids) + detokenizer.flush()
+    cuts = [at for at in (text.find(s) for s in stop) if at >= 0]
+    return text[: min(cuts)] if cuts else text
+
+
+class StopStrings:
+    """Finds the token that completes a stop string."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, strings: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._strings = tuple(strings)
+        self._longest = max((len(s) for s in strings), default=0)
+        self._tail = ""
+
+    def push(self, token_ids: Sequence[int]) -> int | None:
+        """Feed newly committed tokens.
+
+        Returns:
+            How many of them belong to the output (the last one completes a stop string), or None.
+        """
+        if not self._strings:
+            return None
+        for count, token_id in enumerate(token_ids, start=1):
+            self._tail += self._detokenizer.push(token_id)
+            if any(s in self._tail for s in self._strings):
+                return count
+            self._tail = self._tail[-(self._longest - 1) :] if self._longest > 1 else ""
+        return None

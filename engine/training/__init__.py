@@ -1,0 +1,1 @@
+"""Training of drafters: corpora by self-distillation, trainers, evaluation, checkpoints."""

@@ -1,0 +1,334 @@
+"""A corpus: dialogues that the target wrote, kept in files that are only ever appended to.
+
+    corpus.json        whose text it is: target, vocabulary, settings, versions
+    shard-00000.bin    token ids, one dialogue after the other, little endian
+    shard-00000.jsonl  a line per dialogue, written after its tokens: where they are, what they are
+
+A run that dies leaves at most half a line or tokens without a line; opening the corpus cuts both
+off. Nothing that was finished is ever lost, and the first n dialogues never change.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Self
+
+import numpy as np
+import torch
+import transformers
+from pydantic import Field
+
+from engine.config import Settings
+from engine.errors import ConfigError
+from engine.target import Target
+from engine.training.dialogue import Frame, GivenPrompt, Plan, given, self_made
+from engine.training.generator import BatchGenerator, Dialogue
+
+try:
+    import fcntl
+except ImportError:  # Windows: two writers are not told apart there
+    fcntl = None  # type: ignore[assignment]
+
+SHARD_TOKENS = 4 << 20
+"""A shard is closed when it holds this many tokens."""
+MANIFEST = "corpus.json"
+"""Its presence makes a folder a corpus."""
+
+
+class CorpusSettings(Settings):
+    """How dialogues are made. They are part of the corpus: it is continued only with the same."""
+
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of all dialogues")
+    max_len: int = Field(1024, ge=32, le=1 << 17, description="most tokens of a dialogue")
+    answer_tokens: int = Field(160, ge=8, le=8192, description="most tokens of an answer")
+    given_share: float = Field(
+        0.5, ge=0.0, le=1.0, description="share of dialogues from --prompts, where there are any"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A dialogue as stored.
+
+    Attributes:
+        spans: `[start, end)` of its answers, within the dialogue.
+    """
+
+    number: int
+    category: str
+    shard: int
+    start: int
+    length: int
+    spans: tuple[tuple[int, int], ...]
+
+
+class Corpus:
+    """Dialogues on disk, read through memory maps."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], entries: list[Entry]) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.entries = entries
+        self._dtype = np.dtype(manifest["token_dtype"])
+        self._maps: dict[int, np.ndarray] = {}
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """An existing corpus.
+
+        Raises:
+            ConfigError: there is none, or its files are damaged.
+        """
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{folder} holds no corpus ({MANIFEST}): {error}.") from error
+        entries: list[Entry] = []
+        itemsize = np.dtype(manifest["token_dtype"]).itemsize
+        for index in sorted(folder.glob("shard-*.jsonl")):
+            shard = int(index.stem.removeprefix("shard-"))
+            data = index.with_suffix(".bin")
+            stored = data.stat().st_size // itemsize if data.exists() else 0
+            entries += [e for e in _read_index(index, shard) if e.start + e.length <= stored]
+        return cls(folder, manifest, entries)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(entry.length for entry in self.entries)
+
+    @property
+    def num_answer_tokens(self) -> int:
+        return sum(b - a for entry in self.entries for a, b in entry.spans)
+
+    def categories(self) -> dict[str, int]:
+        """Dialogues per category."""
+        return dict(Counter(entry.category for entry in self.entries))
+
+    def tokens(self, entry: Entry) -> np.ndarray:
+        """Token ids of a dialogue, `(length,)`; a view into the file."""
+        file = self.folder / f"shard-{entry.shard:05}.bin"
+        end = entry.start + entry.length
+        if entry.shard not in self._maps or len(self._maps[entry.shard]) < end:
+            stored = file.stat().st_size // self._dtype.itemsize
+            self._maps[entry.shard] = np.memmap(file, self._dtype, mode="r", shape=(stored,))
+        return self._maps[entry.shard][entry.start : end]
+
+    def check_made_by(self, target: Target) -> None:
+        """Refuse a corpus that another model wrote.
+
+        Raises:
+            ConfigError: naming both.
+        """
+        same = (
+            self.manifest["vocab_size"] == target.vocab_size
+            and self.manifest["hidden_size"] == target.hidden_size
+            and self.manifest["num_layers"] == target.num_layers
+        )
+        weights, ours = self.manifest.get("weights"), target.provenance.get("weights")
+        if not same or (weights and ours and weights != ours):
+            raise ConfigError(
+                f"The corpus in {self.folder} was written by {self.manifest['target']}, but the "
+                f"target is {target.name}. Give another folder."
+            )
+
+
+def _read_index(file: Path, shard: int) -> list[Entry]:
+    """Entries of a shard; a last line without its end was never finished."""
+    entries = []
+    for line in file.read_bytes().split(b"\n")[:-1]:
+        value = json.loads(line)
+        spans = tuple((a, b) for a, b in value["answers"])
+        entries.append(
+            Entry(value["n"], value["category"], shard, value["start"], value["length"], spans)
+        )
+    return entries
+
+
+class CorpusWriter:
+    """Appends dialogues to a corpus; makes it if it is not there."""
+
+    def __init__(self, folder: Path, target: Target, settings: CorpusSettings) -> None:
+        """Open for appending, after cutting off what was not finished.
+
+        Raises:
+            ConfigError: the corpus there is another target's, was made with other settings, or is
+                being written by another process.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            self._lock = stack.enter_context(_locked(folder))
+            self.corpus = _opened(folder, target, settings)
+            self._dtype = np.dtype(self.corpus.manifest["token_dtype"])
+            self._shard = max((entry.shard for entry in self.corpus.entries), default=0)
+            self._open_shard()
+            stack.pop_all()
+
+    def _open_shard(self) -> None:
+        """Continue the shard behind its last finished dialogue."""
+        base = self.corpus.folder / f"shard-{self._shard:05}"
+        own = [entry for entry in self.corpus.entries if entry.shard == self._shard]
+        self._stored = max((entry.start + entry.length for entry in own), default=0)
+        self._data, self._index = open(f"{base}.bin", "ab"), open(f"{base}.jsonl", "ab")
+        self._data.truncate(self._stored * self._dtype.itemsize)
+        lines = Path(f"{base}.jsonl").read_bytes().split(b"\n")[: len(own)]
+        self._index.truncate(sum(len(line) + 1 for line in lines))
+
+    def append(self, dialogue: Dialogue) -> None:
+        """Store one dialogue; on disk (in the system's hands) when this returns."""
+        ids = np.asarray(dialogue.token_ids, dtype=self._dtype)
+        entry = Entry(
+            dialogue.number, dialogue.category, self._shard, self._stored, len(ids), dialogue.spans
+        )
+        self._data.write(ids.tobytes())
+        self._data.flush()
+        line = {
+            "n": entry.number,
+            "category": entry.category,
+            "seed": dialogue.seed,
+            "start": entry.start,
+            "length": entry.length,
+            "answers": entry.spans,
+            "complete": dialogue.complete,
+        }
+        self._index.write(json.dumps(line).encode() + b"\n")
+        self._index.flush()
+        self.corpus.entries.append(entry)
+        self._stored += len(ids)
+        if self._stored >= SHARD_TOKENS:
+            self._close_shard()
+            self._shard += 1
+            self._open_shard()
+
+    def _close_shard(self) -> None:
+        for file in (self._data, self._index):
+            os.fsync(file.fileno())
+            file.close()
+
+    def close(self) -> None:
+        """Close the files, safely on disk; others may write then."""
+        self._close_shard()
+        self._lock.close()
+
+
+def _locked(folder: Path) -> IO[bytes]:
+    """A file that is locked while it is open; the system unlocks it when a process dies."""
+    file = (folder / "writing.lock").open("wb")
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise ConfigError(
+                f"The corpus in {folder} is being written by another process. Wait for it, or "
+                "give another folder."
+            ) from error
+    return file
+
+
+def _opened(folder: Path, target: Target, settings: CorpusSettings) -> Corpus:
+    """The corpus in a folder, made if it is not there, if it is this target's with these settings.
+
+    Raises:
+        ConfigError: it is another's, or was made with other settings.
+    """
+    manifest, file = _manifest(target, settings), folder / MANIFEST
+    if not file.is_file():
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        os.replace(partial, file)
+    corpus = Corpus.open(folder)
+    corpus.check_made_by(target)
+    theirs = corpus.manifest["settings"]
+    if theirs != manifest["settings"]:
+        raise ConfigError(
+            f"The corpus in {folder} was made with {theirs}, but the settings are "
+            f"{manifest['settings']}. Give the same, or another folder."
+        )
+    return corpus
+
+
+def _manifest(target: Target, settings: CorpusSettings) -> dict[str, Any]:
+    return {
+        "target": target.name,
+        "weights": target.provenance.get("weights"),
+        "vocab_size": target.vocab_size,
+        "hidden_size": target.hidden_size,
+        "num_layers": target.num_layers,
+        "dtype": target.dtype_name,
+        "token_dtype": "<u2" if target.vocab_size <= 1 << 16 else "<u4",
+        "settings": settings.model_dump(mode="json"),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }
+
+
+def plans(
+    frame: Frame, settings: CorpusSettings, prompts: list[GivenPrompt], done: frozenset[int]
+) -> Iterator[Plan]:
+    """All dialogues to be, without end, but for those that are done."""
+    number = -1
+    while True:
+        number += 1
+        if number in done:
+            continue
+        # Every k-th is given: an even share over any stretch of the stream.
+        share = settings.given_share if prompts else 0.0
+        if int((number + 1) * share) > int(number * share):
+            prompt = prompts[int(number * share) % len(prompts)]
+            yield given(
+                frame, prompt, number, seed=settings.seed, answer_tokens=settings.answer_tokens
+            )
+        else:
+            yield self_made(frame, number, seed=settings.seed, answer_tokens=settings.answer_tokens)
+
+
+def grow(
+    target: Target,
+    folder: Path,
+    settings: CorpusSettings,
+    *,
+    num_tokens: int,
+    rows: int,
+    prompts: list[GivenPrompt] | None = None,
+) -> Iterator[Corpus]:
+    """Let the target write until the corpus holds `num_tokens`; yields after every dialogue.
+
+    What was there is kept and counted. Dialogues follow from the settings' seed and their number;
+    closing the iterator loses only the unfinished ones.
+
+    Raises:
+        ConfigError, PromptError: the corpus is another target's, or the target cannot be asked.
+    """
+    if (folder / MANIFEST).is_file():
+        # A corpus that is large enough is only read: another process may be writing to it.
+        there = Corpus.open(folder)
+        there.check_made_by(target)
+        if there.num_tokens >= num_tokens:
+            return
+    frame = Frame.of(target)
+    writer = CorpusWriter(folder, target, settings)
+    corpus = writer.corpus
+    try:
+        stored = corpus.num_tokens
+        done = frozenset(entry.number for entry in corpus.entries)
+        generator = BatchGenerator(target, rows=rows, max_len=settings.max_len)
+        for dialogue in generator.run(plans(frame, settings, prompts or [], done)):
+            if not dialogue.spans:
+                continue
+            writer.append(dialogue)
+            stored += len(dialogue.token_ids)
+            yield corpus
+            if stored >= num_tokens:
+                return
+    finally:
+        writer.close()

@@ -1,0 +1,154 @@
+"""Trains a small language model to draft: distilled from the target, with its tokenizer.
+
+The embedding begins as the target's, projected onto its principal directions, and is tied to the
+output. Every row of a text learns the target's whole distribution (arXiv:2211.17192 leaves open
+where the draft model comes from; the recipe is plain distillation, arXiv:1503.02531).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn.functional import linear
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from engine.checkpoints import read_checkpoint
+from engine.drafters.draft_target import DraftTargetConfig
+from engine.target import Target
+from engine.training.corpus import Corpus, Entry
+from engine.training.packs import Pack, Teacher
+from engine.training.recipe import TrainSettings
+from engine.training.redrafter import principal_directions
+from engine.training.student import Judged, Student, Vocabulary, count_hits, no_hits, soft_loss
+
+NUM_OTHERS = 2048
+"""Tokens drawn per pack beside the vocabulary of the loss."""
+
+
+class DraftModelTraining(TrainSettings):
+    """A small Llama."""
+
+    method: ClassVar[str] = "draft_target"
+    paper: ClassVar[str] = "2211.17192, 1503.02531"
+
+    answers_only: bool = Field(False, description="learn from the target's answers only")
+    hidden_size: int = Field(96, ge=8, le=8192, description="width of the model")
+    layers: int = Field(4, ge=1, le=64, description="decoder layers")
+    heads: int = Field(4, ge=1, le=128, description="attention heads; they divide the width")
+    intermediate_size: int = Field(384, ge=8, le=1 << 16, description="width of the MLP")
+    max_draft_len: int = Field(5, ge=1, le=64, description="tokens drafted when evaluating")
+
+    @model_validator(mode="after")
+    def _fits(self) -> DraftModelTraining:
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(
+                f"hidden_size must be a multiple of twice the {self.heads} heads, "
+                f"got {self.hidden_size}"
+            )
+        return self
+
+    def student(self, target: Target, corpus: Corpus, entries: Sequence[Entry]) -> Student:
+        return DraftModelStudent(self, target, self.vocabulary(target, corpus, entries))
+
+    def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> DraftTargetConfig:
+        return DraftTargetConfig(
+            speculative_model=str(folder.resolve()), max_draft_len=self.max_draft_len
+        )
+
+
+class DraftModelStudent(Student):
+    """A small Llama with tied embedding, in float32 while it learns."""
+
+    def __init__(
+        self, settings: DraftModelTraining, target: Target, vocabulary: Vocabulary
+    ) -> None:
+        super().__init__()
+        eos = sorted(target.eos_ids)
+        rope = getattr(target.config, "rope_parameters", None) or {}
+        self.settings = settings
+        config = LlamaConfig(
+            vocab_size=target.vocab_size,
+            hidden_size=settings.hidden_size,
+            intermediate_size=settings.intermediate_size,
+            num_hidden_layers=settings.layers,
+            num_attention_heads=settings.heads,
+            num_key_value_heads=settings.heads,
+            max_position_embeddings=target.context_len,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": float(rope.get("rope_theta") or 10000.0),
+            },
+            tie_word_embeddings=True,
+            bos_token_id=getattr(target.config, "bos_token_id", None),
+            eos_token_id=eos[0] if len(eos) == 1 else eos or None,
+            pad_token_id=None,
+        )
+        config._attn_implementation = "sdpa"
+        self.model = LlamaForCausalLM(config)
+        self.to(target.device)
+        self._target = target
+        self._vocabulary = vocabulary
+        self._begin()
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        theirs = self._target.embedding.weight
+        assert isinstance(theirs, Tensor)
+        ours = self.model.get_input_embeddings().weight
+        assert isinstance(ours, Tensor)
+        full = theirs.detach().float()
+        width = min(ours.shape[1], full.shape[1])
+        ours.zero_()
+        ours[:, :width] = full @ principal_directions(full, width)
+
+    def judge(self, pack: Pack, teacher: Teacher, generator: torch.Generator | None) -> Judged:
+        ids = self._vocabulary.ids
+        if ids is not None and generator is not None:
+            # Output and embedding are one: some of the other tokens must learn to be unlikely.
+            drawn = torch.randint(self._target.vocab_size, (NUM_OTHERS,), generator=generator)
+            drawn = drawn.to(ids.device)
+            ids = torch.cat([ids, drawn[self._vocabulary.place(drawn) < 0].unique()])
+        out: Tensor = self.model.model(
+            input_ids=pack.tokens[None],
+            position_ids=pack.positions[None],
+            attention_mask=pack.visible[None, None],
+            use_cache=False,
+        ).last_hidden_state[0]
+        at = pack.ahead(1)
+        weight = self.model.get_output_embeddings().weight
+        assert isinstance(weight, Tensor)
+        logits = linear(out[at], weight if ids is None else weight[ids])
+        theirs = teacher.logits(pack.hidden[at], ids).softmax(dim=-1)
+        hits, rows = no_hits(1, out.device)
+        wanted = self._vocabulary.place(pack.tokens[at + 1])
+        hits[0], rows[0] = count_hits(logits, wanted), len(at)
+        return Judged(soft_loss(logits, theirs) / max(1, len(at)), hits, rows)
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        found = read_checkpoint(str(folder))
+        for name, value in self.model.named_parameters():
+            value.copy_(found.tensor(name, *value.shape))
+
+    def save(self, folder: Path, dtype: torch.dtype) -> None:
+        """transformers' own layout, with the target's tokenizer."""
+        stored = copy.deepcopy(self.model)
+        for parameter in stored.parameters():
+            parameter.data = parameter.data.to(dtype)
+        stored.config.dtype = dtype
+        stored.save_pretrained(folder)
+        if self._target.tokenizer is not None:
+            self._target.tokenizer.save_pretrained(folder)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "width": self.settings.hidden_size,
+            "layers": self.settings.layers,
+            "embedding": "tied; begun from the target's principal directions",
+        }

@@ -1,0 +1,302 @@
+"""Choice trees (static, of ranks) and tree shapes (the topology of a draft tree).
+
+Worked example, the tree of TensorRT-LLM's documentation given by its leaves:
+
+    [[0,0,0,0],[0,1,0],[1,0],[1,1]]
+
+    node   0     1    2    3      4      5      6      7        8        9
+    path  root  [0]  [1]  [0,0]  [0,1]  [1,0]  [1,1]  [0,0,0]  [0,1,0]  [0,0,0,0]
+    parent -1    0    0    1      1      2      2      3        4        7
+    depth   0    1    1    2      2      2      2      3        3        4
+
+Nodes are numbered by (depth, then lexicographically), as in Medusa, EAGLE and TensorRT-LLM.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import BeforeValidator
+
+from engine.errors import TreeError
+
+Path = tuple[int, ...]
+MAX_NODES = 1024
+"""Largest choice tree accepted, root excluded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceTree:
+    """A static tree of top-k ranks: which ranks to draft where. Holds no tokens.
+
+    `paths` is prefix-closed and sorted by (length, lexicographic); `paths[i]` is node i + 1 of the
+    draft tree and `paths[i][-1]` the rank it takes among its parent's children.
+    Source: arXiv:2401.10774, section 2.2.
+    """
+
+    paths: tuple[Path, ...]
+
+    @classmethod
+    def parse(
+        cls, value: object, *, form: Literal["auto", "candidates", "leaves"] = "auto"
+    ) -> ChoiceTree:
+        """Read a tree from lists of ranks, or from their text.
+
+        Args:
+            value: `[[0], [0, 0], [1]]` as lists, tuples or text of either.
+            form: `candidates` lists every node; `leaves` lists only the ends of paths, and all
+                prefixes are added. `auto` takes a list in which no path is a prefix of another as
+                leaves, anything else as candidates.
+
+        Raises:
+            TreeError: not lists, an empty or repeated path, a negative rank, a gap (a node whose
+                parent is missing) or too many nodes. The message names the path.
+        """
+        paths = [_path(item) for item in _listed(value)]
+        seen: set[Path] = set()
+        for path in paths:
+            if path in seen:
+                raise TreeError(f"Choice tree lists {list(path)} twice. Remove one of them.")
+            seen.add(path)
+        prefixes = {path[:depth] for path in paths for depth in range(1, len(path))}
+        only_leaves = not (prefixes & seen)
+        if form == "leaves" or (form == "auto" and only_leaves):
+            if not only_leaves:
+                inner = min(prefixes & seen)
+                raise TreeError(f"{list(inner)} is not a leaf. List only the ends of paths.")
+            seen |= prefixes
+        for path in sorted(seen, key=_order):
+            if len(path) > 1 and path[:-1] not in seen:
+                raise TreeError(
+                    f"Choice tree has a gap: {list(path)} needs its parent {list(path[:-1])}. "
+                    "Add it, or list only the ends of paths."
+                )
+        if len(seen) > MAX_NODES:
+            raise TreeError(f"Choice tree must have at most {MAX_NODES} nodes, got {len(seen)}.")
+        return cls(tuple(sorted(seen, key=_order)))
+
+    @classmethod
+    def chain(cls, length: int) -> ChoiceTree:
+        """The first choice at every depth: `[0], [0, 0], …`."""
+        return cls(tuple((0,) * depth for depth in range(1, length + 1)))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def depth(self) -> int:
+        """Longest path, in drafted tokens."""
+        return max((len(path) for path in self.paths), default=0)
+
+    @property
+    def max_rank(self) -> int:
+        """Highest rank used anywhere; the drafter must offer max_rank + 1 choices."""
+        return max((rank for path in self.paths for rank in path), default=0)
+
+    @property
+    def leaves(self) -> tuple[Path, ...]:
+        """The ends of paths: what the `leaves` form lists."""
+        inner = {path[:-1] for path in self.paths}
+        return tuple(path for path in self.paths if path not in inner)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Rank of every node of the draft tree; the root's is 0 by convention."""
+        return (0, *(path[-1] for path in self.paths))
+
+    @property
+    def shape(self) -> TreeShape:
+        """Topology of the draft trees that this tree makes."""
+        return _shape_of(self.paths)
+
+    def check_fits(self, *, depth: int, ranks: int, what: str) -> None:
+        """Refuse a tree that is deeper than `depth` or uses a rank ≥ `ranks`.
+
+        Raises:
+            TreeError: naming the path and both numbers.
+        """
+        for path in self.paths:
+            if len(path) > depth:
+                raise TreeError(
+                    f"Choice tree path {list(path)} has depth {len(path)}, but {what} drafts "
+                    f"{depth} tokens deep. Shorten the tree or use a drafter with more heads."
+                )
+            if max(path) >= ranks:
+                raise TreeError(
+                    f"Choice tree path {list(path)} uses rank {max(path)}, but {what} offers "
+                    f"ranks 0 to {ranks - 1}. Use lower ranks."
+                )
+
+    def as_lists(self) -> list[list[int]]:
+        """All candidates as plain lists, in node order."""
+        return [list(path) for path in self.paths]
+
+
+def _choice_paths(value: object) -> tuple[Path, ...]:
+    try:
+        return ChoiceTree.parse(value).paths
+    except TreeError as error:
+        # Only a ValueError lets the config class add which file the setting came from.
+        raise ValueError(str(error).removesuffix(".")) from error
+
+
+ChoicePaths = Annotated[tuple[Path, ...], BeforeValidator(_choice_paths)]
+"""A setting that holds a choice tree, in any form `ChoiceTree.parse` reads; kept as candidates."""
+
+
+def _order(path: Path) -> tuple[int, Path]:
+    return len(path), path
+
+
+def _listed(value: object) -> Sequence[object]:
+    if isinstance(value, ChoiceTree):
+        return value.paths
+    if isinstance(value, str):
+        if len(value) > 200_000:
+            raise TreeError(f"Choice tree text has {len(value)} characters; 200000 are allowed.")
+        try:
+            value = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+            raise TreeError(
+                "Choice tree text must be a list of paths such as [[0], [0, 0], [1]]."
+            ) from error
+    if not isinstance(value, list | tuple):
+        raise TreeError(
+            f"Choice tree must be a list of paths such as [[0], [0, 0]], got {value!r:.80}."
+        )
+    if not value:
+        raise TreeError("Choice tree must have at least one path, got an empty list.")
+    return value
+
+
+def _path(item: object) -> Path:
+    if not isinstance(item, list | tuple) or not item:
+        raise TreeError(f"Choice tree path must be a non-empty list of ranks, got {item!r:.80}.")
+    for rank in item:
+        if isinstance(rank, bool) or not isinstance(rank, int):
+            raise TreeError(f"Choice tree path {item!r:.80} has {rank!r:.40}; ranks are integers.")
+        if rank < 0:
+            raise TreeError(f"Choice tree path {item!r:.80} has rank {rank}; ranks start at 0.")
+    return tuple(item)
+
+
+class TreeShape:
+    """Topology of a draft tree with n nodes: node 0 is the root, parents come before children.
+
+    Attributes:
+        parents: `parents[0] == -1`, `parents[i] < i`.
+        depths: `(n,)` int64; the root has depth 0.
+        ancestors: `(n, n)` bool; row i is True at i and at every ancestor of i.
+    """
+
+    __slots__ = ("_on_device", "ancestors", "children", "depths", "parents")
+
+    def __init__(self, parents: Iterable[int]) -> None:
+        self.parents = tuple(parents)
+        n = len(self.parents)
+        if not n or self.parents[0] != -1 or any(not 0 <= p < i for i, p in _edges(self.parents)):
+            raise TreeError(f"Draft tree parents must be [-1, earlier nodes …], got {parents!r}.")
+        depths = np.zeros(n, dtype=np.int64)
+        ancestors = np.eye(n, dtype=bool)
+        children: list[list[int]] = [[] for _ in range(n)]
+        for node, parent in _edges(self.parents):
+            depths[node] = depths[parent] + 1
+            ancestors[node] |= ancestors[parent]
+            children[parent].append(node)
+        self.depths = torch.from_numpy(depths)
+        self.ancestors = torch.from_numpy(ancestors)
+        self.children = tuple(tuple(c) for c in children)
+        self._on_device: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @classmethod
+    @functools.lru_cache(maxsize=256)
+    def chain(cls, length: int) -> TreeShape:
+        """Root and `length` drafted tokens in a row."""
+        return cls(range(-1, length))
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TreeShape) and self.parents == other.parents
+
+    def __hash__(self) -> int:
+        return hash(self.parents)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every node is the only child of the node before it."""
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    @property
+    def max_depth(self) -> int:
+        return int(self.depths.max())
+
+    def on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """`(depths, ancestors)` on a device, copied there once."""
+        if device.type == "cpu":
+            return self.depths, self.ancestors
+        if device not in self._on_device:
+            self._on_device[device] = (self.depths.to(device), self.ancestors.to(device))
+        return self._on_device[device]
+
+    def path_to(self, node: int) -> Path:
+        """Nodes from the root's child down to `node`; empty for the root."""
+        path: list[int] = []
+        while node > 0:
+            path.append(node)
+            node = self.parents[node]
+        return tuple(reversed(path))
+
+    def keep(self, nodes: Sequence[int]) -> TreeShape:
+        """The tree of these nodes only: ascending, root and every parent among them."""
+        renumbered = {old: new for new, old in enumerate(nodes)}
+        return TreeShape([-1, *(renumbered[self.parents[i]] for i in nodes[1:])])
+
+
+def _edges(parents: Sequence[int]) -> Iterable[tuple[int, int]]:
+    return ((node, parent) for node, parent in enumerate(parents) if node > 0)
+
+
+@functools.lru_cache(maxsize=512)
+def _shape_of(paths: tuple[Path, ...]) -> TreeShape:
+    node_of: dict[Path, int] = {(): 0}
+    for node, path in enumerate(paths, start=1):
+        node_of[path] = node
+    return TreeShape([-1, *(node_of[path[:-1]] for path in paths)])
+
+
+def merge_prefixes(beams: Sequence[Sequence[int]]) -> tuple[list[int], TreeShape, list[list[int]]]:
+    """Merge token sequences that share prefixes into one tree under a common root.
+
+    Walks the beams in order and adds a node only where the prefix is new, so siblings always
+    carry different tokens (what tree verification needs).
+
+    Returns:
+        tokens of nodes 1 … n-1, the shape (root included), and per beam the node of each token.
+
+    Example: beams `[5, 6], [5, 7], [8]` → tokens `[5, 6, 7, 8]`, parents `[-1, 0, 1, 1, 0]`,
+    nodes `[[1, 2], [1, 3], [4]]`.
+    """
+    tokens: list[int] = []
+    parents = [-1]
+    node_of: dict[tuple[int, int], int] = {}
+    nodes: list[list[int]] = []
+    for beam in beams:
+        at = 0
+        walked: list[int] = []
+        for token in beam:
+            if (at, token) not in node_of:
+                node_of[at, token] = len(parents)
+                parents.append(at)
+                tokens.append(token)
+            at = node_of[at, token]
+            walked.append(at)
+        nodes.append(walked)
+    return tokens, TreeShape(parents), nodes

@@ -1,0 +1,214 @@
+"""Adaptive drafting: per step, draft as much as recent acceptance and measured time justify.
+
+Before each step the controller asks, for every draft depth d and tree size n, what a step would
+bring and cost:
+
+    tokens(d, n) = 1 + sum of the n highest estimated path probabilities among nodes of depth ≤ d
+    ms(d, n)     = draft_ms(d) + verify_ms(n + 1) + other_ms
+    plain        = 1 token in verify_ms(1) + other_ms
+
+and takes the best ratio; where plain decoding wins, it drafts nothing and looks again later. The
+estimates use ranks and earlier outcomes only, never this step's tokens, so the choice does not
+bias lossless sampling.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from engine.accept import Rule
+from engine.config import Sampling
+from engine.drafters.base import Drafter, Start, root_only
+from engine.proposal import Outcome, Proposal
+from engine.target import Target
+from engine.tuning.latency import LatencyCurve
+
+WARM_UP_STEPS = 3
+"""Steps with the whole draft at the start, to have something to estimate from."""
+FIRST_PAUSE = 4
+LONGEST_PAUSE = 64
+"""Plain steps before drafting is tried again; doubles while it does not pay."""
+MEMORY = 0.95
+"""Weight of the past in every running mean, per step."""
+MARGIN = 1.03
+"""Drafting must promise this much over plain decoding: estimates are noisy, plain is safe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The draft that promises most, and how many times plain decoding's speed it promises."""
+
+    depth: int
+    num_nodes: int
+    speedup: float
+
+
+@dataclass(slots=True)
+class AcceptanceEstimate:
+    """Running estimate of P(node accepted | its parent accepted) by depth and rank."""
+
+    hits: dict[tuple[int, int], float] = field(default_factory=dict)
+    trials: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    def observe(self, proposal: Proposal, path: tuple[int, ...]) -> None:
+        """Every child of an accepted node was tried."""
+        accepted = set(path)
+        depths = proposal.shape.depths.tolist()
+        ranks = ranks_of(proposal)
+        for parent in path:
+            for child in proposal.shape.children[parent]:
+                key = (depths[child], ranks[child])
+                self.hits[key] = MEMORY * self.hits.get(key, 0.0) + (child in accepted)
+                self.trials[key] = MEMORY * self.trials.get(key, 0.0) + 1
+
+    def rate(self, depth: int, rank: int) -> float:
+        """With a weak prior, so that one miss does not end a depth."""
+        key = (depth, rank)
+        prior = 0.6 * 0.5**rank
+        return (self.hits.get(key, 0.0) + prior) / (self.trials.get(key, 0.0) + 1.0)
+
+
+def ranks_of(proposal: Proposal) -> list[int]:
+    """Rank of every node: the drafter's, or the order of siblings."""
+    if proposal.ranks is not None:
+        return list(proposal.ranks)
+    ranks = [0] * len(proposal.shape)
+    for siblings in proposal.shape.children:
+        for rank, node in enumerate(siblings):
+            ranks[node] = rank
+    return ranks
+
+
+def path_probabilities(proposal: Proposal, estimate: AcceptanceEstimate) -> np.ndarray:
+    """Estimated probability that each node is accepted, `(n,)`; the root's is 1.
+
+    Never above that of an earlier sibling: sampled siblings are verified in the order drawn, so a
+    smaller tree must keep a prefix of them.
+    """
+    ranks = ranks_of(proposal)
+    depths = proposal.shape.depths.tolist()
+    probs = np.ones(len(ranks))
+    for parent, siblings in enumerate(proposal.shape.children):
+        ceiling = 1.0
+        for node in siblings:
+            ceiling = min(ceiling, estimate.rate(depths[node], ranks[node]))
+            probs[node] = probs[parent] * ceiling
+    return probs
+
+
+class AdaptiveDrafter(Drafter):
+    """Wraps any drafter and asks it for as much as pays."""
+
+    def __init__(self, inner: Drafter, target: Target, curve: LatencyCurve) -> None:
+        self.inner = inner
+        self.needs = inner.needs
+        self._device = target.device
+        self._curve = curve
+        self._reset()
+
+    def _reset(self) -> None:
+        self._estimate = AcceptanceEstimate()
+        self._draft_ms: dict[int, float] = {}
+        self._template: Proposal | None = None
+        self._root = 0
+        self._num_steps = 0
+        self._pause = 0
+        self._next_pause = FIRST_PAUSE
+        self._probe = False
+        self._asked: Proposal | None = None
+
+    def start(self, start: Start) -> None:
+        self._reset()
+        self._root = start.root
+        self.inner.start(start)
+
+    def propose(self, max_depth: int) -> Proposal:
+        if self._pause > 0:
+            self._pause -= 1
+            self._probe = self._pause == 0
+            return self._plain(f"plain decoding; drafting is tried again in {self._pause + 1}")
+        if self._num_steps < WARM_UP_STEPS or self._template is None:
+            return self._draft(max_depth, "whole draft: learning what is accepted")
+        plan = self._plan(self._template)
+        words = f"depth {plan.depth}, {plan.num_nodes} nodes: {plan.speedup:.2f} × plain expected"
+        if plan.speedup >= MARGIN:
+            self._next_pause = FIRST_PAUSE
+        elif self._probe:
+            self._probe = False
+            words = "trying again: " + words
+        else:
+            self._pause = self._next_pause
+            self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
+            return self._plain(f"drafting does not pay: {plan.speedup:.2f} × plain at best")
+        return self._draft(min(max_depth, plan.depth), words, plan.num_nodes)
+
+    def _plain(self, decision: str) -> Proposal:
+        self._asked = None
+        return root_only(self._root, self._device).keep([0], decision)
+
+    def _draft(self, max_depth: int, decision: str, num_nodes: int | None = None) -> Proposal:
+        began = time.perf_counter()
+        proposal = self.inner.propose(max_depth)
+        taken_ms = 1000 * (time.perf_counter() - began)
+        if max_depth > 0 and len(proposal.shape) > 1:
+            depth = proposal.shape.max_depth
+            if self._num_steps:
+                # The first draft also reads the prompt, which no later one does.
+                before = self._draft_ms.get(depth, taken_ms)
+                self._draft_ms[depth] = before + 0.2 * (taken_ms - before)
+            if self._template is None or len(proposal.shape) >= len(self._template.shape):
+                self._template = proposal
+        self._asked = proposal
+        if num_nodes is None or num_nodes >= len(proposal.shape) - 1 or proposal.extra is not None:
+            return _with_decision(proposal, decision)
+        probs = path_probabilities(proposal, self._estimate)
+        order = np.lexsort((np.arange(len(probs)), -probs))
+        return proposal.keep(sorted(order[: num_nodes + 1].tolist()), decision)
+
+    def _plan(self, template: Proposal) -> Plan:
+        probs = path_probabilities(template, self._estimate)
+        depths = template.shape.depths.numpy()
+        plain_ms = self._curve.at(1)
+        best = Plan(1, 1, 0.0)
+        for depth in range(1, template.shape.max_depth + 1):
+            inside = np.sort(probs[(depths > 0) & (depths <= depth)])[::-1]
+            tokens = 1 + np.cumsum(inside)
+            sizes = np.arange(1, len(inside) + 1)
+            ms = self._draft_at(depth) + np.array([self._curve.at(int(n) + 1) for n in sizes])
+            gain = tokens / ms * plain_ms
+            at = int(gain.argmax())
+            if gain[at] > best.speedup:
+                best = Plan(depth, at + 1, float(gain[at]))
+        return best
+
+    def _draft_at(self, depth: int) -> float:
+        """Milliseconds to draft this deep, from the depths seen so far, in proportion."""
+        if not self._draft_ms:
+            return 0.0
+        if depth in self._draft_ms:
+            return self._draft_ms[depth]
+        nearest = min(self._draft_ms, key=lambda seen: abs(seen - depth))
+        return self._draft_ms[nearest] * depth / nearest
+
+    def observe(self, outcome: Outcome) -> None:
+        self._num_steps += 1
+        self._root = outcome.next_root
+        if self._asked is not None:
+            self._estimate.observe(outcome.proposal, outcome.path)
+        self.inner.observe(outcome)
+
+    def rule(self, sampling: Sampling) -> Rule:
+        return self.inner.rule(sampling)
+
+    def finish(self) -> None:
+        self.inner.finish()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def _with_decision(proposal: Proposal, decision: str) -> Proposal:
+    return replace(proposal, decision=decision)

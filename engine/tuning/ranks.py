@@ -1,0 +1,211 @@
+"""Rank tables: which rank a drafter gave to the true token, for every position and draft depth.
+
+Greedy speculative decoding never changes the text, and what a drafter offers behind the true path
+does not depend on the tree around it. So one table answers what *any* choice tree would have
+accepted at *any* position (`engine.tuning.replay`).
+
+Worked example, a text with outputs a b c d (three possible roots: a, b, c), two depths:
+
+    row  root  true tokens   ranks    the tree [0], [1], [0, 0] accepts
+    0    a     b  c          0  0     b c
+    1    b     c  d          1  0     c (there is no [1, 0])
+    2    c     d  (tail)     5  0     nothing
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import numpy as np
+
+from engine.errors import ConfigError
+
+NOT_KEPT = -1
+"""In `RankTable.ranks`: not among the ranks kept, or nothing can be drafted there."""
+_FORMAT = 1
+_DAMAGED = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChainSteps:
+    """Steps that a drafter really made offline, one after the other over all texts.
+
+    Attributes:
+        roots: `(steps,)` int32 rows of the table.
+        accepted: `(steps,)` int16 draft tokens accepted.
+        drafted: `(steps,)` int16 draft tokens proposed.
+    """
+
+    roots: np.ndarray
+    accepted: np.ndarray
+    drafted: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankTable:
+    """Ranks of the true tokens, text after text.
+
+    Attributes:
+        ranks: `(positions, depths)` int16, 0 = the drafter's first choice, `NOT_KEPT` = −1.
+            A position is an output token that can be the root of a step.
+        num_ranks: ranks that were told apart; a true token beyond them is `NOT_KEPT`.
+        texts: row at which each text starts.
+        categories: one per text.
+        token_ids: `(t,)` int32: of every text all outputs and the tail behind them.
+        token_starts: where each text starts in `token_ids`.
+        chains: for drafters that look up rather than rank (no depths then): the steps made, by
+            draft length.
+        about: what was measured on what; plain JSON.
+    """
+
+    ranks: np.ndarray
+    num_ranks: int
+    texts: tuple[int, ...]
+    categories: tuple[str, ...]
+    token_ids: np.ndarray
+    token_starts: tuple[int, ...]
+    chains: Mapping[int, ChainSteps] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_positions(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def depths(self) -> int:
+        return int(self.ranks.shape[1])
+
+    @property
+    def num_texts(self) -> int:
+        return len(self.texts)
+
+    def span(self, text: int) -> tuple[int, int]:
+        """Rows `[begin, end)` of a text."""
+        ends = (*self.texts[1:], self.num_positions)
+        return self.texts[text], ends[text]
+
+    def locate(self, row: int) -> tuple[int, int]:
+        """Which text a row belongs to, and which of its outputs is the root."""
+        text = int(np.searchsorted(self.texts, row, side="right")) - 1
+        return text, row - self.texts[text]
+
+    def tokens_at(self, row: int, count: int) -> tuple[int, ...]:
+        """The root of a row and the true tokens behind it, `count` in all or as many as known."""
+        text, at = self.locate(row)
+        ends = (*self.token_starts[1:], len(self.token_ids))
+        begin = self.token_starts[text] + at
+        return tuple(self.token_ids[begin : min(begin + count, ends[text])].tolist())
+
+    def only(self, category: str | None) -> RankTable:
+        """The texts of one category; None = all of them.
+
+        Raises:
+            ConfigError: no text is of this category.
+        """
+        if category is None:
+            return self
+        wanted = [i for i, name in enumerate(self.categories) if name == category]
+        if not wanted:
+            known = ", ".join(sorted(set(self.categories)))
+            raise ConfigError(f"category must be one of {known}, got {category!r:.80}.")
+        return self.pick(wanted)
+
+    def pick(self, wanted: Sequence[int]) -> RankTable:
+        """These texts only, by number, in this order."""
+        rows = [np.arange(*self.span(i)) for i in wanted]
+        ends = (*self.token_starts[1:], len(self.token_ids))
+        tokens = [self.token_ids[self.token_starts[i] : ends[i]] for i in wanted]
+        kept = np.concatenate(rows)
+        return RankTable(
+            ranks=self.ranks[kept],
+            num_ranks=self.num_ranks,
+            texts=_starts([len(r) for r in rows]),
+            categories=tuple(self.categories[i] for i in wanted),
+            token_ids=np.concatenate(tokens),
+            token_starts=_starts([len(t) for t in tokens]),
+            chains={length: _kept(steps, kept) for length, steps in self.chains.items()},
+            about={**self.about, **_of_each(self.about, self.num_texts, wanted)},
+        )
+
+    # ---- stored
+
+    def to_bytes(self) -> bytes:
+        """A compressed NumPy archive; `from_bytes` reads it."""
+        head = {
+            "format": _FORMAT,
+            "num_ranks": self.num_ranks,
+            "texts": self.texts,
+            "categories": self.categories,
+            "token_starts": self.token_starts,
+            "about": dict(self.about),
+            "chains": sorted(self.chains),
+        }
+        arrays = {"ranks": self.ranks, "token_ids": self.token_ids}
+        for length, steps in self.chains.items():
+            arrays[f"chain_{length}"] = np.stack(
+                [steps.roots, steps.accepted.astype(np.int32), steps.drafted.astype(np.int32)]
+            )
+        stream = io.BytesIO()
+        packed = np.frombuffer(json.dumps(head).encode(), dtype=np.uint8)
+        np.savez_compressed(stream, head=packed, **arrays)  # type: ignore[arg-type]
+        return stream.getvalue()
+
+    @classmethod
+    def from_bytes(cls, payload: bytes) -> Self:
+        """What `to_bytes` wrote.
+
+        Raises:
+            ConfigError: it is no rank table, or one of a newer version.
+        """
+        try:
+            if not zipfile.is_zipfile(io.BytesIO(payload)):
+                raise ValueError("not an archive")
+            with np.load(io.BytesIO(payload), allow_pickle=False) as stored:
+                head = json.loads(stored["head"].tobytes())
+                if head["format"] != _FORMAT:
+                    raise ConfigError(
+                        f"The rank table has format {head['format']}, this version reads {_FORMAT}."
+                        " Measure it again."
+                    )
+                return cls(
+                    ranks=stored["ranks"],
+                    num_ranks=head["num_ranks"],
+                    texts=tuple(head["texts"]),
+                    categories=tuple(head["categories"]),
+                    token_ids=stored["token_ids"],
+                    token_starts=tuple(head["token_starts"]),
+                    chains={n: _steps(stored[f"chain_{n}"]) for n in head["chains"]},
+                    about=head["about"],
+                )
+        except _DAMAGED as error:
+            raise ConfigError("This is no rank table. Measure it again.") from error
+
+
+def _of_each(about: Mapping[str, Any], num_texts: int, wanted: Sequence[int]) -> dict[str, Any]:
+    """Where the wanted texts come from, if it is known of every text."""
+    sources = about.get("sources") or ()
+    return {"sources": [sources[i] for i in wanted]} if len(sources) == num_texts else {}
+
+
+def _starts(lengths: list[int]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.cumsum([0, *lengths])[:-1])
+
+
+def _kept(steps: ChainSteps, rows: np.ndarray) -> ChainSteps:
+    """The steps whose root is one of these rows, numbered anew, in the order of the rows."""
+    new = np.full(max(steps.roots.max(initial=0), rows.max(initial=0)) + 1, -1)
+    new[rows] = np.arange(len(rows))
+    inside = np.flatnonzero(new[steps.roots] >= 0)
+    inside = inside[np.argsort(new[steps.roots[inside]], kind="stable")]
+    roots = new[steps.roots[inside]].astype(np.int32)
+    return ChainSteps(roots, steps.accepted[inside], steps.drafted[inside])
+
+
+def _steps(packed: np.ndarray) -> ChainSteps:
+    return ChainSteps(packed[0], packed[1].astype(np.int16), packed[2].astype(np.int16))

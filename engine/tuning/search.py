@@ -1,0 +1,198 @@
+"""Finds the best choice tree of every size for a rank table.
+
+A node's path frequency is the share of positions whose true path leads through it, counted jointly
+over all depths (never multiplied from independent ones). A tree's mean accepted length over a set
+of positions is the sum of its nodes' frequencies there, so the n most frequent paths are the best
+tree of n nodes *for these positions*; a child is never more frequent than its parent, so they are
+a tree.
+
+Which positions, though? A run's steps begin only at some of them, and which ones depends on the
+tree: after a long step the next root is a harder place than average. So the search starts from all
+positions, grows the best tree for those that its steps visited, and so on; it also extends the best
+smaller tree by what its steps missed most. The tree whose *replayed* MAT was highest is returned.
+That is exact for every tree compared; it is no proof that no other tree of n nodes is better.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.errors import ConfigError
+from engine.tree import MAX_NODES, ChoiceTree, Path
+from engine.tuning.ranks import RankTable
+from engine.tuning.replay import Replay, replay
+
+ROUNDS = 3
+"""How often a tree is grown again for the positions that it visited itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """The best tree found of at most n nodes, and its replayed MAT."""
+
+    num_nodes: int
+    tree: ChoiceTree
+    mat: float
+
+
+def best_tree(
+    table: RankTable,
+    n: int,
+    *,
+    max_depth: int | None = None,
+    max_width: int | None = None,
+    category: str | None = None,
+) -> ChoiceTree:
+    """The tree of at most n nodes with the highest replayed MAT among those grown.
+
+    It has fewer nodes where no further path was ever true.
+
+    Args:
+        max_depth: longest path; None = as deep as the table.
+        max_width: ranks that may be used, 0 … max_width − 1; None = all of the table's.
+
+    Raises:
+        ConfigError: a constraint is out of range, no text is of this category, or the drafter was
+            never right.
+    """
+    return curve(table, (n,), max_depth=max_depth, max_width=max_width, category=category)[0].tree
+
+
+def curve(
+    table: RankTable,
+    ns: Sequence[int],
+    *,
+    max_depth: int | None = None,
+    max_width: int | None = None,
+    category: str | None = None,
+) -> tuple[CurvePoint, ...]:
+    """The best tree for every size, in the order given; a larger one is never worse.
+
+    Raises:
+        ConfigError: as `best_tree`.
+    """
+    table = table.only(category)
+    bounds = _Bounds.checked(table, ns, max_depth, max_width)
+    everywhere = grow(table, np.arange(table.num_positions), max(ns), bounds.depth, bounds.width)
+    if not everywhere:
+        raise ConfigError(
+            "No tree helps: the drafter never ranked the true token among those that may be used. "
+            "Allow more ranks, or choose another drafter."
+        )
+    found: dict[int, CurvePoint] = {}
+    best: CurvePoint | None = None
+    for n in sorted({*ns, *_steps_up_to(max(ns))}):
+        point = _best_of_size(table, everywhere, n, bounds, best)
+        # Adding nodes never hurts a step, but it can shift the steps behind it.
+        best = point if best is None or point.mat >= best.mat else best
+        found[n] = CurvePoint(n, best.tree, best.mat)
+    return tuple(found[n] for n in ns)
+
+
+def _steps_up_to(n: int) -> list[int]:
+    """Halved again and again: smaller trees to extend."""
+    return [n >> i for i in range(n.bit_length())]
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    depth: int
+    width: int
+
+    @classmethod
+    def checked(
+        cls, table: RankTable, ns: Sequence[int], max_depth: int | None, max_width: int | None
+    ) -> _Bounds:
+        if not table.depths:
+            raise ConfigError("This drafter looks up chains; there is no tree to choose.")
+        for n in ns:
+            if not 1 <= n <= MAX_NODES:
+                raise ConfigError(f"Nodes must be in [1, {MAX_NODES}], got {n}.")
+        for name, value in (("max_depth", max_depth), ("max_width", max_width)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}.")
+        depth = table.depths if max_depth is None else min(max_depth, table.depths)
+        return cls(depth, table.num_ranks if max_width is None else min(max_width, table.num_ranks))
+
+
+def _best_of_size(
+    table: RankTable,
+    everywhere: Sequence[Path],
+    n: int,
+    bounds: _Bounds,
+    smaller: CurvePoint | None,
+) -> CurvePoint:
+    seeds = [_tree(everywhere[:n])]
+    if smaller is not None:
+        seeds.append(_extended(table, smaller.tree, n, bounds))
+    best: tuple[float, ChoiceTree] | None = None
+    tried = set[ChoiceTree]()
+    for seed in seeds:
+        tree = seed
+        for _ in range(ROUNDS):
+            if tree in tried:
+                break
+            tried.add(tree)
+            result: Replay = replay(table, tree)
+            if best is None or result.mat > best[0]:
+                best = result.mat, tree
+            tree = _tree(grow(table, result.roots, n, bounds.depth, bounds.width) or tree.paths)
+    assert best is not None
+    return CurvePoint(n, best[1], best[0])
+
+
+def _extended(table: RankTable, tree: ChoiceTree, n: int, bounds: _Bounds) -> ChoiceTree:
+    """The tree with the paths that its own steps would take most often, up to n nodes."""
+    steps = replay(table, tree).roots
+    known = set(tree.paths)
+    missing = [
+        path
+        for path in grow(table, steps, n + len(tree), bounds.depth, bounds.width)
+        if path not in known
+    ]
+    return _tree([*tree.paths, *missing[: max(0, n - len(tree))]])
+
+
+def _tree(paths: Sequence[Path]) -> ChoiceTree:
+    return ChoiceTree(tuple(sorted(paths, key=lambda path: (len(path), path))))
+
+
+def grow(
+    table: RankTable, rows: np.ndarray, n: int, max_depth: int, max_width: int
+) -> tuple[Path, ...]:
+    """The n most frequent paths among these rows, most frequent first; equals: shorter, lower rank.
+
+    The first k of them are the k most frequent: one growth serves all sizes. Paths that none of
+    the rows takes are left out.
+
+    Example: ranks (0, 0), (0, 1), (1, 0), (0, 0): paths [0] 3, [0, 0] 2, [1] 1, [0, 1] 1, [1, 0] 1.
+    """
+    ranks = table.ranks
+    grown: list[Path] = []
+    waiting: list[tuple[int, int, Path, np.ndarray]] = []
+
+    def offer(path: Path, through: np.ndarray) -> None:
+        """Put the children of a path, which these rows take, on the heap."""
+        column = ranks[through, len(path)]
+        inside = (column >= 0) & (column < max_width)
+        through, column = through[inside], column[inside]
+        order = np.argsort(column, kind="stable")
+        through, column = through[order], column[order]
+        used, begins = np.unique(column, return_index=True)
+        takings = np.split(through, begins[1:]) if len(used) else []
+        for rank, taking in zip(used.tolist(), takings, strict=True):
+            child = (*path, rank)
+            heapq.heappush(waiting, (-len(taking), len(child), child, taking))
+
+    if max_depth > 0 and len(rows):
+        offer((), rows)
+    while waiting and len(grown) < n:
+        _, depth, path, taking = heapq.heappop(waiting)
+        grown.append(path)
+        if depth < max_depth:
+            offer(path, taking)
+    return tuple(grown)

@@ -1,0 +1,264 @@
+"""What came of a benchmark, from its finished requests alone: tables, ratios, verdicts.
+
+`FORMULAS` says how each figure is computed; it travels with every report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from playground.bench.groups import in_order
+from playground.bench.latency import LatencyTable, latency_table
+from playground.bench.measured import SPLIT, Measured
+from playground.bench.stats import mean, percentile, std
+from playground.bench.verdict import Verdict, verdict_of
+
+FORMULAS: dict[str, str] = {
+    "speedup": (
+        "tok/s over the tok/s of plain decoding on the same requests, tok/s = "
+        "Σ (new tokens - 1) / Σ (last commit - first commit)"
+    ),
+    "mean_of_ratios": "mean over requests of tok/s / tok/s of plain decoding for that request",
+    "spread": (
+        "lowest … highest speedup of a repeat; with one repeat the quartiles of the requests"
+    ),
+    "mat": "1 + Σ accepted draft tokens / Σ steps, before any cut by EOS or length",
+    "tok_s": "Σ (new tokens - 1) / Σ (last commit - first commit): decoding without prefill",
+    "step_ms": "Σ step latency / steps: draft + verify + accept + other",
+    "position_rates": "rate i = steps that accepted at least i draft tokens / steps",
+    "draft_acceptance": "accepted draft tokens / drafted tokens",
+    "itl_ms": "mean over requests of the mean over steps of step latency / tokens committed",
+    "ttft_ms": "mean over requests of request in the engine → first commit",
+    "split_ms": "Σ seconds in draft, verify, accept and other / steps",
+    "by_context": "tok/s of the requests by prompt tokens + half of the new tokens",
+    "verdict": "greedy answers that are token for token those of plain decoding / answers",
+}
+CONTEXT_EDGES = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+Pair = tuple[Measured, Measured]
+"""A request as a configuration answered it, and as the reference did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speedup:
+    """How much faster than the reference, over `num_pairs` requests that both answered.
+
+    Attributes:
+        ratio: of pooled tok/s.
+        mean_of_ratios: over requests.
+        low, high: spread of `ratio` over the repeats, lowest and highest; with a single repeat the
+            quartiles of the requests' own ratios.
+        std: over the repeats; None with a single one.
+    """
+
+    ratio: float
+    mean_of_ratios: float
+    low: float
+    high: float
+    spread_over: str
+    std: float | None
+    num_pairs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One configuration on one group of prompts, or on all of them."""
+
+    num_requests: int
+    num_new_tokens: int
+    num_steps: int
+    mat: float | None
+    tok_s: float | None
+    step_ms: float | None
+    speedup: Speedup | None
+
+
+@dataclass(frozen=True, slots=True)
+class ContextBin:
+    """tok/s of the requests whose mean context length lies in [`low`, `high`)."""
+
+    low: int
+    high: int
+    num_requests: int
+    context_len: float
+    tok_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Everything about one configuration; `example_run` is one of its runs in the log."""
+
+    name: str
+    title: str
+    decoding_type: str
+    lossless: bool
+    reference: bool
+    overall: Cell
+    groups: Mapping[str, Cell]
+    latency: LatencyTable | None
+    position_rates: tuple[float, ...]
+    draft_acceptance: float | None
+    split_ms: Mapping[str, float] | None
+    itl_ms: float | None
+    ttft_ms: float | None
+    by_context: tuple[ContextBin, ...]
+    verdict: Verdict | None
+    example_run: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A whole benchmark so far."""
+
+    configurations: tuple[Section, ...]
+    groups: tuple[str, ...]
+    num_done: int
+
+    def section(self, name: str) -> Section:
+        return next(section for section in self.configurations if section.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make_report(plan: Mapping[str, Any], requests: Sequence[Measured]) -> Report:
+    """The report over a stored plan and what is finished of it.
+
+    Args:
+        plan: as `Plan.to_dict` wrote it; the first configuration is the reference.
+    """
+    configurations = plan["configurations"]
+    reference = configurations[0]["name"]
+    greedy = plan["sampling"]["temperature"] < 1e-5
+    by_name: dict[str, list[Measured]] = {c["name"]: [] for c in configurations}
+    for request in requests:
+        by_name.setdefault(request.configuration, []).append(request)
+    plain = {request.pair: request for request in by_name[reference]}
+    sections = tuple(
+        _section(c, by_name[c["name"]], plain, reference=c["name"] == reference, greedy=greedy)
+        for c in configurations
+    )
+    groups = tuple(in_order({request.group for request in requests}))
+    return Report(sections, groups, len(requests))
+
+
+def _section(
+    head: Mapping[str, Any],
+    requests: Sequence[Measured],
+    plain: Mapping[tuple[str, str, int, int], Measured],
+    *,
+    reference: bool,
+    greedy: bool,
+) -> Section:
+    pairs = [(r, plain[r.pair]) for r in requests if r.pair in plain]
+    compared = greedy and not reference
+    itl = [r.itl_s for r in requests if r.itl_s is not None]
+    drafted = sum(r.num_drafted for r in requests)
+    return Section(
+        name=head["name"],
+        title=head["title"],
+        decoding_type=head["config"]["decoding_type"],
+        lossless=head["lossless"],
+        reference=reference,
+        overall=_cell(requests, pairs),
+        groups=_by_group(requests, pairs),
+        latency=latency_table(requests),
+        position_rates=position_rates(requests),
+        draft_acceptance=sum(r.num_accepted for r in requests) / drafted if drafted else None,
+        split_ms=_split_ms(requests),
+        itl_ms=1000 * mean(itl) if itl else None,
+        ttft_ms=1000 * mean([r.ttft_s for r in requests]) if requests else None,
+        by_context=by_context(requests),
+        verdict=verdict_of(pairs) if compared else None,
+        example_run=requests[0].run_id if requests else None,
+    )
+
+
+def _by_group(requests: Sequence[Measured], pairs: Sequence[Pair]) -> dict[str, Cell]:
+    groups = in_order({request.group for request in requests})
+    return {
+        group: _cell(
+            [r for r in requests if r.group == group], [p for p in pairs if p[0].group == group]
+        )
+        for group in groups
+    }
+
+
+def _cell(requests: Sequence[Measured], pairs: Sequence[Pair]) -> Cell:
+    steps = sum(r.num_steps for r in requests)
+    seconds = sum(sum(r.split_s) for r in requests)
+    return Cell(
+        num_requests=len(requests),
+        num_new_tokens=sum(r.num_new_tokens for r in requests),
+        num_steps=steps,
+        mat=1 + sum(r.num_accepted for r in requests) / steps if steps else None,
+        tok_s=pooled_tok_s(requests),
+        step_ms=1000 * seconds / steps if steps else None,
+        speedup=speedup_of(pairs),
+    )
+
+
+def pooled_tok_s(requests: Iterable[Measured]) -> float | None:
+    """Σ(new tokens - 1) / Σ decoding time; None where nothing was decoded."""
+    decoded = [r for r in requests if r.decode_s > 0]
+    seconds = sum(r.decode_s for r in decoded)
+    return sum(r.num_new_tokens - 1 for r in decoded) / seconds if seconds else None
+
+
+def speedup_of(pairs: Sequence[Pair]) -> Speedup | None:
+    """Over the requests that both sides decoded; None where there is none."""
+    both = [(ours, plain) for ours, plain in pairs if ours.decode_s > 0 and plain.decode_s > 0]
+    if not both:
+        return None
+    ratios = [_ratio([pair]) for pair in both]
+    repeats = sorted({ours.repeat for ours, _ in both})
+    over = [_ratio([pair for pair in both if pair[0].repeat == repeat]) for repeat in repeats]
+    many = len(over) > 1
+    return Speedup(
+        ratio=_ratio(both),
+        mean_of_ratios=mean(ratios),
+        low=min(over) if many else percentile(ratios, 25),
+        high=max(over) if many else percentile(ratios, 75),
+        spread_over="repeats" if many else "requests",
+        std=std(over),
+        num_pairs=len(both),
+    )
+
+
+def _ratio(pairs: Sequence[Pair]) -> float:
+    ours, plain = pooled_tok_s(o for o, _ in pairs), pooled_tok_s(p for _, p in pairs)
+    assert ours is not None and plain
+    return ours / plain
+
+
+def position_rates(requests: Sequence[Measured]) -> tuple[float, ...]:
+    """Rate i = steps that accepted at least i draft tokens / steps, over all requests."""
+    steps = sum(r.num_steps for r in requests)
+    deepest = max((len(r.at_least) for r in requests), default=0)
+    counts = [sum(r.at_least[i] for r in requests if i < len(r.at_least)) for i in range(deepest)]
+    return tuple(count / steps for count in counts)
+
+
+def _split_ms(requests: Sequence[Measured]) -> dict[str, float] | None:
+    """Mean milliseconds per step in draft, verify, accept and other."""
+    steps = sum(r.num_steps for r in requests)
+    if not steps:
+        return None
+    total = [sum(r.split_s[i] for r in requests) for i in range(len(SPLIT))]
+    return {
+        part.removesuffix("_s"): 1000 * seconds / steps
+        for part, seconds in zip(SPLIT, total, strict=True)
+    }
+
+
+def by_context(requests: Sequence[Measured]) -> tuple[ContextBin, ...]:
+    """tok/s over the length of the context: prompt + half of the answer, in bins that double."""
+    bins = []
+    for low, high in zip(CONTEXT_EDGES, CONTEXT_EDGES[1:], strict=False):
+        members = [r for r in requests if r.decode_s > 0 and low <= r.context_len < high]
+        tok_s = pooled_tok_s(members)
+        if tok_s is not None:
+            middle = mean([r.context_len for r in members])
+            bins.append(ContextBin(low, high, len(members), middle, tok_s))
+    return tuple(bins)

@@ -1,0 +1,44 @@
+"""The one place where exceptions become sentences for the page."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from engine.errors import PlaygroundError
+from storage import StorageError
+
+Result = TypeVar("Result")
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What to tell the user instead of a result.
+
+    `expected` is False for a bug: its traceback is in the server's log under `where`.
+    """
+
+    sentence: str
+    expected: bool
+
+
+def attempt(work: Callable[[], Result], *, where: str) -> Result | Fault:
+    """What `work` returns, or the fault that stopped it.
+
+    Our own errors are written for the user and pass through as they are. Anything else is a bug:
+    it is logged with its traceback, and the page learns under which name to look for it.
+    """
+    try:
+        return work()
+    except (PlaygroundError, StorageError) as error:
+        return Fault(str(error), expected=True)
+    except Exception:
+        logger.exception("unexpected error in %s", where)
+        return Fault(
+            f"Something broke in {where}. The details are in the server's log; the rest of the "
+            "page still works.",
+            expected=False,
+        )

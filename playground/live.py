@@ -1,0 +1,146 @@
+"""Runs on show: what a run has produced so far, kept in memory while someone may look at it."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from engine.metrics import Metrics
+from storage import StepRow
+
+State = Literal["queued", "loading", "prefill", "running", "completed", "cancelled", "failed"]
+Message = dict[str, str]
+"""One turn of a conversation: `role` and `content`."""
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first token, committed by the prefill."""
+
+    token_id: int
+    text: str
+    num_prompt_tokens: int
+    ttft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """How a run's text ended.
+
+    Attributes:
+        text: the whole output; what streamed may be longer (a stop string is left out of it) or
+            shorter by an incomplete character at its end.
+    """
+
+    reason: str | None
+    text: str
+
+
+@dataclass(slots=True)
+class LiveRun:
+    """One job of the host, from the queue to its end.
+
+    One thread at a time writes (host's worker until decoding, then the recorder); any may read,
+    and rows are only ever appended.
+    """
+
+    owner: str
+    """Session of the browser tab that asked for it."""
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    meta: dict[str, Any] = field(default_factory=dict)
+    """What the panel shows of the run besides its text; see `events.run_meta`."""
+    messages: list[Message] = field(default_factory=list)
+    """The conversation up to and including the prompt; empty for a raw completion."""
+    state: State = "queued"
+    words: str = ""
+    """What is being done, in words."""
+    progress: float | None = None
+    error: str | None = None
+    log_id: str | None = None
+    """Its id in the run log, once it is there."""
+    first: First | None = None
+    rows: list[StepRow] = field(default_factory=list)
+    metrics: Metrics | None = None
+    finish: Finish | None = None
+    cancel_asked: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)
+    touched_s: float = field(default_factory=time.monotonic)
+
+    def cancel(self) -> None:
+        """Ask it to end; a run in the loop ends within one step."""
+        self.cancel_asked.set()
+
+    def end(self, state: State, *, error: str | None = None) -> None:
+        """Nothing more will come."""
+        self.error = error
+        self.progress = None
+        self.state = state
+        self.over.set()
+
+    @property
+    def num_events(self) -> int:
+        """The prefill and every step so far."""
+        return len(self.rows) + (self.first is not None)
+
+
+class LiveRuns:
+    """The runs that can still be read without the log: newest `max_runs`, for `ttl_s` seconds.
+
+    Finished runs go first when there are too many, or too many steps in all; a run that is not
+    over is never dropped.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_runs: int = 64,
+        max_steps: int = 200_000,
+        ttl_s: float = 3600.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_runs = max_runs
+        self._max_steps = max_steps
+        self._ttl_s = ttl_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._runs: OrderedDict[str, LiveRun] = OrderedDict()
+
+    def add(self, run: LiveRun) -> None:
+        with self._lock:
+            run.touched_s = self._clock()
+            self._runs[run.id] = run
+            self._evict()
+
+    def get(self, run_id: str) -> LiveRun | None:
+        """The run under either of its ids, now counted as used."""
+        with self._lock:
+            run = self._runs.get(run_id)
+            if run is None:
+                run = next((r for r in self._runs.values() if r.log_id == run_id), None)
+            if run is not None:
+                run.touched_s = self._clock()
+                self._runs.move_to_end(run.id)
+            return run
+
+    def owned_by(self, owner: str) -> list[LiveRun]:
+        """The owner's runs that are not over."""
+        with self._lock:
+            return [r for r in self._runs.values() if r.owner == owner and not r.over.is_set()]
+
+    def all(self) -> list[LiveRun]:
+        with self._lock:
+            return list(self._runs.values())
+
+    def _evict(self) -> None:
+        oldest = self._clock() - self._ttl_s
+        steps = sum(len(run.rows) for run in self._runs.values())
+        for run in list(self._runs.values()):
+            crowded = len(self._runs) > self._max_runs or steps > self._max_steps
+            if run.over.is_set() and (crowded or run.touched_s < oldest):
+                steps -= len(run.rows)
+                del self._runs[run.id]

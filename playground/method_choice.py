@@ -1,0 +1,89 @@
+"""A method as named on a command line: a preset, a YAML file or a decoding type, with overrides."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import presets
+from engine.config import MethodConfig
+from engine.drafters import methods, parse_method
+from engine.drafters.user_provided import load_user_drafter, register_user_drafter
+from engine.errors import ConfigError
+
+
+def choose_method(
+    name: str, overrides: Sequence[str] = (), drafter: str | None = None
+) -> MethodConfig:
+    """The method's settings.
+
+    Args:
+        name: method preset, path of a YAML file, or decoding type.
+        overrides: `field=value`, the value read as YAML.
+        drafter: weights of the drafter; sets `speculative_model`. For a drafter of the user's own
+            it is `module:Class` or an entry point, which is imported here.
+
+    Raises:
+        ConfigError: unknown name, key or value.
+    """
+    own = drafter is not None and ":" in drafter and not Path(drafter).exists()
+    if own and name == "Autoregressive":
+        name = "User_Provided"
+    values = _base(name)
+    for item in overrides:
+        key, equals, text = item.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set takes field=value, got {item!r:.80}.")
+        values[key.strip()] = _yaml_value(key, text)
+    if drafter is not None and values.get("decoding_type") == "User_Provided":
+        values["drafter"] = register_own(drafter)
+    elif drafter is not None:
+        values["speculative_model"] = drafter
+    return parse_method(values, where=f"method {name}")
+
+
+def register_own(place: str) -> str:
+    """Import the user's own drafter and offer it under that name.
+
+    For the command line and the server's start only: this runs the code that it names. Modules are
+    also looked for in the current folder.
+
+    Raises:
+        DrafterError: it cannot be imported.
+    """
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    register_user_drafter(place, load_user_drafter(place))
+    return place
+
+
+def _base(name: str) -> dict[str, Any]:
+    preset = presets.methods().get(name)
+    if preset is not None:
+        return preset.config.model_dump()
+    if name in methods():
+        return {"decoding_type": name}
+    if name.endswith((".yaml", ".yml")) or Path(name).is_file():
+        values = presets.read_yaml(Path(name))
+        if isinstance(values, dict):
+            inner = values.get("config", values)
+            return dict(inner) if isinstance(inner, dict) else {}
+        raise ConfigError(f"{name} must be a mapping with decoding_type, got {values!r:.80}.")
+    known = [*presets.methods(), *methods()]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    hint = f"Did you mean {near[0]}?" if near else "`app.py methods` lists them."
+    raise ConfigError(
+        f"--method must be a preset, a YAML file or a decoding type, got {name!r:.80}. {hint}"
+    )
+
+
+def _yaml_value(key: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {key}: {text!r:.80} is not a YAML value.") from error

@@ -1,0 +1,188 @@
+"""Trees in and out of the Tree page: shipped and saved presets, import, export."""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import presets
+from engine.errors import ConfigError, TreeError
+from engine.interop.growmap import read_growmap_file
+from engine.interop.trees import FORMATS, detect_format, format_tree, parse_tree
+from engine.tree import MAX_NODES, ChoiceTree
+from presets.choice_trees import TreePreset, tree_yaml
+from storage import Artifact, RunLog
+
+KIND = "tree"
+MAX_NAME_CHARS = 80
+MAX_TEXT_CHARS = 1_000_000
+OWN_FORMAT = "preset"
+SUFFIXES = {"yaml": "yaml", "preset": "yaml", "pbtxt": "pbtxt", "sequoia": "json"}
+TITLES: dict[str, str] = {form.name: form.title for form in FORMATS}
+
+
+def formats() -> list[dict[str, str]]:
+    """The formats that a tree can be written in."""
+    return [{"name": form.name, "title": form.title} for form in FORMATS]
+
+
+def read_paths(raw: object) -> ChoiceTree:
+    """A tree as the page holds it: lists of ranks.
+
+    Raises:
+        TreeError: it is no tree.
+    """
+    if not isinstance(raw, list) or len(raw) > MAX_NODES:
+        raise TreeError(f"The tree must be a list of at most {MAX_NODES} paths.")
+    return ChoiceTree.parse(raw, form="candidates")
+
+
+def read_text(raw: object) -> dict[str, Any]:
+    """A tree from text in any known format.
+
+    Raises:
+        TreeError: it is none; names the place.
+    """
+    if not isinstance(raw, str):
+        raise TreeError(f"The tree must be text, got {type(raw).__name__}.")
+    if len(raw) > MAX_TEXT_CHARS:
+        raise TreeError(f"The text has {len(raw)} characters; at most {MAX_TEXT_CHARS} are read.")
+    tree = parse_tree(raw)
+    return {"tree": tree.as_lists(), "format": TITLES[detect_format(raw)]}
+
+
+def read_growmap(raw: object) -> dict[str, Any]:
+    """A tree from the bytes of Sequoia's .pt file, in base64.
+
+    Raises:
+        TreeError: it is none.
+    """
+    if not isinstance(raw, str) or len(raw) > 2 * MAX_TEXT_CHARS:
+        raise TreeError(f"A growmap file must have at most {MAX_TEXT_CHARS} bytes.")
+    try:
+        payload = base64.b64decode(raw, validate=True)
+    except ValueError as error:
+        raise TreeError("The file did not arrive whole. Try again.") from error
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "growmap.pt"
+        file.write_bytes(payload)
+        try:
+            tree = read_growmap_file(file)
+        except TreeError as error:
+            raise TreeError(str(error).replace(str(file), "The file")) from error
+    return {"tree": tree.as_lists(), "format": "a Sequoia growmap"}
+
+
+def write_text(tree: ChoiceTree, format: object, *, decoding_type: str) -> dict[str, Any]:
+    """The tree in a format.
+
+    Args:
+        decoding_type: the method that a preset would be for.
+
+    Raises:
+        ConfigError: no such format.
+        TreeError: the format cannot say this tree.
+    """
+    found = next((form.name for form in FORMATS if form.name == format), None)
+    if found is None:
+        raise ConfigError(f"format must be one of {', '.join(TITLES)}, got {format!r:.80}.")
+    if found == OWN_FORMAT:
+        text = _own_preset(tree, decoding_type)
+    else:
+        text = format_tree(tree, found)
+    if decoding_type == "Eagle":
+        text = text.replace("medusa_choices", "eagle_choices")
+    return {"text": text, "suffix": SUFFIXES.get(found, "txt"), "note": _note(found)}
+
+
+def _own_preset(tree: ChoiceTree, decoding_type: str) -> str:
+    """A file for presets/trees."""
+    name = f"tree-{len(tree)}-depth-{tree.depth}"
+    title = f"{len(tree)} nodes, {tree.depth} deep"
+    return tree_yaml(
+        TreePreset(name=name, title=title, methods=(decoding_type,), candidates=tree.paths)
+    )
+
+
+def _note(format: str) -> str:
+    if format == OWN_FORMAT:
+        return "Put it into presets/trees/NAME.yaml and give it a name of its own."
+    if format in ("triton", "pbtxt"):
+        return "For TensorRT-LLM's engine backend in Triton, removed in July 2026."
+    if format == "tuples":
+        return "vLLM took speculative_token_tree until 0.20 and has removed tree attention since."
+    if format in ("yaml", "lists"):
+        return (
+            "TensorRT-LLM takes medusa_choices up to 1.2 and drops eagle_choices with 1.4; the "
+            "repositories of Medusa and EAGLE take the lists."
+        )
+    return ""
+
+
+# ---- presets
+
+
+def tree_rows(log: RunLog) -> list[dict[str, Any]]:
+    """The menu: the user's own trees, then the shipped ones."""
+    own = [row for artifact in log.artifacts.find(KIND) if (row := _saved_row(artifact))]
+    shipped = [
+        {
+            "group": "Shipped",
+            "title": preset.title,
+            "note": preset.description,
+            "paths": preset.tree.as_lists(),
+        }
+        for preset in presets.trees().values()
+    ]
+    return sorted(own, key=lambda row: str(row["title"]).lower()) + shipped
+
+
+def _saved_row(artifact: Artifact) -> dict[str, Any] | None:
+    try:
+        tree = ChoiceTree.parse(artifact.meta.get("tree"), form="candidates")
+    except TreeError:
+        return None
+    made = artifact.meta.get("method") or ""
+    return {
+        "group": "Saved here",
+        "title": str(artifact.key.get("name")),
+        "note": f"Saved for {made}." if made else "",
+        "paths": tree.as_lists(),
+    }
+
+
+def save_tree(log: RunLog, name: object, tree: ChoiceTree, about: Mapping[str, Any]) -> str:
+    """Keep a tree under a name, in place of an older one of that name; returns the name.
+
+    Raises:
+        ConfigError: no name, or too long a one.
+    """
+    kept = _name(name)
+    meta = {**about, "tree": tree.as_lists()}
+    log.artifacts.put(KIND, {"name": kept}, meta=meta, payload=b"")
+    return kept
+
+
+def forget_tree(log: RunLog, name: object) -> str:
+    """Delete the saved tree of a name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    kept = _name(name)
+    found = log.artifacts.find(KIND, {"name": kept})
+    if not found:
+        raise ConfigError(f"No tree is saved as {kept!r}. Shipped trees cannot be deleted here.")
+    for artifact in found:
+        log.artifacts.delete(artifact.id)
+    return kept
+
+
+def _name(raw: object) -> str:
+    name = " ".join(raw.split()) if isinstance(raw, str) else ""
+    if not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable():
+        raise ConfigError(f"The name must have 1 to {MAX_NAME_CHARS} characters. Write one.")
+    return name

@@ -1,0 +1,174 @@
+"""Named targets, methods and prompt suites: YAML files read into the engine's own classes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from engine.config import MethodConfig, Settings
+from engine.drafters import parse_method
+from engine.errors import ConfigError
+from engine.sources import TargetSpec
+from presets.choice_trees import TreePreset, tree_preset
+
+FOLDER = Path(__file__).parent
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's loader where PyYAML has it: ten times as fast."""
+
+
+class MethodPreset(Settings):
+    """A tuned method under a name."""
+
+    name: str
+    title: str
+    description: str = ""
+    target: str | None = Field(None, description="target preset it belongs to; None = any")
+    config: MethodConfig
+
+
+class Prompt(Settings):
+    """One question: a conversation's user turns, or a text to continue."""
+
+    category: str
+    turns: tuple[str, ...] = Field(strict=False, min_length=1)
+    raw: bool = Field(False, description="continue the text as it is, without a chat template")
+    id: str = Field("", description="its name within the suite; empty = its place, from 1")
+    history: tuple[dict[str, str], ...] = Field(
+        (), strict=False, description="messages before the first turn, e.g. a system prompt"
+    )
+
+
+class PromptSuite(Settings):
+    """A named list of prompts."""
+
+    name: str
+    title: str
+    description: str = ""
+    examples: bool = Field(True, description="offer its prompts as examples on the Generate page")
+    prompts: tuple[Prompt, ...] = Field(strict=False, min_length=1)
+
+
+@functools.cache
+def targets() -> dict[str, TargetSpec]:
+    """Target presets by name, the embedded one first."""
+    specs = [TargetSpec.parse(values, where=where) for where, values in _read_all("targets")]
+    specs.sort(key=lambda spec: (spec.wheel is None, spec.name))
+    return {spec.name: spec for spec in specs}
+
+
+@functools.cache
+def methods() -> dict[str, MethodPreset]:
+    """Method presets by name, plain decoding first."""
+    presets = [method_preset(values, where=where) for where, values in _read_all("methods")]
+    presets.sort(key=lambda p: (p.config.decoding_type != "Autoregressive", p.name))
+    return {preset.name: preset for preset in presets}
+
+
+@functools.cache
+def trees() -> dict[str, TreePreset]:
+    """Choice tree presets by name, smallest tree first."""
+    found = [tree_preset(values, where=where) for where, values in _read_all("trees")]
+    found.sort(key=lambda preset: (len(preset.candidates), preset.name))
+    return {preset.name: preset for preset in found}
+
+
+@functools.cache
+def suites() -> dict[str, PromptSuite]:
+    """Prompt suites by name: single files, and folders with one file per category."""
+    found = [PromptSuite.parse(values, where=where) for where, values in _read_all("prompts")]
+    folders = sorted(file.parent for file in (FOLDER / "prompts").glob("*/suite.yaml"))
+    found += [read_suite_folder(folder) for folder in folders]
+    return {suite.name: suite for suite in found}
+
+
+def read_suite_folder(folder: Path) -> PromptSuite:
+    """A suite whose head is `suite.yaml` and whose prompts are `CATEGORY.yaml` files beside it.
+
+    A category's file is a list: a text is a prompt of one turn, a list is one of several turns, a
+    mapping has `turns` and other fields of `Prompt`.
+
+    Raises:
+        ConfigError: naming file, key and value.
+    """
+    where = f"presets/prompts/{folder.name}"
+    prompts: list[dict[str, Any]] = []
+    for file in sorted(folder.glob("*.yaml")):
+        if file.name == "suite.yaml":
+            continue
+        items = read_yaml(file)
+        if not isinstance(items, list):
+            raise ConfigError(f"{where}/{file.name} must be a list of prompts.")
+        prompts += [_prompt_of(item, file.stem, n) for n, item in enumerate(items, start=1)]
+    return PromptSuite.parse({**read_yaml(folder / "suite.yaml"), "prompts": prompts}, where=where)
+
+
+def _prompt_of(item: Any, category: str, number: int) -> dict[str, Any]:
+    fields = (
+        item if isinstance(item, dict) else {"turns": [item] if isinstance(item, str) else item}
+    )
+    return {"category": category, "id": f"{category}-{number}", **fields}
+
+
+def resolve(name: str) -> TargetSpec:
+    """A target by preset name, local path or hub id.
+
+    Raises:
+        SourceError: it is none of them.
+    """
+    preset = targets().get(name)
+    return preset if preset is not None else TargetSpec.of_path_or_hub(name)
+
+
+def locate(drafter: str) -> str:
+    """The folder of a shipped drafter by its name; any other path or hub id as it is."""
+    folder = FOLDER / "drafters" / drafter
+    shipped = drafter and Path(drafter).name == drafter and folder.is_dir()
+    return str(folder) if shipped else drafter
+
+
+def method_preset(values: Mapping[str, Any], *, where: str) -> MethodPreset:
+    """A method preset from plain data.
+
+    Raises:
+        ConfigError: naming file, key and value.
+    """
+    config = parse_method(values.get("config", {}), where=where)
+    return MethodPreset.parse({**values, "config": config}, where=where)
+
+
+def read_yaml(path: Path) -> Any:
+    """Plain data of a YAML file.
+
+    Raises:
+        ConfigError: unreadable, or malformed; names file and line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} could not be read: {error}.") from error
+    return parse_yaml(text, where=str(path))
+
+
+def parse_yaml(text: str, *, where: str) -> Any:
+    """Plain data of YAML text.
+
+    Raises:
+        ConfigError: malformed; names the place and the line.
+    """
+    try:
+        return yaml.load(text, Loader=_LOADER)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or "malformed"
+        raise ConfigError(f"{where}{line} is not valid YAML: {problem}.") from error
+
+
+def _read_all(kind: str) -> list[tuple[str, Mapping[str, Any]]]:
+    files = sorted((FOLDER / kind).glob("*.yaml"))
+    return [(f"presets/{kind}/{file.name}", read_yaml(file)) for file in files]

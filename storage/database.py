@@ -1,0 +1,162 @@
+"""Opens the database: engine, pragmas, migrations, one transaction scope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from threading import Lock, RLock
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy.pool import StaticPool
+
+from storage.errors import SchemaError, StorageError
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+BUSY_TIMEOUT_MS = 15_000
+_MIGRATING = Lock()
+"""Alembic keeps its context in module globals: one migration at a time per process."""
+
+
+class Database:
+    """A migrated database and the one door to it."""
+
+    def __init__(self, url: str | None) -> None:
+        self.url = _url(url)
+        self.engine = _engine(self.url)
+        # The threads of an in-memory log share one connection, and so one transaction.
+        self._turn = RLock() if _in_memory(self.url) else nullcontext()
+        with ExitStack() as undo:
+            undo.callback(self.engine.dispose)
+            self._migrate()
+            undo.pop_all()
+
+    @contextmanager
+    def transaction(self, *, reading: bool = False) -> Iterator[sa.Connection]:
+        """A connection that commits at the end, rolls back on errors and translates the driver's.
+
+        Args:
+            reading: promise not to write; readers do not queue for SQLite's write lock.
+
+        Raises:
+            StorageError: the database refused or is not readable.
+        """
+        with self._connection() as connection:
+            connection.execution_options(reading=reading)
+            with connection.begin():
+                yield connection
+
+    @contextmanager
+    def _connection(self) -> Iterator[sa.Connection]:
+        try:
+            with self._turn, self.engine.connect() as connection:
+                yield connection
+        except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
+            raise StorageError(self._sentence(error)) from error
+
+    def _migrate(self) -> None:
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        with _MIGRATING, self._connection() as connection:
+            with _foreign_keys_off(connection), connection.begin():
+                self._check(connection, known)
+                config.attributes["connection"] = connection
+                command.upgrade(config, "head")
+
+    def _check(self, connection: sa.Connection, known: set[str]) -> None:
+        """Refuse a database that is no run log or newer than this program."""
+        where = self.url.render_as_string()
+        current = MigrationContext.configure(connection).get_current_revision()
+        if current is None and sa.inspect(connection).get_table_names():
+            raise SchemaError(
+                f"{where} holds tables of another program. "
+                "Give the run log a database of its own with --db."
+            )
+        if current is not None and current not in known:
+            raise SchemaError(
+                f"The run log {where} was written by a newer version (schema {current}). "
+                "Update the program, or give another --db."
+            )
+
+    def _sentence(self, error: sa.exc.SQLAlchemyError) -> str:
+        reason = next(iter(str(getattr(error, "orig", None) or error).strip().splitlines()), "")
+        where = self.url.render_as_string()
+        return (
+            f"The run log {where} cannot be used: {reason}. Check the file, or give another --db."
+        )
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def _url(url: str | None) -> sa.URL:
+    """The database's URL; a plain path is a SQLite file, None is in memory."""
+    if url is None:
+        return sa.URL.create("sqlite")
+    if "://" in url:
+        try:
+            return sa.make_url(url)
+        except sa.exc.ArgumentError as error:
+            raise StorageError(f"{url!r} is no database URL, such as sqlite:///runs.db.") from error
+    return sa.URL.create("sqlite", database=str(Path(url).expanduser().absolute()))
+
+
+def _in_memory(url: sa.URL) -> bool:
+    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+
+
+def _engine(url: sa.URL) -> sa.Engine:
+    options: dict[str, Any] = {}
+    sqlite = url.get_backend_name() == "sqlite"
+    if sqlite and not _in_memory(url):
+        try:
+            Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"{url.database} cannot be created: {error.strerror}.") from error
+    elif sqlite:
+        options = {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
+    try:
+        engine = sa.create_engine(url, **options)
+    except (sa.exc.ArgumentError, ImportError) as error:
+        raise StorageError(f"No driver for {url.drivername}: {error}.") from error
+    if sqlite:
+        sa.event.listen(engine, "connect", _prepare_sqlite)
+        sa.event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, record: Any) -> None:
+    """Write-ahead log, so that readers and the writer do not wait for each other."""
+    connection.isolation_level = None  # the driver begins late and never before DDL; we do
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    """Writers take the write lock first, and so see what the writer before them left."""
+    reading = connection.get_execution_options().get("reading")
+    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+@contextmanager
+def _foreign_keys_off(connection: sa.Connection) -> Iterator[None]:
+    """SQLite changes a table by copy and drop; that drop must not cascade to steps and tags."""
+    driver: Any = connection.connection.dbapi_connection
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    driver.execute("PRAGMA foreign_keys=OFF")  # has no effect once a transaction has begun
+    try:
+        yield
+    finally:
+        driver.execute("PRAGMA foreign_keys=ON")

@@ -1,0 +1,52 @@
+"""Which process writes a run, and whether it still lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+STALE_AFTER = timedelta(minutes=10)
+"""A run of another machine without a sign of life for so long is taken as dead."""
+
+
+def now() -> datetime:
+    """The time as the database keeps it: UTC, naive."""
+    return datetime.now(UTC).replace(tzinfo=None)
+
+
+def this_process() -> str:
+    """Host, boot, process id and its start time: unique even where process ids are reused."""
+    return _describe(os.getpid())
+
+
+def _describe(pid: int) -> str:
+    return f"{socket.gethostname()}|{_boot_id()}|{pid}|{_started(pid)}"
+
+
+def is_alive(owner: str, heartbeat_at: datetime, now: datetime) -> bool:
+    """Whether the process that wrote `owner` may still be writing."""
+    host, boot, pid, started = (owner.split("|") + ["", "", "", ""])[:4]
+    if host == socket.gethostname() and started and pid.isdigit():
+        return boot == _boot_id() and _started(int(pid)) == started
+    return now - heartbeat_at < STALE_AFTER
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """Start time of a process in clock ticks since boot; empty if dead or /proc does not tell."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    # The command name in parentheses may hold spaces; the fields after it do not.
+    after = stat.rpartition(")")[2].split()
+    killed_but_not_reaped = after[0] in "ZX"
+    return "" if killed_but_not_reaped else after[19]

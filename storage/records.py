@@ -1,0 +1,178 @@
+"""Values that go into and come out of the run log; rows never leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+Status = Literal["running", "completed", "cancelled", "failed", "interrupted"]
+"""`interrupted`: its process died; everything streamed until then is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRun:
+    """Everything needed to repeat a run, known before it starts."""
+
+    target: str
+    method: Mapping[str, Any]
+    """The method's settings as plain JSON; has `decoding_type`."""
+    method_title: str
+    lossless: bool
+    sampling: Mapping[str, Any]
+    limits: Mapping[str, Any]
+    prompt_ids: tuple[int, ...]
+    prompt_text: str = ""
+    """Raw prompt, or the last user turn."""
+    messages: tuple[Mapping[str, str], ...] = ()
+    """Turns of a chat; empty for raw completion."""
+    dtype: str = ""
+    device: str = ""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """Versions, machine, weights."""
+    tags: tuple[str, ...] = ()
+    benchmark_id: str | None = None
+    """The benchmark that it belongs to."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What a benchmark groups by: suite, category, prompt, turn, repeat, configuration, …"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """One step as the engine recorded it (same fields), and its tokens as text."""
+
+    index: int
+    context_len: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+    draft_probs: tuple[float | None, ...]
+    target_probs: tuple[float | None, ...]
+    accepted: tuple[int, ...]
+    bonus: int
+    num_committed: int
+    num_extra_rows: int
+    draft_s: float
+    verify_s: float
+    accept_s: float
+    other_s: float
+    at_s: float
+    decision: str = ""
+    token_texts: tuple[str, ...] = ()
+    """Label of every node."""
+    bonus_text: str = ""
+    committed_texts: tuple[str, ...] = ()
+    """Piece of text of each committed token, as it streamed; may be empty."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """A row of the table of runs."""
+
+    id: str
+    created_at: datetime
+    """Aware, UTC."""
+    status: Status
+    target: str
+    decoding_type: str
+    method_title: str
+    lossless: bool
+    dtype: str
+    device: str
+    method: Mapping[str, Any]
+    sampling: Mapping[str, Any]
+    limits: Mapping[str, Any]
+    setup_id: str
+    """Equal for runs of equal target, method, sampling (but its seed), limits, dtype, device."""
+    prompt_id: str
+    """Equal for runs that were asked the same."""
+    prompt_text: str
+    """Its first 200 characters; whole in `RunDetail`."""
+    num_prompt_tokens: int
+    num_new_tokens: int
+    num_steps: int
+    mat: float | None
+    tok_s: float | None
+    ttft_s: float | None
+    itl_ms: float | None
+    step_p50_ms: float | None
+    step_p95_ms: float | None
+    draft_acceptance: float | None
+    draft_s: float | None
+    """Mean of a step, as the three below."""
+    verify_s: float | None
+    accept_s: float | None
+    other_s: float | None
+    finish_reason: str | None
+    name: str
+    note: str
+    tags: tuple[str, ...]
+    labels: Mapping[str, str]
+    benchmark_id: str | None
+    deleted: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDetail(RunSummary):
+    """All of a run but its steps."""
+
+    prompt_ids: tuple[int, ...]
+    messages: tuple[Mapping[str, str], ...]
+    environment: Mapping[str, Any]
+    first_token_id: int | None
+    first_text: str
+    output_ids: tuple[int, ...]
+    """New tokens; of an interrupted run those streamed before it died."""
+    text: str
+    metrics: Mapping[str, Any]
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A whole run, to be carried to another log."""
+
+    run: RunDetail
+    steps: tuple[StepRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What became of a run that came from another log."""
+
+    id: str
+    """Its id here."""
+    given_id: str
+    kind: Literal["added", "known", "renamed"]
+    """`known`: it was here already; `renamed`: another run has its id, so it got a new one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark:
+    """A plan of many runs, and what came of it."""
+
+    id: str
+    name: str
+    plan: Mapping[str, Any]
+    """Plain JSON; enough to go on with it after an interruption."""
+    status: Status
+    created_at: datetime
+    """Aware, UTC."""
+    finished_at: datetime | None
+    summary: Mapping[str, Any]
+    """Empty until it is finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artifact:
+    """A measurement or a drawing that is kept under a kind and a key; its bytes come separately."""
+
+    id: str
+    kind: str
+    key: Mapping[str, Any]
+    meta: Mapping[str, Any]
+    created_at: datetime
+    """Aware, UTC."""
+    run_id: str | None
+    benchmark_id: str | None

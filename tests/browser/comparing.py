@@ -1,0 +1,126 @@
+"""The Compare page as a person uses it, for browser tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.browser.pages import WAIT_MS, GeneratePage
+
+BOARD = "#pg-cmp-board"
+COMPARE_MS = 3 * WAIT_MS
+"""Longest wait for a comparison: it is many runs."""
+
+
+class ComparePage:
+    """The Compare tab of an opened page."""
+
+    def __init__(self, page: GeneratePage) -> None:
+        self.page = page
+        self.tab: Any = page.tab
+
+    def go(self) -> None:
+        self.tab.get_by_role("tab", name="Compare").click()
+        self.tab.wait_for_selector(f"{BOARD} .panel")
+
+    def choose(self, count: int) -> None:
+        """How many configurations beside plain decoding."""
+        self.tab.locator("#pg-cmp-count").get_by_label(str(count), exact=True).check()
+        self.tab.wait_for_selector(f"#pg-cmp-method-{count - 1} input")
+
+    def pick(self, picker: str, text: str) -> None:
+        """Choose in one of the pickers: target, dtype, suite, example, method-0 …"""
+        self.tab.click(f"#pg-cmp-{picker} input")
+        self.tab.locator("ul[role=listbox] li", has_text=text).first.click()
+
+    def pick_method(self, slot: int, text: str, first_field: str) -> None:
+        self.pick(f"method-{slot}", text)
+        field = f"#pg-cmp-form-{slot} [data-field={first_field}]"
+        self.tab.wait_for_selector(field, state="attached")
+
+    def set(self, slot: int | None, name: str, value: str | bool) -> None:
+        """Set a configuration's setting, or (slot None) one that all share."""
+        form = "#pg-cmp-run-form" if slot is None else f"#pg-cmp-form-{slot}"
+        field = self.tab.locator(f"{form} [data-field={name}]")
+        if not field.is_visible():
+            self.tab.click(f"{form} details:has([data-field={name}]) summary")
+        control = field.locator("input, textarea, select").first
+        if isinstance(value, bool):
+            control.set_checked(value)
+        else:
+            control.fill(value)
+
+    def short(self, tokens: int = 24, repeats: int = 1) -> None:
+        """Make runs end after so many tokens and nowhere else."""
+        self.set(None, "max_new_tokens", str(tokens))
+        self.set(None, "ignore_eos", True)
+        self.set(None, "repeats", str(repeats))
+
+    def compare(self, prompt: str | None = None) -> None:
+        """Compare to the end, until the race can be run."""
+        self.begin(prompt)
+        self.wait_final()
+
+    def begin(self, prompt: str | None = None) -> None:
+        if prompt is not None:
+            self.tab.fill("#pg-cmp-prompt textarea", prompt)
+        self.tab.evaluate(
+            f"document.querySelector('{BOARD} [data-final]')?.removeAttribute('data-final')"
+        )
+        self.tab.keyboard.press("Control+Enter")
+
+    def wait_final(self) -> None:
+        self.tab.wait_for_selector(
+            f'{BOARD} [data-final="true"]', state="attached", timeout=COMPARE_MS
+        )
+
+    def wait_drafts(self) -> None:
+        """Wait until a drafted token is on show."""
+        self.tab.wait_for_selector(f"{BOARD} .tokens .draft", timeout=COMPARE_MS)
+
+    def words(self) -> str:
+        return str(self.tab.inner_text(f"{BOARD} .compare-words"))
+
+    def alert(self) -> str:
+        self.tab.wait_for_selector(f"{BOARD} .compare-head .alert:not([hidden])")
+        return str(self.tab.inner_text(f"{BOARD} .compare-head .alert"))
+
+    def lanes(self) -> list[dict[str, Any]]:
+        """Of every lane: run, commits on show, its time in words and in milliseconds."""
+        found: list[dict[str, Any]] = self.tab.evaluate(
+            f"""[...document.querySelectorAll('{BOARD} .lane')].map((lane) => ({{
+              run: lane.dataset.run, commits: Number(lane.dataset.commits),
+              ms: Number(lane.dataset.ms), words: lane.querySelector('.lane-time').textContent,
+            }}))"""
+        )
+        return found
+
+    def seek(self, ms: int) -> None:
+        """Move the race's scrubber."""
+        self.tab.locator(f"{BOARD} .race-bar input[type=range]").evaluate(
+            "(range, ms) => { range.value = ms; range.dispatchEvent(new Event('input')); }", ms
+        )
+
+    def shown_text(self, panel: int) -> str:
+        """What a panel shows of its answer at this moment of the race."""
+        text = (
+            self.tab.locator(f"{BOARD} .panel")
+            .nth(panel)
+            .locator(".tokens")
+            .evaluate(
+                "node => [...node.children].filter(c => !c.matches('.rejected, .eos, .prompt')"
+                " && getComputedStyle(c).visibility !== 'hidden').map(c => c.textContent).join('')"
+            )
+        )
+        return str(text)
+
+    def rows(self) -> list[str]:
+        """Names of the configurations in the table."""
+        return [str(n) for n in self.tab.locator(f"{BOARD} tbody .name").all_inner_texts()]
+
+    def cell(self, name: str, key: str) -> str:
+        row = self.tab.locator(f'{BOARD} tr[data-name="{name}"] td[data-key={key}]')
+        return str(row.inner_text())
+
+    def why(self, name: str) -> str:
+        row = self.tab.locator(f'{BOARD} tbody:has(tr[data-name="{name}"]) tr.why')
+        return str(row.inner_text())

@@ -1,0 +1,74 @@
+"""Chromium, and a page over a tiny target; all offline."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage import RunLog
+from tests.browser.pages import GeneratePage
+from tests.playground.serving import Served, serving
+from tests.playground.tiny import save_tiny_llama, tiny_catalog
+
+CHROMIUM = (
+    os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+)
+FLAGS = [
+    "--no-sandbox",
+    "--headless=new",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="package")
+def chromium() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: install the chromium package, or set CHROMIUM to its path")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="package")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("browser")
+    log = RunLog.open(str(folder / "runs.db"))
+    with serving(tiny_catalog(save_tiny_llama(folder / "tiny")), log, folder / "cache") as served:
+        yield served
+    log.close()
+
+
+@pytest.fixture
+def page(chromium: Any, served: Served) -> Iterator[GeneratePage]:
+    """A fresh tab; ends with a check that it said nothing wrong and asked nobody else."""
+    with GeneratePage.opened(chromium, served.url) as page:
+        yield page
+        page.check_clean()
+
+
+@pytest.fixture
+def other(chromium: Any, served: Served) -> Iterator[GeneratePage]:
+    """A second tab."""
+    with GeneratePage.opened(chromium, served.url) as page:
+        yield page
+        page.check_clean()
+
+
+@pytest.fixture
+def shots(tmp_path: Path) -> Path:
+    """Where screenshots go: the folder named by SCREENSHOTS, or a temporary one."""
+    folder = Path(os.environ.get("SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

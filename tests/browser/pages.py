@@ -1,0 +1,108 @@
+"""The pages as a person uses them, for browser tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+WAIT_MS = 60_000
+
+
+@dataclass
+class GeneratePage:
+    """One tab on the Generate page, and what its browser complained about."""
+
+    tab: Any
+    complaints: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+
+    @classmethod
+    @contextmanager
+    def opened(cls, browser: Any, url: str, *, path: str = "/", **options: Any) -> Iterator[Self]:
+        """The page in a context of its own (as another person would see it)."""
+        options.setdefault("viewport", {"width": 1400, "height": 1000})
+        context = browser.new_context(**options)
+        page = cls(context.new_page())
+        page._listen(url)
+        page.tab.goto(url + path)
+        page.tab.wait_for_selector("#pg-panel .panel", state="attached")
+        try:
+            yield page
+        finally:
+            context.close()
+
+    def _listen(self, url: str) -> None:
+        def console(message: Any) -> None:
+            if message.type in ("error", "warning"):
+                self.complaints.append(message.text)
+
+        def request(sent: Any) -> None:
+            if not sent.url.startswith((url, "data:", "blob:")):
+                self.foreign.append(sent.url)
+
+        self.tab.on("console", console)
+        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.tab.on("request", request)
+
+    def check_clean(self) -> None:
+        assert self.foreign == [], "asked other servers"
+        assert self.complaints == [], "console has errors"
+
+    def pick(self, picker: str, text: str) -> None:
+        """Choose in one of the pickers: target, dtype, method, example."""
+        self.tab.click(f"#pg-{picker} input")
+        self.tab.locator("ul[role=listbox] li", has_text=text).first.click()
+
+    def pick_method(self, text: str, first_field: str) -> None:
+        """Choose a method and wait for its controls."""
+        self.pick("method", text)
+        self.tab.wait_for_selector(f"#pg-method-form [data-field={first_field}]")
+
+    def set(self, name: str, value: str | bool) -> None:
+        """Set a control of the settings forms."""
+        control = self.tab.locator(f"[data-field={name}]").locator("input, textarea, select").first
+        if isinstance(value, bool):
+            control.set_checked(value)
+        else:
+            control.fill(value)
+
+    def short(self, tokens: int = 40) -> None:
+        """Make runs end after so many tokens and nowhere else."""
+        self.set("max_new_tokens", str(tokens))
+        self.set("ignore_eos", True)
+
+    def start(self, prompt: str) -> None:
+        self.tab.fill("#pg-prompt textarea", prompt)
+        self.tab.keyboard.press("Control+Enter")
+
+    def wait_state(self, *states: str, panel: str = "pg-panel") -> None:
+        """Wait until the panel's run is in one of the states."""
+        any_of = ", ".join(f'#{panel} .panel[data-state="{state}"]' for state in states)
+        self.tab.wait_for_selector(any_of, state="attached", timeout=WAIT_MS)
+
+    def wait_done(self, panel: str = "pg-panel") -> None:
+        """Wait until everything of the run is on show."""
+        self.tab.wait_for_selector(
+            f'#{panel} [data-done="true"]', state="attached", timeout=WAIT_MS
+        )
+
+    def generate(self, prompt: str) -> None:
+        """Generate to the end."""
+        last = "[...document.querySelectorAll('#pg-panel [data-run]')].at(-1)?.dataset.run"
+        before = self.tab.evaluate(last)
+        self.start(prompt)
+        self.tab.wait_for_function(f"old => ({last}) !== old", arg=before, timeout=WAIT_MS)
+        self.wait_done()
+
+    def text(self, panel: str = "pg-panel") -> str:
+        """The last answer's text."""
+        text = self.tab.locator(f"#{panel} .tokens").last.evaluate(
+            "node => [...node.children].filter(c => !c.matches('.rejected, .eos, .prompt'))"
+            ".map(c => c.textContent).join('')"
+        )
+        return str(text)
+
+    def count(self, selector: str) -> int:
+        return int(self.tab.locator(selector).count())

@@ -1,0 +1,57 @@
+"""The whole way on the embedded model: fetch, load, stream, stop, find the run again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from playground import paths
+from playground.catalog import Catalog
+from storage import RunLog
+from tests.browser.pages import GeneratePage
+from tests.playground.serving import Served, serving
+
+pytestmark = [pytest.mark.browser, pytest.mark.network]
+PROMPT = "Copy this sentence three times: The quick brown fox jumps over the lazy dog."
+LOAD_MS = 600_000
+
+
+@pytest.fixture(scope="module")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("embedded")
+    log = RunLog.open(str(folder / "runs.db"))
+    cache = Path(os.environ.get("PLAYGROUND_CACHE") or paths.cache_dir())
+    with serving(Catalog.shipped(), log, cache) as served:
+        yield served
+    log.close()
+
+
+def test_main_job_on_the_embedded_model(chromium: Any, embedded: Served, shots: Path) -> None:
+    with GeneratePage.opened(chromium, embedded.url) as page:
+        page.tab.set_default_timeout(LOAD_MS)
+        page.pick_method("N-gram look-up", "max_matching_ngram_size")
+        page.set("max_new_tokens", "64")
+        page.generate(PROMPT)
+        assert page.count("#pg-panel .tokens .draft") > 0
+        assert "context" in page.tab.inner_text("#pg-target-state")
+        page.tab.screenshot(path=shots / "embedded.png")
+
+        page.set("max_new_tokens", "1000")
+        page.set("ignore_eos", True)
+        page.start("Write a long story about a lighthouse.")
+        page.wait_state("running")
+        page.tab.keyboard.press("Escape")
+        page.wait_state("cancelled")
+
+        page.tab.get_by_role("tab", name="Runs").click()
+        page.tab.locator("#pg-runs tbody tr", has_text="Copy this sentence").click()
+        page.wait_done("pg-run-panel")
+        assert "fox" in page.text("pg-run-panel")
+        page.tab.locator("#pg-run-panel .scrubber input").focus()
+        page.tab.keyboard.press("Home")
+        page.tab.wait_for_selector("#pg-run-panel .tree-view .node")
+        page.check_clean()

@@ -1,0 +1,257 @@
+"""The Generate page in a real browser."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.pages import GeneratePage
+from tests.playground.serving import Served
+
+pytestmark = pytest.mark.browser
+DRAFTS = "#pg-panel .tokens .draft"
+OWN = "#pg-panel .tokens :is(.bonus, .recovered, .prefill)"
+
+
+def test_tokens_are_coloured_and_figures_appear(page: GeneratePage, served: Served) -> None:
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short(60)
+    page.generate("Say hello.")
+    assert page.count(DRAFTS) > 0
+    assert page.count(OWN) > 10
+    run = served.host.runs.all()[-1]
+    assert run.finish is not None and page.text() == run.finish.text
+    assert re.match(r"\d+\.\d", page.tab.inner_text('[data-figure="tok_s"]'))
+    assert page.tab.inner_text("#pg-panel .badge") == "lossless"
+    formula = page.tab.locator(".figure", has_text="MAT").locator(".formula")
+    page.tab.locator(".figure", has_text="MAT").first.hover()
+    assert "1 + accepted draft tokens / steps" in formula.first.inner_text()
+
+
+def test_scrubbing_shows_the_tree_of_each_step(page: GeneratePage, served: Served) -> None:
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short()
+    page.generate("Scrub me.")
+    rows = served.host.runs.all()[-1].rows
+    slider = page.tab.locator("#pg-panel .scrubber input")
+    slider.focus()
+    page.tab.keyboard.press("Home")
+    page.tab.wait_for_selector("#pg-panel .tree-view svg")
+    assert page.tab.inner_text("#pg-panel .step-label").startswith(f"step 1 of {len(rows)}")
+    assert page.count("#pg-panel .tree-view .node") == len(rows[0].tokens) + 1
+    page.tab.keyboard.press("ArrowRight")
+    page.tab.wait_for_function(
+        "document.querySelector('#pg-panel .step-label').textContent.startsWith('step 2 ')"
+    )
+    drafts = page.tab.locator(DRAFTS)
+    drafts.first.click()
+    page.tab.wait_for_selector("#pg-panel .tree-view .node.draft.on")
+    assert "current" in (drafts.first.get_attribute("class") or "")
+    page.tab.locator("#pg-panel .node.root").focus()
+    page.tab.keyboard.press("ArrowRight")
+    assert "id " in page.tab.inner_text("#pg-panel .tree-info")
+
+
+def test_drafts_that_never_fit_are_pointed_out(page: GeneratePage) -> None:
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short()
+    hint = page.tab.locator("#pg-panel .hint")
+    page.generate("Some fit.")
+    assert not hint.is_visible()
+    page.set("scripted_choices", "[[1], [2]]")
+    page.generate("None fits.")
+    assert hint.is_visible()
+
+
+def test_rejected_drafts_show_on_demand(page: GeneratePage) -> None:
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short()
+    page.generate("Reject.")
+    rejected = page.tab.locator("#pg-panel .tokens .rejected").first
+    assert not rejected.is_visible()
+    page.tab.locator("#pg-panel .toggle input").check()
+    assert rejected.is_visible()
+    page.tab.locator("#pg-panel .tokens .recovered").first.hover()
+    assert "rejected" in page.tab.inner_text("#pg-panel .tip")
+
+
+def test_stop_ends_the_run_and_keeps_it(page: GeneratePage, served: Served) -> None:
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short(400)
+    page.set("delay_ms", "60")
+    page.start("Never mind.")
+    page.tab.wait_for_selector(OWN)
+    asked = time.monotonic()
+    page.tab.keyboard.press("Escape")
+    page.wait_state("cancelled")
+    assert time.monotonic() - asked < 3
+    run = served.host.runs.all()[-1]
+    stored = served.log.get(run.log_id or "")
+    assert stored is not None and stored.status == "cancelled"
+    page.wait_done()
+    assert page.tab.inner_text("#pg-panel .state") == "stopped"
+
+
+def test_closing_the_tab_frees_the_engine(
+    page: GeneratePage, chromium: Any, served: Served
+) -> None:
+    with GeneratePage.opened(chromium, served.url) as leaving:
+        leaving.pick_method("Scripted tree", "max_draft_len")
+        leaving.short(400)
+        leaving.set("delay_ms", "60")
+        leaving.start("I leave.")
+        leaving.tab.wait_for_selector(OWN)
+        run = served.host.runs.all()[-1]
+    assert run.over.wait(60) and run.state == "cancelled"
+    page.short()
+    page.generate("Still there?")
+
+
+def test_two_tabs_share_the_engine_and_keep_apart(page: GeneratePage, other: GeneratePage) -> None:
+    for tab in (page, other):
+        tab.pick_method("Scripted tree", "max_draft_len")
+        tab.short(30)
+        tab.set("delay_ms", "30")
+    page.start("First tab.")
+    page.wait_state("running")
+    other.start("Second tab.")
+    other.wait_state("queued")
+    assert "1 ahead" in other.tab.inner_text("#pg-panel .state")
+    page.wait_done()
+    other.wait_done()
+    assert "First tab." in page.tab.inner_text("#pg-panel .text")
+    assert "Second tab." not in page.tab.inner_text("#pg-panel .text")
+    alone = page.text()
+    page.tab.click("#pg-new")
+    page.generate("First tab.")
+    assert page.text() == alone
+
+
+def test_markup_in_prompt_and_output_is_inert(page: GeneratePage, served: Served) -> None:
+    hostile = (
+        "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
+        "${window.hacked = 3} {{value}} `"
+    )
+    page.short(20)
+    page.generate(hostile)
+    assert hostile in page.tab.inner_text("#pg-panel .turn.user")
+    page.tab.get_by_label("Completion").check()
+    page.generate(hostile)
+    assert hostile in page.tab.inner_text("#pg-panel .prompt")
+    assert page.count("#pg-panel .text :is(script, img)") == 0
+    assert page.tab.evaluate("window.hacked") is None
+    page.tab.get_by_role("tab", name="Runs").click()
+    page.tab.wait_for_selector("#pg-runs tbody tr")
+    assert page.count("#pg-runs tbody :is(script, img)") == 0
+    assert page.tab.evaluate("window.hacked") is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("max_new_tokens", "0", "max_new_tokens"),
+        ("max_new_tokens", "-3", "max_new_tokens"),
+        ("max_new_tokens", "99999999999", "max_new_tokens"),
+        ("temperature", "NaN", "temperature"),
+        ("temperature", "<b>hot</b>", "temperature"),
+        ("top_p", "7", "top_p"),
+        ("seed", "1.5", "seed"),
+    ],
+)
+def test_bad_settings_are_one_sentence(
+    page: GeneratePage, field: str, value: str, says: str
+) -> None:
+    page.set(field, value)
+    page.start("Hello.")
+    page.wait_state("failed")
+    alert = page.tab.inner_text("#pg-panel .alert")
+    assert says in alert and "Traceback" not in alert
+    assert page.tab.input_value("#pg-prompt textarea") == "Hello."
+
+
+def test_empty_and_too_long_prompts_are_one_sentence(page: GeneratePage) -> None:
+    page.start("  ")
+    page.wait_state("failed")
+    assert "empty" in page.tab.inner_text("#pg-panel .alert")
+    page.start("long " * 300)
+    page.tab.wait_for_function(
+        "document.querySelector('#pg-panel .alert').textContent.includes('context')"
+    )
+
+
+def test_chat_goes_on_and_starts_anew(page: GeneratePage) -> None:
+    page.short(12)
+    page.generate("One.")
+    page.generate("Two.")
+    assert page.count("#pg-panel .turn.user") == 2
+    first = page.tab.locator("#pg-panel .tokens").first
+    first.locator("span").nth(3).click()
+    page.tab.wait_for_selector("#pg-panel .tree-view svg")
+    assert "current" in (first.locator("span").nth(3).get_attribute("class") or "")
+    page.tab.click("#pg-again")
+    page.wait_done()
+    assert page.count("#pg-panel .turn.user") == 2
+    page.tab.click("#pg-new")
+    page.tab.wait_for_selector("#pg-panel .placeholder")
+    assert page.count("#pg-panel .turn") == 0
+
+
+def test_lost_batches_are_fetched_again(page: GeneratePage, served: Served) -> None:
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short(60)
+    page.set("delay_ms", "10")
+    page.tab.evaluate(
+        """() => {
+          const parse = JSON.parse;
+          let seen = 0;
+          JSON.parse = (text, ...rest) => {
+            const value = parse(text, ...rest);
+            const isBatch = Array.isArray(value) && value[0]?.length === 7;
+            return isBatch && ++seen % 3 === 0 ? [] : value;
+          };
+        }"""
+    )
+    page.generate("Lose some.")
+    run = served.host.runs.all()[-1]
+    assert run.finish is not None and page.text() == run.finish.text
+    assert page.count("#pg-panel .tokens [data-n]") > 0
+
+
+def test_nothing_moves_while_streaming(page: GeneratePage) -> None:
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short(300)
+    page.generate("Warm up.")
+    page.tab.evaluate(
+        """() => {
+          window.shift = 0;
+          new PerformanceObserver((list) => {
+            for (const entry of list.getEntries()) window.shift += entry.value;
+          }).observe({ type: "layout-shift" });
+        }"""
+    )
+    page.generate("Now hold still.")
+    assert page.tab.evaluate("window.shift") < 0.1
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 420])
+def test_no_sideways_scrolling(
+    chromium: Any, served: Served, shots: Path, theme: str, width: int
+) -> None:
+    size = {"width": width, "height": 1000}
+    path = f"/?__theme={theme}"
+    with GeneratePage.opened(chromium, served.url, path=path, viewport=size) as page:
+        page.generate("Say hello.")
+        page.tab.screenshot(path=shots / f"generate-{theme}-{width}.png", full_page=width < 600)
+        wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        assert page.tab.evaluate(wide) <= 0
+        page.tab.get_by_role("tab", name="Runs").click()
+        page.tab.locator("#pg-runs tbody tr").first.click()
+        page.wait_done("pg-run-panel")
+        page.tab.screenshot(path=shots / f"runs-{theme}-{width}.png", full_page=width < 600)
+        assert page.tab.evaluate(wide) <= 0
+        page.check_clean()

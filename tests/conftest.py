@@ -1,0 +1,26 @@
+"""Switches for the tests that need time, a network, a browser or a GPU."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+
+import pytest
+
+SWITCHES = ("slow", "network", "browser", "gpu")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    for switch in SWITCHES:
+        parser.addoption(f"--{switch}", action="store_true", help=f"run the tests marked {switch}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for switch in SWITCHES:
+        if config.getoption(f"--{switch}"):
+            continue
+        skip = pytest.mark.skip(reason=f"marked {switch}; run with --{switch}")
+        for item in items:
+            if switch in item.keywords:
+                item.add_marker(skip)

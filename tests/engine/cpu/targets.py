@@ -1,0 +1,64 @@
+"""Tiny targets under the fused forward, and the same under transformers' modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.cpu import architecture
+from engine.target import Target, prepare_attention
+from tests.models import tiny_model, tiny_tokenizer
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-tied": ("llama", {"tie_word_embeddings": True}),
+    "llama-no-groups-biased": (
+        "llama",
+        {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
+    ),
+    "llama-one-key-head": ("llama", {"num_key_value_heads": 1}),
+    "llama3-rotary": ("llama", {"rope_parameters": LLAMA3}),
+    "yarn-rotary": ("llama", {"rope_parameters": YARN}),
+    "mistral-sliding": ("mistral", {"sliding_window": 12}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-half-sliding": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1},
+    ),
+    "qwen3": ("qwen3", {"head_dim": 8}),
+    "qwen3-wide-heads": ("qwen3", {"head_dim": 24}),
+}
+
+
+def variant_model(name: str, **overrides: Any) -> Any:
+    """A random model whose biases and norms are not the ones they are initialised with."""
+    import torch
+
+    family, settings = VARIANTS[name]
+    model = tiny_model(family, **{**settings, **overrides})
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    prepare_attention(model)
+    return model
+
+
+def fused(model: Any) -> Target:
+    """A target under the fused forward; takes the model's weights over."""
+    assert architecture.why_not(model) is None
+    return Target(model, tiny_tokenizer(), name="fused", forward=architecture.fuse(model))
+
+
+def plain(model: Any) -> Target:
+    """A target under transformers' modules."""
+    return Target(model, tiny_tokenizer(), name="plain")

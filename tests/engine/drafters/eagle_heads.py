@@ -1,0 +1,113 @@
+"""EAGLE heads for tiny targets, fitted in closed form so that some of their drafts are right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine.proposal import Needs
+from engine.target import Target
+from tests.engine.drafters.fitted import fit
+from tests.engine.drafters.judges import PROMPTS
+from tests.models import plain_greedy
+
+HEADS, KV_HEADS, INTERMEDIATE = 4, 2, 24
+
+
+def texts(target: Target, needs: Needs) -> list[tuple[Tensor, Tensor]]:
+    """Per prompt: its greedy continuation included, and the target's features of all tokens."""
+    found = []
+    for prompt in PROMPTS:
+        ids = [i % target.vocab_size for i in prompt]
+        ids += plain_greedy(target, ids, 40)
+        shown = target.prefill(ids, target.new_cache(len(ids)), needs)
+        features = shown.layers if needs.layers else shown.hidden
+        assert features is not None
+        found.append((torch.tensor(ids), features))
+    return found
+
+
+def layer_tensors(hidden: int, attention_input: int, prefix: str) -> dict[str, Tensor]:
+    """A random layer whose output stays near its input."""
+    generator = torch.Generator().manual_seed(1)
+
+    def random(*shape: int, scale: float = 0.2) -> Tensor:
+        return scale * torch.randn(*shape, generator=generator)
+
+    kv = KV_HEADS * hidden // HEADS
+    return {
+        f"{prefix}.self_attn.q_proj.weight": random(hidden, attention_input),
+        f"{prefix}.self_attn.k_proj.weight": random(kv, attention_input),
+        f"{prefix}.self_attn.v_proj.weight": random(kv, attention_input),
+        f"{prefix}.self_attn.o_proj.weight": random(hidden, hidden, scale=0.05),
+        f"{prefix}.mlp.gate_proj.weight": random(INTERMEDIATE, hidden),
+        f"{prefix}.mlp.up_proj.weight": random(INTERMEDIATE, hidden),
+        f"{prefix}.mlp.down_proj.weight": random(hidden, INTERMEDIATE, scale=0.05),
+        f"{prefix}.post_attention_layernorm.weight": 1 + random(hidden),
+    }
+
+
+def config_of(target: Target, **more: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": target.hidden_size,
+        "vocab_size": target.vocab_size,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "rms_norm_eps": 1e-5,
+        **more,
+    }
+
+
+@torch.inference_mode()
+def save_eagle(folder: Path, target: Target) -> Path:
+    """EAGLE-1/2 layout; `fc` is fitted to map embedding and feature to the next feature."""
+    size, embedding = target.hidden_size, target.embedding.weight
+    inputs, wanted = [], []
+    for ids, hidden in texts(target, Needs(hidden=True)):
+        inputs.append(torch.cat([embedding[ids[1:]], hidden[:-1]], dim=-1))
+        wanted.append(hidden[1:])
+    solved = torch.linalg.lstsq(torch.cat(inputs), torch.cat(wanted), driver="gelsd").solution
+    tensors = layer_tensors(size, size, "layers.0")
+    tensors |= {"fc.weight": solved.T.contiguous(), "embed_tokens.weight": embedding.clone()}
+    return write(folder, tensors, config_of(target, bias=False))
+
+
+@torch.inference_mode()
+def save_eagle3(folder: Path, target: Target, layers: tuple[int, ...], *, draft_vocab: int) -> Path:
+    """EAGLE-3 layout with tokens that the target writes; `lm_head` is fitted."""
+    size = target.hidden_size
+    tensors = layer_tensors(size, 2 * size, "midlayer")
+    fc = torch.randn(size, len(layers) * size, generator=torch.Generator().manual_seed(2)) / 8
+    inputs, wanted = [], []
+    written = texts(target, Needs(layers=layers))
+    for ids, features in written:
+        fused = features[:-2] @ fc.T
+        inputs.append(fused * torch.rsqrt(fused.pow(2).mean(-1, keepdim=True) + 1e-5))
+        wanted.append(ids[2:])
+    likely = torch.cat([ids for ids, _ in written]).bincount(minlength=target.vocab_size)
+    kept = likely.argsort(descending=True, stable=True)[:draft_vocab].sort().values
+    tensors |= {
+        "fc.weight": fc,
+        "lm_head.weight": fit(inputs, wanted, target.vocab_size)[kept],
+        "norm.weight": torch.ones(size),
+        "midlayer.hidden_norm.weight": torch.ones(size),
+        "midlayer.input_layernorm.weight": torch.ones(size),
+        "d2t": kept - torch.arange(draft_vocab),
+        "t2d": torch.isin(torch.arange(target.vocab_size), kept),
+    }
+    return write(folder, tensors, config_of(target, draft_vocab_size=draft_vocab))
+
+
+def write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> Path:
+    """A checkpoint folder as `speculators` and NVIDIA write it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "m.safetensors"
+    )
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

@@ -1,0 +1,183 @@
+"""Retrieval where the text repeats, a model elsewhere; both keep up with every outcome."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.accept import greedy
+from engine.config import Sampling
+from engine.drafters.autoregressive import AutoregressiveConfig, AutoregressiveDrafter
+from engine.drafters.base import Start, Workbench
+from engine.drafters.combined import CombinedConfig, CombinedDrafter, Repeats
+from engine.drafters.medusa import MedusaConfig
+from engine.drafters.suffix import SuffixConfig, SuffixDrafter
+from engine.drafters.token_recycling import TokenRecyclingConfig
+from engine.errors import ConfigError
+from engine.proposal import Shown
+from engine.sampling import SeededDraws
+from tests.engine.drafters import judges
+from tests.engine.drafters.fitted import save_medusa
+from tests.engine.drafters.judges import target_of, write
+from tests.engine.drafters.turns import Turns
+from tests.models import tiny_target, workbench
+
+NGRAM = {"decoding_type": "NGram"}
+RECYCLING = {"decoding_type": "Token_Recycling"}
+CONFIGS: list[dict[str, Any]] = [
+    {},
+    {"retrieval": NGRAM, "min_match_len": 1},
+    {"retrieval": {**NGRAM, "lookup": "transformers"}, "min_match_len": 3},
+    {"retrieval": {"decoding_type": "Suffix", "use_tree_spec": True}, "model": NGRAM},
+    {"model": {"decoding_type": "Lookahead"}, "retrieval": NGRAM},
+]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_neox", "opt"])
+@pytest.mark.parametrize("number", range(len(CONFIGS)))
+def test_greedy_output_equals_target_alone(number: int, family: str):
+    config = CombinedConfig.parse(CONFIGS[number])
+    assert judges.assert_greedy_lossless(config, family) > 0
+
+
+def test_context_end_is_reached_exactly():
+    judges.assert_lossless_to_the_context_end(CombinedConfig(), "opt")
+
+
+def sampled_bench() -> Workbench:
+    """A target, and a draft model that agrees with it now and then."""
+    target = judges.sampled_target()
+    other = tiny_target(
+        "llama",
+        seed=1,
+        vocab_size=judges.SAMPLED_VOCAB,
+        num_hidden_layers=1,
+        eos_token_id=None,
+        max_position_embeddings=512,
+    )
+    with torch.no_grad():
+        other.lm_head.weight.mul_(0.2)
+    return workbench(target, small=other)
+
+
+def draft_target(**settings: Any) -> CombinedConfig:
+    model = {"decoding_type": "Draft_Target", "speculative_model": "small", "max_draft_len": 3}
+    return CombinedConfig.parse({"model": model, **settings})
+
+
+def test_sampled_output_follows_the_target_with_sampled_and_retrieved_drafts():
+    bench = sampled_bench()
+    drafter = Turns(draft_target(min_match_len=2), bench)
+    assert judges.p_value(bench.target, drafter, drawn=True) > 1e-3
+    assert 0.2 < len(drafter.by_model) / drafter.num_steps < 0.8
+
+
+def test_draft_model_keeps_up_while_retrieval_drafts():
+    target = target_of("llama")
+    bench = workbench(target, small=target)
+    drafter = Turns(draft_target(min_match_len=3), bench)
+    prompt = [7, 8, 9, 7, 8, 9, 7, 8]
+    text = write(target, drafter, prompt, tokens=40)
+    assert text.output == judges.plain_text("llama", tuple(prompt), 40)
+    # The target as its own drafter is always right, also after steps that were not its own.
+    own = drafter.model_steps(text.steps, prompt, text.output[0])
+    assert own and all(step.num_accepted == step.num_drafted for _, step in own)
+
+
+def test_heads_see_every_outcome(tmp_path: Path):
+    target = target_of("llama")
+    heads = save_medusa(tmp_path / "medusa", target, 2)
+    medusa = MedusaConfig(
+        speculative_model=str(heads), medusa_choices=((0,), (1,), (0, 0), (0, 1), (1, 0))
+    )
+    combined = CombinedConfig(model=medusa)
+    assert combined.build(workbench(target)).needs == medusa.build(workbench(target)).needs
+    judges.assert_greedy_lossless(combined, "llama")
+
+
+def started(config: CombinedConfig, prompt: list[int]) -> CombinedDrafter:
+    drafter = config.build(workbench(target_of("llama")))
+    shown = Shown(torch.zeros(1, 288))
+    drafter.start(Start(prompt[:-1], prompt[-1], shown, Sampling(), SeededDraws(0)))
+    return drafter
+
+
+@pytest.mark.parametrize("retrieval", [NGRAM, {"decoding_type": "Suffix"}])
+def test_retrieval_drafts_only_where_the_match_is_long_enough(retrieval: dict[str, Any]):
+    model = TokenRecyclingConfig(recycle_prompt=False, recycling_choices=((0,), (1,)))
+    config = CombinedConfig.parse(
+        {"retrieval": retrieval, "model": model.model_dump(), "min_match_len": 2}
+    )
+    long_match = started(config, [1, 2, 3, 4, 1, 2]).propose(99)
+    assert long_match.tokens.tolist()[:3] == [2, 3, 4]
+    short_match = started(config, [1, 2, 3, 4, 9, 2]).propose(99)
+    assert len(short_match.shape) == 3 and short_match.shape.parents == (-1, 0, 0)
+
+
+def test_suffix_matches_in_earlier_runs_count():
+    retrieval = SuffixConfig(use_global_pool=True)
+    drafter = started(CombinedConfig(retrieval=retrieval), [1, 2, 3, 4, 5])
+    drafter.finish()
+    shown = Shown(torch.zeros(1, 288))
+    drafter.start(Start([9, 2], 3, shown, Sampling(), SeededDraws(0)))
+    assert drafter.propose(99).tokens.tolist() == [3, 4, 5]
+
+
+@given(st.lists(st.integers(0, 2), max_size=30), st.integers(1, 4))
+def test_repeats_equal_brute_force(text: list[int], length: int):
+    repeats = Repeats(length)
+    for end in range(1, len(text) + 1):
+        repeats.extend(text[end - 1 : end])
+        last = text[max(0, end - length) : end]
+        before = [text[i : i + length] for i in range(end - length)]
+        assert repeats.now == (len(last) == length and last in before)
+
+
+def test_nested_settings_survive_json_and_plain_data():
+    config = CombinedConfig.parse(CONFIGS[3])
+    assert CombinedConfig.model_validate_json(config.model_dump_json()) == config
+    assert CombinedConfig.parse(config.model_dump()) == config
+    assert isinstance(config.retrieval, SuffixConfig) and config.retrieval.use_tree_spec
+    assert CombinedConfig(model=AutoregressiveConfig()).model == AutoregressiveConfig()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"retrieval": {"decoding_type": "Medusa"}}, "NGram, Suffix, got 'Medusa'"),
+        ({"model": {"decoding_type": "Combined"}}, "model.decoding_type must be one of"),
+        ({"model": {"decoding_type": "NGram", "max_draft_lenn": 1}}, "did you mean max_draft_len"),
+        ({"model": 3}, "model must be a mapping with decoding_type, got 3"),
+        ({"model": {**NGRAM, "adaptive": True}}, "model.adaptive must be off"),
+        ({"retrieval": {**NGRAM, "max_draft_len": 0}}, "retrieval: max_draft_len must be"),
+    ],
+)
+def test_wrong_nested_settings_are_named(values: dict[str, Any], words: str):
+    with pytest.raises(ConfigError, match=words):
+        CombinedConfig.parse(values)
+
+
+def test_lossy_model_makes_the_combination_lossy():
+    assert CombinedConfig().lossless
+    assert not CombinedConfig(model=MedusaConfig(acceptance="typical")).lossless
+
+
+def test_the_models_rule_decides():
+    class Own(AutoregressiveDrafter):
+        def rule(self, sampling: Sampling) -> Any:
+            return greedy
+
+    bench = workbench(target_of("llama"))
+    config = CombinedConfig()
+    drafter = CombinedDrafter(config, config.retrieval.build(bench), Own(bench))
+    assert drafter.rule(Sampling(temperature=1.0)) is greedy
+
+
+def test_retrieval_of_the_default_is_suffix():
+    drafter = CombinedConfig().build(workbench(target_of("llama")))
+    assert isinstance(drafter.retrieval, SuffixDrafter)

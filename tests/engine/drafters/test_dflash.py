@@ -1,0 +1,229 @@
+"""DFlash drafts the block that transformers' model fills over the whole text, at every step."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from engine.drafters.combined import CombinedConfig
+from engine.drafters.dflash import DFlashConfig
+from engine.errors import ConfigError, DrafterError, SourceError
+from engine.target import Target
+from tests.engine.drafters import judges
+from tests.engine.drafters.judges import PROMPTS, SAMPLED_VOCAB, plain_text, write
+from tests.engine.drafters.turns import Turns
+from tests.models import tiny_target, workbench
+
+Model = getattr(transformers, "MuseGlimmerAssistantModel", None)
+if Model is None:
+    pytest.skip("this transformers has no DFlash model", allow_module_level=True)
+SETTINGS: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 512,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    "block_size": 5,
+    "mask_token_id": 11,
+    "target_layer_ids": [0, 1],
+}
+
+
+@functools.cache
+def dflash_model(*layer_types: str) -> Any:
+    config = transformers.MuseGlimmerAssistantConfig(
+        **SETTINGS, layer_types=list(layer_types), sliding_window=14
+    )
+    torch.manual_seed(3)
+    model = Model(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, 0.2)
+    model.set_attn_implementation("eager")
+    return model
+
+
+FULL = ("full_attention", "full_attention")
+MIXED = ("sliding_attention", "full_attention")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> str:
+    dflash_model(*FULL).save_pretrained(tmp_path / "own")
+    return str(tmp_path / "own")
+
+
+def save_as_published(folder: Path, **changes: Any) -> str:
+    """The authors' layout: a Qwen3 config with dflash_config, and their tensor names."""
+    own = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
+    state = dflash_model(*FULL).state_dict()
+    folder.mkdir()
+    save_file({own.get(k, k): v for k, v in state.items()}, folder / "model.safetensors")
+    names = ("mask_token_id", "target_layer_ids", "rope_parameters")
+    config = {k: v for k, v in SETTINGS.items() if k not in names} | {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "layer_types": list(FULL),
+        "sliding_window": None,
+        "rope_theta": 10_000.0,
+        "rope_scaling": None,
+        "vocab_size": 288,
+        "dflash_config": {k: SETTINGS[k] for k in names[:2]},
+    }
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
+    return str(folder)
+
+
+@torch.inference_mode()
+def whole_text_draft(target: Target, model: Any, text: list[int]) -> list[int]:
+    """What transformers' model drafts after `text`, from its beginning with an empty cache."""
+    from transformers.cache_utils import DFlashCache
+
+    n, block = len(text) - 1, SETTINGS["block_size"]
+    out = target.model(torch.tensor([text[:-1]]), output_hidden_states=True)
+    context = torch.cat([out.hidden_states[i + 1] for i in SETTINGS["target_layer_ids"]], dim=-1)
+    cache = DFlashCache(config=model.config)
+    cache.set_previous_accepted_tokens(n)
+    ids = torch.tensor([[text[-1]] + [SETTINGS["mask_token_id"]] * (block - 1)])
+    hidden = model(
+        noise_embeds=target.embedding(ids),
+        context_hidden_states=context,
+        position_ids=torch.arange(n + block)[None],
+        past_key_values=cache,
+    ).last_hidden_state[0, 1:]
+    return [int(token) for token in target.lm_head(hidden).argmax(dim=-1)]
+
+
+@pytest.mark.parametrize("layer_types", [FULL, MIXED])
+def test_every_draft_equals_transformers_on_the_whole_text(
+    tmp_path: Path, layer_types: tuple[str, ...]
+):
+    model = dflash_model(*layer_types)
+    model.save_pretrained(tmp_path)
+    target = tiny_target("llama", vocab_size=SAMPLED_VOCAB, eos_token_id=None)
+    drafter = DFlashConfig(speculative_model=str(tmp_path)).build(workbench(target))
+    accepted = 0
+    for prompt in ([1, 2, 3, 1, 2, 3, 4], [5]):
+        text = write(target, drafter, prompt, tokens=30)
+        seen = [*prompt, text.output[0]]
+        for step in text.steps:
+            assert list(step.tokens[1:]) == whole_text_draft(target, model, seen)
+            accepted += step.num_accepted
+            seen += step.committed
+    assert accepted > 0
+
+
+def test_published_layout_drafts_the_same(tmp_path: Path, saved: str):
+    target = judges.target_of("llama")
+    published = save_as_published(tmp_path / "published")
+    for prompt in PROMPTS:
+        ours, theirs = (
+            write(target, DFlashConfig(speculative_model=name).build(workbench(target)), prompt)
+            for name in (saved, published)
+        )
+        assert [step.tokens for step in ours.steps] == [step.tokens for step in theirs.steps]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt_neox"])
+@pytest.mark.parametrize("length", [None, 1, 2, 3, 64])
+def test_greedy_output_equals_target_alone(saved: str, family: str, length: int | None):
+    config = DFlashConfig(speculative_model=saved, max_draft_len=length)
+    judges.assert_greedy_lossless(config, family)
+
+
+def test_draft_is_cut_to_length(saved: str):
+    target = judges.target_of("llama")
+    drafter = DFlashConfig(speculative_model=saved, max_draft_len=2).build(workbench(target))
+    text = write(target, drafter, [1, 2, 3])
+    assert {step.num_drafted for step in text.steps} == {2}
+
+
+def test_context_end_is_reached_exactly(saved: str):
+    judges.assert_lossless_to_the_context_end(DFlashConfig(speculative_model=saved), "llama")
+
+
+def test_sampled_output_follows_the_target(tmp_path: Path):
+    dflash_model(*FULL).save_pretrained(tmp_path)
+    target = tiny_target(
+        "llama", vocab_size=SAMPLED_VOCAB, eos_token_id=None, max_position_embeddings=512
+    )
+    with torch.no_grad():
+        target.lm_head.weight.mul_(0.35)
+    drafter = DFlashConfig(speculative_model=str(tmp_path)).build(workbench(target))
+    assert judges.p_value(target, drafter) > 1e-3
+
+
+def test_it_keeps_up_while_another_method_drafts(saved: str):
+    target, prompt = judges.target_of("llama"), PROMPTS[0]
+    config = CombinedConfig(model=DFlashConfig(speculative_model=saved), min_match_len=1)
+    drafter = Turns(config, workbench(target))
+    text = write(target, drafter, prompt, tokens=40)
+    assert text.output == plain_text("llama", tuple(prompt), 40)
+    own = drafter.model_steps(text.steps, prompt, text.output[0])
+    assert own
+    for seen, step in own:
+        drafted = whole_text_draft(target, dflash_model(*FULL), seen)
+        assert list(step.tokens[1:]) == drafted[: step.num_drafted]
+
+
+# ---- what cannot be
+
+
+def refused(config: DFlashConfig, words: str, *, family: str = "llama", **target: Any) -> None:
+    with pytest.raises(DrafterError, match=words):
+        config.build(workbench(tiny_target(family, **target)))
+
+
+def test_no_model_is_refused():
+    with pytest.raises(ConfigError, match="speculative_model must name the DFlash model"):
+        DFlashConfig().build(workbench(judges.target_of("llama")))
+
+
+def test_nothing_there_is_refused(tmp_path: Path):
+    with pytest.raises(SourceError):
+        DFlashConfig(speculative_model=str(tmp_path)).build(workbench(judges.target_of("llama")))
+
+
+def test_another_targets_model_is_refused(saved: str):
+    config = DFlashConfig(speculative_model=saved)
+    refused(config, "hidden size 32, but tiny-llama has 16", hidden_size=16)
+    refused(config, r"reads target layers \[0, 1\].*offers 0 to 0", num_hidden_layers=2)
+    refused(config, "mask_token_id is 11.*has 8 rows", vocab_size=8)
+
+
+def test_a_checkpoint_that_says_too_little_is_refused(tmp_path: Path):
+    silent = save_as_published(tmp_path / "silent", dflash_config={})
+    refused(DFlashConfig(speculative_model=silent), "says no mask_token_id.*: set mask_token_id")
+    medusa = save_as_published(tmp_path / "medusa", block_size=None)
+    refused(DFlashConfig(speculative_model=medusa), "says no block_size.*not a DFlash checkpoint.$")
+    told = DFlashConfig(speculative_model=silent, mask_token_id=11, target_layer_ids=(0, 1))
+    assert told.build(workbench(judges.target_of("llama"))).needs.layers == (1, 2)
+
+
+def test_a_wrong_tensor_is_named(tmp_path: Path):
+    wrong = save_as_published(tmp_path / "wrong", intermediate_size=40)
+    refused(DFlashConfig(speculative_model=wrong), "layers.0.mlp.down_proj.weight has shape")
+    more = save_as_published(tmp_path / "more", num_hidden_layers=1, layer_types=FULL[:1])
+    refused(DFlashConfig(speculative_model=more), r"layers.1.*needs None")
+
+
+def test_a_wrong_value_in_the_config_is_named(tmp_path: Path):
+    wrong = save_as_published(tmp_path / "wrong", num_key_value_heads="two")
+    refused(DFlashConfig(speculative_model=wrong), "config.json is wrong.*num_key_value_heads")
+
+
+def test_transformers_without_dflash_is_named(saved: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "transformers.models.muse_glimmer_assistant", None)
+    refused(DFlashConfig(speculative_model=saved), r"transformers \d.* has no DFlash model")

@@ -1,0 +1,224 @@
+"""Drafting with a smaller model: vocabulary, cache reuse, context, early stop."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from engine.cache import TreeCache
+from engine.config import Limits, Sampling
+from engine.decode import decode
+from engine.drafters.base import Drafter
+from engine.drafters.draft_target import DraftTargetConfig
+from engine.errors import ConfigError, DrafterError, SourceError, VocabularyError
+from engine.steps import End, Step
+from engine.target import Target
+from engine.vocabulary import common_vocabulary
+from tests.models import VOCAB, tiny_model, tiny_target, tiny_tokenizer, workbench
+
+PROMPT = [40, 41, 42, 43, 40, 41]
+ENDLESS: dict[str, Any] = {"eos_token_id": None}
+
+
+def target() -> Target:
+    return tiny_target(**ENDLESS)
+
+
+def drafter_of(target: Target, small: Target, **settings: Any) -> Drafter:
+    config = DraftTargetConfig.parse({"speculative_model": "small", **settings})
+    return config.build(workbench(target, small=small))
+
+
+def write(target: Target, drafter: Drafter, count: int = 30, **sampling: Any) -> list[Step]:
+    limits = Limits(max_new_tokens=count, ignore_eos=True)
+    *records, end = decode(target, drafter, PROMPT, sampling=Sampling(**sampling), limits=limits)
+    assert isinstance(end, End)
+    return [r for r in records if isinstance(r, Step)]
+
+
+def test_a_drafter_equal_to_the_target_has_every_draft_accepted() -> None:
+    model = target()
+    steps = write(model, drafter_of(model, model, max_draft_len=5), 31)
+    assert [step.num_accepted for step in steps] == [5] * 5
+
+
+def test_sampled_drafts_of_the_target_itself_are_always_accepted() -> None:
+    model = target()
+    steps = write(model, drafter_of(model, model), temperature=0.9, top_k=20, top_p=0.9)
+    assert all(step.num_accepted == step.num_drafted for step in steps)
+
+
+def test_likeliest_drafts_are_not_always_accepted_when_sampling() -> None:
+    model = target()
+    model.model.lm_head.weight.data.mul_(0.2)
+    steps = write(model, drafter_of(model, model, use_draft_probs=False), temperature=1.5)
+    assert any(step.num_accepted < step.num_drafted for step in steps)
+
+
+def alike(model: Target) -> Target:
+    """Right now and then: the target with noise."""
+    other = tiny_model(**ENDLESS)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    return Target(other, model.tokenizer, name="alike")
+
+
+def test_the_draft_model_reads_every_committed_token_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One new token after a rejection, two after a fully accepted draft, the prompt only once."""
+    model = target()
+    small = alike(model)
+    fed: list[list[int]] = []
+    prefill = small.prefill
+
+    def watched(tokens: Any, cache: TreeCache, needs: Any) -> Any:
+        fed.append(torch.as_tensor(tokens).tolist())
+        return prefill(tokens, cache, needs)
+
+    monkeypatch.setattr(small, "prefill", watched)
+    steps = write(model, drafter_of(model, small, max_draft_len=3), 40)
+    assert {s.num_accepted for s in steps} >= {0, 3}
+    firsts = fed[::3]
+    assert firsts[0] == [*PROMPT, steps[0].tokens[0]]
+    for before, first, step in zip(steps, firsts[1:], steps[1:], strict=False):
+        full = before.num_accepted == before.num_drafted
+        assert first == ([before.tokens[-1]] if full else []) + [step.tokens[0]]
+    assert all(len(tokens) == 1 for i, tokens in enumerate(fed) if i % 3)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.1])
+def test_drafts_equal_those_of_the_draft_model_without_a_cache(threshold: float) -> None:
+    model = target()
+    small = alike(model)
+    drafter = drafter_of(model, small, max_draft_len=4, confidence_threshold=threshold)
+    text, lengths = list(PROMPT), set()
+    for step in write(model, drafter, 40):
+        text.append(step.tokens[0])
+        expected, drafted = list(text), []
+        while len(drafted) < 4:
+            with torch.inference_mode():
+                probs = small.model(torch.tensor([expected]), use_cache=False).logits[0, -1]
+                probs = probs.softmax(-1)
+            if float(probs.max()) < threshold:
+                break
+            drafted.append(int(probs.argmax()))
+            expected.append(drafted[-1])
+        assert list(step.tokens[1:]) == drafted
+        lengths.add(len(drafted))
+        text += [step.tokens[node] for node in step.accepted]
+    assert lengths == {4} if threshold == 0 else len(lengths) > 1
+
+
+def test_draft_probabilities_are_in_the_record() -> None:
+    model = target()
+    step = write(model, drafter_of(model, model), 10)[0]
+    assert step.draft_probs[0] is None
+    for ours, theirs in zip(step.draft_probs[1:], step.target_probs[1:], strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+def test_a_shorter_drafter_stops_drafting_where_its_context_ends() -> None:
+    model = target()
+    small = tiny_target("opt", max_position_embeddings=16, **ENDLESS)
+    steps = write(model, drafter_of(model, small, max_draft_len=4), 30)
+    for step in steps:
+        fits = max(0, 16 - (step.context_len + 1) + 1)
+        assert step.num_drafted == min(4, fits)
+    assert steps[-1].num_drafted == 0
+
+
+def test_a_drafter_is_reusable_after_an_abandoned_run() -> None:
+    model = target()
+    drafter = drafter_of(model, alike(model))
+    before = write(model, drafter)
+    abandoned = decode(model, drafter, [9, 9, 9, 9], limits=Limits(max_new_tokens=30))
+    next(abandoned), next(abandoned)
+    abandoned.close()
+    assert drafter._cache.num_bytes == 0
+    assert [s.tokens for s in write(model, drafter)] == [s.tokens for s in before]
+
+
+# ---- vocabulary
+
+
+def with_tokens(vocab_size: int, added: list[str], name: str) -> Target:
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.add_tokens(added, special_tokens=True)
+    return Target(tiny_model(vocab_size=vocab_size, **ENDLESS), tokenizer, name=name)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(VOCAB, VOCAB + 32), (VOCAB + 32, VOCAB)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_padded_logits_are_no_mismatch(ours: int, theirs: int, temperature: float) -> None:
+    big = with_tokens(ours, [], "big")
+    small = with_tokens(theirs, ["<|tool|>"], "small")
+    assert common_vocabulary(big, small) == VOCAB
+    steps = write(big, drafter_of(big, small), 12, temperature=temperature)
+    assert all(token < VOCAB for step in steps for token in step.tokens[1:])
+
+
+def test_a_token_beyond_the_drafters_vocabulary_does_not_stop_it() -> None:
+    big, small = with_tokens(VOCAB + 32, [], "big"), with_tokens(VOCAB, [], "small")
+    limits = Limits(max_new_tokens=8, ignore_eos=True)
+    *_, end = decode(big, drafter_of(big, small), [VOCAB + 30, 5], limits=limits)
+    assert isinstance(end, End) and len(end.output_ids) == 8
+
+
+def test_added_tokens_may_differ_only_where_the_other_has_none() -> None:
+    big, small = with_tokens(VOCAB, ["<|a|>"], "big"), with_tokens(VOCAB, [], "small")
+    assert common_vocabulary(big, small) == common_vocabulary(small, big) == VOCAB
+    other = with_tokens(VOCAB, ["<|b|>"], "small")
+    first = len(tiny_tokenizer())
+    with pytest.raises(VocabularyError) as caught:
+        common_vocabulary(big, other)
+    for part in (f"token id {first}", "'<|a|>'", "'<|b|>'", "big", "small"):
+        assert part in str(caught.value)
+
+
+def test_the_first_id_that_differs_is_named_with_both_tokens() -> None:
+    swapped = copy.deepcopy(tiny_tokenizer())
+    state = swapped.backend_tokenizer.to_str()
+    vocab = tiny_tokenizer().get_vocab()
+    names = {index: token for token, index in vocab.items()}
+    a, b = names[65], names[70]
+    state = state.replace(f'"{a}":65', f'"{a}":70', 1).replace(f'"{b}":70', f'"{b}":65', 1)
+    swapped._tokenizer = type(swapped.backend_tokenizer).from_str(state)
+    small = Target(tiny_model(), swapped, name="small")
+    with pytest.raises(VocabularyError) as caught:
+        drafter_of(target(), small)
+    assert "token id 65" in str(caught.value)
+    assert repr(a) in str(caught.value) and repr(b) in str(caught.value)
+
+
+def test_without_tokenizers_the_sizes_must_be_equal() -> None:
+    big = Target(tiny_model(), None, name="big")
+    assert common_vocabulary(big, Target(tiny_model(), None, name="small")) == VOCAB
+    other = Target(tiny_model(vocab_size=VOCAB + 1), None, name="small")
+    with pytest.raises(VocabularyError, match=f"{VOCAB} logits.*{VOCAB + 1}"):
+        common_vocabulary(big, other)
+
+
+# ---- settings
+
+
+def test_a_draft_model_must_be_named() -> None:
+    with pytest.raises(DrafterError, match="speculative_model"):
+        DraftTargetConfig().build(workbench(target()))
+
+
+def test_an_unknown_draft_model_is_refused() -> None:
+    with pytest.raises(SourceError, match="nowhere"):
+        DraftTargetConfig(speculative_model="nowhere").build(workbench(target()))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("max_draft_len", 0), ("confidence_threshold", 1.5), ("confidence_threshold", float("nan"))],
+)
+def test_settings_out_of_range_are_refused_by_name(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=key):
+        DraftTargetConfig.parse({key: value})

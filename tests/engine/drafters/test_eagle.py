@@ -1,0 +1,258 @@
+"""EAGLE's promises on tiny models: lossless, every published layout, wrong heads refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from engine.config import MethodConfig
+from engine.decode import decode
+from engine.drafters import methods, static_tree
+from engine.drafters.eagle import EagleConfig, EagleDrafter
+from engine.drafters.eagle3 import Eagle3Config
+from engine.drafters.eagle_session import HeadSession
+from engine.errors import ConfigError
+from engine.target import Target
+from tests.engine.drafters import judges
+from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
+from tests.engine.drafters.golden import ROOT, golden_case
+from tests.models import tiny_target, workbench
+
+FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt_neox")
+GOLDEN3 = ROOT / "eagle" / "eagle3" / "head"
+TREE = {"use_dynamic_tree": True}
+SMALL_TREE = {
+    "use_dynamic_tree": True,
+    "max_draft_len": 3,
+    "dynamic_tree_max_topK": 4,
+    "max_non_leaves_per_layer": 2,
+    "max_total_draft_tokens": 9,
+}
+SETTINGS: dict[str, tuple[type[EagleConfig] | type[Eagle3Config], dict[str, Any]]] = {
+    "eagle1": (EagleConfig, {}),
+    "eagle1-leaves": (EagleConfig, {"eagle_choices": [[0, 0, 0], [1, 0], [5]]}),
+    "eagle2": (EagleConfig, TREE),
+    "eagle2-small": (EagleConfig, SMALL_TREE),
+    "eagle3-chain": (Eagle3Config, {"eagle3_layers_to_capture": [0, 1, 2]}),
+    "eagle3-tree": (Eagle3Config, {**SMALL_TREE, "eagle3_layers_to_capture": [0, 1, 2]}),
+}
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """A head of either kind for every family; EAGLE-3's reads the last layer's output too."""
+    root = tmp_path_factory.mktemp("heads")
+    found = {}
+    for family in FAMILIES:
+        target = judges.target_of(family)
+        found[family, "Eagle"] = save_eagle(root / family / "eagle", target)
+        found[family, "Eagle3"] = save_eagle3(
+            root / family / "eagle3", target, (1, 2, 3), draft_vocab=140
+        )
+    return found
+
+
+def config(heads: dict[tuple[str, str], Path], family: str, name: str) -> MethodConfig:
+    kind, settings = SETTINGS[name]
+    head = heads[family, kind.model_fields["decoding_type"].default]
+    return kind.parse({"speculative_model": str(head), **settings})
+
+
+# ---- lossless
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_output_equals_the_target_alone(
+    family: str, name: str, heads: dict[tuple[str, str], Path]
+) -> None:
+    accepted = judges.assert_greedy_lossless(config(heads, family, name), family)
+    assert accepted > 0, "a head that is never right proves little"
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle2", "eagle3-chain"])
+def test_the_text_fills_the_context_exactly(name: str, heads: dict[tuple[str, str], Path]) -> None:
+    judges.assert_lossless_to_the_context_end(config(heads, "llama", name), "llama")
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle2-small", "eagle3-tree"])
+@pytest.mark.parametrize("first_bad_row", [0, 1])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_head_that_computes_nan_costs_speed_and_nothing_else(
+    name: str,
+    first_bad_row: int,
+    temperature: float,
+    heads: dict[tuple[str, str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target, prompt = judges.target_of("llama"), judges.PROMPTS[0]
+    drafter = config(heads, "llama", name).build(workbench(target))
+    assert isinstance(drafter, EagleDrafter)
+    healthy = drafter.head.logits
+
+    def broken(outputs: Tensor) -> Tensor:
+        logits = healthy(outputs).clone()
+        logits[first_bad_row:] = torch.nan
+        return logits
+
+    monkeypatch.setattr(drafter.head, "logits", broken)
+    text = judges.write(target, drafter, prompt, temperature=temperature)
+    assert len(text.output) == 24
+    if temperature == 0:
+        assert text.output == judges.plain_text("llama", tuple(prompt), 24)
+
+
+@pytest.fixture(scope="module")
+def sampled_heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root, target = tmp_path_factory.mktemp("sampled"), judges.sampled_target()
+    return {
+        "Eagle": save_eagle(root / "eagle", target),
+        "Eagle3": save_eagle3(root / "eagle3", target, (1,), draft_vocab=6),
+    }
+
+
+SAMPLED = {
+    "eagle1": (EagleConfig, {"eagle_choices": [[0, 0], [0, 1], [1, 0], [2]]}),
+    "eagle2": (EagleConfig, {**SMALL_TREE, "dynamic_tree_max_topK": 3}),
+    "eagle3-chain": (Eagle3Config, {"max_draft_len": 2, "eagle3_layers_to_capture": [0]}),
+    "eagle3-tree": (Eagle3Config, {**SMALL_TREE, "eagle3_layers_to_capture": [0]}),
+}
+
+
+def sampled_drafter(heads: dict[str, Path], name: str) -> EagleDrafter:
+    kind, settings = SAMPLED[name]
+    head = heads[kind.model_fields["decoding_type"].default]
+    built = kind.parse({"speculative_model": str(head), **settings})
+    drafter = built.build(workbench(judges.sampled_target()))
+    assert isinstance(drafter, EagleDrafter)
+    return drafter
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_sampled_text_follows_the_target_s_law(name: str, sampled_heads: dict[str, Path]) -> None:
+    drafter = sampled_drafter(sampled_heads, name)
+    drawn = name == "eagle1"
+    assert judges.p_value(judges.sampled_target(), drafter, drawn=drawn) > 1e-3
+
+
+def test_drafts_that_were_not_drawn_as_they_claim_break_the_law(
+    sampled_heads: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The power of the test above: the likeliest tokens, passed off as draws."""
+    monkeypatch.setattr(
+        static_tree,
+        "draw_without_replacement",
+        lambda probs, count, draws: probs.topk(count).indices,
+    )
+    drafter = sampled_drafter(sampled_heads, "eagle1")
+    assert judges.p_value(judges.sampled_target(), drafter, drawn=True) < 1e-4
+
+
+# ---- the head's cache
+
+
+@torch.inference_mode()
+def test_base_entries_fed_in_pieces_between_trees_equal_one_pass() -> None:
+    """300 entries cross the cache's first capacity; trees in between leave no trace."""
+    target = golden_case("eagle/eagle3").target
+    drafter = Eagle3Config(speculative_model=str(GOLDEN3)).build(workbench(target))
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(300, 144, generator=generator)
+    tokens = torch.randint(0, 240, (300,), generator=generator)
+    whole = HeadSession(drafter.head)
+    whole.feed_base(features, tokens)
+    pieces = HeadSession(drafter.head)
+    for start, end in ((0, 250), (250, 253), (253, 254), (254, 300)):
+        pieces.feed_base(features[start:end], tokens[start:end])
+        for depth in (1, 2):
+            mask = torch.eye(4, dtype=torch.bool).repeat(1, depth)
+            pieces.expand(pieces.output.expand(4, -1), tokens[:4], depth, mask)
+    torch.testing.assert_close(pieces.output, whole.output, atol=2e-5, rtol=0)
+    every = drafter.head(drafter.head.fuse(features), tokens, torch.arange(300))
+    torch.testing.assert_close(every[-1:], whole.output, atol=2e-5, rtol=0)
+
+
+def test_gradients_reach_every_weight_of_a_head_and_none_of_the_target_s() -> None:
+    target = golden_case("eagle/eagle2").target
+    head = ROOT / "eagle" / "eagle2" / "head"
+    drafter = EagleConfig(speculative_model=str(head)).build(workbench(target))
+    net = drafter.head.requires_grad_(True)
+    outputs = net(torch.randn(5, 48), torch.arange(5), torch.arange(5))
+    net.logits(outputs).square().mean().backward()
+    assert all(weight.grad is not None for weight in net.parameters())
+    target_weights = {weight.data_ptr() for weight in target.model.parameters()}
+    assert not target_weights & {weight.data_ptr() for weight in net.parameters()}
+
+
+# ---- settings
+
+
+def test_both_methods_are_found() -> None:
+    assert methods()["Eagle"] is EagleConfig and methods()["Eagle3"] is Eagle3Config
+    for kind in (EagleConfig, Eagle3Config):
+        assert kind().lossless
+        assert all(
+            field.description
+            for name, field in kind.model_fields.items()
+            if name != "decoding_type"
+        )
+
+
+@pytest.mark.parametrize("kind", [EagleConfig, Eagle3Config])
+def test_keeping_more_nodes_than_are_drafted_names_both_numbers(kind: type[MethodConfig]) -> None:
+    values = {**TREE, "max_draft_len": 3, "dynamic_tree_max_topK": 4}
+    kind.parse({**values, "max_total_draft_tokens": 4 + 2 * 16})
+    with pytest.raises(ConfigError, match="at most 36.*got 37"):
+        kind.parse({**values, "max_total_draft_tokens": 37})
+    kind.parse({**values, "max_total_draft_tokens": 37, "use_dynamic_tree": False})
+
+
+def test_a_choice_tree_with_a_gap_names_the_path() -> None:
+    with pytest.raises(ConfigError, match=r"\[1, 0\]"):
+        EagleConfig.parse({"eagle_choices": [[0], [0, 0], [1, 0]]})
+
+
+def test_settings_survive_plain_data() -> None:
+    for built in (EagleConfig(), Eagle3Config(eagle3_layers_to_capture=(1, 3, 4))):
+        plain = json.loads(json.dumps(built.model_dump()))
+        assert type(built).parse(plain) == built
+
+
+# ---- runs
+
+
+def test_a_cancelled_run_leaves_a_usable_drafter(heads: dict[tuple[str, str], Path]) -> None:
+    target = judges.target_of("llama")
+    drafter = config(heads, "llama", "eagle2").build(workbench(target))
+    prompt = list(judges.PROMPTS[0])
+    records = decode(target, drafter, prompt)
+    next(records), next(records)
+    records.close()
+    text = judges.write(target, drafter, prompt)
+    assert text.output == judges.plain_text("llama", tuple(prompt), 24)
+
+
+def test_half_precision_heads_follow_the_target_s_dtype(tmp_path: Path) -> None:
+    target = tiny_target("llama", num_hidden_layers=7)
+    target.model.to(torch.bfloat16)
+    head = save_file_of(tmp_path, target)
+    values = {"speculative_model": str(head), **SMALL_TREE}
+    drafter = Eagle3Config.parse(values).build(workbench(target))
+    assert {weight.dtype for weight in drafter.head.parameters()} == {torch.bfloat16}
+    text = judges.write(target, drafter, [5, 6, 7])
+    assert len(text.output) == 24
+
+
+def save_file_of(folder: Path, target: Target) -> Path:
+    """An EAGLE-3 head in float32 for a target in half precision."""
+    source = tiny_target("llama", num_hidden_layers=7)
+    head = save_eagle3(folder, source, (2, 3, 4), draft_vocab=50)
+    tensors = load_file(head / "m.safetensors")
+    save_file(tensors, head / "m.safetensors")
+    return head

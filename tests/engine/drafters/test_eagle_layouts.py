@@ -1,0 +1,325 @@
+"""EAGLE checkpoints in every published layout, and wrong ones refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import rms_norm, silu
+
+from engine.config import MethodConfig
+from engine.drafters.eagle import EagleConfig
+from engine.drafters.eagle3 import Eagle3Config
+from engine.errors import ConfigError, DrafterError, TreeError, VocabularyError
+from engine.proposal import Needs
+from engine.target import Target
+from tests.engine.drafters import judges
+from tests.engine.drafters.eagle_heads import config_of, save_eagle, save_eagle3, write
+from tests.engine.drafters.golden import ROOT, golden_case
+from tests.models import workbench
+
+GOLDEN3 = ROOT / "eagle" / "eagle3" / "head"
+
+# ---- layouts
+
+
+def draft(target: Target, head: Path, **settings: Any) -> tuple[list[Any], tuple[str, ...]]:
+    """First steps' draft trees, and the drafter's remarks."""
+    values = {"speculative_model": str(head), "use_dynamic_tree": True, **settings}
+    drafter = Eagle3Config.parse(values).build(workbench(target))
+    text = judges.write(target, drafter, [40, 53, 98, 53, 57], tokens=8)
+    return [(step.tokens, step.parents) for step in text.steps], drafter.notes
+
+
+def published() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors = torch.load(GOLDEN3 / "pytorch_model.bin", weights_only=True)
+    return tensors, json.loads((GOLDEN3 / "config.json").read_text())
+
+
+def renamed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.replace("midlayer.", "layers.0."): t for name, t in tensors.items()}
+
+
+def test_nvidia_s_layout_drafts_what_yuhuili_s_does(tmp_path: Path) -> None:
+    target = golden_case("eagle/eagle3").target
+    tensors, settings = published()
+    del tensors["t2d"]
+    # NVIDIA counts outputs: 1, 3, 4 are the inputs 2, 4, 5 of an eight-layer target.
+    settings["eagle_config"] = {
+        "eagle_aux_hidden_state_layer_ids": [1, 3, 4],
+        "use_aux_hidden_state": True,
+    }
+    nvidia = write(tmp_path / "nvidia", renamed(tensors), settings)
+    assert draft(target, nvidia) == draft(target, GOLDEN3)
+    settings["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [1, 2, 4]
+    other = write(tmp_path / "other", renamed(tensors), settings)
+    assert draft(target, other)[0] != draft(target, GOLDEN3)[0]
+
+
+def speculators_config(settings: dict[str, Any], verifier: str, **more: Any) -> dict[str, Any]:
+    return {
+        "speculators_model_type": "eagle3",
+        "architectures": ["Eagle3Speculator"],
+        "draft_vocab_size": settings.pop("draft_vocab_size"),
+        "transformer_layer_config": settings,
+        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": verifier}},
+        **more,
+    }
+
+
+def test_the_speculators_layout_names_its_verifier(tmp_path: Path) -> None:
+    target = golden_case("eagle/eagle3").target
+    tensors, settings = published()
+    tensors["embed_tokens.weight"] = target.embedding.weight.clone()
+    options = {"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
+    named = speculators_config(dict(settings), "org/eagle3", **options)
+    fits = write(tmp_path / "fits", renamed(tensors), named)
+    assert target.name == "eagle/eagle3"
+    assert draft(target, fits) == draft(target, GOLDEN3) == (draft(target, fits)[0], ())
+    named = speculators_config(dict(settings), "meta-llama/Llama-3.1-8B-Instruct", **options)
+    other = write(tmp_path / "other", renamed(tensors), named)
+    trees, notes = draft(target, other)
+    assert trees == draft(target, GOLDEN3)[0], "another name is a remark, no refusal"
+    assert len(notes) == 1 and "meta-llama/Llama-3.1-8B-Instruct" in notes[0]
+
+
+def test_speculators_heads_norm_before_the_residual_unless_they_say_no(tmp_path: Path) -> None:
+    target = golden_case("eagle/eagle3").target
+    tensors, settings = published()
+    silent = speculators_config(dict(settings), "org/eagle3")
+    head = write(tmp_path, renamed(tensors), silent)
+    drafter = Eagle3Config(speculative_model=str(head)).build(workbench(target))
+    assert drafter.head.spec.norm_before_residual
+    plain = Eagle3Config(speculative_model=str(GOLDEN3)).build(workbench(target))
+    assert not plain.head.spec.norm_before_residual
+
+
+def test_a_head_without_lm_head_uses_the_target_s(tmp_path: Path) -> None:
+    target = golden_case("eagle/eagle3").target
+    tensors, settings = published()
+    for name in ("lm_head.weight", "d2t", "t2d"):
+        del tensors[name]
+    settings["draft_vocab_size"] = None
+    head = write(tmp_path, renamed(tensors), settings)
+    drafter = Eagle3Config(speculative_model=str(head)).build(workbench(target))
+    outputs = torch.randn(3, 48)
+    normed = rms_norm(outputs, (48,), tensors["norm.weight"], 1e-5)
+    with torch.inference_mode():
+        torch.testing.assert_close(drafter.head.logits(outputs), target.lm_head(normed))
+
+
+def test_unknown_weights_are_remarked_on(tmp_path: Path) -> None:
+    target = golden_case("eagle/eagle3").target
+    tensors, settings = published()
+    tensors["mystery.weight"] = torch.zeros(3)
+    notes = draft(target, write(tmp_path, renamed(tensors), settings))[1]
+    assert len(notes) == 1 and "mystery.weight" in notes[0]
+
+
+def by_hand(w: dict[str, Tensor], features: Tensor, embedded: Tensor, theta: float) -> Tensor:
+    """A head with every option on, a row at a time; `(n, hidden)` normed outputs."""
+    n, size, head_dim = len(embedded), 32, 8
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return rms_norm(x, (x.shape[-1],), w[name], 1e-5)
+
+    def turn(x: Tensor, position: int) -> Tensor:
+        pairs = torch.arange(head_dim // 2)
+        angle = position * theta ** (-2.0 * pairs / head_dim)
+        first, second = x[: head_dim // 2], x[head_dim // 2 :]
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat([first * cos - second * sin, second * cos + first * sin])
+
+    parts = norm(features, "input_norm.weight").chunk(2, dim=-1)
+    fused = torch.cat([norm(p, f"fc_norm.{i}.weight") for i, p in enumerate(parts)], dim=-1)
+    hidden = norm(fused @ w["fc.weight"].T, "layers.0.hidden_norm.weight")
+    x = torch.cat([norm(embedded, "layers.0.input_layernorm.weight"), hidden], dim=-1)
+    at = "layers.0.self_attn"
+    q, k, v = (x @ w[f"{at}.{m}_proj.weight"].T + w[f"{at}.{m}_proj.bias"] for m in "qkv")
+    outputs = []
+    for i in range(n):
+        seen = []
+        for h in range(4):
+            mine, group = slice(8 * h, 8 * h + 8), slice(8 * (h // 2), 8 * (h // 2) + 8)
+            query = turn(norm(q[i, mine], f"{at}.q_norm.weight"), i)
+            keys = [turn(norm(k[j, group], f"{at}.k_norm.weight"), j) for j in range(i + 1)]
+            scores = torch.stack([query @ key for key in keys]) / head_dim**0.5
+            seen.append(scores.softmax(0) @ v[: i + 1, group])
+        out = hidden[i] + torch.cat(seen) @ w[f"{at}.o_proj.weight"].T + w[f"{at}.o_proj.bias"]
+        inner = norm(out, "layers.0.post_attention_layernorm.weight")
+        gate = silu(inner @ w["layers.0.mlp.gate_proj.weight"].T)
+        up = inner @ w["layers.0.mlp.up_proj.weight"].T
+        outputs.append(out + (gate * up) @ w["layers.0.mlp.down_proj.weight"].T)
+    assert size == outputs[0].shape[-1]
+    return norm(torch.stack(outputs), "norm.weight")
+
+
+def test_a_head_with_every_option_equals_its_formulas_done_by_hand(tmp_path: Path) -> None:
+    """Biases, query/key norms, feature norms, normed residual and output (EAGLE-3.1)."""
+    target = judges.target_of("llama")
+    folder = save_eagle3(tmp_path / "plain", target, (1, 2), draft_vocab=20)
+    tensors = renamed(load_file(folder / "m.safetensors"))
+    generator = torch.Generator().manual_seed(3)
+    extra = {"input_norm.weight": 64, "fc_norm.0.weight": 32, "fc_norm.1.weight": 32}
+    attention = {"q_proj.bias": 32, "k_proj.bias": 16, "v_proj.bias": 16, "o_proj.bias": 32}
+    attention |= {"q_norm.weight": 8, "k_norm.weight": 8}
+    extra |= {f"layers.0.self_attn.{name}": size for name, size in attention.items()}
+    tensors |= {name: 1 + torch.randn(size, generator=generator) for name, size in extra.items()}
+    settings = config_of(
+        target,
+        norm_before_residual=True,
+        norm_output=True,
+        rope_theta=500.0,
+        eagle_aux_hidden_state_layer_ids=[2, 3],
+    )
+    head = write(tmp_path / "full", tensors, settings)
+    drafter = Eagle3Config(speculative_model=str(head)).build(workbench(target))
+    assert drafter.notes == () and drafter.needs == Needs(layers=(2, 3))
+    features, tokens = torch.randn(6, 64, generator=generator), torch.tensor([3, 1, 4, 1, 5, 9])
+    with torch.inference_mode():
+        net = drafter.head
+        outputs = net(net.fuse(features), tokens, torch.arange(6))
+        wanted = by_hand(tensors, features, target.embedding.weight[tokens], 500.0)
+        torch.testing.assert_close(outputs, wanted, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(net.logits(outputs), outputs @ tensors["lm_head.weight"].T)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        {"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 100.0},
+        {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_theta": 100.0},
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0}},
+    ],
+)
+def test_rotary_settings_are_read_in_every_spelling(
+    spelling: dict[str, Any], tmp_path: Path
+) -> None:
+    target = golden_case("eagle/eagle3").target
+    tensors, settings = published()
+    head = write(tmp_path, tensors, {**settings, **spelling})
+    drafter = Eagle3Config(speculative_model=str(head)).build(workbench(target))
+    pairs = torch.arange(6)
+    wanted = 100.0 ** (-pairs / 6) / 4
+    torch.testing.assert_close(drafter.head.layer._frequencies, wanted)
+
+
+# ---- wrong heads
+
+
+def refuse(
+    error: type[Exception], match: str, kind: type[MethodConfig], target: Target, **values: Any
+) -> None:
+    with pytest.raises(error, match=match):
+        kind.parse(values).build(workbench(target))
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Any:
+    """Writes the golden EAGLE-3 head with some tensors and settings changed."""
+
+    def make(tensors: dict[str, Tensor | None] | None = None, **settings: Any) -> str:
+        ours, config = published()
+        for name, tensor in (tensors or {}).items():
+            if tensor is None:
+                del ours[name]
+            else:
+                ours[name] = tensor
+        return str(write(tmp_path / "damaged", ours, {**config, **settings}))
+
+    return make
+
+
+def test_no_head_is_a_sentence() -> None:
+    target = golden_case("eagle/eagle2").target
+    refuse(ConfigError, "speculative_model", EagleConfig, target)
+    refuse(ConfigError, "speculative_model", Eagle3Config, target)
+
+
+def test_a_head_for_another_model_names_both_sizes() -> None:
+    heads = {n: str(ROOT / "eagle" / n / "head") for n in ("eagle1", "eagle2", "eagle3")}
+    wide, narrow = golden_case("eagle/eagle1").target, golden_case("eagle/eagle2").target
+    eight = golden_case("eagle/eagle3").target
+    refuse(DrafterError, "48.*64", EagleConfig, wide, speculative_model=heads["eagle2"])
+    refuse(
+        VocabularyError, "256 tokens.*240", EagleConfig, eight, speculative_model=heads["eagle2"]
+    )
+    refuse(
+        VocabularyError, "240 tokens.*256", Eagle3Config, narrow, speculative_model=heads["eagle3"]
+    )
+    refuse(DrafterError, "Eagle3", EagleConfig, eight, speculative_model=heads["eagle3"])
+    refuse(DrafterError, "method Eagle ", Eagle3Config, narrow, speculative_model=heads["eagle2"])
+
+
+def test_fused_features_of_another_width_name_both_sizes(damaged: Any) -> None:
+    target = golden_case("eagle/eagle3").target
+    head = damaged({"fc.weight": torch.zeros(48, 150)})
+    refuse(DrafterError, "150.*48", Eagle3Config, target, speculative_model=head)
+
+
+def test_too_few_layers_name_their_number(tmp_path: Path) -> None:
+    target = judges.target_of("llama")
+    head = save_eagle3(tmp_path, target, (1, 2, 3), draft_vocab=20)
+    refuse(DrafterError, "7 layers.*has 3", Eagle3Config, target, speculative_model=str(head))
+    for layers, match in (([0, 1], "3 layers.*2 are"), ([0, 1, 3], "layer 3.*0 to 2")):
+        refuse(
+            DrafterError,
+            match,
+            Eagle3Config,
+            target,
+            speculative_model=str(head),
+            eagle3_layers_to_capture=layers,
+        )
+
+
+def test_a_wider_tree_than_the_draft_vocabulary_names_both(tmp_path: Path) -> None:
+    target = judges.sampled_target()
+    head = save_eagle3(tmp_path, target, (1,), draft_vocab=6)
+    values = {"speculative_model": str(head), "eagle3_layers_to_capture": [0]}
+    refuse(DrafterError, "topK is 10.*6", Eagle3Config, target, use_dynamic_tree=True, **values)
+
+
+def test_a_rank_beyond_the_vocabulary_names_the_path(tmp_path: Path) -> None:
+    target = judges.sampled_target()
+    head = str(save_eagle(tmp_path, target))
+    refuse(
+        TreeError, r"\[12\].*12", EagleConfig, target, speculative_model=head, eagle_choices=[[12]]
+    )
+
+
+def test_damaged_heads_are_refused_by_name(damaged: Any) -> None:
+    target = golden_case("eagle/eagle3").target
+    cases: list[tuple[dict[str, Tensor | None], dict[str, Any], str]] = [
+        ({"norm.weight": None}, {}, "norm.weight"),
+        ({"d2t": None}, {}, "d2t"),
+        ({"d2t": torch.full((152,), 200)}, {}, "token 351.*239"),
+        ({"layers.1.mlp.up_proj.weight": torch.zeros(1)}, {}, "2 layers"),
+        ({"midlayer.self_attn.k_proj.weight": torch.zeros(12, 96)}, {}, "12×96.*24×96"),
+        ({}, {"num_attention_heads": None}, "num_attention_heads"),
+        ({}, {"num_attention_heads": "four"}, "num_attention_heads"),
+        ({}, {"hidden_act": "wiggle"}, "wiggle"),
+        ({}, {"quantization_config": {"bits": 4}}, "quantized"),
+        ({}, {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
+        ({}, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"lm_head.weight": None, "fc.weight": torch.zeros(24, 144)}, {}, "24"),
+    ]
+    for tensors, settings, match in cases:
+        head = damaged(tensors, **settings)
+        refuse(DrafterError, match, Eagle3Config, target, speculative_model=head)
+
+
+def test_a_missing_bias_is_refused_unless_the_config_rules_it_out(tmp_path: Path) -> None:
+    """A config that says nothing about the bias means that there is one."""
+    case = golden_case("eagle/eagle2")
+    head = tmp_path / "head"
+    shutil.copytree(case.folder / "head", head)
+    settings = json.loads((head / "config.json").read_text())
+    del settings["bias"]
+    (head / "config.json").write_text(json.dumps(settings))
+    refuse(DrafterError, "fc.bias", EagleConfig, case.target, speculative_model=str(head))

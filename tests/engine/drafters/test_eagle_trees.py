@@ -1,0 +1,184 @@
+"""Shaping EAGLE's drafts: growing, cutting and drawing trees."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+from torch import Tensor
+
+from engine.drafters.dynamic_tree import Candidates, TreeSize, grow, rerank
+from engine.drafters.static_tree import draw_without_replacement
+from engine.sampling import SeededDraws
+
+VOCAB = 7
+
+
+class TableNet:
+    """A draft network whose distribution is a fixed function of the tokens on the path.
+
+    Its hidden vector is a hash of the path, so a child must be fed its own parent's output; every
+    call is checked against the ancestors it claims.
+    """
+
+    def __init__(self) -> None:
+        self.fed: list[tuple[int, ...]] = []
+
+    def output(self, path: tuple[int, ...]) -> Tensor:
+        return torch.tensor([[float(sum((t + 1) * 8**i for i, t in enumerate(path)))]])
+
+    def path_of(self, hidden: Tensor) -> tuple[int, ...]:
+        code, path = int(hidden), []
+        while code:
+            path.append(code % 8 - 1)
+            code //= 8
+        return tuple(path)
+
+    def log_probs(self, path: tuple[int, ...]) -> Tensor:
+        seed = int(self.output(path)) + 11
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(VOCAB, generator=generator).log_softmax(-1)
+
+    def expand(
+        self, hidden: Tensor, tokens: Tensor, depth: int, ancestors: Tensor | None
+    ) -> Tensor:
+        paths = [(*self.path_of(h), int(t)) for h, t in zip(hidden, tokens, strict=True)]
+        assert all(len(path) == depth for path in paths)
+        self.fed += paths
+        if ancestors is not None:
+            for path, row in zip(paths, ancestors, strict=True):
+                seen = {self.fed[i] for i in row.nonzero().flatten().tolist()}
+                assert seen == {path[:d] for d in range(1, depth + 1)}
+        return torch.cat([self.output(path) for path in paths])
+
+    def best_children(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        best = [self.log_probs(self.path_of(h)).topk(count) for h in hidden]
+        return torch.stack([b.indices for b in best]), torch.stack([b.values for b in best])
+
+
+def by_hand(net: TableNet, size: TreeSize) -> list[tuple[tuple[int, ...], float]]:
+    """EAGLE-2's procedure, a node at a time: kept paths with their scores, in node order."""
+    frontier: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+    candidates: list[tuple[tuple[int, ...], float]] = []
+    for _ in range(size.levels):
+        level = []
+        for path, score in frontier:
+            values, ids = net.log_probs(path).topk(size.top_k)
+            level += [
+                ((*path, t), score + v) for t, v in zip(ids.tolist(), values.tolist(), strict=True)
+            ]
+        candidates += level
+        frontier = sorted(level, key=lambda node: -node[1])[: size.expanded]
+    best = sorted(range(len(candidates)), key=lambda i: -candidates[i][1])[: size.keep]
+    return [candidates[i] for i in sorted(best)]
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        TreeSize(3, 4, 12, 3),
+        TreeSize(3, 1, 2, 3),
+        TreeSize(2, 5, 9, 4),
+        TreeSize(4, 3, 24, 2),
+        TreeSize(1, 4, 4, 1),
+        TreeSize(5, 3, 55, 5),
+    ],
+)
+def test_a_grown_tree_equals_the_procedure_done_by_hand(size: TreeSize) -> None:
+    net = TableNet()
+    candidates = grow(net, net.output(()), size)
+    assert len(candidates.tokens) == size.num_candidates
+    kept, parents = rerank(candidates, size.keep)
+    paths: list[tuple[int, ...]] = [()]
+    for number, parent in zip(kept.tolist(), parents.tolist(), strict=True):
+        paths.append((*paths[parent], int(candidates.tokens[number])))
+    wanted = by_hand(TableNet(), size)
+    assert paths[1:] == [path for path, _ in wanted]
+    assert candidates.scores[kept].tolist() == pytest.approx([s for _, s in wanted], abs=1e-5)
+
+
+def test_the_worked_example_of_the_rerank() -> None:
+    candidates = Candidates(
+        tokens=torch.arange(6),
+        log_probs=torch.zeros(6),
+        scores=torch.tensor([-0.1, -2.4, -0.4, -1.3, -3.0, -3.1]),
+        parents=torch.tensor([-1, -1, 0, 0, 1, 1]),
+    )
+    kept, parents = rerank(candidates, 3)
+    assert kept.tolist() == [0, 2, 3]
+    assert [-1, *parents.tolist()] == [-1, 0, 1, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), size=st.integers(2, 40))
+def test_every_kept_node_s_parent_is_kept_even_when_scores_tie(
+    data: st.DataObject, size: int
+) -> None:
+    """Probability exactly 1 makes a child score the same as its parent."""
+    parents = [-1] + [data.draw(st.integers(-1, i - 1)) for i in range(1, size)]
+    steps = data.draw(st.lists(st.sampled_from([0.0, -0.5, -1.0]), min_size=size, max_size=size))
+    scores: list[float] = []
+    for parent, step in zip(parents, steps, strict=True):
+        scores.append(step + (scores[parent] if parent >= 0 else 0.0))
+    keep = data.draw(st.integers(1, size))
+    of = torch.tensor(parents)
+    candidates = Candidates(torch.arange(size), torch.tensor(steps), torch.tensor(scores), of)
+    kept, nodes = rerank(candidates, keep)
+    for number, node in zip(kept.tolist(), nodes.tolist(), strict=True):
+        parent = parents[number]
+        assert (node == 0) if parent < 0 else kept[node - 1] == parent
+
+
+def test_candidates_are_counted_as_in_the_reference() -> None:
+    """top_k + depth · top_k², with depth = levels - 1."""
+    assert TreeSize(10, 6, 59, 10).num_candidates == 10 + 5 * 100
+    assert TreeSize(4, 4, 15, 4).num_candidates == 4 + 3 * 16
+    assert TreeSize(4, 3, 15, 2).num_candidates == 4 + 2 * 8
+
+
+def test_a_depth_limit_shortens_the_tree() -> None:
+    size = TreeSize(3, 6, 10, 3).within(2)
+    candidates = grow(TableNet(), torch.zeros(1, 1), size)
+    assert size.levels == 2 and len(candidates.tokens) == 3 + 9
+    assert TreeSize(3, 6, 2, 3).within(9).levels == 2, "two nodes reach no deeper than two"
+
+
+def test_draws_without_replacement_follow_the_ordered_law() -> None:
+    probs = torch.tensor([0.5, 0.3, 0.0, 0.15, 0.05])
+    draws, runs = SeededDraws(5), 6000
+    picked = draw_without_replacement(probs.expand(runs, -1), 3, draws)
+    seen = Counter(tuple(row) for row in picked.tolist())
+    law = {}
+    for order in itertools.permutations(range(5), 3):
+        mass, left = 1.0, 1.0
+        for i in order:
+            mass *= float(probs[i]) / left if left > 1e-9 else 0.0
+            left -= float(probs[i])
+        if mass > 0:
+            law[order] = mass
+    assert set(seen) <= set(law)
+    rare = [order for order in law if law[order] * runs < 5]
+    often = [order for order in law if order not in rare]
+    observed = [seen[o] for o in often] + [sum(seen[o] for o in rare)] * bool(rare)
+    expected = [law[o] * runs for o in often] + [sum(law[o] for o in rare) * runs] * bool(rare)
+    scale = sum(observed) / sum(expected)
+    assert chisquare(observed, [e * scale for e in expected]).pvalue > 1e-3
+
+
+def test_draws_stay_distinct_where_too_few_tokens_have_mass() -> None:
+    probs = torch.zeros(50, 9)
+    probs[:, 4] = 1.0
+    picked = draw_without_replacement(probs, 4, SeededDraws(1))
+    assert (picked[:, 0] == 4).all()
+    assert all(len(set(row)) == 4 for row in picked.tolist())
+
+
+def test_draws_depend_on_the_seed_alone() -> None:
+    probs = torch.rand(3, 20, generator=torch.Generator().manual_seed(0))
+    one, again, other = (draw_without_replacement(probs, 4, SeededDraws(s)) for s in (7, 7, 8))
+    assert torch.equal(one, again) and not torch.equal(one, other)

@@ -1,0 +1,191 @@
+"""Lookahead equals the authors' code step by step, and plain decoding in its text."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from engine.config import Sampling
+from engine.drafters.base import Start
+from engine.drafters.jacobi import JacobiWindow, first_level_len
+from engine.drafters.lookahead import LookaheadConfig, LookaheadDrafter, NGramPool
+from engine.proposal import Needs, Proposal
+from engine.sampling import SeededDraws
+from engine.target import Target, prepare_attention
+from engine.tree import merge_prefixes
+from tests.engine.drafters.judges import (
+    assert_greedy_lossless,
+    assert_lossless_to_the_context_end,
+    p_value,
+    sampled_target,
+    target_of,
+    write,
+)
+from tests.models import workbench
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "lookahead"
+EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text())
+RUNS: list[dict[str, Any]] = EXPECTED["runs"]
+CONFIGS = [
+    LookaheadConfig(),
+    LookaheadConfig(max_window_size=1, max_ngram_size=2, max_verification_set_size=1),
+    LookaheadConfig(max_window_size=1, max_ngram_size=4),
+    LookaheadConfig(max_window_size=5, max_ngram_size=2),
+    LookaheadConfig(max_window_size=7, max_ngram_size=5, pool_from_text=False),
+]
+
+
+@functools.cache
+def golden_target() -> Target:
+    model = AutoModelForCausalLM.from_pretrained(GOLDEN / "target", dtype=torch.float32)
+    prepare_attention(model)
+    return Target(model, None, name="golden")
+
+
+def golden_config(run: dict[str, Any]) -> LookaheadConfig:
+    return LookaheadConfig(
+        max_window_size=run["WINDOW_SIZE"],
+        max_ngram_size=run["LEVEL"],
+        max_verification_set_size=max(1, run["GUESS_SET_SIZE"]),
+        pool_from_text=bool(run["POOL_FROM_PROMPT"]),
+    )
+
+
+@pytest.mark.parametrize("number", range(len(RUNS)))
+def test_text_and_tokens_per_step_equal_or_beat_the_reference(number: int):
+    run = RUNS[number]
+    prompt = EXPECTED["prompts"][run["prompt"]]["ids"]
+    drafter = LookaheadDrafter(
+        workbench(golden_target()),
+        golden_config(run),
+        draw_window=lambda prompt_ids, count, draws: run["initial_window"],
+    )
+    text = write(golden_target(), drafter, prompt, tokens=48)
+    assert text.output == run["final_tokens"]
+    # The reference counts its prompt pass as a step; ours is the prefill.
+    assert len(text.steps) + 1 <= run["n_steps"]
+
+
+@pytest.mark.parametrize("number", [i for i, run in enumerate(RUNS) if "steps" in run])
+@torch.inference_mode()
+def test_every_forward_and_window_move_equals_the_reference(number: int):
+    run, target = RUNS[number], golden_target()
+    text = EXPECTED["prompts"][run["prompt"]]["ids"] + run["final_tokens"]
+    window = JacobiWindow(run["initial_window"], ngram_size=run["LEVEL"])
+    for step in run["steps"]:
+        assert window.levels == step["window_before"]
+        length = step["committed_len"]
+        root = text[length - 1]
+        tokens, shape, nodes = merge_prefixes(step["guesses"])
+        rows = torch.tensor([root, *tokens, *window.tokens])
+        n = len(shape)
+        cache = target.new_cache(length)
+        target.prefill(text[: length - 1], cache, Needs())
+        shown = target.verify(
+            Proposal(rows[:n], shape, extra=window.rows(rows[n:], n)), cache, Needs()
+        )
+        best = shown.logits.argmax(dim=-1).tolist()
+        assert best[0] == step["next_token"]
+        assert [[best[i] for i in guess] for guess in nodes] == step.get("guess_results", [])
+        results = window.results(shown.logits, n)
+        # The reference leaves the root's own column out while there is one level only.
+        shown_results = results[1:] if len(window.levels) == 1 else results
+        assert shown_results == step["lookahead_results"]
+        added = window.advance(root, results)
+        if step["phase"] == "full":
+            assert [[key, gram] for key, *gram in added] == step["pool_additions"]
+
+
+def test_pool_keeps_the_newest_and_moves_repeats_to_the_front():
+    pool = NGramPool(2, ngram_size=3)
+    for ngram in [(9, 1, 2), (9, 3, 4), (9, 1, 2), (9, 5, 6)]:
+        pool.add(ngram)
+    assert pool.get(9) == [(5, 6), (1, 2)]
+    assert pool.get(8) == []
+
+
+def test_short_continuations_fill_the_room_that_ngrams_leave():
+    pool = NGramPool(3, ngram_size=3)
+    for ngram in [(9, 7), (9, 8), (9, 1), (9, 1, 2)]:
+        pool.add(ngram)
+    assert pool.get(9) == [(1, 2), (8,), (7,)]
+    pool.add((9, 3, 4))
+    assert pool.get(9) == [(3, 4), (1, 2), (8,)]
+
+
+def test_window_of_the_docstring_moves_as_drawn():
+    window = JacobiWindow([], ngram_size=4)
+    window.levels = [[10, 11], [20, 21, 22], [30, 31, 32]]
+    extra = window.rows(torch.tensor(window.tokens), num_nodes=1)
+    assert extra.depths.tolist() == [1, 2, 1, 2, 3, 2, 3, 4]
+    sees = [set(torch.tensor([0, *window.tokens])[row].tolist()) for row in extra.visible]
+    assert sees[-1] == {0, 10, 11, 22, 32}
+    assert sees[1] == {0, 10, 11}
+    assert window.advance(5, [40, 41, 42]) == [(5, 20, 30, 40), (10, 21, 31, 41), (11, 22, 32, 42)]
+    assert window.levels == [[21, 22], [30, 31, 32], [40, 41, 42]]
+
+
+@pytest.mark.parametrize(("window_size", "ngram_size"), [(1, 2), (1, 5), (4, 2), (3, 6)])
+def test_window_reaches_its_size_after_filling(window_size: int, ngram_size: int):
+    window = JacobiWindow([0] * first_level_len(window_size, ngram_size), ngram_size=ngram_size)
+    for _ in range(ngram_size - 2):
+        newest = len(window.levels[-1]) + (len(window.levels) == 1)
+        assert len(window.advance(1, [0] * newest)) == newest
+    widths = [len(level) for level in window.levels]
+    assert widths == [window_size - 1] + [window_size] * (ngram_size - 2)
+    newest = len(window.levels[-1]) + (len(window.levels) == 1)
+    assert len(window.advance(1, list(range(newest)))) == window_size
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_neox", "opt"])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.max_window_size}-{c.max_ngram_size}")
+def test_greedy_output_equals_target_alone(config: LookaheadConfig, family: str):
+    assert_greedy_lossless(config, family)
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_rows_past_the_context_are_never_fed(family: str):
+    assert_lossless_to_the_context_end(CONFIGS[4], family)
+    assert_lossless_to_the_context_end(CONFIGS[0], family)
+
+
+def test_window_is_dropped_when_it_reaches_past_the_context():
+    target = target_of("llama")
+    drafter = LookaheadConfig().build(workbench(target))
+    prompt = [1, 2, 3, 4]
+    cache = target.new_cache(8)
+    shown = target.prefill(prompt, cache, Needs())
+    drafter.start(Start(prompt, 5, shown, Sampling(), SeededDraws(0)))
+    proposal = drafter.propose(0)
+    depth = int(proposal.extra.depths.max())
+    assert proposal.cut(depth).extra is not None
+    assert proposal.cut(depth - 1).extra is None
+
+
+@pytest.mark.parametrize(("from_text", "drafted"), [(True, [2, 3]), (False, [])])
+def test_prompt_fills_the_pool_only_if_wanted(from_text: bool, drafted: list[int]):
+    target = target_of("llama")
+    drafter = LookaheadConfig(pool_from_text=from_text).build(workbench(target))
+    shown = target.prefill([1, 2, 3], target.new_cache(8), Needs())
+    drafter.start(Start([1, 2, 3], 1, shown, Sampling(), SeededDraws(0)))
+    assert drafter.propose(99).tokens.tolist() == [1, *drafted]
+
+
+def test_sampled_output_follows_the_target():
+    target = sampled_target()
+    assert p_value(target, LookaheadConfig().build(workbench(target))) > 1e-3
+
+
+def test_the_same_seed_draws_the_same_window_again():
+    target = target_of("llama")
+    drafter = LookaheadConfig(pool_from_text=False).build(workbench(target))
+    first = write(target, drafter, [5, 6, 7], tokens=20, seed=3)
+    write(target, drafter, [9, 9, 1], tokens=20, seed=1)
+    again = write(target, drafter, [5, 6, 7], tokens=20, seed=3)
+    assert [s.tokens for s in first.steps] == [s.tokens for s in again.steps]

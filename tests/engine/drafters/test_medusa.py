@@ -1,0 +1,379 @@
+"""Medusa against the reference's golden data, and its promises on tiny models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.accept import Acceptance, Lossless, Typical, Verified
+from engine.config import Limits, Sampling
+from engine.decode import decode
+from engine.drafters.medusa import MedusaConfig, MedusaDrafter, choice_slots, read_heads
+from engine.errors import ConfigError, DrafterError, SourceError, TreeError, VocabularyError
+from engine.metrics import Tally
+from engine.proposal import Needs
+from engine.steps import Step
+from engine.target import Target
+from engine.tree import ChoiceTree, TreeShape
+from tests.engine.drafters.fitted import PROMPTS, Malicious, decoded, greedy_texts, save_medusa
+from tests.engine.drafters.golden import ROOT, golden_case, run
+from tests.engine.drafters.law import joint_p_value
+from tests.models import plain_greedy, tiny_target, workbench
+
+CASE = ROOT / "medusa" / "case_a"
+V1, V2 = CASE / "head" / "medusa_lm_head.pt", CASE / "head_v2" / "medusa_lm_head.safetensors"
+TREES = ("mc_sim_7b_63", "vicuna_7b_stage1", "trtllm_9")
+
+
+def build(target: Target, heads: Path, choices: Any = ((0,),), **settings: Any) -> MedusaDrafter:
+    values = {"speculative_model": str(heads), "medusa_choices": choices, **settings}
+    return MedusaConfig.parse(values).build(workbench(target))
+
+
+# ---- equal to the reference
+
+
+@pytest.mark.parametrize("layout", ["v1", "v2"])
+def test_head_outputs_equal_the_reference(layout: str) -> None:
+    case = golden_case("medusa/case_a")
+    heads = read_heads(str(CASE / {"v1": "head", "v2": "head_v2"}[layout]), case.target)
+    assert heads.count == 5, "the file's number of heads, not the config's"
+    with torch.inference_mode():
+        logits = heads.logits(case.tensors["head_check.hidden"], 5)
+    wanted = case.tensors[f"head_check.logits_{layout}"]
+    torch.testing.assert_close(logits, wanted, atol=2e-4, rtol=0)
+    for prompt in case.expected["prefill_check"]:
+        ids = case.expected["prompts"][prompt["prompt"]]["ids"]
+        shown = case.target.prefill(ids, case.target.new_cache(64), Needs(hidden=True))
+        assert shown.hidden is not None
+        key = f"prefill.{prompt['prompt']}"
+        hidden = case.tensors[f"{key}.hidden_last"]
+        torch.testing.assert_close(shown.hidden[-1], hidden, atol=2e-4, rtol=0)
+        with torch.inference_mode():
+            logits = heads.logits(shown.hidden[-1:], 5)[:, 0]
+        wanted = case.tensors[f"{key}.medusa_logits_last_{layout}"]
+        torch.testing.assert_close(logits, wanted, atol=2e-4, rtol=0)
+        assert logits.argmax(dim=-1).tolist() == prompt[f"{layout}_head_argmax"]
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_tree_buffers_equal_the_reference(name: str) -> None:
+    case = golden_case("medusa/case_a")
+    tree = ChoiceTree.parse(case.expected["trees"][name]["choices"])
+    golden = {
+        part: case.tensors[f"tree.{name}.{part}"].long()
+        for part in ("tree_indices", "position_ids", "attn_mask", "retrieve_indices")
+    }
+    assert torch.equal(choice_slots(tree, 10), golden["tree_indices"])
+    assert torch.equal(tree.shape.depths, golden["position_ids"])
+    assert torch.equal(tree.shape.ancestors.long(), golden["attn_mask"])
+    leaves = [1 + tree.paths.index(leaf) for leaf in reversed(tree.leaves)]
+    rows = [[0, *tree.shape.path_to(leaf)] for leaf in leaves]
+    padded = [row + [-1] * (tree.depth + 1 - len(row)) for row in rows]
+    assert padded == golden["retrieve_indices"].tolist()
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_every_step_and_text_equal_the_reference(number: int) -> None:
+    case = golden_case("medusa/case_a")
+    golden = case.expected["runs"][number]
+    settings: dict[str, Any] = {}
+    if golden["mode"] != "greedy":
+        names = ("posterior_threshold", "posterior_alpha")
+        settings = {"acceptance": "typical", **{name: golden[name] for name in names}}
+    choices = case.expected["trees"][golden["tree"]]["choices"]
+    drafter = build(case.target, CASE / "head", choices, **settings)
+    prompt = case.expected["prompts"][golden["prompt"]]
+    root, steps, output = run(
+        case, drafter, prompt["ids"], temperature=golden.get("temperature", 0.0)
+    )
+    assert root == golden["steps"][0]["root"]
+    tally = Tally()
+    for ours, theirs in zip(steps, golden["steps"], strict=False):
+        assert ours.context_len == theirs["committed_len"]
+        assert list(ours.tokens) == theirs["tree_tokens"]
+        assert [0, *ours.accepted] == theirs["accepted_nodes"]
+        assert [ours.tokens[0], *ours.committed[:-1]] == theirs["accepted_tokens"]
+        assert ours.bonus == theirs["next_root"]
+        tally.add(ours)
+    assert tally.metrics.num_steps == golden["n_steps"]
+    assert tally.metrics.mat == pytest.approx(golden["mean_tokens_per_step"])
+    assert list(output[:48]) == golden["final_tokens"]
+    if golden["mode"] == "greedy":
+        assert list(output[:48]) == prompt["plain_greedy"]
+
+
+def test_typical_acceptance_judges_every_edge_as_the_reference() -> None:
+    case = golden_case("medusa/case_a")
+    num_tie_breaks = 0
+    for check in case.expected["typical_checks"]:
+        tree = ChoiceTree.parse(case.expected["trees"][check["tree"]]["choices"])
+        rows = case.tensors[f"tree.{check['tree']}.retrieve_indices"].long()
+        tokens = case.tensors[f"{check['name']}.tree_tokens"].tolist()
+        logits = case.tensors[f"{check['name']}.tree_logits"]
+        verified = Verified(tokens, tree.shape, logits)
+        for j, result in enumerate(check["results"]):
+            names = ("temperature", "posterior_threshold", "posterior_alpha")
+            rule = Typical(*(result[name] for name in names))
+            chance, bar = rule.judge(verified)
+            real = rows[:, 1:] >= 0
+            edges = rows[:, 1:][real] - 1
+            for ours, name in ((chance, "candidate_prob"), (bar, "threshold")):
+                theirs = case.tensors[f"{check['name']}.{j}.{name}"][real]
+                torch.testing.assert_close(ours[edges], theirs, rtol=1e-3, atol=1e-9)
+            accepted = rule(verified)
+            assert [tokens[0], *(tokens[node] for node in accepted.path)] == (
+                result["accepted_tokens"]
+            )
+            assert len(accepted.path) == result["accept_length"]
+            last = accepted.path[-1] if accepted.path else 0
+            assert accepted.next_token == int(logits[last].argmax())
+            num_tie_breaks += result["n_distinct_best_prefixes"] > 1
+    assert num_tie_breaks, "the golden data must exercise the tie-break"
+
+
+def test_typical_acceptance_never_accepts_padding() -> None:
+    """The reference reads a dummy token 0 behind a short leaf; a tree has nothing there."""
+    tree = ChoiceTree.parse([[0], [1], [1, 0]])
+    logits = torch.full((4, 6), -20.0)
+    logits[0, 3] = 20.0
+    logits[1, 0] = logits[2, 0] = logits[3, 0] = 20.0
+    verified = Verified([5, 3, 4, 2], tree.shape, logits)
+    assert Typical(1.0, 0.09, 0.3)(verified) == Acceptance((1,), 0)
+
+
+# ---- what may be loaded
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_heads_merged_into_a_full_model_equal_flat_ones(version: str, tmp_path: Path) -> None:
+    case = golden_case("medusa/case_a")
+    flat = torch.load(V1, weights_only=True) if version == "v1" else load_file(V2)
+    merged = load_file(CASE / "target" / "model.safetensors")
+    merged |= {f"medusa_head.{name}": tensor.contiguous() for name, tensor in flat.items()}
+    save_file(merged, tmp_path / "model.safetensors")
+    hidden = case.tensors["head_check.hidden"]
+    with torch.inference_mode():
+        logits = read_heads(str(tmp_path), case.target).logits(hidden, 5)
+    wanted = case.tensors[f"head_check.logits_{version}"]
+    torch.testing.assert_close(logits, wanted, atol=2e-4, rtol=0)
+
+
+def test_first_layout_stored_as_safetensors_keeps_its_output_matrices(tmp_path: Path) -> None:
+    case = golden_case("medusa/case_a")
+    file = tmp_path / "medusa_lm_head.safetensors"
+    save_file({k: v.contiguous() for k, v in torch.load(V1, weights_only=True).items()}, file)
+    heads = read_heads(str(file), case.target)
+    assert heads.output is not None and heads.output.shape == (5, 256, 64)
+
+
+def test_residual_layers_beyond_the_first_are_applied_in_turn(tmp_path: Path) -> None:
+    target = tiny_target()
+    generator = torch.Generator().manual_seed(1)
+    shapes = {"linear.weight": (32, 32), "linear.bias": (32,)}
+    tensors = {
+        f"{head}.{layer}.{name}": 0.2 * torch.randn(shape, generator=generator)
+        for head in range(2)
+        for layer in range(3)
+        for name, shape in shapes.items()
+    }
+    save_file(tensors, tmp_path / "heads.safetensors")
+    hidden = torch.randn(4, 32, generator=generator)
+    with torch.inference_mode():
+        logits = read_heads(str(tmp_path), target).logits(hidden, 2)
+        x = hidden
+        for layer in range(3):
+            weight, bias = (tensors[f"1.{layer}.{name}"] for name in shapes)
+            x = x + torch.nn.functional.silu(x @ weight.T + bias)
+        torch.testing.assert_close(logits[1], target.lm_head(x))
+
+
+def drop_heads(tensors: dict[str, torch.Tensor]) -> None:
+    for name in [name for name in tensors if name[0] in "34"]:
+        del tensors[name]
+
+
+def drop_one(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["2.0.linear.bias"]
+
+
+def edited_heads(tmp_path: Path, edit: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    tensors = torch.load(V1, weights_only=True)
+    edit(tensors)
+    torch.save(tensors, tmp_path / "medusa_lm_head.pt")
+    return tmp_path
+
+
+def test_tree_deeper_than_the_heads_is_refused_at_build(tmp_path: Path) -> None:
+    target = golden_case("medusa/case_a").target
+    three = edited_heads(tmp_path, drop_heads)
+    with pytest.raises(TreeError, match=r"\[0, 0, 0, 0\] has depth 4, but .* drafts 3 tokens"):
+        build(target, three, [[0, 0, 0, 0], [1]])
+    build(target, three, [[0, 0, 0], [1]])
+    with pytest.raises(TreeError, match=r"\[256\] uses rank 256, but .* ranks 0 to 255"):
+        build(target, three, [[0], [256]])
+
+
+def test_heads_of_another_target_are_refused_with_both_numbers(tmp_path: Path) -> None:
+    with pytest.raises(VocabularyError, match=r"predicts 256 tokens, but tiny-llama has 288"):
+        build(tiny_target(hidden_size=64), CASE / "head")
+    with pytest.raises(DrafterError, match=r"0\.0\.linear\.weight is 64×64, .* needs 32×32"):
+        build(tiny_target(), CASE / "head_v2")
+    with pytest.raises(DrafterError, match=r"no tensor 2\.0\.linear\.bias"):
+        build(golden_case("medusa/case_a").target, edited_heads(tmp_path, drop_one))
+    with pytest.raises(DrafterError, match=r"num_medusa_heads is 3, but .* holds 5 heads"):
+        build(golden_case("medusa/case_a").target, CASE / "head", num_medusa_heads=3)
+    build(golden_case("medusa/case_a").target, CASE / "head", num_medusa_heads=5)
+
+
+def test_checkpoint_without_heads_is_refused() -> None:
+    target = golden_case("medusa/case_a").target
+    with pytest.raises(DrafterError, match="holds no Medusa heads"):
+        build(target, CASE / "target")
+    with pytest.raises(ConfigError, match="speculative_model must name"):
+        MedusaConfig().build(workbench(target))
+
+
+def test_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    torch.save({"0.0.linear.weight": Malicious(mark)}, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(SourceError, match="could not be read safely"):
+        build(tiny_target(), tmp_path)
+    assert not mark.exists()
+
+
+# ---- promises
+
+
+CONFIGURATIONS: tuple[Any, ...] = (
+    [[0, 0, 0, 0]],
+    [[0], [1], [2], [3]],
+    [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]],
+    [[5, 7, 1], [0, 3]],
+    [[i, j] for i in range(16) for j in range(15)],
+)
+"""A chain, a star, a mixed tree, high ranks only, and 256 nodes."""
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt_neox", "opt"])
+def test_greedy_output_equals_transformers_alone(family: str, tmp_path: Path) -> None:
+    target = tiny_target(family)
+    save_medusa(tmp_path, target, num_heads=4)
+    wanted = [plain_greedy(target, prompt, 32) for prompt in PROMPTS]
+    for choices in CONFIGURATIONS:
+        drafter = build(target, tmp_path, choices)
+        total = 0
+        for prompt, text in zip(PROMPTS, wanted, strict=True):
+            output, num_accepted = decoded(target, drafter, prompt)
+            assert list(output) == text
+            total += num_accepted
+        assert total, "the fitted heads must be right now and then"
+
+
+def test_largest_tree_has_256_drafted_nodes() -> None:
+    tree = ChoiceTree.parse(CONFIGURATIONS[-1])
+    assert len(tree) == 256
+
+
+def test_a_drafter_serves_one_run_after_another(tmp_path: Path) -> None:
+    target = tiny_target()
+    drafter = build(target, save_medusa(tmp_path, target, num_heads=2), [[0, 0], [1]])
+    first = decoded(target, drafter, PROMPTS[0])
+    decoded(target, drafter, PROMPTS[1], 5)
+    assert decoded(target, drafter, PROMPTS[0]) == first
+
+
+def test_heads_take_the_targets_dtype(tmp_path: Path) -> None:
+    target = tiny_target()
+    save_medusa(tmp_path, target, num_heads=2)
+    target.model.to(torch.bfloat16)
+    drafter = build(target, tmp_path, [[0, 0], [1]])
+    _, num_accepted = decoded(target, drafter, PROMPTS[0])
+    assert num_accepted
+
+
+SMALL = {"vocab_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "eos_token_id": None}
+
+
+def small_drafter(target: Target, folder: Path, **settings: Any) -> MedusaDrafter:
+    generator = torch.Generator().manual_seed(3)
+    tensors = {f"{h}.0.weight": torch.randn(4, 16, generator=generator) for h in range(2)}
+    save_file(tensors, folder / "heads.safetensors")
+    return build(target, folder, [[0, 0], [0, 1], [1, 0], [2]], **settings)
+
+
+def test_sampling_follows_the_law_of_the_target(tmp_path: Path) -> None:
+    target = tiny_target(**SMALL)
+    drafter = small_drafter(target, tmp_path)
+    assert joint_p_value(target, drafter, [1, 2, 3], runs=1200, length=3, temperature=1.5) > 1e-3
+
+
+def test_the_law_test_catches_rejected_tokens_that_stay_in_the_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_target(**SMALL)
+    drafter = small_drafter(target, tmp_path)
+    monkeypatch.setattr("engine.accept._without", lambda probs, token: probs)
+    assert joint_p_value(target, drafter, [1, 2, 3], runs=1200, length=3, temperature=1.5) < 1e-6
+
+
+def test_typical_acceptance_is_labelled_lossy_and_off_under_greedy(tmp_path: Path) -> None:
+    assert MedusaConfig().lossless
+    assert not MedusaConfig(acceptance="typical").lossless
+    target = tiny_target()
+    settings = {"acceptance": "typical", "posterior_threshold": 0.0}
+    drafter = build(target, save_medusa(tmp_path, target, num_heads=2), [[0, 0], [1]], **settings)
+    assert drafter.rule(Sampling(temperature=0.7)) == Typical(0.7, 0.0, 0.3)
+    assert drafter.rule(Sampling()) == Lossless(Sampling())
+    assert list(decoded(target, drafter, PROMPTS[0])[0]) == plain_greedy(target, PROMPTS[0], 32)
+
+
+def test_draft_probabilities_are_the_heads_own(tmp_path: Path) -> None:
+    case = golden_case("medusa/case_a")
+    drafter = build(case.target, CASE / "head", [[0, 0], [3, 1]])
+    _, steps, _ = run(case, drafter, case.expected["prompts"][0]["ids"])
+    probs = case.tensors["prefill.0.medusa_logits_last_v1"].softmax(dim=-1)
+    best = probs.sort(dim=-1, descending=True).values
+    assert steps[0].parents == (-1, 0, 0, 1, 2) and steps[0].ranks == (0, 0, 3, 0, 1)
+    wanted = [best[0, 0], best[0, 3], best[1, 0], best[1, 1]]
+    assert steps[0].draft_probs[0] is None
+    assert steps[0].draft_probs[1:] == pytest.approx([float(p) for p in wanted], rel=1e-3)
+
+
+def test_ranks_are_places_in_each_heads_sorted_logits() -> None:
+    case = golden_case("medusa/case_a")
+    drafter = build(case.target, CASE / "head")
+    hidden = case.tensors["head_check.hidden"].repeat(50, 1)
+    order = case.tensors["head_check.logits_v1"].argsort(dim=-1, descending=True)
+    places = torch.tensor([[0, 3, 255], [7, 1, 0], [2, 100, 9]])
+    tokens = torch.stack(
+        [order[head, range(3), places[:, head]] for head in range(3)], dim=1
+    ).repeat(50, 1)
+    with torch.inference_mode():
+        assert torch.equal(drafter.ranks(hidden, tokens), places.repeat(50, 1))
+
+
+def test_ranks_along_a_text_replay_what_a_chain_accepted(tmp_path: Path) -> None:
+    """What the exact what-if relies on: rank 0 at depths 1 … d means d tokens are accepted."""
+    target = tiny_target()
+    drafter = build(target, save_medusa(tmp_path, target, num_heads=3), [[0, 0, 0]])
+    ids, hidden = next(greedy_texts(target))
+    steps = decode(target, drafter, PROMPTS[0], limits=Limits(max_new_tokens=30, ignore_eos=True))
+    for step in steps:
+        if isinstance(step, Step):
+            row = step.context_len - 1
+            true = ids[row + 2 : row + 5][None]
+            with torch.inference_mode():
+                ranks = drafter.ranks(hidden[row : row + 1], true)[0]
+            assert step.num_accepted == int((ranks == 0).cumprod(dim=0).sum())
+
+
+def test_slots_index_the_root_then_every_heads_choices() -> None:
+    tree = ChoiceTree.parse([[0], [1], [1, 0]])
+    assert choice_slots(tree, 2).tolist() == [0, 1, 2, 3]
+    assert tree.shape == TreeShape([-1, 0, 0, 2])

@@ -1,0 +1,272 @@
+"""MTP drafts what transformers' MtpModel drafts over the whole text, at every step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.accept import Lossless, Verified
+from engine.accept_relaxed import Relaxed, ThinkingPhase
+from engine.config import Sampling
+from engine.drafters.combined import CombinedConfig
+from engine.drafters.mtp import MTPConfig
+from engine.errors import DrafterError
+from engine.sampling import SeededDraws
+from engine.target import Target
+from engine.tree import TreeShape
+from tests.engine.drafters import judges
+from tests.engine.drafters.judges import write
+from tests.engine.drafters.turns import Turns
+from tests.models import plain_greedy, tiny_target, workbench
+
+tiny_mtp = pytest.importorskip(
+    "tests.engine.drafters.tiny_mtp",
+    reason="this transformers has no MtpModel",
+    exc_type=ImportError,
+)
+PROMPTS = ([1, 2, 3, 1, 2, 3, 4], [5], [9, 8, 7, 6, 5])
+CASES = [(1, 1), (1, 4), (2, 2), (3, 3), (3, 2)]
+"""(MTP layers of the model, max_draft_len)."""
+
+Saved = Callable[[int], Path]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    folders: dict[int, Path] = {}
+
+    def get(layers: int) -> Path:
+        if layers not in folders:
+            folder = tmp_path_factory.mktemp(f"deepseek{layers}")
+            folders[layers] = tiny_mtp.save_deepseek(folder, num_mtp_layers=layers)
+        return folders[layers]
+
+    return get
+
+
+@torch.inference_mode()
+def whole_text_draft(target: Target, layers: Any, text: list[int]) -> list[int]:
+    """What transformers drafts after `text`, computed from its beginning with an empty cache."""
+    from transformers.cache_utils import MtpCache
+
+    ids = torch.tensor([text])
+    hidden = target.model.model(ids[:, :-1]).last_hidden_state
+    drafted, _, _ = layers(
+        input_ids=ids[:, 1:],
+        last_hidden_states=hidden,
+        attention_mask=torch.ones_like(ids[:, 1:]),
+        position_ids=torch.arange(1, len(text))[None],
+        mtp_cache=MtpCache(config=layers.config),
+    )
+    return [int(token) for token in drafted[0]]
+
+
+def reference_of(folder: Path, num_layers: int) -> tuple[Target, Any]:
+    """The same weights under transformers' own attention, for `whole_text_draft`."""
+    from transformers.modeling_layers import MtpModel
+
+    reference = tiny_mtp.load_deepseek(folder, attention="eager")
+    ours = MTPConfig(max_draft_len=num_layers).build(workbench(tiny_mtp.load_deepseek(folder)))
+    layers = MtpModel(reference.model, num_layers)
+    layers.load_state_dict(ours._layers.state_dict())
+    return reference, layers.eval()
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 3])
+def test_every_draft_equals_transformers_on_the_whole_text(saved: Saved, num_layers: int):
+    target = tiny_mtp.load_deepseek(saved(num_layers))
+    reference, layers = reference_of(saved(num_layers), num_layers)
+    drafter = MTPConfig(max_draft_len=num_layers).build(workbench(target))
+    accepted = 0
+    for prompt in PROMPTS:
+        text = write(target, drafter, prompt, tokens=30)
+        seen = [*prompt, text.output[0]]
+        for step in text.steps:
+            drafted = whole_text_draft(reference, layers, seen)
+            assert list(step.tokens[1:]) == drafted[: step.num_drafted]
+            accepted += step.num_accepted
+            seen += step.committed
+    assert accepted > 0
+
+
+def test_weights_are_those_of_the_checkpoint(saved: Saved):
+    from safetensors.torch import load_file
+
+    target = tiny_mtp.load_deepseek(saved(2))
+    layers = MTPConfig(max_draft_len=2).build(workbench(target))._layers
+    file = load_file(saved(2) / "model.safetensors")
+    loaded = tiny_mtp.published(layers)
+    assert len(loaded) > 40
+    for name, tensor in loaded.items():
+        assert torch.equal(tensor, file[name]), name
+
+
+def test_one_layer_feeds_itself_to_draft_further(saved: Saved):
+    target = tiny_mtp.load_deepseek(saved(1))
+    short = MTPConfig(max_draft_len=1).build(workbench(target))
+    long = MTPConfig(max_draft_len=4).build(workbench(target))
+    by_length = {}
+    for drafter in (short, long):
+        text = write(target, drafter, PROMPTS[0], tokens=30)
+        seen, drafts = 1, {}
+        for step in text.steps:
+            drafts[seen] = step.tokens
+            seen += step.num_accepted + 1
+        by_length[drafter] = drafts
+    both = by_length[short].keys() & by_length[long].keys()
+    assert both and all(by_length[long][at][:2] == by_length[short][at] for at in both)
+    assert max(len(tokens) for tokens in by_length[long].values()) == 5
+
+
+@pytest.mark.parametrize(("num_layers", "length"), CASES)
+def test_greedy_output_equals_target_alone(saved: Saved, num_layers: int, length: int):
+    target = tiny_mtp.load_deepseek(saved(num_layers))
+    drafter = MTPConfig(max_draft_len=length).build(workbench(target))
+    for prompt in PROMPTS:
+        assert write(target, drafter, prompt, tokens=30).output == plain_greedy(target, prompt, 30)
+
+
+def test_context_end_is_reached_exactly(saved: Saved):
+    target = tiny_mtp.load_deepseek(saved(3))
+    drafter = MTPConfig(max_draft_len=3).build(workbench(target))
+    prompt = ([1, 2, 3, 4, 5] * 80)[: target.context_len - 7]
+    text = write(target, drafter, prompt, tokens=50)
+    assert text.finish_reason == "context"
+    assert text.output == plain_greedy(target, prompt, 7)
+
+
+@pytest.mark.parametrize(("num_layers", "length"), [(1, 3), (2, 2)])
+def test_sampled_output_follows_the_target(saved: Saved, num_layers: int, length: int):
+    target = tiny_mtp.load_deepseek(saved(num_layers))
+    with torch.no_grad():
+        target.lm_head.weight.mul_(0.35)
+    drafter = MTPConfig(max_draft_len=length).build(workbench(target))
+    assert judges.p_value(target, drafter, tokens=200) > 1e-3
+
+
+def test_it_keeps_up_while_another_method_drafts(saved: Saved):
+    target, prompt = tiny_mtp.load_deepseek(saved(3)), PROMPTS[0]
+    config = CombinedConfig(model=MTPConfig(max_draft_len=3), min_match_len=1)
+    drafter = Turns(config, workbench(target))
+    text = write(target, drafter, prompt, tokens=40)
+    assert text.output == plain_greedy(target, prompt, 40)
+    reference, layers = reference_of(saved(3), 3)
+    own = drafter.model_steps(text.steps, prompt, text.output[0])
+    assert own
+    for seen, step in own:
+        drafted = whole_text_draft(reference, layers, seen)
+        assert list(step.tokens[1:]) == drafted[: step.num_drafted]
+
+
+# ---- what cannot be
+
+
+def test_more_tokens_than_layers_are_refused(saved: Saved):
+    target = tiny_mtp.load_deepseek(saved(2))
+    with pytest.raises(DrafterError, match="max_draft_len is 3, but tiny-deepseek has 2 MTP"):
+        MTPConfig(max_draft_len=3).build(workbench(target))
+
+
+def test_a_target_without_mtp_layers_is_refused():
+    with pytest.raises(DrafterError, match="tiny-llama has no MTP layers"):
+        MTPConfig().build(workbench(tiny_target("llama")))
+
+
+def test_a_checkpoint_without_mtp_weights_is_refused(tmp_path: Path):
+    folder = tiny_mtp.save_deepseek(tmp_path / "bare", num_mtp_layers=1, with_mtp=False)
+    target = tiny_mtp.load_deepseek(folder)
+    with pytest.raises(DrafterError, match="has no MTP weights"):
+        MTPConfig().build(workbench(target))
+    assert "_keys_to_ignore_on_load_unexpected" not in vars(target.model)
+
+
+def test_transformers_without_mtp_is_named(saved: Saved, monkeypatch: pytest.MonkeyPatch):
+    target = tiny_mtp.load_deepseek(saved(1))
+    monkeypatch.delattr(sys.modules["transformers.modeling_layers"], "MtpModel")
+    with pytest.raises(DrafterError, match=r"transformers \d+\.\d+.* has no MTP layers"):
+        MTPConfig().build(workbench(target))
+
+
+# ---- relaxed acceptance
+
+LOGITS = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1]]).log()
+
+
+def relaxed_path(tokens: list[int], topk: int, delta: float, *, thinking: bool = True) -> Any:
+    rule = Relaxed(Lossless(Sampling()), topk, delta, lambda: thinking)
+    chain = Verified(tokens, TreeShape.chain(2), LOGITS)
+    return rule(chain, SeededDraws(0))
+
+
+@pytest.mark.parametrize(
+    ("token", "topk", "delta", "passes"),
+    [
+        (0, 1, 0.0, True),
+        (1, 4, 0.19, False),
+        (1, 4, 0.21, True),
+        (1, 1, 0.9, False),
+        (2, 2, 0.9, False),
+        (2, 3, 0.36, True),
+        (3, 4, 0.44, False),
+    ],
+)
+def test_token_passes_within_topk_and_delta(token: int, topk: int, delta: float, passes: bool):
+    accepted = relaxed_path([9, token, 8], topk, delta)
+    assert (1 in accepted.path) == passes
+    if not passes:
+        assert accepted.next_token == 0
+
+
+def test_path_goes_on_and_ends_with_the_targets_own_token():
+    accepted = relaxed_path([9, 1, 2], 4, 0.21)
+    assert accepted.path == (1, 2) and accepted.next_token == 0
+    accepted = relaxed_path([9, 1, 0], 4, 0.21)
+    assert accepted.path == (1,) and accepted.next_token == 3
+
+
+def test_outside_thinking_the_rule_is_strict():
+    assert relaxed_path([9, 1, 2], 4, 0.9, thinking=False).path == ()
+
+
+def test_of_several_children_the_likeliest_is_followed():
+    rule = Relaxed(Lossless(Sampling()), 3, 0.9, lambda: True)
+    tree = Verified([9, 2, 1], TreeShape([-1, 0, 0]), LOGITS)
+    assert rule(tree, SeededDraws(0)).path == (2,)
+
+
+def test_thinking_lasts_from_its_first_token_to_its_last():
+    phase = ThinkingPhase(begin=7, end=8)
+    states = []
+    for token in [1, 7, 2, 8, 3, 8, 7, 7]:
+        phase.read([token])
+        states.append(phase.active)
+    assert states == [False, True, True, False, False, False, True, True]
+
+
+def test_relaxed_acceptance_accepts_more_only_while_thinking(saved: Saved):
+    target = tiny_mtp.load_deepseek(saved(1))
+    relaxed: dict[str, Any] = {
+        "max_draft_len": 3,
+        "use_relaxed_acceptance_for_thinking": True,
+        "relaxed_topk": tiny_mtp.VOCAB,
+        "relaxed_delta": 1.0,
+        "end_thinking_phase_token": 10_000,
+    }
+    assert MTPConfig().lossless and not MTPConfig(**relaxed).lossless
+    begin = PROMPTS[0][0]
+    thinking = MTPConfig(**relaxed, begin_thinking_phase_token=begin).build(workbench(target))
+    text = write(target, thinking, PROMPTS[0], tokens=30)
+    assert all(step.num_accepted == step.num_drafted for step in text.steps)
+    never = MTPConfig(**relaxed, begin_thinking_phase_token=20_000).build(workbench(target))
+    assert write(target, never, PROMPTS[0], tokens=30).output == plain_greedy(
+        target, PROMPTS[0], 30
+    )
+    # A text that does not think is strict, also after one that did.
+    plain = plain_greedy(target, [5, 6], 10)
+    assert begin not in plain
+    assert write(target, thinking, [5, 6], tokens=10).output == plain

@@ -1,0 +1,305 @@
+"""ReDrafter against the reference's golden data, and its promises on tiny models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.drafters.redrafter import (
+    Beams,
+    ReDrafterConfig,
+    ReDrafterDrafter,
+    best_candidates,
+    merge,
+    read_head,
+    search_beams,
+)
+from engine.errors import ConfigError, DrafterError, SourceError, VocabularyError
+from engine.metrics import Tally
+from engine.proposal import Needs
+from engine.steps import Step
+from engine.target import Target
+from tests.engine.drafters.fitted import PROMPTS, Malicious, decoded, save_redrafter
+from tests.engine.drafters.golden import golden_case, run
+from tests.engine.drafters.law import joint_p_value
+from tests.models import plain_greedy, tiny_target, workbench
+
+CASES = ("case_a_rnn", "case_b_norn_inputproj")
+
+
+def build(target: Target, head: Path, **settings: Any) -> ReDrafterDrafter:
+    values = {"speculative_model": str(head), **settings}
+    return ReDrafterConfig.parse(values).build(workbench(target))
+
+
+# ---- equal to the reference
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_head_outputs_equal_the_reference(name: str) -> None:
+    case = golden_case(f"redrafter/{name}")
+    head = read_head(str(case.folder / "head"), case.target)
+    contexts, tokens = case.tensors["head_check.context"], case.tensors["head_check.tokens"]
+    for row, context in enumerate(contexts):
+        state = torch.zeros(1, len(context))
+        for step, token in enumerate(tokens[row]):
+            with torch.inference_mode():
+                state = head.advance(state, token[None])
+                logits = head.logits(context[None], state)
+            golden = {k: case.tensors[f"head_check.{k}"][row, step] for k in KINDS}
+            torch.testing.assert_close(state[0], golden["states"], atol=2e-4, rtol=0)
+            torch.testing.assert_close(logits[0], golden["raw_logits"], atol=2e-4, rtol=0)
+            best, candidates = best_candidates(logits)
+            kept = golden["log_probs"] > -1000
+            assert kept.sum() == 50
+            assert set(candidates[0].tolist()) == set(kept.nonzero()[:, 0].tolist())
+            wanted = golden["log_probs"][candidates[0]]
+            torch.testing.assert_close(best[0], wanted, atol=2e-4, rtol=0)
+
+
+KINDS = ("states", "raw_logits", "log_probs")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_first_beam_search_equals_the_reference_in_full_precision(name: str) -> None:
+    case = golden_case(f"redrafter/{name}")
+    head = read_head(str(case.folder / "head"), case.target)
+    for golden in case.expected["runs"]:
+        if (golden["beam_width"], golden["beam_length"]) != (4, 4):
+            continue
+        ids = case.expected["prompts"][golden["prompt"]]["ids"]
+        key = f"run.{golden['prompt']}.4x4.step0"
+        shown = case.target.prefill(ids, case.target.new_cache(64), Needs(hidden=True))
+        assert shown.hidden is not None
+        wanted = case.tensors[f"{key}.context"]
+        torch.testing.assert_close(shown.hidden[-1], wanted, atol=2e-4, rtol=0)
+        root = golden["steps"][0]["init_token"]
+        with torch.inference_mode():
+            beams = search_beams(head, shown.hidden[-1:], root, width=4, drafted=3)
+        assert beams.tokens.tolist() == [beam[1:] for beam in golden["steps"][0]["beams"]]
+        wanted = case.tensors[f"{key}.token_log_probs"]
+        torch.testing.assert_close(beams.log_probs, wanted, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("name", CASES)
+def test_every_step_and_text_equal_the_reference(name: str, number: int) -> None:
+    case = golden_case(f"redrafter/{name}")
+    golden = case.expected["runs"][number]
+    shape = {key: golden[key] for key in ("beam_width", "beam_length")}
+    drafter = build(case.target, case.folder / "head", **shape)
+    prompt = case.expected["prompts"][golden["prompt"]]
+    root, steps, output = run(case, drafter, prompt["ids"])
+    assert root == golden["steps"][0]["init_token"]
+    tally = Tally()
+    for ours, theirs in zip(steps, golden["steps"], strict=False):
+        check_step(ours, theirs)
+        tally.add(ours)
+    assert tally.metrics.num_steps == golden["n_steps"]
+    assert tally.metrics.mat == pytest.approx(golden["mean_tokens_per_step"])
+    assert list(output[:48]) == golden["final_tokens"] == prompt["plain_greedy"]
+
+
+def check_step(ours: Step, theirs: dict[str, Any]) -> None:
+    assert ours.context_len == theirs["committed_len"]
+    assert list(ours.tokens) == theirs["packed_tokens"]
+    paths = [path_to(node, ours.parents) for node in range(len(ours.tokens))]
+    assert paths == theirs["packed_ancestors"]
+    assert [len(path) - 1 for path in paths] == theirs["position_offsets"]
+    assert [ours.tokens[0], *ours.committed[:-1]] == theirs["accepted_tokens"]
+    assert ours.num_accepted == theirs["n_accepted"]
+    assert ours.bonus == theirs["next_init_token"]
+    for nodes, log_probs in zip(theirs["unpacker"], theirs["token_log_probs"], strict=True):
+        probs = torch.tensor([ours.draft_probs[node] or 0.0 for node in nodes[1:]])
+        torch.testing.assert_close(probs.log(), torch.tensor(log_probs), atol=2e-3, rtol=0)
+
+
+def path_to(node: int, parents: tuple[int, ...]) -> list[int]:
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+# ---- the search
+
+
+def plain_search(head: Any, context: Any, root: int, width: int, drafted: int) -> list[Any]:
+    """Beams by scoring every beam against the whole vocabulary, as the reference words it."""
+    beams: list[tuple[float, list[int]]] = [(0.0, [])]
+    for _ in range(drafted):
+        longer = []
+        for score, tokens in beams:
+            state = torch.zeros_like(context)
+            for token in [root, *tokens]:
+                state = head.advance(state, torch.tensor([token]))
+            logits = head.logits(context, state)[0]
+            logits = logits.masked_fill(logits < logits.topk(50).values[-1], -50000.0)
+            log_probs = logits.log_softmax(dim=-1).tolist()
+            longer += [(score + p, [*tokens, i]) for i, p in enumerate(log_probs)]
+        beams = sorted(longer, key=lambda beam: -beam[0])[:width]
+    return [tokens for _, tokens in beams]
+
+
+@pytest.mark.parametrize("width", [1, 3, 50])
+def test_best_candidates_suffice_for_the_search_over_the_whole_vocabulary(width: int) -> None:
+    case = golden_case("redrafter/case_a_rnn")
+    head = read_head(str(case.folder / "head"), case.target)
+    context = case.tensors["head_check.context"][:1]
+    with torch.inference_mode():
+        beams = search_beams(head, context, 7, width=width, drafted=3)
+        assert beams.tokens.tolist() == plain_search(head, context, 7, width, 3)
+
+
+def test_tokens_that_tie_with_the_last_candidate_count_in_the_normaliser() -> None:
+    logits = torch.cat([torch.arange(49.0, 0.0, -1.0), torch.zeros(4)])[None] / 8
+    kept, tokens = best_candidates(logits)
+    torch.testing.assert_close(kept[0, :49], logits.log_softmax(dim=-1)[0, :49])
+    assert tokens[0, :49].tolist() == list(range(49))
+    kept, _ = best_candidates(torch.cat([logits, logits - 9], dim=-1))
+    torch.testing.assert_close(kept[0, :49], logits.log_softmax(dim=-1)[0, :49])
+
+
+def test_beams_are_never_more_than_there_are_continuations(tmp_path: Path) -> None:
+    target = tiny_target(**SMALL)
+    small_head(tmp_path)
+    head = read_head(str(tmp_path), target)
+    with torch.inference_mode():
+        beams = search_beams(head, torch.ones(1, 16), 0, width=50, drafted=2)
+    assert sorted(map(tuple, beams.tokens.tolist())) == [(i, j) for i in range(4) for j in range(4)]
+
+
+def test_beams_merge_as_in_the_worked_example() -> None:
+    tokens = torch.tensor([[5, 6, 7], [5, 6, 8], [9, 1, 5]])
+    proposal = merge(Beams(tokens, torch.zeros_like(tokens), torch.zeros(3, 3)), 2)
+    assert proposal.tokens.tolist() == [2, 5, 6, 7, 8, 9, 1, 5]
+    assert proposal.shape.parents == (-1, 0, 1, 2, 2, 0, 5, 6)
+
+
+def test_merged_beams_keep_token_rank_and_probability_together() -> None:
+    beams = Beams(
+        torch.tensor([[5, 6], [5, 7], [8, 6]]),
+        torch.tensor([[0, 0], [0, 2], [1, 3]]),
+        torch.tensor([[0.5, 0.25], [0.5, 0.125], [0.3, 0.2]]).log(),
+    )
+    proposal = merge(beams, 9)
+    assert proposal.tokens.tolist() == [9, 5, 6, 7, 8, 6]
+    assert proposal.shape.parents == (-1, 0, 1, 1, 0, 4)
+    assert proposal.ranks == [0, 0, 0, 2, 1, 3]
+    assert proposal.draft_probs is not None
+    assert proposal.draft_probs[1:].tolist() == pytest.approx([0.5, 0.25, 0.125, 0.3, 0.2])
+
+
+# ---- what may be loaded
+
+
+def test_head_of_another_target_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    rnn, plain = (golden_case(f"redrafter/{name}") for name in CASES)
+    with pytest.raises(VocabularyError, match="predicts 200 tokens, but tiny-llama has 288"):
+        build(tiny_target(), rnn.folder / "head")
+    with pytest.raises(DrafterError, match=r"lm_head\.2\.weight is 200×128, .* needs 200×64"):
+        build(tiny_target(vocab_size=200, eos_token_id=None), rnn.folder / "head")
+    with pytest.raises(DrafterError, match=r"input_proj\.weight is 72×96, .* needs 72×64"):
+        build(tiny_target(vocab_size=160, eos_token_id=None), plain.folder / "head")
+    tensors = load_file(rnn.folder / "head" / "model.safetensors")
+    del tensors["rnn_u.bias"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(DrafterError, match=r"has no tensor rnn_u\.bias"):
+        build(rnn.target, tmp_path)
+
+
+def test_checkpoint_without_head_is_refused(tmp_path: Path) -> None:
+    target = golden_case("redrafter/case_a_rnn").target
+    save_file({"other.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(DrafterError, match=r"no tensor lm_head\.0\.weight"):
+        build(target, tmp_path)
+    with pytest.raises(ConfigError, match="speculative_model must name"):
+        ReDrafterConfig().build(workbench(target))
+
+
+def test_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    torch.save({"lm_head.0.weight": Malicious(mark)}, tmp_path / "model.bin")
+    with pytest.raises(SourceError, match="could not be read safely"):
+        build(tiny_target(), tmp_path)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("beam_width", 0), ("beam_width", 51), ("beam_length", 1), ("beam_length", 18)],
+)
+def test_search_size_out_of_range_is_refused(key: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=f"{key} must be .* got {value}"):
+        ReDrafterConfig.parse({key: value})
+
+
+# ---- promises
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt_neox", "opt"])
+def test_greedy_output_equals_transformers_alone(family: str, tmp_path: Path) -> None:
+    target = tiny_target(family)
+    save_redrafter(tmp_path, target)
+    wanted = [plain_greedy(target, prompt, 32) for prompt in PROMPTS]
+    for width, length in ((1, 2), (1, 5), (4, 5), (20, 3), (10, 12)):
+        drafter = build(target, tmp_path, beam_width=width, beam_length=length)
+        total = 0
+        for prompt, text in zip(PROMPTS, wanted, strict=True):
+            output, num_accepted = decoded(target, drafter, prompt)
+            assert list(output) == text
+            total += num_accepted
+        assert total, "the fitted head must be right now and then"
+
+
+def test_a_drafter_serves_one_run_after_another(tmp_path: Path) -> None:
+    target = tiny_target()
+    drafter = build(target, save_redrafter(tmp_path, target))
+    first = decoded(target, drafter, PROMPTS[0])
+    decoded(target, drafter, PROMPTS[1], 5)
+    assert decoded(target, drafter, PROMPTS[0]) == first
+
+
+def test_head_takes_the_targets_dtype(tmp_path: Path) -> None:
+    target = tiny_target()
+    save_redrafter(tmp_path, target)
+    target.model.to(torch.bfloat16)
+    _, num_accepted = decoded(target, build(target, tmp_path), PROMPTS[0])
+    assert num_accepted
+
+
+SMALL = {"vocab_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "eos_token_id": None}
+
+
+def small_head(folder: Path) -> Path:
+    """A random recurrent head for `SMALL` targets."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = {
+        "rnn_w.weight": (16, 16),
+        "rnn_u.weight": (16, 16),
+        "rnn_u.bias": (16,),
+        "lm_head.0.weight": (4, 32),
+    }
+    tensors = {k: 0.4 * torch.randn(shape, generator=generator) for k, shape in shapes.items()}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_sampling_follows_the_law_of_the_target(tmp_path: Path) -> None:
+    target = tiny_target(**SMALL)
+    drafter = build(target, small_head(tmp_path), beam_width=4, beam_length=3)
+    assert joint_p_value(target, drafter, [1, 2, 3], runs=1200, length=3, temperature=1.5) > 1e-3
+
+
+def test_the_law_test_catches_rejected_tokens_that_stay_in_the_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tiny_target(**SMALL)
+    drafter = build(target, small_head(tmp_path), beam_width=4, beam_length=3)
+    monkeypatch.setattr("engine.accept._without", lambda probs, token: probs)
+    assert joint_p_value(target, drafter, [1, 2, 3], runs=1200, length=3, temperature=1.5) < 1e-6

@@ -1,0 +1,148 @@
+"""Suffix decoding drafts what followed before, as likely as it followed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.config import Sampling
+from engine.drafters.base import Start
+from engine.drafters.suffix import GlobalPool, SuffixConfig, SuffixDrafter
+from engine.proposal import Shown
+from engine.sampling import SeededDraws
+from tests.engine.drafters.judges import (
+    assert_greedy_lossless,
+    assert_lossless_to_the_context_end,
+    p_value,
+    sampled_target,
+    target_of,
+    write,
+)
+from tests.models import workbench
+
+CONFIGS = [
+    SuffixConfig(),
+    SuffixConfig(max_draft_len=1),
+    SuffixConfig(max_spec_factor=4.0, min_token_prob=0.0),
+    SuffixConfig(use_tree_spec=True, max_spec_factor=8.0, min_token_prob=0.01),
+    SuffixConfig(use_global_pool=True, use_tree_spec=True, max_tree_depth=4),
+]
+
+
+def started(config: SuffixConfig, prompt: list[int]) -> SuffixDrafter:
+    """A drafter that has read the prompt; its last token is the root."""
+    drafter = config.build(workbench(target_of("llama")))
+    shown = Shown(torch.zeros(1, 1))
+    drafter.start(Start(prompt[:-1], prompt[-1], shown, Sampling(), SeededDraws(0)))
+    return drafter
+
+
+def test_draft_is_as_long_as_the_match():
+    proposal = started(SuffixConfig(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]).propose(99)
+    assert proposal.tokens.tolist() == [3, 4, 5, 6]
+    longer = SuffixConfig(max_spec_factor=2.0)
+    proposal = started(longer, [1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3]).propose(99)
+    assert proposal.tokens.tolist() == [3, 4, 5, 6, 7, 8, 9]
+
+
+def test_text_without_repetition_drafts_nothing():
+    drafter = started(SuffixConfig(), [1, 2, 3, 4])
+    assert drafter.propose(99).tokens.tolist() == [4]
+    assert drafter.match_len == 0
+
+
+def test_probabilities_are_shares_of_what_followed():
+    # After 1 2: three times 3, once 4.
+    text = [1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 3, 0, 1, 2, 3, 9, 1, 2]
+    proposal = started(SuffixConfig(max_draft_len=1), text).propose(99)
+    assert proposal.tokens.tolist() == [2, 3]
+    assert proposal.draft_probs.tolist() == [1.0, 0.75]
+    tree = SuffixConfig(max_draft_len=1, use_tree_spec=True)
+    proposal = started(tree, text).propose(99)
+    assert proposal.tokens.tolist() == [2, 3, 4]
+    assert proposal.draft_probs.tolist() == [1.0, 0.75, 0.25]
+
+
+def test_paths_below_the_least_probability_are_not_drafted():
+    text = [1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 3, 0, 1, 2, 3, 9, 1, 2]
+    tree = SuffixConfig(max_draft_len=1, use_tree_spec=True, min_token_prob=0.3)
+    assert started(tree, text).propose(99).tokens.tolist() == [2, 3]
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=3, max_size=40), st.booleans(), st.integers(2, 7))
+def test_drafts_and_probabilities_equal_brute_force(text: list[int], tree: bool, depth: int):
+    config = SuffixConfig(
+        max_tree_depth=depth, use_tree_spec=tree, max_spec_factor=3.0, max_draft_len=5
+    )
+    drafter = started(config, text)
+    best = drafter.best_continuation(99)
+    assert len(best.tokens) <= 3 * best.match_len
+    paths: dict[int, tuple[int, ...]] = {0: ()}
+    path_probs = {0: 1.0}
+    for node, (token, parent, prob) in enumerate(
+        zip(best.tokens, best.parents, best.probs, strict=True), start=1
+    ):
+        # Any context as long as counts allow continues alike: take the one of the match.
+        context = tuple(text[len(text) - best.match_len :]) + paths[parent]
+        followed = Counter(
+            text[i + len(context)]
+            for i in range(len(text) - len(context))
+            if tuple(text[i : i + len(context)]) == context
+        )
+        assert prob == pytest.approx(followed[token] / followed.total())
+        paths[node] = (*paths[parent], token)
+        path_probs[node] = path_probs[parent] * prob
+        assert path_probs[node] >= config.min_token_prob
+    assert best.score == pytest.approx(sum(path_probs.values()) - 1)
+    assert len(set(paths.values())) == len(paths)
+
+
+def test_earlier_runs_are_matched_only_with_the_global_pool():
+    for use, drafted in ((True, [3, 4, 5]), (False, [3])):
+        drafter = started(SuffixConfig(use_global_pool=use), [1, 2, 3, 4, 5, 6])
+        drafter.finish()
+        assert (drafter._pool.automata[-1].num_tokens == 6) == use
+        shown = Shown(torch.zeros(1, 1))
+        drafter.start(Start([8, 2], 3, shown, Sampling(), SeededDraws(0)))
+        assert drafter.propose(99).tokens.tolist() == drafted
+
+
+def test_global_pool_stays_below_its_size_and_keeps_the_newest():
+    pool = GlobalPool(1000, 8)
+    for i in range(40):
+        pool.add([i, 100 + i] * 50)
+        assert sum(a.num_tokens for a in pool.automata) <= 1000 + 100
+    assert 139 in pool.automata[-1].next[0] and len(pool.automata) == 2
+    assert all(100 not in a.next[0] for a in pool.automata)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_neox", "opt"])
+@pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))
+def test_greedy_output_equals_target_alone(config: SuffixConfig, family: str):
+    assert assert_greedy_lossless(config, family) > 0
+
+
+def test_context_end_is_reached_exactly():
+    assert_lossless_to_the_context_end(CONFIGS[2], "llama")
+    assert_lossless_to_the_context_end(CONFIGS[3], "opt")
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_sampled_output_follows_the_target(tree: bool):
+    config = SuffixConfig(use_tree_spec=tree, max_spec_factor=4.0, min_token_prob=0.01)
+    target = sampled_target()
+    assert p_value(target, config.build(workbench(target))) > 1e-3
+
+
+def test_a_repeated_prompt_is_faster_with_the_global_pool():
+    target = target_of("llama")
+    drafter = SuffixConfig(use_global_pool=True, max_spec_factor=4.0).build(workbench(target))
+    prompt = [3, 200, 17, 99, 3, 40]
+    first, again = (write(target, drafter, prompt, tokens=40) for _ in range(2))
+    assert first.output == again.output
+    assert len(again.steps) < len(first.steps)

@@ -1,0 +1,152 @@
+"""Token recycling drafts from what the target ranked after each token the last time."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from engine.config import Sampling
+from engine.drafters.base import Start
+from engine.drafters.token_recycling import (
+    TokenRecyclingConfig,
+    TokenRecyclingDrafter,
+    likeliest_tree,
+)
+from engine.errors import ConfigError
+from engine.proposal import Needs, Outcome, Shown
+from engine.sampling import SeededDraws
+from tests.engine.drafters.judges import (
+    assert_greedy_lossless,
+    assert_lossless_to_the_context_end,
+    p_value,
+    sampled_target,
+    target_of,
+    write,
+)
+from tests.models import workbench
+
+CONFIGS = [
+    TokenRecyclingConfig(),
+    TokenRecyclingConfig(matrix_top_k=1, recycling_choices=((0,), (0, 0), (0, 0, 0))),
+    TokenRecyclingConfig(matrix_top_k=3, recycling_choices=((0, 2), (1, 0), (2,))),
+    TokenRecyclingConfig(recycle_prompt=False),
+    TokenRecyclingConfig(keep_matrix=False),
+]
+VOCAB = 288
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    with torch.inference_mode():
+        yield
+
+
+def logits_that_rank(rows: list[list[int]]) -> torch.Tensor:
+    """Logits whose best tokens per row are these, in this order."""
+    logits = torch.zeros(len(rows), VOCAB)
+    for row, best in zip(logits, rows, strict=True):
+        row[best] = torch.arange(len(best), 0, -1).float()
+    return logits
+
+
+def started(config: TokenRecyclingConfig, prompt: list[int], root: int) -> TokenRecyclingDrafter:
+    target = target_of("llama")
+    drafter = config.build(workbench(target))
+    shown = target.prefill(prompt, target.new_cache(8), drafter.needs)
+    drafter.start(Start(prompt, root, shown, Sampling(), SeededDraws(0)))
+    return drafter
+
+
+def test_tree_is_filled_breadth_first_as_in_the_docstring():
+    config = TokenRecyclingConfig(
+        matrix_top_k=2, recycling_choices=((0,), (1,), (0, 1)), recycle_prompt=False
+    )
+    drafter = started(config, [1, 2], 5)
+    before = drafter.propose(99)
+    rows = [[5, 0], [7, 8], [9, 5], [3, 4]][: len(before.shape)]
+    before.tokens[:] = torch.tensor([2, 5, 7, 9])
+    shown = Shown(logits_that_rank(rows))
+    drafter.observe(Outcome(before, shown, (0,), (5,)))
+    proposal = drafter.propose(99)
+    assert proposal.tokens.tolist() == [5, 7, 8, 5]
+    assert proposal.shape.parents == (-1, 0, 0, 1)
+    assert list(proposal.ranks) == [0, 0, 1, 1]
+
+
+def test_accepted_rows_win_over_others_of_the_same_token_then_later_ones():
+    config = TokenRecyclingConfig(
+        matrix_top_k=2, recycling_choices=((0,), (1,), (0, 0)), recycle_prompt=False
+    )
+    drafter = started(config, [1, 2], 5)
+    proposal = drafter.propose(99)
+    proposal.tokens[:] = torch.tensor([4, 6, 7, 6])
+    shown = Shown(logits_that_rank([[6, 1], [10, 11], [12, 13], [14, 15]]))
+    drafter.observe(Outcome(proposal, shown, (0, 1), (6, 6)))
+    assert drafter.propose(99).tokens.tolist()[1:3] == [10, 11]
+    proposal.tokens[:] = torch.tensor([4, 6, 7, 6])
+    drafter.observe(Outcome(proposal, shown, (0,), (6,)))
+    assert drafter.propose(99).tokens.tolist()[1:3] == [14, 15]
+
+
+def test_prompt_rows_fill_the_matrix():
+    prompt = [3, 200, 17]
+    target = target_of("llama")
+    drafter = started(TokenRecyclingConfig(), prompt, 200)
+    shown = target.model(torch.tensor([prompt])).logits[0]
+    assert drafter.propose(99).tokens[1:9].tolist() == shown[1].topk(8).indices.tolist()
+
+
+def test_siblings_differ_before_anything_is_known():
+    drafter = started(TokenRecyclingConfig(recycle_prompt=False), [1], 77)
+    proposal = drafter.propose(99)
+    tokens = proposal.tokens.tolist()
+    for siblings in proposal.shape.children:
+        assert len({tokens[node] for node in siblings}) == len(siblings)
+
+
+def test_default_tree_is_the_best_of_its_size():
+    probs = (0.5, 0.3, 0.1)
+    every = [p for d in (1, 2, 3) for p in itertools.product(range(3), repeat=d)]
+    value = {p: torch.tensor([probs[r] for r in p]).prod().item() for p in every}
+    for size in (1, 4, 7):
+        tree = likeliest_tree(size, probs)
+        best = sorted(value.values(), reverse=True)[:size]
+        assert sum(value[p] for p in tree.paths) == pytest.approx(sum(best))
+
+
+def test_rank_beyond_the_matrix_is_refused():
+    with pytest.raises(ConfigError, match="rank 4.*matrix_top_k = 4.*ranks 0 to 3"):
+        TokenRecyclingConfig.parse({"matrix_top_k": 4, "recycling_choices": [[4]]})
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_matrix_outlives_a_run_only_if_kept(keep: bool):
+    target = target_of("llama")
+    drafter = TokenRecyclingConfig(keep_matrix=keep).build(workbench(target))
+    first, again = (write(target, drafter, [3, 200, 17, 99], tokens=40) for _ in range(2))
+    assert first.output == again.output
+    assert (first.steps[0].tokens == again.steps[0].tokens) == (not keep)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_neox", "opt"])
+@pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))
+def test_greedy_output_equals_target_alone(config: TokenRecyclingConfig, family: str):
+    assert assert_greedy_lossless(config, family) > 0
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_context_end_is_reached_exactly(family: str):
+    assert_lossless_to_the_context_end(CONFIGS[0], family)
+
+
+def test_sampled_output_follows_the_target():
+    target = sampled_target()
+    assert p_value(target, CONFIGS[0].build(workbench(target))) > 1e-3
+
+
+def test_hidden_states_are_asked_for_only_to_recycle_the_prompt():
+    bench = workbench(target_of("llama"))
+    assert TokenRecyclingConfig().build(bench).needs == Needs(hidden=True)
+    assert TokenRecyclingConfig(recycle_prompt=False).build(bench).needs == Needs()

@@ -1,0 +1,169 @@
+"""Checks of exported files against what releases of the engines accept (recorded from them)."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import shlex
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from engine.interop.handoff import Export
+
+FOLDER = Path(__file__).parent / "recorded"
+RELEASE = {
+    "vllm": {"0.33": "0.33.0", "0.32": "0.32.0", "0.20": "0.20.2", "0.16": "0.16.0"},
+    "sglang": {},
+    "trtllm": {},
+    "triton": {},
+    "llamacpp": {"b10507": "new", "b9235": "new", "b8000": "old"},
+}
+"""Version as offered → release whose schema was recorded, where they differ."""
+TYPES = {"int": int, "float": float, "bool": bool, "str": str, "any": Any}
+POSITIVE = {"num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min"}
+
+
+@functools.cache
+def recorded(engine: str, version: str) -> Any:
+    """The schema of the release that an offered version stands for."""
+    schemas = json.loads((FOLDER / f"{engine}.json").read_text(encoding="utf-8"))
+    return schemas[RELEASE[engine].get(version, version)]
+
+
+@functools.cache
+def vllm_model(version: str) -> type[BaseModel]:
+    """vLLM's SpeculativeConfig of a release: its fields, types and choices; no others allowed."""
+    fields: dict[str, Any] = {}
+    for name, kind in recorded("vllm", version).items():
+        inner: Any = Literal[tuple(kind)] if isinstance(kind, list) else TYPES[kind]
+        rule = Field(None, gt=0) if name in POSITIVE else Field(None)
+        fields[name] = (inner | None, rule)
+    strict = ConfigDict(extra="forbid", strict=True)
+    return cast(type[BaseModel], create_model("SpeculativeConfig", __config__=strict, **fields))
+
+
+@functools.cache
+def sglang_parser(version: str) -> argparse.ArgumentParser:
+    """SGLang's speculative flags of a release."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--model-path")
+    for flag, kind in recorded("sglang", version).items():
+        if kind == "switch":
+            parser.add_argument(flag, action="store_true")
+        elif isinstance(kind, list):
+            parser.add_argument(flag, choices=kind)
+        else:
+            parser.add_argument(flag, type={"int": int, "float": float, "str": str}[kind])
+    return parser
+
+
+def check(export: Export) -> None:
+    """The engine's release would read the files: every key is one of its own, and fits."""
+    _CHECKS[export.engine](export, {file.name: file.text for file in export.files})
+
+
+def words(text: str) -> list[str]:
+    return shlex.split(text.replace("\\\n", " "))
+
+
+def _vllm(export: Export, files: dict[str, str]) -> None:
+    command = words(files["serve.sh"])
+    assert command[:2] == ["vllm", "serve"] and "--" not in command[2]
+    if "speculative_config.json" not in files:
+        assert len(command) == 3
+        return
+    values = json.loads(files["speculative_config.json"])
+    assert json.loads(command[command.index("--speculative-config") + 1]) == values
+    vllm_model(export.version).model_validate(values)
+    assert values["method"] in ("ngram", "suffix", "mtp", "deepseek_mtp") or values["model"]
+    if "speculative_token_tree" in values:
+        tree = yaml.safe_load(values["speculative_token_tree"].replace("(", "[").replace(")", "]"))
+        assert values["num_speculative_tokens"] == len(tree)
+        assert command[-2:] == ["--attention-backend", "TREE_ATTN"]
+
+
+def _sglang(export: Export, files: dict[str, str]) -> None:
+    command = words(files["launch.sh"])
+    assert command[:3] == ["python", "-m", "sglang.launch_server"]
+    args = vars(sglang_parser(export.version).parse_args(command[3:]))
+    given = {key: args.get(f"speculative_{key}") for key in ("num_steps", "eagle_topk")}
+    tokens = args.get("speculative_num_draft_tokens")
+    if given["num_steps"] is not None:
+        assert tokens is not None and given["eagle_topk"] is not None, "all three or none"
+        if given["eagle_topk"] == 1:
+            assert tokens == given["num_steps"] + 1
+    algorithm = args.get("speculative_algorithm")
+    assert algorithm in (None, "NEXTN", "NGRAM") or args["speculative_draft_model_path"]
+
+
+def _speculative(values: dict[str, Any], version: str) -> None:
+    schema = recorded("trtllm", version)
+    block = values["speculative_config"]
+    kind = block["decoding_type"]
+    assert kind in schema["types"], f"{version} has no {kind}"
+    assert set(block) <= {*schema["common"], *schema["types"][kind]}
+    length, total = block.get("max_draft_len"), block.get("max_total_draft_tokens")
+    if block.get("use_dynamic_tree") and version == "1.3":
+        assert length <= total <= block["dynamic_tree_max_topK"] * length
+    if kind in ("Draft_Target", "DraftTarget", "Eagle", "Eagle3", "DFlash"):
+        assert block.get("speculative_model") or block.get("speculative_model_dir")
+    if kind not in ("Lookahead", "MTP"):
+        assert length > 0
+
+
+def _trtllm(export: Export, files: dict[str, str]) -> None:
+    command = words(files["serve.sh"])
+    assert command[0] == "trtllm-serve"
+    if "config.yaml" in files:
+        values = yaml.safe_load(files["config.yaml"])
+        assert set(values) <= {"speculative_config", "disable_overlap_scheduler"}
+        _speculative(values, export.version)
+        assert "config.yaml" in command
+
+
+def _triton(export: Export, files: dict[str, str]) -> None:
+    if "model.yaml" in files:
+        values = yaml.safe_load(files["model.yaml"])
+        assert values["model"] and values["triton_config"] == {
+            "max_batch_size": 0,
+            "decoupled": False,
+        }
+        if "speculative_config" in values:
+            _speculative(values, export.version)
+        return
+    assert export.version != "1.3"
+    lines = files["config.pbtxt"].splitlines()
+    assert lines[0].startswith('parameters: { key: "decoding_mode"')
+    known = {"medusa", "redrafter", "lookahead", "eagle"}
+    assert lines[0].split('"')[3] in known
+    assert "trtllm-build" in files["build.sh"]
+
+
+def _llamacpp(export: Export, files: dict[str, str]) -> None:
+    schema = recorded("llamacpp", export.version)
+    command = words(files["serve.sh"])
+    assert command[:2] == ["llama-server", "-m"] and command[2].endswith(".gguf")
+    for flag, value in zip(command[3::2], command[4::2], strict=True):
+        assert flag in schema["flags"], flag
+        if flag == "--spec-type":
+            assert set(value.split(",")) <= set(schema["types"])
+    if any("draft-n-max" in flag or flag == "-md" for flag in command):
+        assert any(flag.endswith("draft-p-min") for flag in command), "p_min is always explicit"
+
+
+def _transformers(export: Export, files: dict[str, str]) -> None:
+    compile(files["generate.py"], "generate.py", "exec")
+
+
+_CHECKS = {
+    "vllm": _vllm,
+    "sglang": _sglang,
+    "trtllm": _trtllm,
+    "triton": _triton,
+    "llamacpp": _llamacpp,
+    "transformers": _transformers,
+}

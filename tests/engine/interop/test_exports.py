@@ -1,0 +1,288 @@
+"""Every method goes to every engine as it is, with its losses told, or with the reason why not."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+
+import presets
+from engine.config import MethodConfig
+from engine.drafters import methods, parse_method
+from engine.errors import ConfigError
+from engine.interop.engines import ENGINES, export_method, find_engine, import_config, read_version
+from engine.interop.handoff import Export, live_fields, same_effect
+from engine.tree import ChoiceTree
+from tests.engine.interop.schemas import check
+
+VERSIONS = [(name, version) for name, e in ENGINES.items() for version, _ in e.versions]
+WEIGHTS = {"speculative_model": "owner/drafter"}
+
+
+def resolve(name: str) -> str:
+    """What a preset calls its draft model → what an engine can load."""
+    preset = presets.targets().get(name)
+    return name if preset is None else str(preset.hub)
+
+
+def exported(config: MethodConfig, engine: str, version: str | None = None) -> Export:
+    return export_method(
+        config, ENGINES[engine], target="owner/target", version=version, resolve=resolve
+    )
+
+
+def config_of(decoding_type: str, **settings: Any) -> MethodConfig:
+    has_weights = "speculative_model" in methods()[decoding_type].model_fields
+    return parse_method(
+        {"decoding_type": decoding_type, **(WEIGHTS if has_weights else {}), **settings}
+    )
+
+
+def main_files(export: Export) -> list[str]:
+    """Files that hold the config, not how to build or to start."""
+    if any(file.name.endswith((".yaml", ".json", ".pbtxt")) for file in export.files):
+        keep = (".yaml", ".json", ".pbtxt")
+    else:
+        keep = (".sh", ".py")
+    return [file.text for file in export.files if file.name.endswith(keep)]
+
+
+def as_engine_names_it(config: MethodConfig, export: Export) -> MethodConfig:
+    """The config with its weights named as the engine's file names them."""
+    named = getattr(config, "speculative_model", None)
+    if named is None:
+        return config
+    if any(file.name == "config.pbtxt" for file in export.files):
+        return config.replace(speculative_model=None)
+    model = resolve(named)
+    if export.engine == "llamacpp":
+        model = model.split("/")[-1] + ".gguf"
+    return config.replace(speculative_model=model)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_preset_exports_and_parses_back_or_says_why_not(engine: str) -> None:
+    taken = set()
+    for version, _ in ENGINES[engine].versions:
+        for preset in presets.methods().values():
+            taken.add(checked(preset.config, engine, version))
+    assert taken >= {"exact", "not taken"}
+
+
+def checked(config: MethodConfig, engine: str, version: str) -> str:
+    """The verdict of an export whose every part was looked at."""
+    export = exported(config, engine, version)
+    assert (export.verdict == "not taken") == (not export.files) == bool(export.refusal)
+    if not export.files:
+        assert export.refusal.endswith(".") and export.nearest.endswith(".")
+        return export.verdict
+    check(export)
+    assert all(text.endswith(".") for text in (*export.notes, *export.warnings))
+    if config.decoding_type == "Autoregressive":
+        assert export.verdict == "exact"
+        return export.verdict
+    for text in main_files(export):
+        back = import_config(ENGINES[engine], text, yaml.safe_load)
+        assert not back.unknown
+        if export.verdict == "exact":
+            assert same_effect(back.config, as_engine_names_it(config, export)), config
+    return export.verdict
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_method_is_taken_or_refused_with_what_comes_nearest(engine: str) -> None:
+    for version, _ in ENGINES[engine].versions:
+        for decoding_type in methods():
+            checked(config_of(decoding_type), engine, version)
+
+
+def other_value(config: MethodConfig, name: str) -> Any:
+    """A value that a setting does not have by default, or None if there is none to be had."""
+    value = getattr(config, name)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, float):
+        return 0.25
+    extra = {
+        "lookup": "spec_bench",
+        "acceptance": "typical",
+        "mask_token_id": 7,
+        "num_medusa_heads": 4,
+        "max_non_leaves_per_layer": 5,
+        "target_layer_ids": (1, 2),
+        "eagle3_layers_to_capture": (1, 2),
+        "medusa_choices": [[0], [1]],
+        "eagle_choices": [[0], [1], [2]],
+    }
+    return extra.get(name)
+
+
+BASES = [
+    config_of(name)
+    for name in methods()
+    if name not in ("Autoregressive", "Combined", "User_Provided", "Token_Recycling")
+]
+BASES += [
+    config_of("DFlash", max_draft_len=7),
+    config_of("Eagle", use_dynamic_tree=True),
+    config_of("Eagle3", use_dynamic_tree=True),
+    config_of("MTP", use_relaxed_acceptance_for_thinking=True),
+    config_of("Medusa", acceptance="typical"),
+    config_of("Suffix", use_tree_spec=True, use_global_pool=True),
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_setting_is_dropped_in_silence(engine: str) -> None:
+    """Any setting that is changed changes a file or the warnings, and a lost one is named."""
+    for version, _ in ENGINES[engine].versions:
+        for base in BASES:
+            plain = exported(base, engine, version)
+            for name in sorted(live_fields(base)) if plain.files else ():
+                value = other_value(base, name)
+                if value is None:
+                    continue
+                changed = exported(base.replace(**{name: value}), engine, version)
+                default = type(base).model_fields[name].default
+                where = f"{base.decoding_type} {name}={value} to {engine} {version}"
+                if changed.files == plain.files and value != default:
+                    told = (*changed.warnings, *changed.notes, *plain.warnings)
+                    told += tuple(file.text for file in changed.files)
+                    assert any(name in text for text in told), where
+                assert changed != plain or name in " ".join(plain.warnings), where
+
+
+@pytest.mark.parametrize("engine", ["trtllm", "triton", "sglang", "vllm", "llamacpp"])
+@pytest.mark.parametrize("levels", [1, 3, 8])
+@pytest.mark.parametrize("top_k", [1, 2, 10])
+def test_dynamic_trees_stay_within_the_engine_s_bounds(
+    engine: str, levels: int, top_k: int
+) -> None:
+    candidates = top_k + (levels - 1) * top_k**2
+    size = {"max_draft_len": levels, "dynamic_tree_max_topK": top_k}
+    for keep in sorted({1, levels, top_k * levels, candidates}):
+        if keep > candidates:
+            continue
+        config = config_of("Eagle3", use_dynamic_tree=True, max_total_draft_tokens=keep, **size)
+        export = exported(config, engine)
+        check(export)
+        if engine in ("trtllm", "triton") and not levels <= keep <= top_k * levels:
+            assert any("is lowered from" in text for text in export.warnings)
+
+
+def test_medusa_s_tree_is_dropped_with_a_warning_but_a_chain_is_kept() -> None:
+    tree = exported(config_of("Medusa"), "vllm", "0.32")
+    assert any("vLLM runs Medusa as a chain: the tree of 9 nodes is dropped" in w
+               and "MAT falls" in w for w in tree.warnings)  # fmt: skip
+    chain = config_of("Medusa", medusa_choices=ChoiceTree.chain(3).as_lists())
+    export = exported(chain, "vllm", "0.32")
+    assert export.verdict == "exact"
+    assert json.loads(export.files[0].text)["num_speculative_tokens"] == 3
+
+
+def test_cartesian_tree_goes_to_vllm_until_0_20_only() -> None:
+    product = [[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]]
+    config = config_of("Eagle", eagle_choices=product)
+    old = exported(config, "vllm", "0.20.2")
+    values = json.loads(old.files[0].text)
+    assert values["speculative_token_tree"] == "[(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]"
+    assert values["num_speculative_tokens"] == 6 and old.verdict == "exact"
+    assert import_config(ENGINES["vllm"], old.files[0].text, yaml.safe_load).config == config
+    new = exported(config, "vllm", "0.21.0")
+    assert new.verdict == "with losses"
+    assert json.loads(new.files[0].text)["num_speculative_tokens"] == 2
+    uneven = exported(config_of("Eagle"), "vllm", "0.20")
+    assert "speculative_token_tree" not in uneven.files[0].text
+    assert any("tree of 25 nodes is dropped" in text for text in uneven.warnings)
+
+
+def test_suffix_before_eagle3_is_tensorrt_llm_s_sa_config() -> None:
+    config = config_of(
+        "Combined",
+        retrieval={"decoding_type": "Suffix", "use_global_pool": True},
+        model={"decoding_type": "Eagle3", **WEIGHTS},
+        min_match_len=6,
+    )
+    export = exported(config, "trtllm")
+    values = yaml.safe_load(export.files[0].text)["speculative_config"]
+    assert values["sa_config"] == {"threshold": 6, "enable_global_pool": True}
+    back = import_config(ENGINES["trtllm"], export.files[0].text, yaml.safe_load)
+    assert same_effect(back.config, config)
+    assert exported(config, "vllm").refusal == "vLLM runs one drafting method at a time."
+
+
+def test_look_up_before_a_draft_model_is_one_list_of_types_in_llama_cpp() -> None:
+    config = config_of(
+        "Combined",
+        retrieval={"decoding_type": "NGram", "max_matching_ngram_size": 3},
+        model={"decoding_type": "Draft_Target", **WEIGHTS, "max_draft_len": 6},
+    )
+    export = exported(config, "llamacpp")
+    check(export)
+    text = export.files[0].text
+    assert "--spec-type ngram-simple,draft-simple" in text and "--spec-draft-n-max 6" in text
+    back = import_config(ENGINES["llamacpp"], text, yaml.safe_load).config.model_dump()
+    assert back["retrieval"]["max_matching_ngram_size"] == 3
+    assert back["model"]["max_draft_len"] == 6
+
+
+def test_missing_weights_are_told_and_marked_in_the_file() -> None:
+    export = exported(parse_method({"decoding_type": "Eagle3"}), "vllm")
+    assert '"model": "DRAFTER"' in export.files[0].text
+    assert any("Put the drafter's path in place of DRAFTER" in w for w in export.warnings)
+    back = import_config(ENGINES["vllm"], export.files[0].text, yaml.safe_load)
+    assert back.config.model_dump()["speculative_model"] is None
+
+
+def test_paths_with_blanks_and_quotes_stay_one_word() -> None:
+    config = config_of("Draft_Target", speculative_model="/my models/it's")
+    for engine in ("vllm", "sglang", "transformers", "trtllm"):
+        export = exported(config, engine)
+        check(export)
+        back = import_config(ENGINES[engine], main_files(export)[0], yaml.safe_load)
+        assert back.config.model_dump()["speculative_model"] == "/my models/it's"
+
+
+@pytest.mark.parametrize(
+    ("engine", "text", "numbers"),
+    [
+        ("vllm", None, (0, 33)),
+        ("vllm", "0.20.2", (0, 20, 2)),
+        ("vllm", "v0.20", (0, 20)),
+        ("sglang", "0.5.10.post1", (0, 5, 10)),
+        ("llamacpp", "b9300", (9300,)),
+        ("trtllm", "1.3.0rc4", (1, 3, 0)),
+    ],
+)
+def test_versions_are_read(engine: str, text: str | None, numbers: tuple[int, ...]) -> None:
+    assert read_version(ENGINES[engine], text) == numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("0.6.1", "must be 0.11.1 or newer, got 0.6.1"),
+        ("newest", "must be like 0.33, got 'newest'"),
+        ("", ""),
+    ],
+)
+def test_bad_versions_are_refused(text: str, words: str) -> None:
+    if not words:
+        assert read_version(ENGINES["vllm"], text) == (0, 33)
+        return
+    with pytest.raises(ConfigError, match=words):
+        read_version(ENGINES["vllm"], text)
+
+
+def test_a_newer_release_is_pointed_out() -> None:
+    notes = exported(config_of("NGram"), "vllm", "0.99").notes
+    assert any("0.99 is newer than 0.33" in note for note in notes)
+
+
+def test_unknown_engine_is_refused_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="got 'vlm'. Did you mean vllm"):
+        find_engine("vlm")

@@ -1,0 +1,179 @@
+"""Configs of other engines are read as methods; what is unknown is told, what is ignored listed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import ConfigError
+from engine.interop.engines import ENGINES, import_config
+from engine.interop.flags import read_flags
+from engine.interop.handoff import Imported
+
+
+def safe_yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError("The text is not valid YAML.") from error
+
+
+def read(engine: str, text: str) -> Imported:
+    return import_config(ENGINES[engine], text, safe_yaml)
+
+
+def test_unknown_keys_are_told_with_the_nearest_and_known_ones_listed() -> None:
+    found = read(
+        "vllm",
+        '{"method": "ngram", "num_speculative_tokens": 3, "promt_lookup_max": 4, "colour": 1, '
+        '"draft_tensor_parallel_size": 1, "enforce_eager": true}',
+    )
+    assert found.ignored == ("draft_tensor_parallel_size", "enforce_eager")
+    assert found.unknown == ("promt_lookup_max (did you mean prompt_lookup_max?)", "colour")
+
+
+def test_sglang_flags_that_mean_nothing_here_are_listed() -> None:
+    found = read(
+        "sglang",
+        "python3 -m sglang.launch_server --model-path a/b --tp 2 --speculative-algorithm=EAGLE3 "
+        "--speculative-draft-model-path c/d --speculative-num-steps 3 --speculative-eagle-topk 1 "
+        "--speculative-num-draft-tokens 4 --speculative-attention-mode decode "
+        "--speculative-numsteps 4 --speculative-accept-threshold-single 0.5",
+    )
+    assert found.target == "a/b" and found.config.model_dump()["max_draft_len"] == 3
+    assert found.ignored == (
+        "--speculative-attention-mode",
+        "--speculative-accept-threshold-single",
+    )
+    assert found.unknown == ("--speculative-numsteps (did you mean --speculative-num-steps?)",)
+    assert any("is lossy there" in note for note in found.notes)
+
+
+def test_tensorrt_llm_file_among_other_settings() -> None:
+    found = read(
+        "trtllm",
+        "cuda_graph_config:\n  batch_sizes: [1, 2]\nspeculative_config:\n  decoding_type: MTP\n"
+        "  num_nextn_predict_layers: 3\n  use_relaxed_acceptance_for_thinking: true\n"
+        "  relaxed_topk: 10\n  relaxed_delta: 0.6\n  max_concurrency: 4\n  relaxed_tok: 1\n",
+    )
+    shown = found.config.model_dump()
+    assert (shown["max_draft_len"], shown["relaxed_topk"], shown["relaxed_delta"]) == (3, 10, 0.6)
+    assert found.ignored == ("max_concurrency",)
+    assert found.unknown == ("relaxed_tok (did you mean relaxed_topk?)",)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("vllm serve a/b --speculative-config '{\"method\": \"eagle3\", \"model\": \"x/y\", "
+         "\"num_speculative_tokens\": 2}'", "Eagle3"),
+        ("vllm serve a/b --speculative_config.method ngram "
+         "--speculative-config.num_speculative_tokens 2", "NGram"),
+        ("model: a/b\nspeculative_config:\n  method: suffix\n", "Suffix"),
+        ('{"model": "yuhuili/EAGLE-LLaMA3-8B", "num_speculative_tokens": 2}', "Eagle"),
+        ('{"model": "a/Eagle3-b", "num_speculative_tokens": 2}', "Eagle3"),
+        ('{"model": "a/some-small-model", "num_speculative_tokens": 2}', "Draft_Target"),
+        ('{"model": "[ngram]", "num_speculative_tokens": 2}', "NGram"),
+        ('{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}', "MTP"),
+    ],
+)  # fmt: skip
+def test_every_way_to_write_a_vllm_config(text: str, kind: str) -> None:
+    found = read("vllm", text)
+    assert found.config.decoding_type == kind
+    assert found.target == ("a/b" if "a/b" in text and "model: a/b" in text or "serve" in text
+                            else None)  # fmt: skip
+
+
+def test_transformers_script_is_parsed_and_never_run() -> None:
+    found = read(
+        "transformers",
+        "import os; os.remove('/')\n"
+        "model = AutoModelForCausalLM.from_pretrained('a/b')\n"
+        "small = AutoModelForCausalLM.from_pretrained('c/d')\n"
+        "small.generation_config.num_assistant_tokens = 7\n"
+        "small.generation_config.assistant_confidence_threshold = 0.3\n"
+        "out = model.generate(**inputs, assistant_model=small, do_sample=True)\n",
+    )
+    shown = found.config.model_dump()
+    assert found.target == "a/b" and shown["speculative_model"] == "c/d"
+    assert (shown["max_draft_len"], shown["confidence_threshold"]) == (7, 0.3)
+    assert found.ignored == ("do_sample",)
+    plain = read("transformers", "prompt_lookup_num_tokens: 6\nmax_matching_ngram_size: 3\n")
+    assert plain.config.model_dump()["lookup"] == "transformers"
+
+
+def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
+    found = read("llamacpp", "llama-server -m t.gguf -md d.gguf --draft-max 16 --draft-min 2")
+    shown = found.config.model_dump()
+    assert (shown["max_draft_len"], shown["confidence_threshold"]) == (16, 0.0)
+    assert found.target == "t.gguf"
+    assert any("refuse the old names" in note for note in found.notes)
+    assert any("builds before April 2026 had 0.75" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("engine", "text", "words"),
+    [
+        ("vllm", "", "Nothing to read. Paste a config of vLLM"),
+        ("vllm", "hello", "must be an object"),
+        ("vllm", '{"method": "custom_class", "model": "a.B"}', "has no counterpart here: a propos"),
+        ("vllm", '{"method": "medusa"}', "num_speculative_tokens is missing"),
+        ("vllm", '{"num_speculative_tokens": 3}', "names neither method nor model"),
+        ("vllm", '{"method": "ngram", "num_speculative_tokens": "x"}', "must be an integer"),
+        ("vllm", '{"method": "ngram", "num_speculative_tokens": 999}', "max_draft_len must be"),
+        ("vllm", "vllm serve x --speculative-config", "has no --speculative-config"),
+        ("vllm", "vllm serve 'x --spec", "cannot be taken apart"),
+        ("sglang", "--model-path x", "--speculative-algorithm must be one of EAGLE"),
+        ("sglang", "--speculative-algorithm DSPARK", "got DSPARK"),
+        ("sglang", "--speculative-algorithm EAGLE3 --speculative-num-steps 3", "wants all of"),
+        ("sglang", "--speculative-algorithm A --speculative-algorithm B", "is given twice"),
+        ("trtllm", "a: 1", "must have speculative_config with decoding_type"),
+        ("trtllm", "decoding_type: PARD", "decoding_type must be one of Draft_Target"),
+        ("trtllm", "a: [", "not valid YAML"),
+        ("trtllm", "decoding_type: Medusa\nmedusa_choices: '[[0], [0, 1, 0]]'", "not connected"),
+        ("triton", "parameters: { key: \"decoding_mode\" value: { string_value: \"top_k\" } }",
+         "It drafts nothing"),
+        ("triton", "parameters: { key: \"medusa_choices\" value: { string_value: \"{0\" } }",
+         "is never closed"),
+        ("llamacpp", "llama-server -m t.gguf", "names neither --spec-type nor a draft model"),
+        ("llamacpp", "--spec-type ngram-cache", "--spec-type must be one of ngram-simple"),
+        ("llamacpp", "--spec-type ngram-mod,ngram-simple", "has no counterpart here"),
+        ("transformers", "model.generate(**inputs)", "The call drafts nothing"),
+        ("transformers", "model.generate(", "not valid Python"),
+        ("transformers", "model.generate(assistant_early_exit=4)", "LayerSkip"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_one_sentence(engine: str, text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(engine, text)
+    assert words in str(caught.value)
+
+
+SIGNS = st.sampled_from(
+    ["{", "}", "[", "]", ":", ",", "\n", " ", "'", '"', "-", "(", ")", "=", "#", "0", "1", "x",
+     "method", "ngram", "speculative_config", "decoding_type", "Eagle", "--speculative-algorithm",
+     "--speculative-config", "EAGLE", "parameters", "string_value", "generate", "--spec-type",
+     "-md", "num_speculative_tokens", "medusa_choices", "true", "null"]
+)  # fmt: skip
+
+
+@given(engine=st.sampled_from(sorted(ENGINES)), parts=st.lists(SIGNS, max_size=14))
+@settings(deadline=None, max_examples=400)
+def test_any_text_is_a_method_or_a_sentence(engine: str, parts: list[str]) -> None:
+    for text in ("".join(parts), " ".join(parts)):
+        try:
+            found = read(engine, text)
+        except ConfigError as error:
+            assert str(error)
+        else:
+            assert found.config.decoding_type
+
+
+def test_flags_keep_negative_numbers_and_words_apart() -> None:
+    flags = read_flags("serve x --a=1 --b -1 --c --d 'e f' -md g # note", switches=frozenset())
+    assert flags.options == {"--a": "1", "--b": "-1", "--c": "", "--d": "e f", "-md": "g"}
+    assert flags.words == ("serve", "x")

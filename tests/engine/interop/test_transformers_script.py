@@ -1,0 +1,67 @@
+"""The script for transformers runs as it stands and writes what the target alone writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import transformers
+
+from engine.drafters import parse_method
+from engine.interop.engines import ENGINES, export_method
+from tests.models import save_tiny
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("small"), seed=1)
+
+
+def run(settings: dict[str, object], target: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the exported script prints, shortened to 12 tokens."""
+    export = export_method(parse_method(settings), ENGINES["transformers"], target=str(target))
+    (script,) = export.files
+    text = script.text.replace("max_new_tokens=128", "max_new_tokens=12")
+    assert text != script.text
+    exec(compile(text, script.name, "exec"), {})
+    return capsys.readouterr().out
+
+
+def test_drafting_scripts_print_the_plain_script_s_text(
+    target: Path, small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = run({"decoding_type": "Autoregressive"}, target, capsys)
+    draft = {"decoding_type": "Draft_Target", "speculative_model": str(small), "max_draft_len": 3}
+    assert run(draft, target, capsys) == plain != ""
+    lookup = {"decoding_type": "NGram", "lookup": "transformers", "max_matching_ngram_size": 3}
+    assert run(lookup, target, capsys) == plain
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"decoding_type": "Draft_Target", "max_draft_len": 7, "confidence_threshold": 0.25},
+        {"decoding_type": "NGram", "lookup": "transformers"},
+        {"decoding_type": "MTP"},
+        {"decoding_type": "DFlash"},
+    ],
+)
+def test_every_keyword_is_one_of_generate_s(settings: dict[str, object]) -> None:
+    """A GenerationConfig of the installed release keeps only the keywords that it knows."""
+    config = parse_method({**settings, **_weights(str(settings["decoding_type"]))})
+    (script,) = export_method(config, ENGINES["transformers"], target="a/b").files
+    call = script.text.split("model.generate(")[1].split(")\n")[0]
+    names = [part.split("=")[0] for part in call.split(", ")[1:]]
+    names += [line.split(".")[2].split(" ")[0] for line in script.text.splitlines()
+              if line.startswith("assistant.generation_config.")]  # fmt: skip
+    known = vars(transformers.GenerationConfig())
+    assert names and all(name in known or name == "assistant_model" for name in names)
+
+
+def _weights(decoding_type: str) -> dict[str, str]:
+    return {"speculative_model": "c/d"} if decoding_type in ("Draft_Target", "DFlash") else {}

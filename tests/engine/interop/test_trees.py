@@ -1,0 +1,247 @@
+"""Choice trees survive every text format, and every fault names its place."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import presets
+from engine.drafters.eagle import MC_SIM_7B_63
+from engine.errors import ConfigError, TreeError
+from engine.interop.growmap import growmap_of, read_growmap_file, tree_of_growmap
+from engine.interop.tree_writers import counts_of
+from engine.interop.trees import FORMATS, FormatName, detect_format, format_tree, parse_tree
+from engine.tree import MAX_NODES, ChoiceTree
+from presets.choice_trees import tree_preset, tree_yaml
+
+ANY = [known.name for known in FORMATS if known.whole]
+DOCUMENTED = ChoiceTree.parse("[[0,0,0,0],[0,1,0],[1,0],[1,1]]")
+"""The nine candidates of TensorRT-LLM's documentation, by their leaves."""
+
+paths = st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> ChoiceTree:
+    """Any connected tree, ranks skipped or not."""
+    ends = draw(st.sets(paths, min_size=1, max_size=12))
+    nodes = {end[:depth] for end in ends for depth in range(1, len(end) + 1)}
+    return ChoiceTree.parse(sorted(nodes), form="candidates")
+
+
+@st.composite
+def full_trees(draw: st.DrawFn) -> tuple[list[int], ChoiceTree]:
+    """A Cartesian tree and its counts."""
+    counts = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    return counts, parse_tree(json.dumps([1, *counts]))
+
+
+@given(tree=trees(), name=st.sampled_from(ANY))
+@example(tree=MC_SIM_7B_63, name="pbtxt")
+@example(tree=ChoiceTree.chain(1), name="leaves")
+@settings(deadline=None, max_examples=200)
+def test_every_tree_survives_every_format(tree: ChoiceTree, name: FormatName) -> None:
+    text = format_tree(tree, name)
+    assert parse_tree(text) == tree
+    assert parse_tree(text, format=name) == tree
+
+
+@given(tree=trees(), name=st.sampled_from(["cartesian", "sequoia"]))
+@settings(deadline=None, max_examples=150)
+def test_what_a_narrow_format_cannot_say_is_refused_and_nothing_else(
+    tree: ChoiceTree, name: FormatName
+) -> None:
+    try:
+        text = format_tree(tree, name)
+    except TreeError:
+        in_a_row = all(
+            path[:-1] + (rank,) in tree.paths for path in tree.paths for rank in range(path[-1])
+        )
+        assert not in_a_row if name == "sequoia" else counts_of(tree) is None
+    else:
+        assert parse_tree(text) == tree and detect_format(text) == name
+
+
+@given(made=full_trees())
+@settings(deadline=None, max_examples=60)
+def test_cartesian_counts_are_the_product(made: tuple[list[int], ChoiceTree]) -> None:
+    counts, tree = made
+    sizes = [1]
+    for depth, count in enumerate(counts, 1):
+        sizes.append(sizes[-1] * count)
+        assert sum(len(path) == depth for path in tree.paths) == sizes[-1]
+    assert counts_of(tree) == counts
+
+
+@given(tree=trees(), key=st.sampled_from(["medusa_choices", "eagle_choices"]), flow=st.booleans())
+@settings(deadline=None, max_examples=100)
+def test_yaml_as_a_library_writes_it_is_read(tree: ChoiceTree, key: str, flow: bool) -> None:
+    block = {"decoding_type": "Medusa", key: tree.as_lists(), "num_medusa_heads": 4}
+    text = yaml.safe_dump({"speculative_config": block, "x": [1, 2]}, default_flow_style=flow)
+    if not flow:
+        assert parse_tree(text) == tree
+    assert parse_tree(yaml.safe_dump(block, default_flow_style=None)) == tree
+    assert parse_tree(json.dumps(block)) == tree
+
+
+@given(text=st.text(alphabet="[](){},0123- \n=#\"'ab:.", max_size=40))
+@settings(deadline=None, max_examples=400)
+def test_any_text_is_a_tree_or_a_sentence(text: str) -> None:
+    try:
+        tree = parse_tree(text)
+    except TreeError as error:
+        assert str(error).endswith(".")
+    else:
+        assert tree.paths and tree == ChoiceTree.parse(list(tree.paths), form="candidates")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("[[0], [0, 0], [1]]", "lists"),
+        ("mc_sim_7b_63 = [[0], [0, 0], [1]]", "lists"),
+        ("# Medusa\nchoices: list = [\n  [0], [0, 0],\n  [1],\n]", "lists"),
+        ("'[[0], [0, 0], [1]]'", "lists"),
+        ("[[0, 0], [1]]", "lists"),
+        ("[(0,), (0, 0), (1,)]", "tuples"),
+        ("((0,), (0, 0), (1,))", "tuples"),
+        ("{0}, {0, 0}, {1}", "triton"),
+        ("{{0}, {0, 0}, {1}}", "triton"),
+        ('parameters: { key: "eagle_choices" value: { string_value: "{0,0}, {1}" } }', "pbtxt"),
+        ("speculative_config:\n  medusa_choices: [[0],\n    [0, 0], [1]]\n  a: [9]", "yaml"),
+        ("medusa_choices:\n  # two\n  - [0]\n  - [0, 0]\n  - [1]\nother: 1", "yaml"),
+        ("medusa_choices:\n- - 0\n- - 0\n  - 0\n- - 1\nother: 1", "yaml"),
+        ('speculative_token_tree: "[(0,), (0, 0), (1,)]"', "yaml"),
+        ('{"choices": [[0], [0, 0], [1]]}', "preset"),
+        ("name: x\nmethods:\n- Medusa\ncandidates:\n  - [0]\n  - [0, 0]\n  - [1]\n", "preset"),
+        ('{"Successors": [[1, 2], [3], [], []]}', "sequoia"),
+        ('{"roots": [[0], [1, 2], [3]], "branches": [[2], [1, 0], [0]]}', "sequoia"),
+    ],
+)
+def test_each_format_is_recognised(text: str, name: str) -> None:
+    assert detect_format(text) == name
+    assert parse_tree(text).as_lists() == [[0], [1], [0, 0]]
+
+
+def test_preset_is_one_that_the_loader_takes() -> None:
+    values = yaml.safe_load(format_tree(DOCUMENTED, "preset"))
+    assert tree_preset(values, where="x").tree == DOCUMENTED
+    for preset in presets.trees().values():
+        text = tree_yaml(preset)
+        assert detect_format(text) == "preset" and parse_tree(text) == preset.tree
+
+
+def test_documented_tree_reads_back_from_its_leaves_and_its_candidates() -> None:
+    assert len(DOCUMENTED) == 9
+    assert parse_tree(format_tree(DOCUMENTED, "leaves")) == DOCUMENTED
+    assert format_tree(DOCUMENTED, "triton") == (
+        "{0}, {1}, {0, 0}, {0, 1}, {1, 0}, {1, 1}, {0, 0, 0}, {0, 1, 0}, {0, 0, 0, 0}"
+    )
+
+
+def test_cartesian_example_has_seven_choices_with_six_below_each() -> None:
+    tree = parse_tree("[1, 7, 6]")
+    assert len(tree) == 7 + 7 * 6 and tree.depth == 2 and tree.max_rank == 6
+    assert format_tree(tree, "cartesian") == "[1, 7, 6]"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("[]", "at least one path, got an empty list"),
+        ("[[0], []]", "The path at line 1, column 7 (entry 2) is empty"),
+        ("[[0], [0, 1, 0]]", "[0, 1, 0] (entry 2, line 1, column 7) is not connected"),
+        ("[[0],\n [1],\n [0]]", "[0] (entry 3, line 3, column 2) is there already (entry 1"),
+        ("[[0], [0, -1]]", "Entry 2 has -1 at line 1, column 11; it must be 0 or more"),
+        ("[[0], [0, 1.5]]", "Entry 2 has '1.5' at line 1, column 11; it must be an integer"),
+        ("[[0], [True]]", "'True' at line 1, column 8; it must be an integer"),
+        ("[[0], [0, x]]", "'x' at line 1, column 11; it must be an integer"),
+        ("[[0], 1]", "1 (entry 2, line 1, column 7) is no path"),
+        ("[[[0]]]", "line 1, column 3 (entry 1) nest too deep"),
+        ("[[0], [0, 0]", "[ at line 1, column 1 is never closed. Add ]"),
+        ("[[0], [0, 0)]", "[ at line 1, column 7 is closed by ) at line 1, column 12"),
+        ("[[0]], [1]]", "] at line 1, column 11 closes nothing"),
+        ("]", "] at line 1, column 1 closes nothing"),
+        ("[[0], [0 0]]", "A comma is missing before 0 at line 1, column 10"),
+        ("[[0],, [1]]", "Nothing stands before the comma at line 1, column 6"),
+        ("[1]", "[1] is the root alone"),
+        ("[0, 0]", "begins with 1, the target's own token, got 0 at line 1, column 2"),
+        ("[1, 0, 2]", "The shorthand has 0 at line 1, column 5"),
+        ("[1, 40, 40]", "at most 1024 nodes, got 1640"),
+        ("{0}, {0, 0", "{ at line 1, column 6 is never closed. Add }"),
+        ("a tree", "does not begin like a choice tree"),
+        ('parameters: { key: "medusa_choices" value: { string_value: "${medusa_choices}" } }',
+         "got none that is filled in"),
+        ('{"Successors": [[1], [1]]}', "node 1 names 1 as successor; successors come after"),
+        ('{"Successors": [[1, 2], [2], []]}', "Growmap node 2 is the successor of two nodes"),
+        ('{"Successors": [[1], [], []]}', "Growmap node 2 has no parent"),
+        ('{"Successors": [[1], []], "size": 3}', "size 3, but its successors make 2 nodes"),
+        ('{"Successors": [[1], []], "depth": [0, 2]}', "depth does not agree"),
+        ('{"Successors": [[1], [}', "Malformed JSON at line 1, column 23"),
+        ("choices: [[0]]\neagle_choices: [[0]]", "has 2 trees (choices, eagle_choices)"),
+        ("choices:\nname: x", "must have a list below it"),
+    ],
+)  # fmt: skip
+def test_every_fault_names_its_place(text: str, words: str) -> None:
+    with pytest.raises(TreeError, match=re.escape(words)):
+        parse_tree(text)
+
+
+def test_tree_that_does_not_fit_the_drafter_names_the_path() -> None:
+    text = "[[0], [0, 0],\n [0, 0, 4]]"
+    with pytest.raises(TreeError, match=r"\[0, 0, 4\] \(entry 3, line 2, column 2\) has depth 3"):
+        parse_tree(text, max_depth=2, what="medusa with 2 heads")
+    with pytest.raises(TreeError, match=r"\[0, 0, 4\] .* uses rank 4, but top 4 offers ranks 0 to"):
+        parse_tree(text, num_ranks=4, what="top 4")
+    assert parse_tree(text, max_depth=3, num_ranks=5).depth == 3
+
+
+def test_too_many_nodes_are_refused() -> None:
+    chain = ", ".join(f"[{rank}]" for rank in range(MAX_NODES + 1))
+    with pytest.raises(TreeError, match=f"at most {MAX_NODES} nodes, got {MAX_NODES + 1}"):
+        parse_tree(f"[{chain}]")
+    deep = str([[0] * 600, [1] * 600])
+    with pytest.raises(TreeError, match=f"at most {MAX_NODES} nodes"):
+        parse_tree(deep)
+    with pytest.raises(TreeError, match="characters"):
+        parse_tree("[" * 300_000)
+
+
+def test_unknown_format_is_refused() -> None:
+    with pytest.raises(ConfigError, match="format must be one of lists"):
+        format_tree(DOCUMENTED, "xml")  # type: ignore[arg-type]
+
+
+def test_growmap_file_is_read_without_running_what_it_says(tmp_path: Path) -> None:
+    good, evil = tmp_path / "good.pt", tmp_path / "evil.pt"
+    values = growmap_of(DOCUMENTED)
+    values["mask"] = torch.tensor(values["mask"])
+    values["depth"] = torch.tensor(values["depth"])
+    torch.save(values, good)
+    assert read_growmap_file(good) == DOCUMENTED
+    torch.save({"Successors": Path("/tmp")}, evil)
+    with pytest.raises(TreeError, match="more than tensors and lists"):
+        read_growmap_file(evil)
+    with pytest.raises(TreeError, match="could not be read"):
+        read_growmap_file(tmp_path / "none.pt")
+
+
+def test_growmap_has_every_key_that_sequoia_writes() -> None:
+    tree = ChoiceTree.parse("[[0], [1], [0, 0]]")
+    assert growmap_of(tree) == {
+        "roots": [[0], [1, 2], [3]],
+        "branches": [[2], [1, 0], [0]],
+        "Successors": [[1, 2], [3], [], []],
+        "mask": [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]],
+        "depth": [0, 1, 1, 2],
+        "size": 4,
+    }
+    assert tree_of_growmap(growmap_of(DOCUMENTED)) == DOCUMENTED

@@ -1,0 +1,137 @@
+"""A drafter that is right or wrong at will, on any tree shape, and random trees for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import torch
+
+from engine.drafters.base import Drafter, Start
+from engine.proposal import DraftDists, Outcome, Proposal
+from engine.tree import TreeShape
+
+Parents = list[int]
+
+
+def random_parents(rng: random.Random, nodes: int) -> Parents:
+    """A tree of `nodes` nodes, root included: bushy, deep or anything between."""
+    reach = rng.choice([1, 2, 4, nodes])
+    return [-1, *(rng.randrange(max(0, i - reach), i) for i in range(1, nodes))]
+
+
+class ScriptedDrafter(Drafter):
+    """Knows the output in advance; drafts right tokens with probability `truth`.
+
+    Where it is right, one child on the true path carries the true token; all other tokens are
+    wrong, and siblings differ.
+    """
+
+    def __init__(
+        self,
+        output: Sequence[int],
+        *,
+        vocab: int,
+        shape: Callable[[random.Random], Parents],
+        truth: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        self.output = list(output)
+        self.vocab = vocab
+        self.shape = shape
+        self.truth = truth
+        self.rng = random.Random(seed)
+        self.done = 0
+        self.root = 0
+        self.finished = False
+
+    def start(self, start: Start) -> None:
+        self.root, self.done, self.finished = start.root, 1, False
+
+    def propose(self, max_depth: int) -> Proposal:
+        shape = TreeShape(self.shape(self.rng))
+        tokens = [self.root] * len(shape)
+        on_path = {0}
+        for node, children in enumerate(shape.children):
+            depth = int(shape.depths[node])
+            truth = self._true_token(self.done + depth) if node in on_path else None
+            right = self.rng.choice(children) if children else None
+            others = [t for t in range(self.vocab) if t != truth]
+            wrong = self.rng.sample(others, len(children))
+            for child, token in zip(children, wrong, strict=True):
+                tokens[child] = token
+            if right is not None and truth is not None and self.rng.random() < self.truth:
+                tokens[right] = truth
+                on_path.add(right)
+        return Proposal(torch.tensor(tokens), shape)
+
+    def _true_token(self, at: int) -> int | None:
+        return self.output[at] if at < len(self.output) else None
+
+    def observe(self, outcome: Outcome) -> None:
+        self.root = outcome.next_root
+        self.done += len(outcome.committed)
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+class SamplingDrafter(Drafter):
+    """Draws a tree's tokens from `law(path)` without replacement and says so in `DraftDists`.
+
+    `likeliest` takes each node's likeliest tokens instead: a deterministic tree.
+    """
+
+    def __init__(
+        self,
+        parents: Parents,
+        law: Callable[[tuple[int, ...]], torch.Tensor],
+        *,
+        likeliest: bool = False,
+    ) -> None:
+        self.tree = TreeShape(parents)
+        self.law = law
+        self.likeliest = likeliest
+        self.generator = torch.Generator().manual_seed(1)
+        self.root = 0
+
+    def start(self, start: Start) -> None:
+        self.root = start.root
+
+    def propose(self, max_depth: int) -> Proposal:
+        tokens, dists = draw_tree(
+            self.tree, self.law, self.root, self.generator, likeliest=self.likeliest
+        )
+        return Proposal(torch.tensor(tokens), self.tree, dists=dists)
+
+    def observe(self, outcome: Outcome) -> None:
+        self.root = outcome.next_root
+
+
+def draw_tree(
+    tree: TreeShape,
+    law: Callable[[tuple[int, ...]], torch.Tensor],
+    root: int,
+    generator: torch.Generator,
+    *,
+    likeliest: bool = False,
+) -> tuple[list[int], DraftDists | None]:
+    """Tokens of a tree whose siblings are drawn without replacement, and their distributions."""
+    tokens = [root] * len(tree)
+    rows: list[torch.Tensor] = []
+    row_of_parent: dict[int, int] = {}
+    for node, children in enumerate(tree.children):
+        if not children:
+            continue
+        probs = law(tuple(tokens[i] for i in (0, *tree.path_to(node))))
+        if likeliest:
+            drawn = probs.topk(len(children)).indices
+        else:
+            drawn = torch.multinomial(probs, len(children), generator=generator)
+        for child, token in zip(children, drawn.tolist(), strict=True):
+            tokens[child] = token
+        row_of_parent[node] = len(rows)
+        rows.append(probs)
+    if likeliest or not rows:
+        return tokens, None
+    return tokens, DraftDists(torch.stack(rows), row_of_parent)

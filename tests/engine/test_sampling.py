@@ -1,0 +1,352 @@
+"""Sampling: probabilities equal transformers' warpers, and verification keeps the target's law.
+
+The chi-square tests are seeded, so they always give the same answer. With another seed a correct
+verifier would fail one of them with probability `ALPHA`; the power checks show that wrong verifiers
+fail them by far.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from scipy.stats import chi2, chisquare
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from engine.accept import Acceptance, Lossless, Rule, Verified, greedy
+from engine.config import Limits, Sampling
+from engine.decode import decode
+from engine.drafters.base import Drafter
+from engine.drafters.draft_target import DraftTargetConfig
+from engine.drafters.ngram import NGramConfig
+from engine.errors import TargetError
+from engine.proposal import DraftDists
+from engine.sampling import Draws, SeededDraws, inverse_cdf, probabilities
+from engine.steps import End, Step
+from engine.target import Target
+from engine.tree import TreeShape
+from tests.engine.scripted import Parents, SamplingDrafter, draw_tree
+from tests.models import tiny_target, workbench
+
+ALPHA = 1e-4
+FAR = 1e-6
+RUNS = 2000
+VOCAB = 5
+STATES = 6
+SETTINGS = [
+    Sampling(temperature=0.7),
+    Sampling(temperature=1.3, top_k=3),
+    Sampling(temperature=1.0, top_p=0.8),
+    Sampling(temperature=2.5, top_k=7, top_p=0.35),
+    Sampling(temperature=0.01, top_k=1_000_000, top_p=0.999),
+]
+TREES: dict[str, Parents] = {
+    "chain": [-1, 0, 1],
+    "siblings": [-1, 0, 0, 0],
+    "tree": [-1, 0, 0, 1, 1, 2],
+    "every-token": [-1, 0, 0, 0, 0, 0, 1, 1],
+}
+
+
+# ---- probabilities
+
+
+@pytest.mark.parametrize("sampling", SETTINGS)
+def test_probabilities_equal_transformers_warpers(sampling: Sampling) -> None:
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(0)) * 3
+    scores = TemperatureLogitsWarper(sampling.temperature)(None, logits)
+    if sampling.top_k:
+        scores = TopKLogitsWarper(sampling.top_k)(None, scores)
+    if sampling.top_p < 1:
+        scores = TopPLogitsWarper(sampling.top_p)(None, scores)
+    torch.testing.assert_close(probabilities(logits, sampling), scores.softmax(-1))
+
+
+def test_probabilities_of_half_precision_logits_are_float32() -> None:
+    probs = probabilities(torch.randn(3, 9, dtype=torch.bfloat16), Sampling(temperature=1.0))
+    assert probs.dtype is torch.float32
+    torch.testing.assert_close(probs.sum(-1), torch.ones(3))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-300, 1e-7])
+def test_a_vanishing_temperature_is_greedy(temperature: float) -> None:
+    probs = probabilities(torch.tensor([1.0, 3.0, 2.0]), Sampling(temperature=temperature))
+    assert probs.tolist() == [0.0, 1.0, 0.0]
+
+
+def test_inverse_cdf_never_picks_an_impossible_token() -> None:
+    probs = torch.tensor([0.0, 0.25, 0.0, 0.75, 0.0])
+    for uniform, index in ((0.0, 1), (0.2499, 1), (0.25, 3), (0.5, 3), (math.nextafter(1, 0), 3)):
+        drawn = inverse_cdf(probs, torch.tensor(uniform, dtype=torch.float64))
+        assert int(drawn) == index
+
+
+def test_logits_that_are_not_finite_are_named() -> None:
+    with pytest.raises(TargetError, match="not finite"):
+        SeededDraws(0).pick(torch.tensor([0.5, float("nan")]))
+
+
+# ---- rules on scripted logits
+
+
+@functools.cache
+def target_logits(path: tuple[int, ...]) -> torch.Tensor:
+    seed = 1 + sum((token + 1) * (VOCAB + 1) ** i for i, token in enumerate(path))
+    return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 1.5
+
+
+@functools.cache
+def draft_law(path: tuple[int, ...]) -> torch.Tensor:
+    seed = 9000 + sum((token + 1) * (VOCAB + 1) ** i for i, token in enumerate(path))
+    return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)).mul(2).softmax(-1)
+
+
+def two_tokens(
+    tree: TreeShape, rule: Rule, draws: SeededDraws, sampling: Sampling, *, likeliest: bool
+) -> tuple[int, int]:
+    """The first two tokens of a text that begins with one verified step."""
+    tokens, dists = draw_tree(tree, draft_law, 0, draws.generator, likeliest=likeliest)
+    paths = [tuple(tokens[i] for i in (0, *tree.path_to(n))) for n in range(len(tree))]
+    logits = torch.stack([target_logits(path) for path in paths])
+    accepted = rule(Verified(tokens, tree, logits, dists), draws)
+    text = [*(tokens[node] for node in accepted.path), accepted.next_token]
+    if len(text) == 1:
+        text.append(draws.pick(probabilities(target_logits((0, text[0])), sampling)))
+    return text[0], text[1]
+
+
+def p_value(tree: TreeShape, rule: Rule, sampling: Sampling, *, likeliest: bool) -> float:
+    """Chi-square p-value of the first two tokens against the target's law of pairs."""
+    draws = SeededDraws(3)
+    seen = Counter(
+        two_tokens(tree, rule, draws, sampling, likeliest=likeliest) for _ in range(RUNS)
+    )
+    first = probabilities(target_logits((0,)), sampling)
+    observed, expected = [0.0], [0.0]
+    for a in range(VOCAB):
+        second = probabilities(target_logits((0, a)), sampling)
+        for b in range(VOCAB):
+            mass = float(first[a] * second[b])
+            if mass == 0.0:
+                assert seen[a, b] == 0
+                continue
+            if expected[-1] >= 5:
+                observed.append(0.0)
+                expected.append(0.0)
+            observed[-1] += seen[a, b]
+            expected[-1] += mass * RUNS
+    scale = sum(observed) / sum(expected)
+    return float(chisquare(observed, [e * scale for e in expected]).pvalue)
+
+
+@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("likeliest", [True, False], ids=["deterministic", "sampled"])
+@pytest.mark.parametrize("sampling", [Sampling(temperature=1.0), SETTINGS[1]], ids=["plain", "k"])
+def test_a_verified_tree_keeps_the_targets_law(
+    name: str, likeliest: bool, sampling: Sampling
+) -> None:
+    tree = TreeShape(TREES[name])
+    assert p_value(tree, Lossless(sampling), sampling, likeliest=likeliest) > ALPHA
+
+
+@dataclass(frozen=True)
+class NoResidual:
+    """Accepts as it should, but after a rejection draws from the target itself."""
+
+    sampling: Sampling
+
+    def __call__(self, verified: Verified, draws: Draws) -> Acceptance:
+        at, path = 0, []
+        while True:
+            probs = probabilities(verified.logits[at], self.sampling)
+            children = verified.shape.children[at]
+            for child in children:
+                token, chance = verified.tokens[child], 1.0
+                if verified.dists is not None:
+                    chance = float(verified.dists.probs[verified.dists.row_of_parent[at], token])
+                if draws.uniform() * chance < float(probs[token]):
+                    break
+            else:
+                return Acceptance(tuple(path), draws.pick(probs))
+            at = child
+            path.append(at)
+
+
+def test_power_wrong_verifiers_fail_the_same_test() -> None:
+    plain = Sampling(temperature=1.0)
+    for name in ("chain", "siblings"):
+        for likeliest in (True, False):
+            wrong = p_value(TreeShape(TREES[name]), NoResidual(plain), plain, likeliest=likeliest)
+            assert wrong < FAR
+
+
+@dataclass(frozen=True)
+class Replacing:
+    """Takes siblings for independent draws: a rejected one stays in their distribution."""
+
+    def __call__(self, verified: Verified, draws: Draws) -> Acceptance:
+        dists = verified.dists
+        assert dists is not None
+        target, draft = verified.logits[0].softmax(-1), dists.probs[0]
+        for child in verified.shape.children[0]:
+            token = verified.tokens[child]
+            if draws.uniform() * float(draft[token]) < float(target[token]):
+                return Acceptance((child,), 0)
+            target = (target - draft).clamp_min(0)
+            target = target / target.sum()
+        return Acceptance((), draws.pick(target))
+
+
+@pytest.mark.parametrize(
+    ("rule", "lawful"), [(Lossless(Sampling(temperature=1.0)), True), (Replacing(), False)]
+)
+def test_siblings_are_verified_as_drawn_without_replacement(rule: Rule, lawful: bool) -> None:
+    """Target (0, .6, .4), draft (.6, .2, .2): after 0 is rejected, 1 and 2 come up equally often
+    as the second draft, but must be taken 2 : 1."""
+    target, draft = torch.tensor([1e-9, 0.6, 0.4]), torch.tensor([0.6, 0.2, 0.2])
+    star, draws = TreeShape([-1, 0, 0]), SeededDraws(5)
+    seen = [0, 0, 0]
+    for _ in range(RUNS):
+        tokens, dists = draw_tree(star, lambda path: draft, 0, draws.generator)
+        accepted = rule(Verified(tokens, star, target.log().expand(3, 3), dists), draws)
+        seen[tokens[accepted.path[0]] if accepted.path else accepted.next_token] += 1
+    assert seen[0] == 0
+    found = float(chisquare(seen[1:], [0.6 * RUNS, 0.4 * RUNS]).pvalue)
+    assert found > ALPHA if lawful else found < FAR
+
+
+def test_a_child_that_the_drafter_could_not_draw_is_rejected() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    dists = DraftDists(torch.tensor([[0.0, 0.5, 0.5]]), {0: 0})
+    verified = Verified([1, 0], TreeShape.chain(1), logits, dists)
+    rule = Lossless(Sampling(temperature=1.0))
+    assert all(rule(verified, SeededDraws(seed)).path == () for seed in range(50))
+
+
+def test_a_draft_equal_to_the_target_is_always_accepted() -> None:
+    probs = torch.tensor([0.1, 0.2, 0.7])
+    verified_of = lambda token: Verified(  # noqa: E731
+        [0, token],
+        TreeShape.chain(1),
+        torch.stack([probs.log()] * 2),
+        DraftDists(probs.log().softmax(-1)[None], {0: 0}),
+    )
+    rule = Lossless(Sampling(temperature=1.0))
+    for token in range(3):
+        assert all(rule(verified_of(token), SeededDraws(s)).path == (1,) for s in range(50))
+
+
+def test_greedy_follows_the_worked_example() -> None:
+    logits = torch.zeros(4, 10)
+    logits[0, 7] = logits[2, 9] = 1.0
+    assert greedy(Verified([1, 5, 7, 3], TreeShape([-1, 0, 0, 2]), logits)) == Acceptance((2,), 9)
+
+
+# ---- through the decode loop
+
+
+@functools.cache
+def markov_target() -> Target:
+    """A target whose law depends on the last token alone: its attention adds nothing."""
+    target = tiny_target(
+        "llama",
+        vocab_size=STATES,
+        num_hidden_layers=1,
+        eos_token_id=None,
+        tie_word_embeddings=False,
+    )
+    with torch.no_grad():
+        target.model.model.layers[0].self_attn.o_proj.weight.zero_()
+        target.lm_head.weight.mul_(0.35)
+    return target
+
+
+@functools.cache
+def transitions(target: Target, sampling: Sampling) -> torch.Tensor:
+    """`(STATES, STATES)`: row a is the law after token a."""
+    with torch.inference_mode():
+        rows = [target.model(torch.tensor([[a]])).logits[0, -1] for a in range(STATES)]
+    return probabilities(torch.stack(rows), sampling)
+
+
+def loop_p_value(drafter: Drafter, sampling: Sampling) -> float:
+    """Chi-square p-value of every token pair of sampled texts against the target's law."""
+    target = markov_target()
+    law = transitions(target, sampling)
+    seen, accepted = torch.zeros(STATES, STATES), 0
+    for seed in range(3):
+        *records, end = decode(
+            target,
+            drafter,
+            [0, 1, 2, 0],
+            sampling=sampling.replace(seed=seed),
+            limits=Limits(max_new_tokens=250, ignore_eos=True),
+        )
+        assert isinstance(end, End)
+        for a, b in zip(end.output_ids, end.output_ids[1:], strict=False):
+            seen[a, b] += 1
+        accepted += sum(r.num_accepted for r in records if isinstance(r, Step))
+    assert accepted > 0
+    expected = law * seen.sum(dim=1, keepdim=True)
+    assert not seen[law == 0].any()
+    possible = law > 0
+    statistic = ((seen - expected) ** 2)[possible] / expected[possible]
+    freedom = int((possible.sum(dim=1) - 1).sum())
+    return float(chi2.sf(float(statistic.sum()), freedom))
+
+
+def draft_model(**settings: object) -> Drafter:
+    """A model that errs now and then: the target with noise."""
+    alike = tiny_target("llama", vocab_size=STATES, num_hidden_layers=1, eos_token_id=None)
+    generator = torch.Generator().manual_seed(0)
+    alike.model.load_state_dict(markov_target().model.state_dict())
+    with torch.no_grad():
+        noise = torch.randn(alike.lm_head.weight.shape, generator=generator)
+        alike.lm_head.weight.add_(0.1 * noise)
+    config = DraftTargetConfig.parse({"speculative_model": "alike", "max_draft_len": 2, **settings})
+    return config.build(workbench(markov_target(), alike=alike))
+
+
+@functools.cache
+def free_law(path: tuple[int, ...]) -> torch.Tensor:
+    seed = sum((token + 1) * 13**i for i, token in enumerate(path))
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(STATES, generator=generator).softmax(-1)
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "draft-model": draft_model,
+    "draft-model-likeliest": lambda: draft_model(use_draft_probs=False),
+    "draft-model-early-stop": lambda: draft_model(confidence_threshold=0.5),
+    "ngram": lambda: NGramConfig(max_matching_ngram_size=1).build(workbench(markov_target())),
+    "chain": lambda: SamplingDrafter(TREES["chain"], free_law),
+    "tree": lambda: SamplingDrafter(TREES["tree"], free_law),
+    "likeliest-tree": lambda: SamplingDrafter(TREES["tree"], free_law, likeliest=True),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_sampled_texts_follow_the_targets_law(name: str) -> None:
+    assert loop_p_value(DRAFTERS[name](), Sampling(temperature=1.0)) > ALPHA
+
+
+@pytest.mark.parametrize("name", ["draft-model", "tree"])
+def test_sampled_texts_follow_the_law_cut_by_top_k_and_top_p(name: str) -> None:
+    assert loop_p_value(DRAFTERS[name](), Sampling(temperature=1.2, top_k=4, top_p=0.9)) > ALPHA
+
+
+class WrongDrafter(SamplingDrafter):
+    def rule(self, sampling: Sampling) -> Rule:
+        return NoResidual(sampling)
+
+
+@pytest.mark.parametrize("likeliest", [True, False], ids=["deterministic", "sampled"])
+def test_power_a_wrong_verifier_fails_through_the_loop(likeliest: bool) -> None:
+    peaked = torch.tensor([3.0, *([0.0] * (STATES - 1))]).softmax(-1)
+    drafter = WrongDrafter(TREES["chain"], lambda path: peaked, likeliest=likeliest)
+    assert loop_p_value(drafter, Sampling(temperature=1.0)) < FAR

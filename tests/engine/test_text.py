@@ -1,0 +1,147 @@
+"""Text as it streams: pieces never change, multi-byte characters come out whole."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from engine.text import REPLACEMENT, Detokenizer, StopStrings, token_label, whole_text
+from tests.models import tiny_tokenizer
+
+TEXTS = [
+    "plain",
+    "🙂",
+    "👩‍👩‍👧‍👦 family",
+    "日本語のテキスト",
+    "naïve café — “quotes”",
+    "a🙂b日c",
+    "\n\t ",
+    REPLACEMENT,
+]
+
+
+def pieces_of(token_ids: list[int]) -> list[str]:
+    detokenizer = Detokenizer(tiny_tokenizer())
+    return [*(detokenizer.push(token) for token in token_ids), detokenizer.flush()]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_streamed_pieces_join_to_the_text_without_replacement_characters(text: str) -> None:
+    pieces = pieces_of(tiny_tokenizer().encode(text))
+    assert "".join(pieces) == text
+    if text != REPLACEMENT:
+        assert REPLACEMENT not in "".join(pieces)
+
+
+@given(st.text(max_size=40))
+def test_any_text_survives_streaming_byte_by_byte(text: str) -> None:
+    assert "".join(pieces_of(tiny_tokenizer().encode(text))) == text
+
+
+@given(st.lists(st.integers(0, 255), max_size=80))
+def test_any_bytes_stream_to_what_they_decode_to_at_once(token_ids: list[int]) -> None:
+    tokenizer = tiny_tokenizer()
+    assert "".join(pieces_of(token_ids)) == tokenizer.decode(token_ids)
+
+
+def test_long_garbage_before_a_character_does_not_break_it() -> None:
+    tokenizer = tiny_tokenizer()
+    continuation = tokenizer.encode("é")[1]
+    for count in range(60):
+        token_ids = [continuation] * count + tokenizer.encode("🙂!")
+        assert "".join(pieces_of(token_ids)) == REPLACEMENT * count + "🙂!"
+
+
+def test_a_character_comes_out_with_the_token_that_completes_it() -> None:
+    assert pieces_of(tiny_tokenizer().encode("é🙂")) == ["", "é", "", "", "", "🙂", ""]
+
+
+def test_flush_shows_an_incomplete_character() -> None:
+    assert pieces_of(tiny_tokenizer().encode("a🙂")[:-1]) == ["a", "", "", "", REPLACEMENT]
+
+
+def test_special_tokens_are_no_text() -> None:
+    tokenizer = tiny_tokenizer()
+    ids = [*tokenizer.encode("a"), tokenizer.eos_token_id, *tokenizer.encode("b")]
+    assert whole_text(tokenizer, ids) == "ab"
+
+
+def sentencepiece_like() -> PreTrainedTokenizerFast:
+    """Byte fallback and a leading-space rule, as in Llama 2's tokenizer."""
+    vocab = {"<unk>": 0, "▁a": 1, "b": 2, "▁": 3, **{f"<0x{i:02X}>": 4 + i for i in range(256)}}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def test_byte_fallback_tokens_and_leading_spaces_stream_whole() -> None:
+    tokenizer = sentencepiece_like()
+    ids = [1, 1, *(4 + byte for byte in "🙂é".encode()), 2, 1]
+    detokenizer = Detokenizer(tokenizer)
+    pieces = [detokenizer.push(token) for token in ids]
+    assert "".join(pieces) == "a a🙂éb a" == tokenizer.decode(ids)
+    assert pieces[0] == "a" and pieces[1] == " a"
+    assert REPLACEMENT not in "".join(pieces)
+
+
+def test_without_a_tokenizer_ids_are_shown() -> None:
+    assert whole_text(None, [3, 14]) == "⟨3⟩⟨14⟩"
+    assert token_label(None, 3) == "⟨3⟩"
+
+
+def test_a_part_of_a_character_is_labelled_by_its_bytes() -> None:
+    tokenizer = tiny_tokenizer()
+    ids = tokenizer.encode("é")
+    labels = [token_label(tokenizer, token) for token in ids]
+    assert REPLACEMENT not in "".join(labels) and all(labels)
+    assert token_label(tokenizer, tokenizer.encode("x")[0]) == "x"
+    assert token_label(tokenizer, 9999) == "⟨9999⟩"
+
+
+# ---- stop strings
+
+
+def stop_at(text: str, strings: tuple[str, ...], chunk: int) -> int | None:
+    ids = tiny_tokenizer().encode(text)
+    stop = StopStrings(tiny_tokenizer(), strings)
+    for begin in range(0, len(ids), chunk):
+        count = stop.push(ids[begin : begin + chunk])
+        if count is not None:
+            return begin + count
+    return None
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 50])
+def test_a_stop_string_is_found_wherever_the_steps_cut_it(chunk: int) -> None:
+    assert stop_at("one END two", ("END",), chunk) == 7
+    assert stop_at("one EN two", ("END",), chunk) is None
+    assert stop_at("aab", ("ab", "b"), chunk) == 3
+    assert stop_at("hi 🙂 there", ("🙂",), chunk) == 7
+    assert stop_at("x\n\ny", ("\n\n",), chunk) == 3
+    assert stop_at("abc", (), chunk) is None
+
+
+def test_the_text_is_cut_before_the_first_stop_string() -> None:
+    tokenizer = tiny_tokenizer()
+    assert whole_text(tokenizer, tokenizer.encode("one END two"), ("two", "END")) == "one "
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stop_strings_equal_a_search_of_the_whole_text(seed: int) -> None:
+    rng = random.Random(seed)
+    text = "".join(rng.choices("ab", k=30))
+    stop = "".join(rng.choices("ab", k=rng.randint(1, 6)))
+    at = text.find(stop)
+    assert stop_at(text, (stop,), rng.randint(1, 7)) == (None if at < 0 else at + len(stop))

@@ -1,0 +1,193 @@
+"""Choice trees: any valid tree survives its text forms, any invalid one is refused by its path."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import TreeError
+from engine.proposal import DraftDists, Proposal
+from engine.tree import MAX_NODES, ChoiceTree, Path, TreeShape, merge_prefixes
+
+LEAVES = [[0, 0, 0, 0], [0, 1, 0], [1, 0], [1, 1]]
+"""TensorRT-LLM's documented example: nine candidates."""
+NODES = [[0], [1], [0, 0], [0, 1], [1, 0], [1, 1], [0, 0, 0], [0, 1, 0], [0, 0, 0, 0]]
+
+
+@st.composite
+def paths(draw: st.DrawFn) -> set[Path]:
+    """The nodes of a valid tree: every prefix is there, ranks may have holes."""
+    ends = draw(
+        st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=12)
+    )
+    return {tuple(end[:depth]) for end in ends for depth in range(1, len(end) + 1)}
+
+
+def test_leaves_and_candidates_of_the_documented_tree_are_the_same_tree() -> None:
+    tree = ChoiceTree.parse(LEAVES)
+    assert tree.as_lists() == NODES
+    assert tree == ChoiceTree.parse(NODES) == ChoiceTree.parse(str(LEAVES))
+    assert tree.shape.parents == (-1, 0, 0, 1, 1, 2, 2, 3, 4, 7)
+    assert tree.shape.depths.tolist() == [0, 1, 1, 2, 2, 2, 2, 3, 3, 4]
+    assert (tree.depth, tree.max_rank, len(tree)) == (4, 1, 9)
+
+
+@given(paths(), st.randoms())
+def test_every_form_of_a_tree_reads_back_as_the_same_tree(nodes: set[Path], rng: object) -> None:
+    shuffled = sorted(nodes)
+    rng.shuffle(shuffled)  # type: ignore[attr-defined]
+    tree = ChoiceTree.parse([list(p) for p in shuffled], form="candidates")
+    assert set(tree.paths) == nodes
+    assert list(tree.paths) == sorted(nodes, key=lambda p: (len(p), p))
+    forms = [tree.as_lists(), tree.paths, str(tree.as_lists()), str(tree.paths)]
+    for value in forms:
+        assert ChoiceTree.parse(value, form="candidates") == tree
+    assert ChoiceTree.parse([list(p) for p in tree.leaves], form="leaves") == tree
+    assert ChoiceTree.parse(tree.as_lists()) == tree
+
+
+@given(paths())
+def test_a_trees_shape_has_its_paths(nodes: set[Path]) -> None:
+    tree = ChoiceTree.parse([list(p) for p in nodes], form="candidates")
+    shape = tree.shape
+    assert len(shape) == len(nodes) + 1
+    for node, path in enumerate(tree.paths, start=1):
+        assert shape.depths[node] == len(path)
+        walked = tuple(tree.paths[i - 1][-1] for i in shape.path_to(node))
+        assert walked == path
+        assert tree.ranks[node] == path[-1]
+    ends = {path for path in nodes if not any(p[:-1] == path for p in nodes)}
+    assert set(tree.leaves) == ends
+
+
+@given(paths(), st.data())
+def test_a_gap_is_refused_by_its_path(nodes: set[Path], data: st.DataObject) -> None:
+    inner = sorted({p[:-1] for p in nodes if len(p) > 1})
+    if not inner:
+        return
+    removed = data.draw(st.sampled_from(inner))
+    orphan = min(p for p in nodes if p[:-1] == removed)
+    with pytest.raises(TreeError, match="gap") as caught:
+        ChoiceTree.parse([list(p) for p in nodes - {removed}], form="candidates")
+    assert str(list(removed)) in str(caught.value) or str(list(orphan)) in str(caught.value)
+
+
+@given(paths(), st.data())
+def test_a_repeated_path_is_refused(nodes: set[Path], data: st.DataObject) -> None:
+    twice = data.draw(st.sampled_from(sorted(nodes)))
+    with pytest.raises(TreeError, match="twice") as caught:
+        ChoiceTree.parse([*map(list, sorted(nodes)), list(twice)])
+    assert str(list(twice)) in str(caught.value)
+
+
+@given(paths(), st.data())
+def test_a_tree_deeper_or_wider_than_its_drafter_is_refused(
+    nodes: set[Path], data: st.DataObject
+) -> None:
+    tree = ChoiceTree.parse([list(p) for p in nodes], form="candidates")
+    tree.check_fits(depth=tree.depth, ranks=tree.max_rank + 1, what="the drafter")
+    deepest = next(p for p in tree.paths if len(p) == tree.depth)
+    with pytest.raises(TreeError, match=f"depth {tree.depth}") as caught:
+        tree.check_fits(depth=tree.depth - 1, ranks=10, what="the drafter")
+    assert str(list(deepest)) in str(caught.value) and str(tree.depth - 1) in str(caught.value)
+    if tree.max_rank:
+        with pytest.raises(TreeError, match=f"rank {tree.max_rank}"):
+            tree.check_fits(depth=9, ranks=tree.max_rank, what="the drafter")
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ([[0], [-1]], "[-1]"),
+        ([[0], [0, -2]], "-2"),
+        ([[0], [0, 1.5]], "1.5"),
+        ([[0], [True]], "True"),
+        ([[0], ["1"]], "'1'"),
+        ([[0], []], "[]"),
+        ([[0], 1], "1"),
+        ([], "empty"),
+        ({}, "{}"),
+        (None, "None"),
+        (7, "7"),
+        ("[[0], [0, 0]", "list of paths"),
+        ("__import__('os')", "list of paths"),
+        ("[[0]" * 60_000, "240000"),
+        ("(" * 5_000, "list of paths"),
+        ([[0, 0], [0], [1, 0], [2]], "[1, 0]"),
+        ([[i] for i in range(MAX_NODES + 1)], f"{MAX_NODES + 1}"),
+    ],
+    ids=str,
+)
+def test_every_kind_of_invalid_tree_is_refused_naming_what_is_wrong(
+    value: object, says: str
+) -> None:
+    with pytest.raises(TreeError) as caught:
+        ChoiceTree.parse(value)
+    assert says in str(caught.value)
+
+
+def test_the_largest_tree_is_accepted() -> None:
+    assert len(ChoiceTree.parse([[i] for i in range(MAX_NODES)])) == MAX_NODES
+
+
+def test_inner_nodes_are_no_leaves() -> None:
+    with pytest.raises(TreeError, match=r"\[0\] is not a leaf"):
+        ChoiceTree.parse([[0], [0, 0]], form="leaves")
+
+
+def test_a_chain_takes_the_first_choice_everywhere() -> None:
+    assert ChoiceTree.chain(3).paths == ((0,), (0, 0), (0, 0, 0))
+    assert ChoiceTree.chain(3).shape == TreeShape.chain(3)
+
+
+@pytest.mark.parametrize("parents", [[], [0], [-1, 1], [-1, -1], [-1, 0, 3], [-1, 0, -1]])
+def test_parents_that_are_no_tree_are_refused(parents: list[int]) -> None:
+    with pytest.raises(TreeError, match="parents"):
+        TreeShape(parents)
+
+
+@given(paths(), st.integers(0, 6))
+def test_a_cut_proposal_keeps_the_nodes_up_to_the_depth(nodes: set[Path], max_depth: int) -> None:
+    tree = ChoiceTree.parse([list(p) for p in nodes], form="candidates")
+    n = len(tree.shape)
+    inner = sorted(set(tree.shape.parents[1:]))
+    dists = DraftDists(
+        torch.arange(len(inner) * 3.0).view(-1, 3), {p: i for i, p in enumerate(inner)}
+    )
+    whole = Proposal(torch.arange(n), tree.shape, tree.ranks, torch.arange(n) / n, dists)
+    cut = whole.cut(max_depth)
+    kept = [0, *(i for i, p in enumerate(tree.paths, start=1) if len(p) <= max_depth)]
+    assert cut.tokens.tolist() == kept
+    assert (
+        cut.draft_probs is not None
+        and cut.draft_probs.tolist() == (torch.tensor(kept) / n).tolist()
+    )
+    assert list(cut.ranks or ()) == [tree.ranks[i] for i in kept]
+    parents = [kept[p] if p >= 0 else -1 for p in cut.shape.parents]
+    assert parents == [tree.shape.parents[i] for i in kept]
+    for node, children in enumerate(cut.shape.children):
+        if children:
+            assert cut.dists is not None
+            row = cut.dists.row_of_parent[node]
+            assert cut.dists.probs[row].tolist() == dists.probs[inner.index(kept[node])].tolist()
+
+
+@given(st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=8))
+def test_merged_beams_are_one_tree_without_equal_siblings(beams: list[list[int]]) -> None:
+    tokens, shape, nodes = merge_prefixes(beams)
+    assert len(shape) == len(tokens) + 1
+    assert len(tokens) == len({tuple(b[:d]) for b in beams for d in range(1, len(b) + 1)})
+    for beam, walked in zip(beams, nodes, strict=True):
+        assert [tokens[node - 1] for node in walked] == beam
+        assert list(shape.path_to(walked[-1])) == walked if walked else beam == []
+    for children in shape.children:
+        siblings = [tokens[c - 1] for c in children]
+        assert len(siblings) == len(set(siblings))
+
+
+def test_merging_follows_the_worked_example() -> None:
+    tokens, shape, nodes = merge_prefixes([[5, 6], [5, 7], [8]])
+    assert (tokens, shape.parents) == ([5, 6, 7, 8], (-1, 0, 1, 1, 0))
+    assert nodes == [[1, 2], [1, 3], [4]]

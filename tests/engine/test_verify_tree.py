@@ -1,0 +1,170 @@
+"""Judges of tree verification: mask, logits and cache against plain causal forwards."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from engine.config import Limits
+from engine.decode import decode
+from engine.masks import MaskBuilder
+from engine.proposal import Needs, Proposal
+from engine.steps import End, Step
+from engine.target import Target
+from engine.tree import TreeShape
+from tests.engine.scripted import Parents, ScriptedDrafter, random_parents
+from tests.models import FAMILIES, VOCAB, plain_greedy, tiny_model, tiny_target
+
+TOLERANCE = {"atol": 2e-4, "rtol": 1e-4}
+
+
+def tokens_of(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(256) for _ in range(count)]
+
+
+def random_path(rng: random.Random, shape: TreeShape) -> tuple[int, ...]:
+    return (0, *shape.path_to(rng.randrange(len(shape))))
+
+
+def sees(parents: Parents, node: int, other: int) -> bool:
+    while node not in (-1, other):
+        node = parents[node]
+    return node == other
+
+
+def depth_of(parents: Parents, node: int) -> int:
+    return 0 if node == 0 else 1 + depth_of(parents, parents[node])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_node_sees_itself_and_its_ancestors(seed: int) -> None:
+    rng = random.Random(seed)
+    parents = random_parents(rng, rng.randint(1, 40))
+    shape = TreeShape(parents)
+    n = len(parents)
+    brute_force = [[sees(parents, i, j) for j in range(n)] for i in range(n)]
+    assert shape.ancestors.tolist() == brute_force
+    assert shape.depths.tolist() == [depth_of(parents, i) for i in range(n)]
+    assert shape.is_chain == all(parents[i] == i - 1 for i in range(n))
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("committed", [0, 3, 11, 30])
+def test_the_mask_is_ancestry_within_the_window(seed: int, committed: int) -> None:
+    window = FAMILIES["gemma3_text"]["sliding_window"]
+    builder = MaskBuilder(tiny_model("gemma3_text", num_hidden_layers=1, layer_types=None))
+    builder.per_kind, builder.additive = True, False
+    rng = random.Random(seed)
+    parents = random_parents(rng, rng.randint(2, 24))
+    shape = TreeShape(parents)
+    positions = shape.depths + committed
+    masks = builder.build(positions, shape.ancestors, committed, torch.float32)
+    for q in range(len(parents)):
+        at = committed + depth_of(parents, q)
+        places = list(range(committed)) + positions.tolist()
+        full = [k < committed or sees(parents, q, k - committed) for k in range(len(places))]
+        near = [see and at - places[k] < window for k, see in enumerate(full)]
+        assert masks["full_attention"][0, 0, q].tolist() == full
+        assert masks["sliding_attention"][0, 0, q].tolist() == near
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tree_logits_equal_plain_causal_forwards_of_every_path(family: str) -> None:
+    target, rng = tiny_target(family), random.Random(3)
+    prompt = tokens_of(rng, 17)
+    shape = TreeShape(random_parents(rng, 20))
+    tokens = tokens_of(rng, len(shape))
+    cache = target.new_cache(8)
+    target.prefill(prompt, cache, Needs())
+    shown = target.verify(Proposal(torch.tensor(tokens), shape), cache, Needs())
+    for node in range(len(shape)):
+        path = [tokens[i] for i in (0, *shape.path_to(node))]
+        assert_close(shown.logits[node], plain_logits(target, prompt + path))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_cache_after_commits_equals_a_fresh_prefill(family: str) -> None:
+    target, rng = tiny_target(family), random.Random(7)
+    text = tokens_of(rng, 9)
+    cache = target.new_cache(8)
+    target.prefill(text, cache, Needs())
+    for _ in range(12):
+        shape = TreeShape(random_parents(rng, rng.randint(1, 20)))
+        tokens = tokens_of(rng, len(shape))
+        target.verify(Proposal(torch.tensor(tokens), shape), cache, Needs())
+        path = random_path(rng, shape)
+        cache.commit(path)
+        text += [tokens[node] for node in path]
+    fresh = target.new_cache(8)
+    target.prefill(text, fresh, Needs())
+    assert cache.length == fresh.length == len(text)
+    for ours, theirs in zip(cache._buffers, fresh._buffers, strict=True):
+        assert_close(ours[:, :, : len(text)], theirs[:, :, : len(text)])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_prompt_in_pieces_equals_the_prompt_at_once(family: str) -> None:
+    target, rng = tiny_target(family), random.Random(5)
+    text = tokens_of(rng, 40)
+    cache = target.new_cache(64)
+    for begin, end in ((0, 4), (4, 5), (5, 16), (16, 40)):
+        shown = target.prefill(text[begin:end], cache, Needs())
+    assert cache.length == 40
+    assert_close(shown.logits[-1], plain_logits(target, text))
+
+
+def test_a_truncated_cache_goes_on_as_if_the_rest_had_not_been() -> None:
+    target, rng = tiny_target(), random.Random(2)
+    text = tokens_of(rng, 30)
+    cache = target.new_cache(64)
+    target.prefill(text, cache, Needs())
+    cache.truncate(50)
+    assert cache.length == 30
+    cache.truncate(12)
+    shown = target.prefill([1, 2, 3], cache, Needs())
+    assert_close(shown.logits[-1], plain_logits(target, [*text[:12], 1, 2, 3]))
+
+
+def plain_logits(target: Target, token_ids: list[int]) -> torch.Tensor:
+    """Last logits of a forward by transformers alone: no cache, no mask of ours."""
+    config = target.model.config.get_text_config()
+    ours = config._attn_implementation
+    target.model.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            out = target.model(torch.tensor([token_ids]), use_cache=False)
+    finally:
+        target.model.set_attn_implementation(ours)
+    return out.logits[0, -1]
+
+
+def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, **TOLERANCE)
+
+
+SHAPES = {
+    "chain": lambda rng: list(range(-1, 5)),
+    "star": lambda rng: [-1] + [0] * 8,
+    "any": lambda rng: random_parents(rng, rng.randint(1, 24)),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("truth", [0.0, 0.7, 1.0])
+def test_greedy_output_equals_target_alone_on_any_tree(
+    family: str, shape: str, truth: float
+) -> None:
+    target = tiny_target(family)
+    prompt = tokens_of(random.Random(1), 10)
+    output = plain_greedy(target, prompt, 25)
+    drafter = ScriptedDrafter(output, vocab=VOCAB, shape=SHAPES[shape], truth=truth)
+    *records, end = decode(target, drafter, prompt, limits=Limits(max_new_tokens=25))
+    assert isinstance(end, End)
+    assert list(end.output_ids) == output
+    accepted = sum(r.num_accepted for r in records if isinstance(r, Step))
+    assert (accepted > 0) == (truth > 0)
+    if shape == "chain" and truth == 1.0:
+        assert end.num_steps == -(-(len(output) - 1) // 6)

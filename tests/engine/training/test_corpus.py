@@ -1,0 +1,240 @@
+"""Corpora: what is written is the target's own text, and nothing finished is ever lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from engine.errors import ConfigError, PromptError
+from engine.target import Target
+from engine.training.corpus import Corpus, CorpusSettings, grow
+from engine.training.dialogue import Answer, Frame, GivenPrompt, Say, read_prompts, self_made
+from tests.engine.training.conftest import SETTINGS, dialogues, learnable_target
+from tests.models import plain_greedy, tiny_target
+
+
+def finish(made: Iterator[Corpus]) -> None:
+    for _ in made:
+        pass
+
+
+def first_answers(target: Target, corpus: Corpus) -> Iterator[tuple[list[int], list[int]]]:
+    """Prompt and answer of dialogues whose answers are greedy."""
+    frame = Frame.of(target)
+    for entry in corpus.entries:
+        plan = self_made(
+            frame, entry.number, seed=SETTINGS.seed, answer_tokens=SETTINGS.answer_tokens
+        )
+        answer = next(s for s in plan.segments if isinstance(s, Answer))
+        if answer.temperature == 0 and entry.spans:
+            tokens = corpus.tokens(entry).tolist()
+            start, end = entry.spans[0]
+            yield tokens[:start], tokens[start:end]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "opt", "gpt_neox"])
+def test_a_row_of_the_batch_writes_what_the_target_writes_alone(
+    family: str, tmp_path: Path
+) -> None:
+    target = tiny_target(family)
+    finish(grow(target, tmp_path, SETTINGS, num_tokens=700, rows=4))
+    answers = list(first_answers(target, Corpus.open(tmp_path)))
+    assert len(answers) >= 3
+    for prompt, answer in answers:
+        assert answer == plain_greedy(target, prompt, len(answer))
+
+
+def test_dialogues_follow_from_seed_and_number_whatever_else_is_in_the_batch(
+    target: Target, tmp_path: Path
+) -> None:
+    for rows in (3, 8):
+        finish(grow(target, tmp_path / str(rows), SETTINGS, num_tokens=900, rows=rows))
+    few, many = dialogues(tmp_path / "3"), dialogues(tmp_path / "8")
+    common = few.keys() & many.keys()
+    assert len(common) >= 4
+    assert all(few[number] == many[number] for number in common)
+
+
+def test_another_seed_makes_other_dialogues(target: Target, tmp_path: Path) -> None:
+    for seed in (0, 1):
+        settings = SETTINGS.replace(seed=seed)
+        finish(grow(target, tmp_path / str(seed), settings, num_tokens=400, rows=4))
+    assert dialogues(tmp_path / "0") != dialogues(tmp_path / "1")
+
+
+def test_going_on_after_any_cut_ends_where_an_uninterrupted_run_ends(
+    target: Target, tmp_path: Path
+) -> None:
+    finish(grow(target, tmp_path / "whole", SETTINGS, num_tokens=2000, rows=4))
+    cut = tmp_path / "cut"
+    for _ in islice(grow(target, cut, SETTINGS, num_tokens=2000, rows=4), 4):
+        pass
+    before = dialogues(cut)
+    # What a kill leaves behind: tokens without a line, and half a line.
+    with (cut / "shard-00000.bin").open("ab") as data:
+        data.write(b"\1\2\3")
+    with (cut / "shard-00000.jsonl").open("ab") as index:
+        index.write(b'{"n": 99, "cat')
+    assert dialogues(cut) == before
+    finish(grow(target, cut, SETTINGS, num_tokens=2000, rows=4))
+    whole, after = dialogues(tmp_path / "whole"), dialogues(cut)
+    assert before.items() <= after.items()
+    common = whole.keys() & after.keys()
+    assert len(common) > len(before)
+    assert all(whole[number] == after[number] for number in common)
+
+
+def test_a_killed_process_loses_no_finished_dialogue(target: Target, tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from engine.training.corpus import grow\n"
+        "from tests.engine.training.conftest import SETTINGS, learnable_target\n"
+        f"for _ in grow(learnable_target(), Path({str(tmp_path)!r}), SETTINGS,"
+        " num_tokens=10**9, rows=4): pass"
+    )
+    index = tmp_path / "shard-00000.jsonl"
+    began = time.monotonic()
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        try:
+            while not index.is_file() or index.read_bytes().count(b"\n") < 5:
+                assert process.poll() is None and time.monotonic() - began < 60
+                time.sleep(0.05)
+            seen = dialogues(tmp_path)
+        finally:
+            process.kill()
+    assert seen.items() <= dialogues(tmp_path).items()
+    stored = Corpus.open(tmp_path).num_tokens
+    finish(grow(target, tmp_path, SETTINGS, num_tokens=stored + 200, rows=4))
+    assert seen.items() <= dialogues(tmp_path).items()
+    assert Corpus.open(tmp_path).num_tokens >= stored + 200
+
+
+def test_shards_are_closed_at_their_size_and_read_as_one(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.training.corpus.SHARD_TOKENS", 300)
+    finish(grow(target, tmp_path / "many", SETTINGS, num_tokens=900, rows=4))
+    monkeypatch.undo()
+    finish(grow(target, tmp_path / "one", SETTINGS, num_tokens=900, rows=4))
+    assert len(list((tmp_path / "many").glob("*.bin"))) >= 3
+    assert dialogues(tmp_path / "many") == dialogues(tmp_path / "one")
+
+
+def test_prompts_of_a_file_are_asked_word_for_word(target: Target, tmp_path: Path) -> None:
+    prompts = [GivenPrompt("mine", ("How old is the moon?", "And the sun?"))]
+    settings = SETTINGS.replace(given_share=1.0, answer_tokens=8)
+    finish(grow(target, tmp_path, settings, num_tokens=200, rows=2, prompts=prompts))
+    corpus = Corpus.open(tmp_path)
+    start, _ = corpus.entries[0].spans[0]
+    prompt = corpus.tokens(corpus.entries[0])[:start].tolist()
+    assert prompt == target.encode_chat([{"role": "user", "content": "How old is the moon?"}])
+    assert corpus.entries[0].category == "mine"
+
+
+def test_the_share_of_given_prompts_is_kept(target: Target, tmp_path: Path) -> None:
+    prompts = [GivenPrompt("mine", ("Hello?",))]
+    settings = SETTINGS.replace(given_share=0.25, answer_tokens=8)
+    finish(grow(target, tmp_path, settings, num_tokens=900, rows=4, prompts=prompts))
+    corpus = Corpus.open(tmp_path)
+    mine = [entry.category == "mine" for entry in corpus.entries]
+    assert 0.1 < sum(mine) / len(mine) < 0.4
+
+
+def test_a_frame_puts_the_template_around_the_turns(target: Target) -> None:
+    frame = Frame.of(target)
+    assert (frame.head, frame.to_answer, frame.to_user) == (
+        "<|user|>",
+        "<|end|><|assistant|>",
+        "<|end|><|user|>",
+    )
+
+
+def test_texts_are_said_only_in_the_users_turns(target: Target) -> None:
+    frame = Frame.of(target)
+    for number in range(200):
+        plan = self_made(frame, number, seed=0, answer_tokens=8)
+        said = "".join(s.text for s in plan.segments if isinstance(s, Say))
+        assert said.startswith(frame.head) and "{" not in said and "[turn]" not in said
+        assert isinstance(plan.segments[-1], Answer)
+
+
+def test_two_processes_never_write_to_one_corpus(target: Target, tmp_path: Path) -> None:
+    made = grow(target, tmp_path, SETTINGS, num_tokens=500, rows=2)
+    next(made)
+    with pytest.raises(ConfigError, match="is being written by another process"):
+        finish(grow(target, tmp_path, SETTINGS, num_tokens=500, rows=2))
+    finish(made)
+    finish(grow(target, tmp_path, SETTINGS, num_tokens=600, rows=2))
+    assert Corpus.open(tmp_path).num_tokens >= 600
+
+
+def test_a_corpus_that_is_large_enough_is_not_touched(target: Target, corpus: Corpus) -> None:
+    before = {file.name: file.stat().st_mtime_ns for file in corpus.folder.iterdir()}
+    finish(grow(target, corpus.folder, SETTINGS, num_tokens=100, rows=2))
+    assert {file.name: file.stat().st_mtime_ns for file in corpus.folder.iterdir()} == before
+
+
+def test_another_targets_corpus_is_refused(target: Target, corpus: Corpus) -> None:
+    other = tiny_target(num_hidden_layers=3)
+    with pytest.raises(ConfigError, match=r"was written by tiny-llama, but the target is"):
+        finish(grow(other, corpus.folder, SETTINGS, num_tokens=10**6, rows=2))
+
+
+def test_a_corpus_is_not_continued_with_other_settings(target: Target, corpus: Corpus) -> None:
+    with pytest.raises(ConfigError, match=r"was made with .*'seed': 0.* but the settings are"):
+        settings = SETTINGS.replace(seed=5)
+        finish(grow(target, corpus.folder, settings, num_tokens=10**6, rows=2))
+
+
+def test_texts_longer_than_the_context_are_refused(target: Target, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_len must be at most 256.*got 512"):
+        finish(grow(target, tmp_path, CorpusSettings(max_len=512), num_tokens=100, rows=2))
+
+
+def test_a_target_without_tokenizer_is_refused(tmp_path: Path) -> None:
+    target = learnable_target()
+    target.tokenizer = None
+    with pytest.raises(PromptError, match="has no tokenizer"):
+        finish(grow(target, tmp_path, SETTINGS, num_tokens=100, rows=2))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", r"line 1 must be like"),
+        ('{"turns": ["a"]}\nnonsense', r"line 2 must be like"),
+        ('{"turns": [3]}', r"line 1: turns must be texts"),
+        ("\n", "holds no prompts"),
+    ],
+)
+def test_a_malformed_prompt_file_is_named_with_its_line(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_prompts(file)
+
+
+def test_a_prompt_file_in_spec_benchs_layout_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"question_id": 1, "category": "qa", "turns": ["Who?"]}) + "\n")
+    assert read_prompts(file) == [GivenPrompt("qa", ("Who?",))]
+
+
+def test_a_missing_corpus_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no corpus"):
+        Corpus.open(tmp_path)
+
+
+def test_a_copy_of_a_corpus_is_the_same_corpus(corpus: Corpus, tmp_path: Path) -> None:
+    shutil.copytree(corpus.folder, tmp_path / "copy")
+    assert dialogues(tmp_path / "copy") == dialogues(corpus.folder)

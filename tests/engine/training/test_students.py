@@ -1,0 +1,153 @@
+"""What students learn from is what their drafters are shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.drafters.eagle_session import HeadSession
+from engine.proposal import Needs
+from engine.target import Target
+from engine.training.corpus import Corpus
+from engine.training.eagle_layouts import fresh_eagle1, fresh_eagle3
+from engine.training.methods import METHODS, training_settings
+from engine.training.packs import Pack, Teacher, arrange, frequent_tokens
+from engine.training.unroll import unroll
+from tests.models import tiny_target
+
+LAYERS = (2, 4, 5)
+
+
+def read(target: Target, corpus: Corpus, *, dialogues: int = 3, answers_only: bool = True) -> Pack:
+    teacher = Teacher(target, corpus, Needs(layers=LAYERS), answers_only=answers_only)
+    pack = teacher.read(corpus.entries[:dialogues])
+    teacher.close()
+    return pack
+
+
+def test_dialogues_of_a_pack_do_not_see_each_other(target: Target, corpus: Corpus) -> None:
+    check_isolation(target, corpus)
+
+
+def test_dialogues_of_a_pack_do_not_see_each_other_in_a_window(corpus: Corpus) -> None:
+    kinds = ["sliding_attention"] * 7 + ["full_attention"]
+    target = tiny_target("gemma3_text", num_hidden_layers=8, layer_types=kinds)
+    check_isolation(target, corpus)
+
+
+def check_isolation(target: Target, corpus: Corpus) -> None:
+    pack = read(target, corpus)
+    start = 0
+    for entry in corpus.entries[:3]:
+        ids = corpus.tokens(entry).astype("int64").tolist()
+        shown = target.prefill(ids, target.new_cache(64), Needs(hidden=True, layers=LAYERS))
+        rows = slice(start, start + entry.length)
+        assert pack.layers is not None and shown.hidden is not None and shown.layers is not None
+        torch.testing.assert_close(pack.hidden[rows], shown.hidden, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(pack.layers[rows], shown.layers, atol=1e-4, rtol=1e-4)
+        assert pack.positions[rows].tolist() == list(range(entry.length))
+        start += entry.length
+
+
+def test_only_answers_are_wanted(target: Target, corpus: Corpus) -> None:
+    pack = read(target, corpus, dialogues=1)
+    entry = corpus.entries[0]
+    wanted = {i for start, end in entry.spans for i in range(start, end)}
+    assert set(pack.wanted.nonzero()[:, 0].tolist()) == wanted
+    assert set((pack.ahead(2) + 2).tolist()) == {i for i in wanted if i >= 2}
+
+
+def test_rows_do_not_look_ahead_into_the_next_dialogue(target: Target, corpus: Corpus) -> None:
+    pack = read(target, corpus, answers_only=False)
+    for offset in (1, 3):
+        at = pack.ahead(offset)
+        assert torch.equal(pack.segments[at], pack.segments[at + offset])
+        assert len(at) > 0
+
+
+@pytest.mark.parametrize("version", [1, 3])
+def test_unrolling_in_training_is_what_the_drafter_does(
+    version: int, target: Target, corpus: Corpus
+) -> None:
+    torch.manual_seed(1)
+    if version == 1:
+        head = fresh_eagle1(target, None)
+    else:
+        head = fresh_eagle3(target, torch.arange(100), None)
+    # Attention and MLP begin at zero, which would hide a wrong mask.
+    torch.nn.init.normal_(head.layer.o_proj.weight, std=0.3)
+    torch.nn.init.normal_(head.layer.down_proj.weight, std=0.3)
+    pack = read(target, corpus)
+    assert pack.layers is not None
+    features = pack.hidden if version == 1 else pack.layers
+    fused = head.fuse(features)
+    starts = torch.arange(1, len(pack.tokens), 2)
+    depths = [out.detach() for _, out in unroll(head, fused, pack, 4, starts)]
+    # The second dialogue of the pack: what lies before it must not matter.
+    start, length = corpus.entries[0].length, corpus.entries[1].length
+    tokens = pack.tokens[start : start + length]
+    for root in (4 - start % 2, length - 6 - (start + length) % 2):
+        session = HeadSession(head)
+        session.feed_base(features[start : start + root], tokens[1 : root + 1])
+        hidden = session.output
+        for depth in range(4):
+            if depth:
+                fed = tokens[root + depth][None]
+                hidden = session.expand(hidden, fed, depth, None)
+            entry = start + root - 1
+            row = entry if depth == 0 else starts.tolist().index(entry)
+            torch.testing.assert_close(depths[depth][row], hidden[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_fewer_chains_judge_fewer_rows_beyond_the_first_depth(
+    method: str, target: Target, corpus: Corpus
+) -> None:
+    pack_of = corpus.entries[:3]
+    judged = {}
+    for share in (1.0, 0.3):
+        recipe = training_settings(method, {"depths": 3, "chain_share": share})
+        student = recipe.student(target, corpus, corpus.entries)
+        teacher = Teacher(target, corpus, student.needs, answers_only=True)
+        judged[share] = student.judge(teacher.read(pack_of), teacher, torch.Generator())
+        teacher.close()
+    every, some = judged[1.0].rows.tolist(), judged[0.3].rows.tolist()
+    assert some[0] == every[0] and 0 < some[1] < 0.6 * every[1] and 0 < some[2] < 0.6 * every[2]
+    spans = [end - start for entry in pack_of for start, end in entry.spans]
+    assert every[0] == sum(spans)
+
+
+def test_packs_hold_every_dialogue_once_and_keep_their_size(corpus: Corpus) -> None:
+    packs = arrange(corpus, corpus.entries, 300, seed=3)
+    numbers = [entry.number for pack in packs for entry in pack]
+    assert sorted(numbers) == sorted(entry.number for entry in corpus.entries)
+    assert all(len(p) == 1 or sum(e.length for e in p) <= 300 for p in packs)
+    assert packs == arrange(corpus, list(reversed(corpus.entries)), 300, seed=3)
+
+
+def test_the_draft_vocabulary_is_what_answers_use_most(target: Target, corpus: Corpus) -> None:
+    ids = frequent_tokens(corpus, corpus.entries, 20, target.vocab_size)
+    counts = torch.zeros(target.vocab_size)
+    for entry in corpus.entries:
+        tokens = torch.from_numpy(corpus.tokens(entry).astype("int64"))
+        for start, end in entry.spans:
+            counts += torch.bincount(tokens[start:end], minlength=target.vocab_size)
+    others = torch.ones(target.vocab_size, dtype=torch.bool)
+    others[ids] = False
+    assert ids.tolist() == sorted(ids.tolist()) and len(ids) == 20
+    assert counts[ids].min() >= counts[others].max()
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_a_pack_that_teaches_nothing_has_a_loss_of_zero(
+    method: str, target: Target, corpus: Corpus
+) -> None:
+    student = training_settings(method, {}).student(target, corpus, corpus.entries)
+    teacher = Teacher(target, corpus, student.needs, answers_only=True)
+    mute = replace(corpus.entries[0], spans=())
+    judged = student.judge(teacher.read([mute]), teacher, torch.Generator())
+    teacher.close()
+    assert float(judged.loss.detach()) == 0.0 and float(judged.rows.sum()) == 0.0
+    judged.loss.backward()

@@ -1,0 +1,308 @@
+"""Trainers: acceptance rises, resuming changes nothing, what was saved is what drafters load."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from engine.drafters.base import Workbench
+from engine.errors import ConfigError
+from engine.loading import load_target
+from engine.sources import TargetSpec
+from engine.target import Target
+from engine.training.checkpoint import save_state
+from engine.training.corpus import Corpus
+from engine.training.evaluation import held_out_questions, score
+from engine.training.growth import grow_by_rates
+from engine.training.methods import METHODS, training_settings
+from engine.training.packs import FeatureStore
+from engine.training.publish import evaluate, save_weights
+from engine.training.trainer import Trainer, rate_at
+from tests.engine.drafters.fitted import decoded
+from tests.engine.training.conftest import learnable_target
+from tests.models import plain_greedy
+
+FAST: dict[str, dict[str, Any]] = {
+    "medusa": {"epochs": 8.0},
+    "eagle": {"epochs": 8.0, "token_weight": 1.0},
+    "eagle3": {"epochs": 5.0, "depths": 5, "draft_vocab": 240},
+    "redrafter": {"epochs": 8.0, "exit_dim": 32},
+    "draft_target": {"epochs": 8.0, "hidden_size": 32, "layers": 2},
+}
+
+
+def settings(method: str, **changes: Any) -> Any:
+    fast = {"pack_tokens": 256, "packs_per_step": 1, "learning_rate": 0.01}
+    return training_settings(method, {**fast, **FAST[method], **changes})
+
+
+def bench(target: Target, folder: Path) -> Workbench:
+    def load(spec: TargetSpec) -> Target:
+        return load_target(spec, dtype="float32", device="cpu", cache_dir=folder)
+
+    return Workbench(target, TargetSpec.of_path_or_hub, load)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [*((method, {}) for method in METHODS), ("eagle3", {"draft_vocab": None, "loss_vocab": 200})],
+)
+def test_acceptance_rises_and_what_was_saved_decodes_losslessly(
+    method: str, changes: dict[str, Any], target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    trainer = Trainer(target, corpus, settings(method, **changes), tmp_path / "training")
+    questions = held_out_questions(corpus, [*trainer.held_out, *trainer.train[:3]], 2, 32)
+    config = trainer.settings.decoding(tmp_path, [[0.5, 0.2]] * 4)
+    save_weights(trainer, tmp_path, torch.float32)
+    before = score(target, config, questions, max_new_tokens=24, cache_dir=tmp_path)
+    reports = list(trainer.steps())
+    after = evaluate(
+        trainer,
+        tmp_path,
+        questions,
+        dtype=torch.float32,
+        cache_dir=tmp_path,
+        max_new_tokens=24,
+    )
+    assert reports[-1].loss < reports[0].loss
+    assert after["overall"].mat > before["overall"].mat + 0.3
+    drafter = config.build(bench(target, tmp_path))
+    prompt = list(questions[0].prompt_ids)
+    output, accepted = decoded(target, drafter, prompt, 24)
+    assert list(output) == plain_greedy(target, prompt, 24)[: len(output)]
+    assert accepted > 0
+    trainer.close()
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_resuming_gives_the_weights_of_an_uninterrupted_run(
+    method: str, target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    wanted = settings(method, epochs=0.4, ema=0.9)
+
+    def trained(folder: str) -> Trainer:
+        return Trainer(target, corpus, wanted, tmp_path / folder)
+
+    whole = trained("whole")
+    assert whole.num_steps >= 6
+    list(whole.steps())
+    for _ in range(3):
+        part = trained("parts")
+        list(islice(part.steps(report_every=1), 2))
+    assert part.step == 6
+    last = trained("parts")
+    list(last.steps())
+    assert last.step == whole.step
+    with whole.averaged() as one, last.averaged() as other:
+        for name, value in one.state_dict().items():
+            assert torch.equal(value, other.state_dict()[name]), name
+    for name, value in whole.student.state_dict().items():
+        assert torch.equal(value, last.student.state_dict()[name]), name
+
+
+def test_a_run_goes_on_with_the_dialogues_it_began_with(
+    target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    early = Corpus(corpus.folder, corpus.manifest, corpus.entries[:8])
+    first = Trainer(target, early, settings("medusa"), tmp_path)
+    list(islice(first.steps(report_every=1), 1))
+    later = Trainer(target, corpus, settings("medusa"), tmp_path)
+    assert later.num_train_tokens == first.num_train_tokens
+    assert later.step == 1
+
+
+def test_a_run_is_not_continued_with_other_settings(
+    target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    list(islice(Trainer(target, corpus, settings("medusa"), tmp_path).steps(report_every=1), 1))
+    with pytest.raises(ConfigError, match="made with settings .*another --output"):
+        Trainer(target, corpus, settings("medusa", heads=3), tmp_path)
+    with pytest.raises(ConfigError, match="made with method = 'medusa', but now it is 'eagle'"):
+        Trainer(target, corpus, settings("eagle"), tmp_path)
+
+
+def test_a_damaged_checkpoint_is_one_sentence(
+    target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    (tmp_path / "training.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(ConfigError, match="could not be read.*Remove it to start anew"):
+        Trainer(target, corpus, settings("medusa"), tmp_path)
+
+
+def test_what_interrupts_a_step_saves_no_half_updated_weights(
+    target: Target, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(target, corpus, settings("medusa"), tmp_path)
+    saved: list[int] = []
+
+    def keep(folder: Path, state: Any) -> None:
+        saved.append(state.step)
+        save_state(folder, state)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("engine.training.trainer.save_state", keep)
+    monkeypatch.setattr(trainer._optimizer, "step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        list(trainer.steps())
+    assert saved == []
+
+
+def test_held_out_dialogues_are_never_trained_on(
+    target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    trainer = Trainer(target, corpus, settings("medusa"), tmp_path)
+    held = {entry.number for entry in trainer.held_out}
+    packed = {entry.number for pack in trainer._packs for entry in pack}
+    assert held and not held & packed
+    assert held | packed == {entry.number for entry in corpus.entries}
+
+
+def test_every_epoch_reads_every_pack_once_in_its_own_order(
+    target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    trainer = Trainer(target, corpus, settings("medusa"), tmp_path)
+    count = len(trainer._packs)
+    orders = [[trainer._pack_at(e * count + i, 0) for i in range(count)] for e in range(2)]
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    assert orders[0] != orders[1]
+
+
+def test_kept_features_train_as_fresh_ones_do(
+    target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    store = FeatureStore(tmp_path / "features", 1 << 30)
+    plain = Trainer(target, corpus, settings("eagle3", epochs=1.2), tmp_path / "plain")
+    kept = Trainer(target, corpus, settings("eagle3", epochs=1.2), tmp_path / "kept", store=store)
+    list(plain.steps())
+    list(kept.steps())
+    assert len(list((tmp_path / "features").iterdir())) > 3
+    for name, value in plain.student.state_dict().items():
+        assert torch.equal(value, kept.student.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_training_goes_on_from_a_trained_drafter(
+    method: str, target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    first = Trainer(target, corpus, settings(method, half_weights=False), tmp_path / "first")
+    list(first.steps())
+    (tmp_path / "weights").mkdir()
+    first.student.save(tmp_path / "weights", torch.float32)
+    values = {"half_weights": False, "begin_with": str(tmp_path / "weights")}
+    second = Trainer(target, corpus, settings(method, **values), tmp_path / "second")
+    for name, value in first.student.named_parameters():
+        assert torch.equal(value, second.student.get_parameter(name)), name
+    assert list(second.steps())[-1].loss < first.log[0]["loss"]
+
+
+def test_a_method_reads_the_features_that_another_kept(
+    target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    store = FeatureStore(tmp_path / "features", 1 << 30)
+    list(Trainer(target, corpus, settings("eagle3"), tmp_path / "first", store=store).steps())
+    kept = sorted((tmp_path / "features").iterdir())
+    plain = Trainer(target, corpus, settings("medusa"), tmp_path / "plain")
+    second = Trainer(target, corpus, settings("medusa"), tmp_path / "second", store=store)
+    list(plain.steps())
+    list(second.steps())
+    assert kept and sorted((tmp_path / "features").iterdir()) == kept
+    for name, value in plain.student.state_dict().items():
+        assert torch.equal(value, second.student.state_dict()[name]), name
+
+
+def test_features_are_kept_only_up_to_the_limit(
+    target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    store = FeatureStore(tmp_path / "features", 100_000)
+    trainer = Trainer(target, corpus, settings("medusa", epochs=1.0), tmp_path, store=store)
+    list(trainer.steps())
+    used = sum(file.stat().st_size for file in (tmp_path / "features").iterdir())
+    assert 0 < used < 110_000
+
+
+def test_the_card_tells_data_steps_seed_versions_and_mat(
+    target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    trainer = Trainer(target, corpus, settings("redrafter", epochs=0.2), tmp_path / "training")
+    list(trainer.steps())
+    questions = held_out_questions(corpus, trainer.held_out, 1, 32)
+    scores = evaluate(
+        trainer, tmp_path, questions, dtype=torch.bfloat16, cache_dir=tmp_path, max_new_tokens=8
+    )
+    card = json.loads((tmp_path / "card.json").read_text())
+    assert card["steps"] == trainer.step and card["settings"]["seed"] == 0
+    assert card["data"]["num_tokens"] == trainer.num_train_tokens
+    assert card["versions"]["torch"] == torch.__version__
+    assert card["held_out"]["overall"]["mat"] == scores["overall"].mat
+    assert set(card["held_out"]) == {"overall", *(q.category for q in questions)}
+    assert f"| overall | {scores['overall'].mat:.2f} |" in (tmp_path / "README.md").read_text()
+
+
+def test_the_tree_grows_where_paths_are_frequent() -> None:
+    rates = [[0.6, 0.2], [0.5, 0.1]]
+    assert grow_by_rates(rates, 4) == ((0,), (1,), (0, 0), (1, 0))
+    assert grow_by_rates(rates, 99) == ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1))
+
+
+def test_the_rate_rises_then_falls_along_a_cosine() -> None:
+    wanted = settings("medusa", warmup_share=0.1, final_rate_share=0.1)
+    rates = [rate_at(step, 100, wanted) for step in range(100)]
+    assert rates[0] == pytest.approx(0.001) and max(rates) == pytest.approx(0.01)
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[-1] == pytest.approx(0.001, rel=0.01)
+
+
+def test_eagle3_needs_seven_layers(corpus: Corpus) -> None:
+    from tests.models import tiny_target
+
+    small = tiny_target(num_hidden_layers=3)
+    with pytest.raises(ConfigError, match="needs at least 7, but tiny-llama has 3"):
+        settings("eagle3").student(small, corpus, corpus.entries)
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "message"),
+    [
+        ("medusa", {"heads": 0}, "heads must be greater than or equal to 1, got 0"),
+        ("medusa", {"head": 3}, "head is not a setting of MedusaTraining; did you mean heads?"),
+        ("eagle", {"learning_rate": "fast"}, "learning_rate must be a valid number, got 'fast'"),
+        ("draft_target", {"hidden_size": 100, "heads": 3}, "multiple of twice the 3 heads"),
+        ("medussa", {}, "must name a trainable method, got 'medussa'. Did you mean medusa?"),
+    ],
+)
+def test_bad_settings_are_one_sentence(method: str, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        training_settings(method, values)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_corpus_of_one_dialogue_is_refused(
+    target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    one = Corpus(corpus.folder, corpus.manifest, corpus.entries[:1])
+    with pytest.raises(ConfigError, match="has 1 dialogues; training needs at least 2"):
+        Trainer(target, one, settings("medusa"), tmp_path)
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_a_bfloat16_target_trains_float32_weights(
+    method: str, corpus: Corpus, tmp_path: Path
+) -> None:
+    half = learnable_target()
+    half.model.to(torch.bfloat16)
+    trainer = Trainer(half, corpus, settings(method, epochs=0.5), tmp_path / "training")
+    reports = list(trainer.steps(report_every=2))
+    assert reports[-1].loss < reports[0].loss
+    assert {p.dtype for p in trainer.student.parameters()} == {torch.float32}
+    save_weights(trainer, tmp_path, torch.bfloat16)
+    weights = load_file(next(tmp_path.glob("*.safetensors")))
+    floating = {t.dtype for t in weights.values() if t.is_floating_point()}
+    assert floating == {torch.bfloat16}

@@ -1,0 +1,45 @@
+"""Made-up rank tables, and the slow but plain way to replay them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.tree import ChoiceTree
+from engine.tuning.ranks import RankTable
+
+
+def made_up(
+    rng: np.random.Generator, lengths: list[int], *, depths: int = 4, num_ranks: int = 6
+) -> RankTable:
+    """Ranks as a drafter gives them: low ones often, some not kept, none beyond the context."""
+    positions = sum(lengths)
+    ranks = rng.geometric(0.45, size=(positions, depths)) - 1
+    ranks[(ranks >= num_ranks) | (rng.random((positions, depths)) < 0.1)] = -1
+    starts = np.cumsum([0, *lengths])[:-1]
+    tokens = [length + 1 + depths for length in lengths]
+    return RankTable(
+        ranks=ranks.astype(np.int16),
+        num_ranks=num_ranks,
+        texts=tuple(starts.tolist()),
+        categories=tuple("ab"[i % 2] for i in range(len(lengths))),
+        token_ids=np.arange(sum(tokens), dtype=np.int32),
+        token_starts=tuple(np.cumsum([0, *tokens])[:-1].tolist()),
+        about={"sources": [f"run {i}" for i in range(len(lengths))]},
+    )
+
+
+def slow_steps(table: RankTable, tree: ChoiceTree) -> list[tuple[int, tuple[int, ...]]]:
+    """Every step as its row and the accepted path, by walking the texts token by token."""
+    known = set(tree.paths)
+    steps = []
+    for text in range(table.num_texts):
+        row, end = table.span(text)
+        while row < end:
+            path: tuple[int, ...] = ()
+            for rank in table.ranks[row].tolist():
+                if rank < 0 or (*path, rank) not in known:
+                    break
+                path = (*path, rank)
+            steps.append((row, path))
+            row += len(path) + 1
+    return steps

@@ -1,0 +1,133 @@
+"""The adaptive controller drafts what pays, and never changes the text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.build import build_drafter
+from engine.config import Limits, Sampling
+from engine.decode import decode
+from engine.drafters import parse_method
+from engine.drafters.base import Drafter, Start
+from engine.proposal import Outcome, Proposal
+from engine.steps import End, Step
+from engine.target import Target
+from engine.tree import ChoiceTree
+from engine.tuning.adaptive import (
+    AcceptanceEstimate,
+    AdaptiveDrafter,
+    path_probabilities,
+)
+from engine.tuning.latency import LatencyCurve, measure_curve
+from tests.models import plain_greedy, tiny_target, workbench
+
+FLAT = LatencyCurve((1, 64), (10.0, 10.0), 0)
+STEEP = LatencyCurve((1, 64), (10.0, 640.0), 0)
+PROMPT = [10, 20, 30, 40]
+
+
+class Oracle(Drafter):
+    """Drafts the known continuation; from `right` tokens on every token is wrong."""
+
+    def __init__(self, target: Target, text: list[int], *, right: int, tree: ChoiceTree) -> None:
+        self._text = text
+        self._right = right
+        self._tree = tree
+        self._vocab = target.vocab_size
+        self._at = 0
+        self.num_proposed = 0
+
+    def start(self, start: Start) -> None:
+        self._at = 0
+
+    def propose(self, max_depth: int) -> Proposal:
+        self.num_proposed += 1
+        tokens = [self._text[self._at]]
+        for path in self._tree.paths:
+            true = self._text[min(self._at + len(path), len(self._text) - 1)]
+            good = len(path) <= self._right and not any(path)
+            tokens.append(true if good else (true + 1 + path[-1]) % self._vocab)
+        proposal = Proposal(torch.tensor(tokens), self._tree.shape, self._tree.ranks)
+        return proposal.cut(max_depth)
+
+    def observe(self, outcome: Outcome) -> None:
+        self._at += len(outcome.committed)
+
+
+def run(
+    curve: LatencyCurve, *, right: int, depth: int = 6, tokens: int = 120
+) -> tuple[list[Step], list[int], list[int], Oracle]:
+    target = tiny_target(eos_token_id=None)
+    text = plain_greedy(target, PROMPT, tokens + 20)
+    oracle = Oracle(target, text, right=right, tree=ChoiceTree.chain(depth))
+    drafter = AdaptiveDrafter(oracle, target, curve)
+    limits = Limits(max_new_tokens=tokens, ignore_eos=True)
+    records = list(decode(target, drafter, PROMPT, limits=limits))
+    end = records[-1]
+    assert isinstance(end, End)
+    steps = [record for record in records if isinstance(record, Step)]
+    return steps, list(end.output_ids), text[:tokens], oracle
+
+
+@pytest.mark.parametrize("right", [0, 2, 6])
+@pytest.mark.parametrize("curve", [FLAT, STEEP])
+def test_output_is_the_targets_whatever_the_controller_decides(
+    right: int, curve: LatencyCurve
+) -> None:
+    _, output, expected, _ = run(curve, right=right)
+    assert output == expected
+
+
+def test_useless_drafter_ends_in_plain_decoding_with_ever_longer_pauses() -> None:
+    steps, _, _, oracle = run(STEEP, right=0)
+    drafted = [step.index for step in steps if step.num_drafted]
+    assert oracle.num_proposed <= 12
+    assert sum(step.num_drafted == 0 for step in steps[20:]) / len(steps[20:]) > 0.9
+    assert drafted[-1] > 10, "it must look again from time to time"
+
+
+def test_perfect_drafter_is_used_to_its_full_depth() -> None:
+    steps, _, _, _ = run(FLAT, right=6)
+    assert all(step.num_drafted == 6 for step in steps[4:-2])
+
+
+def test_depth_shrinks_to_what_is_accepted_when_rows_cost_time() -> None:
+    curve = LatencyCurve((1, 8), (10.0, 17.0), 0)
+    steps, _, _, _ = run(curve, right=2)
+    assert {step.num_drafted for step in steps[20:-2] if step.num_drafted} <= {2, 3}
+    assert any(step.num_drafted == 2 for step in steps[20:])
+
+
+def test_every_decision_is_said_in_words() -> None:
+    steps, _, _, _ = run(STEEP, right=1)
+    assert all(step.decision for step in steps)
+
+
+def test_smaller_tree_keeps_a_prefix_of_siblings_and_every_parent() -> None:
+    tree = ChoiceTree.parse([[0], [1], [2], [0, 0], [1, 0], [1, 1]])
+    proposal = Proposal(torch.arange(7), tree.shape, tree.ranks)
+    estimate = AcceptanceEstimate()
+    estimate.hits = {(1, 2): 50.0}
+    estimate.trials = {(1, 2): 50.0}
+    probs = path_probabilities(proposal, estimate)
+    assert probs[3] <= probs[2] <= probs[1]
+    for node, parent in enumerate(tree.shape.parents[1:], start=1):
+        assert probs[node] <= probs[parent]
+
+
+def test_curve_is_measured_per_row_count_and_interpolates() -> None:
+    curve = measure_curve(tiny_target(), rows=(1, 2, 4), context_len=16, repeats=2)
+    assert curve.rows == (1, 2, 4) and all(ms > 0 for ms in curve.verify_ms)
+    line = LatencyCurve((1, 3, 5), (1.0, 3.0, 9.0), 0)
+    assert [line.at(n) for n in (1, 2, 3, 4, 5, 7)] == [1.0, 2.0, 3.0, 6.0, 9.0, 15.0]
+
+
+def test_adaptive_setting_wraps_any_method_under_sampling_too() -> None:
+    target = tiny_target()
+    config = parse_method({"decoding_type": "NGram", "adaptive": True, "max_draft_len": 4})
+    drafter = build_drafter(config, workbench(target))
+    assert isinstance(drafter, AdaptiveDrafter)
+    sampling = Sampling(temperature=1.0, seed=3)
+    end = list(decode(target, drafter, PROMPT * 5, sampling=sampling))[-1]
+    assert isinstance(end, End) and end.output_ids

@@ -1,0 +1,182 @@
+"""Rank tables: what they hold, how they are stored, and what is refused."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from engine.config import Limits
+from engine.drafters.autoregressive import AutoregressiveConfig
+from engine.drafters.eagle import EagleConfig
+from engine.drafters.eagle3 import Eagle3Config
+from engine.drafters.lookahead import LookaheadConfig
+from engine.drafters.medusa import MedusaConfig
+from engine.errors import ConfigError, PromptError
+from engine.proposal import Needs
+from engine.tuning.measure import measure_ranks
+from engine.tuning.rankers import rank_of
+from engine.tuning.ranks import ChainSteps, RankTable
+from engine.tuning.texts import Text, read
+from engine.tuning.watch import StoppedError, Watch
+from tests.engine.drafters.golden import ROOT, golden_case
+from tests.engine.tuning.runs import golden
+from tests.engine.tuning.tables import made_up
+from tests.models import plain_greedy, tiny_target, workbench
+
+
+def equal(one: RankTable, other: RankTable) -> bool:
+    arrays = zip((one.ranks, one.token_ids), (other.ranks, other.token_ids), strict=True)
+    return (
+        all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in arrays)
+        and (one.texts, one.categories, one.token_starts, one.num_ranks)
+        == (other.texts, other.categories, other.token_starts, other.num_ranks)
+        and dict(one.about) == dict(other.about)
+        and one.chains.keys() == other.chains.keys()
+        and all(np.array_equal(s.roots, other.chains[n].roots) for n, s in one.chains.items())
+        and all(np.array_equal(s.drafted, other.chains[n].drafted) for n, s in one.chains.items())
+    )
+
+
+def test_bytes_hold_everything() -> None:
+    table = made_up(np.random.default_rng(0), [5, 7])
+    assert equal(RankTable.from_bytes(table.to_bytes()), table)
+    steps = ChainSteps(
+        np.array([1, 4], np.int32), np.array([0, 2], np.int16), np.array([3, 2], np.int16)
+    )
+    table = replace(table, chains={2: steps, 7: steps})
+    again = RankTable.from_bytes(table.to_bytes())
+    assert equal(again, table) and again.chains[7].accepted.tolist() == [0, 2]
+
+
+def test_damaged_bytes_are_refused_in_one_sentence() -> None:
+    whole = made_up(np.random.default_rng(0), [300]).to_bytes()
+    middle = len(whole) // 2
+    holed = whole[: middle - 30] + bytes(60) + whole[middle + 30 :]
+    array = io.BytesIO()
+    np.save(array, np.arange(3))
+    for payload in (b"", b"no table", whole[:-40], holed, array.getvalue()):
+        with pytest.raises(ConfigError, match="no rank table"):
+            RankTable.from_bytes(payload)
+
+
+def test_rows_know_their_text_and_its_tokens() -> None:
+    table = made_up(np.random.default_rng(0), [3, 4], depths=2)
+    assert [table.locate(row) for row in (0, 2, 3, 6)] == [(0, 0), (0, 2), (1, 0), (1, 3)]
+    assert table.span(1) == (3, 7)
+    # The second text's outputs begin behind 3 roots, the last output and a tail of two.
+    assert table.tokens_at(3, 3) == (6, 7, 8)
+    assert table.tokens_at(6, 9) == (9, 10, 11, 12)
+    picked = table.pick([1])
+    assert picked.tokens_at(0, 2) == (6, 7) and picked.about["sources"] == ["run 1"]
+
+
+def test_ranks_count_tokens_before_and_ties_go_to_the_lower_id() -> None:
+    logits = torch.tensor([1.0, 3.0, 2.0, 3.0])
+    assert [int(rank_of(logits, torch.tensor(i))) for i in range(4)] == [3, 0, 2, 1]
+    rows = torch.randn(5, 7, 40).mul(2).round()
+    ids = torch.randint(0, 40, (5, 7))
+    order = rows.sort(dim=-1, descending=True, stable=True).indices
+    assert torch.equal(rank_of(rows, ids), (order == ids[..., None]).int().argmax(dim=-1))
+
+
+def test_medusa_ranks_are_those_that_the_drafter_tells() -> None:
+    case = golden("medusa")
+    table = measure_ranks(case.config, case.bench, case.texts, depths=9)
+    assert table.depths == 5, "one per head"
+    config = case.config
+    assert isinstance(config, MedusaConfig)
+    drafter = config.build(case.bench)
+    text = case.texts[1]
+    reading = read(case.bench.target, text, Needs(hidden=True), tail=5)
+    assert reading.hidden is not None
+    hidden = reading.hidden[reading.first - 1 :][: text.num_roots]
+    told = drafter.ranks(hidden, reading.true_tokens(5))
+    begin, end = table.span(1)
+    assert np.array_equal(table.ranks[begin:end], torch.where(told < 64, told, -1).numpy())
+
+
+def test_a_text_is_read_as_the_target_wrote_it_and_further_on() -> None:
+    target = tiny_target(eos_token_id=None)
+    prompt = [5, 9, 200, 31]
+    longer = plain_greedy(target, prompt, 16)
+    text = Text(tuple(prompt), tuple(longer[:10]))
+    reading = read(target, text, Needs(hidden=True), tail=6)
+    assert reading.tokens.tolist() == prompt + longer
+    true = reading.true_tokens(3)
+    assert true.shape == (9, 3)
+    assert true[0].tolist() == longer[1:4] and true[8].tolist() == longer[9:12]
+
+
+def test_the_tail_ends_with_the_context() -> None:
+    target = tiny_target(eos_token_id=None, max_position_embeddings=64)
+    prompt = list(range(40))
+    written = plain_greedy(target, prompt, 24)
+    reading = read(target, Text(tuple(prompt), tuple(written)), Needs(), tail=6)
+    assert len(reading.tokens) == 65, "one token is predicted at the last place of the context"
+    true = reading.true_tokens(4)
+    # The last root sits at position 62: one token fits behind it.
+    assert (true[-1] >= 0).tolist() == [True, False, False, False]
+    assert (true[-4] >= 0).tolist() == [True] * 4
+
+
+def test_eagle_chunks_of_any_size_give_the_same_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = golden("eagle")
+    whole = measure_ranks(case.config, case.bench, case.texts, depths=4)
+    monkeypatch.setattr("engine.tuning.rankers.ROWS", 7)
+    pieces = measure_ranks(case.config, case.bench, case.texts, depths=4)
+    assert np.array_equal(whole.ranks, pieces.ranks)
+
+
+def test_tokens_that_a_draft_vocabulary_lacks_have_no_rank() -> None:
+    folder = "eagle/eagle3"
+    case = golden_case(folder)
+    config = Eagle3Config(speculative_model=str(ROOT / folder / "head"))
+    bench = workbench(case.target)
+    prompt = case.expected["prompts"][0]
+    text = Text(tuple(prompt["input_ids"]), tuple(prompt["greedy_new_ids"]))
+    table = measure_ranks(config, bench, [text], depths=2)
+    head = config.build(bench).head
+    draftable = set(head.target_ids(torch.arange(head.draft_vocab_size)).tolist())
+    true = [table.tokens_at(row, 2)[1] for row in range(table.num_positions)]
+    unknown = [row for row, token in enumerate(true) if token not in draftable]
+    assert unknown and (table.ranks[unknown, 0] == -1).all()
+
+
+def test_progress_is_told_and_stopping_keeps_nothing() -> None:
+    case = golden("medusa")
+    told: list[float] = []
+    measure_ranks(case.config, case.bench, case.texts, watch=Watch(told.append))
+    assert told == sorted(told) and told[0] == 0.0 and told[-1] == 1.0
+    stop = Watch(cancelled=lambda: len(told) > 0)
+    with pytest.raises(StoppedError, match="nothing of it is kept"):
+        measure_ranks(case.config, case.bench, case.texts, watch=stop)
+
+
+def test_methods_without_ranks_and_texts_without_steps_are_refused() -> None:
+    case = golden("medusa")
+    for config in (AutoregressiveConfig(), LookaheadConfig()):
+        with pytest.raises(ConfigError, match="has no rank table"):
+            measure_ranks(config, case.bench, case.texts)
+    with pytest.raises(ConfigError, match="No text has two new tokens"):
+        measure_ranks(case.config, case.bench, [Text((1, 2), (3,))])
+    with pytest.raises(ConfigError, match="depths must be at least 1, got 0"):
+        measure_ranks(case.config, case.bench, case.texts, depths=0)
+    with pytest.raises(ConfigError, match="must name an EAGLE head"):
+        measure_ranks(EagleConfig(), case.bench, case.texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (Text((), (1, 2)), "must have a prompt and an output"),
+        (Text((1,), (2, 9999), source="run 7"), "run 7 has token 9999"),
+        (Text((1,) * 300, (2, 3), limits=Limits()), "has 302 tokens, but .* context holds 256"),
+    ],
+)
+def test_texts_of_other_targets_are_refused(text: Text, message: str) -> None:
+    with pytest.raises(PromptError, match=message):
+        read(tiny_target(), text, Needs(), tail=2)

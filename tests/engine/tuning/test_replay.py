@@ -1,0 +1,156 @@
+"""Replay equals a plain walk, token by token, for every figure; and it is fast."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+from engine.errors import ConfigError, TreeError
+from engine.tree import ChoiceTree
+from engine.tuning.ranks import ChainSteps, RankTable
+from engine.tuning.removal import removal_costs
+from engine.tuning.replay import chain_lengths, replay, replay_chain
+from engine.tuning.search import best_tree
+from tests.engine.tuning.runs import random_tree
+from tests.engine.tuning.tables import made_up, slow_steps
+
+
+def cases(count: int) -> list[tuple[RankTable, ChoiceTree]]:
+    found = []
+    for seed in range(count):
+        rng = np.random.default_rng(seed)
+        lengths = rng.integers(1, 30, size=int(rng.integers(1, 5))).tolist()
+        table = made_up(rng, lengths)
+        tree = random_tree(random.Random(seed), table.depths)
+        tree = ChoiceTree(tuple(p for p in tree.paths if max(p) < table.num_ranks))
+        found.append((table, tree if len(tree) else ChoiceTree.chain(2)))
+    return found
+
+
+def test_worked_example() -> None:
+    """The texts of the module's docstring: accepted 2 0 1 0 3 0, steps at rows 0, 3, 4."""
+    ranks = [[0, 0, -1], [-1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 0, 0], [5, 0, 0]]
+    table = RankTable(
+        np.array(ranks, dtype=np.int16), 6, (0,), ("",), np.arange(10, dtype=np.int32), (0,)
+    )
+    result = replay(table, ChoiceTree.chain(3))
+    assert result.roots.tolist() == [0, 3, 4]
+    assert result.accepted_lengths.tolist() == [2, 0, 3]
+    assert result.mat == 1 + 5 / 3 and result.num_drafted == 9
+    assert result.position_rates == (2 / 3, 2 / 3, 1 / 3)
+
+
+def test_steps_equal_a_plain_walk_for_random_tables_and_trees() -> None:
+    for table, tree in cases(200):
+        result = replay(table, tree)
+        slow = slow_steps(table, tree)
+        assert result.roots.tolist() == [row for row, _ in slow]
+        assert result.accepted_lengths.tolist() == [len(path) for _, path in slow]
+        assert result.mat == 1 + sum(len(path) for _, path in slow) / len(slow)
+
+
+def test_node_figures_equal_counting_one_by_one() -> None:
+    for table, tree in cases(60):
+        nodes = replay(table, tree).nodes
+        assert nodes is not None
+        steps = slow_steps(table, tree)
+        everywhere = [
+            path for row in range(table.num_positions) for path in [walked(table, tree, row)]
+        ]
+        for node, path in enumerate([(), *tree.paths]):
+            depth = len(path)
+            accepts = sum(taken[:depth] == path for _, taken in steps)
+            tried = sum(taken[: depth - 1] == path[:-1] for _, taken in steps) if depth else accepts
+            assert nodes.accepts[node] == accepts and nodes.visits[node] == tried
+            assert nodes.positions[node] == sum(taken[:depth] == path for taken in everywhere)
+            share = nodes.conditional[node]
+            assert share == accepts / tried if tried else np.isnan(share)
+            check_example(nodes.examples[node], path, everywhere, steps)
+
+
+def walked(table: RankTable, tree: ChoiceTree, row: int) -> tuple[int, ...]:
+    alone = table.ranks[row : row + 1]
+    one = RankTable(alone, table.num_ranks, (0,), ("",), table.token_ids, (0,))
+    return slow_steps(one, tree)[0][1]
+
+
+def check_example(
+    row: int,
+    path: tuple[int, ...],
+    everywhere: list[tuple[int, ...]],
+    steps: list[tuple[int, tuple[int, ...]]],
+) -> None:
+    """A row through the node, a visited one if there is any."""
+    through = [i for i, taken in enumerate(everywhere) if taken[: len(path)] == path]
+    visited = [i for i, taken in steps if taken[: len(path)] == path]
+    assert row in (visited or through or [-1])
+
+
+def test_removal_costs_equal_replays_of_the_smaller_trees() -> None:
+    for table, tree in cases(60):
+        costs = removal_costs(table, tree)
+        whole = replay(table, tree).mat
+        assert costs[0] == pytest.approx(whole - 1)
+        for node in range(1, len(tree) + 1):
+            below = tree.shape.ancestors[:, node].tolist()
+            kept = tuple(path for i, path in enumerate(tree.paths, start=1) if not below[i])
+            smaller = replay(table, ChoiceTree(kept)).mat if kept else 1.0
+            assert costs[node] == pytest.approx(whole - smaller, abs=1e-12)
+
+
+def test_categories_are_replayed_apart_and_together() -> None:
+    table = made_up(np.random.default_rng(1), [12, 20, 9])
+    tree = ChoiceTree.parse([[0, 0, 0], [1, 0]])
+    parts = [replay(table, tree, category=name) for name in "ab"]
+    whole = replay(table, tree)
+    assert sum(part.num_steps for part in parts) == whole.num_steps
+    assert sum(part.num_accepted for part in parts) == whole.num_accepted
+    assert table.only("a").about["sources"] == ["run 0", "run 2"]
+    assert removal_costs(table, tree, category="b")[0] == pytest.approx(parts[1].mat - 1)
+    with pytest.raises(ConfigError, match="category must be one of a, b, got 'c'"):
+        replay(table, tree, category="c")
+
+
+def test_trees_that_the_table_cannot_answer_for_are_refused() -> None:
+    table = made_up(np.random.default_rng(0), [5], depths=2, num_ranks=3)
+    with pytest.raises(TreeError, match=r"\[0, 0, 0\] has depth 3, but the rank table drafts 2"):
+        replay(table, ChoiceTree.chain(3))
+    with pytest.raises(TreeError, match=r"uses rank 3, but the rank table offers ranks 0 to 2"):
+        removal_costs(table, ChoiceTree.parse([[3]]))
+
+
+def test_chains_of_ranks_are_chain_trees_and_looked_up_ones_are_the_steps_made() -> None:
+    table = made_up(np.random.default_rng(2), [30], depths=3)
+    assert chain_lengths(table) == (1, 2, 3)
+    for length in (1, 3):
+        whole = replay(table, ChoiceTree.chain(length))
+        assert replay_chain(table, length).roots.tolist() == whole.roots.tolist()
+    steps = ChainSteps(
+        np.array([0, 3, 4], np.int32), np.array([2, 0, 1], np.int16), np.array([4, 1, 4], np.int16)
+    )
+    table = RankTable(
+        np.empty((6, 0), np.int16), 1, (0, 3), ("a", "b"), np.arange(9), (0, 4), {4: steps}
+    )
+    assert chain_lengths(table) == (4,) and replay_chain(table, 4).mat == 2.0
+    only = replay_chain(table, 4, category="b")
+    assert only.roots.tolist() == [0, 1] and only.accepted_lengths.tolist() == [0, 1]
+    assert only.num_drafted == 5 and only.draft_acceptance == 1 / 5
+    with pytest.raises(ConfigError, match="draft length must be one of 4, got 3"):
+        replay_chain(table, 3)
+
+
+@pytest.mark.parametrize("texts", [1, 100])
+def test_64_nodes_over_10000_positions_take_less_than_50_ms(texts: int) -> None:
+    table = made_up(np.random.default_rng(0), [10_000 // texts] * texts, depths=6, num_ranks=64)
+    tree = best_tree(table, 64)
+    assert len(tree) == 64
+
+    def seconds() -> float:
+        began = time.perf_counter()
+        replay(table, tree)
+        return time.perf_counter() - began
+
+    assert min(seconds() for _ in range(5)) < 0.05

@@ -1,0 +1,252 @@
+"""A replayed tree makes the very steps that a real greedy run with it makes, in float32."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+
+import presets
+from engine.config import Limits, MethodConfig
+from engine.drafters.base import Workbench
+from engine.drafters.draft_target import DraftTargetConfig
+from engine.drafters.eagle3 import Eagle3Config
+from engine.drafters.ngram import NGramConfig
+from engine.drafters.redrafter import ReDrafterConfig
+from engine.drafters.suffix import SuffixConfig
+from engine.loading import load_target
+from engine.target import Target
+from engine.tree import ChoiceTree
+from engine.tuning.measure import measure_ranks
+from engine.tuning.ranks import RankTable
+from engine.tuning.replay import Replay, replay, replay_chain
+from engine.tuning.shape import with_tree
+from engine.tuning.texts import Text
+from playground import paths
+from tests.engine.drafters.golden import ROOT, golden_case
+from tests.engine.tuning.runs import LIMITS, Case, golden, ran, random_tree, texts_of
+from tests.models import tiny_target, workbench
+
+NUM_TREES = 30
+
+
+def by_text(table: RankTable, result: Replay) -> list[list[tuple[int, int]]]:
+    """Per text, the steps as (output index of the root, accepted)."""
+    found: list[list[tuple[int, int]]] = [[] for _ in range(table.num_texts)]
+    for row, accepted in zip(result.roots, result.accepted_lengths, strict=True):
+        text, at = table.locate(int(row))
+        found[text].append((at, int(accepted)))
+    return found
+
+
+def assert_equals_runs(
+    table: RankTable,
+    result: Replay,
+    target: Target,
+    config: MethodConfig,
+    bench: Workbench,
+    texts: Sequence[Text],
+) -> None:
+    """Step by step, for every text; one drafter writes them all."""
+    drafter = config.build(bench)
+    replayed = by_text(table, result)
+    num_steps = num_accepted = 0
+    for text, steps in zip(texts, replayed, strict=True):
+        real = ran(target, drafter, text.prompt_ids, text.limits)
+        assert real.output == text.output_ids, "the drafter changed the text"
+        roots = [step.context_len - len(text.prompt_ids) for step in real.steps]
+        assert steps == list(zip(roots, real.accepted, strict=True))
+        num_steps += len(real.steps)
+        num_accepted += sum(real.accepted)
+    drafter.close()
+    assert result.num_steps == num_steps and result.num_accepted == num_accepted
+    assert result.mat == 1 + num_accepted / num_steps
+
+
+def trees_of(table: RankTable, count: int, max_nodes: int = 40) -> Iterator[ChoiceTree]:
+    rng = random.Random(7)
+    for _ in range(count):
+        yield random_tree(rng, table.depths, max_nodes)
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle"])
+def test_replay_of_random_trees_equals_real_runs_step_by_step(name: str) -> None:
+    case: Case = golden(name)
+    table = measure_ranks(case.config, case.bench, case.texts, depths=6)
+    deepest = 0
+    for tree in trees_of(table, NUM_TREES):
+        result = replay(table, tree)
+        config = with_tree(case.config, tree)
+        assert_equals_runs(table, result, case.bench.target, config, case.bench, case.texts)
+        deepest = max(deepest, len(result.position_rates))
+    assert deepest >= 3, "the heads must be right often enough to tell trees apart"
+
+
+@pytest.mark.parametrize(("name", "field"), [("medusa", "tree"), ("eagle", "name")])
+def test_replay_of_published_trees_equals_the_reference(name: str, field: str) -> None:
+    """The golden runs were made by the papers' own code."""
+    case = golden(name)
+    folder = {"medusa": "medusa/case_a", "eagle": "eagle/eagle1"}[name]
+    expected = golden_case(folder).expected
+    written = ("plain_greedy", "greedy_new_ids")
+    texts = [
+        Text(tuple(asked), tuple(next(p[key] for key in written if key in p)))
+        for asked, p in zip(case.prompts, expected["prompts"], strict=False)
+    ]
+    table = measure_ranks(case.config, case.bench, texts, depths=6)
+    trees = expected["trees"]
+    if isinstance(trees, list):
+        trees = {tree["name"]: tree for tree in trees}
+    compared = 0
+    for run in expected["runs"]:
+        if run.get("mode", "greedy") != "greedy":
+            continue
+        result = replay(table, ChoiceTree.parse(trees[run[field]]["choices"]))
+        ours = [accepted for _, accepted in by_text(table, result)[run["prompt"]]]
+        theirs = run.get("accept_lengths") or [s["accept_length"] for s in run["steps"]]
+        shared = min(len(ours), len(theirs))
+        assert shared > 8 and ours[:shared] == theirs[:shared]
+        compared += 1
+    assert compared >= 4
+
+
+# ---- how texts end
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle"])
+def test_last_step_accepts_beyond_a_text_cut_by_eos_as_decoding_does(name: str) -> None:
+    """Every token of the text is made the end of text once: some step accepts it and goes on."""
+    case = golden(name)
+    target, prompt = case.bench.target, case.prompts[1]
+    text = next(text for text in case.texts if list(text.prompt_ids) == prompt)
+    tree = ChoiceTree.parse([[0, 0, 0, 0], [1, 0], [0, 1]])
+    before = target.model.generation_config.eos_token_id
+    beyond = 0
+    try:
+        for eos in dict.fromkeys(text.output_ids[1:20]):
+            target.model.generation_config.eos_token_id = eos
+            cut = text.output_ids[: text.output_ids.index(eos) + 1]
+            ended = [Text(text.prompt_ids, cut, limits=LIMITS)]
+            if len(cut) < 2:
+                continue
+            table = measure_ranks(case.config, case.bench, ended, depths=4)
+            result = replay(table, tree)
+            config = with_tree(case.config, tree)
+            assert_equals_runs(table, result, target, config, case.bench, ended)
+            beyond += int(result.roots[-1] + result.accepted_lengths[-1] + 1 >= len(cut))
+    finally:
+        target.model.generation_config.eos_token_id = before
+    assert beyond, "no last step accepted tokens beyond the end"
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle"])
+def test_drafts_are_cut_where_the_context_ends_as_decoding_cuts_them(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = golden(name)
+    target = case.bench.target
+    prompt = case.prompts[0]
+    monkeypatch.setattr(target.config, "max_position_embeddings", len(prompt) + 20)
+    texts = texts_of(case.bench, [prompt], Limits(max_new_tokens=100))
+    assert len(texts[0].output_ids) == 20
+    table = measure_ranks(case.config, case.bench, texts, depths=6)
+    for tree in trees_of(table, 6):
+        config = with_tree(case.config, tree)
+        assert_equals_runs(table, replay(table, tree), target, config, case.bench, texts)
+
+
+# ---- chains
+
+
+def repeating_target(noise: float = 0.0) -> Target:
+    """Writes few different tokens, and much of it again; with noise, nearly the same ones."""
+    target = tiny_target(eos_token_id=None)
+    weight = target.lm_head.weight
+    assert isinstance(weight, torch.Tensor)
+    with torch.no_grad():
+        weight[60:72] *= 6.0
+        for name, parameter in target.model.named_parameters():
+            if "o_proj" in name or "down_proj" in name:
+                parameter.mul_(0.1)
+        weight += noise * torch.randn(weight.shape, generator=torch.Generator().manual_seed(3))
+    return target
+
+
+def chain_case(name: str) -> tuple[Workbench, MethodConfig, list[Text]]:
+    if name in ("redrafter", "eagle3"):
+        folder = {"redrafter": "redrafter/case_a_rnn", "eagle3": "eagle/eagle3"}[name]
+        case = golden_case(folder)
+        head = str(ROOT / folder / "head")
+        config: MethodConfig = ReDrafterConfig(speculative_model=head, beam_width=1)
+        if name == "eagle3":
+            config = Eagle3Config(speculative_model=head)
+        prompts = [p.get("ids") or p["input_ids"] for p in case.expected["prompts"]]
+        bench = workbench(case.target)
+        return bench, config, texts_of(bench, [*prompts, prompts[0][1:6]])
+    bench = workbench(repeating_target(), small=repeating_target(noise=1.0))
+    prompts = [[10, 20, 30] * 4, [77, 78, 77, 78, 77], list(range(40, 60))]
+    configs: dict[str, MethodConfig] = {
+        "draft": DraftTargetConfig(speculative_model="small"),
+        "unsure": DraftTargetConfig(speculative_model="small", confidence_threshold=0.8),
+        "ngram": NGramConfig(),
+        "ngram, own pool": NGramConfig(is_public_pool=False, is_keep_all=False),
+        "prompt lookup": NGramConfig(lookup="transformers", max_matching_ngram_size=3),
+        "suffix": SuffixConfig(),
+        "suffix tree": SuffixConfig(use_tree_spec=True, use_global_pool=True),
+    }
+    return bench, configs[name], texts_of(bench, prompts, Limits(max_new_tokens=60))
+
+
+CHAINS = (
+    *("draft", "unsure", "ngram", "ngram, own pool", "prompt lookup", "suffix", "suffix tree"),
+    *("redrafter", "eagle3"),
+)
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_chain_of_every_length_equals_real_runs_step_by_step(name: str) -> None:
+    bench, config, texts = chain_case(name)
+    table = measure_ranks(config, bench, texts, depths=5)
+    mats = set[float]()
+    for length in (1, 5):
+        result = replay_chain(table, length)
+        chosen = with_tree(config, ChoiceTree.chain(length))
+        assert_equals_runs(table, result, bench.target, chosen, bench, texts)
+        mats.add(result.mat)
+    assert len(mats) > 1, "no draft was right"
+
+
+# ---- the embedded model, once drafters for it are shipped
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[Target]:
+    spec = presets.targets()["smollm2-135m-instruct"]
+    target = load_target(spec, dtype="float32", device="cpu", cache_dir=paths.cache_dir())
+    yield target
+    target.close()
+
+
+@pytest.mark.network
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Medusa", "Eagle"])
+def test_replay_equals_real_runs_of_the_embedded_model(kind: str, embedded: Target) -> None:
+    shipped = [
+        preset.config
+        for preset in presets.methods().values()
+        if preset.target == "smollm2-135m-instruct" and preset.config.decoding_type == kind
+    ]
+    if not shipped:
+        pytest.skip(f"no {kind} drafter of the embedded model is shipped")
+    bench = Workbench(embedded, presets.resolve, lambda spec: embedded, locate=presets.locate)
+    suite = presets.suites()["starter"]
+    asked = [[{"role": "user", "content": prompt.turns[0]}] for prompt in suite.prompts[:5]]
+    prompts = [embedded.encode_chat(messages) for messages in asked]
+    assert len(prompts) == 5
+    texts = texts_of(bench, prompts, Limits(max_new_tokens=10))
+    table = measure_ranks(shipped[0], bench, texts, depths=5)
+    for tree in trees_of(table, NUM_TREES, max_nodes=16):
+        config = with_tree(shipped[0], tree)
+        assert_equals_runs(table, replay(table, tree), embedded, config, bench, texts)

@@ -1,0 +1,139 @@
+"""The best tree: most frequent paths for all positions, and then whatever replay finds best."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from engine.errors import ConfigError
+from engine.training.growth import grow_by_rates
+from engine.tree import ChoiceTree, Path
+from engine.tuning.ranks import RankTable
+from engine.tuning.replay import reach, replay
+from engine.tuning.search import best_tree, curve, grow
+from tests.engine.tuning.tables import made_up
+
+
+def table_of(ranks: list[list[int]]) -> RankTable:
+    """Every position its own text, so that every position is visited."""
+    array = np.array(ranks, dtype=np.int16)
+    rows = tuple(range(len(ranks)))
+    return RankTable(array, 8, rows, ("",) * len(rows), np.zeros(99, np.int32), rows)
+
+
+def all_trees(paths: list[Path], n: int) -> list[ChoiceTree]:
+    """Every prefix-closed set of n of these paths."""
+    return [
+        ChoiceTree(tuple(sorted(chosen, key=lambda p: (len(p), p))))
+        for chosen in itertools.combinations(paths, n)
+        if all(path[:-1] in chosen or len(path) == 1 for path in chosen)
+    ]
+
+
+def test_worked_example() -> None:
+    ranks = [[0, 0], [0, 1], [1, 0], [0, 0]]
+    grown = grow(table_of(ranks), np.arange(4), 9, 2, 8)
+    assert grown == ((0,), (0, 0), (1,), (0, 1), (1, 0))
+    assert grow(table_of(ranks), np.arange(4), 3, 2, 8) == grown[:3]
+
+
+def test_no_tree_of_the_same_size_accepts_more_at_all_positions() -> None:
+    paths = [p for d in (1, 2, 3) for p in itertools.product(range(2), repeat=d)]
+    for seed in range(8):
+        table = made_up(np.random.default_rng(seed), [40], depths=3, num_ranks=2)
+        for n in (2, 4, 5):
+            grown = grow(table, np.arange(40), n, 3, 2)
+            tree = ChoiceTree(tuple(sorted(grown, key=lambda p: (len(p), p))))
+            ours = accepted_everywhere(table, tree)
+            assert ours == max(accepted_everywhere(table, t) for t in all_trees(paths, len(tree)))
+
+
+def accepted_everywhere(table: RankTable, tree: ChoiceTree) -> int:
+    return int(tree.shape.depths.numpy()[reach(table, tree)].sum())
+
+
+def test_joint_frequencies_beat_independent_depths_where_depths_hang_together() -> None:
+    """Rank 1 then 1, or 0 then 0: of two nodes per depth, half the combinations never occur."""
+    ranks = [[0, 0]] * 6 + [[1, 1]] * 5 + [[2, 0]] * 3
+    table = table_of(ranks)
+    rates = [[float(np.mean(column == r)) for r in range(8)] for column in table.ranks.T]
+    independent = ChoiceTree(grow_by_rates(rates, 4))
+    assert best_tree(table, 4).paths == ((0,), (1,), (0, 0), (1, 1))
+    assert replay(table, best_tree(table, 4)).mat > replay(table, independent).mat
+
+
+def test_replay_decides_between_all_positions_and_visited_ones() -> None:
+    """The tree found is never worse than the one for all positions, and sometimes better."""
+    better = 0
+    for seed in range(12):
+        table = made_up(np.random.default_rng(seed), [150, 90], depths=4)
+        for n in (3, 8):
+            grown = grow(table, np.arange(table.num_positions), n, 4, 6)
+            for_all = ChoiceTree(tuple(sorted(grown, key=lambda p: (len(p), p))))
+            ours, theirs = replay(table, best_tree(table, n)).mat, replay(table, for_all).mat
+            assert ours >= theirs
+            better += ours > theirs
+    assert better
+
+
+def test_curve_keeps_the_order_asked_for_and_its_figures_are_replayed() -> None:
+    table = made_up(np.random.default_rng(5), [300], depths=4)
+    points = curve(table, (16, 1, 4, 2, 8))
+    assert [point.num_nodes for point in points] == [16, 1, 4, 2, 8]
+    for point in points:
+        assert len(point.tree) <= point.num_nodes
+        assert replay(table, point.tree).mat == point.mat
+
+
+def test_curve_never_falls_where_a_larger_tree_shifts_steps_to_worse_places() -> None:
+    sizes = tuple(range(1, 25))
+    fell = 0
+    for seed in range(6):
+        table = made_up(np.random.default_rng(seed), [40, 25], depths=4)
+        mats = [point.mat for point in curve(table, sizes)]
+        assert all(a <= b for a, b in itertools.pairwise(mats))
+        alone = [curve(table, (n,))[0].mat for n in sizes]
+        fell += sum(a > b for a, b in itertools.pairwise(alone))
+    assert fell, "no search of a single size ever did worse with more nodes"
+
+
+def test_a_smaller_tree_is_extended_where_growing_anew_brings_less() -> None:
+    """Best trees of twice the size hold the smaller one's paths, or are better than if they did."""
+    for seed in range(4):
+        table = made_up(np.random.default_rng(seed), [60, 40], depths=4)
+        small, large = (point.tree for point in curve(table, (6, 12)))
+        missed = grow(table, replay(table, small).roots, 99, 4, 6)
+        added = [path for path in missed if path not in small.paths][:6]
+        joined = sorted([*small.paths, *added], key=lambda p: (len(p), p))
+        assert replay(table, large).mat >= replay(table, ChoiceTree(tuple(joined))).mat
+
+
+def test_constraints_and_categories_are_kept() -> None:
+    table = made_up(np.random.default_rng(6), [200, 200], depths=4)
+    tree = best_tree(table, 12, max_depth=2, max_width=3)
+    assert len(tree) == 12 and tree.depth == 2 and tree.max_rank == 2
+    mats = {c: replay(table, best_tree(table, 6, category=c), category=c).mat for c in "ab"}
+    whole = best_tree(table, 6)
+    assert all(mat >= replay(table, whole, category=c).mat for c, mat in mats.items())
+
+
+@pytest.mark.parametrize(
+    ("n", "limits", "message"),
+    [
+        (0, {}, r"Nodes must be in \[1, 1024\], got 0"),
+        (4, {"max_depth": 0}, "max_depth must be at least 1, got 0"),
+        (4, {"max_width": 0}, "max_width must be at least 1, got 0"),
+        (4, {"category": "z"}, "category must be one of"),
+    ],
+)
+def test_bad_constraints_are_named(n: int, limits: dict[str, object], message: str) -> None:
+    table = made_up(np.random.default_rng(0), [20])
+    with pytest.raises(ConfigError, match=message):
+        best_tree(table, n, **limits)  # type: ignore[arg-type]
+
+
+def test_a_drafter_that_is_never_right_has_no_tree() -> None:
+    with pytest.raises(ConfigError, match="No tree helps"):
+        best_tree(table_of([[-1, 0], [-1, -1]]), 4)

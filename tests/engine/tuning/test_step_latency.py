@@ -1,0 +1,153 @@
+"""Latency curves: measured on real forwards, stored as JSON, and what they predict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.config import MethodConfig
+from engine.drafters.draft_target import DraftTargetConfig
+from engine.drafters.eagle import EagleConfig
+from engine.drafters.eagle3 import Eagle3Config
+from engine.drafters.ngram import NGramConfig
+from engine.drafters.redrafter import ReDrafterConfig
+from engine.errors import ConfigError
+from engine.tree import ChoiceTree
+from engine.tuning.latency import LatencyCurve, bucket_of, interpolate, measure_curve
+from engine.tuning.search import curve
+from engine.tuning.shape import draft_shape, with_tree
+from engine.tuning.sizing import fastest, predict_sizes
+from engine.tuning.step_latency import Clock, DraftLatency, OtherCurve
+from engine.tuning.step_timing import measure_draft, measure_other, solve, variants
+from engine.tuning.watch import StoppedError, Watch
+from tests.engine.drafters.golden import ROOT, golden_case
+from tests.engine.tuning.runs import golden
+from tests.engine.tuning.tables import made_up
+from tests.models import tiny_target, workbench
+
+CLOCK = Clock(
+    LatencyCurve((1, 11, 101), (10.0, 20.0, 200.0), 256),
+    OtherCurve((1, 101), (1.0, 2.0)),
+    DraftLatency("Eagle", 2.0, (1, 5), (1.0, 3.0)),
+)
+
+
+def test_curves_survive_json() -> None:
+    assert LatencyCurve.from_dict(CLOCK.verify.to_dict()) == CLOCK.verify
+    assert OtherCurve.from_dict(CLOCK.other.to_dict()) == CLOCK.other
+    assert DraftLatency.from_dict(CLOCK.draft.to_dict()) == CLOCK.draft
+    looked_up = DraftLatency("NGram", 0.5, (), ())
+    assert DraftLatency.from_dict(looked_up.to_dict()) == looked_up
+    assert looked_up.at((1, 1, 1)) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("read", "values"),
+    [
+        (LatencyCurve.from_dict, {"rows": [1, 2], "verify_ms": [1.0], "context_len": 1}),
+        (LatencyCurve.from_dict, {"rows": [2, 1], "verify_ms": [1.0, 2.0], "context_len": 1}),
+        (LatencyCurve.from_dict, {"rows": [1], "verify_ms": [1.0]}),
+        (OtherCurve.from_dict, {"rows": [], "other_ms": []}),
+        (OtherCurve.from_dict, {"other_ms": [1.0]}),
+        (DraftLatency.from_dict, {"rows": [1], "level_ms": [1.0]}),
+    ],
+)
+def test_what_is_no_curve_is_refused(read: Callable[[Any], Any], values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="must have"):
+        read(values)
+
+
+def test_interpolation_and_buckets() -> None:
+    assert [interpolate((2, 4), (1.0, 2.0), n) for n in (1, 2, 3, 4, 6)] == [1, 1, 1.5, 2, 3]
+    assert [bucket_of(n) for n in (1, 256, 511, 513, 3000, 10**6)] == [
+        *(256, 256, 256, 1024, 4096, 65536)
+    ]
+
+
+def test_prediction_is_mat_over_the_step_s_time() -> None:
+    found = CLOCK.predict(2.5, levels=(1, 3), num_nodes=10)
+    assert found.draft_ms == 2.0 + 1.0 + 2.0
+    assert found.verify_ms == 20.0 and found.other_ms == pytest.approx(1.1)
+    assert found.tok_s == pytest.approx(1000 * 2.5 / 26.1)
+    assert found.speedup == pytest.approx(found.tok_s / (1000 / 11.0))
+    mixed = CLOCK.predict(2.5, levels=(), num_nodes=[10, 100, 10, 10])
+    assert mixed.verify_ms == pytest.approx((3 * 20.0 + 200.0) / 4)
+
+
+def test_prediction_of_settings_counts_their_levels() -> None:
+    tree = ChoiceTree.parse([[0], [1], [0, 0], [1, 0], [0, 0, 0]])
+    config = with_tree(EagleConfig(), tree)
+    found = CLOCK.predict_config(config, 2.0)
+    assert found == CLOCK.predict(2.0, levels=(1, 2, 1), num_nodes=5)
+
+
+def test_the_fastest_size_weighs_mat_against_time() -> None:
+    table = made_up(np.random.default_rng(0), [400], depths=4, num_ranks=6)
+    points = curve(table, (1, 4, 16, 64))
+    flat = Clock(LatencyCurve((1,), (10.0,), 0), OtherCurve((1,), (0.0,)), CLOCK.draft)
+    steep = Clock(LatencyCurve((1, 2), (10.0, 20.0), 0), OtherCurve((1,), (0.0,)), CLOCK.draft)
+    config = EagleConfig()
+    small, large = (fastest(predict_sizes(points, config, c)).point for c in (steep, flat))
+    assert small.num_nodes == 1 and large.num_nodes > 4
+    for sized in predict_sizes(points, config, flat):
+        shape = draft_shape(with_tree(config, sized.point.tree))
+        wanted = 1000 * sized.point.mat / (10.0 + CLOCK.draft.at(shape.levels))
+        assert sized.prediction.tok_s == pytest.approx(wanted)
+
+
+def test_solving_finds_start_and_levels_and_never_a_negative_time() -> None:
+    exact = {(1,): 3.0, (1, 1): 5.0, (1, 4): 8.0, (1, 4, 4, 4): 18.0}
+    found = solve("Eagle", list(exact.items()))
+    assert found.start_ms == pytest.approx(1.0) and found.rows == (1, 4)
+    assert found.level_ms == pytest.approx((2.0, 5.0))
+    for levels, ms in exact.items():
+        assert found.at(levels) == pytest.approx(ms)
+    noisy = solve("Medusa", [((1,), 1.0), ((1, 1, 1, 1), 8.0)])
+    assert noisy.start_ms == 0.0 and all(ms > 0 for ms in noisy.level_ms)
+    looked_up = solve("NGram", [((), 0.2)])
+    assert looked_up.start_ms == pytest.approx(0.2) and looked_up.rows == ()
+
+
+def configs() -> dict[str, MethodConfig]:
+    eagle3 = str(ROOT / "eagle" / "eagle3" / "head")
+    redrafter = str(ROOT / "redrafter" / "case_a_rnn" / "head")
+    return {
+        "medusa": golden("medusa").config,
+        "eagle": golden("eagle").config,
+        "eagle2": golden("eagle").config.replace(use_dynamic_tree=True),
+        "eagle3": Eagle3Config(speculative_model=eagle3),
+        "redrafter": ReDrafterConfig(speculative_model=redrafter),
+        "draft": DraftTargetConfig(speculative_model="small"),
+        "ngram": NGramConfig(),
+    }
+
+
+@pytest.mark.parametrize("name", sorted(configs()))
+def test_drafting_is_timed_for_every_method(name: str) -> None:
+    config = configs()[name]
+    bench = {
+        "eagle3": lambda: workbench(golden_case("eagle/eagle3").target),
+        "redrafter": lambda: workbench(golden_case("redrafter/case_a_rnn").target),
+        "medusa": lambda: golden("medusa").bench,
+        "eagle": lambda: golden("eagle").bench,
+        "eagle2": lambda: golden("eagle").bench,
+    }.get(name, lambda: workbench(tiny_target(), small=tiny_target()))()
+    told: list[float] = []
+    found = measure_draft(config, bench, context_len=16, repeats=1, watch=Watch(told.append))
+    assert found.decoding_type == config.decoding_type
+    assert found.at(draft_shape(config).levels) > 0
+    assert told == sorted(told) and told[-1] == 1.0
+    tried = [draft_shape(variant).levels for variant in variants(config)]
+    assert found.rows == tuple(sorted({n for levels in tried for n in levels}))
+
+
+def test_the_loop_s_own_work_is_timed_on_real_steps_and_can_be_stopped() -> None:
+    target = tiny_target()
+    found = measure_other(target, rows=(1, 8), context_len=8, repeats=2)
+    assert found.rows == (1, 8) and all(ms > 0 for ms in found.other_ms)
+    for measure in (measure_other, measure_curve):
+        with pytest.raises(StoppedError):
+            measure(target, rows=(1, 2), context_len=8, watch=Watch(cancelled=lambda: True))

@@ -1,0 +1,44 @@
+"""Finished requests made by hand, for reports over known numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playground.bench.measured import Measured
+
+
+def measured(configuration: str = "plain", **changes: Any) -> Measured:
+    """A request of 5 prompt tokens: first token after 0.1 s, four more in 0.4 s, four steps."""
+    values: dict[str, Any] = {
+        "run_id": f"run-{configuration}",
+        "suite": "s",
+        "category": "writing",
+        "group": "chat",
+        "prompt": "1",
+        "turn": 0,
+        "repeat": 0,
+        "configuration": configuration,
+        "num_prompt_tokens": 5,
+        "num_new_tokens": 5,
+        "num_steps": 4,
+        "num_drafted": 0,
+        "num_accepted": 0,
+        "ttft_s": 0.1,
+        "decode_s": 0.4,
+        "itl_s": 0.1,
+        "at_least": (),
+        "split_s": (0.0, 0.4, 0.0, 0.0),
+        "output_ids": (1, 2, 3, 4, 5),
+        "text": "text",
+        "finish_reason": "length",
+    }
+    return Measured(**{**values, **changes})
+
+
+def plan_of(*names: str, temperature: float = 0.0) -> dict[str, Any]:
+    """A stored plan, as far as a report reads it."""
+    configurations = [
+        {"name": name, "title": name, "lossless": True, "config": {"decoding_type": "NGram"}}
+        for name in names
+    ]
+    return {"configurations": configurations, "sampling": {"temperature": temperature}}

@@ -1,0 +1,170 @@
+"""Percentiles against numpy; tables and ratios against values computed by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from playground.bench.latency import latency_table
+from playground.bench.report import make_report, position_rates, speedup_of
+from playground.bench.stats import Statistic, percentile, std
+from playground.bench.verdict import first_divergence
+from tests.playground.bench.requests import measured, plan_of
+
+numbers = st.floats(-1e6, 1e6, allow_nan=False)
+
+
+@given(st.lists(numbers, min_size=1, max_size=60), st.sampled_from([1, 50, 75, 90, 99, 100]))
+def test_percentiles_are_numpys(values: list[float], q: int) -> None:
+    assert percentile(values, q) == pytest.approx(float(np.percentile(values, q)), abs=1e-6)
+
+
+def test_std_is_numpys_sample_deviation() -> None:
+    values = [1.0, 4.0, 4.5, 9.0]
+    assert std(values) == pytest.approx(float(np.std(values, ddof=1)))
+    assert std([1.0]) is None
+
+
+def test_latency_table_equals_hand_computed_values() -> None:
+    """Three requests: latencies 0.5, 1.1 and 2.0 s; 5, 11 and 1 new tokens."""
+    table = latency_table(
+        [
+            measured(),
+            measured(num_new_tokens=11, ttft_s=0.1, decode_s=1.0, num_prompt_tokens=7),
+            measured(num_new_tokens=1, num_steps=0, ttft_s=2.0, decode_s=0.0, num_prompt_tokens=9),
+        ]
+    )
+    assert table is not None
+    row = table.rows["request_latency_ms"]
+    assert row == Statistic(
+        avg=pytest.approx(1200),
+        min=pytest.approx(500),
+        max=pytest.approx(2000),
+        p99=pytest.approx(1100 + 0.98 * 900),
+        p90=pytest.approx(1100 + 0.8 * 900),
+        p75=pytest.approx(1100 + 0.5 * 900),
+    )
+    inter = table.rows["inter_token_latency_ms"]
+    assert inter is not None, "the answer of one token has none, the others have"
+    assert (inter.avg, inter.min, inter.max) == pytest.approx((100, 100, 100))
+    first = table.rows["time_to_first_token_ms"]
+    assert first is not None and first.avg == pytest.approx(2200 / 3)
+    lengths = table.rows["output_sequence_length"], table.rows["input_sequence_length"]
+    assert [row and (row.avg, row.min, row.max) for row in lengths] == [
+        (pytest.approx(17 / 3), 1, 11),
+        (7, 5, 9),
+    ]
+    assert table.output_token_throughput == pytest.approx(17 / 3.6)
+    assert table.request_throughput == pytest.approx(3 / 3.6)
+    assert table.concurrency == 1
+
+
+def test_speedup_pools_tokens_and_time_and_tells_the_mean_of_ratios() -> None:
+    """Plain: 4 tokens in 0.4 s and 10 in 2 s. Drafting: 4 in 0.1 s and 10 in 2 s."""
+    plain = [measured(), measured(prompt="2", num_new_tokens=11, decode_s=2.0)]
+    ours = [
+        measured("x", decode_s=0.1),
+        measured("x", prompt="2", num_new_tokens=11, decode_s=2.0),
+    ]
+    fast = speedup_of(list(zip(ours, plain, strict=True)))
+    assert fast is not None
+    assert fast.ratio == pytest.approx((14 / 2.1) / (14 / 2.4))
+    assert fast.mean_of_ratios == pytest.approx((4 + 1) / 2)
+    assert (fast.low, fast.high) == pytest.approx((1.75, 3.25))
+    assert (fast.spread_over, fast.std, fast.num_pairs) == ("requests", None, 2)
+
+
+def test_spread_over_repeats_is_the_lowest_and_highest_of_them() -> None:
+    pairs = [
+        (measured("x", repeat=repeat, decode_s=0.4 / factor), measured(repeat=repeat))
+        for repeat, factor in enumerate([2.0, 3.0, 4.0])
+    ]
+    fast = speedup_of(pairs)
+    assert fast is not None
+    assert (fast.low, fast.high, fast.std) == pytest.approx((2, 4, 1))
+    assert fast.ratio == pytest.approx(3 * 0.4 / (0.2 + 0.4 / 3 + 0.1))
+    assert fast.spread_over == "repeats"
+
+
+def test_mat_and_rates_are_pooled_over_steps_with_their_counts_shown() -> None:
+    requests = [
+        measured("x", num_steps=4, num_accepted=6, at_least=(3, 2, 1)),
+        measured("x", prompt="2", num_steps=6, num_accepted=1, at_least=(1,)),
+    ]
+    report = make_report(plan_of("plain", "x"), [measured(), measured(prompt="2"), *requests])
+    cell = report.section("x").overall
+    assert cell.mat == pytest.approx(1 + 7 / 10)
+    assert (cell.num_steps, cell.num_new_tokens, cell.num_requests) == (10, 10, 2)
+    assert position_rates(requests) == pytest.approx((0.4, 0.2, 0.1))
+
+
+def test_groups_are_told_apart_and_ordered() -> None:
+    requests = [
+        measured(group="maths", prompt="m"),
+        measured("x", group="maths", prompt="m", decode_s=0.2),
+        measured("x", decode_s=0.1),
+        measured(),
+        measured(group="own kind", prompt="o"),
+    ]
+    report = make_report(plan_of("plain", "x"), requests)
+    assert report.groups == ("chat", "maths", "own kind")
+    ratios = {name: cell.speedup for name, cell in report.section("x").groups.items()}
+    assert {k: v and v.ratio for k, v in ratios.items()} == pytest.approx({"chat": 4, "maths": 2})
+    assert report.section("x").overall.num_requests == 2
+
+
+def test_a_request_that_only_one_side_answered_counts_in_no_ratio() -> None:
+    report = make_report(plan_of("plain", "x"), [measured(), measured("x", prompt="2")])
+    assert report.section("x").overall.speedup is None
+    assert report.section("x").overall.tok_s == pytest.approx(10)
+
+
+@pytest.mark.parametrize(
+    ("ours", "plain", "at"),
+    [
+        ((1, 2, 3), (1, 2, 3), None),
+        ((1, 9, 3), (1, 2, 3), 1),
+        ((1, 2), (1, 2, 3), 2),
+        ((1, 2, 3, 4), (1, 2, 3), 3),
+        ((), (), None),
+    ],
+)
+def test_first_divergence(ours: tuple[int, ...], plain: tuple[int, ...], at: int | None) -> None:
+    assert first_divergence(ours, plain) == at
+
+
+def test_verdict_names_the_first_difference_and_is_silent_under_sampling() -> None:
+    requests = [
+        measured(),
+        measured("good"),
+        measured("bad", output_ids=(1, 2, 9, 4, 5)),
+    ]
+    report = make_report(plan_of("plain", "good", "bad"), requests)
+    good, bad = report.section("good").verdict, report.section("bad").verdict
+    assert good is not None and good.identical
+    assert bad is not None and not bad.identical and bad.divergences[0].at == 2
+    assert report.section("plain").verdict is None
+    drawn = make_report(plan_of("plain", "good", temperature=0.7), requests)
+    assert drawn.section("good").verdict is None
+
+
+def test_no_request_at_all_is_a_report_of_nothing() -> None:
+    report = make_report(plan_of("plain", "x"), [])
+    assert report.groups == () and report.section("x").overall.mat is None
+    assert report.section("x").latency is None
+
+
+def test_a_text_of_the_csv_is_no_formula() -> None:
+    from playground.bench.export import _csv
+
+    text = _csv(["name", "value"], [["=1+1", -1.5], ["a,b", None]])
+    assert list(csv.reader(io.StringIO(text))) == [
+        ["name", "value"],
+        ["'=1+1", "-1.5"],
+        ["a,b", ""],
+    ]

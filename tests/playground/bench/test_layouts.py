@@ -1,0 +1,157 @@
+"""Files in the layouts of Spec-Bench, HumanEval and genai-perf, and how they are cut."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import presets
+from engine.errors import ConfigError
+from playground.bench.groups import GROUPS, group_of
+from playground.bench.layouts import read_suite_file
+from playground.bench.suites import choose_items, choose_suite, items_of
+
+
+def write(path: Path, *rows: Any) -> Path:
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n", encoding="utf-8")
+    return path
+
+
+def test_spec_bench_questions_keep_turns_ids_and_categories(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "question.jsonl",
+        {"question_id": 81, "category": "writing", "turns": ["One.", "Two."]},
+        {"question_id": 161, "category": "translation", "turns": ["Hallo"], "reference": ["Hi"]},
+        {"question_id": 401, "category": "math_reasoning", "turns": ["1 + 1?"]},
+    )
+    first, second, third = items_of(read_suite_file(file))
+    assert (first.id, first.category, first.group) == ("81", "writing", "chat")
+    assert first.turns == ("One.", "Two.") and first.suite == "question"
+    assert (second.group, third.group) == ("translation", "maths")
+
+
+@pytest.mark.parametrize(
+    ("category", "group"),
+    [
+        (c, "chat")
+        for c in "writing roleplay reasoning math coding extraction stem humanities".split()
+    ]
+    + [("summarization", "summarisation"), ("qa", "qa"), ("math_reasoning", "maths")]
+    + [("rag", "rag"), ("translation", "translation"), ("my own", "my own"), ("QA", "qa")]
+    + [("question answering", "qa"), ("retrieval-grounded", "rag")],
+)
+def test_categories_map_onto_the_kinds_of_task(category: str, group: str) -> None:
+    assert group_of(category) == group
+
+
+def test_humaneval_prompts_are_continued_as_they_are(tmp_path: Path) -> None:
+    prompt = "def add(a, b):\n"
+    file = write(
+        tmp_path / "HumanEval.jsonl",
+        {"task_id": "HumanEval/0", "prompt": prompt, "entry_point": "add", "test": "…"},
+    )
+    (item,) = items_of(read_suite_file(file))
+    assert (item.id, item.group, item.raw, item.turns) == ("HumanEval/0", "code", True, (prompt,))
+
+
+def test_genai_perf_lines_and_sessions(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "inputs.jsonl",
+        {"text_input": "First."},
+        {"text": "Second."},
+        {"session_id": "a", "text": "Turn one."},
+        {"session_id": "b", "text": "Alone."},
+        {"session_id": "a", "delay": 1, "text": "Turn two."},
+    )
+    items = items_of(read_suite_file(file))
+    assert [item.turns for item in items] == [
+        ("First.",),
+        ("Second.",),
+        ("Turn one.", "Turn two."),
+        ("Alone.",),
+    ]
+
+
+def test_genai_perf_inputs_json_with_payloads(tmp_path: Path) -> None:
+    file = tmp_path / "inputs.json"
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
+    rows = [
+        {"payload": [{"model": "m", "messages": chat, "max_tokens": 8}]},
+        {"payload": [{"prompt": ["Once upon"]}]},
+        {"text_input": ["Plain."], "stream": [True]},
+    ]
+    file.write_text(json.dumps({"data": rows}))
+    first, second, third = items_of(read_suite_file(file))
+    assert first.turns == ("Hi.",) and first.history == (chat[0],)
+    assert second.turns == ("Once upon",) and not second.raw
+    assert third.turns == ("Plain.",)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"turns": ["a"]}\n{"turns": [', "line 2 is not JSON"),
+        ('{"turns": []}\n', "turns"),
+        ('{"question": "x"}\n', "has the keys question"),
+        ('{"turns": [3]}\n', "must be text, got 3"),
+        ("", "no prompts"),
+        ("[1, 2]", "must be an object"),
+        ('{"messages": [{"role": "assistant", "content": "x"}]}', "must be the user's"),
+        ('{"data": 5}', "list of prompts"),
+    ],
+)
+def test_a_file_in_no_layout_says_where_and_what(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "bad.jsonl"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_suite_file(file)
+    assert "bad.jsonl" in str(caught.value)
+
+
+def test_a_suite_is_found_by_name_or_file_and_a_typo_is_pointed_out(tmp_path: Path) -> None:
+    known = presets.suites()
+    assert choose_suite("quick", known).name == "quick"
+    file = write(tmp_path / "mine.jsonl", {"turns": ["x"]})
+    assert choose_suite(str(file), known).name == "mine"
+    with pytest.raises(ConfigError, match="Did you mean quick"):
+        choose_suite("quik", known)
+
+
+def test_a_limit_takes_from_the_categories_of_a_group_in_turn(tmp_path: Path) -> None:
+    rows = [{"category": c, "turns": [c]} for c in ["writing"] * 5 + ["stem"] * 5 + ["qa"] * 2]
+    suite = read_suite_file(write(tmp_path / "q.jsonl", *rows))
+    items = choose_items([suite], limit_per_category=3)
+    assert [item.category for item in items] == ["writing", "writing", "stem", "qa", "qa"]
+    assert {i.category for i in choose_items([suite], categories=["chat"])} == {"writing", "stem"}
+    assert {i.category for i in choose_items([suite], categories=["stem"])} == {"stem"}
+    with pytest.raises(ConfigError, match="categories must be some of"):
+        choose_items([suite], categories=["maths"])
+
+
+def test_equal_ids_are_made_different(tmp_path: Path) -> None:
+    file = write(tmp_path / "q.jsonl", *[{"question_id": 1, "turns": ["x"]}] * 2)
+    assert [item.id for item in items_of(read_suite_file(file))] == ["1", "1#2"]
+
+
+def test_built_in_suites_have_twenty_prompts_of_each_kind() -> None:
+    tasks = items_of(presets.suites()["tasks"])
+    counts = {group: sum(item.group == group for item in tasks) for group in GROUPS}
+    assert counts.pop("code") == 0 and min(counts.values()) >= 20
+    assert sum(len(item.turns) > 1 for item in tasks if item.group == "chat") >= 20
+    code = items_of(presets.suites()["code"])
+    assert {item.group for item in code} == {"code"} and len(code) >= 20
+    quick = items_of(presets.suites()["quick"])
+    assert {item.group for item in quick} == set(GROUPS)
+    texts = [
+        item.turns[0]
+        for name in ("tasks", "code", "quick")
+        for item in items_of(presets.suites()[name])
+    ]
+    assert len(set(texts)) == len(texts)
+    long = [
+        item for item in tasks if item.group == "summarisation" if len(item.turns[0].split()) >= 250
+    ]
+    assert len(long) >= 8

@@ -1,0 +1,94 @@
+"""The order of requests, the baseline, and a plan that survives storage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from engine.config import Limits, Sampling
+from engine.drafters import parse_method
+from engine.errors import ConfigError
+from engine.sources import TargetSpec
+from playground.bench.plan import Configuration, Plan, key_of, make_plan
+from playground.bench.suites import Item
+
+TARGET = TargetSpec(name="t", hub="a/b")
+
+
+def configuration(name: str, **config: Any) -> Configuration:
+    return Configuration(name, name, parse_method({"decoding_type": "NGram", **config}))
+
+
+def plan(*names: str, items: int = 4, repeats: int = 3) -> Plan:
+    prompts = [Item("s", str(i), "c", "chat", ("one", "two")[: 1 + i % 2]) for i in range(items)]
+    return make_plan(TARGET, "float32", [configuration(n) for n in names], prompts, repeats=repeats)
+
+
+def test_every_request_comes_once_and_plain_decoding_always() -> None:
+    made = plan("a", "b")
+    requests = [request for requests in made.rounds() for request in requests]
+    assert len(requests) == made.num_requests == len({r.key for r in requests}) == 6 * 3 * 3
+    assert made.reference.is_baseline and made.reference.name == "plain"
+    assert [key_of(r.labels) for r in requests] == [r.key for r in requests]
+
+
+def test_who_begins_rotates_over_prompts_and_repeats() -> None:
+    """Each of three configurations is first, second and third equally often."""
+    places = Counter(
+        (request.configuration, place)
+        for requests in plan("a", "b").rounds()
+        for place, request in enumerate(requests)
+    )
+    assert set(places.values()) == {6}
+    by_repeat = {r[0].repeat: r[0].configuration for r in plan("a", "b", items=1).rounds()}
+    assert len(set(by_repeat.values())) == 3
+
+
+def test_a_turn_is_over_before_the_next_begins() -> None:
+    for requests in plan("a").rounds():
+        assert len({(r.item.id, r.turn, r.repeat) for r in requests}) == 1
+
+
+def test_a_named_plain_configuration_is_the_baseline() -> None:
+    plain = Configuration("bare", "Bare", parse_method({"decoding_type": "Autoregressive"}))
+    made = make_plan(
+        TARGET, "auto", [configuration("a"), plain], [Item("s", "1", "c", "c", ("x",))]
+    )
+    assert [c.name for c in made.configurations] == ["bare", "a"]
+
+
+def test_two_configurations_of_one_type_need_two_names() -> None:
+    assert len(plan("a", "b").configurations) == 3
+    with pytest.raises(ConfigError, match="Two configurations are named a"):
+        plan("a", "a")
+    with pytest.raises(ConfigError, match="named plain"):
+        plan("plain")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"), [({"items": 0}, "no prompt"), ({"repeats": 0}, "repeats must be")]
+)
+def test_a_plan_of_nothing_is_refused(changes: dict[str, int], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        plan("a", **changes)
+
+
+def test_a_stored_plan_is_the_same_plan() -> None:
+    made = make_plan(
+        TARGET,
+        "bfloat16",
+        [configuration("a", max_draft_len=3)],
+        [Item("s", "1", "c", "chat", ("x",), True, ({"role": "system", "content": "y"},))],
+        repeats=2,
+        sampling=Sampling(temperature=0.5, seed=3),
+        limits=Limits(max_new_tokens=9, stop=("z",)),
+    )
+    assert Plan.from_dict(made.to_dict()) == made
+    with pytest.raises(ConfigError, match="not one of a benchmark"):
+        Plan.from_dict({"kind": "sweep"})
+    other = made.to_dict()
+    other["configurations"][1]["config"]["decoding_type"] = "Gone"
+    with pytest.raises(ConfigError, match="No method is called 'Gone'"):
+        Plan.from_dict(other)

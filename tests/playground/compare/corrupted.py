@@ -1,0 +1,81 @@
+"""A method that claims to be lossless and commits a wrong token; and what the form holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from engine.accept import Acceptance, Rule, Verified
+from engine.config import Sampling
+from engine.drafters.base import Workbench
+from engine.sampling import Draws
+from playground.catalog import Catalog
+from presets import MethodPreset
+from tests.playground.tiny import ScriptedConfig, ScriptedDrafter
+
+
+class CorruptedConfig(ScriptedConfig):
+    """Drafts like the scripted method, and its verifier makes one mistake."""
+
+    title: ClassVar[str] = "Corrupted"
+
+    decoding_type: Literal["Corrupted"] = "Corrupted"  # type: ignore[assignment]
+    wrong_at: int = Field(4, ge=1, description="step whose last token is wrong")
+
+    def build(self, bench: Workbench) -> CorruptedDrafter:
+        return CorruptedDrafter(self, bench)
+
+
+class CorruptedDrafter(ScriptedDrafter):
+    """Its rule adds 1 to the token that follows the accepted path of step `wrong_at`."""
+
+    def __init__(self, config: CorruptedConfig, bench: Workbench) -> None:
+        super().__init__(config, bench)
+        self._wrong_at = config.wrong_at
+
+    def rule(self, sampling: Sampling) -> Rule:
+        right = super().rule(sampling)
+
+        def corrupted(verified: Verified, draws: Draws) -> Acceptance:
+            accepted = right(verified, draws)
+            if self._step != self._wrong_at:
+                return accepted
+            return Acceptance(accepted.path, (accepted.next_token + 1) % 256)
+
+        return corrupted
+
+    def finish(self) -> None:
+        self._step = 0
+
+
+def with_corrupted(catalog: Catalog) -> Catalog:
+    """The catalog with this method on offer."""
+    preset = MethodPreset(name="corrupted", title="Corrupted", config=CorruptedConfig())
+    return dataclasses.replace(
+        catalog,
+        presets={**catalog.presets, "corrupted": preset},
+        types={**catalog.types, "Corrupted": CorruptedConfig},
+    )
+
+
+def held(*slots: tuple[str, dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    """What the Compare page's components hold; a slot is a method and the settings changed."""
+    values = {
+        "compare": {"repeats": "2", **changes.pop("options", {})},
+        "sampling": changes.pop("sampling", {}),
+        "limits": {"max_new_tokens": "20", "ignore_eos": True, **changes.pop("limits", {})},
+    }
+    given = slots or (("scripted", {}),)
+    raw = {
+        "target": "tiny",
+        "dtype": "float32",
+        "mode": "chat",
+        "system": "",
+        "prompt": "Say hello.",
+        "suite": "",
+        "slots": [(key, {"values": {"method": settings}}) for key, settings in given],
+        "form": {"values": values},
+    }
+    return {**raw, **changes}

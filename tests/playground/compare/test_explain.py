@@ -1,0 +1,172 @@
+"""Figures and explanation from runs made by hand: every number can be checked on paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from playground.bench.measured import Measured
+from playground.compare.explain import balance_of, explain
+from playground.compare.figures import Pooled, in_pairs, pool, speedup_dict
+from playground.compare.verdict import Verdict
+
+
+def run(**changes: Any) -> Measured:
+    """8 steps of 10 ms of which 12 drafts were accepted: MAT 2.5, 20 tokens after the first."""
+    made: dict[str, Any] = {
+        "run_id": "r",
+        "suite": "s",
+        "category": "chat",
+        "group": "chat",
+        "prompt": "1",
+        "turn": 0,
+        "repeat": 0,
+        "configuration": "own",
+        "num_prompt_tokens": 9,
+        "num_new_tokens": 21,
+        "num_steps": 8,
+        "num_drafted": 32,
+        "num_accepted": 12,
+        "ttft_s": 0.05,
+        "decode_s": 0.080,
+        "itl_s": 0.004,
+        "at_least": (8, 4),
+        "split_s": (0.016, 0.056, 0.004, 0.004),
+        "output_ids": (1, 2),
+        "text": "",
+        "finish_reason": "length",
+    }
+    return Measured(**{**made, **changes})
+
+
+def plain(**changes: Any) -> Measured:
+    """20 steps of 5 ms."""
+    given = {
+        "configuration": "plain",
+        "num_steps": 20,
+        "num_drafted": 0,
+        "num_accepted": 0,
+        "decode_s": 0.100,
+        "at_least": (),
+        "split_s": (0.0, 0.096, 0.002, 0.002),
+    }
+    return run(**{**given, **changes})
+
+
+def pooled(*runs: Measured) -> Pooled:
+    found = pool(runs)
+    assert found is not None
+    return found
+
+
+def test_sums_are_divided_not_averaged() -> None:
+    long = run(num_new_tokens=101, num_steps=80, num_accepted=20, decode_s=0.8, at_least=(20,))
+    both = pooled(run(), long)
+    assert both.tok_s == pytest.approx((20 + 100) / 0.88)
+    assert both.mat == pytest.approx(1 + 32 / 88)
+    assert both.to_dict()["position_rates"] == pytest.approx([28 / 88, 4 / 88])
+    assert both.to_dict()["num_new_tokens"] == 122
+
+
+def test_runs_that_ended_with_the_first_token_do_not_count() -> None:
+    empty = run(num_new_tokens=1, num_steps=0, num_accepted=0, decode_s=0.0)
+    assert pool([empty]) is None
+    assert pooled(run(), empty) == pooled(run())
+
+
+def test_a_run_is_paired_with_the_plain_run_of_its_prompt_and_repeat() -> None:
+    own = [run(prompt="1"), run(prompt="2"), run(prompt="1", repeat=1)]
+    others = [plain(prompt="1", repeat=1), plain(prompt="1"), plain(prompt="9")]
+    pairs = in_pairs(own, others)
+    assert [(o.prompt, o.repeat, p.prompt, p.repeat) for o, p in pairs] == [
+        ("1", 0, "1", 0),
+        ("1", 1, "1", 1),
+    ]
+
+
+def test_speedup_and_its_spread_over_repeats() -> None:
+    pairs = [
+        (run(repeat=0), plain(repeat=0)),
+        (run(repeat=1, decode_s=0.1), plain(repeat=1)),
+        (run(repeat=2, decode_s=0.05), plain(repeat=2)),
+    ]
+    found = speedup_dict(pairs)
+    assert found is not None
+    assert found["value"] == pytest.approx(0.300 / 0.230)
+    assert (found["low"], found["high"]) == pytest.approx((1.0, 2.0))
+    assert found["spread_over"] == "repeats" and found["num_repeats"] == 3
+    assert found["by_prompt"] == [["1", pytest.approx(0.300 / 0.230)]]
+    alone = speedup_dict(pairs[:1])
+    assert alone is not None and alone["spread_over"] is None
+    assert speedup_dict([]) is None
+
+
+def test_the_formula_with_the_measured_numbers() -> None:
+    found = explain(pooled(run()), pooled(plain()))
+    assert found.measured == pytest.approx((20 / 0.080) / (20 / 0.100))
+    assert found.formula == pytest.approx(2.5 * 5 / (2 + 7 + 1))
+    assert found.terms.endswith("= 2.50 · 5.00 ms / (2.00 + 7.00 + 1.00 ms) = 1.25")
+    assert found.because.startswith("Faster: a step saves 1.50 plain steps (MAT 2.50)")
+    assert "as the formula says" in found.differs
+
+
+def test_what_a_step_saves_and_pays() -> None:
+    balance = balance_of(pooled(run()), pooled(plain()))
+    assert balance.saved == pytest.approx(1.5)
+    assert balance.paid == pytest.approx({"draft": 0.4, "verify": 0.44, "other": 0.16})
+    assert 1 + balance.total == pytest.approx(2.0)
+    assert balance.formula == pytest.approx(2.5 / 2.0)
+    assert balance.largest == "verify"
+    assert balance.without_largest == pytest.approx(2.5 / 1.56)
+
+
+def cost(**ms: float) -> Pooled:
+    """A configuration of MAT 2.5 whose steps cost this."""
+    split = [ms.get(part, 0.0) * 0.008 for part in ("draft", "verify", "accept", "other")]
+    return pooled(run(split_s=tuple(split), decode_s=sum(split)))
+
+
+@pytest.mark.parametrize(
+    ("own", "begins", "names"),
+    [
+        (cost(draft=1.0, verify=6.0), "Faster", "verifying more rows"),
+        (cost(draft=9.0, verify=6.0), "Slower", "drafting; without it the speedup would be 2.08"),
+        (cost(draft=2.0, verify=6.0, other=9.0), "Slower", "accepting and everything else"),
+        (cost(draft=20.0, verify=18.0), "Slower", "even without it too little is accepted"),
+        (cost(draft=5.0, verify=7.4), "As fast as plain", "drafting"),
+    ],
+)
+def test_the_sentence_names_what_costs_most(own: Pooled, begins: str, names: str) -> None:
+    found = explain(own, pooled(plain()))
+    assert found.because.startswith(begins)
+    assert names in found.because
+
+
+def test_drafts_that_are_hardly_accepted_are_said_so() -> None:
+    useless = replace(run(), num_accepted=0, num_steps=20, num_drafted=60, at_least=())
+    found = explain(pooled(useless), pooled(plain()))
+    assert found.because.startswith("Hardly any draft is accepted")
+
+
+def test_the_difference_to_the_measured_ratio_is_accounted_for() -> None:
+    """Two tokens cut off (20 of 22 left), and 20 ms of the loop between 8 steps."""
+    own = pooled(run(num_accepted=14, decode_s=0.100))
+    others = pooled(plain(decode_s=0.104))
+    found = explain(own, others)
+    kept = 20 / 22
+    between = (104 / 100) / (100 / 80)
+    assert found.measured == pytest.approx(found.formula * kept * between)
+    assert f"{100 * (kept - 1):+.1f} %" in found.differs
+    assert f"{100 * (between - 1):+.1f} %" in found.differs
+    assert "Prefill is in neither" in found.differs
+
+
+def test_plain_decoding_that_does_not_repeat_itself_is_pointed_out() -> None:
+    steady = [plain(repeat=0), plain(repeat=1), plain(repeat=1, prompt="2", output_ids=(9,))]
+    assert Verdict.baseline(steady, greedy=True).label == "baseline"
+    moody = [*steady, plain(repeat=0, prompt="2", output_ids=(8,))]
+    assert Verdict.baseline(moody, greedy=True).label == "not repeatable"
+    assert "1 of 2 prompts" in Verdict.baseline(moody, greedy=True).sentence
+    assert Verdict.baseline(moody, greedy=False).label == "baseline"

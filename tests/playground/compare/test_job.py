@@ -1,0 +1,206 @@
+"""A comparison on a tiny target: in turn, interleaved, every request a run of the log."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from playground.compare.board import stored_board
+from playground.compare.job import Comparison
+from playground.compare.plan import PLAIN
+from playground.compare.report import report_text
+from playground.compare.verdict import pieces
+from playground.runner import EngineHost
+from storage import RunDetail, RunLog, RunQuery
+from tests.playground.asks import finished, start
+from tests.playground.compare.running import begun, ended, row
+
+
+def stored(log: RunLog, comparison: Comparison) -> list[RunDetail]:
+    """Its runs, in the order in which they ran."""
+    query = RunQuery(labels={"compare": comparison.id}, descending=False, limit=500)
+    details = [log.get(run.id) for run in log.find(query).rows]
+    return [run for run in details if run is not None]
+
+
+@pytest.fixture(scope="module")
+def pair(host: EngineHost) -> Comparison:
+    """Plain, scripted, and scripted with another tree, twice on each of two prompts."""
+    comparison = begun(
+        host,
+        ("scripted", {}),
+        ("scripted", {"scripted_choices": "[[0], [1]]"}),
+        suite="starter",
+    )
+    ended(comparison)
+    return comparison
+
+
+def test_every_request_is_a_run_of_the_log(pair: Comparison, log: RunLog) -> None:
+    runs = stored(log, pair)
+    assert pair.whole.state == "completed", pair.whole.error
+    assert len(runs) == 3 * 2 * 2
+    assert {run.status for run in runs} == {"completed"}
+    keys = {(r.labels["configuration"], r.labels["prompt"], r.labels["repeat"]) for r in runs}
+    assert len(keys) == len(runs)
+    assert {run.labels["suite"] for run in runs} == {"starter"}
+    assert {run.method_title for run in runs} == {
+        PLAIN,
+        "Scripted tree (1)",
+        "Scripted tree (2)",
+    }
+
+
+def test_who_begins_moves_on_from_round_to_round(pair: Comparison, log: RunLog) -> None:
+    places = [int(run.labels["place"]) for run in stored(log, pair)]
+    rounds = [places[i : i + 3] for i in range(0, len(places), 3)]
+    assert rounds == [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]
+
+
+def test_raw_prompts_of_a_suite_are_continued(pair: Comparison, log: RunLog) -> None:
+    by_prompt = {run.labels["prompt"]: run for run in stored(log, pair)}
+    assert by_prompt["1"].messages and by_prompt["1"].prompt_text == "Say hello."
+    assert not by_prompt["2"].messages and by_prompt["2"].prompt_text == "def f(x):"
+
+
+def test_the_report_has_figures_speedups_and_reasons(pair: Comparison) -> None:
+    report = ended(pair)
+    assert [r["badge"] for r in report["configurations"]] == ["baseline", "lossless", "lossless"]
+    plain, scripted = report["configurations"][:2]
+    assert plain["speedup"] is None and plain["verdict"]["kind"] == "baseline"
+    assert scripted["figures"]["num_runs"] == 4
+    assert scripted["figures"]["mat"] > 1.2
+    speedup = scripted["speedup"]
+    assert speedup["low"] <= speedup["value"] <= speedup["high"]
+    assert speedup["value"] == pytest.approx(
+        scripted["figures"]["tok_s"] / plain["figures"]["tok_s"]
+    )
+    assert scripted["why"]["measured"] == pytest.approx(speedup["value"])
+    assert [name for name, _ in speedup["by_prompt"]] == ["1", "2"]
+    assert report["num_repeats"] == 2 and len(report["runs"]) == 12
+    assert "float32" in report["setup"] and "greedy" in report["setup"]
+
+
+def test_greedy_texts_of_a_lossless_method_are_identical(pair: Comparison) -> None:
+    verdict = row(ended(pair), "Scripted tree (1)")["verdict"]
+    assert verdict["kind"] == "identical" and "80 tokens in 4 texts" in verdict["sentence"]
+
+
+def test_the_log_alone_tells_the_same(pair: Comparison, host: EngineHost, log: RunLog) -> None:
+    board = stored_board(log, pair.id, host.catalog.types)
+    assert json.loads(report_text(log, board)) == ended(pair)
+
+
+def test_the_warm_up_is_no_run(pair: Comparison, host: EngineHost, log: RunLog) -> None:
+    """Neither in the log nor on show; and it is done anew, with new drafters, for every repeat."""
+    prompts = {run.prompt_text for run in stored(log, pair)}
+    assert prompts == {"Say hello.", "def f(x):"}
+
+
+def test_a_corrupted_method_is_caught(host: EngineHost, log: RunLog) -> None:
+    comparison = begun(host, ("scripted", {}), ("corrupted", {"wrong_at": "4"}))
+    report = ended(comparison)
+    verdict = row(report, "Corrupted")["verdict"]
+    runs = {run.labels["configuration"]: run for run in stored(log, comparison)}
+    plain, own = runs[PLAIN].output_ids, runs["Corrupted"].output_ids
+    steps = log.steps(runs["Corrupted"].id)
+    at = 1 + sum(step.num_committed for step in steps[:4]) - 1
+    assert plain[:at] == own[:at] and plain[at] != own[at]
+    assert verdict["kind"] == "diverged"
+    assert verdict["parting"]["index"] == at
+    assert verdict["near_tie"] is False
+    assert "the method is at fault" in verdict["sentence"]
+    assert "2 of 2 texts" in verdict["sentence"]
+    assert "float32: top-2 logit gap" in verdict["gap"][0]
+    said = pieces(log, runs[PLAIN].id)
+    assert len(said) == len(plain)
+    assert verdict["parting"]["before"] == "".join(said[:at])[-12:]
+    assert verdict["parting"]["plain"] == "".join(said[at : at + 16])
+    assert verdict["parting"]["own"] != verdict["parting"]["plain"]
+    assert row(report, "Scripted tree")["verdict"]["kind"] == "identical"
+    again = stored_board(log, comparison.id, host.catalog.types)
+    assert again.audits.keys() == {"Corrupted"}
+    assert report_text(log, again) == comparison.report
+
+
+def test_a_lossy_method_is_called_lossy_whatever_it_writes(host: EngineHost) -> None:
+    report = ended(begun(host, ("scripted", {"note": "lossy"}), options={"repeats": "1"}))
+    entry = row(report, "Scripted tree")
+    assert entry["badge"] == "lossy" and entry["verdict"]["kind"] == "lossy"
+    assert "identical here" in entry["verdict"]["sentence"]
+
+
+def test_sampled_texts_are_not_compared_token_by_token(host: EngineHost, log: RunLog) -> None:
+    comparison = begun(host, ("scripted", {}), sampling={"temperature": "1.0", "seed": "5"})
+    verdict = row(ended(comparison), "Scripted tree")["verdict"]
+    assert verdict["kind"] == "sampled" and "same distribution" in verdict["sentence"]
+    seeds = {(run.labels["repeat"], run.sampling["seed"]) for run in stored(log, comparison)}
+    assert seeds == {("0", 5), ("1", 6)}
+
+
+def test_stop_ends_at_once_and_keeps_what_ran(host: EngineHost, log: RunLog) -> None:
+    slow = {"delay_ms": "25"}
+    comparison = begun(host, ("scripted", slow), owner="stopper", limits={"max_new_tokens": "400"})
+    while len(stored(log, comparison)) < 2:
+        time.sleep(0.02)
+    asked = time.monotonic()
+    comparison.cancel()
+    report = ended(comparison)
+    assert time.monotonic() - asked < 3
+    assert comparison.whole.state == "cancelled"
+    assert not host.runs.owned_by("stopper")
+    assert {run.status for run in stored(log, comparison)} <= {"completed", "cancelled"}
+    assert report["configurations"][0]["figures"] is not None
+    assert finished(start(host)).state == "completed"
+
+
+def test_a_waiting_comparison_can_be_stopped(host: EngineHost, log: RunLog) -> None:
+    busy = start(host, owner="busy", settings={"delay_ms": "20"})
+    comparison = begun(host, owner="waiting")
+    comparison.cancel()
+    finished(busy)
+    ended(comparison)
+    assert comparison.whole.state == "cancelled" and not stored(log, comparison)
+
+
+def test_a_configuration_that_breaks_leaves_the_others_running(
+    host: EngineHost, log: RunLog
+) -> None:
+    comparison = begun(host, ("scripted", {"fail_at": "3"}), ("corrupted", {"wrong_at": "99"}))
+    report = ended(comparison)
+    assert comparison.whole.state == "completed"
+    broken = row(report, "Scripted tree")
+    assert broken["fault"] and "Scripted tree" in broken["fault"]
+    assert broken["figures"] is None
+    assert row(report, "Corrupted")["verdict"]["kind"] == "identical"
+    assert len(stored(log, comparison)) == 2 * 2
+
+
+def test_a_prompt_that_does_not_fit_is_one_sentence(host: EngineHost) -> None:
+    comparison = begun(host, prompt="word " * 400)
+    ended(comparison)
+    assert comparison.whole.state == "failed"
+    assert comparison.whole.error is not None and "context" in comparison.whole.error
+
+
+def test_nothing_comes_between_the_runs_of_a_comparison(host: EngineHost, log: RunLog) -> None:
+    comparison = begun(host, ("scripted", {"delay_ms": "5"}), owner="one")
+    other = start(host, owner="two")
+    ended(comparison)
+    finished(other)
+    runs = log.find(RunQuery(limit=5)).rows
+    assert runs[0].labels == {} and {run.labels["compare"] for run in runs[1:5]} == {comparison.id}
+
+
+def test_drafters_of_a_comparison_have_learned_from_nothing(host: EngineHost) -> None:
+    """Each repeat gets new ones: a method that remembers earlier texts would race with itself."""
+    made: list[object] = []
+    forget = host.forget_drafters
+    host.forget_drafters = lambda: made.append(forget())  # type: ignore[method-assign]
+    try:
+        ended(begun(host, options={"repeats": "3"}))
+    finally:
+        del host.forget_drafters  # type: ignore[method-assign]
+    assert len(made) == 3

@@ -1,0 +1,159 @@
+"""What the Compare page holds becomes a plan, or one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import PlaygroundError
+from playground.catalog import Catalog
+from playground.compare.plan import PLAIN, read_held, read_plan
+from presets import Prompt, PromptSuite
+from tests.playground.compare.corrupted import held, with_corrupted
+from tests.playground.tiny import tiny_catalog
+
+
+@pytest.fixture
+def catalog() -> Catalog:
+    return with_corrupted(tiny_catalog(Path("nowhere")))
+
+
+def test_plain_decoding_is_always_the_first(catalog: Catalog) -> None:
+    plan = read_plan(catalog, held(("scripted", {}), ("plain", {})))
+    assert [c.name for c in plan.configurations] == [PLAIN, "Scripted tree"]
+    assert plan.configurations[0].config.decoding_type == "Autoregressive"
+
+
+def test_everybody_begins_in_turn_and_answers_every_prompt_as_often(catalog: Catalog) -> None:
+    plan = read_plan(
+        catalog,
+        held(("scripted", {}), ("corrupted", {}), suite="starter", options={"repeats": "3"}),
+    )
+    rounds = list(plan.rounds())
+    assert len(rounds) == plan.num_rounds == 3 * 2
+    assert all(sorted(order) == [0, 1, 2] for _, _, order in rounds)
+    assert [order[0] for _, _, order in rounds] == [0, 1, 2, 0, 1, 2]
+    assert [(repeat, item.id) for repeat, item, _ in rounds] == [
+        (repeat, prompt) for repeat in range(3) for prompt in ("1", "2")
+    ]
+
+
+def test_a_method_that_stands_twice_is_named_by_what_differs(catalog: Catalog) -> None:
+    plan = read_plan(
+        catalog,
+        held(("scripted", {}), ("scripted", {"max_draft_len": "5"}), ("corrupted", {})),
+    )
+    assert [c.name for c in plan.configurations[1:]] == [
+        "Scripted tree · max_draft_len 3",
+        "Scripted tree · max_draft_len 5",
+        "Corrupted",
+    ]
+    assert plan.configurations[2].config.model_dump()["max_draft_len"] == 5
+
+
+def test_trees_have_no_short_name_and_are_numbered(catalog: Catalog) -> None:
+    plan = read_plan(
+        catalog, held(("scripted", {}), ("scripted", {"scripted_choices": "[[0], [1]]"}))
+    )
+    names = [c.name for c in plan.configurations]
+    assert names[1:] == ["Scripted tree (1)", "Scripted tree (2)"]
+
+
+def test_requests_share_everything_but_the_method(catalog: Catalog) -> None:
+    plan = read_plan(catalog, held(limits={"max_new_tokens": "7"}, sampling={"seed": "3"}))
+    first, second = (plan.request(at, plan.items[0]) for at in (0, 1))
+    assert (first.target, first.dtype, first.sampling, first.limits, first.prompt) == (
+        second.target,
+        second.dtype,
+        second.sampling,
+        second.limits,
+        second.prompt,
+    )
+    assert first.limits.max_new_tokens == 7 and first.sampling.seed == 3
+    assert first.config != second.config
+
+
+def test_a_suite_gives_prompts_of_every_category_in_turn(catalog: Catalog) -> None:
+    def prompts(category: str, n: int) -> list[Prompt]:
+        turns = [(f"{category} {i}", "more") for i in range(n)]
+        return [Prompt(category=category, turns=t, id=t[0]) for t in turns]
+
+    suite = PromptSuite(name="s", title="S", prompts=(*prompts("chat", 9), *prompts("code", 9)))
+    catalog.suites["s"] = suite  # type: ignore[index]
+    plan = read_plan(catalog, held(suite="s", prompt="", options={"num_prompts": "5"}))
+    assert [item.id for item in plan.items] == ["chat 0", "chat 1", "chat 2", "code 0", "code 1"]
+    assert plan.request(0, plan.items[3]).prompt == "code 0"
+
+
+def test_labels_say_all_that_a_link_needs(catalog: Catalog) -> None:
+    plan = read_plan(catalog, held(suite="starter"))
+    labels = plan.labels("abc", 1, plan.items[1], 2)
+    assert labels == {
+        "compare": "abc",
+        "place": "1",
+        "configuration": "Scripted tree",
+        "suite": "starter",
+        "category": "code",
+        "group": "code",
+        "prompt": "2",
+        "turn": "0",
+        "repeat": "2",
+    }
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    (held(prompt=""), "empty"),
+    (held(prompt=3), "text"),
+    (held(("plain", {})), "at least one method"),
+    (held(("scripted", {}), ("scripted", {})), "are the same"),
+    (held(("unheard", {})), "method must be one of"),
+    (held(("scripted", {"max_draft_len": "0"})), "max_draft_len"),
+    (held(("scripted", {"draft_len": "2"})), "max_draft_len"),
+    (held(options={"repeats": "0"}), "repeats"),
+    (held(options={"repeats": "eleven"}), "repeats"),
+    (held(options={"rounds": "3"}), "rounds"),
+    (held(suite="unheard"), "suite must be one of"),
+    (held(suite=["starter"]), "suite must be one of"),
+    (held(target="unheard"), "target must be one of"),
+    (held(slots=[]), "configurations"),
+    (held(slots=[("scripted", {})] * 5), "configurations"),
+    (held(slots="many"), "method"),
+    (held(slots=[("scripted",)]), "method and its settings"),
+    (held(slots=None), "configurations"),
+    (held(form=[]), "form"),
+]
+
+
+@pytest.mark.parametrize(("raw", "words"), BAD, ids=range(len(BAD)))
+def test_what_cannot_be_compared_is_one_sentence(
+    catalog: Catalog, raw: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(PlaygroundError, match=words):
+        read_plan(catalog, raw)
+
+
+def sent(count: Any = 1) -> list[Any]:
+    """What the page's components send, in their order."""
+    raw = held(("scripted", {}), ("corrupted", {}))
+    slots = [part for slot in raw["slots"] for part in slot]
+    same = [raw[key] for key in ("target", "dtype", "mode", "system", "prompt", "suite")]
+    return [*same, count, *slots, raw["form"]]
+
+
+def test_only_the_slots_on_show_are_compared(catalog: Catalog) -> None:
+    assert len(read_plan(catalog, read_held(sent(1))).configurations) == 2
+    assert len(read_plan(catalog, read_held(sent(2))).configurations) == 3
+
+
+@pytest.mark.parametrize("count", [0, 3, -1, True, "2", None, 1.0])
+def test_a_count_that_the_page_does_not_offer_is_refused(count: Any) -> None:
+    with pytest.raises(PlaygroundError, match="count must be an integer"):
+        read_held(sent(count))
+
+
+@pytest.mark.parametrize("held", [(), ("tiny",), tuple(sent()[:7])])
+def test_too_few_values_are_refused(held: Any) -> None:
+    with pytest.raises(PlaygroundError, match="every field"):
+        read_held(held)

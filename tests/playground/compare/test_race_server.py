@@ -1,0 +1,44 @@
+"""What the race asks the server for: anybody may ask anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from playground.compare.race import Clocks
+from playground.feed import History
+from playground.pages.compare_board import race_server
+from playground.runner import EngineHost
+from storage import RunLog
+from tests.playground.asks import finished, start
+
+BAD_ASKS: list[Any] = [
+    None,
+    [],
+    "x",
+    {},
+    {"runs": "x"},
+    {"runs": []},
+    {"runs": ["x"] * 99},
+    {"runs": [3]},
+    {"runs": ["x" * 999]},
+    {"runs": ["nothing"]},
+]
+
+
+@pytest.mark.parametrize("asked", BAD_ASKS, ids=range(len(BAD_ASKS)))
+def test_bad_questions_about_runs_get_a_sentence(
+    host: EngineHost, history: History, log: RunLog, asked: Any
+) -> None:
+    clocks, metas = race_server(history, Clocks(host.runs, log))
+    assert list(clocks(asked)) == ["error"]
+    assert list(metas(asked)) == ["error"]
+
+
+def test_runs_answer_with_clocks_and_metas(host: EngineHost, history: History, log: RunLog) -> None:
+    run = finished(start(host))
+    clocks, metas = race_server(history, Clocks(host.runs, log))
+    assert [clock["run"] for clock in clocks({"runs": [run.log_id]})["clocks"]] == [run.log_id]
+    (meta,) = metas({"runs": [run.log_id]})["runs"]
+    assert meta["id"] == run.log_id and meta["title"] == "Scripted tree"

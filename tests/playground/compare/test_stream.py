@@ -1,0 +1,177 @@
+"""The stream to the Compare page, its links, and the clocks of the race."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from engine.errors import ConfigError
+from playground.compare.job import Comparison
+from playground.compare.links import from_comparison, from_runs
+from playground.compare.plan import PLAIN, read_plan
+from playground.compare.race import Clocks
+from playground.compare.stream import fault_message, reopened, stream
+from playground.feed import History
+from playground.live import LiveRuns
+from playground.runner import EngineHost
+from storage import RunLog
+from tests.playground.asks import finished, start
+from tests.playground.compare.corrupted import held
+from tests.playground.compare.running import begun, ended
+
+Messages = list[dict[str, Any]]
+
+
+def messages_of(comparison: Comparison, history: History) -> Messages:
+    async def collect() -> Messages:
+        return [message async for message in stream(comparison, history, tick_s=0.01)]
+
+    return asyncio.run(collect())
+
+
+@pytest.fixture(scope="module")
+def shown(host: EngineHost, history: History) -> tuple[Comparison, Messages]:
+    host.load(host.catalog.target("tiny"), "float32", owner="before")
+    comparison = begun(host, ("scripted", {"delay_ms": "3"}), suite="starter")
+    return comparison, messages_of(comparison, history)
+
+
+def test_panels_are_there_before_anything_runs(shown: tuple[Comparison, Messages]) -> None:
+    first = shown[1][0]
+    assert [meta["title"] for meta in first["runs"]] == [PLAIN, "Scripted tree"]
+    assert first["runs"][0]["prompt"] == "Say hello." and first["report"] == ""
+
+
+def test_every_round_is_a_stream_of_its_own(shown: tuple[Comparison, Messages]) -> None:
+    comparison, messages = shown
+    streams = list(dict.fromkeys(message["stream"] for message in messages))
+    assert len(streams) == 1 + 2 * 2 + 1
+    for message in messages[1:-1]:
+        if json.loads(message["ev"]):
+            assert {event[0] for event in json.loads(message["ev"])} <= {
+                meta["id"] for meta in message["runs"]
+            }
+    words = [json.loads(message["compare"])["words"] for message in messages]
+    assert any(word.startswith("round 2 of 4") for word in words)
+    assert any(word.startswith("warming up") for word in words)
+
+
+def test_the_report_grows_from_round_to_round(shown: tuple[Comparison, Messages]) -> None:
+    reports = [json.loads(m["report"]) for m in shown[1] if m["report"]]
+    counts = [len(report["runs"]) for report in reports]
+    assert counts == sorted(counts) and counts[-1] == 8 and counts[0] < 8
+
+
+def test_the_last_message_shows_a_round_of_the_log(
+    shown: tuple[Comparison, Messages], log: RunLog
+) -> None:
+    comparison, messages = shown
+    last = messages[-1]
+    state = json.loads(last["compare"])
+    assert last["resync"] and state["final"] and state["state"] == "completed"
+    labels = [dict((log.get(meta["id"]) or pytest.fail()).labels) for meta in last["runs"]]
+    assert [entry["place"] for entry in labels] == ["0", "1"]
+    assert {(entry["prompt"], entry["repeat"]) for entry in labels} == {("2", "1")}
+
+
+def test_a_link_shows_the_same_from_the_log_alone(
+    shown: tuple[Comparison, Messages], host: EngineHost, log: RunLog
+) -> None:
+    comparison, messages = shown
+    again = reopened(comparison.id, History(LiveRuns(), log), log, host.catalog.types)
+    last = messages[-1]
+    assert json.loads(again["report"]) == json.loads(last["report"])
+    assert [meta["id"] for meta in again["runs"]] == [meta["id"] for meta in last["runs"]]
+    with pytest.raises(ConfigError, match="nothing"):
+        reopened("nothing", History(LiveRuns(), log), log, host.catalog.types)
+
+
+def test_clocks_are_the_stored_step_times(
+    shown: tuple[Comparison, Messages], host: EngineHost, log: RunLog
+) -> None:
+    runs = [meta["id"] for meta in shown[1][-1]["runs"]]
+    for clock in Clocks(LiveRuns(), log).of(runs):
+        detail, steps = log.get(clock["run"]), log.steps(clock["run"])
+        assert detail is not None
+        assert clock["at_s"] == [detail.ttft_s, *(step.at_s for step in steps)]
+        assert sum(clock["num"]) == len(detail.output_ids)
+    assert Clocks(host.runs, log).of(runs) == Clocks(LiveRuns(), log).of(runs)
+    with pytest.raises(ConfigError, match="races|race"):
+        Clocks(host.runs, log).of(["x"] * 9)
+    with pytest.raises(ConfigError, match="nothing"):
+        Clocks(host.runs, log).of(["nothing"])
+
+
+def test_stopping_on_the_way_still_ends_the_stream(host: EngineHost, history: History) -> None:
+    async def leave(comparison: Comparison) -> Messages:
+        taken = []
+        async for message in stream(comparison, history, tick_s=0.01):
+            taken.append(message)
+            if json.loads(message["ev"]):
+                comparison.cancel()
+        return taken
+
+    slow = ("scripted", {"delay_ms": "20"})
+    comparison = begun(host, slow, owner="leaving", limits={"max_new_tokens": "300"})
+    last = json.loads(asyncio.run(leave(comparison))[-1]["compare"])
+    assert last["final"] and last["state"] == "cancelled"
+
+
+def test_a_link_of_a_comparison_fills_the_form(
+    host: EngineHost, log: RunLog, history: History
+) -> None:
+    raw = held(
+        ("scripted", {"max_draft_len": "5"}),
+        ("corrupted", {"wrong_at": "99"}),
+        system="Be brief.",
+        limits={"max_new_tokens": "9"},
+    )
+    comparison = Comparison.start(host, read_plan(host.catalog, raw), owner="tab")
+    ended(comparison)
+    filled = from_comparison(host.catalog, log, comparison.id)
+    again = read_plan(
+        host.catalog,
+        {
+            **{key: getattr(filled, key) for key in ("target", "dtype", "mode", "system")},
+            "prompt": filled.prompt,
+            "suite": filled.suite,
+            "slots": [(slot.method, slot.form) for slot in filled.slots],
+            "form": filled.run_form,
+        },
+    )
+    assert again == comparison.plan
+
+
+def test_a_link_of_runs_takes_their_configurations_and_the_first_prompt(
+    host: EngineHost, log: RunLog
+) -> None:
+    runs = [
+        finished(start(host, prompt="One.", settings={"max_draft_len": "2"})),
+        finished(start(host, prompt="Two.", method="plain")),
+        finished(start(host, prompt="Three.", settings={"max_draft_len": "6"})),
+    ]
+    link = ",".join(str(run.log_id) for run in runs)
+    filled = from_runs(host.catalog, log, link)
+    assert (filled.prompt, filled.suite, filled.target) == ("One.", "", "tiny")
+    assert [slot.form["values"]["method"] for slot in filled.slots] == [
+        {"max_draft_len": 2},
+        {"max_draft_len": 6},
+    ]
+    for bad in ("nothing", "a,,b", "", "\x00"):
+        with pytest.raises(ConfigError):
+            from_runs(host.catalog, log, bad)
+
+
+def test_an_error_leaves_what_is_on_show(shown: tuple[Comparison, Messages]) -> None:
+    last = shown[1][-1]
+    message = fault_message("No.", last)
+    assert json.loads(message["compare"])["error"] == "No."
+    assert {k: v for k, v in message.items() if k != "compare"} == {
+        k: v for k, v in last.items() if k != "compare"
+    }
+    for nothing in (None, "x", {}, []):
+        alone = fault_message("No.", nothing)
+        assert alone["runs"] == [] and alone["report"] == "" and alone["stream"]

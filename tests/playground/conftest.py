@@ -1,0 +1,37 @@
+"""A host over a tiny random target and a run log in a temporary file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from playground.feed import History
+from playground.runner import EngineHost
+from storage import RunLog
+from tests.playground.tiny import save_tiny_llama, tiny_catalog
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[RunLog]:
+    log = RunLog.open(str(tmp_path / "runs.db"))
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def host(tiny_folder: Path, tmp_path: Path, log: RunLog) -> Iterator[EngineHost]:
+    host = EngineHost(log, tiny_catalog(tiny_folder), cache_dir=tmp_path / "cache", device="cpu")
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def history(host: EngineHost) -> History:
+    return History(host.runs, host.log)

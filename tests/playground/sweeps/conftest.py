@@ -1,0 +1,53 @@
+"""Sweeps in memory, which is fast, or in a file beside a run log."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from optuna.storages import InMemoryStorage
+
+from engine.drafters.ngram import NGramConfig
+from playground.catalog import Catalog
+from playground.runner import EngineHost
+from playground.sweeps.store import SweepStore
+from presets import MethodPreset
+from storage import RunLog
+from tests.playground.sweeps.scripted import open_store
+from tests.playground.tiny import tiny_catalog
+
+
+@pytest.fixture
+def store() -> Iterator[SweepStore]:
+    store = SweepStore(InMemoryStorage())
+    yield store
+    store.close()
+
+
+def ngram_catalog(folder: Path) -> Catalog:
+    """Offers n-gram lookup besides the scripted drafter."""
+    tiny = tiny_catalog(folder)
+    ngram = MethodPreset(name="ngram", title="N-gram", config=NGramConfig())
+    return dataclasses.replace(
+        tiny,
+        presets={**tiny.presets, "ngram": ngram},
+        types={**tiny.types, "NGram": NGramConfig},
+    )
+
+
+@pytest.fixture
+def host(tiny_folder: Path, tmp_path: Path, log: RunLog) -> Iterator[EngineHost]:
+    catalog = ngram_catalog(tiny_folder)
+    host = EngineHost(log, catalog, cache_dir=tmp_path / "cache", device="cpu")
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def filed(tmp_path: Path) -> Iterator[SweepStore]:
+    log, store = open_store(tmp_path)
+    yield store
+    store.close()
+    log.close()

@@ -1,0 +1,123 @@
+"""Sweeps over a method whose speed is a formula, so that what a sweep should find is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine.config import Limits, MethodConfig, Sampling
+from engine.drafters.ngram import NGramConfig
+from engine.sources import TargetSpec
+from playground.bench.measured import Measured
+from playground.bench.suites import Item
+from playground.sweeps.measure import Pair, Watch
+from playground.sweeps.plan import SweepPlan
+from playground.sweeps.space import Space, parse_vary
+from playground.sweeps.store import SweepStore
+from storage import RunLog
+
+PLAIN_TOK_S = 10.0
+NUM_PROMPTS = 4
+Speed = Callable[[Any], float]
+"""tok/s of the method at a point."""
+
+
+def plan(*vary: str, base: MethodConfig | None = None, **changes: Any) -> SweepPlan:
+    """A sweep over n-gram lookup."""
+    config = NGramConfig() if base is None else base
+    items = tuple(Item("s", str(i), "chat", "chat", ("x",)) for i in range(NUM_PROMPTS))
+    made = SweepPlan(
+        target=TargetSpec(name="tiny", path="/nowhere"),
+        dtype="float32",
+        method="ngram",
+        title="N-gram",
+        space=Space(config, [parse_vary(text) for text in vary or ("max_draft_len=1:8",)]),
+        objective="speedup",
+        mode="search",
+        trials=5,
+        prune=False,
+        seed=0,
+        items=items,
+        suite="s",
+        repeats=1,
+        sampling=Sampling(),
+        limits=Limits(max_new_tokens=21),
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def peak_at_5(config: Any) -> float:
+    """Fastest with five draft tokens; the look-up plays no part."""
+    return 20.0 / (1 + abs(config.max_draft_len - 5) / 5)
+
+
+def answer(
+    tok_s: float, prompt: int, configuration: str, *, accepted: int = 5, text: int = 7
+) -> Measured:
+    """Twenty-one tokens in ten steps."""
+    return Measured(
+        run_id=f"{configuration}{prompt}",
+        suite="s",
+        category="chat",
+        group="chat",
+        prompt=str(prompt),
+        turn=0,
+        repeat=0,
+        configuration=configuration,
+        num_prompt_tokens=3,
+        num_new_tokens=21,
+        num_steps=10,
+        num_drafted=20,
+        num_accepted=accepted,
+        ttft_s=0.1,
+        decode_s=20 / tok_s,
+        itl_s=None,
+        at_least=(),
+        split_s=(0.0, 0.0, 0.0, 0.0),
+        output_ids=(text, prompt),
+        text="",
+        finish_reason="length",
+    )
+
+
+def pair(tok_s: float, prompt: int = 0, *, drift: float = 1.0) -> Pair:
+    """Plain decoding's answer and the method's, on a machine that is `drift` times as fast."""
+    plain = answer(drift * PLAIN_TOK_S, prompt, "plain", accepted=0)
+    return plain, answer(drift * tok_s, prompt, "trial")
+
+
+class Scripted:
+    """Measures by formula; remembers what it was asked."""
+
+    def __init__(
+        self, speed: Speed = peak_at_5, *, drift: Callable[[int], float] = lambda trial: 1.0
+    ) -> None:
+        self.speed = speed
+        self.drift = drift
+        self.configs: list[Any] = []
+        self.groups: list[str] = []
+        self.num_answers: list[int] = []
+
+    def __call__(self, config: MethodConfig, run_group: str, watch: Watch) -> list[Pair]:
+        drift = self.drift(len(self.configs))
+        self.configs.append(config)
+        self.groups.append(run_group)
+        pairs: list[Pair] = []
+        for prompt in range(NUM_PROMPTS):
+            watch.say(f"prompt {prompt}")
+            if watch.cancelled():
+                break
+            # Prompts differ, as prompts do: every later one is a little faster.
+            pairs.append(pair(self.speed(config) * (1 + prompt / 10), prompt, drift=drift))
+            if not watch.pair(pairs):
+                break
+        self.num_answers.append(len(pairs))
+        return pairs
+
+
+def open_store(folder: Path) -> tuple[RunLog, SweepStore]:
+    """A run log and the sweeps beside it."""
+    log = RunLog.open(str(folder / "runs.sqlite3"))
+    return log, SweepStore.beside(log)

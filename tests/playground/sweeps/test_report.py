@@ -1,0 +1,182 @@
+"""What is said of a sweep: the best trial, what cannot be told from it, its file, its plots."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from scipy import stats
+
+import presets
+from engine.drafters.eagle import EagleConfig
+from engine.errors import ConfigError
+from playground.method_choice import choose_method
+from playground.sweeps.noise import QUANTILES, as_good, differ
+from playground.sweeps.plots import KINDS, MIN_FOR_IMPORTANCE, plot
+from playground.sweeps.report import best_of, config_of, preset_yaml, shown_trials, state_of
+from playground.sweeps.run import run_sweep
+from playground.sweeps.store import Sweep, SweepStore
+from tests.playground.sweeps.scripted import NUM_PROMPTS, Scripted, pair, plan
+
+
+def swept(store: SweepStore, *vary: str, measure: Any = None, **changes: Any) -> Sweep:
+    sweep = store.create(store.free_name("s"), plan(*vary, **changes))
+    run_sweep(sweep, measure or Scripted())
+    return sweep
+
+
+class Noisy(Scripted):
+    """All settings are equally fast; every answer is timed a little off, each time otherwise."""
+
+    def __call__(self, config: Any, run_group: str, watch: Any) -> Any:
+        draw = random.Random(len(self.configs))
+        self.configs.append(config)
+        return [pair(draw.gauss(20.0, 2.0), prompt) for prompt in range(NUM_PROMPTS)]
+
+
+def test_the_best_trial_is_the_one_with_the_largest_value(store: SweepStore) -> None:
+    sweep = swept(store, "max_draft_len=3:7", "lookup=pool,transformers", mode="grid")
+    best = best_of(shown_trials(sweep))
+    assert best is not None
+    assert best.point == {"max_draft_len": 5, "lookup": "pool"}, "the earlier of two equal ones"
+    state = state_of(sweep)
+    assert state["best"] == best.number
+    assert json.loads(json.dumps(state)) == state
+
+
+def test_equal_settings_are_as_good_and_slower_ones_are_not(store: SweepStore) -> None:
+    sweep = swept(store, "max_draft_len=4:6", "lookup=pool,transformers", mode="grid")
+    trials = shown_trials(sweep)
+    best = best_of(trials)
+    assert best is not None
+    equal = as_good(best, trials, "speedup")
+    assert [t.point for t in equal] == [{"max_draft_len": 5, "lookup": "transformers"}]
+    assert as_good(best, trials, "mat") == []
+    assert f"As good within the noise: trial {equal[0].number}." in state_of(sweep)["verdict"]
+
+
+def test_noise_alone_makes_no_winner(store: SweepStore) -> None:
+    sweep = swept(store, "max_draft_len=1:6", mode="grid", measure=Noisy())
+    state = state_of(sweep)
+    values = [row["figures"]["value"] for row in state["trials"]]
+    assert max(values) > 1.02 * min(values), "the figures do differ"
+    assert len(state["as_good"]) >= 4, "of five; one in twenty may be told apart"
+
+
+def test_two_trials_are_compared_prompt_by_prompt() -> None:
+    ours = {"a": 2.0, "b": 1.5, "c": 1.0}
+    assert differ(ours, {"a": 1.8, "b": 1.4, "c": 0.9}), "the documented example"
+    d = [math.log(2 / 1.8), math.log(1.5 / 1.4), math.log(1 / 0.9)]
+    assert [round(x, 3) for x in d] == [0.105, 0.069, 0.105]
+    assert not differ(ours, {"a": 2.2, "b": 1.4, "c": 1.0})
+    assert not differ(ours, ours)
+    assert differ(ours, {"a": 2.0, "b": 1.5}), "two prompts tell nothing"
+
+
+def test_settings_that_are_equal_are_rarely_told_apart() -> None:
+    """Five in a hundred, as the rule says; and the table is Student's."""
+    for freedom, quantile in enumerate(QUANTILES, start=1):
+        assert quantile == pytest.approx(stats.t.ppf(0.975, freedom), abs=0.006)
+    draw = random.Random(0)
+
+    def timed() -> dict[str, float]:
+        return {str(i): math.exp(draw.gauss(0.3 * i, 0.1)) for i in range(5)}
+
+    told_apart = sum(differ(timed(), timed()) for _ in range(4000))
+    assert 0.035 < told_apart / 4000 < 0.065
+
+
+def test_the_verdict_says_what_was_gained_and_whether_it_pays(store: SweepStore) -> None:
+    fast = swept(store, "max_draft_len=1:20", trials=12)
+    assert "times that of the settings it began from" in state_of(fast)["verdict"]
+    slow = swept(store, "max_draft_len=9:11", mode="grid", measure=Scripted(lambda config: 8.0))
+    assert "Plain decoding is faster: the speedup is 0.9" in state_of(slow)["verdict"]
+
+
+def test_texts_that_differ_from_plain_decoding_are_told(store: SweepStore) -> None:
+    class Wrong(Scripted):
+        def __call__(self, *asked: Any) -> Any:
+            pairs = super().__call__(*asked)
+            plain, method = pairs[0]
+            object.__setattr__(method, "output_ids", (0,))
+            return pairs
+
+    sweep = swept(store, "max_draft_len=5", mode="grid", measure=Wrong())
+    state = state_of(sweep)
+    assert state["trials"][0]["figures"]["num_same"] == NUM_PROMPTS - 1
+    assert f"1 of {NUM_PROMPTS} answers differ from plain decoding's." in state["verdict"]
+
+
+def test_the_best_settings_are_a_method_file(store: SweepStore, tmp_path: Path) -> None:
+    sweep = swept(store, "max_draft_len=3:7", "lookup=transformers,pool", mode="grid")
+    file = tmp_path / "best.yaml"
+    file.write_text(preset_yaml(sweep))
+    config = choose_method(str(file))
+    assert config == config_of(sweep) and config.model_dump()["max_draft_len"] == 5
+    preset = presets.method_preset(yaml.safe_load(file.read_text()), where="best.yaml")
+    assert preset.config == config and "speedup 2" in preset.description
+    other = yaml.safe_load(preset_yaml(sweep, 0))
+    assert other["config"] == {
+        "decoding_type": "NGram",
+        "max_draft_len": 3,
+        "lookup": "transformers",
+    }
+
+
+def test_there_is_no_best_before_the_first_trial(store: SweepStore) -> None:
+    sweep = store.create("s", plan())
+    assert state_of(sweep)["best"] is None
+    with pytest.raises(ConfigError, match="measured nothing yet"):
+        config_of(sweep)
+    with pytest.raises(ConfigError, match="no trial 7"):
+        config_of(sweep, 7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_plot_is_plain_json_and_shows_every_measured_trial(
+    store: SweepStore, kind: str
+) -> None:
+    base = EagleConfig(use_dynamic_tree=True)
+    sweep = swept(
+        store,
+        "max_draft_len=2:6",
+        "dynamic_tree_max_topK=4,10",
+        "adaptive=true,false",
+        base=base,
+        mode="grid",
+    )
+    measured = [t for t in shown_trials(sweep) if t.outcome == "measured"]
+    assert MIN_FOR_IMPORTANCE <= len(measured) < 20, "some are refused"
+    figure = json.loads(json.dumps(plot(sweep, kind)))
+    assert figure["note"] and "template" not in figure["layout"]
+    traces = figure["data"]
+    if kind == "parallel":
+        lines = [t for t in traces if t["mode"] == "lines"]
+        assert len(lines) == len(measured)
+        labels = [label for label, _ in lines[0]["customdata"]]
+        assert labels == ["speedup", "adaptive", "dynamic_tree_max_topK", "max_draft_len"]
+        assert sum(t["line"]["color"] == "rgb(217, 119, 6)" for t in lines) == 4, "equals"
+    elif kind == "importance":
+        assert set(traces[0]["y"]) == {"max_draft_len", "dynamic_tree_max_topK", "adaptive"}
+        assert traces[0]["y"][-1] == "max_draft_len", "only it decides"
+    else:
+        assert len(traces[0]["x"]) == len(measured)
+
+
+def test_plots_say_what_is_missing(store: SweepStore) -> None:
+    sweep = store.create("s", plan("max_draft_len=1:8", trials=2))
+    with pytest.raises(ConfigError, match="Nothing has been measured"):
+        plot(sweep, "history")
+    run_sweep(sweep, Scripted())
+    with pytest.raises(ConfigError, match="needs 6 measured trials; there are 2"):
+        plot(sweep, "importance")
+    with pytest.raises(ConfigError, match="plot must be one of"):
+        plot(sweep, "pie")
+    flat = swept(store, "max_draft_len=1:8", mode="grid", measure=Scripted(lambda config: 9.0))
+    with pytest.raises(ConfigError, match="came out equal"):
+        plot(flat, "importance")

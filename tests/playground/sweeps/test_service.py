@@ -1,0 +1,259 @@
+"""The page's sweeps run on the real engine, beside other runs, and outlive the page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import ConfigError
+from playground.catalog import Catalog
+from playground.runner import EngineHost
+from playground.sweeps import form
+from playground.sweeps.service import SweepService
+from storage import RunLog, RunQuery
+from tests.playground.asks import finished
+from tests.playground.asks import start as generate
+from tests.playground.sweeps.conftest import ngram_catalog
+
+WAIT_S = 180.0
+
+
+@pytest.fixture
+def service(host: EngineHost) -> Iterator[SweepService]:
+    service = SweepService(host)
+    yield service
+    service.close()
+
+
+def asked(*vary: str, **changes: Any) -> dict[str, Any]:
+    """What the page's form sends."""
+    return {
+        "target": "tiny",
+        "dtype": "float32",
+        "method": "ngram",
+        "settings": {},
+        "vary": list(vary or ("max_draft_len=1:2",)),
+        "objective": "tok_s",
+        "mode": "grid",
+        "trials": "4",
+        "prune": False,
+        "suite": "starter",
+        "limit": "1",
+        "max_new_tokens": "8",
+        **changes,
+    }
+
+
+def slow(*vary: str, delay_ms: int) -> dict[str, Any]:
+    """A sweep with a pause in every step."""
+    return asked(*vary, method="scripted", settings={"delay_ms": str(delay_ms)})
+
+
+def ended(service: SweepService, name: str) -> dict[str, Any]:
+    """The sweep, once it runs no more."""
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        state = service.look(name)
+        if state["status"] != "running" and not state["here"]:
+            return state
+        time.sleep(0.1)
+    raise AssertionError(state)
+
+
+def until(service: SweepService, name: str, ready: Any) -> dict[str, Any]:
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        state = service.look(name)
+        if ready(state):
+            return state
+        time.sleep(0.05)
+    raise AssertionError(state)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished sweep of three points."""
+
+    service: SweepService
+    log: RunLog
+    name: str
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return self.service.look(self.name)
+
+
+@pytest.fixture(scope="module")
+def done(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Done]:
+    folder = tmp_path_factory.mktemp("done")
+    log = RunLog.open(str(folder / "runs.db"))
+    host = EngineHost(log, ngram_catalog(tiny_folder), cache_dir=folder / "cache", device="cpu")
+    service = SweepService(host)
+    name = service.start(asked("max_draft_len=5:7", settings={"lookup": "transformers"}))
+    ended(service, name)
+    yield Done(service, log, name)
+    service.close()
+    host.close()
+    log.close()
+
+
+def test_a_sweep_measures_every_point_on_the_engine(done: Done) -> None:
+    state = done.state
+    assert state["status"] == "completed", state["fault"]
+    assert [row["outcome"] for row in state["trials"]] == ["measured"] * 3
+    for row in state["trials"]:
+        figures = row["figures"]
+        assert figures["num_same"] == figures["num_prompts"] == 2, "greedy and lossless"
+        assert figures["speedup"] == pytest.approx(figures["tok_s"] / figures["plain_tok_s"])
+    reference = state["trials"][0]["figures"]["plain_tok_s"]
+    for row in state["trials"]:
+        assert row["figures"]["value"] == pytest.approx(reference * row["figures"]["speedup"])
+
+
+def test_the_figures_are_those_of_the_runs_in_the_log(done: Done) -> None:
+    runs = done.log.find(RunQuery(limit=100)).rows
+    assert len(runs) == 12, "three points, two prompts, by the method and by plain decoding"
+    assert len({run.benchmark_id for run in runs}) == 3
+    first = [run for run in reversed(runs) if run.benchmark_id == runs[-1].benchmark_id]
+    kinds = [run.decoding_type for run in first]
+    assert kinds == ["Autoregressive", "NGram", "NGram", "Autoregressive"], "in turn"
+    details = [done.log.get(run.id) for run in first if run.decoding_type == "NGram"]
+    metrics = [detail.metrics for detail in details if detail is not None]
+    tokens = sum(m["num_new_tokens"] - 1 for m in metrics)
+    seconds = sum((m["num_new_tokens"] - 1) / m["tok_s"] for m in metrics)
+    figures = done.state["trials"][0]["figures"]
+    assert figures["tok_s"] == pytest.approx(tokens / seconds)
+    steps, accepted = (sum(m[key] for m in metrics) for key in ("num_steps", "num_accepted"))
+    assert figures["mat"] == pytest.approx(1 + accepted / steps)
+
+
+def test_the_page_gets_trials_only_when_they_changed(done: Done) -> None:
+    state = done.state
+    again = done.service.look(done.name, state["version"])
+    assert "trials" not in again and again["version"] == state["version"]
+    assert "trials" in done.service.look(done.name, 0)
+
+
+def test_a_trial_can_be_used_elsewhere(done: Done) -> None:
+    assert done.service.use(done.name, 2) == {
+        "target": "tiny",
+        "method": "ngram",
+        "settings": {"max_draft_len": 7, "lookup": "transformers"},
+    }
+    assert "max_draft_len: 7" in done.service.yaml(done.name, 2)["text"]
+
+
+def test_stop_and_resume_lose_no_answer(service: SweepService, log: RunLog) -> None:
+    name = service.start(slow("max_draft_len=1:2", delay_ms=20))
+    until(service, name, lambda s: s["progress"] and s["progress"]["num_pairs"] == 1)
+    service.stop(name)
+    stopped = ended(service, name)
+    assert stopped["status"] == "stopped"
+    whole = log.find(RunQuery(status="completed", limit=100)).total
+    assert service.resume(name) == name
+    state = ended(service, name)
+    assert state["status"] == "completed"
+    assert [row["outcome"] for row in state["trials"]] == ["measured"] * 2
+    done = log.find(RunQuery(status="completed", limit=100)).total
+    assert done == 2 * 2 * 2, "no answer was given twice"
+    assert 2 <= whole < done
+
+
+def test_other_runs_come_in_between_trials(service: SweepService, host: EngineHost) -> None:
+    name = service.start(slow("max_draft_len=1:2", delay_ms=20))
+    until(service, name, lambda s: s["progress"] and s["progress"]["num_pairs"] == 1)
+    run = finished(generate(host, limits={"max_new_tokens": "4"}))
+    assert run.state == "completed"
+    assert service.look(name)["status"] == "running", "the sweep goes on, and waited for nobody"
+    assert ended(service, name)["status"] == "completed"
+
+
+def test_one_sweep_runs_at_a_time(service: SweepService) -> None:
+    name = service.start(slow(delay_ms=20))
+    with pytest.raises(ConfigError, match=f"Sweep {name} is running"):
+        service.start(asked())
+    with pytest.raises(ConfigError, match="is running"):
+        service.delete(name)
+    service.stop(name)
+    ended(service, name)
+    service.delete(name)
+    assert service.list() == []
+    with pytest.raises(ConfigError, match="not run by this server"):
+        service.stop(name)
+
+
+def test_a_method_that_breaks_is_told_and_the_rest_goes_on(service: SweepService) -> None:
+    state = ended(service, service.start(asked("fail_at=1,none", method="scripted")))
+    assert state["status"] == "completed", state["fault"]
+    failed, fine = state["trials"]
+    assert (failed["outcome"], fine["outcome"]) == ("failed", "measured")
+    assert "Something broke in run" in failed["reason"]
+
+
+def test_closing_the_engine_stops_the_sweep(service: SweepService, host: EngineHost) -> None:
+    name = service.start(slow("max_draft_len=1:9", delay_ms=30))
+    until(service, name, lambda s: s["progress"] and s["progress"]["num_pairs"] == 1)
+    host.close()
+    assert ended(service, name)["status"] == "stopped"
+
+
+def test_menus_offer_what_can_be_swept(host: EngineHost) -> None:
+    catalog = host.catalog
+    found = form.menus(catalog)
+    assert found["targets"] == [["Tiny", "tiny"]] and found["defaults"]["suite"] == "starter"
+    keys = [key for _, key in form.method_menu(catalog, "tiny")]
+    assert keys == ["scripted", "ngram", "type:Scripted", "type:NGram"], "but plain decoding"
+    fields = {f["field"]: f for f in form.method_fields(catalog, "scripted")["fields"]}
+    assert fields["max_draft_len"]["suggested"] == (1, 6)
+    assert "scripted_choices" not in fields
+
+
+def test_the_outlook_counts_before_anything_runs(host: EngineHost) -> None:
+    made = form.plan_of_form(host.catalog, asked("max_draft_len=1:5", "adaptive=true,false"))
+    assert form.outlook(made) == {"num_points": 10, "num_trials": 10, "num_pairs": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"vary": []}, "Tick at least one"),
+        ({"vary": "max_draft_len=1:2"}, "vary must be a list"),
+        ({"vary": [7]}, "short text"),
+        ({"vary": ["max_draft_len=1:99"]}, "got 99"),
+        ({"target": "other"}, "target must be one of tiny"),
+        ({"method": "plain"}, "cannot be varied"),
+        ({"method": None}, "method must be one of"),
+        ({"suite": "/etc/passwd"}, "suite must be one of starter"),
+        ({"objective": "joy"}, "objective must be one of"),
+        ({"trials": "many"}, "trials must be an integer"),
+        ({"trials": "0"}, r"trials must be in \[1, 10000\]"),
+        ({"limit": "-1"}, "prompts per kind of task must be"),
+        ({"max_new_tokens": "0"}, "max_new_tokens must be"),
+        ({"settings": []}, "settings must be a mapping"),
+        ({"settings": {"nope": 1}}, "nope is not a setting"),
+        ({"dtype": "float8"}, "dtype must be one of"),
+    ],
+)
+def test_a_wrong_form_is_one_sentence(
+    host: EngineHost, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        form.plan_of_form(host.catalog, asked(**changes))
+
+
+@pytest.mark.parametrize("sent", [None, [], "x", 7, {"vary": {"a": {}}}])
+def test_anything_else_is_refused(host: EngineHost, sent: Any) -> None:
+    with pytest.raises(ConfigError):
+        form.plan_of_form(host.catalog, sent)
+
+
+def test_the_shipped_methods_can_be_swept_as_they_stand() -> None:
+    catalog = Catalog.shipped()
+    for target in catalog.targets:
+        for _, key in form.method_menu(catalog, target):
+            assert form.method_fields(catalog, key)["fields"], key

@@ -1,0 +1,203 @@
+"""What can be varied comes from the method's class; ranges and lists are checked against it."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from engine.drafters import methods
+from engine.drafters.eagle import EagleConfig
+from engine.drafters.ngram import NGramConfig
+from engine.drafters.suffix import SuffixConfig
+from engine.errors import ConfigError, TreeError
+from playground.sweeps.fields import Knob, knobs_of
+from playground.sweeps.search import distributions
+from playground.sweeps.space import MAX_GRID, Space, Vary, parse_vary
+
+NGRAM = NGramConfig()
+
+
+def space(*vary: str, base: Any = NGRAM) -> Space:
+    return Space(base, [parse_vary(text) for text in vary])
+
+
+@pytest.mark.parametrize("name", methods())
+def test_every_value_that_a_knob_allows_is_taken_by_the_method(name: str) -> None:
+    """And one step outside of a bound is refused by both."""
+    cls = methods()[name]
+    base = cls.parse({})
+    for knob in knobs_of(base):
+        for value in tried(knob):
+            if knob.allows(value):
+                assert field_takes(cls, knob.field, value), (knob.field, value)
+            else:
+                assert not field_takes(cls, knob.field, value), (knob.field, value)
+
+
+def tried(knob: Knob) -> list[Any]:
+    values: list[Any] = [None, *knob.choices, "nonsense" if knob.kind == "choice" else "text"]
+    for end in (knob.low, knob.high):
+        if end is not None:
+            whole = knob.kind == "int"
+            values += [int(end) + by if whole else end + by for by in (-1, 0, 1)]
+    return values
+
+
+def field_takes(cls: Any, field: str, value: Any) -> bool:
+    """Whether the class takes a value of one field, other settings aside."""
+    try:
+        cls.__pydantic_validator__.validate_assignment(cls.model_construct(), field, value)
+    except TreeError:
+        return True
+    except ValueError as error:
+        return not any(field in e["loc"] for e in error.errors())  # type: ignore[attr-defined]
+    return True
+
+
+def test_every_bounded_number_literal_and_bool_can_be_varied() -> None:
+    for cls in methods().values():
+        base = cls.parse({})
+        known = {knob.field: knob for knob in knobs_of(base)}
+        for field, info in cls.model_fields.items():
+            if info.annotation is bool:
+                assert known[field].choices == (False, True)
+            if info.annotation in (int, float):
+                assert known[field].kind == info.annotation.__name__
+        assert "decoding_type" not in known
+    literal = {knob.field: knob for knob in knobs_of(NGRAM)}["lookup"]
+    assert literal.choices == get_args(NGramConfig.model_fields["lookup"].annotation)
+
+
+def test_suggested_ranges_lie_within_the_bounds_and_hold_the_value() -> None:
+    for cls in methods().values():
+        base = cls.parse({})
+        for knob in knobs_of(base):
+            if knob.suggested is not None:
+                low, high = knob.suggested
+                assert knob.allows(low) and knob.allows(high) and low < high, knob
+                Space(base, [Vary(field=knob.field, low=low, high=high)])
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("max_draft_len=1:4", (1, 2, 3, 4)),
+        ("max_draft_len=1:10:4", (1, 5, 9)),
+        ("max_draft_len=3:64:log", (3, 6, 12, 24, 48, 64)),
+        ("max_draft_len=1:64:log", (1, 2, 4, 8, 16, 32, 64)),
+        ("max_draft_len=7:7", (7,)),
+        ("max_draft_len=8,2", (8, 2)),
+        ("lookup=pool,transformers", ("pool", "transformers")),
+        ("is_keep_all=true,false", (True, False)),
+    ],
+)
+def test_a_grid_has_exactly_these_values(text: str, values: tuple[Any, ...]) -> None:
+    made = space(text)
+    field = made.varied[0].field
+    assert tuple(point[field] for point in made.grid()) == values
+    assert made.varied[0].count(whole=True) == len(values)
+
+
+def test_a_grid_of_floats_ends_at_its_end() -> None:
+    base = SuffixConfig()
+    made = space("min_token_prob=0:0.3:0.1", base=base)
+    assert [p["min_token_prob"] for p in made.grid()] == [0.0, 0.1, 0.2, 0.3]
+    with pytest.raises(ConfigError, match="a grid needs its step"):
+        space("min_token_prob=0:0.3", base=base).grid()
+
+
+def test_a_grid_is_every_combination() -> None:
+    made = space("max_draft_len=1:3", "lookup=pool,transformers")
+    assert len(made.grid()) == made.num_points == 6
+    assert made.points() == made.grid()
+    assert made.grid()[1] == {"max_draft_len": 1, "lookup": "transformers"}
+
+
+def test_huge_spaces_are_counted_but_not_listed() -> None:
+    base = SuffixConfig()
+    made = space("global_pool_size=1000:10000000", "max_draft_len=1:64", base=base)
+    assert made.num_points == 64 * (10_000_000 - 999) > MAX_GRID
+    assert made.points() is None
+    with pytest.raises(ConfigError, match="Narrow"):
+        made.grid()
+    assert space("min_token_prob=0:1", base=base).num_points is None
+    assert space("min_token_prob=0:1:1e-9", base=base).num_points is None
+
+
+def test_a_search_by_factors_takes_the_integers_between() -> None:
+    assert space("max_draft_len=1:8:log").num_points == 8
+    assert len(space("max_draft_len=1:8:log").grid()) == 4
+
+
+@pytest.mark.parametrize(
+    ("vary", "words"),
+    [
+        ("x", "--vary takes field=low:high"),
+        ("max_draft_len=", "--vary takes field=low:high"),
+        ("nope=1:2", "'nope' cannot be varied"),
+        ("decoding_type=NGram", "cannot be varied"),
+        ("max_draft_len=0:5", r"max_draft_len must be an integer in \[1, 64\], got 0"),
+        ("max_draft_len=1:65", "got 65"),
+        ("max_draft_len=1:4.5", "got 4.5"),
+        ("max_draft_len=5:1", "low ≤ high"),
+        ("max_draft_len=1:6:0", "greater than 0"),
+        ("max_draft_len=1:6:0.5", "its step must be one"),
+        ("max_draft_len=1:6:often", "the step must be a number or log"),
+        ("max_draft_len=1:2:3:4", "low:high:step"),
+        ("max_draft_len=nan:4", "low ≤ high"),
+        ("max_draft_len=1,1", "each value once"),
+        ("max_draft_len=1,true", "got true"),
+        ("max_draft_len=none", "got none"),
+        ("lookup=1:2", "List its values"),
+        ("lookup=pool,foo", "one of pool, transformers, spec_bench, got foo"),
+        ("is_keep_all=1", "got 1"),
+    ],
+)
+def test_a_wrong_range_is_one_sentence(vary: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        space(vary)
+
+
+def test_nothing_and_twice_the_same_are_refused() -> None:
+    with pytest.raises(ConfigError, match="must vary 1 to"):
+        space()
+    with pytest.raises(ConfigError, match="once"):
+        space("max_draft_len=1:2", "max_draft_len=3:4")
+
+
+def test_an_excluded_bound_is_refused_and_named() -> None:
+    base = SuffixConfig()
+    with pytest.raises(ConfigError, match=r"a number in \(0, 16\], got 0"):
+        space("max_spec_factor=0:2", base=base)
+
+
+def test_ranges_survive_storing() -> None:
+    for text in ("max_draft_len=1:16:3", "max_draft_len=1:16:log", "lookup=pool,transformers"):
+        vary = parse_vary(text)
+        assert Vary.parse(vary.model_dump(mode="json")) == vary
+        assert f"{vary.field}={vary}" == text
+
+
+def test_settings_that_do_not_go_together_are_refused_at_their_point_only() -> None:
+    base = EagleConfig(use_dynamic_tree=True)
+    made = space(
+        "max_draft_len=1:3", "dynamic_tree_max_topK=2,10", "max_total_draft_tokens=59", base=base
+    )
+    fitting = {"max_draft_len": 3, "dynamic_tree_max_topK": 10, "max_total_draft_tokens": 59}
+    assert made.config(fitting).model_dump()["dynamic_tree_max_topK"] == 10
+    with pytest.raises(ConfigError, match="max_total_draft_tokens must be at most 10"):
+        made.config({**fitting, "dynamic_tree_max_topK": 2})
+
+
+def test_optuna_draws_from_the_same_values() -> None:
+    made = space("max_draft_len=1:10:4", "lookup=pool,transformers", "is_keep_all=true,false")
+    found = distributions(made)
+    assert list(found) == ["max_draft_len", "lookup", "is_keep_all"]
+    for point in made.grid():
+        for field, value in point.items():
+            assert found[field].to_external_repr(found[field].to_internal_repr(value)) == value
+            assert found[field]._contains(found[field].to_internal_repr(value))
+    assert made.holds({"max_draft_len": 9, "lookup": "pool", "is_keep_all": True})
+    assert not made.holds({"max_draft_len": 10, "lookup": "pool", "is_keep_all": True})
+    assert not made.holds({"max_draft_len": 9, "lookup": "pool", "is_keep_all": 1})

@@ -1,0 +1,165 @@
+"""Sweeps lie beside the run log, never among its tables, and survive the process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from optuna.storages import InMemoryStorage
+
+from engine.drafters import methods
+from engine.errors import ConfigError
+from playground.sweeps.place import close_place, open_place, sqlite_file
+from playground.sweeps.run import run_sweep
+from playground.sweeps.store import SweepStore
+from storage import RunLog, StorageError
+from tests.playground.sweeps.scripted import Scripted, open_store, plan
+from tests.storage.conftest import path, url
+
+__all__ = ["path", "url"]
+
+
+@pytest.fixture
+def beside(url: str) -> Iterator[tuple[RunLog, SweepStore]]:
+    """A run log, on PostgreSQL too where there is a server, and its sweeps."""
+    log = RunLog.open(url)
+    store = SweepStore.beside(log)
+    yield log, store
+    store.close()
+    log.close()
+
+
+def revision(address: sa.URL) -> str:
+    """What the database's own table of versions says."""
+    engine = sa.create_engine(address)
+    with engine.connect() as connection:
+        found = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar_one()
+    engine.dispose()
+    return str(found)
+
+
+def test_run_log_and_sweeps_keep_their_own_versions(
+    beside: tuple[RunLog, SweepStore], url: str
+) -> None:
+    log, store = beside
+    before = revision(log.url)
+    store.create("s", plan())
+    again = RunLog.open(url)
+    assert revision(log.url) == before
+    tables = set(sa.inspect(engine := sa.create_engine(log.url)).get_table_names())
+    assert "runs" in tables and not tables & {"studies", "trials"}
+    engine.dispose()
+    other = SweepStore.beside(again)
+    assert [head.name for head in other.heads()] == ["s"]
+    other.close()
+    again.close()
+
+
+def test_a_stored_plan_is_the_plan(beside: tuple[RunLog, SweepStore]) -> None:
+    _, store = beside
+    made = plan("max_draft_len=1:16:3", "lookup=pool,transformers", objective="mat", prune=True)
+    store.create("s", made)
+    read = store.load("s").plan
+    assert read.to_dict() == made.to_dict()
+    assert read.space.grid() == made.space.grid() and read.items == made.items
+
+
+def test_trials_are_there_in_another_process_view(tmp_path: Path, filed: SweepStore) -> None:
+    run_sweep(filed.create("s", plan(trials=3)), Scripted())
+    log, other = open_store(tmp_path)
+    assert other.load("s").trials() == filed.load("s").trials()
+    assert [head.status for head in other.heads()] == ["completed"]
+    other.close()
+    log.close()
+
+
+def test_names_are_unique_and_found_again(store: SweepStore) -> None:
+    store.create("s", plan())
+    with pytest.raises(ConfigError, match="there already"):
+        store.create("s", plan())
+    assert store.free_name("s") == "s-2" and store.free_name("t") == "t"
+    with pytest.raises(ConfigError, match="No sweep is named 'u'. The newest: s"):
+        store.load("u")
+    for name in ("", " ", "x" * 81, "a\nb"):
+        with pytest.raises(ConfigError, match="name must have"):
+            store.create(name, plan())
+
+
+def test_forgetting_takes_all_trials_along(store: SweepStore) -> None:
+    run_sweep(store.create("s", plan()), Scripted())
+    store.delete("s")
+    assert store.heads() == []
+    run_sweep(store.create("s", plan(trials=2)), Scripted())
+    assert len(store.load("s").trials()) == 2
+
+
+def test_a_sweep_over_a_method_that_is_gone_says_so(store: SweepStore) -> None:
+    store.create("s", plan())
+    types = {name: cls for name, cls in methods().items() if name != "NGram"}
+    poorer = SweepStore(store._storage, types)
+    with pytest.raises(ConfigError, match="No method is called 'NGram' here"):
+        poorer.load("s")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"objective": "joy"}, "objective must be one of tok_s, speedup, mat"),
+        ({"mode": "random"}, "mode must be search or grid"),
+        ({"trials": 0}, r"trials must be in \[1, 10000\], got 0"),
+        ({"items": ()}, "no prompt"),
+    ],
+)
+def test_a_plan_that_cannot_be_run_is_refused(
+    store: SweepStore, changes: dict[str, object], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        store.create("s", plan(**changes))
+    assert store.heads() == []
+
+
+@pytest.mark.parametrize(
+    ("log", "sweeps"),
+    [
+        ("runs.sqlite3", "runs.sweeps.sqlite3"),
+        ("a.b.db", "a.b.sweeps.db"),
+        ("x", "x.sweeps.sqlite3"),
+    ],
+)
+def test_the_file_is_named_after_the_log(log: str, sweeps: str) -> None:
+    assert sqlite_file(Path("/d") / log) == Path("/d") / sweeps
+
+
+def test_odd_paths_work(tmp_path: Path) -> None:
+    folder = tmp_path / "100% {odd} 'name'"
+    folder.mkdir()
+    place = open_place(sa.URL.create("sqlite", database=str(folder / "runs.db")))
+    SweepStore(place).create("s", plan())
+    close_place(place)
+    assert (folder / "runs.sweeps.db").is_file()
+
+
+def test_in_memory_and_unknown_databases() -> None:
+    assert isinstance(open_place(sa.make_url("sqlite://")), InMemoryStorage)
+    with pytest.raises(StorageError, match="not in mysql"):
+        open_place(sa.make_url("mysql://host/db"))
+
+
+def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "runs.sweeps.db").write_text("no database at all, only words, " * 20)
+    with pytest.raises(StorageError, match=r"The sweeps beside .*cannot be used"):
+        open_place(sa.URL.create("sqlite", database=str(tmp_path / "runs.db")))
+
+
+def test_a_broken_database_is_one_sentence_later_too(tmp_path: Path, filed: SweepStore) -> None:
+    sweep = filed.create("s", plan())
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'runs.sweeps.sqlite3'}")
+    with engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE trials"))
+    engine.dispose()
+    with pytest.raises(StorageError, match="no such table: trials"):
+        sweep.trials()
+    with pytest.raises(StorageError, match="no such table: trials"):
+        run_sweep(sweep, Scripted())

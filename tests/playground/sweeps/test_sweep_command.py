@@ -1,0 +1,165 @@
+"""`app.py sweep`: finds, prints, writes, and goes on after it was killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from playground.cli import app
+from playground.method_choice import choose_method
+from playground.sweeps.report import shown_trials
+from playground.sweeps.store import Sweep, SweepStore, status_of
+from storage import RunLog, RunQuery
+from tests.models import save_tiny
+
+ROOT = Path(__file__).parents[3]
+WAIT_S = 180.0
+SHORT = ("--suite", "starter", "--categories", "chat", "--max-new-tokens", "6")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"), eos_token_id=None)
+
+
+def arguments(folder: Path, db: Path, *more: object) -> list[str]:
+    common = ["sweep", "--target", folder, "--dtype", "float32", "--db", db, "--method", "ngram"]
+    return [str(a) for a in (*common, *SHORT, *more)]
+
+
+def invoke(*asked: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, [str(a) for a in asked])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_a_grid_is_measured_printed_and_written(folder: Path, tmp_path: Path) -> None:
+    best = tmp_path / "out" / "best.yaml"
+    out = invoke(
+        *arguments(folder, tmp_path / "runs.db", "--grid", "--vary", "max_draft_len=1:4:3"),
+        *("--vary", "lookup=pool,transformers", "--objective", "mat", "--name", "one"),
+        *("--output", best),
+    )
+    lines = [line.split() for line in out.stdout.splitlines()]
+    rows = [line for line in lines if line and line[0] in ("0", "1", "2", "3")]
+    assert sorted((int(row[1]), row[2]) for row in rows) == [
+        *((n, how) for n in (1, 4) for how in ("pool", "transformers"))
+    ]
+    mats = [float(row[3]) for row in rows]
+    assert mats == sorted(mats, reverse=True), "the best comes first"
+    assert "Best so far: max_draft_len" in out.stdout
+    config = choose_method(str(best)).model_dump()
+    assert (str(config["max_draft_len"]), config["lookup"]) == tuple(rows[0][1:3])
+
+
+def test_json_has_all_and_more_trials_go_on_from_there(folder: Path, tmp_path: Path) -> None:
+    db = tmp_path / "runs.db"
+    asked = arguments(folder, db, "--vary", "max_draft_len=1:9", "--trials", 2, "--name", "two")
+    first = json.loads(invoke(*asked, "--json").stdout)
+    assert [row["outcome"] for row in first["trials"]] == ["measured"] * 2
+    assert first["objective"]["title"] == "tok/s" and first["formulas"]["same"]
+    more = ("sweep", "--db", db, "--resume", "two", "--trials", 3, "--json")
+    second = json.loads(invoke(*more).stdout)
+    assert second["trials"][:2] == first["trials"] and len(second["trials"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ([], "Say what to sweep"),
+        (["--method", "ngram"], "Say what to sweep"),
+        (["--resume", "none"], "No sweep is named 'none'"),
+        (["--vary", "x"], "--vary takes field=low:high"),
+        (["--vary", "max_draft_len=0:3"], "must be an integer in [1, 64], got 0"),
+        (["--vary", "max_draft_length=1:3"], "cannot be varied"),
+        (["--vary", "max_draft_len=1:3", "--grid", "--trials", "4"], "Drop one"),
+        (["--vary", "max_draft_len=1:3", "--objective", "joy"], "objective must be one of"),
+        (["--vary", "max_draft_len=1:3", "--suite", "nosuch"], "--suite must be one of"),
+        (["--vary", "max_draft_len=1:3", "--target", "no/such/thing"], "No preset, local path"),
+        (["--vary", "max_draft_len=1:3", "--max-new-tokens", "0"], "max_new_tokens must be"),
+        (["--vary", "max_draft_len=1:3", "--method", "plain"], "cannot be varied"),
+    ],
+)
+def test_bad_input_is_one_sentence(folder: Path, asked: list[str], words: str) -> None:
+    method = [] if not asked or asked[0] in ("--method", "--resume") else ["--method", "ngram"]
+    result = invoke("sweep", "--db", folder / "bad.db", *method, *asked, code=2)
+    error = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(error) == 1 and words in error[0]
+    assert "Traceback" not in result.output
+
+
+def test_a_target_that_is_not_there_leaves_no_sweep_behind(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    asked = arguments(tmp_path / "empty", tmp_path / "runs.db", "--vary", "max_draft_len=1:3")
+    invoke(*asked, code=2)
+    assert stored(tmp_path / "runs.db") == {}
+
+
+def stored(db: Path) -> dict[str, Sweep]:
+    """The sweeps of a database by name."""
+    log = RunLog.open(str(db))
+    store = SweepStore.beside(log)
+    found = {head.name: store.load(head.name) for head in store.heads()}
+    log.close()
+    return found
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_resumes_to_exactly_what_was_planned(folder: Path, tmp_path: Path) -> None:
+    """The whole program, killed in the middle of a trial without a chance to clean up."""
+    db = tmp_path / "runs.db"
+    asked = arguments(folder, db, "--vary", "max_draft_len=1:30", "--trials", 5, "--name", "k")
+    with subprocess.Popen(
+        [sys.executable, "app.py", *asked, "--max-new-tokens", "200"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            running = wait_for_a_trial_in_the_middle(process, db)
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGKILL
+    sweep = stored(db)["k"]
+    assert status_of(sweep.attributes) == "interrupted"
+    broken_off = shown_trials(sweep)[-1]
+    assert broken_off.outcome == "running" and broken_off.number == running
+    answers = whole_answers(db)
+    state = json.loads(invoke("sweep", "--db", db, "--resume", "k", "--json").stdout)
+    assert state["status"] == "completed"
+    assert [row["outcome"] for row in state["trials"]] == ["measured"] * 5
+    points = [row["point"]["max_draft_len"] for row in state["trials"]]
+    assert len(set(points)) == 5 and broken_off.point["max_draft_len"] in points
+    assert answers <= whole_answers(db), "nothing that was measured is lost"
+    assert len(whole_answers(db)) == 5 * 2 * state["trials"][0]["figures"]["num_prompts"]
+
+
+def wait_for_a_trial_in_the_middle(process: subprocess.Popen[bytes], db: Path) -> int:
+    """Until one trial is done and the next has an answer; returns the next one's number."""
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        assert process.poll() is None, "it ended before it could be killed"
+        time.sleep(0.1)
+        if not db.exists():
+            continue
+        sweep = stored(db).get("k")
+        trials = [] if sweep is None else shown_trials(sweep)
+        if len(trials) == 2 and len(whole_answers(db)) > 2 * trials[0].figures.num_prompts:  # type: ignore[union-attr]
+            return trials[1].number
+    raise AssertionError("it took too long")
+
+
+def whole_answers(db: Path) -> set[str]:
+    """Ids of the finished runs in the log."""
+    log = RunLog.open(str(db))
+    found = {run.id for run in log.find(RunQuery(status="completed", limit=1000)).rows}
+    log.close()
+    return found

@@ -1,0 +1,187 @@
+"""The event protocol: whatever is lost or repeated, the panel ends with the same text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from typing import Any
+
+import pytest
+
+from engine.errors import ConfigError
+from playground.feed import Feed, History, follow, refusal
+from playground.live import LiveRun, LiveRuns
+from playground.pages.panel_server import panel_server
+from playground.runner import EngineHost
+from tests.playground.asks import finished, start
+
+
+class Panel:
+    """What panel.js does with messages, in Python."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.stream, self.seq = "", -1
+        self.events: list[list[Any]] = []
+        self.end: dict[str, Any] | None = None
+
+    def receive(self, message: dict[str, Any]) -> None:
+        fresh = message["stream"] != self.stream
+        if not fresh and message["seq"] <= self.seq:
+            return
+        if fresh:
+            self.stream, self.seq = message["stream"], -1
+        gap = message["seq"] > self.seq + 1
+        self.seq = message["seq"]
+        whole = self._take(json.loads(message["ev"])) and not gap
+        for end in message["ends"].values():
+            self.end = end
+        if not whole or (self.end is not None and len(self.events) < self.end["n"]):
+            self.resync(message["runs"][0]["id"])
+
+    def _take(self, events: list[list[Any]]) -> bool:
+        whole = True
+        for event in events:
+            if event[1] == len(self.events):
+                self.events.append(event)
+            whole = whole and event[1] < len(self.events)
+        return whole
+
+    def resync(self, run: str) -> None:
+        answer = self.history.since(run, len(self.events))
+        assert self._take(answer["ev"])
+        self.end = answer["end"] or self.end
+
+    @property
+    def text(self) -> str:
+        return "".join(piece for event in self.events for piece in event[2])
+
+
+def messages_of(host: EngineHost, **changes: Any) -> tuple[LiveRun, list[dict[str, Any]]]:
+    async def collect(run: LiveRun) -> list[dict[str, Any]]:
+        return [message async for message in follow(Feed([run], host.ahead_of), tick_s=0.01)]
+
+    run = start(host, **changes)
+    return run, asyncio.run(collect(run))
+
+
+def streamed(run: LiveRun) -> str:
+    assert run.first is not None
+    return run.first.text + "".join(t for row in run.rows for t in row.committed_texts)
+
+
+def test_messages_in_order_make_the_whole_text(host: EngineHost, history: History) -> None:
+    run, messages = messages_of(host, settings={"delay_ms": "15"})
+    assert len(messages) > 3
+    assert [m["seq"] for m in messages] == list(range(len(messages)))
+    panel = Panel(history)
+    for message in messages:
+        panel.receive(message)
+    assert panel.text == streamed(run)
+    assert panel.end is not None and panel.end["n"] == run.num_events
+    assert messages[-1]["status"][run.id]["state"] == "completed"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_lost_and_repeated_batches_end_in_the_same_state(
+    host: EngineHost, history: History, seed: int
+) -> None:
+    run, messages = messages_of(host, settings={"delay_ms": "10"})
+    rng = random.Random(seed)
+    panel = Panel(history)
+    for message in messages[:-1]:
+        for _ in range(rng.choice([0, 1, 1, 2])):
+            panel.receive(message)
+            if rng.random() < 0.3:
+                panel.receive(rng.choice(messages[: message["seq"] + 1]))
+    panel.receive(messages[-1])
+    assert panel.text == streamed(run)
+    assert [event[1] for event in panel.events] == list(range(run.num_events))
+
+
+def test_only_the_last_message_is_enough(host: EngineHost, history: History) -> None:
+    run, messages = messages_of(host)
+    panel = Panel(history)
+    panel.receive(messages[-1])
+    assert panel.text == streamed(run)
+
+
+def test_the_log_tells_the_same_as_memory(host: EngineHost, history: History) -> None:
+    run = finished(start(host))
+    assert run.log_id is not None
+    live = history.since(run.log_id, 0)
+    stored = History(LiveRuns(), host.log).since(run.log_id, 0)
+    assert stored["ev"] == live["ev"]
+    assert stored["end"] == live["end"]
+    assert stored["figures"] == json.loads(json.dumps(live["figures"]))
+    assert history.step(run.log_id, 2) == History(LiveRuns(), host.log).step(run.log_id, 2)
+
+
+def test_closing_the_stream_frees_the_engine(host: EngineHost) -> None:
+    async def leave(run: LiveRun) -> None:
+        stream = follow(Feed([run], host.ahead_of), tick_s=0.01)
+        try:
+            async for message in stream:
+                if json.loads(message["ev"]):
+                    return
+        finally:
+            run.cancel()
+
+    run = start(host, settings={"delay_ms": "20"}, limits={"max_new_tokens": "400"})
+    asyncio.run(leave(run))
+    assert finished(run).state == "cancelled"
+    assert finished(start(host, owner="next")).state == "completed"
+
+
+def test_a_waiting_run_shows_its_place(host: EngineHost) -> None:
+    first = start(host, owner="one", settings={"delay_ms": "20"})
+    second = start(host, owner="two")
+    while first.state != "running":
+        time.sleep(0.005)
+    message = Feed([second], host.ahead_of).next()
+    assert message is not None
+    assert message["status"][second.id]["words"] == "waiting for the engine, 1 ahead"
+    finished(second)
+
+
+def test_nothing_new_sends_nothing(host: EngineHost) -> None:
+    run = LiveRun("tab")
+    feed = Feed([run], host.ahead_of)
+    assert feed.next() is not None
+    assert feed.next() is None
+
+
+def test_a_refusal_keeps_the_chat() -> None:
+    message = refusal("No.", "abc")
+    assert message["chat"] == "abc" and message["runs"] == []
+    assert message["status"][""]["error"] == "No."
+
+
+BAD_ASKS: list[Any] = [
+    None,
+    [],
+    "x",
+    {},
+    {"run": 3},
+    {"run": "x", "have": -1, "index": -1},
+    {"run": "x", "have": 1e9, "index": 1e9},
+    {"run": "x" * 999, "have": 0, "index": 0},
+    {"run": "nothing", "have": 0, "index": 0},
+]
+
+
+@pytest.mark.parametrize("asked", BAD_ASKS, ids=range(len(BAD_ASKS)))
+def test_bad_questions_get_a_sentence(history: History, asked: Any) -> None:
+    since, step = panel_server(history)
+    assert list(since(asked)) == ["error"]
+    assert list(step(asked)) == ["error"]
+
+
+def test_unknown_runs_and_steps_are_named(host: EngineHost, history: History) -> None:
+    run = finished(start(host))
+    with pytest.raises(ConfigError, match="no step"):
+        history.step(run.id, 10_000)
+    with pytest.raises(ConfigError, match="nothing"):
+        history.opened("nothing")

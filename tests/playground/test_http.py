@@ -1,0 +1,140 @@
+"""The served page as anybody on the network sees it: every handler is a public endpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from storage import RunLog
+from tests.playground.asks import finished, start
+from tests.playground.serving import Served, serving
+from tests.playground.tiny import tiny_catalog
+
+
+@pytest.fixture(scope="module")
+def served(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("http")
+    log = RunLog.open(str(folder / "runs.db"))
+    with serving(tiny_catalog(tiny_folder), log, folder / "cache") as served:
+        yield served
+    log.close()
+
+
+def call(served: Served, name: str, data: list[Any]) -> list[Any]:
+    """All values that a handler yields to a client that found its name."""
+    base = f"{served.url}/gradio_api/call/{name}"
+    body = {"data": data, "session_hash": "tester"}
+    event = httpx.post(base, json=body, timeout=30).json()["event_id"]
+    text = httpx.get(f"{base}/{event}", timeout=60).text
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    return [json.loads(line) for line in lines if line != "null"]
+
+
+def held(**changes: Any) -> list[Any]:
+    """What the Generate page's components hold."""
+    fields = {
+        "target": "tiny",
+        "dtype": "float32",
+        "method": "scripted",
+        "mode": "chat",
+        "system": "",
+        "prompt": "Say hello.",
+        "form": {"groups": [], "values": {}},
+        "run_form": {"values": {"limits": {"max_new_tokens": "12", "ignore_eos": True}}},
+        "panel": None,
+    }
+    return list({**fields, **changes}.values())
+
+
+def test_generating_over_http_streams_a_run(served: Served) -> None:
+    last = call(served, "run", held())[-1][0]
+    (status,) = last["status"].values()
+    assert status["state"] == "completed"
+    (end,) = last["ends"].values()
+    assert end["reason"] == "length"
+
+
+BAD: list[dict[str, Any]] = [
+    {"prompt": ""},
+    {"prompt": None},
+    {"form": {"values": {"method": {"max_draft_len": "<b>"}}}},
+    {"form": {"values": {"method": {"unheard_of": 1}}}},
+    {"run_form": {"values": {"sampling": {"temperature": "NaN"}}}},
+    {"run_form": {"values": {"limits": {"max_new_tokens": -4}}}},
+    {"run_form": {"values": {"limits": {"max_tokens": 4}}}},
+    {"panel": {"chat": {"a": 1}}},
+]
+NO_CHOICE: list[dict[str, Any]] = [
+    {"target": "<img src=x onerror=alert(1)>"},
+    {"dtype": 4},
+    {"method": ["scripted"]},
+    {"mode": "both"},
+]
+
+
+@pytest.mark.parametrize("changes", BAD, ids=range(len(BAD)))
+def test_bad_payloads_end_in_one_sentence(served: Served, changes: dict[str, Any]) -> None:
+    (status,) = call(served, "run", held(**changes))[-1][0]["status"].values()
+    assert status["state"] == "failed"
+    assert status["error"] and "Traceback" not in status["error"]
+
+
+@pytest.mark.parametrize("changes", NO_CHOICE, ids=range(len(NO_CHOICE)))
+def test_what_no_picker_offers_is_refused(served: Served, changes: dict[str, Any]) -> None:
+    before = len(served.host.runs.all())
+    values = call(served, "run", held(**changes))
+    assert "Traceback" not in str(values)
+    assert len(served.host.runs.all()) == before
+
+
+def test_too_few_values_run_nothing(served: Served) -> None:
+    before = len(served.host.runs.all())
+    call_body = {"data": [], "session_hash": "tester"}
+    response = httpx.post(f"{served.url}/gradio_api/call/run", json=call_body, timeout=30)
+    if response.status_code == 200:
+        event = response.json()["event_id"]
+        text = httpx.get(f"{served.url}/gradio_api/call/run/{event}", timeout=30).text
+        assert "event: error" in text and "Traceback" not in text
+    assert len(served.host.runs.all()) == before
+
+
+def test_stop_only_stops_its_own_session(served: Served) -> None:
+    run = start(
+        served.host,
+        owner="other",
+        settings={"delay_ms": "10"},
+        limits={"max_new_tokens": "60"},
+    )
+    call(served, "stop", [])
+    assert finished(run).state == "completed"
+
+
+def test_foreign_host_names_are_refused(served: Served) -> None:
+    assert httpx.get(served.url, headers={"host": "evil.example"}).status_code == 400
+    assert httpx.get(served.url).status_code == 200
+
+
+def test_every_response_carries_the_policy(served: Served) -> None:
+    headers = httpx.get(served.url).headers
+    assert "default-src 'self'" in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/openapi.json", "/monitoring/summary"])
+def test_what_nobody_needs_is_not_served(served: Served, path: str) -> None:
+    assert httpx.get(served.url + path).status_code in (403, 404)
+
+
+def test_files_of_the_machine_are_not_served(served: Served) -> None:
+    for path in (__file__, "/etc/passwd"):
+        response = httpx.get(f"{served.url}/gradio_api/file={path}")
+        assert response.status_code in (403, 404)
+
+
+def test_page_loads_without_any_target(served: Served) -> None:
+    assert "Speculative decoding playground" in httpx.get(served.url).text

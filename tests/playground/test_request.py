@@ -1,0 +1,112 @@
+"""Hostile and careless payloads: each is refused with one sentence, none reaches the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import ConfigError, PlaygroundError, PromptError
+from playground.catalog import OWN_DRAFTERS, Catalog
+from playground.request import MAX_PROMPT_CHARS, read_count, read_request, read_run_id
+from tests.playground.asks import ask
+from tests.playground.tiny import ScriptedConfig, tiny_catalog
+
+
+@pytest.fixture(scope="module")
+def catalog() -> Catalog:
+    return tiny_catalog(Path("unused"))
+
+
+def test_a_plain_payload_is_taken(catalog: Catalog) -> None:
+    request = read_request(catalog, ask(settings={"max_draft_len": "5"}, limits={"stop": "###"}))
+    assert isinstance(request.config, ScriptedConfig)
+    assert request.config.max_draft_len == 5
+    assert request.limits.stop == ("###",)
+    assert request.limits.max_new_tokens == 24
+
+
+@pytest.mark.parametrize("prompt", ["", "  \n ", None])
+def test_empty_prompt_is_refused(catalog: Catalog, prompt: object) -> None:
+    with pytest.raises(PromptError, match="empty"):
+        read_request(catalog, ask(prompt=prompt))
+
+
+@pytest.mark.parametrize("tokens", ["0", "-5", "1e9", "10000000", "NaN", "", None, [], True])
+def test_max_new_tokens_out_of_range_is_refused(catalog: Catalog, tokens: object) -> None:
+    with pytest.raises(ConfigError, match="max_new_tokens"):
+        read_request(catalog, ask(limits={"max_new_tokens": tokens}))
+
+
+@pytest.mark.parametrize("value", ["nan", "NaN", "inf", "-1", "warm", float("nan"), None, {}])
+def test_temperature_that_is_no_number_is_refused(catalog: Catalog, value: object) -> None:
+    with pytest.raises(ConfigError, match="temperature"):
+        read_request(catalog, ask(sampling={"temperature": value}))
+
+
+HOSTILE: list[dict[str, Any]] = [
+    {"target": "../../etc/passwd"},
+    {"target": None},
+    {"target": ["tiny"]},
+    {"dtype": "int8"},
+    {"dtype": {}},
+    {"method": "nothing"},
+    {"method": 7},
+    {"mode": "both"},
+    {"mode": ["chat"]},
+    {"prompt": 7},
+    {"prompt": {"a": 1}},
+    {"prompt": "x" * (MAX_PROMPT_CHARS + 1)},
+    {"prompt": "half \ud800 pair"},
+    {"system": ["x"]},
+    {"system": "x" * 20_001},
+    {"form": 3},
+    {"form": {"values": []}},
+    {"form": {"values": {"method": "x"}}},
+    {"form": {"values": {"method": {"decoding_type": "Autoregressive"}}}},
+    {"form": {"values": {"method": {"unknown": 1}}}},
+    {"form": {"values": {"method": {"note": "x" * 500_000}}}},
+    {"form": {"values": {"sampling": None}}},
+    {"form": {"values": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": {}}}}}}}}}}},
+    {"parent": ["x"]},
+    {"parent": "x" * 100},
+    {"parent": "a\nb"},
+    {"repeats": 5},
+]
+
+
+@pytest.mark.parametrize("changes", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_payloads_are_refused_with_a_sentence(
+    catalog: Catalog, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(PlaygroundError) as caught:
+        read_request(catalog, ask(**changes))
+    assert len(str(caught.value)) < 600
+    assert str(caught.value).endswith((".", "?")) or "must" in str(caught.value)
+
+
+def test_own_drafters_are_offered_by_registered_name_only() -> None:
+    shipped = Catalog.shipped()
+    assert all(OWN_DRAFTERS not in key for _, key in shipped.method_choices("any"))
+    form = {"values": {"method": {"drafter": "os:system"}}}
+    request = read_request(
+        dataclasses.replace(tiny_catalog(Path("unused")), types=shipped.types),
+        ask(method=f"type:{OWN_DRAFTERS}", form=form),
+    )
+    bench: Any = None
+    with pytest.raises(ConfigError, match="registered"):
+        request.config.build(bench)
+
+
+@pytest.mark.parametrize("raw", [-1, 1.5, True, "3", None, 10**9])
+def test_counts_are_integers_in_range(raw: object) -> None:
+    with pytest.raises(ConfigError, match="have"):
+        read_count("have", raw, most=1000)
+
+
+@pytest.mark.parametrize("raw", ["", "x" * 65, "ü", "a\x00b", 3, None])
+def test_run_ids_are_short_plain_text(raw: object) -> None:
+    with pytest.raises(ConfigError, match="run"):
+        read_run_id(raw)

@@ -1,0 +1,194 @@
+"""The host: one engine for all tabs, stops at once, keeps every run."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from engine.errors import PromptError
+from playground.feed import History
+from playground.runner import MAX_WAITING, EngineHost, QueueFullError
+from storage import RunLog
+from tests.playground.asks import finished, start
+
+SLOW = {"delay_ms": "20"}
+
+
+def test_a_run_is_in_the_log_with_every_step(host: EngineHost, log: RunLog) -> None:
+    run = finished(start(host))
+    assert run.state == "completed", run.error
+    assert run.log_id is not None and run.finish is not None
+    stored = log.get(run.log_id)
+    assert stored is not None
+    assert stored.status == "completed"
+    assert stored.text == run.finish.text
+    assert list(log.steps(run.log_id, 0, 1000)) == run.rows
+    streamed = "".join(
+        [run.first.text if run.first else "", *(t for r in run.rows for t in r.committed_texts)]
+    )
+    assert run.finish.text.startswith(streamed)
+
+
+def test_greedy_text_does_not_depend_on_the_method(host: EngineHost) -> None:
+    plain = finished(start(host, method="plain"))
+    scripted = finished(start(host))
+    assert plain.finish is not None and scripted.finish is not None
+    assert plain.finish.text == scripted.finish.text
+    assert any(row.accepted for row in scripted.rows)
+
+
+def test_stop_ends_within_a_step_and_the_run_is_kept(host: EngineHost, log: RunLog) -> None:
+    run = start(host, settings={"delay_ms": "100"}, limits={"max_new_tokens": "400"})
+    while len(run.rows) < 2:
+        time.sleep(0.01)
+    host.cancel_owner("tab")
+    asked = len(run.rows)
+    finished(run)
+    assert run.state == "cancelled"
+    assert len(run.rows) <= asked + 2
+    stored = log.get(run.log_id or "")
+    assert stored is not None and stored.status == "cancelled"
+    assert len(log.steps(run.log_id or "", 0, 1000)) == len(run.rows)
+
+
+def test_two_tabs_take_turns_in_order(host: EngineHost) -> None:
+    first = start(host, owner="one", settings=SLOW)
+    second = start(host, owner="two", settings=SLOW)
+    third = start(host, owner="three", settings=SLOW)
+    while first.state != "running":
+        time.sleep(0.005)
+    assert (host.ahead_of(second), host.ahead_of(third)) == (1, 2)
+    assert second.first is None
+    for run in (first, second, third):
+        assert finished(run).state == "completed"
+    assert first.finish == second.finish == third.finish
+
+
+def test_a_waiting_run_can_be_cancelled_and_never_starts(host: EngineHost) -> None:
+    running = start(host, owner="one", settings=SLOW)
+    waiting = start(host, owner="two")
+    waiting.cancel()
+    assert finished(waiting).state == "cancelled"
+    assert waiting.first is None and waiting.log_id is None
+    assert finished(running).state == "completed"
+
+
+def test_a_new_run_of_a_tab_cancels_its_last(host: EngineHost) -> None:
+    old = start(host, settings=SLOW, limits={"max_new_tokens": "400"})
+    new = start(host)
+    assert finished(old).state == "cancelled"
+    assert finished(new).state == "completed"
+
+
+def test_full_queue_is_refused(host: EngineHost) -> None:
+    start(host, owner="busy", settings=SLOW, limits={"max_new_tokens": "400"})
+    with pytest.raises(QueueFullError, match="waiting"):
+        for number in range(MAX_WAITING + 2):
+            start(host, owner=f"tab {number}")
+
+
+def test_a_bug_in_the_loop_keeps_the_run_as_failed(
+    host: EngineHost, log: RunLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = finished(start(host, settings={"fail_at": "3"}))
+    assert run.state == "failed"
+    assert run.error is not None and run.id in run.error and "scripted" not in run.error
+    assert "scripted failure" in caplog.text
+    assert len(run.rows) == 3
+    stored = log.get(run.log_id or "")
+    assert stored is not None and stored.status == "failed"
+    assert len(log.steps(run.log_id or "", 0, 1000)) == 3
+    assert finished(start(host)).state == "completed"
+
+
+def test_prompt_longer_than_the_context_is_a_sentence_and_in_the_log(
+    host: EngineHost, log: RunLog
+) -> None:
+    run = finished(start(host, prompt="word " * 400))
+    assert run.state == "failed"
+    assert run.error is not None and "context" in run.error
+    stored = log.get(run.log_id or "")
+    assert stored is not None and stored.status == "failed" and stored.error == run.error
+
+
+def test_huge_max_new_tokens_ends_with_the_context(host: EngineHost) -> None:
+    run = finished(start(host, limits={"max_new_tokens": "1000000"}))
+    assert run.finish is not None and run.finish.reason == "context"
+
+
+def test_a_broken_log_ends_the_run_with_a_sentence(
+    host: EngineHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(host.log, "add_steps", refuse)
+    run = finished(start(host, limits={"max_new_tokens": "400"}))
+    assert run.state == "failed" and run.error is not None and "broke" in run.error
+    monkeypatch.undo()
+    assert finished(start(host)).state == "completed"
+
+
+def test_stop_string_is_left_out_of_the_text(host: EngineHost) -> None:
+    whole = finished(start(host)).finish
+    assert whole is not None
+    stop = whole.text[6:8]
+    cut = finished(start(host, limits={"stop": stop})).finish
+    assert cut is not None and cut.reason == "stop"
+    assert cut.text == whole.text[: whole.text.index(stop)]
+
+
+def test_chat_continues_with_the_answer_so_far(host: EngineHost, log: RunLog) -> None:
+    first = finished(start(host, system="Be brief."))
+    second = finished(start(host, prompt="And again.", parent=first.id))
+    assert first.finish is not None
+    assert second.messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Say hello."},
+        {"role": "assistant", "content": first.finish.text},
+        {"role": "user", "content": "And again."},
+    ]
+    stored = log.get(second.log_id or "")
+    assert stored is not None and list(stored.messages or []) == second.messages
+
+
+def test_chat_continues_from_the_log_after_a_restart(host: EngineHost, history: History) -> None:
+    first = finished(start(host))
+    host.runs.__init__()  # type: ignore[misc]
+    second = finished(start(host, prompt="More.", parent=first.log_id))
+    assert [m["role"] for m in second.messages] == ["user", "assistant", "user"]
+
+
+def test_run_again_repeats_the_prompt_with_new_settings(host: EngineHost) -> None:
+    first = finished(start(host, prompt="Once."))
+    again = finished(start(host, method="plain", prompt="ignored", repeats=first.id))
+    assert again.messages == first.messages
+    assert again.meta["prompt"] == "Once." and again.meta["title"] == "Plain"
+
+
+def test_repeating_an_unknown_run_is_refused(host: EngineHost) -> None:
+    with pytest.raises(PromptError, match="no longer"):
+        start(host, repeats="nothing")
+
+
+def test_raw_completion_has_no_turns(host: EngineHost) -> None:
+    run = finished(start(host, mode="raw", prompt="def f"))
+    assert run.messages == [] and run.meta["mode"] == "raw"
+
+
+def test_loading_is_queued_and_told(host: EngineHost) -> None:
+    assert host.loaded is None
+    run = finished(host.load(host.catalog.target("tiny"), "float32", owner="tab"))
+    assert run.state == "completed"
+    assert host.loaded is not None and host.loaded.dtype == "float32"
+
+
+def test_close_ends_every_run(host: EngineHost) -> None:
+    before = set(threading.enumerate())
+    runs = [start(host, owner=str(i), limits={"max_new_tokens": "400"}) for i in range(3)]
+    host.close()
+    assert all(run.over.is_set() for run in runs)
+    left = set(threading.enumerate()) - before
+    assert not [thread for thread in left if thread.name == "engine"]

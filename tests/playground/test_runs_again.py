@@ -1,0 +1,121 @@
+"""A stored run as a request; runs that never began; what is stored of the machine."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.config import Limits
+from engine.errors import ConfigError, PromptError
+from engine.sources import TargetSpec
+from playground.environment import _nvidia_driver, machine, weights_digest
+from playground.request import read_request
+from playground.runner import EngineHost
+from playground.runs_again import fields_of, request_again
+from storage import RunDetail, RunLog
+from tests.playground.asks import ask, finished, start
+
+
+def stored(host: EngineHost, log_id: str | None) -> RunDetail:
+    run = host.log.get(log_id or "")
+    assert run is not None
+    return run
+
+
+def test_a_run_again_has_the_same_settings_and_text(host: EngineHost) -> None:
+    first = finished(start(host, prompt="Once more.", settings={"max_draft_len": "2"}))
+    host.runs.__init__()  # type: ignore[misc]
+    run = stored(host, first.log_id)
+    again = finished(host.generate(request_again(host.catalog, run), owner="tab"))
+    twin = stored(host, again.log_id)
+    assert twin.id != run.id and twin.text == run.text
+    assert (twin.setup_id, twin.prompt_id) == (run.setup_id, run.prompt_id)
+    assert (twin.method, twin.messages) == (run.method, run.messages)
+
+
+def test_a_run_fills_the_generate_page(host: EngineHost) -> None:
+    asked = ask(prompt="Fill in.", system="Be brief.", settings={"note": "x"})
+    run = stored(host, finished(host.generate(read_request(host.catalog, asked), owner="a")).log_id)
+    fields = fields_of(host.catalog, run)
+    assert (fields.target, fields.method, fields.dtype) == ("tiny", "scripted", "float32")
+    assert (fields.mode, fields.system, fields.prompt) == ("chat", "Be brief.", "Fill in.")
+    assert fields.settings["note"] == "x" and fields.limits.max_new_tokens == 24
+
+
+def test_what_cannot_be_run_again_is_said(host: EngineHost) -> None:
+    run = stored(host, finished(start(host)).log_id)
+    with pytest.raises(ConfigError, match="not known here"):
+        request_again(host.catalog, replace(run, decoding_type="Psychic"))
+    with pytest.raises(ConfigError, match="unheard_of"):
+        request_again(host.catalog, replace(run, method={**run.method, "unheard_of": 1}))
+    with pytest.raises(ConfigError, match="target must be one of"):
+        request_again(host.catalog, replace(run, target="/etc"))
+    with pytest.raises(PromptError, match="token ids"):
+        request_again(host.catalog, replace(run, messages=(), prompt_text=""))
+
+
+def test_a_run_whose_target_cannot_be_loaded_is_in_the_log(host: EngineHost, log: RunLog) -> None:
+    request = read_request(host.catalog, ask(prompt="Never asked."))
+    missing = TargetSpec(name="missing", title="Missing", path="/no/such/folder")
+    run = finished(host.generate(replace(request, target=missing), owner="tab"))
+    assert run.state == "failed" and run.error is not None and "/no/such/folder" in run.error
+    entry = stored(host, run.log_id)
+    assert (entry.status, entry.error, entry.target) == ("failed", run.error, "missing")
+    assert entry.prompt_text == "Never asked." and entry.method["decoding_type"] == "Scripted"
+    assert entry.num_steps == 0 and log.steps(entry.id) == ()
+    assert finished(start(host)).state == "completed", "the engine goes on"
+
+
+def test_the_surroundings_are_stored_with_every_run(host: EngineHost) -> None:
+    known = stored(host, finished(start(host)).log_id).environment
+    for name in ("torch", "transformers", "gradio"):
+        assert known["versions"][name]
+    for name in ("device", "device_name", "threads", "cpu", "cpu_flags", "memory_gib", "platform"):
+        assert known[name], name
+    for name in ("driver", "cuda", "gpus", "git_commit", "revision", "weights"):
+        assert name in known, name
+    folder = Path(host.catalog.targets["tiny"].path or "")
+    assert known["weights_digest"] == weights_digest(folder) and len(known["weights_digest"]) == 64
+    assert machine() is machine(), "looked up once"
+
+
+def test_the_digest_of_weights_tells_them_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("playground.environment.BLOCK_BYTES", 1000)
+    assert weights_digest(tmp_path) is None
+    file = tmp_path / "model.safetensors"
+    content = bytearray(os.urandom(1000)) + bytes(80_000)
+    file.write_bytes(content)
+    first = weights_digest(tmp_path)
+    assert first is not None and first == weights_digest(tmp_path)
+    content[-1] = 1
+    file.write_bytes(content)
+    assert weights_digest(tmp_path) != first, "the last block counts, and the time of writing"
+    (tmp_path / "readme.txt").write_text("no weights")
+    changed = weights_digest(tmp_path)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "model.safetensors").write_bytes(content)
+    assert weights_digest(copy) == changed, "where a file lies does not count"
+
+
+def test_the_drivers_version_is_read_where_linux_tells_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "version"
+    monkeypatch.setattr("playground.environment.NVIDIA_DRIVER", file)
+    assert _nvidia_driver() is None
+    file.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build\n"
+        "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n"
+    )
+    assert _nvidia_driver() == "570.133.20"
+
+
+def test_limits_are_taken_as_they_were(host: EngineHost) -> None:
+    run = stored(host, finished(start(host, limits={"max_new_tokens": "7"})).log_id)
+    assert request_again(host.catalog, run).limits == Limits(max_new_tokens=7, ignore_eos=True)

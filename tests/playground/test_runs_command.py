@@ -1,0 +1,130 @@
+"""The command line of `runs`, over a log in a file."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from playground.cli import app
+from storage import RunLog, RunQuery
+from tests.storage.conftest import finished_run
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> str:
+    return str(tmp_path / "log" / "runs.db")
+
+
+def invoke(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, ["runs", *(str(a) for a in arguments)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def filled(db: str) -> list[str]:
+    log = RunLog.open(db)
+    ids = [
+        finished_run(log, prompt_text="About trees.", labels={"turn": "0"}, tags=("x",)),
+        finished_run(log, prompt_text="About ships.", target="other"),
+    ]
+    log.close()
+    return ids
+
+
+def test_list_prints_filters_and_sorts(db: str) -> None:
+    trees, ships = filled(db)
+    assert invoke("list", "--db", db).stdout.splitlines()[0].startswith(ships)
+    (line,) = invoke("list", "--db", db, "--search", "TREES").stdout.splitlines()
+    assert trees in line and "40.0 tok/s" in line and "#x" in line
+    for choice in (["--label", "turn=0"], ["--tag", "x"], ["--target", "tiny"]):
+        (row,) = json.loads(invoke("list", "--db", db, "--json", *choice).stdout)
+        assert row["id"] == trees and row["mat"] == 2.0, choice
+
+
+def test_export_and_import_carry_whole_runs(db: str, tmp_path: Path) -> None:
+    ids = filled(db)
+    packed, plain = tmp_path / "out" / "runs.json.gz", tmp_path / "one.json"
+    invoke("export", packed, "--db", db)
+    invoke("export", plain, ids[0], "--db", db)
+    assert len(json.loads(gzip.decompress(packed.read_bytes()))["runs"]) == 2
+    there = str(tmp_path / "there.db")
+    assert "1 runs imported, 0 were here" in invoke("import", plain, "--db", there).stdout
+    assert "1 runs imported, 1 were here" in invoke("import", packed, "--db", there).stdout
+    first, second = RunLog.open(db), RunLog.open(there)
+    for run_id in ids:
+        assert repr(first.read_whole(run_id)) == repr(second.read_whole(run_id))
+    first.close()
+    second.close()
+
+
+def test_csv_has_a_line_per_run_or_step(db: str, tmp_path: Path) -> None:
+    filled(db)
+    runs, steps = tmp_path / "runs.csv", tmp_path / "steps.csv"
+    invoke("export", runs, "--db", db)
+    invoke("export", steps, "--steps", "--db", db, "--search", "ships")
+    with runs.open(newline="") as stream:
+        assert [row["target"] for row in csv.DictReader(stream)] == ["tiny", "other"]
+    with steps.open(newline="") as stream:
+        assert [row["index"] for row in csv.DictReader(stream)] == ["0", "1"]
+
+
+def test_tag_delete_and_restore(db: str) -> None:
+    ids = filled(db)
+    invoke("tag", *ids, "--add", "new", "--remove", "x", "--db", db)
+    invoke("delete", ids[0], "--db", db)
+    log = RunLog.open(db)
+    assert [(row.id, row.tags) for row in log.find().rows] == [(ids[1], ("new",))]
+    (gone,) = json.loads(invoke("list", "--status", "deleted", "--json", "--db", db).stdout)
+    assert gone["id"] == ids[0]
+    invoke("restore", ids[0], "--db", db)
+    assert log.find(RunQuery()).total == 2
+    log.close()
+
+
+def test_faults_are_one_sentence_and_leave_no_file(db: str, tmp_path: Path) -> None:
+    ids = filled(db)
+    file = tmp_path / "x.json"
+    broken = tmp_path / "broken.json"
+    broken.write_bytes(b"\x1f\x8b not gzip")
+    text = tmp_path / "text.json"
+    text.write_text('{"format": "x"}')
+    wrong: list[list[object]] = [
+        ["list", "--status", "done"],
+        ["list", "--sort", "speed"],
+        ["list", "--label", "turn"],
+        ["export", file, "nope"],
+        ["export", file, "--search", "nothing of the kind"],
+        ["export", file, "--steps"],
+        ["export", tmp_path / "log" / "runs.db" / "x.json"],
+        ["import", broken],
+        ["import", text],
+        ["tag", ids[0]],
+        ["tag", "nope", "--add", "x"],
+        ["delete", "nope"],
+    ]
+    for arguments in wrong:
+        result = invoke(*arguments, "--db", db, code=2)
+        assert result.stderr.startswith("error: ") and len(result.stderr.splitlines()) == 1
+    assert not file.exists() and not list(tmp_path.glob(".*"))
+
+
+def test_the_log_is_listed_without_torch(db: str) -> None:
+    filled(db)
+    script = (
+        "import sys, app\n"
+        f"try: app.app(['runs', 'list', '--db', {db!r}])\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'gradio'} & set(sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr

@@ -1,0 +1,247 @@
+"""Runs as files: JSON out and in again is the same run; what is malformed is named."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import ConfigError
+from playground.runs_files import export_part, export_start, import_part
+from playground.transfer import read_lines, run_line, take_in, write_json
+from storage import RunLog, StoredRun
+from tests.storage.conftest import finished_run, new_run, step
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[RunLog]:
+    other = RunLog.open(str(tmp_path / "other.db"))
+    yield other
+    other.close()
+
+
+def odd_run(log: RunLog) -> StoredRun:
+    """Everything that a careless format loses: NaN, infinities, NULs, lone surrogates, newlines."""
+    run_id = log.begin(
+        new_run(
+            environment={"weird": [math.nan, -math.inf, {"$x": "lone \udcff"}], "": None},
+            prompt_text="line\nline\u2028\x00 🙂",
+            messages=({"role": "user", "content": "line\nline"},),
+            labels={"turn": "0"},
+            tags=("a", "b"),
+            sampling={"seed": 2**63, "temperature": 0.1},
+        )
+    )
+    log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
+    log.add_steps(run_id, [step(0, draft_probs=(None, math.nan, math.inf)), step(1)])
+    log.finish(
+        run_id,
+        status="failed",
+        output_ids=[5, 6],
+        text="a\x00b\r\n",
+        finish_reason=None,
+        metrics={"mat": math.nan, "tok_s": 1e-30},
+        error="it broke",
+    )
+    log.rename(run_id, "=näme")
+    return whole(log, run_id)
+
+
+def whole(log: RunLog, run_id: str) -> StoredRun:
+    stored = log.read_whole(run_id)
+    assert stored is not None
+    return stored
+
+
+def document(log: RunLog, *run_ids: str) -> str:
+    stream = io.StringIO()
+    assert list(write_json(log, run_ids, stream)) == list(range(1, len(run_ids) + 1))
+    return stream.getvalue()
+
+
+def test_json_out_and_in_is_the_same_run(log: RunLog, other: RunLog) -> None:
+    stored = odd_run(log)
+    plain = finished_run(log)
+    text = document(log, stored.run.id, plain)
+    assert len(json.loads(text, parse_constant=pytest.fail)["runs"]) == 2, "strict JSON"
+    (batch,) = take_in(other, read_lines(io.StringIO(text)))
+    assert [arrival.kind for arrival in batch] == ["added", "added"]
+    for run_id in (stored.run.id, plain):
+        assert repr(whole(other, run_id)) == repr(whole(log, run_id))
+    (again,) = take_in(other, read_lines(io.StringIO(text)))
+    assert [arrival.kind for arrival in again] == ["known", "known"]
+
+
+def test_a_reformatted_file_is_read_too(log: RunLog) -> None:
+    stored = odd_run(log)
+    loose = json.dumps(json.loads(document(log, stored.run.id)), indent=2)
+    (read,) = read_lines(io.StringIO(loose))
+    assert run_line(read) == run_line(stored)
+
+
+def test_an_import_never_overwrites_another_run(log: RunLog, other: RunLog) -> None:
+    stored = odd_run(log)
+    text = document(log, stored.run.id)
+    list(take_in(other, read_lines(io.StringIO(text))))
+    changed = json.loads(text)
+    changed["runs"][0]["text"] = "something else"
+    ((arrival,),) = take_in(other, read_lines(io.StringIO(json.dumps(changed))))
+    assert arrival.kind == "renamed" and arrival.id != stored.run.id
+    assert whole(other, stored.run.id).run.text == stored.run.text
+    assert whole(other, arrival.id).run.text == "something else"
+
+
+@pytest.mark.parametrize("runs", [[], ["nope"]])
+def test_an_export_of_nothing_is_still_a_document(log: RunLog, runs: list[str]) -> None:
+    assert json.loads(document(log, *runs))["runs"] == []
+    assert list(read_lines(io.StringIO(document(log, *runs)))) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "hello", "[]", '{"runs": []}', '{"format": "other", "version": 1, "runs": []}', "{" * 9],
+)
+def test_files_that_are_no_export_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="The file"):
+        list(read_lines(io.StringIO(text)))
+
+
+def test_a_newer_version_and_a_cut_file_are_refused(log: RunLog) -> None:
+    text = document(log, finished_run(log))
+    with pytest.raises(ConfigError, match="version must be 1, got 2"):
+        list(read_lines(io.StringIO(text.replace('"version": 1', '"version": 2'))))
+    with pytest.raises(ConfigError, match="ends in the middle"):
+        list(read_lines(io.StringIO(text.removesuffix("]}\n"))))
+    with pytest.raises(ConfigError, match="not valid JSON"):
+        list(read_lines(io.StringIO(text[:-80])))
+
+
+BROKEN: list[tuple[str, Any]] = [
+    ("id", "a/b"),
+    ("id", 3),
+    ("status", "done"),
+    ("target", "x" * 300),
+    ("created_at", "yesterday"),
+    ("tok_s", "fast"),
+    ("method", {"decoding_type": "Medusa"}),
+    ("method", []),
+    ("messages", [{"content": "x"}]),
+    ("prompt_ids", [-1]),
+    ("output_ids", ["a"]),
+    ("num_steps", -1),
+    ("labels", {"a": 1}),
+    ("steps", "none"),
+    ("steps", [{"index": 0}]),
+]
+BROKEN_STEPS: list[dict[str, Any]] = [
+    {"index": 3},
+    {"tokens": []},
+    {"parents": [-1, 0]},
+    {"parents": [-1, 2, 0]},
+    {"parents": [0, 0, 1]},
+    {"accepted": [2]},
+    {"accepted": [7]},
+    {"accepted": [1, 1]},
+    {"num_committed": 9},
+    {"bonus": -4},
+    {"token_texts": ["a"]},
+    {"draft_s": None},
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BROKEN, ids=[str(b)[:40] for b in BROKEN])
+def test_a_malformed_run_is_named(log: RunLog, field: str, value: Any) -> None:
+    raw = json.loads(run_line(whole(log, finished_run(log))))
+    raw[field] = value
+    refused_in_a_sentence(log, raw)
+
+
+@pytest.mark.parametrize("changes", BROKEN_STEPS, ids=[str(b) for b in BROKEN_STEPS])
+def test_a_malformed_step_is_named(log: RunLog, changes: dict[str, Any]) -> None:
+    raw = json.loads(run_line(whole(log, finished_run(log))))
+    raw["steps"][0] |= changes
+    refused_in_a_sentence(log, raw)
+
+
+def refused_in_a_sentence(log: RunLog, raw: dict[str, Any]) -> None:
+    before = log.find().total
+    with pytest.raises(ConfigError, match=r"^Run .* of the file: .*\.$"):
+        import_part(log, {"lines": [json.dumps(raw)], "start": 1})
+    assert log.find().total == before
+
+
+def test_the_browsers_parts_make_the_same_document(log: RunLog, other: RunLog) -> None:
+    ids = [finished_run(log, labels={"n": str(n)}) for n in range(7)]
+    log.delete(ids[3])
+    start = export_start(log, {"kind": "json", "query": {"text": "hello"}})
+    assert start["ids"] == [i for i in ids if i != ids[3]], "oldest first, deleted ones left out"
+    texts: list[str] = []
+    while len(texts) < len(start["ids"]):
+        rest = start["ids"][len(texts) : len(texts) + 2]
+        part = export_part(log, {"kind": "json", "ids": rest})
+        assert part["num_runs"] == len(part["texts"]) == len(rest)
+        texts += part["texts"]
+    text = start["head"] + start["between"].join(texts) + start["tail"]
+    assert text == document(log, *start["ids"])
+    assert import_part(other, {"lines": texts[:4], "start": 1})["added"] == 4
+    got = import_part(other, {"text": text})
+    assert got == {"added": 2, "known": 4, "renamed": []}
+
+
+def test_large_parts_end_early(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [finished_run(log) for _ in range(3)]
+    monkeypatch.setattr("playground.runs_files.MAX_PART_CHARS", 10)
+    assert export_part(log, {"kind": "json", "ids": ids})["num_runs"] == 1
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        None,
+        {},
+        {"lines": [3]},
+        {"lines": ["{}"] * 1001},
+        {"lines": ["{}"], "start": "x"},
+        {"text": 3},
+    ],
+)
+def test_malformed_imports_are_one_sentence(log: RunLog, asked: Any) -> None:
+    with pytest.raises(ConfigError):
+        import_part(log, asked)
+
+
+@pytest.mark.parametrize("kind", ["xml", None, ["json"]])
+def test_unknown_kinds_of_export_are_refused(log: RunLog, kind: Any) -> None:
+    for ask in (export_start, export_part):
+        with pytest.raises(ConfigError):
+            ask(log, {"kind": kind, "query": {}, "ids": []})
+
+
+def table(log: RunLog, kind: str, ids: list[str]) -> list[dict[str, str]]:
+    start = export_start(log, {"kind": kind, "query": {}})
+    texts = export_part(log, {"kind": kind, "ids": ids})["texts"]
+    return list(csv.DictReader(io.StringIO(start["head"] + "".join(texts), newline="")))
+
+
+def test_csv_of_runs_has_a_line_per_run(log: RunLog) -> None:
+    stored, plain = odd_run(log), finished_run(log)
+    odd, usual = table(log, "csv", [stored.run.id, plain])
+    assert odd["name"] == "'=näme", "a spreadsheet must not run it"
+    assert odd["tags"] == "a;b" and json.loads(odd["labels"]) == {"turn": "0"}
+    assert odd["prompt"].startswith("line\nline") and odd["mat"] == "nan"
+    assert (usual["id"], usual["tok_s"], usual["mat"]) == (plain, "40.0", "2.0")
+    assert json.loads(usual["method"])["max_draft_len"] == 4
+
+
+def test_csv_of_steps_has_a_line_per_step(log: RunLog) -> None:
+    run_id = finished_run(log)
+    first, second = table(log, "steps", [run_id])
+    assert (first["run_id"], first["index"], second["index"]) == (run_id, "0", "1")
+    assert (first["num_drafted"], first["num_accepted"], first["verify_s"]) == ("2", "1", "0.02")
+    assert first["committed_text"] == "bd"

@@ -1,0 +1,349 @@
+"""What the Tree page asks the server for, over a tiny target with real heads."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.errors import ConfigError, PlaygroundError, TreeError
+from engine.tree import ChoiceTree
+from engine.tuning.ranks import RankTable
+from engine.tuning.replay import replay
+from playground.pages.tree import read_link
+from playground.runner import EngineHost
+from playground.tuning.editor import TreeEditor
+from playground.tuning.editor_tables import pack
+from playground.tuning.editor_trees import formats, read_text, write_text
+from playground.tuning.editor_use import read_used
+from playground.tuning.tables import keep_table, load_table
+from storage import RunLog, RunQuery, StorageError
+from tests.engine.drafters.fitted import Malicious
+from tests.playground.asks import finished, start
+from tests.playground.tree_tiny import SUITE, made_up_table, random_tree, tree_catalog
+
+WAIT_S = 60.0
+DOCUMENTED = [[0], [1], [0, 0], [0, 1], [1, 0], [1, 1], [0, 0, 0], [0, 1, 0], [0, 0, 0, 0]]
+TEXT_TOKENS = 24
+MEDUSA = {"target": "tiny", "method": "medusa"}
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHost]:
+    folder = tmp_path_factory.mktemp("tree")
+    log = RunLog.open(str(folder / "runs.db"))
+    with torch.inference_mode():
+        catalog = tree_catalog(folder)
+    host = EngineHost(log, catalog, cache_dir=folder / "cache", device="cpu")
+    finished(host.load(catalog.targets["tiny"], "float32", owner="test"))
+    yield host
+    host.close()
+    log.close()
+
+
+@pytest.fixture(scope="module")
+def editor(host: EngineHost) -> TreeEditor:
+    return TreeEditor(host, text_tokens=TEXT_TOKENS)
+
+
+def done(editor: TreeEditor, job: str) -> dict[str, Any]:
+    """The job's last state."""
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        state = editor.job({"job": job})
+        if state["over"]:
+            return state
+        time.sleep(0.02)
+    raise AssertionError(f"job not over: {state}")
+
+
+def measured(editor: TreeEditor, **asked: Any) -> dict[str, Any]:
+    """What a measurement that went well brought."""
+    asked = {"target": "tiny", "tab": "test", "kind": "ranks", **asked}
+    state = done(editor, editor.measure(asked)["job"])
+    assert state["error"] is None, state
+    end: dict[str, Any] = state["end"]
+    return end
+
+
+@pytest.fixture(scope="module")
+def source(editor: TreeEditor) -> str:
+    """A table measured over the suite, whose texts were written for it with the method itself."""
+    return str(measured(editor, method="medusa", source="suite:small")["source"])
+
+
+def table_of(host: EngineHost, source: str) -> RankTable:
+    return load_table(host.log, source.removeprefix("table:"))
+
+
+def test_menus_have_every_method_with_something_to_tune(editor: TreeEditor) -> None:
+    menus = editor.start({})
+    kinds = {row["key"]: row["kind"] for row in menus["methods"]["tiny"]}
+    assert kinds["medusa"] == kinds["eagle"] == kinds["recycling"] == "tree"
+    assert kinds["eagle2"] == "dynamic" and kinds["ngram"] == "chain"
+    assert "plain" not in kinds
+    medusa = next(row for row in menus["methods"]["tiny"] if row["key"] == "medusa")
+    assert medusa["tree"] == DOCUMENTED
+    assert any(tree["paths"] == DOCUMENTED for tree in menus["trees"])
+
+
+def test_packed_ranks_are_the_tables(host: EngineHost, editor: TreeEditor, source: str) -> None:
+    table = table_of(host, source)
+    packed = editor.table({**MEDUSA, "source": source})["table"]
+    width = "<u1" if packed["width"] == 1 else "<u2"
+    ranks = np.frombuffer(base64.b64decode(packed["ranks"]), width).astype(int) - 1
+    assert ranks.reshape(-1, packed["depths"]).tolist() == table.ranks.tolist()
+    assert packed["starts"] == list(table.texts)
+    assert packed["categories"] == ["chat", "code", "chat", "code"]
+    wide = pack(made_up_table(positions=60, ranks=900))
+    assert wide["width"] == 2
+
+
+def test_the_replay_is_what_the_runs_did(host: EngineHost, source: str) -> None:
+    table = table_of(host, source)
+    tree = ChoiceTree.parse(DOCUMENTED, form="candidates")
+    rows = host.log.find(RunQuery(decoding_type="Medusa", labels={"suite": "small"})).rows
+    assert len(rows) == len(SUITE) == table.num_texts
+    replayed = replay(table, tree)
+    assert replayed.num_steps == sum(row.num_steps for row in rows)
+    steps = [step for row in rows for step in host.log.steps(row.id)]
+    assert replayed.num_accepted == sum(len(step.accepted) for step in steps)
+
+
+def test_ready_tables_come_before_texts_to_measure(editor: TreeEditor, source: str) -> None:
+    found = editor.sources(MEDUSA)
+    ids = [row["id"] for row in found["sources"]]
+    assert ids[0] == source and found["sources"][0]["ready"]
+    assert "recent:" in ids and "suite:small" in ids
+    assert sum(name.startswith("run:") for name in ids) >= len(SUITE)
+    remark = editor.sources({"target": "tiny", "method": "recycling"})
+    assert not remark["sources"] and "learns from every step" in remark["remark"]
+
+
+def test_weights_of_the_log_serve_a_method_without_any(editor: TreeEditor, source: str) -> None:
+    found = editor.sources({"target": "tiny", "method": "type:Medusa"})
+    assert found["sources"][0]["id"] == source
+    assert found["weights"].endswith("medusa")
+
+
+def test_an_example_is_the_text_of_the_run(
+    host: EngineHost, editor: TreeEditor, source: str
+) -> None:
+    table = table_of(host, source)
+    row = table.texts[1] + 3
+    asked = {"source": source, "position": row, "depth": 2}
+    found = editor.example(asked)
+    run = host.log.get(str(table.about["sources"][1]))
+    assert run is not None and found["run"] == run.id
+    assert run.text.startswith(found["before"] + "".join(found["tokens"]))
+    assert len(found["tokens"]) == 2
+    last = editor.example({**asked, "position": table.num_positions - 1, "depth": 5})
+    assert last["tokens"] == []
+
+
+def test_the_best_tree_is_better_and_within_bounds(editor: TreeEditor, host: EngineHost) -> None:
+    table = made_up_table(positions=2000, texts=8)
+    config = host.catalog.method("eagle").config
+    kept = f"table:{keep_table(host.log, config, table)}"
+    asked = {"target": "tiny", "method": "eagle", "source": kept, "category": "code"}
+    found = editor.optimise({**asked, "nodes": 12, "max_depth": 3, "max_width": 4})
+    tree = ChoiceTree.parse(found["tree"], form="candidates")
+    assert len(tree) == 12 and tree.depth <= 3 and tree.max_rank < 4
+    other = random_tree(12, depth=3, ranks=4, seed=1)
+    gain = replay(table, tree, category="code").mat
+    assert gain > replay(table, other, category="code").mat
+    points = editor.curve({**asked, "category": None})["points"]
+    assert [point["mat"] for point in points] == sorted(point["mat"] for point in points)
+    assert all(point["size"] == point["nodes"] and point["levels"] for point in points)
+
+
+def test_measuring_stops_on_demand(editor: TreeEditor, host: EngineHost) -> None:
+    before = host.log.find(RunQuery(labels={"suite": "small"})).total
+    asked = {"target": "tiny", "method": "eagle", "tab": "stopper", "kind": "ranks"}
+    job = editor.measure({**asked, "source": "suite:small"})["job"]
+    while "text 2 of" not in editor.job({"job": job})["words"]:
+        time.sleep(0.005)
+    editor.stop({"job": job})
+    state = done(editor, job)
+    assert state["end"] is None and state["error"] is None
+    assert "stopped" in state["words"].lower()
+    written = host.log.find(RunQuery(labels={"suite": "small"})).total - before
+    assert 1 <= written < len(SUITE)
+
+
+def test_latency_is_measured_kept_and_read_by_another_editor(
+    editor: TreeEditor, host: EngineHost, source: str
+) -> None:
+    assert editor.table({**MEDUSA, "source": source})["speed"] is None
+    speed = measured(editor, method="medusa", kind="latency")["speed"]
+    assert [rows for rows, _ in speed["verify"]][:3] == [1, 2, 3]
+    assert all(ms > 0 for _, ms in speed["verify"]) and speed["levels"] == "depth"
+    assert "cpu" in speed["words"].lower() or "threads" in speed["words"]
+    again = TreeEditor(host).table({**MEDUSA, "source": source})["speed"]
+    assert again == speed
+
+
+def test_look_up_methods_get_chains_by_length(editor: TreeEditor, host: EngineHost) -> None:
+    asked = {"target": "tiny", "method": "ngram"}
+    made = measured(editor, **asked, source="recent:")["source"]
+    packed = editor.table({**asked, "source": made})["table"]
+    assert packed["depths"] == 0 and {row["length"] for row in packed["chains"]} >= {1, 2, 4}
+    table = table_of(host, made)
+    for length, steps in table.chains.items():
+        rows = [row for row in packed["chains"] if row["length"] == length]
+        accepted = sum(i * n for row in rows for i, n in enumerate(row["ends"]))
+        drafted = sum(i * n for row in rows for i, n in enumerate(row["drafted"]))
+        assert (accepted, drafted) == (steps.accepted.sum(), steps.drafted.sum())
+
+
+def test_dynamic_trees_are_drafted_again_without_the_target(
+    editor: TreeEditor, host: EngineHost
+) -> None:
+    asked = {"target": "tiny", "method": "eagle2"}
+    none = editor.drafted({**asked, "source": "recent:"})
+    assert none["drafted"] is None and "Re-draft" in none["words"]
+    settings = {"max_total_draft_tokens": 5, "dynamic_tree_max_topK": 2, "max_draft_len": 3}
+    end = measured(editor, **asked, kind="redraft", source="suite:small", settings=settings)
+    small = end["drafted"]
+    assert small["counts"]["nodes"] == [[5, small["steps"]]]
+    assert small["levels"] == [1, 2, 2] and small["redrafted"]
+    first = sum(count for path, count, _ in small["paths"] if len(path) == 1)
+    assert small["steps"] < first <= 2 * small["steps"]
+    recorded = editor.drafted({**asked, "source": "recent:"})["drafted"]
+    assert recorded["settings"]["max_total_draft_tokens"] == 12
+    rows = host.log.find(RunQuery(decoding_type="Eagle", limit=50)).rows
+    dynamic = [r for r in rows if (d := host.log.get(r.id)) and d.method["use_dynamic_tree"]]
+    assert recorded["steps"] == sum(row.num_steps for row in dynamic) > 0
+    same = measured(editor, **asked, kind="redraft", source="recent:", settings={})["drafted"]
+    assert (same["mat"], same["steps"]) == (recorded["mat"], recorded["steps"])
+
+
+def test_runs_with_this_very_tree_are_found(editor: TreeEditor, source: str) -> None:
+    found = editor.measured({**MEDUSA, "tree": DOCUMENTED})["runs"]
+    assert found and {run["prompt"] for run in found} <= {prompt.turns[0] for prompt in SUITE}
+    assert all(run["tok_s"] > 0 and run["mat"] >= 1 for run in found)
+    assert editor.measured({**MEDUSA, "tree": [[0], [3]]})["runs"] == []
+
+
+@pytest.mark.parametrize("format", [form["name"] for form in formats()])
+def test_every_format_reads_back_equal(format: str) -> None:
+    tree = ChoiceTree.parse([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]], form="candidates")
+    for kind in ("Medusa", "Eagle"):
+        text = write_text(tree, format, decoding_type=kind)["text"]
+        assert read_text(text)["tree"] == tree.as_lists()
+        assert "medusa_choices" not in text or kind == "Medusa"
+
+
+def test_saved_trees_join_the_menu_and_leave_it(editor: TreeEditor) -> None:
+    asked = {"name": "  My   tree ", "tree": DOCUMENTED, **MEDUSA}
+    saved = editor.save(asked)
+    first = saved["trees"][0]
+    assert (first["title"], first["group"]) == ("My tree", "Saved here")
+    assert first["paths"] == DOCUMENTED and "Tiny Medusa" in first["note"]
+    again = editor.save({**asked, "tree": [[0]]})["trees"]
+    assert [row["title"] for row in again if row["group"] == "Saved here"] == ["My tree"]
+    assert editor.forget({"name": "My tree"})["trees"][0]["group"] == "Shipped"
+    with pytest.raises(ConfigError, match="No tree is saved as 'My tree'"):
+        editor.forget({"name": "My tree"})
+
+
+@pytest.mark.parametrize(
+    ("question", "asked", "says"),
+    [
+        ("sources", {"method": "medusa"}, "target must be one of"),
+        ("sources", {"target": "tiny", "method": "plain"}, "no tree and no draft length"),
+        ("table", {**MEDUSA, "source": "table:none"}, "No artifact"),
+        ("table", {**MEDUSA, "source": "../../etc"}, "No rank table"),
+        ("table", {**MEDUSA, "source": "shipped:../medusa"}, "No rank table"),
+        ("table", {**MEDUSA, "source": 7}, "source must be given"),
+        ("optimise", {**MEDUSA, "source": "table:none", "nodes": "9"}, "nodes must be an integer"),
+        ("read", {"text": 5}, "must be text"),
+        ("read", {"text": "[[0], [0, 0], [1, 1]]"}, "entry 3, line 1, column 15"),
+        ("write", {"tree": DOCUMENTED, "format": "pdf"}, "format must be one of"),
+        ("write", {"tree": [[0], [0, 2, 0]], "format": "lists"}, "needs its parent"),
+        ("write", {"tree": [[0]] * 2000, "format": "lists"}, "at most 1024"),
+        ("save", {"tree": DOCUMENTED, "name": " "}, "name must have 1 to 80"),
+        ("measure", {**MEDUSA, "kind": "speed", "tab": "t"}, "kind must be latency"),
+        ("measure", {**MEDUSA, "kind": "redraft", "tab": "t"}, "grows no tree of its own"),
+        (
+            "measure",
+            {"target": "tiny", "method": "eagle2", "kind": "redraft", "tab": "t", "source": "x",
+             "settings": {"temperature": 1}},
+            "A dynamic tree's settings are",
+        ),
+        ("job", {"job": "none"}, "no longer known"),
+        ("example", {"source": "table:none", "position": 1, "depth": 1}, "No artifact"),
+    ],
+)  # fmt: skip
+def test_a_bad_question_is_one_sentence(
+    editor: TreeEditor, question: str, asked: dict[str, Any], says: str
+) -> None:
+    with pytest.raises((PlaygroundError, StorageError), match=says):
+        getattr(editor, question)(asked)
+
+
+def test_sampled_texts_are_refused(editor: TreeEditor, host: EngineHost) -> None:
+    run = start(host, owner="sampler", method="plain", mode="raw", sampling={"temperature": "0.9"})
+    finished(run)
+    asked = {**MEDUSA, "tab": "t", "kind": "ranks", "source": f"run:{run.log_id}"}
+    state = done(editor, editor.measure(asked)["job"])
+    assert "temperature 0" in state["error"]
+
+
+def test_a_faulty_tree_file_names_the_place(tmp_path: Path) -> None:
+    with pytest.raises(TreeError, match="line 2, column 3"):
+        read_text("[[0],\n  [0, 0\n")
+
+
+def test_a_tree_becomes_settings_of_its_method(host: EngineHost) -> None:
+    catalog = host.catalog
+    used = read_used(catalog, {**MEDUSA, "tree": [[0], [2]]})
+    assert (used.target, used.method) == ("tiny", "medusa")
+    assert used.settings == {"medusa_choices": ((0,), (2,))}
+    assert used.form["values"]["method"] == {"medusa_choices": "[[0],[2]]"}
+    chain = read_used(catalog, {"target": "tiny", "method": "ngram", "tree": [[0], [0, 0]]})
+    assert chain.settings == {"max_draft_len": 2}
+    asked = {"target": "tiny", "method": "eagle2", "settings": {"max_total_draft_tokens": 7}}
+    assert read_used(catalog, asked).settings == {"max_total_draft_tokens": 7}
+    plain = {"target": "tiny", "method": "type:Medusa", "tree": DOCUMENTED, "weights": "some/heads"}
+    assert read_used(catalog, plain).settings["speculative_model"] == "some/heads"
+    with pytest.raises(TreeError, match="needs its parent"):
+        read_used(catalog, {**MEDUSA, "tree": [[0], [1, 1]]})
+    with pytest.raises(ConfigError, match="method must be one of"):
+        read_used(catalog, {"target": "tiny", "method": "nothing", "tree": DOCUMENTED})
+
+
+@pytest.mark.parametrize(
+    ("params", "link"),
+    [
+        ({"tree": "0_1", "method": "medusa"}, {"tree": "0_1", "method": "medusa", "target": ""}),
+        ({"tree": "0", "run": "abc"}, None),
+        ({"method": "medusa"}, None),
+    ],
+)
+def test_a_link_opens_the_page_only_with_a_tree(
+    params: dict[str, str], link: dict[str, str] | None
+) -> None:
+    assert read_link(params) == link
+
+
+def test_a_growmap_file_is_read_without_running_it(editor: TreeEditor, tmp_path: Path) -> None:
+    def sent(values: object) -> dict[str, str]:
+        torch.save(values, tmp_path / "map.pt")
+        return {"file": base64.b64encode((tmp_path / "map.pt").read_bytes()).decode()}
+
+    growmap = {"Successors": [[1, 2], [3], [], []], "depth": torch.tensor([0, 1, 1, 2])}
+    assert editor.read(sent(growmap))["tree"] == [[0], [1], [0, 0]]
+    with pytest.raises(TreeError, match="holds more than tensors"):
+        editor.read(sent(Malicious(tmp_path / "made")))
+    assert not (tmp_path / "made").exists()
+    with pytest.raises(TreeError, match="The file holds more than tensors and lists"):
+        editor.read({"file": base64.b64encode(b"no archive").decode()})
+    with pytest.raises(TreeError, match="did not arrive whole"):
+        editor.read({"file": "***"})

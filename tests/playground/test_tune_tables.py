@@ -1,0 +1,180 @@
+"""Rank tables and latency curves in the run log: measured on stored runs, kept, found again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from engine.config import Limits, MethodConfig, Sampling
+from engine.decode import decode
+from engine.drafters.autoregressive import AutoregressiveConfig
+from engine.drafters.ngram import NGramConfig
+from engine.errors import ConfigError
+from engine.tree import ChoiceTree
+from engine.tuning.replay import replay, replay_chain
+from engine.tuning.shape import with_tree
+from engine.tuning.watch import StoppedError, Watch
+from playground.recording import record_run
+from playground.tuning.latency import find_clock, find_curves, known_clock, measure_clock
+from playground.tuning.tables import (
+    find_tables,
+    load_table,
+    make_table,
+    texts_of_benchmark,
+    texts_of_runs,
+)
+from storage import RunLog, UnknownBenchmarkError, UnknownRunError
+from tests.engine.tuning.runs import Case, golden, ran
+from tests.models import tiny_target, workbench
+
+LIMITS = Limits(max_new_tokens=14)
+
+
+@pytest.fixture
+def log() -> Iterator[RunLog]:
+    log = RunLog.open()
+    yield log
+    log.close()
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return golden("medusa")
+
+
+def stored_run(
+    log: RunLog, case: Case, prompt: list[int], config: MethodConfig | None = None, **stored: Any
+) -> str:
+    """A real run in the log; returns its id."""
+    config = config or AutoregressiveConfig()
+    target = case.bench.target
+    sampling = Sampling()
+    recorded = record_run(
+        log,
+        target,
+        config,
+        sampling=sampling,
+        limits=LIMITS,
+        prompt_ids=prompt,
+        stored=stored,
+    )
+    with recorded as recording:
+        drafter = config.build(case.bench)
+        for record in decode(target, drafter, prompt, sampling=sampling, limits=LIMITS):
+            recording.put(record)
+    return recording.run_id
+
+
+def stored_benchmark(log: RunLog, case: Case) -> str:
+    """Three prompts by two methods, as a benchmark makes them."""
+    benchmark = log.benchmarks.begin("test", {})
+    for number, prompt in enumerate(case.prompts[:3]):
+        labels = {"suite": "test", "category": "xyx"[number], "prompt": str(number)}
+        for config in (AutoregressiveConfig(), NGramConfig()):
+            stored_run(log, case, prompt, config, benchmark_id=benchmark, labels=labels)
+    log.benchmarks.finish(benchmark, "completed", {})
+    return benchmark
+
+
+def test_a_run_s_table_replays_to_the_steps_of_a_run_with_the_tree(log: RunLog, case: Case) -> None:
+    run_id = stored_run(log, case, case.prompts[0])
+    artifact_id, made = make_table(log, case.config, case.bench, run_ids=[run_id], depths=4)
+    table = load_table(log, artifact_id)
+    assert table.ranks.tolist() == made.ranks.tolist() and table.about["sources"] == [run_id]
+    tree = ChoiceTree.parse([[0, 0, 0], [0, 1], [1, 0]])
+    drafter = with_tree(case.config, tree).build(case.bench)
+    real = ran(case.bench.target, drafter, case.prompts[0], LIMITS)
+    assert replay(table, tree).accepted_lengths.tolist() == real.accepted
+    (found,) = find_tables(log, run_id=run_id)
+    assert found.id == artifact_id and found.run_id == run_id
+    assert found.meta["positions"] == table.num_positions and found.meta["depths"] == 4
+
+
+def test_a_benchmark_s_table_has_one_text_per_prompt_and_its_categories(
+    log: RunLog, case: Case
+) -> None:
+    benchmark = stored_benchmark(log, case)
+    artifact_id, table = make_table(log, case.config, case.bench, benchmark_id=benchmark)
+    assert table.num_texts == 3 and table.categories == ("x", "y", "x")
+    assert replay(table, ChoiceTree.chain(2), category="x").num_steps > 0
+    (found,) = find_tables(log, benchmark_id=benchmark, config=case.config)
+    assert found.id == artifact_id and found.benchmark_id == benchmark
+
+
+def test_measuring_again_replaces_the_table_and_other_trees_find_it(
+    log: RunLog, case: Case
+) -> None:
+    run_ids = [stored_run(log, case, prompt) for prompt in case.prompts[:2]]
+    older, _ = make_table(log, case.config, case.bench, run_ids=run_ids, depths=2)
+    newer, _ = make_table(log, case.config, case.bench, run_ids=run_ids, depths=3)
+    other_tree = with_tree(case.config, ChoiceTree.chain(3))
+    assert [a.id for a in find_tables(log, config=other_tree)] == [newer] != [older]
+    one, _ = make_table(log, case.config, case.bench, run_ids=run_ids[:1])
+    again, _ = make_table(log, case.config, case.bench, run_ids=run_ids[:1])
+    assert {a.id for a in find_tables(log, config=other_tree)} == {newer, again}
+    assert [a.id for a in find_tables(log, run_id=run_ids[0])] == [again] != [one]
+    assert find_tables(log, config=case.config.replace(speculative_model="other")) == ()
+    assert find_tables(log, target="other") == ()
+
+
+def test_look_up_methods_keep_their_steps(log: RunLog, case: Case) -> None:
+    run_id = stored_run(log, case, [7, 8, 9] * 4)
+    artifact_id, made = make_table(log, NGramConfig(), case.bench, run_ids=[run_id], depths=4)
+    table = load_table(log, artifact_id)
+    assert sorted(table.chains) == [1, 2, 3, 4]
+    assert replay_chain(table, 3).mat == replay_chain(made, 3).mat
+
+
+def test_runs_that_cannot_be_used_are_left_out_or_named(log: RunLog, case: Case) -> None:
+    good = stored_run(log, case, case.prompts[0])
+    same = stored_run(log, case, case.prompts[0], NGramConfig())
+    lossy = case.config.replace(acceptance="typical")
+    unusable = stored_run(log, case, case.prompts[1], lossy)
+    texts = texts_of_runs(log, [unusable, same, good])
+    assert [text.source for text in texts] == [same], "one text per prompt, and no lossy one"
+    assert texts[0].limits == LIMITS and len(texts[0].output_ids) == 14
+    with pytest.raises(ConfigError, match="None of these runs can be used"):
+        texts_of_runs(log, [unusable])
+    with pytest.raises(UnknownRunError, match="'nowhere'"):
+        texts_of_runs(log, [good, "nowhere"])
+    with pytest.raises(UnknownBenchmarkError, match="'nowhere'"):
+        texts_of_benchmark(log, "nowhere")
+    with pytest.raises(ConfigError, match="medusa/case_a, but tiny-llama is loaded"):
+        make_table(log, NGramConfig(), workbench(tiny_target()), run_ids=[good])
+    for chosen in ({}, {"run_ids": [good], "benchmark_id": "b"}):
+        with pytest.raises(ConfigError, match="runs or a benchmark, and not both"):
+            make_table(log, case.config, case.bench, **chosen)  # type: ignore[arg-type]
+
+
+def test_a_stopped_measurement_leaves_nothing(log: RunLog, case: Case) -> None:
+    run_id = stored_run(log, case, case.prompts[0])
+    stop = Watch(cancelled=lambda: True)
+    with pytest.raises(StoppedError):
+        make_table(log, case.config, case.bench, run_ids=[run_id], watch=stop)
+    with pytest.raises(StoppedError):
+        measure_clock(log, case.config, case.bench, watch=stop)
+    assert find_tables(log) == () and find_curves(log, case.bench.target.name) == ()
+
+
+def test_curves_are_measured_once_per_machine_and_method(log: RunLog, case: Case) -> None:
+    target, told = case.bench.target, list[float]()
+    assert find_clock(log, case.config, target) is None
+    clock = measure_clock(log, case.config, case.bench, watch=Watch(told.append))
+    assert told == sorted(told) and told[-1] == 1.0
+    assert find_clock(log, case.config, target, context_len=300) == clock
+    assert find_clock(log, case.config, target, context_len=4000) is None
+    assert measure_clock(log, case.config, case.bench) == clock, "read, not measured"
+    other = with_tree(case.config, ChoiceTree.chain(2))
+    assert find_clock(log, other, target) == clock, "a tree changes nothing about the machine"
+    assert find_clock(log, NGramConfig(), target) is None
+    looked_up = measure_clock(log, NGramConfig(), case.bench)
+    assert looked_up.verify == clock.verify and looked_up.draft != clock.draft
+    again = measure_clock(log, case.config, case.bench, again=True)
+    assert again != clock
+    assert len(find_curves(log, target.name)) == 1, "the older curve is gone"
+    found = known_clock(log, case.config, target=target.name, dtype="float32")
+    assert found is not None and found[0] == again
+    assert found[1]["device"] == target.device_name
+    assert known_clock(log, case.config, target=target.name, dtype="bfloat16") is None

@@ -1,0 +1,115 @@
+"""A tiny random target, a scripted drafter, and a catalog of just these."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from engine.config import Limits, MethodConfig
+from engine.decode import decode
+from engine.drafters.autoregressive import AutoregressiveConfig, AutoregressiveDrafter
+from engine.drafters.base import Drafter, Start, Workbench
+from engine.proposal import Outcome, Proposal
+from engine.sources import TargetSpec
+from engine.steps import End
+from engine.tree import ChoiceTree
+from playground.catalog import Catalog
+from presets import MethodPreset, Prompt, PromptSuite
+from tests.models import save_tiny
+
+CONTEXT_LEN = 512
+
+
+def save_tiny_llama(folder: Path) -> Path:
+    """A model folder with a byte-level tokenizer; its context holds 512 tokens."""
+    return save_tiny(folder, "llama", max_position_embeddings=CONTEXT_LEN)
+
+
+class ScriptedConfig(MethodConfig):
+    """Knows the greedy text and drafts it, with a mistake at every third depth of every step."""
+
+    title: ClassVar[str] = "Scripted"
+    summary: ClassVar[str] = "Drafts tokens of which some are right; for tests."
+
+    decoding_type: Literal["Scripted"] = "Scripted"
+    max_draft_len: int = Field(3, ge=1, le=16, description="longest chain drafted")
+    delay_ms: float = Field(0.0, ge=0.0, le=1000.0, description="pause per step")
+    fail_at: int | None = Field(None, ge=0, description="step that raises; empty = none")
+    note: str = Field("", max_length=100, description="any text")
+    scripted_choices: list[list[int]] = Field(
+        [[0], [0, 0], [0, 0, 0], [0, 1], [1]], strict=False, description="the choice tree"
+    )
+
+    @property
+    def lossless(self) -> bool:
+        return self.note != "lossy"
+
+    def build(self, bench: Workbench) -> ScriptedDrafter:
+        return ScriptedDrafter(self, bench)
+
+
+class ScriptedDrafter(Drafter):
+    """Rank 0 carries the token that greedy decoding will pick (but for mistakes), others do not."""
+
+    KNOWN = 64
+    """Tokens of the greedy text that it knows; after them it guesses."""
+
+    def __init__(self, config: ScriptedConfig, bench: Workbench) -> None:
+        self._config = config
+        self._tree = ChoiceTree.parse(config.scripted_choices, form="candidates")
+        self._bench = bench
+        self._root = self._step = self._at = 0
+        self._text: tuple[int, ...] = ()
+
+    def start(self, start: Start) -> None:
+        self._root, self._step, self._at = start.root, 0, 1
+        limits = Limits(max_new_tokens=self.KNOWN, ignore_eos=True)
+        plain = AutoregressiveDrafter(self._bench)
+        *_, end = decode(self._bench.target, plain, start.prompt_ids, limits=limits)
+        assert isinstance(end, End)
+        self._text = end.output_ids
+
+    def propose(self, max_depth: int) -> Proposal:
+        time.sleep(self._config.delay_ms / 1000)
+        if self._step == self._config.fail_at:
+            raise RuntimeError("scripted failure")
+        self._step += 1
+        tokens = [self._root, *(self._token(path) for path in self._tree.paths)]
+        return Proposal(
+            torch.tensor(tokens, device=self._bench.target.device),
+            self._tree.shape,
+            ranks=self._tree.ranks,
+            draft_probs=torch.tensor([1.0, *(0.6 ** (1 + sum(p)) for p in self._tree.paths)]),
+        )
+
+    def _token(self, path: tuple[int, ...]) -> int:
+        at = self._at + len(path) - 1
+        true = self._text[at] if at < len(self._text) else 0
+        mistake = (self._step + len(path)) % 3 == 0
+        return (true + path[-1] + mistake) % 256
+
+    def observe(self, outcome: Outcome) -> None:
+        self._root = outcome.next_root
+        self._at += len(outcome.committed)
+
+
+def tiny_catalog(folder: Path) -> Catalog:
+    """One tiny target, plain decoding, and the scripted drafter."""
+    spec = TargetSpec(name="tiny", title="Tiny", path=str(folder))
+    plain = MethodPreset(name="plain", title="Plain", config=AutoregressiveConfig())
+    scripted = MethodPreset(name="scripted", title="Scripted tree", config=ScriptedConfig())
+    prompts = (
+        Prompt(category="chat", turns=("Say hello.",)),
+        Prompt(category="code", turns=("def f(x):",), raw=True),
+    )
+    return Catalog(
+        targets={"tiny": spec},
+        presets={"plain": plain, "scripted": scripted},
+        types={"Autoregressive": AutoregressiveConfig, "Scripted": ScriptedConfig},
+        suites={"starter": PromptSuite(name="starter", title="Starter", prompts=prompts)},
+        resolve=lambda name: spec,
+    )

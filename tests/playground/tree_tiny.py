@@ -1,0 +1,108 @@
+"""A catalog for the Tree page: a tiny target with Medusa heads, an EAGLE head, chains, suites."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.drafters.autoregressive import AutoregressiveConfig
+from engine.drafters.eagle import EagleConfig
+from engine.drafters.medusa import MedusaConfig
+from engine.drafters.ngram import NGramConfig
+from engine.drafters.token_recycling import TokenRecyclingConfig
+from engine.loading import load_target
+from engine.sources import TargetSpec
+from engine.tree import ChoiceTree
+from engine.tuning.ranks import NOT_KEPT, RankTable
+from playground.catalog import Catalog
+from presets import MethodPreset, Prompt, PromptSuite
+from tests.engine.drafters.eagle_heads import save_eagle
+from tests.engine.drafters.fitted import save_medusa
+from tests.playground.tiny import save_tiny_llama
+
+HEADS = 5
+SUITE = (
+    Prompt(category="chat", turns=("Say hello.",), raw=True),
+    Prompt(category="chat", turns=("Write about a lighthouse.",), raw=True),
+    Prompt(category="code", turns=("def f(x):",), raw=True),
+    Prompt(category="code", turns=("for i in range(3):",), raw=True),
+)
+
+
+def tree_catalog(folder: Path) -> Catalog:
+    """The target and its drafters, saved in a folder."""
+    spec = TargetSpec(name="tiny", title="Tiny", path=str(save_tiny_llama(folder / "tiny")))
+    target = load_target(spec, dtype="float32", device="cpu", cache_dir=folder / "cache")
+    medusa = MedusaConfig(speculative_model=str(save_medusa(folder / "medusa", target, HEADS)))
+    eagle = EagleConfig(speculative_model=str(save_eagle(folder / "eagle", target)))
+    target.close()
+    dynamic: dict[str, Any] = {"use_dynamic_tree": True, "max_draft_len": 4}
+    dynamic |= {"dynamic_tree_max_topK": 3, "max_total_draft_tokens": 12}
+    configs = {
+        "plain": ("Plain", AutoregressiveConfig()),
+        "medusa": ("Tiny Medusa", medusa),
+        "eagle": ("Tiny EAGLE", eagle),
+        "eagle2": ("Tiny EAGLE-2", eagle.replace(**dynamic)),
+        "ngram": ("N-gram", NGramConfig(max_draft_len=4)),
+        "recycling": ("Token recycling", TokenRecyclingConfig()),
+    }
+    suite = PromptSuite(name="small", title="Small", prompts=SUITE)
+    return Catalog(
+        targets={"tiny": spec},
+        presets={
+            name: MethodPreset(name=name, title=title, config=config)
+            for name, (title, config) in configs.items()
+        },
+        types={
+            type(config).model_fields["decoding_type"].default: type(config)
+            for _, config in configs.values()
+        },
+        suites={"small": suite},
+        resolve=lambda name: spec,
+    )
+
+
+def random_tree(n: int, *, depth: int, ranks: int, seed: int) -> ChoiceTree:
+    """A tree of n nodes (fewer where no more fit), any ranks below `ranks`, gaps among them too."""
+    draw = random.Random(seed)
+    paths: list[tuple[int, ...]] = []
+    for _ in range(50 * n):
+        above = draw.choice([(), *paths])
+        path = (*above, draw.randrange(ranks))
+        if len(path) <= depth and path not in paths:
+            paths.append(path)
+        if len(paths) == n:
+            break
+    return ChoiceTree.parse(paths, form="candidates")
+
+
+def made_up_table(
+    *, positions: int = 10_000, depths: int = HEADS, texts: int = 40, ranks: int = 64, seed: int = 0
+) -> RankTable:
+    """Ranks drawn so that low ones are likely, less so the deeper; deeper ones depend on them."""
+    draw = np.random.default_rng(seed)
+    columns = []
+    luck = draw.random((positions, 1))
+    for depth in range(depths):
+        column = draw.geometric(0.62 - 0.05 * depth, size=positions) - 1
+        column = np.where(luck[:, 0] < 0.15, column + 3, column)
+        columns.append(np.where(column < ranks, column, NOT_KEPT))
+    starts = tuple(int(i) for i in np.linspace(0, positions, texts, endpoint=False))
+    lengths = np.diff([*starts, positions])
+    token_starts = tuple(int(i) for i in np.cumsum([0, *(lengths + 1)])[:-1])
+    return RankTable(
+        ranks=np.stack(columns, axis=1).astype(np.int16),
+        num_ranks=ranks,
+        texts=starts,
+        categories=tuple(("chat", "code", "math")[i % 3] for i in range(texts)),
+        token_ids=np.zeros(int((lengths + 1).sum()), dtype=np.int32),
+        token_starts=token_starts,
+        about={
+            "target": "tiny",
+            "dtype": "float32",
+            "sources": [f"text-{i}" for i in range(texts)],
+        },
+    )

@@ -1,0 +1,105 @@
+"""A run log per test, and runs to put into it.
+
+With POSTGRES_URL, the URL of a PostgreSQL server that may create databases, every test of a log
+runs there too: postgresql+psycopg://user@host:port/postgres
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from storage import NewRun, RunLog, StepRow
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "deep" / "runs.sqlite3")
+
+
+POSTGRES_URL = os.environ.get("POSTGRES_URL")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"] if POSTGRES_URL else ["sqlite"])
+def url(request: pytest.FixtureRequest, path: str) -> Iterator[str]:
+    """An empty database."""
+    if request.param == "sqlite":
+        yield path
+        return
+    assert POSTGRES_URL is not None
+    server = sa.create_engine(POSTGRES_URL, isolation_level="AUTOCOMMIT")
+    name = f"runs_{secrets.token_hex(6)}"
+    with server.connect() as connection:
+        connection.execute(sa.text(f"CREATE DATABASE {name}"))
+    address = sa.make_url(POSTGRES_URL).set(database=name)
+    yield address.render_as_string(hide_password=False)
+    with server.connect() as connection:
+        connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
+    server.dispose()
+
+
+@pytest.fixture
+def log(url: str) -> Iterator[RunLog]:
+    log = RunLog.open(url)
+    yield log
+    log.close()
+
+
+def new_run(**changes: Any) -> NewRun:
+    values: dict[str, Any] = {
+        "target": "tiny",
+        "method": {"decoding_type": "NGram", "max_draft_len": 4},
+        "method_title": "N-gram",
+        "lossless": True,
+        "sampling": {"temperature": 0.0},
+        "limits": {"max_new_tokens": 8},
+        "prompt_ids": (1, 2, 3),
+        "prompt_text": "hello",
+    }
+    return NewRun(**{**values, **changes})
+
+
+def step(index: int = 0, **changes: Any) -> StepRow:
+    values: dict[str, Any] = {
+        "index": index,
+        "context_len": 3 + index,
+        "tokens": (5, 6, 7),
+        "parents": (-1, 0, 1),
+        "ranks": (0, 0, 0),
+        "draft_probs": (None, 0.5, 0.25),
+        "target_probs": (None, 0.75, 1e-30),
+        "accepted": (1,),
+        "bonus": 9,
+        "num_committed": 2,
+        "num_extra_rows": 0,
+        "draft_s": 0.001,
+        "verify_s": 0.02,
+        "accept_s": 0.0001,
+        "other_s": 0.0002,
+        "at_s": 0.1 * (index + 1),
+        "token_texts": ("a", "b", "c"),
+        "bonus_text": "d",
+        "committed_texts": ("b", "d"),
+    }
+    return StepRow(**{**values, **changes})
+
+
+def finished_run(log: RunLog, **changes: Any) -> str:
+    run_id = log.begin(new_run(**changes))
+    log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
+    log.add_steps(run_id, [step(0), step(1)])
+    log.finish(
+        run_id,
+        status="completed",
+        output_ids=[5, 6, 9, 6, 9],
+        text="abdbd",
+        finish_reason="length",
+        metrics={"mat": 2.0, "tok_s": 40.0, "ttft_s": 0.05},
+    )
+    return run_id

@@ -1,0 +1,130 @@
+"""Whole runs from one log to another: nothing is lost, nothing is overwritten."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from storage import RunLog, RunQuery, StorageError, StoredRun
+from storage.archive import content_of
+from tests.storage.conftest import finished_run, new_run, step
+
+ODD = {"a": [math.nan, -math.inf, None, {"b": "\x00"}], "": "lone \udcff"}
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[RunLog]:
+    other = RunLog.open(str(tmp_path / "other.sqlite3"))
+    yield other
+    other.close()
+
+
+def odd_run(log: RunLog) -> StoredRun:
+    run_id = log.begin(
+        new_run(environment=ODD, tags=("t",), labels={"turn": "0"}, benchmark_id="b1")
+    )
+    log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
+    log.add_steps(run_id, [step(0, draft_probs=(None, math.nan, math.inf)), step(1)])
+    log.finish(
+        run_id,
+        status="failed",
+        output_ids=[5, 6],
+        text="a\x00b",
+        finish_reason=None,
+        metrics={"mat": math.nan, "tok_s": 1e-30, "time_split": {"draft_s": 0.25}},
+        error="it broke",
+    )
+    log.rename(run_id, "näme")
+    log.set_note(run_id, "a note")
+    return whole(log, run_id)
+
+
+def whole(log: RunLog, run_id: str) -> StoredRun:
+    stored = log.read_whole(run_id)
+    assert stored is not None
+    return stored
+
+
+def test_a_run_arrives_whole(log: RunLog, other: RunLog) -> None:
+    stored = odd_run(log)
+    (arrival,) = other.write_whole([stored])
+    assert (arrival.kind, arrival.id) == ("added", stored.run.id)
+    there = whole(other, stored.run.id)
+    assert repr(there) == repr(stored), "repr tells NaN from None, and equals where == does not"
+    assert other.find(RunQuery(text="NÄME", labels={"turn": "0"}, tag="t")).total == 1
+    assert other.find(RunQuery(text="hello")).total == 1
+
+
+def test_the_same_run_again_is_known_and_keeps_its_marks(log: RunLog, other: RunLog) -> None:
+    stored = odd_run(log)
+    other.write_whole([stored])
+    other.rename(stored.run.id, "mine")
+    other.delete(stored.run.id)
+    assert [a.kind for a in other.write_whole([stored, stored])] == ["known", "known"]
+    there = whole(other, stored.run.id).run
+    assert there.name == "mine" and there.deleted
+    assert other.find(RunQuery(include_deleted=True)).total == 1
+
+
+def test_another_run_of_the_same_id_gets_a_new_one_once(log: RunLog, other: RunLog) -> None:
+    stored = odd_run(log)
+    other.write_whole([stored])
+    foreign = replace(stored, steps=stored.steps[:1])
+    (arrival,) = other.write_whole([foreign])
+    assert arrival.kind == "renamed" and arrival.given_id == stored.run.id != arrival.id
+    assert content_of(whole(other, stored.run.id)) == content_of(stored), "not overwritten"
+    assert len(whole(other, arrival.id).steps) == 1
+    (again,) = other.write_whole([foreign])
+    assert (again.kind, again.id) == ("known", arrival.id)
+
+
+def test_two_runs_of_one_id_in_one_batch_are_both_kept(log: RunLog, other: RunLog) -> None:
+    stored = odd_run(log)
+    foreign = replace(stored, run=replace(stored.run, text="else"))
+    kinds = [a.kind for a in other.write_whole([stored, foreign])]
+    assert kinds == ["added", "renamed"] and other.find().total == 2
+
+
+def test_a_run_that_was_going_on_arrives_as_interrupted(log: RunLog, other: RunLog) -> None:
+    run_id = log.begin(new_run())
+    log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
+    log.add_steps(run_id, [step(0)])
+    other.write_whole([whole(log, run_id)])
+    there = whole(other, run_id).run
+    assert there.status == "interrupted" and there.output_ids == (5, 6, 9)
+    assert [a.kind for a in other.write_whole([whole(log, run_id)])] == ["known"]
+
+
+def test_a_batch_with_a_refused_run_changes_nothing(log: RunLog, other: RunLog) -> None:
+    stored = odd_run(log)
+    bad = replace(stored, run=replace(stored.run, id="bad", tags=("x" * 200,)))
+    with pytest.raises(StorageError, match="tag must be 1 to 128"):
+        other.write_whole([stored, bad])
+    assert other.find().total == 0
+
+
+def test_runs_stay_in_their_order(log: RunLog, other: RunLog) -> None:
+    ids = [finished_run(log) for _ in range(7)]
+    other.write_whole([whole(log, run_id) for run_id in reversed(ids)])
+    assert [row.id for row in other.find(RunQuery(descending=False)).rows] == ids
+
+
+def test_marks_that_are_too_long_are_refused_in_a_sentence(log: RunLog) -> None:
+    run_id = finished_run(log)
+    with pytest.raises(StorageError, match="name must have at most 255"):
+        log.rename(run_id, "x" * 256)
+    with pytest.raises(StorageError, match="note must have at most"):
+        log.set_note(run_id, "x" * 20_001)
+    for tags in ([""], ["x" * 129], [f"{i}" for i in range(51)]):
+        with pytest.raises(StorageError, match="tag"):
+            log.set_tags(run_id, tags)
+
+
+def test_retagging_many_runs_keeps_their_other_tags(log: RunLog) -> None:
+    ids = [finished_run(log, tags=("keep", "old")), finished_run(log)]
+    log.retag(ids, add=["new", "new"], remove=["old"])
+    assert [whole(log, run_id).run.tags for run_id in ids] == [("keep", "new"), ("new",)]

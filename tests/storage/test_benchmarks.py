@@ -1,0 +1,105 @@
+"""Benchmarks: begun, finished, left behind by a dead process, and resumed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storage import RunLog, RunQuery, StorageError, UnknownBenchmarkError
+from tests.storage.conftest import finished_run, new_run
+
+ROOT = Path(__file__).parents[2]
+PLAN = {"suite": "starter", "repeats": 3}
+
+
+def test_a_benchmark_round_trips(log: RunLog) -> None:
+    benchmark_id = log.benchmarks.begin("näme", PLAN)
+    running = log.benchmarks.get(benchmark_id)
+    assert running is not None and running.status == "running" and running.finished_at is None
+    log.benchmarks.finish(benchmark_id, "completed", {"speedup": float("inf")})
+    done = log.benchmarks.get(benchmark_id)
+    assert done is not None and (done.name, done.plan, done.status) == ("näme", PLAN, "completed")
+    assert done.summary == {"speedup": float("inf")}
+    assert done.finished_at is not None and done.finished_at >= done.created_at
+    newer = log.benchmarks.begin("b", {})
+    assert [b.id for b in log.benchmarks.list()] == [newer, benchmark_id]
+    assert [b.id for b in log.benchmarks.list(1)] == [newer]
+
+
+def test_runs_are_found_by_benchmark_and_labels(log: RunLog) -> None:
+    benchmark_id = log.benchmarks.begin("b", {})
+    ids = [
+        finished_run(log, benchmark_id=benchmark_id, labels={"turn": turn, "category": "qa"})
+        for turn in ("0", "1")
+    ]
+    finished_run(log, labels={"turn": "1"})
+    (row,) = log.find(RunQuery(benchmark_id=benchmark_id, labels={"turn": "1"})).rows
+    assert (row.id, row.benchmark_id) == (ids[1], benchmark_id)
+    assert row.labels == {"turn": "1", "category": "qa"}
+    detail = log.get(ids[0])
+    assert detail is not None and detail.labels["turn"] == "0"
+    assert log.find(RunQuery(labels={"turn": "1"})).total == 2
+    assert log.find(RunQuery(labels={"turn": "1", "category": "qa"})).total == 1
+    assert log.find(RunQuery(labels={"category": "1"})).total == 0
+
+
+@pytest.mark.parametrize("labels", [{"": "x"}, {"k" * 65: "x"}, {"k": "x" * 501}, {"k": 1}])
+def test_labels_that_no_index_can_hold_are_refused(log: RunLog, labels: dict[str, str]) -> None:
+    with pytest.raises(StorageError, match="must be text of"):
+        log.begin(new_run(labels=labels))
+    assert log.find().total == 0
+
+
+def test_a_benchmark_of_a_dead_process_is_interrupted_and_resumes(path: str) -> None:
+    script = (
+        "import os, sys\n"
+        "from storage import RunLog\n"
+        "log = RunLog.open(sys.argv[1])\n"
+        "print(log.benchmarks.begin('b', {'n': 1}), flush=True)\n"
+        "os._exit(1)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script, path], cwd=ROOT, capture_output=True)
+    benchmark_id = run.stdout.decode().strip()
+    log = RunLog.open(path)
+    left = log.benchmarks.get(benchmark_id)
+    assert left is not None and left.status == "interrupted"
+    assert log.benchmarks.resume(benchmark_id).status == "running"
+    other = RunLog.open(path)
+    seen = other.benchmarks.get(benchmark_id)
+    assert seen is not None and seen.status == "running", "its process lives"
+    log.close()
+    closed = other.benchmarks.get(benchmark_id)
+    assert closed is not None and closed.status == "interrupted"
+    other.close()
+
+
+def test_a_benchmark_that_another_process_runs_is_not_taken_over(path: str) -> None:
+    script = (
+        "import sys, time\n"
+        "from storage import RunLog\n"
+        "log = RunLog.open(sys.argv[1])\n"
+        "print(log.benchmarks.begin('b', {}), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", script, path]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        benchmark_id = process.stdout.readline().strip()
+        log = RunLog.open(path)
+        with pytest.raises(StorageError, match="running in another process"):
+            log.benchmarks.resume(benchmark_id)
+        log.close()
+        process.kill()
+
+
+def test_unknown_benchmarks_are_named(log: RunLog) -> None:
+    assert log.benchmarks.get("nope") is None
+    with pytest.raises(UnknownBenchmarkError, match="nope"):
+        log.benchmarks.resume("nope")
+    with pytest.raises(UnknownBenchmarkError, match="nope"):
+        log.benchmarks.finish("nope", "completed", {})
+    with pytest.raises(StorageError, match="limit"):
+        log.benchmarks.list(0)

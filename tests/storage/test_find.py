@@ -1,0 +1,133 @@
+"""Filtering, sorting and paging happen in the database and use its indexes."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from storage import RunLog, RunQuery, StorageError, UnknownRunError
+from storage.query import ids_statement
+from tests.storage.conftest import finished_run, new_run
+
+
+def test_filters_combine(log: RunLog) -> None:
+    finished_run(log, target="a", prompt_text="The 100% sure Fox", tags=("x",))
+    finished_run(log, target="b", method={"decoding_type": "Medusa"})
+    running = log.begin(new_run(target="a", prompt_text="something else"))
+    assert log.find(RunQuery(target="a")).total == 2
+    assert log.find(RunQuery(decoding_type="Medusa")).total == 1
+    assert log.find(RunQuery(status="running")).rows[0].id == running
+    assert log.find(RunQuery(text="fox")).total == 1
+    assert log.find(RunQuery(text="100%")).total == 1
+    assert log.find(RunQuery(text="1_0%")).total == 0, "wildcards are plain characters"
+    assert log.find(RunQuery(tag="x", target="a")).total == 1
+    assert log.find(RunQuery(tag="x", target="b")).total == 0
+
+
+def test_text_is_found_in_name_and_note(log: RunLog) -> None:
+    run_id = finished_run(log)
+    log.rename(run_id, "The best one")
+    log.set_note(run_id, "tuned by hand")
+    log.set_tags(run_id, ["t", "t", "u"])
+    assert log.find(RunQuery(text="BEST")).total == log.find(RunQuery(text="by hand")).total == 1
+    assert log.find().rows[0].tags == ("t", "u")
+
+
+def test_pages_cover_every_run_once_in_order(log: RunLog) -> None:
+    ids = {finished_run(log) for _ in range(25)}
+    pages = [log.find(RunQuery(limit=10, offset=o, sort="mat")).rows for o in (0, 10, 20)]
+    assert [len(p) for p in pages] == [10, 10, 5]
+    assert {row.id for page in pages for row in page} == ids
+    newest = log.find(RunQuery(limit=1000)).rows
+    assert [r.created_at for r in newest] == sorted((r.created_at for r in newest), reverse=True)
+
+
+def test_runs_without_a_figure_come_last_either_way(log: RunLog) -> None:
+    without = log.begin(new_run())
+    finished_run(log)
+    for descending in (True, False):
+        assert log.find(RunQuery(sort="mat", descending=descending)).rows[-1].id == without
+
+
+@pytest.mark.parametrize("query", [RunQuery(limit=0), RunQuery(limit=9999), RunQuery(offset=-1)])
+def test_page_out_of_range_is_refused(log: RunLog, query: RunQuery) -> None:
+    with pytest.raises(StorageError, match="limit in"):
+        log.find(query)
+
+
+@pytest.mark.parametrize(
+    "query", [RunQuery(), RunQuery(target="t"), RunQuery(status="completed"), RunQuery(sort="mat")]
+)
+def test_common_pages_use_an_index(path: str, query: RunQuery) -> None:
+    log = RunLog.open(path)
+    with log._database.transaction() as connection:
+        sql = ids_statement(query).compile(connection, compile_kwargs={"literal_binds": True})
+        plan = connection.execute(sa.text(f"EXPLAIN QUERY PLAN {sql}")).all()
+    log.close()
+    assert any(" INDEX " in row[-1] for row in plan), plan
+
+
+@pytest.mark.parametrize(
+    ("written", "asked"),
+    [
+        ("Die ÜBUNG", "übung"),
+        ("STRASSE", "straße"),
+        ("Ελληνικά ΣΟΦΟΣ", "σοφος"),
+        ("naïve", "NAI\u0308VE"),
+        ("50% off_now", "% OFF_"),
+        ("back\\slash /path", "\\SLASH /P"),
+    ],
+)
+def test_search_folds_case_in_every_script(log: RunLog, written: str, asked: str) -> None:
+    in_prompt = finished_run(log, prompt_text=f"x {written} y")
+    in_name, in_note = finished_run(log), finished_run(log)
+    log.rename(in_name, written)
+    log.set_note(in_note, f"y {written}")
+    finished_run(log, prompt_text="nothing of the kind")
+    assert {row.id for row in log.find(RunQuery(text=asked)).rows} == {in_prompt, in_name, in_note}
+    log.rename(in_name, "else")
+    assert log.find(RunQuery(text=asked)).total == 2
+
+
+def test_search_finds_methods_and_targets(log: RunLog) -> None:
+    run_id = finished_run(log, target="Größe-1B", method_title="EAGLE-2")
+    finished_run(log)
+    for text in ("GRÖSSE", "eagle"):
+        assert [row.id for row in log.find(RunQuery(text=text)).rows] == [run_id]
+
+
+def test_ranges_leave_out_what_is_outside_or_no_number(log: RunLog) -> None:
+    ids = {}
+    for mat in (1.5, 2.5, float("nan"), float("inf"), None):
+        run_id = log.begin(new_run())
+        log.finish(
+            run_id,
+            status="completed",
+            output_ids=[],
+            text="",
+            finish_reason=None,
+            metrics={"mat": mat},
+        )
+        ids[str(mat)] = run_id
+
+    def found(least: float | None, most: float | None) -> set[str]:
+        return {row.id for row in log.find(RunQuery(ranges={"mat": (least, most)})).rows}
+
+    assert found(2.0, None) == {ids["2.5"]}
+    assert found(None, 2.0) == {ids["1.5"]}
+    assert found(None, None) == {ids["1.5"], ids["2.5"]}
+    assert found(1.5, 2.5) == {ids["1.5"], ids["2.5"]}
+    with pytest.raises(StorageError, match="range must be of one of"):
+        log.find(RunQuery(ranges={"created_at": (0, 1)}))  # type: ignore[dict-item]
+
+
+def test_ids_and_deleted_runs_can_be_asked_for(log: RunLog) -> None:
+    first, second, third = (finished_run(log) for _ in range(3))
+    log.delete(first, second)
+    assert {row.id for row in log.find(RunQuery(only_deleted=True)).rows} == {first, second}
+    assert [row.id for row in log.find(RunQuery(ids=(second, third))).rows] == [third]
+    log.restore(first)
+    assert log.find().total == 2
+    with pytest.raises(UnknownRunError):
+        log.delete(third, "nope")
+    assert log.find().total == 2, "all of them or none"

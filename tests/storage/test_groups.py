@@ -1,0 +1,94 @@
+"""Groups, facets and the rates that speedups divide by, against figures computed here."""
+
+from __future__ import annotations
+
+import math
+from statistics import mean, stdev
+
+import pytest
+
+from storage import Circumstance, RunLog, RunQuery, StorageError
+from tests.storage.conftest import finished_run, new_run
+
+
+def timed_run(log: RunLog, tok_s: float | None, **changes: object) -> str:
+    run_id = log.begin(new_run(**changes))
+    log.finish(
+        run_id,
+        status="completed",
+        output_ids=[],
+        text="",
+        finish_reason="eos",
+        metrics={"tok_s": tok_s, "mat": 2.0},
+    )
+    return run_id
+
+
+def test_groups_count_and_average_what_the_filters_let_through(log: RunLog) -> None:
+    speeds = [30.0, 31.5, 36.0]
+    ids = [timed_run(log, speed, sampling={"temperature": 0.0, "seed": 1}) for speed in speeds]
+    for speed in (math.nan, math.inf, None):
+        timed_run(log, speed, sampling={"temperature": 0.0, "seed": 2})
+    timed_run(log, 50.0, method={"decoding_type": "NGram", "max_draft_len": 9})
+    log.delete(timed_run(log, 99.0))
+    big, small = log.groups(RunQuery(), "setup_id")
+    assert (big.num_runs, small.num_runs) == (6, 1), "the seed is no part of the setup"
+    assert big.value == big.example.setup_id != small.value
+    assert big.figures["tok_s"].mean == pytest.approx(mean(speeds))
+    assert big.figures["tok_s"].std == pytest.approx(stdev(speeds))
+    assert big.figures["tok_s"].num_runs == 3, "a figure that is no number is left out"
+    assert small.figures["tok_s"].std is None and "ttft_s" not in small.figures
+    (only,) = log.groups(RunQuery(ids=tuple(ids[:2])), "setup_id")
+    assert only.num_runs == 2
+
+
+def test_groups_by_label_and_tag_have_the_runs_without(log: RunLog) -> None:
+    finished_run(log, labels={"category": "qa"}, tags=("a", "b"))
+    finished_run(log, labels={"category": "qa", "turn": "1"}, tags=("a",))
+    finished_run(log)
+    by_label = {group.value: group.num_runs for group in log.groups(RunQuery(), "label:category")}
+    by_tag = {group.value: group.num_runs for group in log.groups(RunQuery(), "tag")}
+    assert by_label == {"qa": 2, None: 1}
+    assert by_tag == {"a": 2, "b": 1, None: 1}
+
+
+@pytest.mark.parametrize("by", ["prompt_text", "label", "", "created_at"])
+def test_what_cannot_be_grouped_by_is_named(log: RunLog, by: str) -> None:
+    with pytest.raises(StorageError, match="grouped by one of target"):
+        log.groups(RunQuery(), by)
+
+
+def test_facets_are_the_different_values(log: RunLog) -> None:
+    finished_run(log, target="a", method_title="B", tags=("t",), labels={"turn": "1", "suite": "s"})
+    finished_run(log, target="a", method_title="A", labels={"turn": "0"})
+    benchmark_id = log.benchmarks.begin("nightly", {})
+    facets = log.facets()
+    assert (facets.targets, facets.methods, facets.tags) == (("a",), ("A", "B"), ("t",))
+    assert facets.labels == {"suite": ("s",), "turn": ("0", "1")}
+    assert facets.benchmarks == {benchmark_id: "nightly"}
+
+
+def test_rates_are_of_equal_circumstances_only(log: RunLog) -> None:
+    plain = {"decoding_type": "Autoregressive"}
+    for speed in (20.0, 30.0):
+        timed_run(log, speed, method=plain, prompt_text="p", dtype="float32")
+    timed_run(log, 99.0, method=plain, prompt_text="other", dtype="float32")
+    timed_run(log, 99.0, prompt_text="p", dtype="float32")
+    failed = log.begin(new_run(method=plain, prompt_text="p", dtype="float32"))
+    log.finish(
+        failed,
+        status="failed",
+        output_ids=[],
+        text="",
+        finish_reason=None,
+        metrics={"tok_s": 1.0},
+        error="x",
+    )
+    run = log.get(failed)
+    assert run is not None
+    rates = log.rates([run.prompt_id], decoding_type="Autoregressive")
+    (where,) = rates
+    assert where == Circumstance("tiny", run.prompt_id, "float32", "")
+    assert (rates[where].mean, rates[where].num_runs) == (25.0, 2)
+    assert log.rates([run.prompt_id], setup_id=run.setup_id) == rates
+    assert log.rates([], setup_id=run.setup_id) == {}

@@ -1,0 +1,194 @@
+"""What goes into the run log comes out of it, whatever happens to the process."""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from engine.steps import Step
+from storage import (
+    RunLog,
+    RunQuery,
+    SchemaError,
+    StepRow,
+    StorageError,
+    UnknownRunError,
+)
+from tests.storage.conftest import finished_run, new_run, step
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_run_round_trips(log: RunLog) -> None:
+    messages = ({"role": "user", "content": "héllo \x00 \u2028 <script>"},)
+    environment = {"versions": {"torch": "2"}, "weird": math.inf}
+    run_id = finished_run(log, messages=messages, environment=environment, tags=("b", "a"))
+    run = log.get(run_id)
+    assert run is not None
+    assert run.status == "completed" and run.finish_reason == "length"
+    assert run.messages == messages and run.environment == environment
+    assert run.output_ids == (5, 6, 9, 6, 9) and run.text == "abdbd"
+    assert (run.first_token_id, run.first_text) == (5, "a")
+    assert run.prompt_ids == (1, 2, 3) and run.method["max_draft_len"] == 4
+    assert (run.mat, run.tok_s, run.ttft_s) == (2.0, 40.0, 0.05)
+    assert run.tags == ("a", "b") and run.created_at.tzinfo is not None
+
+
+def test_steps_round_trip_with_nan_and_infinity(log: RunLog) -> None:
+    run_id = log.begin(new_run())
+    odd = step(1, draft_probs=(None, math.nan, math.inf), token_texts=("\ufffd", "🙂", "\x00"))
+    log.add_steps(run_id, [step(0), odd])
+    first, second = log.steps(run_id)
+    assert first == step(0)
+    assert math.isnan(second.draft_probs[1] or 0) and second.draft_probs[2] == math.inf
+    assert second.token_texts == odd.token_texts
+    metrics = {"mat": math.nan, "ttft_s": 0.1, "tok_s": None}
+    log.finish(run_id, status="failed", output_ids=[], text="", finish_reason=None, metrics=metrics)
+    run = log.get(run_id)
+    assert run is not None and math.isnan(run.metrics["mat"])
+
+
+def test_step_rows_have_the_fields_of_the_engines_steps() -> None:
+    theirs = [f.name for f in fields(Step)]
+    ours = [f.name for f in fields(StepRow)]
+    assert ours == [*theirs, "token_texts", "bonus_text", "committed_texts"]
+
+
+def test_steps_are_read_by_index(log: RunLog) -> None:
+    run_id = log.begin(new_run())
+    log.add_steps(run_id, [step(i) for i in range(10)])
+    assert [s.index for s in log.steps(run_id, 3, 6)] == [3, 4, 5]
+    assert log.step(run_id, 9) == step(9)
+    assert log.step(run_id, 10) is None and log.step("none", 0) is None
+
+
+def test_summary_follows_the_stream(log: RunLog) -> None:
+    run_id = log.begin(new_run())
+    log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
+    log.add_steps(run_id, [step(0)])
+    log.add_steps(run_id, [step(1, accepted=()), step(2)])
+    (row,) = log.find().rows
+    assert (row.num_steps, row.num_new_tokens) == (3, 7)
+    assert row.mat == pytest.approx(1 + 2 / 3)
+    assert row.tok_s == pytest.approx(6 / (0.3 - 0.05))
+
+
+def test_killed_process_leaves_an_interrupted_run_with_its_steps(path: str) -> None:
+    script = (
+        "import sys, time\n"
+        "from storage import RunLog\n"
+        "from tests.storage.conftest import new_run, step\n"
+        "log = RunLog.open(sys.argv[1])\n"
+        "run_id = log.begin(new_run())\n"
+        "log.add_prefill(run_id, token_id=5, text='a', num_prompt_tokens=3, ttft_s=0.1)\n"
+        "log.add_steps(run_id, [step(0), step(1)])\n"
+        "print(run_id, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = [sys.executable, "-c", script, path]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        run_id = process.stdout.readline().strip()
+        alive = RunLog.open(path)
+        living = alive.get(run_id)
+        assert living is not None and living.status == "running", "its process lives"
+        alive.close()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    log = RunLog.open(path)
+    run = log.get(run_id)
+    assert run is not None and run.status == "interrupted"
+    assert run.text == "abdbd" and run.output_ids == (5, 6, 9, 6, 9)
+    assert len(log.steps(run_id)) == 2 and run.mat == 2.0
+    log.close()
+
+
+def test_writer_and_reader_threads_do_not_disturb_each_other(log: RunLog) -> None:
+    run_id = log.begin(new_run())
+    faults: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            for i in range(100):
+                log.add_steps(run_id, [step(i)])
+        except StorageError as error:
+            faults.append(error)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = 0
+    while writer.is_alive():
+        now = len(log.steps(run_id))
+        assert now >= seen
+        seen = now
+        log.find()
+    writer.join()
+    assert not faults and len(log.steps(run_id)) == 100
+
+
+def test_unknown_run_is_an_error_to_change_and_none_to_read(log: RunLog) -> None:
+    assert log.get("nope") is None
+    with pytest.raises(UnknownRunError, match="nope"):
+        log.rename("nope", "x")
+
+
+def test_file_that_is_no_database_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("this is not a database, but it is long enough to look at" * 20)
+    with pytest.raises(StorageError, match="not a database"):
+        RunLog.open(str(file))
+
+
+def test_unknown_driver_and_broken_url_are_refused_in_a_sentence() -> None:
+    with pytest.raises(StorageError, match="No driver|no database URL"):
+        RunLog.open("nosuchdb://x")
+    with pytest.raises(StorageError, match="no database URL"):
+        RunLog.open("://")
+
+
+def test_newer_schema_is_refused(path: str) -> None:
+    import sqlite3
+
+    RunLog.open(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.close()
+    with pytest.raises(SchemaError, match="newer version"):
+        RunLog.open(path)
+
+
+def test_opening_storage_loads_no_torch_gradio_or_engine() -> None:
+    script = (
+        "import sys, storage\n"
+        "heavy = {'torch', 'gradio', 'engine', 'playground', 'presets'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+def test_in_memory_log_works_across_threads() -> None:
+    log = RunLog.open(None)
+    run_id = finished_run(log)
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(log.get(run_id)))
+    thread.start()
+    thread.join()
+    assert found and found[0] is not None
+    log.close()
+
+
+def test_deleted_run_is_hidden_until_restored(log: RunLog) -> None:
+    run_id = finished_run(log)
+    log.delete(run_id)
+    assert log.find().total == 0
+    assert log.find(RunQuery(include_deleted=True)).rows[0].deleted
+    log.restore(run_id)
+    assert log.find().total == 1

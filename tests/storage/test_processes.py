@@ -1,0 +1,158 @@
+"""Several threads and processes on one log; ends that nobody announced."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.ddl.impl import DefaultImpl
+
+from storage import RunLog, SchemaError, StorageError
+from storage.database import Database, _foreign_keys_off
+from tests.storage.conftest import finished_run, new_run, step
+
+ROOT = Path(__file__).parents[2]
+OPEN_AT = (
+    "import sys, time, storage\n"
+    "time.sleep(max(0, float(sys.argv[2]) - time.time()))\n"
+    "log = storage.RunLog.open(sys.argv[1])\n"
+    "log.find()\n"
+    "log.close()\n"
+)
+BEGIN_AND_WAIT = (
+    "import sys, time\n"
+    "from storage import RunLog\n"
+    "from tests.storage.conftest import new_run\n"
+    "print(RunLog.open(sys.argv[1]).begin(new_run()), flush=True)\n"
+    "time.sleep(60)\n"
+)
+
+
+def all_at_once(work: Callable[[int], None], count: int) -> list[BaseException]:
+    """Run `work(0…count-1)` in threads of their own; what went wrong in them."""
+    faults: list[BaseException] = []
+
+    def guarded(index: int) -> None:
+        try:
+            work(index)
+        except (StorageError, sa.exc.SQLAlchemyError, KeyError, RuntimeError, OSError) as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return faults
+
+
+@pytest.mark.parametrize("url", [None, "sqlite:///:memory:", "file"])
+def test_threads_that_write_at_once_lose_nothing(url: str | None, path: str) -> None:
+    log = RunLog.open(path if url == "file" else url)
+    ids = [log.begin(new_run()) for _ in range(4)]
+
+    def write(index: int) -> None:
+        for i in range(100):
+            log.add_steps(ids[index], [step(i)])
+            log.find()
+
+    assert all_at_once(write, 4) == []
+    assert [len(log.steps(run_id)) for run_id in ids] == [100] * 4
+    log.close()
+
+
+def test_processes_that_create_the_file_at_once_all_open_it(path: str) -> None:
+    command = [sys.executable, "-c", OPEN_AT, path, str(time.time() + 3)]
+    started = [
+        subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    said = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], said
+
+
+def test_threads_that_open_different_files_at_once_all_succeed(tmp_path: Path) -> None:
+    def work(index: int) -> None:
+        RunLog.open(str(tmp_path / f"{index}.sqlite3")).close()
+
+    assert all_at_once(work, 6) == []
+
+
+def test_migration_cut_off_half_way_leaves_nothing_behind(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = DefaultImpl.create_table
+
+    def cut_off(self: DefaultImpl, table: sa.Table, **options: object) -> None:
+        if table.name == "tags":
+            raise KeyboardInterrupt
+        create(self, table, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DefaultImpl, "create_table", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            RunLog.open(path)
+    log = RunLog.open(path)
+    assert log.find().total == 0
+    log.close()
+
+
+def test_rebuilding_a_table_in_a_migration_keeps_its_steps(path: str) -> None:
+    log = RunLog.open(path)
+    run_id = finished_run(log)
+    log.close()
+    database = Database(path)
+    with database.engine.connect() as connection:
+        with _foreign_keys_off(connection), connection.begin():
+            connection.exec_driver_sql("CREATE TABLE copy AS SELECT * FROM runs")
+            connection.exec_driver_sql("DROP TABLE runs")
+            connection.exec_driver_sql("ALTER TABLE copy RENAME TO runs")
+        enforced = connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one()
+    database.close()
+    assert enforced == 1
+    log = RunLog.open(path)
+    assert len(log.steps(run_id)) == 2
+    log.close()
+
+
+def test_database_of_another_program_is_refused_and_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "bookmarks.db"
+    connection = sqlite3.connect(file)
+    connection.execute("CREATE TABLE bookmarks (url TEXT)")
+    connection.commit()
+    with pytest.raises(SchemaError, match="another program"):
+        RunLog.open(str(file))
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master")]
+    connection.close()
+    assert tables == ["bookmarks"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_killed_process_that_nobody_reaped_is_dead(path: str) -> None:
+    command = [sys.executable, "-c", BEGIN_AND_WAIT, path]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        run_id = process.stdout.readline().strip()
+        process.send_signal(signal.SIGKILL)
+        while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            time.sleep(0.01)
+        log = RunLog.open(path)
+        run = log.get(run_id)
+        log.close()
+    assert run is not None and run.status == "interrupted"
+
+
+def test_closing_the_log_interrupts_the_runs_it_began(path: str) -> None:
+    first, second = RunLog.open(path), RunLog.open(path)
+    mine, done, theirs = first.begin(new_run()), finished_run(first), second.begin(new_run())
+    first.close()
+    found = {row.id: row.status for row in second.find().rows}
+    second.close()
+    assert found == {mine: "interrupted", done: "completed", theirs: "running"}

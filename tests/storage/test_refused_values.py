@@ -1,0 +1,81 @@
+"""What a database would lose or refuse comes back whole, or is refused in a sentence."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from storage import RunLog, RunQuery, StorageError, UnknownRunError
+from tests.storage.conftest import finished_run, new_run, step
+
+ODD_TEXTS = ["a\x00b", "lone \udcff surrogate", "\\u0000 and \\u005c", "\\\\u0041\\", "🙂\\ué"]
+
+
+@pytest.mark.parametrize("text", ODD_TEXTS, ids=ascii)
+def test_any_text_round_trips(log: RunLog, text: str) -> None:
+    run_id = log.begin(new_run(prompt_text=text))
+    log.add_prefill(run_id, token_id=5, text=text, num_prompt_tokens=3, ttft_s=0.1)
+    log.set_note(run_id, text)
+    log.finish(
+        run_id,
+        status="failed",
+        output_ids=[5],
+        text=text,
+        finish_reason=None,
+        metrics={},
+        error=text,
+    )
+    run = log.get(run_id)
+    assert run is not None
+    assert [run.prompt_text, run.first_text, run.note, run.text, run.error] == [text] * 5
+
+
+def test_text_after_a_nul_is_found(log: RunLog) -> None:
+    log.begin(new_run(prompt_text="before\x00After"))
+    assert log.find(RunQuery(text="after")).total == 1
+
+
+@pytest.mark.parametrize("figure", ["mat", "tok_s", "ttft_s"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_odd_figures_of_a_summary_round_trip(log: RunLog, figure: str, value: float) -> None:
+    run_id = log.begin(new_run())
+    log.finish(
+        run_id,
+        status="completed",
+        output_ids=[5],
+        text="",
+        finish_reason=None,
+        metrics={figure: value},
+    )
+    (row,) = log.find(RunQuery(sort="mat")).rows
+    stored = getattr(row, figure)
+    assert isinstance(stored, float)
+    assert stored == value or (math.isnan(stored) and math.isnan(value))
+
+
+def test_adding_to_an_unknown_run_names_it(log: RunLog) -> None:
+    with pytest.raises(UnknownRunError, match="nope"):
+        log.add_steps("nope", [step(0)])
+    for labels in ([], ["a"]):
+        with pytest.raises(UnknownRunError, match="nope"):
+            log.set_tags("nope", labels)
+
+
+def test_step_stored_twice_is_refused_and_counted_once(log: RunLog) -> None:
+    run_id = log.begin(new_run())
+    log.add_steps(run_id, [step(0)])
+    for batch in ([step(1), step(0)], [step(2), step(2)]):
+        with pytest.raises(StorageError, match="Step [02] of run .* is stored already"):
+            log.add_steps(run_id, batch)
+    run = log.get(run_id)
+    assert run is not None and run.num_steps == len(log.steps(run_id)) == 1
+
+
+def test_unknown_sort_key_names_the_allowed_ones(log: RunLog) -> None:
+    with pytest.raises(StorageError, match="created_at.*got 'speed'"):
+        log.find(RunQuery(sort="speed"))  # type: ignore[arg-type]
+
+
+def test_run_ids_never_look_like_an_option(log: RunLog) -> None:
+    assert all(finished_run(log).isalnum() for _ in range(150))

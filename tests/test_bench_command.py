@@ -1,0 +1,249 @@
+"""`app.py bench`: tables, files, configurations by name, and a process killed in the middle."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from engine.errors import ConfigError
+from playground.bench.measured import summaries
+from playground.bench.plan import Plan
+from playground.bench_command import configurations_of
+from playground.cli import app
+from storage import RunLog, StorageError
+from tests.models import save_tiny
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"), max_position_embeddings=512)
+
+
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("suite") / "question.jsonl"
+    rows = [
+        {"question_id": 1, "category": "writing", "turns": ["Write.", "Again."]},
+        {"question_id": 2, "category": "qa", "turns": ["Why?"]},
+        {"question_id": 3, "category": "qa", "turns": ["Who?"]},
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return file
+
+
+def bench(folder: Path, *arguments: object, code: int = 0) -> Any:
+    words = ["bench", "--target", folder, "--dtype", "float32", *arguments]
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_json_has_every_figure_of_every_configuration(
+    folder: Path, questions: Path, tmp_path: Path
+) -> None:
+    out = bench(
+        *(folder, "--suite", questions, "--methods", "ngram"),
+        *("--method", "NGram name=short max_draft_len=2", "--set", "short.is_keep_all=false"),
+        *("--max-new-tokens", 12, "--ignore-eos", "--repeats", 2, "--json"),
+        *("--db", tmp_path / "runs.sqlite3", "--output", tmp_path / "out"),
+    )
+    shown = json.loads(out.stdout)
+    assert shown["status"] == "completed" and shown["concurrency"] == 1
+    assert [c["name"] for c in shown["configurations"]] == ["plain", "ngram", "short"]
+    short = shown["configurations"][2]["config"]
+    assert (short["max_draft_len"], short["is_keep_all"]) == (2, False)
+    assert shown["configurations"][1]["config"]["is_keep_all"] is True
+    assert len(shown["requests"]) == 4 * 3 * 2
+    assert shown["report"]["groups"] == ["chat", "qa"]
+    for section in shown["report"]["configurations"]:
+        assert section["overall"]["num_new_tokens"] == 4 * 12 * 2
+        assert set(section["latency"]["rows"]["request_latency_ms"]) == {
+            *("avg", "min", "max", "p99", "p90", "p75")
+        }
+    assert shown["definitions"]["speedup"] and shown["environment"]["versions"]["torch"]
+
+    files = {file.name for file in (tmp_path / "out").iterdir()}
+    assert files == {"report.json", "speedup.csv", "latency.csv", "requests.csv"}
+    written = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert written == shown
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "out" / "requests.csv").read_text())))
+    assert len(rows) == 24 and {row["configuration"] for row in rows} == {"plain", "ngram", "short"}
+
+
+def test_tables_show_groups_throughput_and_verdict(folder: Path, questions: Path) -> None:
+    out = bench(
+        *(folder, "--suite", questions, "--methods", "ngram", "--categories", "qa"),
+        *("--limit-per-category", 1, "--max-new-tokens", 6, "--ignore-eos", "--no-save"),
+    ).stdout
+    for words in ("Speedup", "MAT = 1 +", "qa", "overall", "Request latency (ms)", "p99"):
+        assert words in out
+    assert "1 requests, concurrency 1" in out and "chat" not in out
+    assert "ngram: 1 of 1 answers identical to plain" in out
+
+
+def test_csv_has_a_line_per_configuration_and_group(folder: Path, questions: Path) -> None:
+    out = bench(
+        *(folder, "--suite", questions, "--methods", "suffix", "--csv", "--no-save"),
+        *("--max-new-tokens", 5, "--ignore-eos"),
+    )
+    rows = list(csv.DictReader(io.StringIO(out.stdout)))
+    assert [(row["configuration"], row["group"]) for row in rows] == [
+        (name, group) for name in ("plain", "suffix") for group in ("chat", "qa", "overall")
+    ]
+    assert float(rows[-1]["speedup"]) > 0 and int(rows[-1]["pairs"]) == 4
+
+
+def test_no_save_leaves_no_log(folder: Path, questions: Path, tmp_path: Path) -> None:
+    db = tmp_path / "none.sqlite3"
+    bench(
+        *(folder, "--suite", questions, "--no-save", "--db", db, "--csv"),
+        *("--max-new-tokens", 2, "--limit-per-category", 1, "--categories", "qa"),
+    )
+    assert not db.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--suite", "nothing"], "--suite must be one of"),
+        (["--suite", "quick", "--categories", "poetry"], "categories must be some of"),
+        (["--methods", "ngran"], "Did you mean ngram?"),
+        (["--methods", "ngram", "--set", "other.x=1"], "no configuration is named 'other'"),
+        (["--methods", "ngram,ngram"], "Two configurations are named ngram"),
+        (["--method", "NGram 'name=x"], "--method takes a method"),
+        (["--resume", "abc"], "No benchmark 'abc'"),
+        (["--resume", "abc", "--no-save"], "--no-save"),
+        (["--max-new-tokens", "0"], "max_new_tokens must be"),
+        (["--repeats", "101"], "repeats must be in [1, 100]"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    folder: Path, tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    result = bench(folder, "--db", tmp_path / "runs.sqlite3", *arguments, code=2)
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and words in errors[0], result.output
+    assert "Traceback" not in result.output
+
+
+def test_configurations_have_names_and_their_own_settings(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("decoding_type: NGram\nmax_draft_len: 2\n")
+    found = configurations_of(
+        ["ngram", str(file), "NGram name=long max_draft_len=9"],
+        ["mine.max_matching_ngram_size=4", "is_keep_all=false"],
+    )
+    assert [c.name for c in found] == ["ngram", "mine", "long"]
+    values = [(c.config.max_draft_len, c.config.max_matching_ngram_size) for c in found]  # type: ignore[attr-defined]
+    assert values == [(10, 3), (2, 4), (9, 2)]
+    assert not any(c.config.is_keep_all for c in found)  # type: ignore[attr-defined]
+    assert found[0].title == "N-gram look-up"
+    with pytest.raises(ConfigError, match="did you mean max_draft_len"):
+        configurations_of(["NGram max_draft_length=3"])
+
+
+def completed(log: RunLog, benchmark_id: str) -> dict[tuple[tuple[str, str], ...], str]:
+    """Run ids by labels."""
+    runs = [run for run in summaries(log, benchmark_id) if run.status == "completed"]
+    found = {tuple(sorted(run.labels.items())): run.id for run in runs}
+    assert len(found) == len(runs), "a request was completed twice"
+    return found
+
+
+def started(db: Path, process: subprocess.Popen[bytes], at_least: int) -> str:
+    """The benchmark's id, once so many of its requests are done."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.1)
+        if not db.exists():
+            continue
+        try:
+            log = RunLog.open(str(db))
+        except StorageError:  # the other process is creating it
+            continue
+        try:
+            known = log.benchmarks.list(1)
+            if known and len(completed(log, known[0].id)) >= at_least:
+                return known[0].id
+        finally:
+            log.close()
+    raise AssertionError(f"the benchmark never got so far (exit code {process.poll()})")
+
+
+@pytest.mark.slow
+def test_a_killed_process_loses_one_request_and_a_resume_does_the_rest(
+    folder: Path, questions: Path, tmp_path: Path
+) -> None:
+    db = tmp_path / "runs.sqlite3"
+    words = ["bench", "--target", folder, "--dtype", "float32", "--db", db, "--suite", questions]
+    words += ["--methods", "ngram,suffix", "--repeats", 6, "--max-new-tokens", 40, "--ignore-eos"]
+    process = subprocess.Popen(
+        [sys.executable, "app.py", *map(str, words)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        benchmark_id = started(db, process, at_least=5)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    log = RunLog.open(str(db))
+    stored = log.benchmarks.get(benchmark_id)
+    assert stored is not None and stored.status == "interrupted"
+    plan = Plan.from_dict(stored.plan)
+    kept = completed(log, benchmark_id)
+    statuses = Counter(run.status for run in summaries(log, benchmark_id))
+    log.close()
+    assert 5 <= len(kept) < plan.num_requests == 4 * 3 * 6
+    assert statuses["interrupted"] <= 1 and set(statuses) <= {"completed", "interrupted"}
+
+    out = bench(folder, "--db", db, "--resume", benchmark_id, "--json")
+    assert json.loads(out.stdout)["status"] == "completed"
+    log = RunLog.open(str(db))
+    done = completed(log, benchmark_id)
+    log.close()
+    assert len(done) == plan.num_requests and kept.items() <= done.items()
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_politely_and_says_how_to_go_on(
+    folder: Path, questions: Path, tmp_path: Path
+) -> None:
+    db = tmp_path / "runs.sqlite3"
+    words = ["bench", "--target", folder, "--dtype", "float32", "--db", db, "--suite", questions]
+    words += ["--methods", "ngram", "--repeats", 50, "--max-new-tokens", 40, "--ignore-eos"]
+    with subprocess.Popen(
+        [sys.executable, "app.py", *map(str, words)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "200"},
+    ) as process:
+        try:
+            benchmark_id = started(db, process, at_least=2)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert "Speedup" in out.decode() and f"--resume {benchmark_id}" in err.decode()
+    log = RunLog.open(str(db))
+    stored = log.benchmarks.get(benchmark_id)
+    log.close()
+    assert stored is not None and stored.status == "cancelled"

@@ -1,0 +1,170 @@
+"""The command line: traces, JSON, and errors that are one sentence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from playground.cli import app
+from storage import RunLog, RunQuery
+from tests.models import save_tiny
+
+IDS = "72,101,108,108,111,72,101,108,108,111,72,101"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"), eos_token_id=None)
+
+
+def invoke(*arguments: object, code: int = 0) -> Any:
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def generate(folder: Path, *arguments: object, code: int = 0) -> Any:
+    common = ["--target", folder, "--dtype", "float32", "--db", folder / "runs.sqlite3"]
+    return invoke("generate", *common, *arguments, code=code)
+
+
+def test_help_does_not_import_torch_or_gradio() -> None:
+    script = (
+        "import sys, app\n"
+        "try: app.app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'gradio', 'transformers', 'sqlalchemy'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    root = Path(__file__).parent.parent
+    run = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert "generate" in run.stdout
+
+
+def test_trace_has_exactly_the_documented_fields(folder: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "t" / "steps.jsonl"
+    generate(
+        folder,
+        "--prompt-ids",
+        IDS,
+        "--method",
+        "NGram",
+        "--set",
+        "max_draft_len=3",
+        "--max-new-tokens",
+        20,
+        "--trace",
+        trace,
+        "--seed",
+        5,
+    )
+    run, *steps, end = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert list(run) == ["type", "target", "method", "prompt_ids", "sampling", "dtype", "device"]
+    assert run["method"]["max_draft_len"] == 3 and run["sampling"]["seed"] == 5
+    assert run["prompt_ids"] == [int(i) for i in IDS.split(",")]
+    fields = "type index tokens parents accepted bonus draft_s verify_s other_s".split()
+    assert all(list(step) == fields for step in steps)
+    assert [step["index"] for step in steps] == list(range(end["steps"]))
+    keys = "type output_ids text finish_reason steps mat tok_s ttft_s".split()
+    assert list(end) == keys
+    committed = [steps[0]["tokens"][0]]
+    for step in steps:
+        assert step["tokens"][0] == committed[-1] and step["parents"][0] == -1
+        committed += [step["tokens"][node] for node in step["accepted"]] + [step["bonus"]]
+    assert end["output_ids"] == committed[:20]
+    accepted = sum(len(step["accepted"]) for step in steps)
+    assert end["mat"] == pytest.approx(1 + accepted / len(steps))
+
+
+def test_json_summary_and_run_log_tell_the_same(folder: Path) -> None:
+    out = generate(folder, "hello", "--json", "--max-new-tokens", 8)
+    summary = json.loads(out.stdout)
+    log = RunLog.open(str(folder / "runs.sqlite3"))
+    try:
+        stored = log.get(summary["run_id"])
+    finally:
+        log.close()
+    assert stored is not None
+    assert list(stored.output_ids) == summary["output_ids"]
+    assert stored.text == summary["text"]
+    assert stored.environment["versions"]["torch"]
+
+
+def test_no_save_leaves_no_run(folder: Path, tmp_path: Path) -> None:
+    db = tmp_path / "none.sqlite3"
+    invoke("generate", "hi", "--target", folder, "--no-save", "--db", db, "--max-new-tokens", 2)
+    assert not db.exists()
+
+
+def test_method_file_and_overrides_are_read(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("decoding_type: NGram\nmax_draft_len: 2\n")
+    out = generate(
+        folder, "hello", "--method", file, "--set", "max_matching_ngram_size=3", "--json"
+    )
+    method = json.loads(out.stdout)["method"]
+    assert (method["max_draft_len"], method["max_matching_ngram_size"]) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "prompt is empty"),
+        (["   "], "prompt is empty"),
+        (["hi", "--prompt-ids", "1"], "not both"),
+        (["--prompt-ids", "1,x"], "must be like 1,2,3"),
+        (["--prompt-ids", "1,99999"], "got 99999"),
+        (["--prompt-ids", "-5"], "got -5"),
+        (["hi", "--max-new-tokens", "0"], "max_new_tokens must be"),
+        (["hi", "--max-new-tokens", "-3"], "max_new_tokens must be"),
+        (["hi", "--max-new-tokens", "99999999999"], "max_new_tokens must be"),
+        (["hi", "--temperature", "nan"], "temperature"),
+        (["hi", "--top-p", "0"], "top_p must be"),
+        (["hi", "--method", "NGran"], "Did you mean NGram?"),
+        (["hi", "--method", "NGram", "--set", "max_draft_length=3"], "did you mean max_draft_len?"),
+        (["hi", "--method", "NGram", "--set", "max_draft_len=many"], "max_draft_len must be"),
+        (["hi", "--method", "NGram", "--set", "max_draft_len"], "--set takes field=value"),
+        (["hi", "--dtype", "float8"], "dtype must be one of"),
+        (["hi", "--device", "cuda"], "no CUDA device"),
+        (["hi", "--target", "no/such/thing"], "No preset, local path or hub id"),
+        (["x" * 3000], "context holds 256"),
+    ],
+)
+def test_bad_input_is_one_sentence(folder: Path, arguments: list[str], words: str) -> None:
+    result = generate(folder, *arguments, code=2)
+    error = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(error) == 1 and words in error[0]
+    assert "Traceback" not in result.output
+
+
+def test_malformed_yaml_names_file_and_line(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text("decoding_type: NGram\nmax_draft_len: [1\n")
+    result = generate(folder, "hi", "--method", file, code=2)
+    assert "bad.yaml, line" in result.stderr and "not valid YAML" in result.stderr
+
+
+def test_models_and_methods_list_everything() -> None:
+    assert "smollm2-135m-instruct" in invoke("models").stdout
+    names = {spec["name"] for spec in json.loads(invoke("models", "--json").stdout)}
+    assert "llama-3.1-8b-instruct" in names
+    shown = json.loads(invoke("methods", "--json").stdout)
+    assert {"Autoregressive", "NGram", "Draft_Target"} <= set(shown["decoding_types"])
+    assert "max_matching_ngram_size" in invoke("methods").stdout
+
+
+def test_every_generate_run_is_listed(folder: Path) -> None:
+    generate(folder, "list me", "--max-new-tokens", 2)
+    log = RunLog.open(str(folder / "runs.sqlite3"))
+    try:
+        page = log.find(RunQuery(text="list me"))
+    finally:
+        log.close()
+    assert page.total == 1 and page.rows[0].decoding_type == "Autoregressive"

@@ -1,0 +1,125 @@
+"""Imports only go down: app → playground → {engine, storage}, and left within engine."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+STDLIB = sys.stdlib_module_names
+ENGINE = {"torch", "transformers", "pydantic", "pydantic_core", "numpy", "safetensors"}
+ENGINE |= {"huggingface_hub", "jinja2"}
+"""The last line and numpy, safetensors come with transformers."""
+ALLOWED = {
+    "engine": ENGINE | {"engine"},
+    "storage": {"sqlalchemy", "alembic", "storage"},
+    "presets": {"yaml", "pydantic", "engine", "presets"},
+}
+OURS = {"app", "playground", "engine", "storage", "presets"}
+ORDER = (
+    ("engine.errors", "engine.config", "engine.tree", "engine.steps", "engine.proposal"),
+    ("engine.sampling", "engine.accept"),
+    ("engine.cache", "engine.masks", "engine.target", "engine.features", "engine.attention"),
+    ("engine.drafters",),
+    ("engine.decode",),
+)
+"""Inside engine, a module imports its own row and the rows before it."""
+
+
+def modules(package: str) -> list[Path]:
+    return sorted(p for p in (ROOT / package).rglob("*.py") if "__pycache__" not in p.parts)
+
+
+def runtime_imports(file: Path) -> Iterator[str]:
+    """Dotted names that a module imports when it runs (not only for type checking)."""
+    tree = ast.parse(file.read_text())
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for child in node.body
+        for inner in ast.walk(child)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file} has a relative import"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def top(name: str) -> str:
+    return name.split(".")[0]
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_a_package_imports_only_what_its_layer_may(package: str) -> None:
+    files = modules(package)
+    for file in files:
+        used = {top(name) for name in runtime_imports(file)} - set(STDLIB)
+        assert used <= ALLOWED[package], f"{file.relative_to(ROOT)}: {used - ALLOWED[package]}"
+
+
+def test_nothing_imports_the_command_line_or_the_tests() -> None:
+    for package in OURS - {"app"}:
+        for file in modules(package):
+            used = {top(name) for name in runtime_imports(file)}
+            assert not used & {"app", "tests"}, file.relative_to(ROOT)
+
+
+@pytest.mark.parametrize("row", range(len(ORDER)))
+def test_inside_engine_imports_point_left(row: int) -> None:
+    later = {name for names in ORDER[row + 1 :] for name in names}
+    for name in ORDER[row]:
+        path = ROOT / name.replace(".", "/")
+        files = modules(str(path.relative_to(ROOT))) if path.is_dir() else [path.with_suffix(".py")]
+        for file in files:
+            wrong = {
+                used
+                for used in runtime_imports(file)
+                for right in later
+                if f"{used}.".startswith(f"{right}.")
+            }
+            assert not wrong, f"{file.relative_to(ROOT)} imports {sorted(wrong)}"
+
+
+def test_only_pages_and_components_import_gradio() -> None:
+    for package in ("engine", "storage", "presets"):
+        for file in modules(package):
+            assert "gradio" not in {top(name) for name in runtime_imports(file)}
+
+
+def test_only_the_command_line_reads_arguments_and_environment() -> None:
+    for package in ("engine", "storage", "presets"):
+        for file in modules(package):
+            tree = ast.parse(file.read_text())
+            reads = {
+                f"{node.value.id}.{node.attr}"
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+            }
+            assert not reads & {"sys.argv", "os.environ", "os.getenv"}, file.relative_to(ROOT)
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("storage", {"torch", "transformers", "gradio", "pydantic"}),
+        ("engine", {"gradio", "sqlalchemy"}),
+    ],
+)
+def test_importing_a_layer_leaves_others_unloaded(module: str, absent: set[str]) -> None:
+    code = f"import sys, {module}; print(*sorted({absent!r} & sys.modules.keys()))"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    assert run.stdout.strip() == ""

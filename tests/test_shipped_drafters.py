@@ -1,0 +1,80 @@
+"""The shipped drafters: small, documented, named by presets, and at home on the embedded model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import presets
+from engine.build import build_drafter
+from engine.config import Limits
+from engine.decode import decode
+from engine.drafters.base import Workbench
+from engine.loading import load_target
+from engine.metrics import Tally
+from engine.sources import TargetSpec
+from engine.steps import Prefill, Step
+from engine.target import Target
+from playground import paths
+
+EMBEDDED = "smollm2-135m-instruct"
+FOLDERS = sorted((presets.FOLDER / "drafters").iterdir())
+NAMES = [name for name, p in presets.methods().items() if p.target == EMBEDDED]
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[Target]:
+    target = load_target(
+        presets.resolve(EMBEDDED), dtype="float32", device="cpu", cache_dir=paths.cache_dir()
+    )
+    yield target
+    target.close()
+
+
+def test_all_weights_together_stay_small() -> None:
+    files = [f for folder in FOLDERS for f in folder.rglob("*") if f.is_file()]
+    assert sum(f.stat().st_size for f in files if f.suffix == ".safetensors") <= 48_000_000
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_every_drafter_has_a_card_and_a_preset(folder: Path) -> None:
+    card = json.loads((folder / "card.json").read_text())
+    assert card["target"] == EMBEDDED and card["steps"] > 0 and card["dtype"] == "bfloat16"
+    assert card["held_out"]["overall"]["num_tokens"] > 0 and card["rank_rates"]
+    configs = [preset.config for preset in presets.methods().values()]
+    assert folder.name in {getattr(config, "speculative_model", None) for config in configs}
+
+
+def test_a_shipped_drafter_is_found_by_its_name_and_other_texts_stay() -> None:
+    for folder in FOLDERS:
+        assert presets.locate(folder.name) == str(folder)
+    for other in ("", "drafters", "yuhuili/EAGLE-Vicuna-7B-v1.3", "../drafters", str(FOLDERS[0])):
+        assert presets.locate(other) == other
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("name", NAMES)
+def test_every_shipped_drafter_drafts_for_the_embedded_model(name: str, embedded: Target) -> None:
+    def load(spec: TargetSpec) -> Target:
+        return load_target(spec, dtype="float32", device="cpu", cache_dir=paths.cache_dir())
+
+    bench = Workbench(embedded, presets.resolve, load, locate=presets.locate)
+    prompt_ids = embedded.encode_chat([{"role": "user", "content": "What are school uniforms?"}])
+    texts, tallies = [], []
+    for config in (presets.methods()["plain"].config, presets.methods()[name].config):
+        drafter, tally = build_drafter(config, bench), Tally()
+        text: list[int] = []
+        for record in decode(embedded, drafter, prompt_ids, limits=Limits(max_new_tokens=48)):
+            tally.add(record)
+            if isinstance(record, Prefill):
+                text.append(record.token_id)
+            elif isinstance(record, Step):
+                text += record.committed[: record.num_committed]
+        drafter.close()
+        texts.append(text)
+        tallies.append(tally.metrics)
+    assert texts[0] == texts[1]
+    assert tallies[1].mat is not None and tallies[1].mat > 1.3
