@@ -48,9 +48,13 @@ class TreeCache(Cache):
         if needed <= self.capacity:
             return
         grown = max(needed, 2 * self.capacity)
-        self.capacity = -(-grown // GROWTH) * GROWTH
+        self._resize(-(-grown // GROWTH) * GROWTH)
+
+    def _resize(self, capacity: int) -> None:
+        """Move the committed rows to buffers of another capacity."""
+        self.capacity = capacity
         for i, old in enumerate(self._buffers):
-            new = old.new_empty(*old.shape[:2], self.capacity, old.shape[3])
+            new = self._allocate(old, *old.shape[:2], capacity, old.shape[3])
             new[:, :, : self.length] = old[:, :, : self.length]
             self._buffers[i] = new
 
@@ -84,9 +88,14 @@ class TreeCache(Cache):
                 return i, self._free[i] - 1
         if states.shape[2] > self.capacity - self.length:
             self.reserve(states.shape[2])
-        self._buffers.append(states.new_empty(wanted, heads, self.capacity, width))
+        self._buffers.append(self._allocate(states, wanted, heads, self.capacity, width))
         self._free.append(1)
         return len(self._buffers) - 1, 0
+
+    @staticmethod
+    def _allocate(like: Tensor, *shape: int) -> Tensor:
+        """A buffer on the device of `like`, in its dtype."""
+        return like.new_empty(shape)
 
     def stacked(
         self, rows: int, heads: int, head_dim: int, dtype: torch.dtype
@@ -99,16 +108,26 @@ class TreeCache(Cache):
             Per layer: where to write keys and values of the new rows, `(2, heads, rows, head_dim)`;
             keys of all rows up to there, `(1, heads, length + rows, head_dim)`; values likewise.
         """
-        layers = range(self.num_layers)
+        buffer, end = self.whole(heads, head_dim, dtype), self.length + rows
+        new = buffer[:, :, self.length : end].unflatten(0, (self.num_layers, 2))
+        seen = buffer[:, None, :, :end]
+        return new.unbind(), seen[0::2].unbind(), seen[1::2].unbind()
+
+    def whole(self, heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
+        """The one buffer of a model whose layers all have this shape, on the processor.
+
+        Call `reserve` first.
+
+        Returns:
+            `(2 · layers, heads, capacity, head_dim)`: keys and values of each layer in turn.
+        """
         if not self._buffers:
             shape = (2 * self.num_layers, heads, self.capacity, head_dim)
             self._buffers.append(torch.empty(shape, dtype=dtype))
             self._free.append(2 * self.num_layers)
-            self._slots = {i: ((0, 2 * i), (0, 2 * i + 1)) for i in layers}
-        end = self.length + rows
-        new = self._buffers[0][:, :, self.length : end].unflatten(0, (self.num_layers, 2))
-        seen = self._buffers[0][:, None, :, :end]
-        return new.unbind(), seen[0::2].unbind(), seen[1::2].unbind()
+            slots = range(self.num_layers)
+            self._slots = {i: ((0, 2 * i), (0, 2 * i + 1)) for i in slots}
+        return self._buffers[0]
 
     @torch.inference_mode()
     def commit(self, path: tuple[int, ...]) -> None:
@@ -123,6 +142,23 @@ class TreeCache(Cache):
                 rows = buffer.index_select(2, source.to(buffer.device))
                 buffer[:, :, self.length : self.length + len(path)] = rows
         self.length += len(path)
+
+    @torch.inference_mode()
+    def move(self, rows: Tensor, count: Tensor) -> None:
+        """As `commit`, before the host knows the path; it then says `advance`.
+
+        Args:
+            rows: `(r,)` int64 on the buffers' device; the first `count` `(1,)` of them count.
+        """
+        order = torch.arange(len(rows), device=rows.device)
+        target = order + self.length
+        source = torch.where(order < count, rows, order) + self.length
+        for buffer in self._buffers:
+            buffer.index_copy_(2, target, buffer.index_select(2, source))
+
+    def advance(self, count: int) -> None:
+        """Call this many rows committed: they are in their places."""
+        self.length += count
 
     def truncate(self, length: int) -> None:
         """Forget committed rows from `length` on."""

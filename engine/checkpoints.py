@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,19 @@ def read_checkpoint(
     return Checkpoint(location, config, tensors)
 
 
+def tensor_names(location: str) -> tuple[str, ...]:
+    """Names of all tensors of a folder or weight file on this machine; no values are read.
+
+    Raises:
+        SourceError: nothing there, no weight file in it, or a file that cannot be read safely.
+    """
+    path = Path(location).expanduser()
+    files = [path] if path.is_file() else _weight_files(path)
+    if not files:
+        raise SourceError(f"{location} has no .safetensors, .bin or .pt file on this machine.")
+    return tuple(name for file in files for name in _names(file))
+
+
 def _weight_files(folder: Path) -> list[Path]:
     """The folder's weights: safetensors if there are any, else pickles."""
     for pattern in ("*.safetensors", "*.bin", "*.pt"):
@@ -95,17 +109,36 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _read(file: Path, keep: Callable[[str], bool]) -> dict[str, Tensor]:
-    try:
+    with _faults_named(file):
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as stored:
                 return {name: stored.get_tensor(name) for name in stored.keys() if keep(name)}
-        state = torch.load(file, map_location="cpu", weights_only=True)
+        return {name: tensor for name, tensor in _state(file, "cpu").items() if keep(name)}
+
+
+def _names(file: Path) -> list[str]:
+    with _faults_named(file):
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as stored:
+                return list(stored.keys())
+        return list(_state(file, "meta"))
+
+
+def _state(file: Path, device: str) -> dict[str, Tensor]:
+    """A pickle's tensors; on `meta` they have shapes and no values."""
+    state = torch.load(file, map_location=device, weights_only=True)
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise SourceError(f"{file} is not a plain dict of tensors.")
+    return state
+
+
+@contextmanager
+def _faults_named(file: Path) -> Iterator[None]:
+    try:
+        yield
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SourceError(f"{file} could not be read safely as tensors: {reason[:200]}") from error
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise SourceError(f"{file} is not a plain dict of tensors.")
-    return {name: tensor for name, tensor in state.items() if keep(name)}
 
 
 def _hub_snapshot(location: str, revision: str | None) -> Path:

@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from engine.accept import Verified
 from engine.clock import PhaseClock
 from engine.config import Limits, Sampling
+from engine.cuda.settle import Settled, Settler
 from engine.drafters.base import Drafter, Start
 from engine.errors import ConfigError, PromptError
-from engine.proposal import Outcome, Proposal
+from engine.proposal import Outcome, Proposal, Shown
 from engine.sampling import SeededDraws
 from engine.steps import End, FinishReason, Prefill, Record, Step
 from engine.target import Target
@@ -110,6 +110,8 @@ class _Generation:
         self.began_s = time.perf_counter()
         self.draws = SeededDraws(sampling.seed)
         self.rule = drafter.rule(sampling)
+        # Where forwards are recorded, what follows them stays on the device too.
+        self.settler = None if target.recorder is None else Settler.of(self.rule)
         self.stop = StopStrings(target.tokenizer, limits.stop)
         self.eos_ids = frozenset() if limits.ignore_eos else target.eos_ids
         expected = min(limits.max_new_tokens, 2048) + len(prompt_ids) + 64
@@ -139,16 +141,26 @@ class _Generation:
         shown = self.target.verify(proposal, self.cache, self.drafter.needs)
         self.clock.mark()
         n = len(proposal.shape)
-        tokens = proposal.tokens.tolist()
         logits = shown.logits[:n]
-        accepted = self.rule(Verified(tokens, proposal.shape, logits, proposal.dists), self.draws)
+        settled = None
+        if self.settler is not None:
+            settled = self.settler(proposal, logits, self.draws, self.cache)
+        if settled is None:
+            tokens = proposal.tokens.tolist()
+            verified = Verified(tokens, proposal.shape, logits, proposal.dists)
+            accepted = self.rule(verified, self.draws)
+        else:
+            tokens, accepted = settled.tokens, settled.accepted
         self.clock.mark()
         rows = (0, *accepted.path)
-        self.cache.commit(rows)
+        if settled is None:
+            self.cache.commit(rows)
+        else:
+            self.cache.advance(len(rows))
         committed = (*(tokens[node] for node in accepted.path), accepted.next_token)
         self.drafter.observe(Outcome(proposal, shown, rows, committed))
         kept = self._append(committed)
-        record = self._per_node(proposal, tokens, logits)
+        record = self._per_node(proposal, tokens, shown, settled)
         (draft_s, verify_s, accept_s), total_s = self.clock.phases_s()
         self.num_steps += 1
         return Step(
@@ -199,7 +211,9 @@ class _Generation:
         return min(ends, key=lambda end: end[0]) if ends else (len(committed), None)
 
     @staticmethod
-    def _per_node(proposal: Proposal, tokens: list[int], logits: Tensor) -> dict[str, Any]:
+    def _per_node(
+        proposal: Proposal, tokens: list[int], shown: Shown, settled: Settled | None
+    ) -> dict[str, Any]:
         """Per-node fields of the step record."""
         shape = proposal.shape
         ranks = proposal.ranks
@@ -209,14 +223,19 @@ class _Generation:
                 for rank, node in enumerate(siblings):
                     ranks[node] = rank
         draft_probs: list[float | None] = [None] * len(shape)
-        if proposal.draft_probs is not None:
+        if settled is not None and settled.draft_probs is not None:
+            draft_probs = [None, *settled.draft_probs[1:]]
+        elif proposal.draft_probs is not None:
             draft_probs = [None, *proposal.draft_probs.tolist()[1:]]
+        target_probs = (
+            _node_probs(shown, tokens, shape.parents) if settled is None else settled.target_probs
+        )
         return {
             "tokens": tuple(tokens),
             "parents": shape.parents,
             "ranks": tuple(ranks),
             "draft_probs": tuple(draft_probs),
-            "target_probs": (None, *_node_probs(logits, tokens, shape.parents)),
+            "target_probs": (None, *target_probs),
         }
 
     def end(self) -> End:
@@ -230,13 +249,17 @@ class _Generation:
         self.drafter.finish()
 
 
-def _node_probs(logits: Tensor, tokens: list[int], parents: Sequence[int]) -> list[float]:
+def _node_probs(shown: Shown, tokens: list[int], parents: Sequence[int]) -> list[float]:
     """Target's softmax probability of every drafted node's token at its parent."""
     if len(tokens) == 1:
         return []
+    device = shown.logits.device
+    ids = torch.tensor(tokens[1:], device=device)
+    if shown.log_totals is not None:
+        rows = torch.tensor(parents[1:], device=device)
+        return (shown.logits[rows, ids].float() - shown.log_totals[rows]).exp().tolist()
     inner = sorted(set(parents[1:]))
     row_of = {node: row for row, node in enumerate(inner)}
-    rows = logits[inner].float()
-    at = torch.tensor([row_of[p] for p in parents[1:]], device=logits.device)
-    ids = torch.tensor(tokens[1:], device=logits.device)
-    return (rows[at, ids] - rows.logsumexp(dim=-1)[at]).exp().tolist()
+    logits = shown.logits[inner].float()
+    at = torch.tensor([row_of[p] for p in parents[1:]], device=device)
+    return (logits[at, ids] - logits.logsumexp(dim=-1)[at]).exp().tolist()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -11,6 +11,9 @@ from engine.cache import TreeCache
 from engine.features import FeatureTap
 from engine.masks import MaskBuilder
 from engine.proposal import Needs, Shown
+
+if TYPE_CHECKING:
+    from engine.cuda.recorder import Recorder
 
 
 class Forward(Protocol):
@@ -44,6 +47,21 @@ class Forward(Protocol):
         """Let go of the weights."""
 
 
+@runtime_checkable
+class Capturing(Protocol):
+    """A forward that is recorded over a cache of its own."""
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What records; None where it was given up. Drafters may record theirs by it."""
+
+    def new_cache(self, rows: int) -> TreeCache | None:
+        """An empty cache with room for `rows` rows; None while the one there is is in use."""
+
+    def environment(self) -> dict[str, Any]:
+        """What the log of a run says about it: what is used, or why not, and memory in bytes."""
+
+
 class ModulesForward:
     """transformers' own modules: any model that it supports, on any device."""
 
@@ -53,6 +71,11 @@ class ModulesForward:
         self._model: PreTrainedModel | None = model
         self._masks = MaskBuilder(model)
         self._features = FeatureTap(model)
+
+    @property
+    def adds_mask(self) -> bool:
+        """Whether the model adds its mask to the scores; else it takes a boolean one."""
+        return bool(self._masks.additive)
 
     def __call__(
         self,
@@ -65,12 +88,26 @@ class ModulesForward:
         last_only: bool,
     ) -> Shown:
         assert self._model is not None
+        mask = self._masks.build(positions, visible, cache.length, self._model.dtype)
+        return self.masked(tokens, positions, mask, cache, needs, last_only=last_only)
+
+    def masked(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        mask: Any,
+        cache: TreeCache,
+        needs: Needs,
+        *,
+        last_only: bool,
+    ) -> Shown:
+        """The same with the mask that the model takes."""
+        assert self._model is not None
         self._features.watch(needs)
-        dtype = self._model.dtype
         out = self._model(
             input_ids=tokens[None],
             position_ids=positions[None],
-            attention_mask=self._masks.build(positions, visible, cache.length, dtype),
+            attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1 if last_only else 0,

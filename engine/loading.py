@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import tempfile
@@ -22,11 +23,15 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from engine.cpu import architecture
+from engine.cpu.compile import NotNative, library
+from engine.cuda import forward as recording
+from engine.cuda.recorder import CudaGraphs
 from engine.errors import ConfigError, OutOfMemoryError, SourceError, TargetError
 from engine.forward import Forward
 from engine.sources import Progress, TargetSpec, Weights, locate
 from engine.target import Target, check_can_roll_back, prepare_attention
 
+LOG = logging.getLogger(__name__)
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "q4"]
 """`q4`: the 4-bit matrices of a GGUF file as they are, the rest in bfloat16; on a processor."""
 CONVERT_BELOW_BYTES = 2 << 30
@@ -91,11 +96,11 @@ def load_target(
         tell("Loading its tokenizer", 0.9)
         tokenizer = _read_tokenizer(weights)
     prepare_attention(model)
-    tell("Packing the weights for this processor", 0.95)
-    forward = _fused(spec, model, gguf)
+    tell("Packing the weights for this device", 0.95)
+    forward, note = _forward(spec, model, gguf, cache_dir)
     tell("Ready", 1.0)
     revision = weights.revision or getattr(config, "_commit_hash", None)
-    provenance = {"weights": weights.fingerprint, "revision": revision}
+    provenance = {"weights": weights.fingerprint, "revision": revision, **note}
     return Target(
         model,
         tokenizer,
@@ -106,7 +111,29 @@ def load_target(
     )
 
 
-def _fused(spec: TargetSpec, model: PreTrainedModel, gguf: Path | None) -> Forward | None:
+def _forward(
+    spec: TargetSpec, model: PreTrainedModel, gguf: Path | None, cache_dir: Path
+) -> tuple[Forward | None, dict[str, str]]:
+    """The forward made for the model's device, and what the log of a run says where there is none.
+
+    Raises:
+        ConfigError, TargetError: dtype is q4 and cannot be had.
+    """
+    if model.device.type != "cuda":
+        return _fused(spec, model, gguf, cache_dir)
+    reason = recording.why_not(model) or recording.too_large(model, free_bytes(model.device))
+    if spec.cuda_graphs == "off":
+        reason = "switched off"
+    elif reason is None:
+        return recording.capture(model, CudaGraphs(model.device)), {}
+    else:
+        LOG.warning("%s runs without CUDA graphs: %s", spec.name, reason)
+    return None, {"cuda_graphs": f"not used: {reason}"}
+
+
+def _fused(
+    spec: TargetSpec, model: PreTrainedModel, gguf: Path | None, cache_dir: Path
+) -> tuple[Forward | None, dict[str, str]]:
     """The forward made for this processor; None where transformers' modules run the model.
 
     Raises:
@@ -116,13 +143,21 @@ def _fused(spec: TargetSpec, model: PreTrainedModel, gguf: Path | None) -> Forwa
     if reason is not None and gguf is not None:
         raise ConfigError(f"dtype q4 cannot run {spec.name}: {reason}. Choose bfloat16 or float32.")
     if reason is not None:
-        return None
-    if gguf is None:
-        return architecture.fuse(model)
+        return None, {}
+    kernels, note = None, {}
+    try:
+        off = "switched off" if spec.native_kernels == "off" else None
+        lacking = off or architecture.why_not_native(model)
+        kernels = library(cache_dir) if lacking is None else None
+    except NotNative as error:
+        lacking = str(error)
+    if lacking is not None:
+        note["native_kernels"] = f"not used: {lacking}"
     free = free_bytes(model.device)
     plain = sum(p.numel() * p.element_size() for p in model.parameters())
     keep_many = free is None or plain < KEEP_BOTH * free
-    return architecture.fuse(model, architecture.four_bit_packer(model, gguf, keep_many=keep_many))
+    packer = architecture.choose_packer(model, kernels, gguf, keep_many=keep_many)
+    return architecture.fuse(model, packer), note
 
 
 def _gguf_file(spec: TargetSpec, weights: Weights) -> Path:

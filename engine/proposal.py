@@ -29,14 +29,17 @@ class Shown:
     """What the target showed for the rows of one forward, on the target's device.
 
     Attributes:
-        logits: `(rows, vocab)` in the target's dtype; after prefill only the last prompt row.
+        logits: `(rows, vocab)` in the target's dtype or float32; after prefill only the last
+            prompt row.
         hidden: `(rows, hidden)` if `Needs.hidden`; after prefill every prompt row.
         layers: `(rows, len(Needs.layers) * hidden)`, concatenated in the order asked for.
+        log_totals: `(rows,)` float32, logsumexp of the logits, where it was had by the way.
     """
 
     logits: Tensor
     hidden: Tensor | None = None
     layers: Tensor | None = None
+    log_totals: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

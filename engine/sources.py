@@ -13,9 +13,9 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from engine.config import Settings
 from engine.errors import SourceError
@@ -45,6 +45,19 @@ class TargetSpec(Settings):
     path: str | None = Field(None, description="local folder in transformers' layout, or .gguf")
     gguf_file: str | None = Field(None, description="GGUF file inside the hub repository or folder")
     wheel: WheelSource | None = None
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "auto", description="on CUDA: run verify and drafts as recorded graphs where they can be"
+    )
+
+    native_kernels: Literal["auto", "off"] = Field(
+        "auto", description="on processors with AVX-512 bf16: run bfloat16 by compiled kernels"
+    )
+
+    @field_validator("cuda_graphs", "native_kernels", mode="before")
+    @classmethod
+    def _off(cls, value: object) -> object:
+        # YAML reads a bare `off` as false.
+        return "off" if value is False else value
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

@@ -6,7 +6,7 @@ import inspect
 import platform
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from engine import attention
 from engine.cache import TreeCache
 from engine.errors import PromptError, TargetError
-from engine.forward import Forward, ModulesForward
+from engine.forward import Capturing, Forward, ModulesForward
 from engine.proposal import Needs, Proposal, Shown
+
+if TYPE_CHECKING:
+    from ctypes import CDLL
+
+    from engine.cuda.recorder import Recorder
 
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -162,9 +167,21 @@ class Target:
 
     # ---- forwards
 
+    @property
+    def recorder(self) -> Recorder | None:
+        """What records its forwards, for drafters that record theirs; None = nothing does."""
+        return self._forward.recorder if isinstance(self._forward, Capturing) else None
+
+    @property
+    def kernels(self) -> CDLL | None:
+        """The compiled kernels that run it, for drafters to use; None = none do."""
+        kernels: CDLL | None = getattr(self._forward, "kernels", None)
+        return kernels
+
     def new_cache(self, rows: int) -> TreeCache:
         """An empty cache with room for about `rows` rows (it grows when needed)."""
-        return TreeCache(self.num_layers, capacity=max(64, rows))
+        own = self._forward.new_cache(rows) if isinstance(self._forward, Capturing) else None
+        return TreeCache(self.num_layers, capacity=max(64, rows)) if own is None else own
 
     @torch.inference_mode()
     def prefill(self, prompt_ids: Sequence[int] | Tensor, cache: TreeCache, needs: Needs) -> Shown:
@@ -199,6 +216,7 @@ class Target:
             "device_name": self.device_name,
             "threads": torch.get_num_threads(),
             "forward": self._forward.name,
+            **(self._forward.environment() if isinstance(self._forward, Capturing) else {}),
             **self.provenance,
         }
 

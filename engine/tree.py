@@ -25,6 +25,7 @@ import torch
 from pydantic import BeforeValidator
 
 from engine.errors import TreeError
+from engine.upload import upload
 
 Path = tuple[int, ...]
 MAX_NODES = 1024
@@ -243,7 +244,7 @@ class TreeShape:
         if device.type == "cpu":
             return self.depths, self.ancestors
         if device not in self._on_device:
-            self._on_device[device] = (self.depths.to(device), self.ancestors.to(device))
+            self._on_device[device] = (upload(self.depths, device), upload(self.ancestors, device))
         return self._on_device[device]
 
     def path_to(self, node: int) -> Path:

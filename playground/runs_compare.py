@@ -103,8 +103,11 @@ def _surroundings(group: Sequence[RunDetail]) -> Column:
 
 
 def _axes_of(run: RunDetail) -> dict[str, Any]:
-    """Settings and labels of a run, flat."""
-    return settings_of(run) | {f"label.{key}": value for key, value in run.labels.items()}
+    """Settings and labels of a run, flat; a greedy one without the seed, which decides nothing."""
+    settings = settings_of(run)
+    if not run.sampling.get("temperature"):
+        settings.pop("sampling.seed", None)
+    return settings | {f"label.{key}": value for key, value in run.labels.items()}
 
 
 def _figure(group: Sequence[RunDetail], rates: Rates, name: str) -> dict[str, Any]:

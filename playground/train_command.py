@@ -21,10 +21,11 @@ from rich.progress import (
 )
 
 import presets
+from engine.corpus import MANIFEST, Corpus
 from engine.errors import ConfigError, PlaygroundError
 from engine.loading import load_target
 from engine.target import Target
-from engine.training.corpus import MANIFEST, Corpus, CorpusSettings
+from engine.training.corpus import CorpusSettings
 from engine.training.dialogue import GivenPrompt, read_prompts
 from engine.training.evaluation import Score, lines
 from engine.training.methods import training_settings

@@ -124,11 +124,13 @@ def resolve(name: str) -> TargetSpec:
     return preset if preset is not None else TargetSpec.of_path_or_hub(name)
 
 
-def locate(drafter: str) -> str:
-    """The folder of a shipped drafter by its name; any other path or hub id as it is."""
-    folder = FOLDER / "drafters" / drafter
-    shipped = drafter and Path(drafter).name == drafter and folder.is_dir()
-    return str(folder) if shipped else drafter
+def locate(name: str) -> str:
+    """The folder of a shipped drafter or corpus by its name; any other path or hub id as it is."""
+    if name and Path(name).name == name:
+        for kind in ("drafters", "corpora"):
+            if (FOLDER / kind / name).is_dir():
+                return str(FOLDER / kind / name)
+    return name
 
 
 def method_preset(values: Mapping[str, Any], *, where: str) -> MethodPreset:

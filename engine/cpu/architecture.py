@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from transformers import (
 )
 
 from engine.cpu.decoder import Decoder, FusedForward, Heads, Layer
-from engine.cpu.packing import FourBitPacker, Packer
+from engine.cpu.gguf_matrices import GGUFMatrices
+from engine.cpu.native import EVEN, NativeForward
+from engine.cpu.packing import FourBitPacker, NativePacker, Packer
 from engine.cpu.rotary import RotaryTable
 from engine.cpu.shares import stack
+from engine.forward import Forward
 from engine.gguf import GGUFFile
 from engine.masks import MaskBuilder
 
@@ -29,13 +33,21 @@ FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
 
 def why_not(model: PreTrainedModel) -> str | None:
     """What the fused forward lacks for this model, in words; None if nothing."""
-    config = model.config.get_text_config()
-    if type(model) not in KNOWN:
-        return f"{type(model).__name__} is computed by transformers' modules"
+    reason = unknown(model)
+    if reason is not None:
+        return reason
     if model.device.type != "cpu":
         return f"the model is on {model.device}, not on the processor"
     if model.dtype not in (torch.float32, torch.bfloat16):
         return f"{str(model.dtype).removeprefix('torch.')} has no fast products on a processor"
+    return None
+
+
+def unknown(model: PreTrainedModel) -> str | None:
+    """What is no `Decoder` about this model, in words, wherever it is; None if nothing."""
+    config = model.config.get_text_config()
+    if type(model) not in KNOWN:
+        return f"{type(model).__name__} is computed by transformers' modules"
     if config.hidden_act not in ("silu", "swish"):
         return f"its activation is {config.hidden_act}, not silu"
     rotary: Any = model.base_model.rotary_emb
@@ -46,17 +58,43 @@ def why_not(model: PreTrainedModel) -> str | None:
     return None
 
 
-def fuse(model: PreTrainedModel, packer: Packer | None = None) -> FusedForward:
+def fuse(model: PreTrainedModel, packer: Packer | None = None) -> Forward:
     """The fused forward of a model that `why_not` has nothing against.
 
     The weights move: the model's linear modules become shares of the packed matrices. Its output
     matrix is held both packed and plain, because embedding, drafters and trainers read its rows.
     """
     packer = packer or Packer(model.dtype)
+    decoder = take_over(model, packer)
+    base: Any = model.base_model
+    name = packer.finish()
+    if isinstance(packer, NativePacker):
+        rotary = RotaryTable(base.rotary_emb, torch.float32)
+        return NativeForward(packer.kernels, decoder, rotary, name=name)
+    rotary = RotaryTable(base.rotary_emb, model.dtype)
+    return FusedForward(decoder, rotary, MaskBuilder(model), name=name)
+
+
+def why_not_native(model: PreTrainedModel) -> str | None:
+    """What the compiled kernels lack for a model that can be fused, in words; None if nothing."""
+    config = model.config.get_text_config()
+    if model.dtype != torch.bfloat16:
+        return f"they compute in bfloat16, not {str(model.dtype).removeprefix('torch.')}"
+    kinds = {getattr(layer.self_attn, "layer_type", None) for layer in _layers(model)}
+    if "sliding_attention" in kinds or getattr(config, "sliding_window", None) is not None:
+        return "they have no sliding-window attention"
+    sizes = (_head_dim(model), config.hidden_size, config.intermediate_size)
+    if any(size % EVEN for size in sizes):
+        return f"heads and layers must be multiples of {EVEN} wide, got {sizes}"
+    return None
+
+
+def take_over(model: PreTrainedModel, packer: Packer) -> Decoder:
+    """A model's weights, stacked; its linear modules become shares of them."""
     config = model.config.get_text_config()
     base: Any = model.base_model
     layers = tuple(_layer(layer, i, packer) for i, layer in enumerate(base.layers))
-    decoder = Decoder(
+    return Decoder(
         embedding=base.embed_tokens.weight.detach(),
         layers=layers,
         norm=base.norm.weight.detach(),
@@ -69,13 +107,24 @@ def fuse(model: PreTrainedModel, packer: Packer | None = None) -> FusedForward:
         ),
         eps=base.norm.variance_epsilon,
     )
-    rotary = RotaryTable(base.rotary_emb, model.dtype)
-    return FusedForward(decoder, rotary, MaskBuilder(model), name=packer.finish())
 
 
-def four_bit_packer(model: PreTrainedModel, gguf: Path, *, keep_many: bool) -> FourBitPacker:
-    """Packs a model with the 4-bit matrices of the file that it came from."""
-    return FourBitPacker(GGUFFile(gguf), _head_dim(model), keep_many=keep_many)
+def choose_packer(
+    model: PreTrainedModel, kernels: ctypes.CDLL | None, gguf: Path | None, *, keep_many: bool
+) -> Packer:
+    """The packer of a model that can be fused.
+
+    Args:
+        kernels: the compiled ones, if they take this model.
+        gguf: the file whose 4-bit matrices are to be kept; None = floats.
+        keep_many: hold those in bfloat16 too where torch's kernel needs that to be fast.
+    """
+    matrices = None if gguf is None else GGUFMatrices(GGUFFile(gguf), _head_dim(model))
+    if kernels is not None:
+        return NativePacker(kernels, matrices)
+    if matrices is not None:
+        return FourBitPacker(matrices, keep_many=keep_many)
+    return Packer(model.dtype)
 
 
 def _layer(layer: Any, index: int, packer: Packer) -> Layer:
@@ -95,6 +144,10 @@ def _layer(layer: Any, index: int, packer: Packer) -> Layer:
     )
 
 
-def _head_dim(model: PreTrainedModel) -> int:
+def _layers(model: PreTrainedModel) -> Any:
     base: Any = model.base_model
-    return int(base.layers[0].self_attn.head_dim)
+    return base.layers
+
+
+def _head_dim(model: PreTrainedModel) -> int:
+    return int(_layers(model)[0].self_attn.head_dim)

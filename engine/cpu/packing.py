@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,17 +11,27 @@ from torch import Tensor
 
 from engine.cpu.four_bit import EVERY, FourBitProjection, crossover, fits_kernel
 from engine.cpu.gguf_matrices import GGUFMatrices
+from engine.cpu.native import BlockProjection, HalfProjection
 from engine.cpu.projections import PackedProjection, PlainProjection, Projection, can_pack
 from engine.cpu.shares import Pack, stack
 from engine.errors import TargetError
-from engine.gguf import GGUFFile
 
 TIMED = 32
 """Matrices that kernels are timed on: enough to exceed a core's own cache, done in a blink."""
 
 
+NOTHING_IN_4_BITS = (
+    "dtype q4 runs matrices that a GGUF file holds in 4 bits (Q4_0, Q4_1, Q4_K), but this one has "
+    "none that fit. Choose bfloat16 or float32."
+)
+
+
 class Packer:
-    """Chooses the kernels of a model's matrices."""
+    """Chooses the kernels of a model's matrices.
+
+    Attributes:
+        pack: of a matrix that is held as floats.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.pack: Pack = PackedProjection if can_pack(dtype) else PlainProjection
@@ -34,13 +45,39 @@ class Packer:
         return "fused, packed" if self.pack is PackedProjection else "fused"
 
 
-class FourBitPacker(Packer):
-    """Keeps the matrices that a GGUF file has in 4 bits that way."""
+class NativePacker(Packer):
+    """For the compiled kernels; matrices that a GGUF file has in 4 bits stay that way."""
 
-    def __init__(self, file: GGUFFile, head_dim: int, *, keep_many: bool) -> None:
+    def __init__(self, kernels: ctypes.CDLL, matrices: GGUFMatrices | None = None) -> None:
+        self.pack = lambda weight, bias: HalfProjection(kernels, weight, bias)
+        self.kernels = kernels
+        self._matrices = matrices
+        self._num_four_bit = 0
+
+    def layer(self, owner: Any, layer: int, names: Sequence[str]) -> Projection:
+        blocks = None if self._matrices is None else self._matrices.find(owner, layer, names)
+        if blocks is None:
+            return super().layer(owner, layer, names)
+        self._num_four_bit += 1
+        found = blocks
+        return stack(owner, names, lambda _, bias: BlockProjection(self.kernels, found, bias))
+
+    def finish(self) -> str:
+        """Raises TargetError: nothing is in 4 bits, but should be."""
+        if self._matrices is None:
+            return "native"
+        if not self._num_four_bit:
+            raise TargetError(NOTHING_IN_4_BITS)
+        return "native, q4"
+
+
+class FourBitPacker(Packer):
+    """Keeps the matrices that a GGUF file has in 4 bits that way, for torch's kernel."""
+
+    def __init__(self, matrices: GGUFMatrices, *, keep_many: bool) -> None:
         """`keep_many`: hold them in bfloat16 too, for forwards over many rows."""
         super().__init__(torch.bfloat16)
-        self._matrices = GGUFMatrices(file, head_dim)
+        self._matrices = matrices
         self._keep_many = keep_many
         self._packed: list[FourBitProjection] = []
 
@@ -63,10 +100,7 @@ class FourBitPacker(Packer):
             TargetError: there is nothing in 4 bits, or no kernel for it that is worth using.
         """
         if not self._packed:
-            raise TargetError(
-                "dtype q4 runs matrices that a GGUF file holds in 4 bits (Q4_0, Q4_1, Q4_K), but "
-                "this one has none that fit. Choose bfloat16 or float32."
-            )
+            raise TargetError(NOTHING_IN_4_BITS)
         few = crossover(self._packed[:TIMED])
         for matrix in self._packed:
             matrix.few = few

@@ -30,10 +30,19 @@ class RotaryTable:
 
     def rows(self, positions: Tensor) -> Rotary:
         """Of these positions `(n,)`."""
+        return Rotary(*self._pairs(positions).unsqueeze(2).unbind(1))
+
+    def halves(self, positions: Tensor) -> Tensor:
+        """Of these positions `(n,)`: cosines of one half, then its sines, `(n, head_dim)`."""
+        pairs = self._pairs(positions)
+        half = pairs.shape[-1] // 2
+        return torch.cat([pairs[:, 0, :half], pairs[:, 1, half:]], dim=-1)
+
+    def _pairs(self, positions: Tensor) -> Tensor:
         last = int(positions.max())
         if last >= self._table.shape[0]:
             self._fill(-(-(last + 1) // BLOCK) * BLOCK)
-        return Rotary(*self._table[positions].unsqueeze(2).unbind(1))
+        return self._table[positions]
 
     def _fill(self, count: int) -> None:
         angles = torch.arange(count, dtype=torch.float32)[:, None] * self._frequencies

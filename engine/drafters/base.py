@@ -103,4 +103,5 @@ def root_only(root: int, device: torch.device) -> Proposal:
     """A proposal without drafts: one plain decoding step."""
     from engine.tree import TreeShape
 
-    return Proposal(torch.tensor([root], device=device), TreeShape.chain(0))
+    # Filled there: a copy from the host would wait for the device.
+    return Proposal(torch.full((1,), root, device=device), TreeShape.chain(0))

@@ -24,6 +24,7 @@ from engine.errors import DrafterError
 from engine.proposal import DraftDists, Needs, Outcome, Proposal
 from engine.sampling import Draws, SeededDraws, inverse_cdf, probabilities
 from engine.tree import TreeShape
+from engine.upload import upload
 from engine.vocabulary import common_vocabulary
 
 
@@ -96,7 +97,7 @@ class DraftTargetDrafter(Drafter):
             self._drafted = None
             return root_only(self._sequence[-1], self._device)
         self._drafted = torch.stack(draft.tokens)
-        root = torch.tensor([self._sequence[-1]], device=self._device)
+        root = self._drafted.new_full((1,), self._sequence[-1])
         return Proposal(
             torch.cat([root, self._drafted]),
             TreeShape.chain(len(draft.tokens)),
@@ -109,7 +110,7 @@ class DraftTargetDrafter(Drafter):
         chain = _Chain([], [], [])
         samples = self._config.use_draft_probs and not self._sampling.greedy
         drawn = [self._draws.uniform() for _ in range(length)] if samples else []
-        uniforms = torch.tensor(drawn, dtype=torch.float64, device=self._device)
+        uniforms = upload(torch.tensor(drawn, dtype=torch.float64), self._device)
         feed = self._unseen()
         for i in range(length):
             logits = self._model.prefill(feed, self._cache, Needs()).logits[-1, : self._common]
@@ -129,7 +130,7 @@ class DraftTargetDrafter(Drafter):
 
     def _unseen(self) -> Tensor:
         """Committed tokens that the draft model has not read, as ids that it knows."""
-        unseen = torch.tensor(self._sequence[self._cache.length :], device=self._device)
+        unseen = upload(torch.tensor(self._sequence[self._cache.length :]), self._device)
         return unseen.clamp_max_(self._model.vocab_size - 1)
 
     def _unsure(self, confidence: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar, Literal, Protocol
 
 import torch
@@ -10,10 +11,12 @@ from torch import Tensor
 
 from engine.checkpoints import read_checkpoint
 from engine.config import MethodConfig, Sampling
+from engine.cpu.modules import hasten
 from engine.drafters.base import Drafter, Start, Workbench, root_only
 from engine.drafters.dynamic_tree import DynamicPlan, TreeSize
 from engine.drafters.eagle_checkpoint import EagleCheckpoint
 from engine.drafters.eagle_head import DraftHead
+from engine.drafters.eagle_recorded import sessions_for
 from engine.drafters.eagle_session import HeadSession
 from engine.drafters.eagle_weights import load_eagle1
 from engine.drafters.static_tree import StaticPlan
@@ -21,6 +24,7 @@ from engine.errors import ConfigError, DrafterError
 from engine.proposal import Needs, Outcome, Proposal, Shown
 from engine.sampling import SeededDraws
 from engine.tree import ChoicePaths, ChoiceTree
+from engine.upload import upload
 
 MC_SIM_7B_63 = ChoiceTree.parse(
     "[[0],[1],[2],[3],[0,0],[0,1],[0,2],[1,0],[1,1],[2,0],[2,1],[3,0],[0,0,0],[0,0,1],[0,0,2],"
@@ -92,6 +96,7 @@ class EagleConfig(MethodConfig):
         location = bench.locate(named_head(self.speculative_model))
         found = EagleCheckpoint(read_checkpoint(location))
         head = load_eagle1(found, target)
+        hasten(head, target.kernels)
         plan: Plan
         if self.use_dynamic_tree:
             check_width(self.dynamic_tree_max_topK, head)
@@ -101,7 +106,9 @@ class EagleConfig(MethodConfig):
             tree.check_fits(depth=tree.depth, ranks=head.draft_vocab_size, what=found.location)
             plan = StaticPlan(tree, target.device)
         notes = found.remarks(target)
-        return EagleDrafter(head, plan, Needs(hidden=True), target.device, notes=notes)
+        sessions = sessions_for(target)
+        needs = Needs(hidden=True)
+        return EagleDrafter(head, plan, needs, target.device, notes=notes, sessions=sessions)
 
 
 def named_head(speculative_model: str | None) -> str:
@@ -165,18 +172,20 @@ class EagleDrafter(Drafter):
         device: torch.device,
         *,
         notes: tuple[str, ...] = (),
+        sessions: Callable[[DraftHead], HeadSession] = HeadSession,
     ) -> None:
         self.head = head
         self.plan = plan
         self.needs = needs
         self.notes = notes
         self._device = device
-        self._session = HeadSession(head)
+        self._sessions = sessions
+        self._session = sessions(head)
         self._pending: list[tuple[Tensor, Tensor]] = []
 
     def start(self, start: Start) -> None:
         tokens = torch.tensor([*start.prompt_ids[1:], start.root], device=self._device)
-        self._session = HeadSession(self.head)
+        self._session = self._sessions(self.head)
         self._pending = [(_features(start.shown), tokens)]
         self._sampling, self._draws = start.sampling, start.draws
 
@@ -191,12 +200,12 @@ class EagleDrafter(Drafter):
         return self.plan.draft(self._session, max_depth, self._sampling, self._draws)
 
     def observe(self, outcome: Outcome) -> None:
-        rows = torch.tensor([outcome.path, outcome.committed], device=self._device)
+        rows = upload(torch.tensor([outcome.path, outcome.committed]), self._device)
         self._pending.append((_features(outcome.shown)[rows[0]], rows[1]))
 
     def finish(self) -> None:
         self._pending.clear()
-        self._session = HeadSession(self.head)
+        self._session = self._sessions(self.head)
 
     def close(self) -> None:
         self.finish()

@@ -8,10 +8,12 @@ from pydantic import Field, model_validator
 
 from engine.checkpoints import read_checkpoint
 from engine.config import MethodConfig
+from engine.cpu.modules import hasten
 from engine.drafters.base import Workbench
 from engine.drafters.dynamic_tree import DynamicPlan, TreeSize
 from engine.drafters.eagle import EagleDrafter, check_size, check_width, named_head
 from engine.drafters.eagle_checkpoint import EagleCheckpoint
+from engine.drafters.eagle_recorded import sessions_for
 from engine.drafters.eagle_weights import load_eagle3
 from engine.proposal import Needs
 
@@ -85,6 +87,8 @@ class Eagle3Config(MethodConfig):
         named = self.eagle3_layers_to_capture
         inputs = None if named is None else tuple(i + 1 for i in named)
         head, layers = load_eagle3(found, target, inputs)
+        hasten(head, target.kernels)
         check_width(self.size.top_k, head)
         plan, notes = DynamicPlan(self.size), found.remarks(target)
-        return EagleDrafter(head, plan, Needs(layers=layers), target.device, notes=notes)
+        sessions, needs = sessions_for(target), Needs(layers=layers)
+        return EagleDrafter(head, plan, needs, target.device, notes=notes, sessions=sessions)

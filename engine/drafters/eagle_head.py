@@ -82,7 +82,7 @@ class HeadCache:
         self, layer: nn.Module, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     ) -> Tensor:
         """Write rows behind those of the current tree; the queries look at all rows."""
-        return _look(layer, query, *self._extend(keys, values), mask)
+        return look(layer, query, *self._extend(keys, values), mask)
 
     def _extend(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         start = self.num_base + self.num_tree
@@ -164,8 +164,8 @@ class HeadLayer(nn.Module):
         values = qkv[:, turned:].transpose(0, 1)
         if last_only:
             query, residual, mask = query[:, -1:], residual[-1:], None
-        look = _look if past is None else past.attend
-        seen = look(self, query, keys, values, mask)
+        attend = look if past is None else past.attend
+        seen = attend(self, query, keys, values, mask)
         hidden = residual + self.o_proj(seen.reshape(len(residual), -1))
         gate, up = self.gate_up(self.post_attention_norm(hidden)).chunk(2, dim=-1)
         out: Tensor = hidden + self.down_proj(self.activation(gate) * up)
@@ -182,7 +182,7 @@ class HeadLayer(nn.Module):
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def _look(
+def look(
     layer: nn.Module, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
 ) -> Tensor:
     """Attention of the last rows; shapes as `Past.attend`."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from engine.accept import Rule, Typical
-from engine.checkpoints import Checkpoint, read_checkpoint
+from engine.checkpoints import Checkpoint, read_checkpoint, tensor_names
 from engine.config import MethodConfig, Sampling
 from engine.drafters.base import Drafter, Start, Workbench
 from engine.errors import ConfigError, DrafterError, VocabularyError
@@ -162,6 +162,18 @@ def read_heads(location: str, target: Target) -> MedusaHeads:
         shape = (vocab_size, size)
         output = _stack(found, f"{{}}.{depth}.weight", count, shape, target)
     return MedusaHeads(blocks, output, target.lm_head, count)
+
+
+def count_heads(location: str) -> int:
+    """How many Medusa heads a folder or file on this machine holds; no weights are read.
+
+    Raises:
+        SourceError: nothing there (a hub id, say), or it cannot be read safely.
+    """
+    names = [name for name in tensor_names(location) if _HEAD_TENSOR.fullmatch(name)]
+    return 1 + max(
+        (int(name.removeprefix(_MERGED_PREFIX).partition(".")[0]) for name in names), default=-1
+    )
 
 
 def _stack(

@@ -17,6 +17,7 @@ from engine.drafters.eagle_session import HeadSession
 from engine.proposal import DraftDists, Proposal
 from engine.sampling import SeededDraws, probabilities
 from engine.tree import ChoiceTree
+from engine.upload import upload
 
 _TINY = 1e-30
 """Added to every probability before drawing: never drawn while real mass is left."""
@@ -105,7 +106,7 @@ def draw_without_replacement(probs: Tensor, count: int, draws: SeededDraws) -> T
     """
     # The random numbers come from the run's generator on the CPU: a seed means the same anywhere.
     uniform = torch.rand(count, len(probs), 1, generator=draws.generator, dtype=torch.float64)
-    uniform = uniform.to(probs.device)
+    uniform = upload(uniform, probs.device)
     left = probs.double() + _TINY
     picked: list[Tensor] = []
     for drawn in uniform:

@@ -3,10 +3,14 @@
 A suffix automaton over prompt and output, and optionally one over earlier runs, tells how often
 each token followed the text's last tokens. The longer the match, the longer the draft.
 
+A datastore, a large corpus of texts such as the target writes, is searched the same way through a
+suffix array (REST).
+
 Lossless under sampling: drafts follow from the committed tokens alone.
 Source: arXiv:2411.04975, section 3 (tree expansion, Alg. 1). Two differences: an automaton in
 place of suffix trees holds the same counts in less space, and a token's probability is its share
 of the occurrences *that went on*, so the text's own end does not count against its matches.
+The datastore: arXiv:2311.08252, section 3.
 """
 
 from __future__ import annotations
@@ -14,13 +18,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
 from pydantic import Field
 
 from engine.config import MethodConfig
+from engine.corpus import Corpus
 from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.suffix_array import SuffixArray
 from engine.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton
 from engine.proposal import Outcome, Proposal
 from engine.tree import TreeShape
@@ -56,8 +64,57 @@ class SuffixConfig(MethodConfig):
         100_000, ge=1000, le=10_000_000, description="tokens of earlier runs to keep, at most"
     )
 
+    datastore: str | None = Field(
+        None,
+        description="a corpus that `app.py train` made, to match as well: its folder, or the name "
+        "of a shipped one",
+    )
+
     def build(self, bench: Workbench) -> SuffixDrafter:
-        return SuffixDrafter(bench, self)
+        """Read the datastore, if there is one.
+
+        Raises:
+            ConfigError: it is no corpus, or another target wrote it.
+        """
+        store = None
+        if self.datastore is not None:
+            folder = Path(bench.locate(self.datastore))
+            Corpus.open(folder).check_made_by(bench.target)
+            store = _sorted(folder, _stamp(folder), self.max_tree_depth)
+        return SuffixDrafter(bench, self, store)
+
+
+def _stamp(folder: Path) -> int:
+    """Changes when the corpus does."""
+    return max((file.stat().st_mtime_ns for file in folder.glob("shard-*")), default=0)
+
+
+@cache
+def _sorted(folder: Path, stamp: int, depth: int) -> SuffixArray:
+    """A corpus in order; sorting it takes a second per million tokens, so it is done once."""
+    corpus = Corpus.open(folder)
+    texts = (corpus.tokens(entry) for entry in corpus.entries)
+    return SuffixArray(texts, depth, int(corpus.manifest["vocab_size"]))
+
+
+State = TypeVar("State")
+
+
+class Memory(Protocol[State]):
+    """Texts in which contexts are found again; a state stands for a context's places."""
+
+    def followers(self, state: State) -> Iterable[tuple[int, State, int]]:
+        """Per continuation: token, state with it, occurrences. Oldest first where that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match(Generic[State]):
+    """Where the text's last `length` tokens occurred; counts reach `deepest` tokens further."""
+
+    memory: Memory[State]
+    state: State
+    length: int
+    deepest: int
 
 
 @dataclass(slots=True)
@@ -104,8 +161,11 @@ class GlobalPool:
 class SuffixDrafter(Drafter):
     """Drafts the continuation with the best score among all matched contexts."""
 
-    def __init__(self, bench: Workbench, config: SuffixConfig) -> None:
+    def __init__(
+        self, bench: Workbench, config: SuffixConfig, store: SuffixArray | None = None
+    ) -> None:
         self.config = config
+        self._store = store
         self.match_len = 0
         """Tokens of the context that the last proposal matched; 0 = it drafts nothing."""
         self._device = bench.target.device
@@ -135,18 +195,18 @@ class SuffixDrafter(Drafter):
     def best_continuation(self, max_depth: int) -> Continuation:
         """The highest-scoring draft; the text itself wins ties, then the longer match."""
         best = Continuation()
-        for automaton, state, match_len in self._matches():
+        for match in self._matches():
             room = min(
-                int(match_len * self.config.max_spec_factor + 1e-6),
+                int(match.length * self.config.max_spec_factor + 1e-6),
                 self.config.max_total_draft_tokens
                 if self.config.use_tree_spec
                 else self.config.max_draft_len,
             )
             # No path is likelier than 1, so a shorter match with this room cannot score more.
             if room > best.score:
-                found = self._continue(automaton, state, room, max_depth)
+                found = self._continue(match, room, max_depth)
                 if found.score > best.score:
-                    found.match_len = match_len
+                    found.match_len = match.length
                     best = found
         return best
 
@@ -170,58 +230,55 @@ class SuffixDrafter(Drafter):
             for cursor in self._cursors:
                 cursor.advance(token)
 
-    def _matches(self) -> Iterator[tuple[SuffixAutomaton, int, int]]:
-        """Every matched context as (automaton, state, length), per automaton longest first."""
+    def _matches(self) -> Iterator[Match[Any]]:
+        """Every matched context, per memory longest first."""
         depth = self.config.max_tree_depth
         starts = [(self._local, self._local.suffix, depth)]
         starts += [(cursor.automaton, cursor.state, cursor.length) for cursor in self._cursors]
         for automaton, state, longest in starts:
             while state != ROOT:
-                yield automaton, state, min(automaton.length[state], longest)
+                # Continuations of a state are those of its shortest string.
+                deepest = depth - automaton.shortest(state)
+                yield Match(automaton, state, min(automaton.length[state], longest), deepest)
                 state = automaton.link[state]
+        if self._store is not None:
+            for rows in self._store.matches(self._text[-depth:]):
+                yield Match(self._store, rows, rows.length, depth - rows.length)
 
-    def _continue(
-        self, automaton: SuffixAutomaton, state: int, room: int, max_depth: int
-    ) -> Continuation:
-        """Expand the likeliest paths first, until `room` tokens are drafted.
-
-        Continuations of a state are those of its shortest string, so counts reach
-        `max_tree_depth - shortest` tokens deep.
-        """
+    def _continue(self, match: Match[State], room: int, max_depth: int) -> Continuation:
+        """Expand the likeliest paths first, until `room` tokens are drafted."""
         config = self.config
-        counted = config.max_tree_depth - automaton.shortest(state)
-        max_depth = min(max_depth, config.max_draft_len, counted)
+        max_depth = min(max_depth, config.max_draft_len, match.deepest)
         found = Continuation()
         if max_depth < 1:
             return found
         # (-probability of the path, order, probability, token, state, parent, depth)
-        heap: list[tuple[float, int, float, int, int, int, int]] = []
-        self._offer(heap, automaton, state, 1.0, parent=0, depth=1)
+        heap: list[tuple[float, int, float, int, State, int, int]] = []
+        self._offer(heap, match.memory, match.state, 1.0, parent=0, depth=1)
         while heap and len(found.tokens) < room:
             negated, _, prob, token, state, parent, depth = heapq.heappop(heap)
             node = found.add(parent, token, prob, -negated)
             if not config.use_tree_spec:
                 heap.clear()
             if depth < max_depth:
-                self._offer(heap, automaton, state, -negated, parent=node, depth=depth + 1)
+                self._offer(heap, match.memory, state, -negated, parent=node, depth=depth + 1)
         return found
 
     def _offer(
         self,
-        heap: list[tuple[float, int, float, int, int, int, int]],
-        automaton: SuffixAutomaton,
-        state: int,
+        heap: list[tuple[float, int, float, int, State, int, int]],
+        memory: Memory[State],
+        state: State,
         path_prob: float,
         *,
         parent: int,
         depth: int,
     ) -> None:
         """Put a state's likely enough continuations on the heap, newest first among equals."""
-        following = automaton.next[state]
-        counts = [automaton.count[after] for after in following.values()]
-        total = sum(counts)
+        following = list(memory.followers(state))
+        total = sum(count for _, _, count in following)
         order = -parent * (1 << 32)
-        for (token, after), count in zip(following.items(), counts, strict=True):
+        for token, after, count in following:
             order -= 1
             prob = count / total
             if path_prob * prob >= self.config.min_token_prob:

@@ -51,6 +51,10 @@ class SuffixAutomaton:
         """Tokens of the state's shortest string."""
         return self.length[self.link[state]] + 1 if state else 0
 
+    def followers(self, state: int) -> list[tuple[int, int, int]]:
+        """Per continuation of a state, oldest first: token, state with it, occurrences."""
+        return [(token, after, self.count[after]) for token, after in self.next[state].items()]
+
     def end_sequence(self) -> None:
         """The next token begins a new sequence."""
         self._last, self._near, self._near_len = ROOT, ROOT, 0

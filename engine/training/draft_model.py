@@ -19,9 +19,9 @@ from torch.nn.functional import linear
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.checkpoints import read_checkpoint
+from engine.corpus import Corpus, Entry
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.target import Target
-from engine.training.corpus import Corpus, Entry
 from engine.training.packs import Pack, Teacher
 from engine.training.recipe import TrainSettings
 from engine.training.redrafter import principal_directions

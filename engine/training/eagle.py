@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
 from engine.checkpoints import read_checkpoint
+from engine.corpus import Corpus, Entry
 from engine.drafters.eagle import EagleConfig
 from engine.drafters.eagle3 import Eagle3Config
 from engine.drafters.eagle_checkpoint import EagleCheckpoint
@@ -26,7 +27,6 @@ from engine.errors import ConfigError
 from engine.proposal import Needs
 from engine.target import Target
 from engine.training import eagle_layouts
-from engine.training.corpus import Corpus, Entry
 from engine.training.packs import Pack, Teacher, frequent_tokens, project
 from engine.training.recipe import TrainSettings
 from engine.training.student import (

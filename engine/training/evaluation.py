@@ -9,13 +9,13 @@ from pathlib import Path
 
 from engine.build import build_drafter
 from engine.config import Limits, MethodConfig
+from engine.corpus import Corpus, Entry
 from engine.decode import decode
 from engine.drafters.base import Workbench
 from engine.loading import load_target
 from engine.metrics import Tally
 from engine.sources import TargetSpec
 from engine.target import Target
-from engine.training.corpus import Corpus, Entry
 from engine.training.dialogue import Frame, GivenPrompt
 
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from engine.checkpoints import read_checkpoint
+from engine.corpus import Corpus, Entry
 from engine.drafters.medusa import MedusaConfig
 from engine.target import Target
-from engine.training.corpus import Corpus, Entry
 from engine.training.growth import grow_by_rates
 from engine.training.packs import Pack, Teacher, project
 from engine.training.recipe import TrainSettings

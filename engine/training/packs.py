@@ -21,12 +21,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.corpus import Corpus, Entry
 from engine.errors import ConfigError
 from engine.features import FeatureTap
 from engine.masks import MaskBuilder
 from engine.proposal import Needs
 from engine.target import Target
-from engine.training.corpus import Corpus, Entry
 from engine.training.dialogue import seed_of
 
 HELD_OUT_EVERY = 32

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, silu
 
 from engine.checkpoints import read_checkpoint
+from engine.corpus import Corpus, Entry
 from engine.drafters.redrafter import ReDrafterConfig
 from engine.target import Target
-from engine.training.corpus import Corpus, Entry
 from engine.training.packs import Pack, Teacher
 from engine.training.recipe import TrainSettings
 from engine.training.student import Judged, Student, Vocabulary, count_hits, no_hits, soft_loss

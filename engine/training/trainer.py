@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.corpus import Corpus
 from engine.errors import ConfigError
 from engine.target import Target
 from engine.training.checkpoint import State, load_state, save_state
-from engine.training.corpus import Corpus
 from engine.training.dialogue import seed_of
 from engine.training.packs import FeatureStore, Teacher, arrange, split
 from engine.training.recipe import TrainSettings

@@ -5,15 +5,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from playground.bench.audits import Audits
 from playground.bench.groups import in_order
+from playground.bench.headline import Contender, headline
 from playground.bench.latency import LatencyTable, latency_table
 from playground.bench.measured import SPLIT, Measured
-from playground.bench.stats import mean, percentile, std
-from playground.bench.verdict import Verdict, verdict_of
+from playground.bench.speedup import Pair, Speedup, pooled_tok_s, speedup_of
+from playground.bench.stats import mean
+from playground.bench.verdict import Verdict, trust_in, verdict_of
 
 FORMULAS: dict[str, str] = {
     "speedup": (
@@ -36,29 +39,6 @@ FORMULAS: dict[str, str] = {
     "verdict": "greedy answers that are token for token those of plain decoding / answers",
 }
 CONTEXT_EDGES = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-Pair = tuple[Measured, Measured]
-"""A request as a configuration answered it, and as the reference did."""
-
-
-@dataclass(frozen=True, slots=True)
-class Speedup:
-    """How much faster than the reference, over `num_pairs` requests that both answered.
-
-    Attributes:
-        ratio: of pooled tok/s.
-        mean_of_ratios: over requests.
-        low, high: spread of `ratio` over the repeats, lowest and highest; with a single repeat the
-            quartiles of the requests' own ratios.
-        std: over the repeats; None with a single one.
-    """
-
-    ratio: float
-    mean_of_ratios: float
-    low: float
-    high: float
-    spread_over: str
-    std: float | None
-    num_pairs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +89,12 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole benchmark so far."""
+    """A whole benchmark so far; `headline` says which configuration is fastest, in sentences."""
 
     configurations: tuple[Section, ...]
     groups: tuple[str, ...]
     num_done: int
+    headline: str
 
     def section(self, name: str) -> Section:
         return next(section for section in self.configurations if section.name == name)
@@ -122,12 +103,16 @@ class Report:
         return asdict(self)
 
 
-def make_report(plan: Mapping[str, Any], requests: Sequence[Measured]) -> Report:
+def make_report(
+    plan: Mapping[str, Any], requests: Sequence[Measured], audits: Audits | None = None
+) -> Report:
     """The report over a stored plan and what is finished of it.
 
     Args:
         plan: as `Plan.to_dict` wrote it; the first configuration is the reference.
+        audits: of answers that differ from the reference's.
     """
+    known = audits or {}
     configurations = plan["configurations"]
     reference = configurations[0]["name"]
     greedy = plan["sampling"]["temperature"] < 1e-5
@@ -136,11 +121,21 @@ def make_report(plan: Mapping[str, Any], requests: Sequence[Measured]) -> Report
         by_name.setdefault(request.configuration, []).append(request)
     plain = {request.pair: request for request in by_name[reference]}
     sections = tuple(
-        _section(c, by_name[c["name"]], plain, reference=c["name"] == reference, greedy=greedy)
+        _section(
+            c,
+            by_name[c["name"]],
+            plain,
+            reference=c["name"] == reference,
+            audits=known if greedy else None,
+        )
         for c in configurations
     )
     groups = tuple(in_order({request.group for request in requests}))
-    return Report(sections, groups, len(requests))
+    contenders = [
+        Contender(s.name, s.overall.speedup, trust_in(s.verdict, lossless=s.lossless))
+        for s in sections[1:]
+    ]
+    return Report(sections, groups, len(requests), headline(contenders))
 
 
 def _section(
@@ -149,10 +144,11 @@ def _section(
     plain: Mapping[tuple[str, str, int, int], Measured],
     *,
     reference: bool,
-    greedy: bool,
+    audits: Audits | None,
 ) -> Section:
+    """One configuration; without `audits` its answers are not compared with the reference's."""
     pairs = [(r, plain[r.pair]) for r in requests if r.pair in plain]
-    compared = greedy and not reference
+    compared = audits is not None and not reference
     itl = [r.itl_s for r in requests if r.itl_s is not None]
     drafted = sum(r.num_drafted for r in requests)
     return Section(
@@ -170,7 +166,7 @@ def _section(
         itl_ms=1000 * mean(itl) if itl else None,
         ttft_ms=1000 * mean([r.ttft_s for r in requests]) if requests else None,
         by_context=by_context(requests),
-        verdict=verdict_of(pairs) if compared else None,
+        verdict=verdict_of(pairs, audits) if compared else None,
         example_run=requests[0].run_id if requests else None,
     )
 
@@ -197,39 +193,6 @@ def _cell(requests: Sequence[Measured], pairs: Sequence[Pair]) -> Cell:
         step_ms=1000 * seconds / steps if steps else None,
         speedup=speedup_of(pairs),
     )
-
-
-def pooled_tok_s(requests: Iterable[Measured]) -> float | None:
-    """Σ(new tokens - 1) / Σ decoding time; None where nothing was decoded."""
-    decoded = [r for r in requests if r.decode_s > 0]
-    seconds = sum(r.decode_s for r in decoded)
-    return sum(r.num_new_tokens - 1 for r in decoded) / seconds if seconds else None
-
-
-def speedup_of(pairs: Sequence[Pair]) -> Speedup | None:
-    """Over the requests that both sides decoded; None where there is none."""
-    both = [(ours, plain) for ours, plain in pairs if ours.decode_s > 0 and plain.decode_s > 0]
-    if not both:
-        return None
-    ratios = [_ratio([pair]) for pair in both]
-    repeats = sorted({ours.repeat for ours, _ in both})
-    over = [_ratio([pair for pair in both if pair[0].repeat == repeat]) for repeat in repeats]
-    many = len(over) > 1
-    return Speedup(
-        ratio=_ratio(both),
-        mean_of_ratios=mean(ratios),
-        low=min(over) if many else percentile(ratios, 25),
-        high=max(over) if many else percentile(ratios, 75),
-        spread_over="repeats" if many else "requests",
-        std=std(over),
-        num_pairs=len(both),
-    )
-
-
-def _ratio(pairs: Sequence[Pair]) -> float:
-    ours, plain = pooled_tok_s(o for o, _ in pairs), pooled_tok_s(p for _, p in pairs)
-    assert ours is not None and plain
-    return ours / plain
 
 
 def position_rates(requests: Sequence[Measured]) -> tuple[float, ...]:

@@ -6,17 +6,23 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from engine.audit import audit
 from engine.errors import ConfigError
 from engine.target import Target
+from playground.bench.audits import audits_of, store_audit
 from playground.bench.measured import Measured, measured_runs
 from playground.bench.plan import Plan, Types
 from playground.bench.progress import Outcome, Progress
 from playground.bench.report import Report, make_report
 from playground.bench.runner import Bench, run_plan
+from playground.bench.verdict import Divergence
+from playground.edge import Fault, attempt
 from storage import Benchmark, RunLog, RunQuery
 
 KIND = "benchmark"
 """`kind` of a plan in the log that is a benchmark of this package."""
+MAX_AUDITS = 8
+"""Answers of a configuration that are looked into, where they differ from plain decoding's."""
 
 
 def begin(log: RunLog, plan: Plan, name: str = "") -> str:
@@ -89,6 +95,8 @@ def conduct(
     outcome: Outcome | None = None
     try:
         outcome = run_plan(plan, bench, log, benchmark_id, tell=tell, cancelled=cancelled)
+        if not outcome.cancelled:
+            look_into_differences(bench.target, log, benchmark_id, tell=tell, cancelled=cancelled)
         return outcome
     finally:
         status: Literal["completed", "cancelled", "failed"]
@@ -99,6 +107,45 @@ def conduct(
             status,
             {"skipped": skipped, "num_failed": 0 if outcome is None else outcome.num_failed},
         )
+
+
+def look_into_differences(
+    target: Target,
+    log: RunLog,
+    benchmark_id: str,
+    *,
+    tell: Callable[[Progress], None] = lambda progress: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> None:
+    """Audit the first answers of every configuration that differ from plain decoding's.
+
+    The first of a configuration is also asked of a float32 copy, where the target is small.
+    """
+    report = read_results(log, benchmark_id).report
+    for section in report.configurations:
+        verdict = section.verdict
+        for n, one in enumerate(() if verdict is None else verdict.divergences[:MAX_AUDITS]):
+            if cancelled():
+                return
+            if one.near_tie is None:
+                words = f"looking into differences · {section.name}"
+                tell(Progress(report.num_done, report.num_done, 0, words, None))
+                _look_into(target, log, benchmark_id, one, in_float32=n == 0)
+
+
+def _look_into(
+    target: Target, log: RunLog, benchmark_id: str, one: Divergence, *, in_float32: bool
+) -> None:
+    own, plain = log.get(one.run_id), log.get(one.reference_run_id)
+    if own is None or plain is None:
+        return
+    texts = plain.output_ids, own.output_ids
+    found = attempt(
+        lambda: audit(target, plain.prompt_ids, *texts, in_float32=in_float32),
+        where=f"the audit of {one.run_id}",
+    )
+    if found is not None and not isinstance(found, Fault):
+        store_audit(log, own.id, plain.id, found, benchmark_id=benchmark_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,5 +171,5 @@ def read_results(
     """
     benchmark = stored_plan(log, benchmark_id)
     found = tuple(measured_runs(log, benchmark_id) if requests is None else requests)
-    report = make_report(benchmark.plan, found)
+    report = make_report(benchmark.plan, found, audits_of(log, benchmark_id))
     return Results(benchmark, found, report, environment_of(log, benchmark_id))

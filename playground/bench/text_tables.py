@@ -29,6 +29,8 @@ def tables(report: Report) -> Iterator[Table | Text]:
         if section.latency is not None:
             yield _latency(section, section.latency)
     yield from _verdicts(report)
+    if report.headline:
+        yield Text(report.headline, style="bold")
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
@@ -128,19 +130,28 @@ def _statistic(row: Statistic | None) -> list[str]:
     return [f"{value:.2f}" for value in (row.avg, row.min, row.max, row.p99, row.p90, row.p75)]
 
 
+CAUSES = {
+    "near ties": "near-ties, which rounding alone flips",
+    "fault": "no rounding does this, the method is at fault",
+    "unknown": "why was not looked into",
+}
+
+
 def _verdicts(report: Report) -> Iterator[Text]:
     for section in report.configurations:
         verdict = section.verdict
         if verdict is None:
             continue
         of = f"{verdict.num_identical} of {verdict.num_compared} answers identical to plain"
-        if verdict.identical:
+        if verdict.cause is None:
             yield Text(f"{section.name}: {of}")
             continue
         first = verdict.divergences[0]
-        where = f"{first.suite} {first.prompt}, turn {first.turn + 1}, token {first.at}"
-        note = "" if section.lossless else " (a lossy method)"
-        yield Text(f"{section.name}: {of}; first difference: {where}{note}", style="yellow")
+        where = f"{first.suite} {first.prompt}, turn {first.turn + 1}, token {first.at + 1}"
+        why = CAUSES[verdict.cause] if section.lossless else "a lossy method"
+        yield Text(f"{section.name}: {of}: {why}; first difference: {where}", style="yellow")
+        for words in first.gap:
+            yield Text(f"  {words}", style="yellow")
 
 
 def _number(value: float | None, digits: int) -> str:

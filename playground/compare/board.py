@@ -9,9 +9,10 @@ from typing import Any
 from engine.audit import Audit
 from engine.config import MethodConfig, Sampling
 from engine.errors import ConfigError
+from playground.bench.audits import stored_audit
 from playground.bench.measured import Measured
 from playground.compare.plan import ComparePlan
-from playground.compare.verdict import first_parting, stored_audit
+from playground.compare.verdict import first_parting
 from storage import RunDetail, RunLog, RunQuery, RunSummary
 
 PAGE = 500
@@ -113,7 +114,10 @@ def stored_board(log: RunLog, compare_id: str, types: Mapping[str, type[MethodCo
     for entry in board.entries[1:]:
         pairs = [(run, plain[run.pair]) for run in board.of(entry.name) if run.pair in plain]
         parting = first_parting(pairs)
-        found = None if parting is None else stored_audit(log, parting[0])
+        if parting is None:
+            continue
+        (own, plain_run), _ = parting
+        found = stored_audit(log, own.run_id, plain_run.run_id)
         if found is not None:
             board.audits[entry.name] = found
     return board

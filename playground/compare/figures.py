@@ -13,7 +13,8 @@ from typing import Any
 
 from engine.metrics import FORMULAS
 from playground.bench.measured import Measured
-from playground.bench.report import Speedup, position_rates, speedup_of
+from playground.bench.report import position_rates
+from playground.bench.speedup import Speedup, speedup_of
 
 POOLED = "summed over prompts and repeats before dividing"
 FIGURE_FORMULAS = {

@@ -12,13 +12,14 @@ from engine.audit import audit
 from engine.config import Limits, MethodConfig
 from engine.decode import check_prompt, decode
 from engine.target import Target
+from playground.bench.audits import store_audit
 from playground.bench.runner import WARM_UP_PROMPT, WARM_UP_TOKENS
 from playground.bench.suites import Item
 from playground.compare.board import Board, board_of
 from playground.compare.figures import in_pairs
 from playground.compare.plan import OWN_SUITE, ComparePlan
 from playground.compare.report import report_text
-from playground.compare.verdict import first_parting, store_audit
+from playground.compare.verdict import first_parting
 from playground.edge import Fault, attempt
 from playground.live import LiveRun, Message, State
 from playground.runner import EngineHost
@@ -222,7 +223,7 @@ class Comparison:
             seen = attempt(look, where=f"the audit of {entry.name}")
             if seen is not None and not isinstance(seen, Fault):
                 board.audits[entry.name] = seen
-                store_audit(self._host.log, (own, reference), seen)
+                store_audit(self._host.log, own.run_id, reference.run_id, seen)
 
     def _end(self, board: Board) -> None:
         whole = self.whole

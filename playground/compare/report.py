@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from playground.bench.headline import Contender, headline
+from playground.bench.speedup import speedup_of
 from playground.compare.board import Board, Entry
 from playground.compare.explain import explain
 from playground.compare.figures import Pair, in_pairs, pool, speedup_dict
@@ -21,11 +23,15 @@ def report(log: RunLog, board: Board) -> dict[str, Any]:
     """Everything under the panels, and which run is whose."""
     plain = board.of(board.plain)
     rows = []
+    contenders = []
     for entry in board.entries:
         own = board.of(entry.name)
         is_plain = entry.name == board.plain
         pairs = [] if is_plain else in_pairs(own, plain)
         pooled = pool(own)
+        verdict = _verdict(log, board, entry, pairs)
+        if not is_plain:
+            contenders.append(Contender(entry.name, speedup_of(pairs), verdict.trust))
         rows.append(
             {
                 "name": entry.name,
@@ -34,13 +40,14 @@ def report(log: RunLog, board: Board) -> dict[str, Any]:
                 "fault": board.faults.get(entry.name),
                 "figures": None if pooled is None else pooled.to_dict(),
                 "speedup": speedup_dict(pairs),
-                "verdict": _verdict(log, board, entry, pairs).to_dict(),
+                "verdict": verdict.to_dict(),
                 "why": _why(pairs),
             }
         )
     return {
         "id": board.id,
         "setup": board.setup,
+        "headline": headline(contenders),
         "num_repeats": board.num_repeats,
         "configurations": rows,
         "prompts": [[name, begin] for name, begin in board.prompts.items()],

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
-from engine.audit import Audit, View, first_divergence
+from engine.audit import Audit, first_divergence
+from playground.bench.audits import gap_words
+from playground.bench.headline import Trust
 from playground.bench.measured import Measured
 from playground.compare.figures import Pair
 from storage import RunLog
@@ -14,8 +16,6 @@ from storage import RunLog
 Kind = Literal["baseline", "identical", "diverged", "lossy", "sampled", "none"]
 SHOWN_TOKENS = 16
 SHOWN_BEFORE = 12
-ARTIFACT = "audit"
-"""Kind of an audit in the log; its key names the two runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,15 @@ class Verdict:
             f"Plain decoding itself writes another text from repeat to repeat for {unsteady} of "
             f"{len(texts)} prompts: this device rounds differently each time, and so may others.",
         )
+
+    @property
+    def trust(self) -> Trust:
+        """What this says of the configuration, in a word."""
+        if self.kind == "diverged":
+            known: dict[bool | None, Trust] = {None: "unknown", True: "near ties", False: "fault"}
+            return known[self.near_tie]
+        words: dict[Kind, Trust] = {"identical": "identical", "lossy": "lossy"}
+        return words.get(self.kind, "sampled")
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -168,42 +177,3 @@ def pieces(log: RunLog, run_id: str) -> list[str]:
     detail = log.get(run_id)
     first = [] if detail is None else [detail.first_text]
     return first + [piece for row in log.steps(run_id) for piece in row.committed_texts]
-
-
-def gap_words(audit: Audit) -> tuple[str, ...]:
-    """What the target says at the place where two texts part, one sentence per dtype."""
-    views = [audit.view] if audit.exact is None else [audit.view, audit.exact]
-    return tuple(_view_words(audit, view) for view in views)
-
-
-def _view_words(audit: Audit, view: View) -> str:
-    top = (
-        f"{view.dtype}: top-2 logit gap {view.gap:.3g} ({view.best!r} over {view.second!r}; "
-        f"numbers lie {view.unit:.2g} apart there)"
-    )
-    behind = view.plain_logit - view.own_logit
-    way = "below" if behind >= 0 else "above"
-    return (
-        f"{top}. The method's {audit.own_token!r} is choice {view.own_rank}, "
-        f"{abs(behind):.3g} {way} plain decoding's {audit.plain_token!r}."
-    )
-
-
-def store_audit(log: RunLog, pair: Pair, found: Audit) -> None:
-    """Keep an audit with the run that it is about."""
-    own, plain = pair
-    key = {"own": own.run_id, "plain": plain.run_id}
-    log.artifacts.put(ARTIFACT, key, meta=asdict(found), payload=b"", run_id=own.run_id)
-
-
-def stored_audit(log: RunLog, pair: Pair) -> Audit | None:
-    """The audit of two runs, if there was one."""
-    own, plain = pair
-    kept = log.artifacts.find(ARTIFACT, {"own": own.run_id, "plain": plain.run_id})
-    return _audit_from(kept[0].meta) if kept else None
-
-
-def _audit_from(meta: Mapping[str, Any]) -> Audit:
-    exact = meta["exact"]
-    views = {"view": View(**meta["view"]), "exact": None if exact is None else View(**exact)}
-    return Audit(**{**meta, **views})

@@ -11,7 +11,7 @@ import plotly
 
 from engine.errors import ConfigError
 from playground.catalog import Catalog
-from playground.components import static_text
+from playground.components import given, static_text
 from playground.edge import Fault, attempt
 from playground.pages.generate import GeneratePage
 from playground.pages.panel_server import answer
@@ -39,11 +39,10 @@ class SweepPage:
             value={"open": None},
             html_template='<div class="sweep"></div>',
             css_template=static_text("sweep.css"),
-            js_on_load=static_text(*SCRIPTS),
+            js_on_load=given(plotly=f"gradio_api/file={PLOTLY}") + static_text(*SCRIPTS),
             apply_default_css=False,
             server_functions=[*_form_server(service.host.catalog), *_sweep_server(service)],
             elem_id="pg-sweep",
-            plotly=f"gradio_api/file={PLOTLY}",
         )
 
     def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:

@@ -1,4 +1,6 @@
 // What to measure: target, suites, configurations, how often. Needs dom.js.
+const NO_ANSWER = "The server did not answer. Reload the page.";
+
 function labelled(title, control, hint = "") {
   return h("label", { class: "picker", title: hint }, h("span", {}, title), control);
 }
@@ -110,6 +112,7 @@ class BenchForm {
     this.file = h("input", { type: "file", hidden: true, multiple: true,
       accept: ".jsonl,.json,.yaml,.yml,.txt", "aria-label": "file of prompts",
       onchange: () => this.readFiles() });
+    this.fileFault = h("p", { class: "note file-fault", role: "alert", hidden: true });
     this.cardList = h("div", { class: "cards" });
     this.adder = chooser("method", () => {});
     this.extent = h("div", { class: "settings" });
@@ -131,7 +134,7 @@ class BenchForm {
       h("div", { class: "card pair" }, labelled("Target", this.target),
         labelled("dtype", this.dtype)),
       h("div", { class: "card" }, h("h4", {}, "Suites"), this.suiteList, addFile, this.file,
-        this.kinds),
+        this.fileFault, this.kinds),
       h("div", { class: "card" }, h("h4", {}, "Configurations beside plain decoding"),
         this.cardList, h("div", { class: "adder" }, this.adder, add)),
       h("div", { class: "card" }, this.extent, this.sampling, this.outlook, this.starter),
@@ -167,10 +170,12 @@ class BenchForm {
     this.suiteList.append(row);
   }
 
+  // What is wrong with a file stays on show until the next files are picked.
   async readFiles() {
+    const faults = [];
     for (const file of this.file.files) {
       const suite = await server.add_file({ name: file.name, text: await file.text() });
-      if (!suite || suite.error) { this.complain(suite?.error); continue; }
+      if (!suite || suite.error) { faults.push(suite?.error ?? NO_ANSWER); continue; }
       const known = this.suites.find(({ key }) => key === suite.key);
       if (known) known.tick.checked = true;
       else this.addSuite(suite, true);
@@ -178,6 +183,8 @@ class BenchForm {
       this.later();
     }
     this.file.value = "";
+    this.fileFault.textContent = faults.join(" ");
+    this.fileFault.hidden = !faults.length;
   }
 
   get ticked() { return this.suites.filter(({ tick }) => tick.checked); }
@@ -259,7 +266,7 @@ class BenchForm {
       + `${plural(plan.num_requests, "request")}, one at a time (concurrency 1), in turn.`, false);
   }
 
-  complain(sentence) { this.say(sentence ?? "The server did not answer. Reload the page.", true); }
+  complain(sentence) { this.say(sentence ?? NO_ANSWER, true); }
 
   say(sentence, faulty) {
     this.outlook.textContent = sentence;

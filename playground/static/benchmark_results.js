@@ -49,6 +49,7 @@ class BenchResults {
       return;
     }
     this.heads = found.benchmarks;
+    this.host.dataset.listed = "true";
     const pairs = found.benchmarks.map((head) => [this.lineOf(head), head.id]);
     const wanted = open ?? this.id ?? pairs[0]?.[1] ?? "";
     fillChooser(this.picker, pairs, wanted);
@@ -66,8 +67,18 @@ class BenchResults {
   }
 
   async open(id) {
-    if (id !== this.id) { this.id = id; this.version = null; this.body.replaceChildren(); }
+    if (id !== this.id) this.forget();
+    this.id = id;
     await this.poll();
+  }
+
+  // Nothing of the benchmark before may stand under another one's name.
+  forget() {
+    this.version = this.status = null;
+    delete this.host.dataset.state;
+    this.words.textContent = "";
+    this.progress.hidden = true;
+    this.body.replaceChildren();
   }
 
   // Look again and again while it runs and can be seen.
@@ -164,13 +175,22 @@ class BenchResults {
   head(now, about, extent) {
     const downloads = DOWNLOADS.map(([name, words]) =>
       tool(words, `download ${name}`, () => this.download(name), name));
-    return h("div", { class: "card head" }, h("h4", {}, now.name), h("p", { class: "note" }, about),
+    return h("div", { class: "card head" }, h("h4", {}, now.name),
+      h("p", { class: "headline" }, now.report.headline), h("p", { class: "note" }, about),
       h("p", { class: "note" }, extent),
       h("div", { class: "tools" },
         tool("Runs", "its runs on the Runs page", () => trigger("runs", { id: now.id }), "runs"),
         tool("Tune the tree", "measure and draw choice trees on this benchmark's texts",
           () => trigger("tune", { id: now.id, target: now.target_name }), "tune"),
-        h("span", { class: "spring" }), ...downloads));
+        this.permalink(now.id), h("span", { class: "spring" }), ...downloads));
+  }
+
+  // The address that opens this benchmark, for whoever shares this log.
+  permalink(id) {
+    const url = new URL(location.href);
+    url.search = "";
+    url.searchParams.set("benchmark", id);
+    return h("a", { class: "tool", href: url.href, "data-do": "link" }, "Permalink");
   }
 
   groupCard() {

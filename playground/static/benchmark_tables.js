@@ -4,7 +4,8 @@ function ratio(value) { return Number.isFinite(value) ? `${value.toFixed(2)}\u00
 // A speedup with its spread under it; plain decoding's own is 1 and has none.
 function speedupCell(section, fast) {
   if (!fast) return DASH;
-  const spread = section.reference ? "" : `${fast.low.toFixed(2)}\u2026${fast.high.toFixed(2)}`;
+  const range = `${fast.low.toFixed(2)}\u2026${fast.high.toFixed(2)}`;
+  const spread = section.reference ? "" : fast.num_pairs === 1 ? "1 request" : range;
   return two(ratio(fast.ratio), spread, pace(fast));
 }
 
@@ -35,13 +36,18 @@ function nameCell(section, colour) {
     h("i", { style: `background:${colour(section.name)}` }), section.name);
 }
 
+// Why answers differ from plain decoding's, and how bad that is.
+const CAUSES = { "near ties": ["near-ties", "lossy"], fault: ["a fault", "bad"],
+  unknown: ["unexplained", "lossy"] };
+
 function verdictCell(section) {
   const verdict = section.verdict;
   if (!verdict) return section.reference ? "reference" : DASH;
-  const all = verdict.num_identical === verdict.num_compared;
-  const words = all ? "identical" : `${verdict.num_identical} of ${verdict.num_compared}`;
-  const name = all ? "good" : section.lossless ? "bad" : "lossy";
-  return h("span", { class: name }, words);
+  if (!verdict.cause) return h("span", { class: "good" }, "identical");
+  const words = `${verdict.num_identical} of ${verdict.num_compared}`;
+  if (!section.lossless) return two(words, "lossy by design", "lossy");
+  const [why, name] = CAUSES[verdict.cause];
+  return two(words, why, name);
 }
 
 // onDeploy(section) is told when a configuration is to be handed over.
@@ -119,9 +125,12 @@ function divergenceList(report) {
     (section.verdict?.divergences ?? []).map((one) => {
       const link = (run, words) => h("a", { href: `?run=${encodeURIComponent(run)}`,
         target: "_blank", rel: "noopener" }, words);
+      const why = one.near_tie === null ? "not looked into" : one.near_tie
+        ? "a near-tie, which rounding alone flips" : "no rounding does this";
       return h("li", {}, `${section.name}: ${one.suite} ${one.prompt}, turn ${one.turn + 1}, repeat `
-        + `${one.repeat + 1} differs from token ${one.at} on: `, link(one.run_id, "its run"), " \u00b7 ",
-      link(one.reference_run_id, "plain decoding\u2019s"));
+        + `${one.repeat + 1} differs from token ${one.at + 1} on (${why}): `,
+      link(one.run_id, "its run"), " \u00b7 ", link(one.reference_run_id, "plain decoding\u2019s"),
+      ...one.gap.map((words) => h("span", { class: "gap" }, words)));
     }));
   if (!lines.length) return null;
   return h("details", { class: "card" }, h("summary", {}, `${plural(lines.length, "answer")} `

@@ -33,6 +33,7 @@ class CompareTable {
       h("span", { class: "tipped", tabindex: "0", "aria-label": `${title}: ${this.formulas[key]}` },
         title, h("span", { class: "formula" }, this.formulas[key]))));
     this.host.replaceChildren(
+      h("p", { class: "headline" }, report.headline),
       h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "configuration"), ...heads)),
         ...rows.map((row) => this.body(row, scale, row.speedup?.value === best && best > 1))),
       ...this.remarks(report));

@@ -54,6 +54,14 @@ function fillRuns(rows, picked = run.value) {
   fillChooser(run, pairs.length ? pairs : [["No runs yet", ""]], picked);
 }
 
+// A run that is older than those on the list is known by its id alone until it is looked at.
+function nameRun(id, found) {
+  if (menus.runs.some((row) => row.id === id)) return;
+  const figures = found.tok_s === null ? "" : ` \u00b7 ${number(found.tok_s, 1)} tok/s`;
+  const option = [...run.options].find(({ value }) => value === id);
+  if (option) option.textContent = `${found.title}${figures} \u00b7 ${found.target} \u00b7 ${id}`;
+}
+
 async function fillMethods(picked) {
   const answer = await server.methods({ target: target.value });
   if (!answer || answer.error) return complain(answer?.error ?? "The server did not answer.");
@@ -152,6 +160,7 @@ async function look() {
   }
   complain(null);
   showSummary(found);
+  if (question.run) nameRun(question.run, found);
   showEngines(found.engines);
   showExport(found.export);
   if (shown) writeLink();

@@ -152,13 +152,13 @@ class Race {
     this.endMs = Math.max(1, ...racers.map((racer) => racer.endMs));
     this.range.max = this.endMs;
     this.range.disabled = this.button.disabled = !racers.length;
-    this.places = [...new Set(racers.map((racer) => racer.endMs))].sort((a, b) => a - b);
     this.seek(this.endMs);
   }
 
+  // Those that end in the same millisecond share a place, and the next one is left out.
   place(racer) {
-    const place = 1 + this.places.indexOf(racer.endMs);
-    return this.racers.length > 1 ? ["1st", "2nd", "3rd", "4th", "5th"][place - 1] : "";
+    const before = this.racers.filter(({ endMs }) => endMs < racer.endMs).length;
+    return this.racers.length > 1 ? ["1st", "2nd", "3rd", "4th", "5th"][before] : "";
   }
 
   seek(ms) {

@@ -1,7 +1,8 @@
 // The Runs page over its viewer: filters, table, comparison, the open run; and the link to all this.
 // Needs dom.js and the other runs_*.js. FORMULAS is put before these scripts.
 let page = null, asking = 0;
-let said = null;  // what Python says of the last link or order; it stays until the next one
+let said = null;  // what is said of the last link or order; it stays until the next one
+const LOOKS = new Set(["facets", "find", "groups", "details", "compare"]);
 const kept = { baseline: memory.read("baseline") };
 const calls = {
   ask, pin, compare, formula,
@@ -48,6 +49,8 @@ element.querySelector(".runs").append(
 async function ask(name, asked) {
   const got = await server[name](asked);
   const sentence = got ? got.error : "The server did not answer. Is it still running?";
+  // A table that loads afterwards must not wipe what came of an order.
+  if (!LOOKS.has(name)) said = sentence ?? null;
   showFault(sentence ?? said);
   return sentence ? null : got;
 }

@@ -118,13 +118,13 @@ class ParallelLines {
     const room = this.frame.clientWidth;
     if (!this.axes || !room || this.drawn === room) return;
     this.drawn = room;
-    const top = 34, bottom = 14, height = 260, side = 70;
+    const top = 48, bottom = 14, height = 274, side = 70;
     const width = Math.max(room, 2 * side + 92 * (this.axes.length - 1));
     const step = this.axes.length > 1 ? (width - 2 * side) / (this.axes.length - 1) : 0;
     this.scales = this.axes.map((axis, i) => this.scale(axis, side + step * i, top, height - bottom));
     const svg = s("svg", { width, height, role: "img", "aria-label": "parallel coordinates" });
     this.paths = this.lines.runs.map((id, run) => this.path(id, run));
-    svg.append(...this.paths.filter(Boolean), ...this.scales.map((scale) => this.axis(scale, top, height - bottom)));
+    svg.append(...this.paths.filter(Boolean), ...this.scales.map((scale, i) => this.axis(scale, i, top, height - bottom)));
     this.frame.replaceChildren(svg);
     this.fade();
   }
@@ -151,7 +151,8 @@ class ParallelLines {
     return path;
   }
 
-  axis(scale, top, bottom) {
+  // Titles take turns in two rows, so that neighbours have room.
+  axis(scale, i, top, bottom) {
     const { x, words } = scale;
     const labels = words ? words.map((word, i) => [i, clip(word, 18)])
       : scale.only ? [[(scale.low + scale.high) / 2, tickWords((scale.low + scale.high) / 2)]]
@@ -160,7 +161,7 @@ class ParallelLines {
     const mark = s("rect", { class: "kept", x: x - 7, width: 14, y: top, height: 0 });
     scale.mark = mark;
     band.addEventListener("pointerdown", (event) => this.drag(scale, event, top, bottom));
-    const title = s("text", { class: "title", x, y: 14, "text-anchor": "middle" }, clip(scale.title, 20));
+    const title = s("text", { class: "title", x, y: i % 2 ? 29 : 14, "text-anchor": "middle" }, clip(scale.title, 20));
     title.append(s("title", {}, `${scale.title}${scale.help ? `: ${scale.help}` : ""}`));
     return s("g", { class: "axis" }, s("line", { x1: x, x2: x, y1: top, y2: bottom }), mark,
       ...labels.map(([at, word]) => s("text", { class: "tick", x: x + 9, y: scale.y(at) + 3.5 }, word)),

@@ -45,7 +45,9 @@ class TreeEditor {
       h("div", { class: "frame" }, this.view.host, this.hint), this.info.host);
     host.append(this.pickers.host, this.fault, this.figures.host,
       h("div", { class: "body" }, main, this.side.host), this.live);
-    host.addEventListener("keydown", (event) => this.shortcut(event));
+    // On the document: after a click beside the controls, nothing of the editor has the focus.
+    document.addEventListener("keydown", (event) => this.shortcut(event));
+    this.host = host;
   }
 
   makeTools() {
@@ -83,13 +85,24 @@ class TreeEditor {
   }
 
   shortcut(event) {
-    if (!(event.ctrlKey || event.metaKey) || event.target.matches("input, textarea")) return;
+    if (!(event.ctrlKey || event.metaKey) || !this.hears(event.target)) return;
     const key = event.key.toLowerCase();
     const work = key === "z" && !event.shiftKey ? () => this.undo()
       : key === "y" || (key === "z" && event.shiftKey) ? () => this.redo() : null;
     if (!work) return;
     event.preventDefault();
     work();
+  }
+
+  hears(target) {
+    if (!this.host.isConnected || !this.host.offsetParent) return false;
+    return target === document.body
+      || (this.host.contains(target) && !target.matches("input, textarea"));
+  }
+
+  // Where the focus goes when the control that had it goes away.
+  keepFocus() {
+    this.view.shapes.get(this.at)?.group.focus({ preventScroll: true });
   }
 
   // ---- edits
@@ -132,8 +145,8 @@ class TreeEditor {
       this.collapsed.delete(key);
     }
     this.draw();
-    if (focused) this.view.focus(this.at);
-    this.reveal();
+    if (focused) this.keepFocus();
+    this.view.reveal(this.at);
     this.say(`${words}. ${this.summary()}`);
     this.side.edited();
     clearTimeout(this.linking);
@@ -183,10 +196,6 @@ class TreeEditor {
     this.say(`Root ${this.view.root === "left" ? "left" : "on top"}.`);
   }
 
-  reveal() {
-    this.view.shapes.get(this.at)?.group.scrollIntoView?.({ block: "nearest", inline: "nearest" });
-  }
-
   // ---- what it is worth
 
   // Figures of any tree on the table at hand.
@@ -211,7 +220,8 @@ class TreeEditor {
     this.view.render({ tree: shown, marks, collapsed: this.collapsed, selected: this.at, facts },
       this.now.rates);
     this.figures.show(this.now, this.opened);
-    this.info.show(this.at, this.describe(this.at));
+    const told = shown.has(this.hovered) ? this.hovered : this.at;
+    this.info.show(told, this.describe(told));
     this.hint.textContent = this.outside();
     this.showTools();
     this.drawMs = performance.now() - began;
@@ -224,7 +234,9 @@ class TreeEditor {
 
   showTools() {
     const off = (name, disabled) => {
-      this.tools.querySelector(`[data-tool=${name}]`).disabled = disabled;
+      const button = this.tools.querySelector(`[data-tool=${name}]`);
+      if (disabled && button === document.activeElement) this.keepFocus();
+      button.disabled = disabled;
     };
     const grown = this.method?.kind === "dynamic";
     off("undo", !this.history.past.length);
@@ -240,6 +252,14 @@ class TreeEditor {
     if (this.method?.kind === "dynamic" && !this.drafted) {
       return "This drafter grows its own trees. They are drawn here once runs of it are picked above, "
         + "or texts are re-drafted.";
+    }
+    const limits = this.method?.limits;
+    const tooFar = !limits ? 0 : this.tree.paths.filter((path) => path.length > (limits.depth ?? MOST_DEPTH)
+      || path[path.length - 1] >= (limits.ranks ?? Infinity)).length;
+    if (tooFar) {
+      return `${limits.what} cannot draft ${plural(tooFar, "node")} of this tree: `
+        + [limits.depth && `it drafts ${limits.depth} deep`,
+          limits.ranks && `it offers ranks 0 to ${limits.ranks - 1}`].filter(Boolean).join(", ") + ".";
     }
     if (!this.table) return "";
     if (this.table.chains) {
@@ -267,6 +287,7 @@ class TreeEditor {
   }
 
   hover(key) {
+    this.hovered = key;
     const shown = key ?? this.at;
     if (this.info.key === shown) return;
     this.info.show(shown, this.describe(shown));
@@ -293,7 +314,7 @@ class TreeEditor {
 
   // ---- what it is replayed on
 
-  async adoptMethod(method) {
+  adoptMethod(method) {
     const changed = method?.key !== this.method?.key;
     this.method = method;
     if (method && changed) {
@@ -301,6 +322,7 @@ class TreeEditor {
       this.history.reset({ tree, at: "" });
       this.collapsed.clear();
     }
+    this.view.host.classList.toggle("low", method?.kind === "chain");
     this.drafted = null;
     this.adoptTable(null, null, null);
   }
@@ -338,6 +360,7 @@ class TreeEditor {
     }
     this.draw();
     this.side.latency.edited();
+    this.side.runs.edited();
     if (drafted) this.view.fit(READABLE);
   }
 
@@ -379,7 +402,8 @@ class TreeEditor {
 
   writeLink() {
     const url = new URL(location.href);
-    url.searchParams.set("tree", linkOf(this.tree));
+    if (this.tree.size) url.searchParams.set("tree", linkOf(this.tree));
+    else url.searchParams.delete("tree");
     if (this.method) url.searchParams.set("method", this.method.key);
     if (this.pickers.target) url.searchParams.set("target", this.pickers.target);
     for (const other of ["run", "runs", "compare"]) url.searchParams.delete(other);

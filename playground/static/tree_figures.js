@@ -14,7 +14,8 @@ const TREE_FIGURES = [
   ["nodes", "nodes / depth", (f) => `${f.nodes} / ${f.depth}`,
     "drafted nodes, root excluded / longest path"],
   ["steps", "steps / tokens", (f) => f.steps === null ? DASH : `${f.steps} / ${f.tokens}`,
-    "steps that the tree needs for the table's texts / tokens of those texts"],
+    "steps that the tree needs for the table's texts / tokens that they commit; a last step may go "
+    + "beyond the end of its text"],
 ];
 
 function curveAt(points, n) {

@@ -86,8 +86,8 @@ class TreeFiles {
 
   async save() {
     const { editor } = this;
-    this.answered(await server.save({ name: this.name.value, tree: editor.tree.paths,
-      target: editor.pickers.target, method: editor.method?.key ?? null }));
+    this.answered(await server.save({ ...this.asking(), name: this.name.value,
+      tree: editor.tree.paths }));
   }
 
   async forget() {
@@ -137,8 +137,14 @@ class TreeFiles {
     });
   }
 
+  // Of the method the tree is for: what its drafter can take, and what its setting is called.
+  asking() {
+    const { pickers, method } = this.editor;
+    return { target: pickers.target, method: method?.key ?? null };
+  }
+
   async read(asked = { text: this.text.value }) {
-    const answer = await server.read(asked);
+    const answer = await server.read({ ...asked, ...this.asking() });
     this.importFault.textContent = answer?.error ?? (answer ? "" : "The server did not answer.");
     this.text.setAttribute("aria-invalid", String(!answer || Boolean(answer.error)));
     if (!answer || answer.error) {
@@ -175,7 +181,8 @@ class TreeFiles {
   }
 
   async write() {
-    const answer = await server.write({ tree: this.editor.tree.paths, format: this.format.value });
+    const answer = await server.write({ ...this.asking(), tree: this.editor.tree.paths,
+      format: this.format.value });
     this.suffix = answer?.suffix ?? "txt";
     this.out.value = answer?.text ?? "";
     this.exportState.textContent = answer?.error ?? answer?.note

@@ -59,8 +59,7 @@ class OptimiseCard {
     const { table, method } = this.editor;
     this.host.hidden = method?.kind !== "tree";
     this.drop("");
-    this.points = null;
-    this.key = null;
+    if (!table) this.points = this.best = this.key = null;
     for (const box of this.host.querySelectorAll("input, [data-tool^=best]")) box.disabled = !table;
     this.state.textContent = table ? IDLE : "Needs a rank table: pick or measure one above.";
     this.chart.host.hidden = !table;
@@ -75,6 +74,7 @@ class OptimiseCard {
   async propose(nodes) {
     if (!Number.isFinite(nodes)) return;
     this.nodes.box.value = this.slide.value = nodes;
+    this.wanted = false;
     const ticket = this.asking = Symbol("asking");
     const answer = await server.optimise({ ...this.bounds(), nodes });
     if (ticket !== this.asking) return;
@@ -88,7 +88,8 @@ class OptimiseCard {
 
   proposeBestSize() {
     if (!this.best) {
-      this.state.textContent = this.editor.speed ? "The curve is still being computed."
+      this.wanted = this.editor.speed !== null;
+      this.state.textContent = this.wanted ? "Computing the best tree of every size first \u2026"
         : "Measure the latency of this machine first: without it no size is better than another.";
       return;
     }
@@ -116,6 +117,8 @@ class OptimiseCard {
   }
 
   drop(words) {
+    this.wanted = false;
+    if ([this.accept, this.dismiss].includes(document.activeElement)) this.editor.keepFocus();
     this.accept.disabled = this.dismiss.disabled = true;
     this.state.textContent = words;
     this.asking = null;
@@ -139,6 +142,7 @@ class OptimiseCard {
     }
     this.points = answer.points;
     this.drawCurve();
+    if (this.wanted) this.proposeBestSize();
   }
 
   drawCurve() {

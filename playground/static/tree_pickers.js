@@ -15,6 +15,7 @@ class TreePickers {
     this.categoryPicker = picker("category", "Category", () => this.pickCategory());
     this.categoryPicker.field.hidden = true;
     this.state = h("div", { class: "state", role: "status" });
+    this.waits = 0;
     this.measure = new TreeJob("Measure ranks", () => this.askMeasure(), (end) => this.measured(end));
     const use = (where, title) => h("button", { type: "button", class: "use", "data-use": where,
       onclick: () => this.use(where) }, title);
@@ -50,14 +51,29 @@ class TreePickers {
     return this.pickMethod((found ?? first)?.key, wanted);
   }
 
-  async pickMethod(key, wanted = null) {
-    const method = (this.menus.methods[this.target] ?? []).find((one) => one.key === key) ?? null;
-    this.methodPicker.box.value = key ?? "";
-    await this.editor.adoptMethod(method);
-    await this.findSources(wanted);
+  // Marks the bar as busy until the work is done.
+  async during(work) {
+    this.waits += 1;
+    this.host.setAttribute("aria-busy", "true");
+    try {
+      return await work();
+    } finally {
+      this.waits -= 1;
+      this.host.setAttribute("aria-busy", String(this.waits > 0));
+    }
   }
 
-  async findSources(wanted = null) {
+  pickMethod(key, wanted = null) {
+    const method = (this.menus.methods[this.target] ?? []).find((one) => one.key === key) ?? null;
+    this.methodPicker.box.value = key ?? "";
+    this.editor.adoptMethod(method);
+    this.tell("looking for rank tables \u2026");
+    return this.findSources(wanted);
+  }
+
+  findSources(wanted = null) { return this.during(() => this.readSources(wanted)); }
+
+  async readSources(wanted) {
     const { editor } = this, { method } = editor;
     const ticket = this.asking = Symbol("asking");
     const answer = method
@@ -67,6 +83,7 @@ class TreePickers {
     this.sources = answer?.sources ?? [];
     this.remark = answer?.remark ?? "";
     this.weights = answer?.weights ?? null;
+    if (method) method.limits = answer?.limits ?? method.limits;
     const groups = [...new Set(this.sources.map((one) => one.group))];
     this.sourcePicker.box.replaceChildren(
       ...(this.sources.length ? [] : [h("option", { value: "" }, "nothing yet")]),
@@ -79,7 +96,9 @@ class TreePickers {
     await this.pickSource();
   }
 
-  async pickSource() {
+  pickSource() { return this.during(() => this.readSource()); }
+
+  async readSource() {
     const source = (this.sources ?? []).find((one) => one.id === this.sourcePicker.box.value);
     const { editor } = this;
     const dynamic = editor.method?.kind === "dynamic";
@@ -87,6 +106,7 @@ class TreePickers {
     this.measure.clear();
     if (dynamic && source) { await this.readDrafted(source); return; }
     if (!source?.ready) {
+      this.asking = null;
       editor.adoptTable(source ?? null, null, null);
       this.tell(source ? `Its ranks are not measured yet: \u201cMeasure ranks\u201d runs the drafter `
         + `along ${source.what}.` : this.remark);

@@ -58,8 +58,8 @@ class LatencyCard {
         mode: "lines+markers" },
       { name: "ms: this tree", x: [rows], y: [parts.verify], colour: "--pg-prob", mode: "markers" },
     ], { x: "rows of a verify forward", y: "ms" },
-    `This tree: draft ${milliseconds(parts.draft)} + verify ${milliseconds(parts.verify)} of ${rows} rows`
-      + ` + other ${milliseconds(parts.other)} ms. ${speed.words}`);
+    `This tree: draft ${milliseconds(parts.draft)} ms + verify ${milliseconds(parts.verify)} ms `
+      + `(${plural(Math.round(rows), "row")}) + other ${milliseconds(parts.other)} ms. ${speed.words}`);
   }
 }
 
@@ -150,7 +150,7 @@ class RunsCard {
     if (!editor.method || !this.host.isConnected) return;
     const ticket = this.asking = Symbol("asking");
     const answer = await server.measured({ target: editor.pickers.target, method: editor.method.key,
-      tree: editor.tree.paths });
+      tree: editor.tree.paths, settings: editor.side.settings() });
     if (ticket !== this.asking) return;
     if (!answer || answer.error) { this.list.textContent = answer?.error ?? ""; return; }
     if (!answer.runs.length) {

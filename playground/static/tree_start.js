@@ -16,6 +16,10 @@ async function openLink() {
   if (rev === openedRev || !editor.pickers.menus.targets.length) return;
   openedRev = rev;
   if (!link) return;
+  await editor.pickers.during(() => openAt(link));
+}
+
+async function openAt(link) {
   await editor.pickers.pickTarget(link.target || editor.pickers.target, link.method || undefined,
     sourceOf(link));
   await openTree(link);
@@ -37,4 +41,4 @@ async function startEditor() {
 }
 
 watch("value", openLink);
-startEditor();
+editor.pickers.during(startEditor);

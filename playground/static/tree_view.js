@@ -2,6 +2,7 @@
 // Needs dom.js, tree_model.js, tree_layout.js.
 const SMALLEST = 4.5, LARGEST = 10.5;
 const ZOOMS = { least: 0.15, most: 2.5 };
+const REVEALED = 36;
 
 class TreeView {
   // on: { select(key), act(name, key) }; act is an edit, "fold", "menu".
@@ -91,6 +92,16 @@ class TreeView {
 
   focus(key) {
     this.shapes.get(key)?.group.focus();
+  }
+
+  // Scrolls the tree so that a node is in view; the page stays where it is.
+  reveal(key) {
+    const item = this.layout.items.get(key);
+    if (!item) return;
+    const nearest = (at, size, from) => Math.max(at + REVEALED - size, Math.min(at - REVEALED, from));
+    const { clientWidth, clientHeight, scrollLeft, scrollTop } = this.host;
+    this.host.scrollLeft = nearest(item.x * this.zoom, clientWidth, scrollLeft);
+    this.host.scrollTop = nearest(item.y * this.zoom, clientHeight, scrollTop);
   }
 
   // Zooms and keeps what is under the pointer (or in the middle) where it is.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable
 from engine.tuning.search import best_tree, curve
 from engine.tuning.shape import draft_shape, with_tree
@@ -85,6 +85,7 @@ class TreeEditor:
             "pick": pick,
             "remark": self._sources.remark(method, target),
             "weights": getattr(used, "speculative_model", None),
+            "limits": method.limits(used),
         }
 
     def table(self, asked: Asked) -> dict[str, Any]:
@@ -143,8 +144,11 @@ class TreeEditor:
     # ---- trees in and out
 
     def read(self, asked: Asked) -> dict[str, Any]:
-        """A tree from text, or from the bytes of a growmap file."""
-        return read_growmap(asked["file"]) if "file" in asked else read_text(asked.get("text"))
+        """A tree from text, or from the bytes of a growmap file, that the drafter can take."""
+        limits = self._limits(asked) if asked.get("method") else None
+        if "file" in asked:
+            return read_growmap(asked["file"], limits)
+        return read_text(asked.get("text"), limits)
 
     def write(self, asked: Asked) -> dict[str, Any]:
         """A tree as text in a format."""
@@ -164,10 +168,14 @@ class TreeEditor:
         return {"words": f"Deleted {name}.", "trees": tree_rows(self._log)}
 
     def measured(self, asked: Asked) -> dict[str, Any]:
-        """Finished runs with this tree."""
+        """Finished runs with this tree, this draft length, or dynamic trees of this size."""
         method, target = self._method(asked), self._target(asked)
-        tree = read_paths(asked.get("tree")) if method.kind != "dynamic" else ChoiceTree.chain(1)
-        return {"runs": self._runs.rows(method, target, tree.paths)}
+        used = replace(method, config=self._sources.effective(method, target))
+        if method.kind == "dynamic":
+            config = used.config.replace(**used.changed(asked.get("settings")))
+        else:
+            config = used.with_tree(read_paths(asked.get("tree")).paths)
+        return {"runs": self._runs.rows(config, target)}
 
     # ---- long actions
 
@@ -202,6 +210,10 @@ class TreeEditor:
 
     def _target(self, asked: Asked) -> str:
         return self._catalog.target(asked.get("target")).name
+
+    def _limits(self, asked: Asked) -> dict[str, Any] | None:
+        method = self._method(asked)
+        return method.limits(self._sources.effective(method, self._target(asked)))
 
     def _table(self, asked: Asked) -> RankTable:
         source = _id(asked, "source")

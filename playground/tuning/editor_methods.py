@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+import presets
 from engine.config import MethodConfig
-from engine.drafters.medusa import MedusaConfig
+from engine.drafters.medusa import MedusaConfig, count_heads
 from engine.drafters.redrafter import ReDrafterConfig
-from engine.errors import ConfigError
+from engine.drafters.token_recycling import TokenRecyclingConfig
+from engine.errors import ConfigError, SourceError
 from engine.tree import ChoiceTree, Path
 from playground.catalog import Catalog
 
@@ -83,11 +85,18 @@ class TreeMethod:
                 raise ConfigError(f"{name} must be an integer, got {value!r:.80}.")
         return dict(raw)
 
-    def limits(self) -> dict[str, Any] | None:
-        """How deep and wide the drafter can go, as far as its settings tell; None = they do not."""
-        if isinstance(self.config, MedusaConfig) and self.config.num_medusa_heads:
-            heads = self.config.num_medusa_heads
+    def limits(self, used: MethodConfig | None = None) -> dict[str, Any] | None:
+        """How deep and wide the drafter can go, as far as that is known; None = it is not.
+
+        Args:
+            used: the settings with the weights that will be used; None = the method's own.
+        """
+        config = used or self.config
+        if isinstance(config, MedusaConfig) and (heads := _num_heads(config)):
             return {"depth": heads, "ranks": None, "what": f"{self.title} with {heads} heads"}
+        if isinstance(config, TokenRecyclingConfig):
+            ranks, what = config.matrix_top_k, f"{self.title} with matrix_top_k"
+            return {"depth": None, "ranks": ranks, "what": f"{what} = {ranks}"}
         if self.kind == "chain":
             return {"depth": self._longest(), "ranks": 1, "what": f"{self.title} (a chain)"}
         return None
@@ -116,6 +125,15 @@ class TreeMethod:
         if self.kind != "dynamic":
             return {}
         return {name: getattr(self.config, name) for name in DYNAMIC_FIELDS}
+
+
+def _num_heads(config: MedusaConfig) -> int | None:
+    if config.num_medusa_heads or config.speculative_model is None:
+        return config.num_medusa_heads
+    try:
+        return count_heads(presets.locate(config.speculative_model)) or None
+    except SourceError:
+        return None  # whoever loads the heads is told what is wrong with them
 
 
 def tree_method(catalog: Catalog, key: object) -> TreeMethod:

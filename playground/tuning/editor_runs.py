@@ -6,8 +6,10 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
-from engine.tree import Path
-from playground.tuning.editor_methods import TreeMethod
+from engine.config import MethodConfig
+from engine.drafters import parse_method
+from engine.errors import ConfigError
+from playground.tuning.editor_methods import DYNAMIC_FIELDS
 from playground.tuning.editor_sources import is_greedy
 from storage import RunDetail, RunLog, RunQuery
 
@@ -24,32 +26,23 @@ class TreeRuns:
         self._known: OrderedDict[str, RunDetail] = OrderedDict()
         self._lock = threading.Lock()
 
-    def rows(
-        self, method: TreeMethod, target: str, paths: tuple[Path, ...]
-    ) -> list[dict[str, Any]]:
-        """Greedy completed runs of this target with this tree or draft length, newest first."""
-        wanted = method.with_tree(paths).model_dump(mode="json")
+    def rows(self, config: MethodConfig, target: str) -> list[dict[str, Any]]:
+        """Greedy completed runs of this target with these very settings, newest first."""
+        wanted = _compared(config)
         query = RunQuery(
             target=target,
-            decoding_type=method.config.decoding_type,
+            decoding_type=config.decoding_type,
             status="completed",
             limit=LOOKED_THROUGH,
         )
         found = []
         for row in self._log.find(query).rows:
             run = self._detail(row.id)
-            if run is not None and is_greedy(run) and self._made_so(run, method, wanted):
+            if run is not None and is_greedy(run) and _made_with(run) == wanted:
                 found.append(_row(run))
             if len(found) == SHOWN:
                 break
         return found
-
-    def _made_so(self, run: RunDetail, method: TreeMethod, wanted: dict[str, Any]) -> bool:
-        if run.method.get("adaptive"):
-            return False
-        if method.kind != "dynamic":
-            return bool(run.method.get(method.field) == wanted[method.field])
-        return all(run.method.get(name) == wanted[name] for name in method.settings())
 
     def _detail(self, run_id: str) -> RunDetail | None:
         with self._lock:
@@ -61,6 +54,24 @@ class TreeRuns:
                 while len(self._known) > REMEMBERED:
                     self._known.popitem(last=False)
             return self._known[run_id]
+
+
+def _made_with(run: RunDetail) -> dict[str, Any] | None:
+    try:
+        return _compared(parse_method(run.method, where=f"run {run.id}"))
+    except ConfigError:
+        return None  # of another version, or of a method that is not offered here
+
+
+def _compared(config: MethodConfig) -> dict[str, Any]:
+    """The settings that have an effect: a static tree's size does not, if the tree is grown."""
+    kept = config.model_dump()
+    kept.pop("num_medusa_heads", None)
+    if "use_dynamic_tree" in kept and "eagle_choices" in kept:
+        unused = ("eagle_choices",) if kept["use_dynamic_tree"] else DYNAMIC_FIELDS
+        for name in unused:
+            del kept[name]
+    return kept
 
 
 def _row(run: RunDetail) -> dict[str, Any]:

@@ -72,7 +72,8 @@ def words_of(table: RankTable) -> str:
     about = table.about
     ranks = f"{table.depths} depths, {table.num_ranks} ranks" if table.depths else "look-up chains"
     made = " · ".join(str(about[key]) for key in ("target", "dtype") if about.get(key))
-    parts = (f"{table.num_positions:,} positions of {table.num_texts} texts", ranks, made)
+    texts = "one text" if table.num_texts == 1 else f"{table.num_texts} texts"
+    parts = (f"{table.num_positions:,} positions of {texts}", ranks, made)
     return " · ".join(part for part in parts if part)
 
 

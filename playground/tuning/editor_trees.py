@@ -40,25 +40,34 @@ def read_paths(raw: object) -> ChoiceTree:
     return ChoiceTree.parse(raw, form="candidates")
 
 
-def read_text(raw: object) -> dict[str, Any]:
+def read_text(raw: object, limits: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A tree from text in any known format.
 
+    Args:
+        limits: what the drafter can take, see `TreeMethod.limits`.
+
     Raises:
-        TreeError: it is none; names the place.
+        TreeError: it is none, or the drafter cannot take it; names the place.
     """
     if not isinstance(raw, str):
         raise TreeError(f"The tree must be text, got {type(raw).__name__}.")
     if len(raw) > MAX_TEXT_CHARS:
         raise TreeError(f"The text has {len(raw)} characters; at most {MAX_TEXT_CHARS} are read.")
-    tree = parse_tree(raw)
+    bounds = limits or {"depth": None, "ranks": None, "what": ""}
+    tree = parse_tree(
+        raw, max_depth=bounds["depth"], num_ranks=bounds["ranks"], what=bounds["what"]
+    )
     return {"tree": tree.as_lists(), "format": TITLES[detect_format(raw)]}
 
 
-def read_growmap(raw: object) -> dict[str, Any]:
+def read_growmap(raw: object, limits: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A tree from the bytes of Sequoia's .pt file, in base64.
 
+    Args:
+        limits: what the drafter can take, see `TreeMethod.limits`.
+
     Raises:
-        TreeError: it is none.
+        TreeError: it is none, or the drafter cannot take it.
     """
     if not isinstance(raw, str) or len(raw) > 2 * MAX_TEXT_CHARS:
         raise TreeError(f"A growmap file must have at most {MAX_TEXT_CHARS} bytes.")
@@ -73,6 +82,9 @@ def read_growmap(raw: object) -> dict[str, Any]:
             tree = read_growmap_file(file)
         except TreeError as error:
             raise TreeError(str(error).replace(str(file), "The file")) from error
+    if limits:
+        depth, ranks = limits["depth"] or tree.depth, limits["ranks"] or tree.max_rank + 1
+        tree.check_fits(depth=depth, ranks=ranks, what=limits["what"])
     return {"tree": tree.as_lists(), "format": "a Sequoia growmap"}
 
 

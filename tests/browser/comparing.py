@@ -73,6 +73,15 @@ class ComparePage:
             f'{BOARD} [data-final="true"]', state="attached", timeout=COMPARE_MS
         )
 
+    def wait_raced(self, lanes: int) -> None:
+        """Wait until the race, which begins by itself, has run to its end."""
+        self.tab.wait_for_function(
+            f"""lanes => document.querySelectorAll('{BOARD} .lane.over').length === lanes
+              && document.querySelector('{BOARD} .race-play').textContent.includes('Race')""",
+            arg=lanes,
+            timeout=COMPARE_MS,
+        )
+
     def wait_drafts(self) -> None:
         """Wait until a drafted token is on show."""
         self.tab.wait_for_selector(f"{BOARD} .tokens .draft", timeout=COMPARE_MS)

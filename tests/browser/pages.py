@@ -24,6 +24,7 @@ class GeneratePage:
         """The page in a context of its own (as another person would see it)."""
         options.setdefault("viewport", {"width": 1400, "height": 1000})
         context = browser.new_context(**options)
+        context.set_default_timeout(WAIT_MS)
         page = cls(context.new_page())
         page._listen(url)
         page.tab.goto(url + path)

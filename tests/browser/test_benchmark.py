@@ -11,15 +11,25 @@ from typing import Any
 
 import pytest
 
+from storage import RunLog
 from tests.browser.pages import WAIT_MS, GeneratePage
-from tests.playground.serving import Served
-from tests.playground.tiny import ScriptedDrafter
+from tests.playground.compare.corrupted import with_corrupted
+from tests.playground.serving import Served, serving
+from tests.playground.tiny import ScriptedDrafter, save_tiny_llama, tiny_catalog
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skip(reason="not yet steady on a busy machine"),
-]
+pytestmark = pytest.mark.browser
 RESULTS = "#pg-bench .results"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A page that also offers a method with a mistake in its verifier."""
+    folder = tmp_path_factory.mktemp("benchmark")
+    log = RunLog.open(str(folder / "runs.db"))
+    catalog = with_corrupted(tiny_catalog(save_tiny_llama(folder / "tiny")))
+    with serving(catalog, log, folder / "cache") as served:
+        yield served
+    log.close()
 
 
 @pytest.fixture(autouse=True)
@@ -57,11 +67,20 @@ def set_extent(tab: Any, **values: str) -> None:
 
 
 def start(tab: Any) -> None:
+    """Start; returns once it, and not one of before, is on show."""
+    picker = "#pg-bench select[aria-label=benchmark]"
+    tab.wait_for_selector(f"{RESULTS}[data-listed]")
+    before = tab.locator(picker).evaluate("node => node.value")
     tab.wait_for_function(
         "() => !document.querySelector('#pg-bench .primary').disabled"
         " && document.querySelector('#pg-bench .outlook').textContent.includes('request')"
     )
     tab.click("#pg-bench .primary")
+    tab.wait_for_function(
+        "([at, old]) => document.querySelector(at).value !== old",
+        arg=[picker, before],
+        timeout=WAIT_MS,
+    )
 
 
 def wait_for(tab: Any, state: str) -> None:
@@ -82,7 +101,7 @@ def test_a_benchmark_runs_shows_its_report_and_is_downloaded(
     summary = bench.locator("#pg-bench .frame").first
     assert summary.locator("tbody tr").count() == 3
     assert "identical" in summary.inner_text()
-    assert bench.locator('#pg-bench th[title*="accepted draft tokens / steps"]').count() > 0
+    assert bench.locator('#pg-bench th[title*="accepted draft tokens / Σ steps"]').count() > 0
     bench.get_by_role("tab", name="MAT").click()
     mat = bench.locator('[aria-label="By kind of task: mat"] [data-row="three"]').inner_text()
     assert "/" in mat
@@ -126,6 +145,24 @@ def test_stop_keeps_what_is_done_and_resume_completes_it_in_another_tab(
         other.check_clean()
 
 
+def test_answers_that_a_fault_changed_are_called_so(bench: Any) -> None:
+    bench.locator("#pg-bench .configuration button").first.click()
+    bench.locator("#pg-bench select[aria-label=dtype]").select_option("float32")
+    add(bench, "corrupted", "broken", wrong_at="2")
+    set_extent(bench, repeats="1", max_new_tokens="12")
+    start(bench)
+    wait_for(bench, "completed")
+    verdict = bench.locator("#pg-bench [data-row=broken] .bad", has_text="a fault")
+    verdict.wait_for()
+    assert "0 of 2" in verdict.inner_text()
+    bench.click("#pg-bench summary >> text=2 answers that differ")
+    lines = bench.locator("#pg-bench .lines li")
+    assert "no rounding does this" in lines.first.inner_text()
+    assert "float32: top-2 logit gap" in lines.first.locator(".gap").inner_text()
+    href = bench.locator("#pg-bench [data-do=link]").get_attribute("href")
+    assert "benchmark=" in href
+
+
 def test_a_question_file_is_read_and_a_broken_one_refused(bench: Any, tmp_path: Path) -> None:
     good, bad = tmp_path / "question.jsonl", tmp_path / "bad.jsonl"
     good.write_text('{"question_id": 1, "category": "writing", "turns": ["One.", "Two."]}\n')
@@ -135,8 +172,14 @@ def test_a_question_file_is_read_and_a_broken_one_refused(bench: Any, tmp_path: 
     row.wait_for()
     assert row.locator("input").is_checked()
     bench.set_input_files("#pg-bench input[type=file]", bad)
-    bench.wait_for_selector("#pg-bench .outlook.faulty")
-    assert "bad.jsonl" in bench.inner_text("#pg-bench .outlook")
+    refused = bench.locator("#pg-bench .file-fault", has_text="bad.jsonl")
+    refused.wait_for()
+    assert "a prompt needs `turns`" in refused.inner_text()
+    bench.locator("#pg-bench [data-field=repeats] input").fill("3")
+    bench.locator("#pg-bench .outlook", has_text="× 3 repeats").wait_for()
+    assert refused.is_visible(), "a new outlook must not wipe what was said of the file"
+    bench.set_input_files("#pg-bench input[type=file]", good)
+    refused.wait_for(state="hidden")
 
 
 def test_what_cannot_run_is_said_before_it_is_started(bench: Any) -> None:

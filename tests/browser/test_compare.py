@@ -11,17 +11,14 @@ import pytest
 
 from playground.compare.verdict import pieces
 from storage import RunLog
-from tests.browser.comparing import BOARD, ComparePage
+from tests.browser.comparing import BOARD, COMPARE_MS, ComparePage
 from tests.browser.pages import GeneratePage
 from tests.playground.asks import finished, start
 from tests.playground.compare.corrupted import with_corrupted
 from tests.playground.serving import Served, serving
 from tests.playground.tiny import ScriptedDrafter, save_tiny_llama, tiny_catalog
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skip(reason="not yet steady on a busy machine"),
-]
+pytestmark = pytest.mark.browser
 PLAIN, SCRIPTED = "Plain decoding", "Scripted tree"
 
 
@@ -63,6 +60,7 @@ def test_two_configurations_race_on_their_stored_clocks(page: ComparePage, serve
     assert len(lanes) == 2
     clocks = [stored_ms(served.log, lane["run"]) for lane in lanes]
     texts = [pieces(served.log, lane["run"]) for lane in lanes]
+    wholes = [detail.text for lane in lanes if (detail := served.log.get(lane["run"]))]
     steps = [served.log.steps(lane["run"]) for lane in lanes]
     moments = sorted({round(at) for clock in clocks for at in clock[::3]})
     for moment in [0, *moments, moments[-1] + 1000]:
@@ -75,7 +73,9 @@ def test_two_configurations_race_on_their_stored_clocks(page: ComparePage, serve
             shown = float(lane["words"].split(" s")[0]) * 1000
             assert abs(shown - clocks[i][due - 1]) <= 1.0
             tokens = 1 + sum(step.num_committed for step in steps[i][: due - 1])
-            assert page.shown_text(i) == "".join(texts[i][:tokens])
+            # Bytes of an unfinished character are no piece of text; they come with the end.
+            over = due == len(clocks[i])
+            assert page.shown_text(i) == (wholes[i] if over else "".join(texts[i][:tokens]))
     slowest = max(range(2), key=lambda i: clocks[i][-1])
     assert [lane["words"].split(" · ")[1] for lane in page.lanes()] == [
         "2nd" if i == slowest else "1st" for i in range(2)
@@ -84,13 +84,13 @@ def test_two_configurations_race_on_their_stored_clocks(page: ComparePage, serve
 
 def test_the_race_plays_pauses_and_changes_speed(page: ComparePage) -> None:
     page.choose(1)
-    page.set(0, "delay_ms", "40")
+    page.set(0, "delay_ms", "100")
     page.short(30, repeats=1)
     page.compare("Get set.")
     moment = f"Number(document.querySelector('{BOARD} .race-bar input[type=range]').value)"
     page.tab.select_option(f"{BOARD} .race-speed", label="1/8×")
     page.tab.click(f"{BOARD} .race-play")
-    page.tab.wait_for_function(f"{moment} > 10 && {moment} < 400")
+    page.tab.wait_for_function(f"{moment} > 10 && {moment} < 1000")
     page.tab.click(f"{BOARD} .race-play")
     paused = page.tab.evaluate(moment)
     assert (
@@ -98,7 +98,7 @@ def test_the_race_plays_pauses_and_changes_speed(page: ComparePage) -> None:
     )
     page.tab.select_option(f"{BOARD} .race-speed", label="4×")
     page.tab.locator(f"{BOARD} .race-play").press("Space")
-    page.tab.wait_for_selector(f"{BOARD} .lane.over >> text=2nd")
+    page.wait_raced(2)
     assert page.tab.inner_text(f"{BOARD} .race-play") == "▶ Race"
 
 
@@ -137,11 +137,15 @@ def test_four_configurations_on_a_suite(page: ComparePage, served: Served) -> No
 
 def test_panels_stream_and_show_steps_on_demand(page: ComparePage) -> None:
     page.set(1, "max_draft_len", "2")
-    page.set(0, "delay_ms", "20")
-    page.short(40, repeats=1)
+    page.set(0, "delay_ms", "60")
+    page.short(400, repeats=1)
     page.begin("Stream.")
-    page.wait_drafts()
-    assert "round 1 of 1" in page.words() or "warming up" in page.words()
+    page.tab.wait_for_function(
+        f"""document.querySelector('{BOARD} .tokens .draft') && document
+          .querySelector('{BOARD} .compare-words').textContent.includes('round 1 of 1')""",
+        timeout=COMPARE_MS,
+    )
+    page.tab.keyboard.press("Escape")
     page.wait_final()
     tree = page.tab.locator(f"{BOARD} .tree-view").nth(1)
     assert not tree.is_visible()
@@ -152,7 +156,7 @@ def test_panels_stream_and_show_steps_on_demand(page: ComparePage) -> None:
 
 def test_stop_keeps_what_ran(page: ComparePage, served: Served) -> None:
     page.choose(1)
-    page.set(0, "delay_ms", "25")
+    page.set(0, "delay_ms", "60")
     page.short(400)
     page.begin("Never mind.")
     page.wait_drafts()
@@ -170,12 +174,12 @@ def test_leaving_the_page_stops_the_comparison(chromium: Any, served: Served) ->
         leaving = ComparePage(opened)
         leaving.go()
         leaving.choose(1)
-        leaving.set(0, "delay_ms", "25")
+        leaving.set(0, "delay_ms", "60")
         leaving.short(400)
         leaving.begin("I leave.")
         leaving.wait_drafts()
         running = [run for run in served.host.runs.all() if not run.over.is_set()]
-    assert running and all(run.over.wait(10) for run in running)
+    assert running and all(run.over.wait(60) for run in running)
 
 
 def test_a_permalink_shows_it_all_again(page: ComparePage, chromium: Any, served: Served) -> None:
@@ -222,6 +226,7 @@ def test_a_dead_link_says_so(chromium: Any, served: Served, link: str) -> None:
 
 
 def test_an_error_is_one_sentence_and_keeps_what_is_on_show(page: ComparePage) -> None:
+    page.pick_method(1, SCRIPTED, "max_draft_len")
     page.begin("Twice the same.")
     assert "are the same" in page.alert()
     page.choose(1)
@@ -248,7 +253,7 @@ def test_no_sideways_scrolling(
         page.pick_method(1, "Corrupted", "wrong_at")
         page.short()
         page.compare("Say hello.")
-        page.tab.wait_for_selector(f"{BOARD} .lane.over >> text=3rd")
+        page.wait_raced(3)
         page.tab.screenshot(path=shots / f"compare-{theme}-{width}.png", full_page=True)
         wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert page.tab.evaluate(wide) <= 0

@@ -19,10 +19,7 @@ from tests.playground.asks import finished, start
 from tests.playground.serving import Served, serving
 from tests.playground.tiny import ScriptedConfig, save_tiny_llama, tiny_catalog
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skip(reason="not yet steady on a busy machine"),
-]
+pytestmark = pytest.mark.browser
 BOARD = "#pg-deploy .deploy"
 MEDUSA = parse_method({"decoding_type": "Medusa", "speculative_model": "owner/heads"})
 

@@ -95,6 +95,7 @@ def test_deleted_runs_come_back(page: GeneratePage, served: Served) -> None:
     page.tab.click("#pg-runs .actions >> text=delete")
     said(page, "Deleted 1 run.")
     page.tab.select_option("#pg-runs [data-filter=status]", "deleted")
+    page.tab.locator(f"{ROWS}.deleted", has_text="Delete me.").wait_for()
     shows(page, "Delete me.", rows=1)
     page.tab.locator(f"{ROWS} .tick input").first.check()
     page.tab.click("#pg-runs .actions >> text=restore")
@@ -199,7 +200,12 @@ def test_runs_are_carried_away_and_back(page: GeneratePage, served: Served, tmp_
     shows(page, "Carry me.", rows=2)
     file.write_text('{"format": "something else"}')
     page.tab.set_input_files("#pg-runs input[type=file]", file)
-    page.tab.wait_for_selector("#pg-runs [role=alert] >> text=The file must be an export of runs")
+    said(page, "Imported 0 runs. The rest was not imported.")
+    page.tab.click("#pg-runs >> text=refresh")
+    page.tab.fill("#pg-runs input[type=search]", "Carry me. Changed.")
+    shows(page, "Carry me. Changed.", rows=1)
+    alert = page.tab.locator("#pg-runs [role=alert]", has_text="must be an export of runs")
+    assert alert.is_visible(), "loading the table must not wipe it"
 
 
 def test_a_link_restores_the_table(chromium: Any, served: Served) -> None:

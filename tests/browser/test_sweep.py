@@ -87,6 +87,7 @@ def test_the_best_of_a_sweep_is_used_in_generate(tab: Any, tmp_path: Path) -> No
     )
     start(tab)
     wait_words(tab, "3 of 3 trials · done")
+    tab.wait_for_selector(f"{SWEEP} .plot[data-drawn] .main-svg", timeout=WAIT_MS)
     assert [row[2] for row in rows(tab)] == ["2", "3", "4"]
     best = next(row for row in rows(tab) if row[1] == "best")
     assert tab.inner_text(f"{SWEEP} .best h4") == f"Best: trial {best[0]}"

@@ -11,21 +11,23 @@ from typing import Any
 import pytest
 import torch
 
+from engine.interop.trees import FORMATS
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable
 from engine.tuning.replay import replay
+from playground.live import LiveRun
+from playground.tuning.editor_measure import Measurements
 from playground.tuning.tables import keep_table
 from storage import RunLog
 from tests.browser.pages import GeneratePage
+from tests.playground.asks import finished, start
 from tests.playground.serving import Served, serving
 from tests.playground.tree_tiny import made_up_table, random_tree, tree_catalog
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skip(reason="not yet steady on a busy machine"),
-]
+pytestmark = pytest.mark.browser
 DOCUMENTED = ChoiceTree.parse("[[0,0,0,0],[0,1,0],[1,0],[1,1]]")
-WAIT_MS = 60_000
+PROMPTS = ("Tell me of ships.", "Tell me of birds.")
+"""Of the runs that are in the log from the start."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
     table = made_up_table()
     keep_table(log, catalog.method("medusa").config, table)
     with serving(catalog, log, folder / "cache") as served:
+        for prompt in PROMPTS:
+            finished(start(served.host, method="plain", mode="raw", prompt=prompt))
         yield Tuned(served, table)
     log.close()
 
@@ -60,10 +64,7 @@ class TreePage:
     def ready(self) -> None:
         """Wait until a method is picked and its table (if it has one) is replayed."""
         self.tab.wait_for_selector("#pg-tree [role=treeitem]")
-        self.tab.wait_for_function(
-            "(words => words && !words.includes('reading'))"
-            "(document.querySelector('#pg-tree .state').textContent)"
-        )
+        self.tab.wait_for_selector("#pg-tree .bar[aria-busy=false]", state="attached")
 
     def figure(self, name: str) -> str:
         return str(self.host.locator(f"[data-figure={name}]").inner_text())
@@ -94,9 +95,20 @@ class TreePage:
     def wait_figure(self, name: str, wanted: str) -> None:
         self.tab.wait_for_function(
             "([name, wanted]) => new RegExp(wanted).test(document.querySelector("
-            "`#pg-tree [data-figure=${name}]`).textContent)",
+            "`#pg-tree [data-figure=${name}]`)?.textContent)",
             arg=[name, wanted],
-            timeout=WAIT_MS,
+        )
+
+    def import_text(self, text: str) -> None:
+        self.tool("import").click()
+        self.host.get_by_label("tree as text").fill(text)
+        self.host.get_by_role("button", name="Open this tree").click()
+
+    def wait_link(self, wanted: ChoiceTree) -> None:
+        """The address follows the edits a moment later."""
+        self.tab.wait_for_function(
+            "wanted => new URLSearchParams(location.search).get('tree') === wanted",
+            arg=linked(wanted),
         )
 
 
@@ -127,7 +139,7 @@ def shown_mat(table: RankTable, tree: ChoiceTree) -> str:
 
 
 def test_the_documented_tree_is_built_by_keyboard_alone(tree: TreePage, tuned: Tuned) -> None:
-    for _ in range(60):
+    for _ in range(150):
         tree.press("Tab")
         if tree.focused() is not None:
             break
@@ -146,8 +158,7 @@ def test_the_documented_tree_is_built_by_keyboard_alone(tree: TreePage, tuned: T
     assert tree.figure("mat") == f"{wanted.mat:.3f}"
     assert tree.figure("steps").startswith(f"{wanted.num_steps} / ")
     assert tree.said().startswith("Added [1, 1]. 9 nodes, depth 4, MAT ")
-    tree.tab.wait_for_function("location.search.includes('tree=')")
-    assert "tree=1.0_1.1_0.1.0_0.0.0.0" in tree.tab.url
+    tree.wait_link(DOCUMENTED)
 
 
 def test_edits_are_undone_and_redone(tree: TreePage, tuned: Tuned) -> None:
@@ -220,22 +231,31 @@ def test_every_node_has_a_place_and_a_name_for_screen_readers(tree: TreePage) ->
     assert tabbable.count() == 1
 
 
-def test_a_tree_of_256_nodes_is_edited_without_lag(chromium: Any, tuned: Tuned) -> None:
-    big = random_tree(256, depth=5, ranks=8, seed=4)
-    assert len(big) == 256
+@pytest.mark.parametrize(("size", "limit_ms"), [(64, 50), (256, 100)])
+def test_a_large_tree_is_edited_without_lag(
+    chromium: Any, tuned: Tuned, capsys: pytest.CaptureFixture[str], size: int, limit_ms: int
+) -> None:
+    """The table has 10,000 positions; an edit ends when its figures and the tree are drawn."""
+    big = random_tree(size, depth=5, ranks=8, seed=4)
+    assert len(big) == size and tuned.table.num_positions == 10_000
     path = f"/?tree={linked(big)}&method=medusa&target=tiny"
     with GeneratePage.opened(chromium, tuned.served.url, path=path) as page:
         tree = TreePage(page)
-        tree.wait_figure("nodes", "^256 / 5$")
+        tree.wait_figure("nodes", f"^{size} / 5$")
+        tree.ready()
         assert tree.figure("mat") == shown_mat(tuned.table, big)
         clock = page.tab.context.new_cdp_session(page.tab)
         clock.send("Performance.enable", {"timeDomain": "threadTicks"})
         own_ms, wall_ms = zip(*(timed_edit(page.tab, clock, i) for i in range(30)), strict=True)
-        median = sorted(own_ms)[15]
-        clock_ms = sorted(wall_ms)[15]
-        print(f"256 nodes: {median:.0f} ms of the page's thread, {clock_ms:.0f} ms on the clock")
-        assert median < 100
-        assert len(tree.nodes()) - 1 in range(240, 280)
+        median, clock_ms = sorted(own_ms)[15], sorted(wall_ms)[15]
+        with capsys.disabled():
+            print(
+                f"\n{size} nodes, 30 edits: page's thread median {median:.1f} ms, worst "
+                f"{max(own_ms):.1f} ms; clock median {clock_ms:.1f} ms, worst {max(wall_ms):.1f} ms"
+            )
+        assert median < limit_ms
+        left = tree.nodes()
+        assert left != keys_of(big) and tree.figure("nodes").startswith(f"{len(left) - 1} / ")
         page.check_clean()
 
 
@@ -298,6 +318,7 @@ FAULTS = [
     ('{"Successors": [[1], [7]]}', "names 7 as successor"),
     ('{"Successors": [[1], [', "Malformed JSON at line 1"),
     ("medusa_choices: [[0]]\neagle_choices: [[0]]", "2 trees (medusa_choices, eagle_choices)"),
+    ("[[1],\n [0, 0, 0, 0, 0, 0]]", "line 2, column 2) has depth 6, but Tiny Medusa with 5 heads"),
 ]
 
 
@@ -328,6 +349,33 @@ def test_every_fault_of_an_import_is_named_with_its_place(tree: TreePage) -> Non
     tree.wait_figure("nodes", "^3 / 2$")
     assert tree.nodes() == ["", "0", "1", "0.2"]
     assert "from Triton braces" in tree.said()
+
+
+def test_every_format_goes_out_and_comes_back(tree: TreePage) -> None:
+    tree.import_text("[1, 2, 2]")
+    tree.wait_figure("nodes", "^6 / 2$")
+    full = tree.nodes()
+    tree.tool("export").click()
+    out = tree.host.get_by_label("exported tree")
+    formats = tree.host.locator(".sheet select[aria-label=format]")
+    names = formats.locator("option").evaluate_all("all => all.map(one => one.value)")
+    written = {}
+    for name in names:
+        out.evaluate("node => { node.value = '' }")
+        formats.evaluate(
+            "(node, name) => { node.value = name; node.dispatchEvent(new Event('change')) }", name
+        )
+        tree.tab.wait_for_function(
+            "document.querySelector('#pg-tree [aria-label=\"exported tree\"]').value !== ''"
+        )
+        written[name] = out.input_value()
+    assert len(set(written.values())) == len(FORMATS)
+    for text in written.values():
+        tree.import_text("[[3]]")
+        tree.wait_figure("nodes", "^1 / 1$")
+        tree.import_text(text)
+        tree.wait_figure("nodes", "^6 / 2$")
+        assert tree.nodes() == full
 
 
 def test_a_tree_goes_out_and_comes_back_as_a_file(tree: TreePage, tmp_path: Path) -> None:
@@ -372,7 +420,7 @@ def test_presets_open_and_own_trees_are_kept(tree: TreePage, tuned: Tuned) -> No
 
 
 def test_a_damaged_link_says_so(chromium: Any, tuned: Tuned) -> None:
-    for link in ("%3Cimg%20src=x%3E", "[[0],[3,3]]", "9999999.1"):
+    for link in ("%3Cimg%20src=x%3E", "[[0],[0,0],[3,3]]", "9999999.1"):
         path = f"/?tree={link}&method=medusa"
         with GeneratePage.opened(chromium, tuned.served.url, path=path) as page:
             alert = page.tab.locator("#pg-tree > * .alert, #pg-tree .alert").first
@@ -448,17 +496,27 @@ def test_the_tree_goes_to_compare(tree: TreePage) -> None:
     assert field.input_value() == "[[1],[1,0],[1,1]]"
 
 
-def test_ranks_are_measured_with_progress_and_stop(tree: TreePage) -> None:
+def test_ranks_are_measured_with_progress_and_stop(
+    tree: TreePage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = Measurements._answer
+
+    def until_stopped(self: Measurements, run: LiveRun, *more: Any) -> str:
+        assert run.cancel_asked.wait(60.0), "nobody pressed Stop"
+        return answer(self, run, *more)
+
     tree.pick("method", "Tiny EAGLE")
     label = tree.host.locator("[data-picker=source] option", has_text="suite Small").inner_text()
     tree.pick("source", label)
     assert "not measured yet" in tree.host.locator(".state").inner_text()
     job = tree.host.locator(".bar .job")
-    tree.host.get_by_role("button", name="Measure ranks").click()
-    tree.host.locator(".bar .job-words", has_text="writing text").wait_for()
-    assert job.locator(".progress").get_attribute("aria-valuenow") is not None
-    job.get_by_role("button", name="Stop").click()
-    tree.host.locator(".bar .job-words", has_text="topped").wait_for()
+    with monkeypatch.context() as held:
+        held.setattr(Measurements, "_answer", until_stopped)
+        tree.host.get_by_role("button", name="Measure ranks").click()
+        tree.host.locator(".bar .job-words", has_text="writing text 1 of 4").wait_for()
+        assert job.locator(".progress").get_attribute("aria-valuenow") == "0"
+        job.get_by_role("button", name="Stop").click()
+        tree.host.locator(".bar .job-words", has_text="Stopped").wait_for()
     run = next(o for o in tree.host.locator("[data-picker=source] option").all_inner_texts()
                if o.startswith("suite"))  # fmt: skip
     assert run == label
@@ -466,18 +524,21 @@ def test_ranks_are_measured_with_progress_and_stop(tree: TreePage) -> None:
     tree.tab.get_by_role("tab", name="Tree", exact=True).click()
     tree.ready()
     tree.pick("method", "Tiny EAGLE")
-    first = tree.host.locator("[data-picker=source] option", has_text="run").first.inner_text()
-    tree.pick("source", first)
+    tree.pick("source", label)
     tree.host.get_by_role("button", name="Measure ranks").click()
     tree.wait_figure("mat", r"^\d")
-    assert "positions" in tree.host.locator(".state").inner_text()
-    tree.host.locator('[data-key="0"]').hover()
-    tree.host.locator(".info .example q").wait_for(timeout=5000)
+    tree.ready()
+    assert "of 4 texts" in tree.host.locator(".state").inner_text()
+    hit = tree.host.locator("[data-key='0'], [data-key='1'], [data-key='2'], [data-key='3']")
+    names = hit.evaluate_all("nodes => nodes.map(node => node.getAttribute('aria-label'))")
+    accepted = next(i for i, name in enumerate(names) if "accepted 0 " not in name)
+    hit.nth(accepted).hover()
+    tree.host.locator(".info .example q").wait_for()
 
 
 def test_a_chain_is_a_slider_and_a_grown_tree_is_drafted_again(tree: TreePage) -> None:
     tree.pick("method", "N-gram")
-    label = tree.host.locator("[data-picker=source] option", has_text="run").first.inner_text()
+    label = tree.host.locator("[data-picker=source] option", has_text=PROMPTS[0]).inner_text()
     tree.pick("source", label)
     tree.host.get_by_role("button", name="Measure ranks").click()
     tree.wait_figure("mat", r"^\d")
@@ -493,7 +554,7 @@ def test_a_chain_is_a_slider_and_a_grown_tree_is_drafted_again(tree: TreePage) -
     tree.pick("method", "Tiny EAGLE-2")
     tree.host.get_by_role("button", name="Re-draft the texts").click()
     table = tree.host.locator("[data-card=dynamic] table")
-    table.wait_for(timeout=WAIT_MS)
+    table.wait_for()
     assert "12 / 3 / 4" in table.inner_text() and tree.figure("nodes").startswith("12 / ")
     tree.host.locator("[data-field=max_total_draft_tokens]").fill("5")
     tree.wait_figure("nodes", "^5 / ")

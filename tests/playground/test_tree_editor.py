@@ -26,7 +26,7 @@ from playground.tuning.tables import keep_table, load_table
 from storage import RunLog, RunQuery, StorageError
 from tests.engine.drafters.fitted import Malicious
 from tests.playground.asks import finished, start
-from tests.playground.tree_tiny import SUITE, made_up_table, random_tree, tree_catalog
+from tests.playground.tree_tiny import HEADS, SUITE, made_up_table, random_tree, tree_catalog
 
 WAIT_S = 60.0
 DOCUMENTED = [[0], [1], [0, 0], [0, 1], [1, 0], [1, 1], [0, 0, 0], [0, 1, 0], [0, 0, 0, 0]]
@@ -231,6 +231,28 @@ def test_runs_with_this_very_tree_are_found(editor: TreeEditor, source: str) -> 
     assert editor.measured({**MEDUSA, "tree": [[0], [3]]})["runs"] == []
 
 
+def test_runs_of_other_settings_are_not_taken_for_this_trees(
+    editor: TreeEditor, host: EngineHost
+) -> None:
+    sizes = {"max_draft_len": 4, "dynamic_tree_max_topK": 3, "max_total_draft_tokens": 12}
+    static = finished(start(host, owner="a", method="eagle", mode="raw", prompt="A fixed tree."))
+    grown = finished(start(host, owner="a", method="eagle2", mode="raw", prompt="A grown tree."))
+    typical = {"acceptance": "typical"}
+    lossy = start(host, owner="a", method="medusa", mode="raw", prompt="Lossy.", settings=typical)
+    assert None not in (static.log_id, grown.log_id, finished(lossy).log_id)
+
+    def found(**asked: Any) -> set[str]:
+        """Which of the three are among the newest runs that go with the question."""
+        runs = editor.measured({"target": "tiny", **asked})["runs"]
+        return {"A fixed tree.", "A grown tree.", "Lossy."} & {run["prompt"] for run in runs}
+
+    assert found(method="eagle2", settings=sizes) == {"A grown tree."}
+    assert found(method="eagle2", settings={**sizes, "max_total_draft_tokens": 5}) == set()
+    eagle = host.catalog.method("eagle").config.model_dump(mode="json")["eagle_choices"]
+    assert found(method="eagle", tree=eagle) == {"A fixed tree."}
+    assert found(method="medusa", tree=DOCUMENTED) == set()
+
+
 @pytest.mark.parametrize("format", [form["name"] for form in formats()])
 def test_every_format_reads_back_equal(format: str) -> None:
     tree = ChoiceTree.parse([[0], [1], [0, 0], [0, 1], [1, 0], [1, 1]], form="candidates")
@@ -301,6 +323,28 @@ def test_a_faulty_tree_file_names_the_place(tmp_path: Path) -> None:
         read_text("[[0],\n  [0, 0\n")
 
 
+def test_what_a_drafter_can_take_is_known_and_held_to(editor: TreeEditor) -> None:
+    medusa, recycling = MEDUSA, {"target": "tiny", "method": "recycling"}
+    assert editor.sources(medusa)["limits"] == {
+        "depth": HEADS, "ranks": None, "what": "Tiny Medusa with 5 heads"
+    }  # fmt: skip
+    assert editor.sources(recycling)["limits"]["ranks"] == 8
+    assert editor.sources({"target": "tiny", "method": "eagle"})["limits"] is None
+    deep, wide = "[[1], [0, 0, 0, 0, 0, 0]]", "[[0],\n [8]]"
+    with pytest.raises(TreeError, match=r"line 1, column 7\) has depth 6, but Tiny Medusa with 5"):
+        editor.read({**medusa, "text": deep})
+    with pytest.raises(TreeError, match=r"line 2, column 2\) uses rank 8, .* ranks 0 to 7"):
+        editor.read({**recycling, "text": wide})
+    for asked in ({**recycling, "text": deep}, {**medusa, "text": wide}, {"text": deep}):
+        assert editor.read(asked)["tree"]
+
+
+def test_files_are_written_for_the_method_on_show(editor: TreeEditor) -> None:
+    asked = {"tree": DOCUMENTED, "format": "yaml", "target": "tiny"}
+    assert editor.write({**asked, "method": "eagle"})["text"].startswith("eagle_choices")
+    assert editor.write({**asked, "method": "medusa"})["text"].startswith("medusa_choices")
+
+
 def test_a_tree_becomes_settings_of_its_method(host: EngineHost) -> None:
     catalog = host.catalog
     used = read_used(catalog, {**MEDUSA, "tree": [[0], [2]]})
@@ -340,6 +384,10 @@ def test_a_growmap_file_is_read_without_running_it(editor: TreeEditor, tmp_path:
 
     growmap = {"Successors": [[1, 2], [3], [], []], "depth": torch.tensor([0, 1, 1, 2])}
     assert editor.read(sent(growmap))["tree"] == [[0], [1], [0, 0]]
+    deep = {"Successors": [[node] for node in range(1, 7)] + [[]]}
+    assert len(editor.read(sent(deep))["tree"]) == 6
+    with pytest.raises(TreeError, match="Tiny Medusa with 5 heads drafts 5"):
+        editor.read({**MEDUSA, **sent(deep)})
     with pytest.raises(TreeError, match="holds more than tensors"):
         editor.read(sent(Malicious(tmp_path / "made")))
     assert not (tmp_path / "made").exists()

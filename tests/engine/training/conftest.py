@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.corpus import Corpus
 from engine.target import Target
-from engine.training.corpus import Corpus, CorpusSettings, grow
+from engine.training.corpus import CorpusSettings, grow
 from tests.models import tiny_target
 
 SETTINGS = CorpusSettings(max_len=128, answer_tokens=32)

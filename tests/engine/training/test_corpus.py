@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.corpus import Corpus
 from engine.errors import ConfigError, PromptError
 from engine.target import Target
-from engine.training.corpus import Corpus, CorpusSettings, grow
+from engine.training.corpus import CorpusSettings, grow
 from engine.training.dialogue import Answer, Frame, GivenPrompt, Say, read_prompts, self_made
 from tests.engine.training.conftest import SETTINGS, dialogues, learnable_target
 from tests.models import plain_greedy, tiny_target

@@ -11,13 +11,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from engine.corpus import Corpus
 from engine.drafters.base import Workbench
 from engine.errors import ConfigError
 from engine.loading import load_target
 from engine.sources import TargetSpec
 from engine.target import Target
 from engine.training.checkpoint import save_state
-from engine.training.corpus import Corpus
 from engine.training.evaluation import held_out_questions, score
 from engine.training.growth import grow_by_rates
 from engine.training.methods import METHODS, training_settings

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from engine.drafters.ngram import NGramConfig
 from engine.drafters.redrafter import ReDrafterConfig
 from engine.drafters.suffix import SuffixConfig
 from engine.loading import load_target
+from engine.sources import TargetSpec
 from engine.target import Target
 from engine.tree import ChoiceTree
 from engine.tuning.measure import measure_ranks
@@ -30,6 +33,7 @@ from tests.engine.tuning.runs import LIMITS, Case, golden, ran, random_tree, tex
 from tests.models import tiny_target, workbench
 
 NUM_TREES = 30
+EMBEDDED_TOKENS = 20
 
 
 def by_text(table: RankTable, result: Replay) -> list[list[tuple[int, int]]]:
@@ -218,35 +222,104 @@ def test_chain_of_every_length_equals_real_runs_step_by_step(name: str) -> None:
     assert len(mats) > 1, "no draft was right"
 
 
-# ---- the embedded model, once drafters for it are shipped
+# ---- the embedded model and the drafters shipped for it
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """The embedded model in float32, and what it answers to five prompts of the starter suite."""
+
+    bench: Workbench
+    texts: list[Text]
 
 
 @pytest.fixture(scope="module")
-def embedded() -> Iterator[Target]:
-    spec = presets.targets()["smollm2-135m-instruct"]
-    target = load_target(spec, dtype="float32", device="cpu", cache_dir=paths.cache_dir())
-    yield target
-    target.close()
+def embedded() -> Iterator[Embedded]:
+    specs = presets.targets()
+    target = load_target(
+        specs["smollm2-135m-instruct"],
+        dtype="float32",
+        device="cpu",
+        cache_dir=paths.cache_dir(),
+    )
+    companions: list[Target] = []
+
+    def companion(spec: TargetSpec) -> Target:
+        loaded = load_target(spec, dtype="float32", device="cpu", cache_dir=paths.cache_dir())
+        companions.append(loaded)
+        return loaded
+
+    bench = Workbench(target, presets.resolve, companion, locate=presets.locate)
+    suite = presets.suites()["starter"]
+    asked = [[{"role": "user", "content": prompt.turns[0]}] for prompt in suite.prompts[:5]]
+    prompts = [target.encode_chat(messages) for messages in asked]
+    assert len(prompts) == 5
+    yield Embedded(bench, texts_of(bench, prompts, Limits(max_new_tokens=EMBEDDED_TOKENS)))
+    for one in (*companions, target):
+        one.close()
+
+
+def shipped(name: str) -> MethodConfig:
+    preset = presets.methods()[name]
+    assert preset.target in (None, "smollm2-135m-instruct")
+    return preset.config
 
 
 @pytest.mark.network
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Medusa", "Eagle"])
-def test_replay_equals_real_runs_of_the_embedded_model(kind: str, embedded: Target) -> None:
-    shipped = [
-        preset.config
-        for preset in presets.methods().values()
-        if preset.target == "smollm2-135m-instruct" and preset.config.decoding_type == kind
-    ]
-    if not shipped:
-        pytest.skip(f"no {kind} drafter of the embedded model is shipped")
-    bench = Workbench(embedded, presets.resolve, lambda spec: embedded, locate=presets.locate)
-    suite = presets.suites()["starter"]
-    asked = [[{"role": "user", "content": prompt.turns[0]}] for prompt in suite.prompts[:5]]
-    prompts = [embedded.encode_chat(messages) for messages in asked]
-    assert len(prompts) == 5
-    texts = texts_of(bench, prompts, Limits(max_new_tokens=10))
-    table = measure_ranks(shipped[0], bench, texts, depths=5)
+@pytest.mark.parametrize("name", ["medusa-smollm2-135m", "eagle-smollm2-135m"])
+def test_replay_equals_real_runs_of_the_embedded_model(
+    name: str, embedded: Embedded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench, texts, config = embedded.bench, embedded.texts, shipped(name)
+    table = measure_ranks(config, bench, texts, depths=5)
+    results = []
     for tree in trees_of(table, NUM_TREES, max_nodes=16):
-        config = with_tree(shipped[0], tree)
-        assert_equals_runs(table, replay(table, tree), embedded, config, bench, texts)
+        result = replay(table, tree)
+        assert_equals_runs(table, result, bench.target, with_tree(config, tree), bench, texts)
+        results.append(result)
+    told(capsys, name, f"{len(results)} random trees", texts, results)
+    assert len({result.mat for result in results}) >= 10, "the trees must be told apart"
+
+
+@pytest.mark.network
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("draft-smollm2-135m", {}),
+        ("redrafter-smollm2-135m", {"beam_width": 1}),
+        ("eagle3-smollm2-135m", {"use_dynamic_tree": False}),
+        ("ngram", {}),
+        ("suffix", {}),
+    ],
+)
+def test_chains_of_the_embedded_model_equal_real_runs(
+    name: str, changes: dict[str, Any], embedded: Embedded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench, texts, config = embedded.bench, embedded.texts, shipped(name).replace(**changes)
+    table = measure_ranks(config, bench, texts, depths=5)
+    results = []
+    for length in (1, 2, 3, 5):
+        result = replay_chain(table, length)
+        chosen = with_tree(config, ChoiceTree.chain(length))
+        assert_equals_runs(table, result, bench.target, chosen, bench, texts)
+        results.append(result)
+    told(capsys, name, "chains of 1, 2, 3, 5", texts, results)
+
+
+def told(
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    what: str,
+    texts: Sequence[Text],
+    results: Sequence[Replay],
+) -> None:
+    """Says on the terminal what was compared."""
+    steps = sum(result.num_steps for result in results)
+    mats = [result.mat for result in results]
+    with capsys.disabled():
+        print(
+            f"\n{name}: {what} x {len(texts)} prompts, {steps} steps equal one by one, "
+            f"MAT {min(mats):.3f} to {max(mats):.3f}"
+        )

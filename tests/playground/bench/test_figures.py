@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.audit import Audit, View
 from playground.bench.latency import latency_table
-from playground.bench.report import make_report, position_rates, speedup_of
+from playground.bench.report import make_report, position_rates
+from playground.bench.speedup import speedup_of
 from playground.bench.stats import Statistic, percentile, std
 from playground.bench.verdict import first_divergence
 from tests.playground.bench.requests import measured, plan_of
@@ -151,6 +153,38 @@ def test_verdict_names_the_first_difference_and_is_silent_under_sampling() -> No
     assert report.section("plain").verdict is None
     drawn = make_report(plan_of("plain", "good", temperature=0.7), requests)
     assert drawn.section("good").verdict is None
+
+
+@pytest.mark.parametrize(
+    ("looked", "cause"),
+    [
+        ((), "unknown"),
+        ((True,), "near ties"),
+        ((True, False), "fault"),
+        ((True, True), "near ties"),
+    ],
+)
+def test_the_cause_of_differences_follows_from_their_audits(
+    looked: tuple[bool, ...], cause: str
+) -> None:
+    other = (1, 2, 9, 4, 5)
+    requests = [measured(), measured("bad", output_ids=other)]
+    requests += [measured(prompt="2"), measured("bad", prompt="2", run_id="2", output_ids=other)]
+    pairs = list(zip(requests[1::2], requests[::2], strict=True))
+    audits = {
+        (own.run_id, plain.run_id): Audit(2, "c", "x", view(near_tie=near_tie))
+        for (own, plain), near_tie in zip(pairs, looked, strict=False)
+    }
+    report = make_report(plan_of("plain", "bad"), requests, audits)
+    verdict = report.section("bad").verdict
+    assert verdict is not None and verdict.cause == cause
+    gaps = [one.gap for one in verdict.divergences]
+    assert [bool(gap) for gap in gaps] == [n < len(looked) for n in range(2)]
+    assert not looked or "top-2 logit gap 0.125" in gaps[0][0]
+
+
+def view(*, near_tie: bool) -> View:
+    return View("bfloat16", "c", "x", 0.125, 16.0, 15.875, 2, 0.125, near_tie)
 
 
 def test_no_request_at_all_is_a_report_of_nothing() -> None:

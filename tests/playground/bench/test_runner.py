@@ -10,6 +10,7 @@ import pytest
 from engine.drafters.base import Drafter
 from engine.errors import ConfigError
 from playground.bench import session
+from playground.bench.audits import audits_of
 from playground.bench.measured import Measured, measured_runs, summaries
 from playground.bench.plan import Plan
 from playground.bench.progress import Eta, Progress, time_left
@@ -177,6 +178,24 @@ def test_a_corrupted_method_is_found_out(bench: LoadedBench, log: RunLog) -> Non
     assert ours is not None and plain is not None
     assert ours.output_ids[: first.at] == plain.output_ids[: first.at]
     assert ours.output_ids[first.at] != plain.output_ids[first.at]
+    assert bad.cause == "fault" and first.near_tie is False
+    assert "float32: top-2 logit gap" in first.gap[0]
+    assert good.cause is None
+
+
+def test_differences_are_looked_into_once(bench: LoadedBench, log: RunLog) -> None:
+    plan = tiny_plan(scripted("bad", note="corrupt"))
+    benchmark_id = session.begin(log, plan)
+    corrupted = CorruptedBench(bench)
+    session.conduct(plan, corrupted, log, benchmark_id)
+    told: list[str] = []
+    session.look_into_differences(
+        bench.target, log, benchmark_id, tell=lambda progress: told.append(progress.words)
+    )
+    assert told == []
+    verdict = session.read_results(log, benchmark_id).report.section("bad").verdict
+    assert verdict is not None and all(one.gap for one in verdict.divergences)
+    assert len(audits_of(log, benchmark_id)) == len(verdict.divergences)
 
 
 def test_a_bug_in_a_drafter_ends_the_benchmark_and_leaves_it_resumable(

@@ -1,0 +1,157 @@
+"""Methods against transformers' assisted generation, where it has the method.
+
+    python -m benchmarks.methods_vs_transformers [--rounds 3] [--tokens 96] [--per-category 1]
+
+| ours | transformers' `generate` |
+|---|---|
+| NGram | prompt look-up (`prompt_lookup_num_tokens`), same draft length |
+| Draft_Target | `assistant_model`, same drafter, same constant draft length |
+| plain | neither |
+
+One process, same weights and threads, greedy; contestants take turns within each round. Prompts are
+of the six kinds of task of the suite `tasks`. Times are of whole answers, prompt included: that is
+all that `generate` shows of its steps. Prints totals, and ratios round by round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+import presets
+from engine.config import Limits
+from engine.decode import decode
+from engine.drafters import parse_method
+from engine.drafters.base import Drafter, Workbench
+from engine.loading import load_target
+from engine.steps import End
+from engine.target import Target
+from playground import paths
+
+DRAFTER = "draft-smollm2-135m"
+PAIRS = (("plain", "generate"), ("NGram", "prompt look-up"), ("Draft_Target", "assistant"))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--per-category", type=int, default=1)
+    options = parser.parse_args()
+    target = load_target(
+        presets.resolve("smollm2-135m-instruct"), dtype=options.dtype, cache_dir=paths.cache_dir()
+    )
+    prompts = _prompts(target, options.per_category)
+    runs = _contestants(target, Limits(max_new_tokens=options.tokens, ignore_eos=True))
+    for run in runs.values():
+        run(prompts[0])
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(options.rounds):
+        took = dict.fromkeys(runs, 0.0)
+        for prompt in prompts:
+            for name, run in runs.items():
+                took[name] += run(prompt)
+        for name, total in took.items():
+            seconds[name].append(total)
+    print(
+        f"{target.name} {target.dtype_name} on {target.device_name}, {options.tokens} tokens for "
+        f"each of {len(prompts)} prompts, {options.rounds} rounds, interleaved"
+    )
+    tokens = options.tokens * len(prompts)
+    for name, values in seconds.items():
+        print(f"  {name:16} median {tokens / statistics.median(values):6.1f} tok/s")
+    for ours, theirs in PAIRS:
+        ratios = [b / a for a, b in zip(seconds[ours], seconds[theirs], strict=True)]
+        print(
+            f"  {ours} / {theirs}: median {statistics.median(ratios):.2f}"
+            f"  (min {min(ratios):.2f}, max {max(ratios):.2f})"
+        )
+
+
+def _prompts(target: Target, per_category: int) -> list[list[int]]:
+    kinds: dict[str, list[list[int]]] = {}
+    for prompt in presets.suites()["tasks"].prompts:
+        ids = target.encode_chat([{"role": "user", "content": prompt.turns[0]}])
+        kinds.setdefault(prompt.category, []).append(ids)
+    return [ids for of_kind in kinds.values() for ids in of_kind[:per_category]]
+
+
+def _contestants(target: Target, limits: Limits) -> dict[str, Callable[[list[int]], float]]:
+    spec = presets.resolve(presets.locate(DRAFTER))
+
+    def load(_: object) -> Target:
+        return load_target(spec, dtype=target.companion_dtype, cache_dir=paths.cache_dir())
+
+    bench = Workbench(target, presets.resolve, load, locate=presets.locate)
+    draft = presets.methods()[DRAFTER].config
+    ngram = presets.methods()["ngram"].config
+    drafters = {
+        "plain": parse_method({"decoding_type": "Autoregressive"}).build(bench),
+        "NGram": ngram.build(bench),
+        "Draft_Target": draft.build(bench),
+    }
+    model = _modules(target.model)
+    assistant = _modules(load(None).model)
+    length = draft.model_dump()["max_draft_len"]
+    assistant.generation_config.num_assistant_tokens = length
+    assistant.generation_config.num_assistant_tokens_schedule = "constant"
+    assistant.generation_config.assistant_confidence_threshold = 0.0
+    peers: dict[str, dict[str, Any]] = {
+        "generate": {},
+        "prompt look-up": {"prompt_lookup_num_tokens": ngram.model_dump()["max_draft_len"]},
+        "assistant": {"assistant_model": assistant},
+    }
+    found = {name: _ours(target, drafter, limits) for name, drafter in drafters.items()}
+    return found | {
+        name: _theirs(model, limits.max_new_tokens, more) for name, more in peers.items()
+    }
+
+
+def _modules(model: PreTrainedModel) -> PreTrainedModel:
+    """The same weights under transformers' own modules and attention."""
+    plain = copy.deepcopy(model)
+    plain.set_attn_implementation("sdpa")
+    return plain.eval()
+
+
+def _ours(target: Target, drafter: Drafter, limits: Limits) -> Callable[[list[int]], float]:
+    def run(ids: list[int]) -> float:
+        began = time.perf_counter()
+        *_, end = decode(target, drafter, ids, limits=limits)
+        assert isinstance(end, End) and len(end.output_ids) == limits.max_new_tokens
+        return time.perf_counter() - began
+
+    return run
+
+
+def _theirs(
+    model: PreTrainedModel, tokens: int, settings: dict[str, Any]
+) -> Callable[[list[int]], float]:
+    def run(ids: list[int]) -> float:
+        prompt = torch.tensor([ids])
+        began = time.perf_counter()
+        out = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            **settings,
+        )
+        assert out.shape[1] == len(ids) + tokens
+        return time.perf_counter() - began
+
+    return run
+
+
+if __name__ == "__main__":
+    main()

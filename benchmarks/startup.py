@@ -1,0 +1,126 @@
+"""How long a person waits: imports, the first page, the model; and memory over what must be held.
+
+    python -m benchmarks.startup [--rounds 5]
+
+Each figure is taken in fresh processes, as a person starts them. The model's load is from the cache
+of converted weights; its very first load converts them, once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WAIT_S = 120.0
+LOAD = """
+import json, time
+began = time.perf_counter()
+import presets
+from engine.config import Limits
+from engine.decode import decode
+from engine.drafters import parse_method
+from engine.drafters.base import Workbench
+from engine.loading import load_target
+from playground import paths
+imported = time.perf_counter()
+
+def resident(key):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith(key))
+
+before = resident("VmRSS")
+target = load_target(presets.resolve("smollm2-135m-instruct"), cache_dir=paths.cache_dir())
+loaded = time.perf_counter()
+weights = sum(p.numel() * p.element_size() for p in target.model.parameters())
+drafter = parse_method({"decoding_type": "Autoregressive"}).build(Workbench(target, None, None))
+ids = target.encode_chat([{"role": "user", "content": "Tell me about tea."}])
+cache = target.new_cache(len(ids) + 192)
+for _ in decode(target, drafter, ids, limits=Limits(max_new_tokens=128, ignore_eos=True)):
+    pass
+print(json.dumps({
+    "import": imported - began, "load": loaded - imported, "dtype": target.dtype_name,
+    "forward": target.environment()["forward"], "held": resident("VmRSS") - before,
+    "peak": resident("VmHWM") - before, "parameters": weights,
+}))
+"""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    gradio = [_imports("gradio") for _ in range(options.rounds)]
+    app = [_imports("playground.cli") for _ in range(options.rounds)]
+    pages = [_first_page() for _ in range(options.rounds)]
+    loads = [_load() for _ in range(options.rounds)]
+    _print("import gradio", gradio)
+    _print("import the command line", app)
+    _print("python app.py to the first page", pages)
+    _print("import the engine", [one["import"] for one in loads])
+    _print(
+        f"load the model ({loads[0]['dtype']}, {loads[0]['forward']})", [o["load"] for o in loads]
+    )
+    mib = {key: loads[0][key] / 2**20 for key in ("parameters", "held", "peak")}
+    print(
+        f"memory after 128 tokens: {mib['held']:.0f} MiB more than before loading, at most "
+        f"{mib['peak']:.0f} MiB while loading; plain parameters that are still held "
+        f"{mib['parameters']:.0f} MiB"
+    )
+
+
+def _print(title: str, seconds: list[float]) -> None:
+    print(
+        f"{title:48} median {statistics.median(seconds):5.2f} s"
+        f"  (min {min(seconds):.2f}, max {max(seconds):.2f})"
+    )
+
+
+def _imports(module: str) -> float:
+    began = time.perf_counter()
+    subprocess.run([sys.executable, "-c", f"import {module}"], check=True, cwd=ROOT)
+    return time.perf_counter() - began
+
+
+def _load() -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD], check=True, cwd=ROOT, capture_output=True, text=True
+    )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _first_page() -> float:
+    """From the command to the first answer of the server."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "app.py", "--port", str(port), "--db", f"{folder}/runs.sqlite3"]
+        began = time.perf_counter()
+        with subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as server:
+            try:
+                while time.perf_counter() - began < WAIT_S:
+                    try:
+                        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=WAIT_S):
+                            return time.perf_counter() - began
+                    except OSError:
+                        time.sleep(0.02)
+            finally:
+                server.terminate()
+    raise TimeoutError(f"no page within {WAIT_S:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

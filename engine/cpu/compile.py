@@ -1,0 +1,99 @@
+"""Compiles the kernels of `native.cpp` for this processor, once, and loads them.
+
+A compiler is no requirement: without one, or on another kind of processor, torch's operators do
+the same work. The library is linked with nothing of torch or Python, so it takes seconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("native.cpp")
+FLAGS = (
+    *("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared"),
+    *("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
+    *("-mavx512bf16", "-mtune=native"),
+)
+"""Not `-march=native`: the library may be in a cache that several machines share."""
+NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16")
+"""Of the flags in /proc/cpuinfo."""
+COMPILERS = ("g++", "clang++", "c++")
+TIMEOUT_S = 120
+
+
+class NotNative(Exception):
+    """The kernels cannot be used here; says why."""
+
+
+@functools.cache
+def library(cache_dir: Path) -> ctypes.CDLL:
+    """The compiled kernels; `cache_dir` keeps them.
+
+    Raises:
+        NotNative: another processor, no compiler, or it failed.
+    """
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        raise NotNative(f"they are for Linux on x86-64, not {platform.system()}")
+    flags = _cpu_flags()
+    lacking = [name for name in NEEDED if name not in flags]
+    if lacking:
+        raise NotNative(f"this processor has no {lacking[0]}")
+    if not _shares_openmp():
+        raise NotNative("this torch brings no GNU OpenMP to share threads with")
+    loaded = ctypes.CDLL(str(_compiled(cache_dir / "native")))
+    loaded.scratch_bytes.restype = ctypes.c_int64
+    return loaded
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    flags = (line.partition(":")[2].split() for line in lines if line.startswith("flags"))
+    return frozenset(next(flags, ()))
+
+
+def _shares_openmp() -> bool:
+    """Whether torch has loaded the library that `-fopenmp` asks for by name.
+
+    Two OpenMP libraries in a process have two pools of threads, which spin against each other.
+    """
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return any(line.rstrip().endswith("/libgomp.so.1") for line in maps.splitlines())
+
+
+def _compiled(folder: Path) -> Path:
+    """The library's file, compiled if it is not there."""
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise NotNative("there is no C++ compiler (g++ or clang++)")
+    source = SOURCE.read_bytes()
+    key = hashlib.sha256(b"\0".join([source, compiler.encode(), *map(str.encode, FLAGS)]))
+    file = folder / f"{key.hexdigest()[:24]}.so"
+    if file.is_file():
+        return file
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as temp:
+            made = Path(temp) / file.name
+            command = [compiler, *FLAGS, "-o", str(made), str(SOURCE)]
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
+            os.replace(made, file)
+    except subprocess.CalledProcessError as error:
+        first = next(iter(error.stderr.strip().splitlines()), "no message")
+        raise NotNative(f"{compiler} failed: {first[:200]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NotNative(f"{compiler} failed: {error}") from error
+    return file

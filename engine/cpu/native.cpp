@@ -1,0 +1,802 @@
+// One forward of a Llama-like decoder over n new rows, in bfloat16 with float32 sums.
+//
+// A plain step reads every weight once, so it is as fast as memory. Here n rows share that one
+// reading: while the weights of a few columns are in registers they meet all rows, and the products
+// of up to about 16 rows hide behind the reading.
+//
+// Every sum runs in an order that depends on its own row alone: a row's result is the same, bit by
+// bit, whether it is computed alone, in a tree or in a prompt. So a draft tree is verified with
+// exactly the logits that plain decoding has.
+//
+// Matrices (out, in) are stored in blocks of 16 columns of the product, see packing.py:
+//   bfloat16  [out / 16][in / 2][16][2]
+//   4 bits    [out / 16][in / 32] of { 4 x 64 bytes of codes, 16 scales, 16 minima (float16) };
+//             word 2 c + p of group g holds in nibble t the code of column c, row 8 g + 2 t + p
+#include <immintrin.h>
+#include <omp.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace {
+
+using bf16 = uint16_t;
+constexpr int LANES = 16;   // columns of a block
+constexpr int BLOCK = 32;   // rows of the matrix under one scale
+constexpr int64_t BLOCK_BYTES = 320;
+constexpr int PANEL = 4;    // blocks of columns that are computed together
+constexpr int ROWS = 6;     // rows that are computed together: 4 x 6 sums + 4 weights fit 32 registers
+constexpr int QUERIES = 4;  // queries that share one reading of keys and values
+constexpr int SPINS = 4096;
+
+struct Matrix {
+    const uint8_t* data;
+    const float* bias;  // (out,) or null
+    int32_t out, in;
+    int32_t bits;       // 16 or 4
+    int32_t unused;
+};
+
+struct Layer {
+    Matrix qkv, out, gate_up, down;
+    const bf16 *input_norm, *mlp_norm;     // (hidden,)
+    const bf16 *query_norm, *key_norm;     // (head_dim,) or null
+};
+
+struct Model {
+    int32_t num_layers, hidden, heads, kv_heads, head_dim, width, threads, vocab;
+    float eps, scale;
+    const Layer* layers;
+    const bf16* norm;
+    const bf16* embedding;  // (vocab, hidden)
+    Matrix lm_head;
+};
+
+struct Call {
+    int32_t n;            // new rows
+    int32_t context;      // rows in the cache before them
+    int32_t first_logit;  // logits of rows from here on
+    int32_t num_taps;
+    const int64_t* tokens;
+    const float* rotary;     // (n, head_dim): cosines of one half, then sines
+    const uint8_t* visible;  // (n, n), null = causal
+    bf16* cache;             // (2 layers, kv_heads, capacity, head_dim)
+    int64_t capacity;
+    const int32_t* taps;     // layers whose input is wanted; num_layers = after the last
+    bf16* tapped;            // (n, num_taps * hidden)
+    bf16* normed;            // (n, hidden): after the final norm
+    float* logits;           // (n - first_logit, lm_head.out)
+    float* log_totals;       // (n - first_logit,): log of the sum of e^logit; null = not wanted
+    uint8_t* scratch;        // scratch_bytes(n, context + n), aligned to 64
+};
+
+// ---- threads
+
+// A barrier for threads that do nothing else; yields when the machine is shared.
+struct Barrier {
+    std::atomic<int> arrived{0};
+    std::atomic<int> turn{0};
+
+    void wait(int threads) {
+        const int now = turn.load(std::memory_order_relaxed);
+        if (arrived.fetch_add(1, std::memory_order_acq_rel) == threads - 1) {
+            arrived.store(0, std::memory_order_relaxed);
+            turn.store(now + 1, std::memory_order_release);
+            return;
+        }
+        for (int spins = 0; turn.load(std::memory_order_acquire) == now; ++spins) {
+            if (spins < SPINS) _mm_pause();
+            else sched_yield();
+        }
+    }
+};
+
+struct Range {
+    int begin, end;
+};
+
+Range share(int count, int thread, int threads) {
+    return {int(int64_t(count) * thread / threads), int(int64_t(count) * (thread + 1) / threads)};
+}
+
+// ---- numbers
+
+inline __m512 widen(__m256i x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
+}
+
+inline __m512 load_bf16(const bf16* p) { return widen(_mm256_loadu_si256((const __m256i*)p)); }
+
+inline void store_bf16(bf16* p, __m512 x) {
+    _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x));
+}
+
+// e^x for x <= 0, to about 2 units in the last place: 2^n times a polynomial of the rest.
+inline __m512 exp_ps(__m512 x) {
+    x = _mm512_max_ps(x, _mm512_set1_ps(-87.0f));
+    const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), 8);
+    __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+    __m512 p = _mm512_set1_ps(1.0f / 720);
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 120));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 24));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 6));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, n);
+}
+
+// Lane i = the sum of vector i's lanes; added up in the same order for all 16 vectors.
+inline __m512 sums(const __m512* v) {
+    __m512 a[8], b[4], c[2];
+    for (int i = 0; i < 8; ++i) {
+        a[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]),
+                             _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    }
+    for (int i = 0; i < 4; ++i) {
+        const __m512d x = _mm512_castps_pd(a[2 * i]), y = _mm512_castps_pd(a[2 * i + 1]);
+        b[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
+                             _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+    }
+    for (int i = 0; i < 2; ++i) {
+        c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88),
+                             _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xdd));
+    }
+    return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88),
+                         _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
+}
+
+// ---- products
+
+// Weights to fetch from memory while others are computed with: `lines` of 64 bytes, spread evenly
+// over so many iterations.
+struct Ahead {
+    const uint8_t* at;
+    int lines, iterations;
+    int due = 0;
+
+    void fetch() {
+        for (due += lines; due >= iterations; due -= iterations) {
+            _mm_prefetch((const char*)at, _MM_HINT_T1);
+            at += 64;
+        }
+    }
+};
+
+// sums (R, C * 16) += R rows of x times C blocks of columns, over `depth` pairs of the matrix's rows.
+template <int R, int C>
+void bf16_tile(const Matrix& m, const uint8_t* w, int64_t next, const bf16* x, int depth,
+               float* sums, Ahead ahead) {
+    __m512 acc[R][C];
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) acc[r][c] = _mm512_load_ps(sums + (r * C + c) * LANES);
+    for (int k = 0; k < depth; ++k) {
+        ahead.fetch();
+        __m512bh weights[C];
+        for (int c = 0; c < C; ++c) {
+            weights[c] = (__m512bh)_mm512_loadu_si512(w + c * next + int64_t(k) * 64);
+        }
+        for (int r = 0; r < R; ++r) {
+            int32_t pair;
+            std::memcpy(&pair, x + int64_t(r) * m.in + 2 * k, 4);
+            const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+            for (int c = 0; c < C; ++c) acc[r][c] = _mm512_dpbf16_ps(acc[r][c], weights[c], both);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) _mm512_store_ps(sums + (r * C + c) * LANES, acc[r][c]);
+}
+
+// Codes times rows are summed per block of 32 and scaled then: the codes 0 ... 15 are exact in bf16.
+template <int R, int C>
+void four_bit_tile(const Matrix& m, const uint8_t* w, int64_t next, const bf16* x,
+                   const float* x_sums, int depth, float* sums, Ahead ahead) {
+    alignas(64) static const uint16_t codes[32] = {
+        0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120,
+        0x4130, 0x4140, 0x4150, 0x4160, 0x4170, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
+        0x40c0, 0x40e0, 0x4100, 0x4110, 0x4120, 0x4130, 0x4140, 0x4150, 0x4160, 0x4170};
+    const __m512i table = _mm512_load_si512(codes);
+    const int blocks = m.in / BLOCK;
+    __m512 acc[R][C];
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) acc[r][c] = _mm512_load_ps(sums + (r * C + c) * LANES);
+    for (int b = 0; b < depth; ++b) {
+        ahead.fetch();
+        for (int c = 0; c < C; ++c) {
+            const uint8_t* at = w + c * next + b * BLOCK_BYTES;
+            __m512 part[R];
+            for (int r = 0; r < R; ++r) part[r] = _mm512_setzero_ps();
+            for (int g = 0; g < 4; ++g) {
+                __m512i word = _mm512_loadu_si512(at + g * 64);
+                for (int t = 0; t < 4; ++t) {
+                    const __m512bh weights = (__m512bh)_mm512_permutexvar_epi16(word, table);
+                    word = _mm512_srli_epi16(word, 4);
+                    for (int r = 0; r < R; ++r) {
+                        int32_t pair;
+                        std::memcpy(&pair, x + int64_t(r) * m.in + b * BLOCK + 8 * g + 2 * t, 4);
+                        part[r] = _mm512_dpbf16_ps(part[r], weights,
+                                                   (__m512bh)_mm512_set1_epi32(pair));
+                    }
+                }
+            }
+            const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(at + 256)));
+            const __m512 low = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)(at + 288)));
+            for (int r = 0; r < R; ++r) {
+                acc[r][c] = _mm512_fmadd_ps(scale, part[r], acc[r][c]);
+                acc[r][c] = _mm512_fmadd_ps(low, _mm512_set1_ps(x_sums[r * blocks + b]), acc[r][c]);
+            }
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) _mm512_store_ps(sums + (r * C + c) * LANES, acc[r][c]);
+}
+
+int64_t column_bytes(const Matrix& m) {
+    return m.bits == 16 ? int64_t(m.in) * 32 : m.in / BLOCK * BLOCK_BYTES;
+}
+
+const uint8_t* column(const Matrix& m, int block) { return m.data + block * column_bytes(m); }
+
+// What is done with finished sums.
+enum class Into { store, add };
+
+// Rows of a matrix that are taken at once: with them, `STRIP` rows of x and their sums a panel fits
+// the nearest cache, whatever the number of groups of rows that read it.
+constexpr int CHUNK = 128, STRIP = 48;
+
+// C blocks of columns for up to STRIP rows; fetches what comes after them, from `then` on.
+template <int C, Into into>
+void strip(const Matrix& m, int block, const bf16* x, const float* x_sums, float* y, int64_t stride,
+           int n, const uint8_t* then) {
+    alignas(64) float sums[STRIP * C * LANES];
+    std::memset(sums, 0, n * C * LANES * sizeof(float));
+    const int groups = (n + ROWS - 1) / ROWS, unit = m.bits == 16 ? 2 : BLOCK;
+    const int64_t next = column_bytes(m), unit_bytes = m.bits == 16 ? 64 : BLOCK_BYTES;
+    const int chunk = groups == 1 ? m.in : CHUNK;
+    for (int k = 0; k < m.in; k += chunk) {
+        const int depth = std::min(chunk, m.in - k) / unit;
+        const uint8_t* w = column(m, block) + k / unit * unit_bytes;
+        const int lines = int(C * depth * unit_bytes / 64);
+        for (int g = 0; g < groups; ++g) {
+            const Range range = share(n, g, groups), fetched = share(lines, g, groups);
+            const bf16* from = x + int64_t(range.begin) * m.in + k;
+            const float* from_sums = x_sums + int64_t(range.begin) * (m.in / BLOCK) + k / BLOCK;
+            float* to = sums + range.begin * C * LANES;
+            const Ahead ahead{then + fetched.begin * 64, fetched.end - fetched.begin, depth};
+            const auto run = [&](auto count) {
+                constexpr int R = decltype(count)::value;
+                if (m.bits == 16) bf16_tile<R, C>(m, w, next, from, depth, to, ahead);
+                else four_bit_tile<R, C>(m, w, next, from, from_sums, depth, to, ahead);
+            };
+            switch (range.end - range.begin) {
+                case 1: run(std::integral_constant<int, 1>()); break;
+                case 2: run(std::integral_constant<int, 2>()); break;
+                case 3: run(std::integral_constant<int, 3>()); break;
+                case 4: run(std::integral_constant<int, 4>()); break;
+                case 5: run(std::integral_constant<int, 5>()); break;
+                default: run(std::integral_constant<int, ROWS>());
+            }
+        }
+        then += lines * 64;
+    }
+    for (int r = 0; r < n; ++r) {
+        for (int c = 0; c < C; ++c) {
+            const int column = (block + c) * LANES;
+            __m512 sum = _mm512_load_ps(sums + (r * C + c) * LANES);
+            if (m.bias) sum = _mm512_add_ps(sum, _mm512_loadu_ps(m.bias + column));
+            float* to = y + r * stride + column;
+            if (into == Into::add) sum = _mm512_add_ps(sum, _mm512_loadu_ps(to));
+            _mm512_storeu_ps(to, sum);
+        }
+    }
+}
+
+// C blocks of columns for all rows.
+template <int C, Into into>
+void rows(const Matrix& m, int block, const bf16* x, const float* x_sums, float* y, int64_t stride,
+          int n, const uint8_t* then) {
+    const int strips = (n + STRIP - 1) / STRIP;
+    for (int i = 0; i < strips; ++i) {
+        const Range range = share(n, i, strips);
+        strip<C, into>(m, block, x + int64_t(range.begin) * m.in,
+                       x_sums + int64_t(range.begin) * (m.in / BLOCK), y + range.begin * stride,
+                       stride, range.end - range.begin, i + 1 < strips ? column(m, block) : then);
+    }
+}
+
+// y (n, stride) = or += x W^T for these blocks of columns; `then` is what is read after them.
+template <Into into>
+void product(const Matrix& m, Range blocks, const bf16* x, const float* x_sums, float* y,
+             int64_t stride, int n, const uint8_t* then) {
+    int block = blocks.begin;
+    const auto next = [&](int end) { return end < blocks.end ? column(m, end) : then; };
+    for (; block + PANEL <= blocks.end; block += PANEL)
+        rows<PANEL, into>(m, block, x, x_sums, y, stride, n, next(block + PANEL));
+    if (block + 2 <= blocks.end) {
+        rows<2, into>(m, block, x, x_sums, y, stride, n, next(block + 2));
+        block += 2;
+    }
+    if (block < blocks.end) rows<1, into>(m, block, x, x_sums, y, stride, n, then);
+}
+
+// ---- what is between the products
+
+// Sums of x over every 32 columns, which the minima of 4-bit blocks are multiplied by.
+void block_sums(const bf16* x, int columns, float* out) {
+    for (int b = 0; b < columns / BLOCK; ++b) {
+        const __m512 both = _mm512_add_ps(load_bf16(x + b * BLOCK), load_bf16(x + b * BLOCK + 16));
+        out[b] = _mm512_reduce_add_ps(both);
+    }
+}
+
+void norm(const float* x, const bf16* weight, int columns, float eps, bf16* out) {
+    __m512 squares = _mm512_setzero_ps();
+    for (int i = 0; i < columns; i += 16) {
+        const __m512 v = _mm512_loadu_ps(x + i);
+        squares = _mm512_fmadd_ps(v, v, squares);
+    }
+    const float root = 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / columns + eps);
+    for (int i = 0; i < columns; i += 16) {
+        const __m512 v = _mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(root));
+        store_bf16(out + i, _mm512_mul_ps(v, load_bf16(weight + i)));
+    }
+}
+
+// Norm (Qwen3) and rotary position of one head; rotary holds cosines and sines of one half.
+void turn(float* head, const bf16* weight, const float* rotary, int dim, float eps) {
+    if (weight) {
+        float squares = 0.0f;
+        for (int i = 0; i < dim; ++i) squares += head[i] * head[i];
+        const float root = 1.0f / std::sqrt(squares / dim + eps);
+        for (int i = 0; i < dim; ++i) {
+            uint32_t bits = uint32_t(weight[i]) << 16;
+            float w;
+            std::memcpy(&w, &bits, 4);
+            head[i] *= root * w;
+        }
+    }
+    const int half = dim / 2;
+    for (int i = 0; i < half; i += 16) {
+        const __m512 a = _mm512_loadu_ps(head + i), b = _mm512_loadu_ps(head + half + i);
+        const __m512 cos = _mm512_loadu_ps(rotary + i), sin = _mm512_loadu_ps(rotary + half + i);
+        _mm512_storeu_ps(head + i, _mm512_fmsub_ps(a, cos, _mm512_mul_ps(b, sin)));
+        _mm512_storeu_ps(head + half + i, _mm512_fmadd_ps(b, cos, _mm512_mul_ps(a, sin)));
+    }
+}
+
+void to_bf16(const float* x, int columns, float factor, bf16* out) {
+    for (int i = 0; i < columns; i += 16)
+        store_bf16(out + i, _mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(factor)));
+}
+
+// The largest of some numbers, and the sum of e^(number - largest).
+struct Total {
+    float most = -INFINITY, sum = 0.0f;
+
+    static Total of(const float* x, int count) {
+        __m512 most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
+        for (int i = 0; i < count; i += 16) {
+            const __mmask16 here = count - i >= 16 ? 0xffff : (1u << (count - i)) - 1;
+            most = _mm512_mask_max_ps(most, here, most, _mm512_maskz_loadu_ps(here, x + i));
+        }
+        const float highest = _mm512_reduce_max_ps(most);
+        for (int i = 0; i < count; i += 16) {
+            const __mmask16 here = count - i >= 16 ? 0xffff : (1u << (count - i)) - 1;
+            const __m512 e = exp_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(here, x + i),
+                                                  _mm512_set1_ps(highest)));
+            sum = _mm512_mask_add_ps(sum, here, sum, e);
+        }
+        return {highest, _mm512_reduce_add_ps(sum)};
+    }
+
+    void add(const Total& other) {
+        const float highest = std::max(most, other.most);
+        if (highest == -INFINITY) return;
+        sum = sum * std::exp(most - highest) + other.sum * std::exp(other.most - highest);
+        most = highest;
+    }
+};
+
+// silu(gate) * up
+void gated(const float* gate, const float* up, int columns, bf16* out) {
+    const __m512 one = _mm512_set1_ps(1.0f), zero = _mm512_setzero_ps();
+    for (int i = 0; i < columns; i += 16) {
+        const __m512 g = _mm512_loadu_ps(gate + i);
+        const __m512 e = exp_ps(_mm512_sub_ps(zero, _mm512_abs_ps(g)));  // e^-|g|
+        const __mmask16 negative = _mm512_cmp_ps_mask(g, zero, _CMP_LT_OQ);
+        const __m512 top = _mm512_mask_blend_ps(negative, one, e);
+        const __m512 silu = _mm512_mul_ps(g, _mm512_div_ps(top, _mm512_add_ps(one, e)));
+        store_bf16(out + i, _mm512_mul_ps(silu, _mm512_loadu_ps(up + i)));
+    }
+}
+
+// ---- attention
+
+// Keys and values of one head: rows (dim,) one after another.
+struct Head {
+    const bf16* keys;
+    const bf16* values;
+    int dim;
+};
+
+// scores[q][j] = queries[q] . keys[j] for the keys begin ... end - 1.
+void score(const Head& head, const bf16* const* queries, int count, int begin, int end,
+           float* const* scores) {
+    const int parts = head.dim / 32;
+    for (int j = begin; j < end; j += 4) {
+        __m512 dots[16];
+        for (auto& dot : dots) dot = _mm512_setzero_ps();
+        const int keys = std::min(4, end - j);
+        for (int p = 0; p < parts; ++p) {
+            for (int i = 0; i < keys; ++i) {
+                const __m512bh key =
+                    (__m512bh)_mm512_loadu_si512(head.keys + int64_t(j + i) * head.dim + p * 32);
+                for (int q = 0; q < count; ++q) {
+                    const __m512bh query = (__m512bh)_mm512_loadu_si512(queries[q] + p * 32);
+                    dots[4 * q + i] = _mm512_dpbf16_ps(dots[4 * q + i], key, query);
+                }
+            }
+        }
+        alignas(64) float found[16];
+        _mm512_store_ps(found, sums(dots));
+        for (int q = 0; q < count; ++q)
+            for (int i = 0; i < keys; ++i) scores[q][j + i] = found[4 * q + i];
+    }
+}
+
+// Softmax in place; returns 1 / sum.
+float soften(float* scores, int count) {
+    float highest = -INFINITY;
+    __m512 most = _mm512_set1_ps(-INFINITY);
+    int i = 0;
+    for (; i + 16 <= count; i += 16) most = _mm512_max_ps(most, _mm512_loadu_ps(scores + i));
+    const __mmask16 rest = (1u << (count - i)) - 1;
+    most = _mm512_mask_max_ps(most, rest, most, _mm512_maskz_loadu_ps(rest, scores + i));
+    highest = _mm512_reduce_max_ps(most);
+    __m512 total = _mm512_setzero_ps();
+    for (i = 0; i < count; i += 16) {
+        const __mmask16 here = count - i >= 16 ? 0xffff : (1u << (count - i)) - 1;
+        const __m512 e = exp_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(here, scores + i),
+                                              _mm512_set1_ps(highest)));
+        _mm512_mask_storeu_ps(scores + i, here, e);
+        total = _mm512_mask_add_ps(total, here, total, e);
+    }
+    return 1.0f / _mm512_reduce_add_ps(total);
+}
+
+// out[q] += scores[q][j] * values[j], key by key, for 64 of the columns.
+template <int Q>
+void mix(const Head& head, const float* const* scores, int begin, int end, int column,
+         float* const* out) {
+    __m512 acc[Q][4];
+    const int width = std::min(4, (head.dim - column) / 16);
+    for (int q = 0; q < Q; ++q)
+        for (int c = 0; c < 4; ++c)
+            acc[q][c] = c < width ? _mm512_loadu_ps(out[q] + column + 16 * c) : _mm512_setzero_ps();
+    for (int j = begin; j < end; ++j) {
+        const bf16* value = head.values + int64_t(j) * head.dim + column;
+        for (int c = 0; c < 4; ++c) {
+            if (c >= width) break;
+            const __m512 v = load_bf16(value + 16 * c);
+            for (int q = 0; q < Q; ++q)
+                acc[q][c] = _mm512_fmadd_ps(_mm512_set1_ps(scores[q][j]), v, acc[q][c]);
+        }
+    }
+    for (int q = 0; q < Q; ++q)
+        for (int c = 0; c < width; ++c) _mm512_storeu_ps(out[q] + column + 16 * c, acc[q][c]);
+}
+
+void mix_all(const Head& head, const float* const* scores, int count, int begin, int end,
+             float* const* out) {
+    for (int column = 0; column < head.dim; column += 64) {
+        switch (count) {
+            case 1: mix<1>(head, scores, begin, end, column, out); break;
+            case 2: mix<2>(head, scores, begin, end, column, out); break;
+            case 3: mix<3>(head, scores, begin, end, column, out); break;
+            default: mix<4>(head, scores, begin, end, column, out);
+        }
+    }
+}
+
+// Attention of `count` neighbouring rows of one query head. A row sees all keys before `shared`,
+// and of those from there on the ones in its list: their order is the order of the text.
+struct Attention {
+    const Call& call;
+    int head_dim;
+    float* scores;   // (QUERIES, keys)
+    float* sums;     // (QUERIES, head_dim)
+    int32_t* seen;   // (keys,)
+    int64_t keys;
+
+    void run(const Head& head, const bf16* queries, int64_t stride, int first, int count,
+             bf16* out, int64_t out_stride) {
+        const int shared = call.context + (call.visible ? 0 : first);
+        const bf16* query[QUERIES];
+        float *score_of[QUERIES], *sum_of[QUERIES];
+        for (int q = 0; q < count; ++q) {
+            query[q] = queries + q * stride;
+            score_of[q] = scores + q * keys;
+            sum_of[q] = sums + q * head_dim;
+            std::memset(sum_of[q], 0, head_dim * sizeof(float));
+        }
+        score(head, query, count, 0, shared, score_of);
+        int num_seen[QUERIES];
+        float factor[QUERIES];
+        for (int q = 0; q < count; ++q) {
+            num_seen[q] = list(first + q, shared);
+            own_scores(head, query[q], shared, num_seen[q], score_of[q]);
+            factor[q] = soften(score_of[q], shared + num_seen[q]);
+        }
+        mix_all(head, score_of, count, 0, shared, sum_of);
+        for (int q = 0; q < count; ++q) {
+            num_seen[q] = list(first + q, shared);
+            for (int i = 0; i < num_seen[q]; ++i) {
+                const Head one{head.keys, head.values + int64_t(seen[i]) * head_dim, head_dim};
+                const float* weight = score_of[q] + shared + i;
+                mix_all(one, &weight, 1, 0, 1, sum_of + q);
+            }
+            to_bf16(sum_of[q], head_dim, factor[q], out + q * out_stride);
+        }
+    }
+
+    // Keys from `shared` on that a row sees.
+    int list(int row, int shared) {
+        int count = 0;
+        for (int j = shared - call.context; j < call.n; ++j) {
+            const bool sees = call.visible ? call.visible[int64_t(row) * call.n + j] : j <= row;
+            if (sees) seen[count++] = call.context + j;
+        }
+        return count;
+    }
+
+    void own_scores(const Head& head, const bf16* query, int shared, int count, float* out) {
+        for (int i = 0; i < count; ++i) {
+            const Head one{head.keys + int64_t(seen[i]) * head_dim, head.values, head_dim};
+            float* to = out + shared + i;
+            score(one, &query, 1, 0, 1, &to);
+        }
+    }
+};
+
+// ---- the decoder
+
+struct Scratch {
+    float *x, *wide, *sums, *scores, *mixed;
+    Total* totals;
+    bf16 *normed, *queries, *seen, *gate;
+    int32_t* list;
+};
+
+int64_t up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+int64_t lay_out(const Model& m, int n, int64_t keys, uint8_t* at, Scratch* s) {
+    const int64_t qkv = int64_t(m.heads + 2 * m.kv_heads) * m.head_dim;
+    const int64_t widest = std::max<int64_t>(qkv, 2 * int64_t(m.width));
+    const int64_t deepest = std::max<int64_t>(m.width, std::max(m.hidden, m.heads * m.head_dim));
+    uint8_t* p = at;
+    auto take = [&](auto*& pointer, int64_t count) {
+        pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(p);
+        p += up(count * int64_t(sizeof(*pointer)));
+    };
+    take(s->x, n * int64_t(m.hidden));
+    take(s->wide, n * widest);
+    take(s->sums, n * (deepest / BLOCK + 1));
+    take(s->scores, int64_t(m.threads) * QUERIES * keys);
+    take(s->mixed, int64_t(m.threads) * QUERIES * m.head_dim);
+    take(s->totals, int64_t(m.threads) * n);
+    take(s->normed, n * deepest);
+    take(s->queries, n * int64_t(m.heads) * m.head_dim);
+    take(s->seen, n * int64_t(m.heads) * m.head_dim);
+    take(s->gate, n * int64_t(m.width));
+    take(s->list, int64_t(m.threads) * keys);
+    return p - at;
+}
+
+struct Run {
+    const Model& m;
+    const Call& call;
+    Scratch s;
+    Barrier barrier;
+    int threads;  // as many as there are; never more than m.threads
+
+    void thread(int t) {
+        const int n = call.n, hidden = m.hidden;
+        const Range mine = share(n, t, threads);
+        for (int r = mine.begin; r < mine.end; ++r) {
+            const bf16* from = m.embedding + call.tokens[r] * hidden;
+            for (int i = 0; i < hidden; i += 16)
+                _mm512_storeu_ps(s.x + int64_t(r) * hidden + i, load_bf16(from + i));
+        }
+        for (int i = 0; i < m.num_layers; ++i) {
+            tap(i, mine);
+            layer(i, t, mine);
+        }
+        tap(m.num_layers, mine);
+        finish(t, mine);
+    }
+
+    void layer(int index, int t, Range mine) {
+        const Layer& l = m.layers[index];
+        const int n = call.n, dim = m.head_dim;
+        const int64_t qkv = int64_t(m.heads + 2 * m.kv_heads) * dim;
+        normalise(l.input_norm, mine, l.qkv);
+        barrier.wait(threads);
+        product<Into::store>(l.qkv, part(l.qkv, t), s.normed, s.sums, s.wide, qkv, n,
+                             first(l.out, t));
+        barrier.wait(threads);
+        bf16* keys = call.cache + int64_t(2 * index) * m.kv_heads * call.capacity * dim;
+        bf16* values = keys + int64_t(m.kv_heads) * call.capacity * dim;
+        place(l, keys, values, mine);
+        barrier.wait(threads);
+        attend(keys, values, t);
+        barrier.wait(threads);
+        const int64_t inner = int64_t(m.heads) * dim;
+        if (l.out.bits == 4) {
+            for (int r = mine.begin; r < mine.end; ++r)
+                block_sums(s.seen + r * inner, inner, s.sums + r * (inner / BLOCK));
+            barrier.wait(threads);
+        }
+        product<Into::add>(l.out, part(l.out, t), s.seen, s.sums, s.x, m.hidden, n,
+                           first(l.gate_up, t));
+        barrier.wait(threads);
+        normalise(l.mlp_norm, mine, l.gate_up);
+        barrier.wait(threads);
+        const int wide = m.width / LANES;
+        const Range columns = share(wide, t, threads);
+        const Range ups{columns.begin + wide, columns.end + wide};
+        product<Into::store>(l.gate_up, columns, s.normed, s.sums, s.wide, 2 * m.width, n,
+                             column(l.gate_up, ups.begin));
+        product<Into::store>(l.gate_up, ups, s.normed, s.sums, s.wide, 2 * m.width, n,
+                             first(l.down, t));
+        const int from = columns.begin * LANES, count = (columns.end - columns.begin) * LANES;
+        for (int r = 0; r < n; ++r) {
+            const float* row = s.wide + int64_t(r) * 2 * m.width;
+            gated(row + from, row + m.width + from, count, s.gate + int64_t(r) * m.width + from);
+        }
+        barrier.wait(threads);
+        if (l.down.bits == 4) {
+            for (int r = mine.begin; r < mine.end; ++r)
+                block_sums(s.gate + int64_t(r) * m.width, m.width,
+                           s.sums + r * int64_t(m.width / BLOCK));
+            barrier.wait(threads);
+        }
+        const Matrix& after = index + 1 < m.num_layers ? m.layers[index + 1].qkv : m.lm_head;
+        product<Into::add>(l.down, part(l.down, t), s.gate, s.sums, s.x, m.hidden, n,
+                           first(after, t));
+        barrier.wait(threads);
+    }
+
+    void normalise(const bf16* weight, Range mine, const Matrix& next) {
+        for (int r = mine.begin; r < mine.end; ++r) {
+            bf16* to = s.normed + int64_t(r) * m.hidden;
+            norm(s.x + int64_t(r) * m.hidden, weight, m.hidden, m.eps, to);
+            if (next.bits == 4) block_sums(to, m.hidden, s.sums + r * int64_t(m.hidden / BLOCK));
+        }
+    }
+
+    // Turns queries and keys; keys and values go into the cache.
+    void place(const Layer& l, bf16* keys, bf16* values, Range mine) {
+        const int dim = m.head_dim, all = m.heads + 2 * m.kv_heads;
+        for (int r = mine.begin; r < mine.end; ++r) {
+            const float* rotary = call.rotary + int64_t(r) * dim;
+            for (int h = 0; h < all; ++h) {
+                float* head = s.wide + (int64_t(r) * all + h) * dim;
+                if (h < m.heads) {
+                    turn(head, l.query_norm, rotary, dim, m.eps);
+                    to_bf16(head, dim, m.scale, s.queries + (int64_t(r) * m.heads + h) * dim);
+                    continue;
+                }
+                const int kv = h - m.heads;
+                const bool key = kv < m.kv_heads;
+                if (key) turn(head, l.key_norm, rotary, dim, m.eps);
+                bf16* to = key ? keys + int64_t(kv) * call.capacity * dim
+                               : values + int64_t(kv - m.kv_heads) * call.capacity * dim;
+                to_bf16(head, dim, 1.0f, to + int64_t(call.context + r) * dim);
+            }
+        }
+    }
+
+    void attend(const bf16* keys, const bf16* values, int t) {
+        const int dim = m.head_dim, groups = m.heads / m.kv_heads;
+        const int64_t most = call.context + call.n;
+        const int blocks = (call.n + QUERIES - 1) / QUERIES;
+        Attention attention{call, dim, s.scores + t * QUERIES * most,
+                            s.mixed + int64_t(t) * QUERIES * dim, s.list + t * most, most};
+        // Later blocks of a prompt see more keys: they are dealt out in turn.
+        for (int item = t; item < m.heads * blocks; item += threads) {
+            const int h = item % m.heads, first = item / m.heads * QUERIES;
+            const int64_t at = int64_t(h / groups) * call.capacity * dim;
+            const int64_t row = (int64_t(first) * m.heads + h) * dim;
+            attention.run({keys + at, values + at, dim}, s.queries + row, int64_t(m.heads) * dim,
+                          first, std::min(QUERIES, call.n - first), s.seen + row,
+                          int64_t(m.heads) * dim);
+        }
+    }
+
+    void tap(int index, Range mine) {
+        for (int i = 0; i < call.num_taps; ++i) {
+            if (call.taps[i] != index) continue;
+            for (int r = mine.begin; r < mine.end; ++r)
+                to_bf16(s.x + int64_t(r) * m.hidden, m.hidden, 1.0f,
+                        call.tapped + (int64_t(r) * call.num_taps + i) * m.hidden);
+        }
+    }
+
+    void finish(int t, Range mine) {
+        for (int r = mine.begin; r < mine.end; ++r) {
+            bf16* to = call.normed + int64_t(r) * m.hidden;
+            norm(s.x + int64_t(r) * m.hidden, m.norm, m.hidden, m.eps, to);
+            if (m.lm_head.bits == 4)
+                block_sums(to, m.hidden, s.sums + r * int64_t(m.hidden / BLOCK));
+        }
+        barrier.wait(threads);
+        const int from = call.first_logit;
+        product<Into::store>(m.lm_head, part(m.lm_head, t), call.normed + int64_t(from) * m.hidden,
+                             s.sums + from * int64_t(m.hidden / BLOCK), call.logits,
+                             m.lm_head.out, call.n - from, m.lm_head.data);
+        if (call.log_totals) total(t, call.n - from);
+    }
+
+    // Every thread sums up its own columns, which it has just written; the first adds them up.
+    void total(int t, int n) {
+        const Range mine = part(m.lm_head, t);
+        const int begin = mine.begin * LANES, end = std::min(mine.end * LANES, m.vocab);
+        for (int r = 0; r < n; ++r) {
+            const float* row = call.logits + int64_t(r) * m.lm_head.out;
+            s.totals[t * n + r] = begin < end ? Total::of(row + begin, end - begin) : Total();
+        }
+        barrier.wait(threads);
+        for (int r = 0; t == 0 && r < n; ++r) {
+            Total all;
+            for (int i = 0; i < threads; ++i) all.add(s.totals[i * n + r]);
+            call.log_totals[r] = all.most + std::log(all.sum);
+        }
+    }
+
+    // A thread's columns of a matrix, and where they begin. Gate and up are shared out alike.
+    Range part(const Matrix& matrix, int t) const { return share(matrix.out / LANES, t, threads); }
+
+    const uint8_t* first(const Matrix& matrix, int t) const {
+        const bool gate_up = matrix.out == 2 * m.width;
+        return column(matrix, share(matrix.out / LANES / (gate_up ? 2 : 1), t, threads).begin);
+    }
+};
+
+}  // namespace
+
+extern "C" {
+
+int64_t scratch_bytes(const Model* m, int n, int64_t keys) {
+    Scratch s;
+    return lay_out(*m, n, keys, nullptr, &s);
+}
+
+void forward(const Model* m, const Call* call) {
+    Run run{*m, *call, {}, {}, 0};
+    lay_out(*m, call->n, call->context + call->n, call->scratch, &run.s);
+#pragma omp parallel num_threads(m->threads)
+    {
+#pragma omp single
+        run.threads = omp_get_num_threads();
+        run.thread(omp_get_thread_num());
+    }
+}
+
+// y (n, out) = x (n, in) W^T + bias; sums is room for n * in / 32 floats, used by 4-bit matrices.
+void linear(const Matrix* m, const bf16* x, float* y, float* sums, int n, int threads) {
+    if (m->bits == 4)
+        for (int r = 0; r < n; ++r)
+            block_sums(x + int64_t(r) * m->in, m->in, sums + r * int64_t(m->in / BLOCK));
+#pragma omp parallel num_threads(threads)
+    {
+        const Range mine = share(m->out / LANES, omp_get_thread_num(), omp_get_num_threads());
+        product<Into::store>(*m, mine, x, sums, y, m->out, n, m->data);
+    }
+}
+}

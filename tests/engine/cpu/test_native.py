@@ -1,0 +1,275 @@
+"""The compiled kernels: as exact as bfloat16 allows, and a row's result is always the same."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import Limits
+from engine.cpu import architecture, compile
+from engine.cpu.compile import NotNative, library
+from engine.cpu.native import BlockProjection, HalfProjection, NativeForward
+from engine.decode import decode
+from engine.drafters.autoregressive import AutoregressiveConfig
+from engine.gguf import Blocks
+from engine.loading import load_target
+from engine.proposal import Needs, Proposal
+from engine.sources import TargetSpec
+from engine.steps import End
+from engine.target import Target
+from engine.tree import TreeShape
+from tests.engine.cpu.targets import plain, variant_model
+from tests.engine.scripted import ScriptedDrafter, random_parents
+from tests.models import VOCAB, save_tiny, tiny_model, tiny_tokenizer, workbench
+
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
+WIDE: dict[str, dict[str, Any]] = {
+    "llama": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "llama-tied": {"num_attention_heads": 2, "num_key_value_heads": 2},
+    "llama-no-groups-biased": {"num_attention_heads": 2, "num_key_value_heads": 2},
+    "llama3-rotary": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "qwen2": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "qwen3": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 96},
+    "qwen3-wide-heads": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128},
+}
+ALL = Needs(hidden=True, layers=(0, 2, 3))
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    try:
+        return library(tmp_path_factory.mktemp("kernels"))
+    except NotNative as error:
+        pytest.skip(f"no compiled kernels here: {error}")
+
+
+def wide_model(name: str) -> Any:
+    return variant_model(name, **SIZES, **WIDE[name]).to(torch.bfloat16)
+
+
+def native(model: Any, kernels: ctypes.CDLL) -> Target:
+    assert architecture.why_not(model) is None and architecture.why_not_native(model) is None
+    packer = architecture.choose_packer(model, kernels, None, keep_many=False)
+    forward = architecture.fuse(model, packer)
+    assert isinstance(forward, NativeForward) and forward.name == "native"
+    return Target(model, tiny_tokenizer(), name="native", forward=forward)
+
+
+def tokens_of(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(256) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_prompts_and_trees_are_nearer_to_the_exact_result_than_modules_are(
+    name: str, kernels: ctypes.CDLL
+) -> None:
+    model = wide_model(name)
+    exact, modules = plain(copy.deepcopy(model).float()), plain(copy.deepcopy(model))
+    targets = {"exact": exact, "modules": modules, "native": native(model, kernels)}
+    caches = {name: target.new_cache(4) for name, target in targets.items()}
+    rng = random.Random(4)
+    squares: dict[str, list[float]] = {"modules": [], "native": []}
+
+    def run(ask: Any) -> None:
+        shown = {name: ask(target, caches[name]) for name, target in targets.items()}
+        for part in ("logits", "hidden", "layers"):
+            truth = getattr(shown["exact"], part).double()
+            for other, errors in squares.items():
+                found = getattr(shown[other], part)
+                assert found.shape == truth.shape
+                errors.append(float((found.double() - truth).pow(2).mean()))
+                assert errors[-1] < 0.03 * float(truth.pow(2).mean())
+
+    for count in (17, 1, 53):
+        prompt = tokens_of(rng, count)
+        run(lambda target, cache, prompt=prompt: target.prefill(prompt, cache, ALL))
+    for _ in range(8):
+        shape = TreeShape(random_parents(rng, rng.randint(1, 40)))
+        proposal = Proposal(torch.tensor(tokens_of(rng, len(shape))), shape)
+        run(lambda target, cache, proposal=proposal: target.verify(proposal, cache, ALL))
+        path = (0, *shape.path_to(rng.randrange(len(shape))))
+        for cache in caches.values():
+            cache.commit(path)
+    assert sum(squares["native"]) < sum(squares["modules"]), squares
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_row_has_the_same_bits_alone_in_a_tree_and_in_a_prompt(
+    name: str, kernels: ctypes.CDLL
+) -> None:
+    target = native(wide_model(name), kernels)
+    rng = random.Random(8)
+    prompt = tokens_of(rng, 19)
+    shape = TreeShape(random_parents(rng, 41))
+    tokens = tokens_of(rng, len(shape))
+    cache = target.new_cache(4)
+    target.prefill(prompt, cache, ALL)
+    together = target.verify(Proposal(torch.tensor(tokens), shape), cache, ALL)
+    for node in range(0, len(shape), 5):
+        path = (0, *shape.path_to(node))
+        text = [tokens[i] for i in path]
+        step_by_step = target.new_cache(4)
+        target.prefill(prompt, step_by_step, ALL)
+        for token in text:
+            alone = target.prefill([token], step_by_step, ALL)
+        at_once = target.prefill([*prompt, *text], target.new_cache(4), ALL)
+        for shown in (alone, at_once):
+            assert torch.equal(shown.logits[-1], together.logits[node])
+            assert shown.hidden is not None and together.hidden is not None
+            assert torch.equal(shown.hidden[-1], together.hidden[node])
+            assert shown.layers is not None and together.layers is not None
+            assert torch.equal(shown.layers[-1], together.layers[node])
+
+
+@pytest.mark.parametrize("vocab", [288, 301])
+def test_totals_are_the_logsumexp_of_the_logits(kernels: ctypes.CDLL, vocab: int) -> None:
+    """Also where the vocabulary does not fill the last block of columns."""
+    model = variant_model("llama", vocab_size=vocab, **SIZES, **WIDE["llama"]).to(torch.bfloat16)
+    target = native(model, kernels)
+    cache = target.new_cache(4)
+    assert target.prefill([5, 6, 7], cache, Needs()).log_totals is None
+    shape = TreeShape(random_parents(random.Random(3), 13))
+    tokens = torch.tensor(tokens_of(random.Random(3), 13))
+    shown = target.verify(Proposal(tokens, shape), cache, Needs())
+    assert shown.logits.shape == (13, vocab) and shown.log_totals is not None
+    expected = shown.logits.double().logsumexp(dim=-1)
+    torch.testing.assert_close(shown.log_totals.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_text_does_not_depend_on_how_many_threads_there_are(kernels: ctypes.CDLL) -> None:
+    target = native(wide_model("qwen2"), kernels)
+    prompt = tokens_of(random.Random(1), 30)
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(target.prefill(prompt, target.new_cache(4), ALL).logits)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+
+
+def test_drafts_never_change_a_greedy_text_in_bfloat16(kernels: ctypes.CDLL) -> None:
+    target = native(wide_model("llama"), kernels)
+    prompt = tokens_of(random.Random(2), 11)
+    limits = Limits(max_new_tokens=60, ignore_eos=True)
+    *_, end = decode(target, AutoregressiveConfig().build(workbench(target)), prompt, limits=limits)
+    assert isinstance(end, End)
+    expected = list(end.output_ids)
+    for truth in (0.3, 0.8, 1.0):
+        drafter = ScriptedDrafter(
+            expected,
+            vocab=VOCAB,
+            shape=lambda rng: random_parents(rng, rng.randint(1, 24)),
+            truth=truth,
+        )
+        *_, end = decode(target, drafter, prompt, limits=limits)
+        assert isinstance(end, End) and list(end.output_ids) == expected
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(48, 64), (50, 96), (5, 32), (1024, 576)])
+@pytest.mark.parametrize("n", [1, 5, 7, 49, 130])
+def test_a_product_in_bfloat16(kernels: ctypes.CDLL, rows: int, columns: int, n: int) -> None:
+    generator = torch.Generator().manual_seed(rows + n)
+    weight = torch.randn(rows, columns, generator=generator).bfloat16()
+    bias = torch.randn(rows, generator=generator).bfloat16()
+    x = torch.randn(n, columns, generator=generator).bfloat16()
+    projection = HalfProjection(kernels, weight, bias)
+    expected = x.double() @ weight.double().t() + bias.double()
+    torch.testing.assert_close(projection.product(x).double(), expected, rtol=1e-4, atol=1e-4)
+    residual = torch.randn(n, rows, generator=generator).bfloat16()
+    assert projection.plus(x, residual).dtype == projection(x).dtype == torch.bfloat16
+    assert torch.equal(projection.weight(), weight)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(48, 64), (50, 96), (576, 1536)])
+@pytest.mark.parametrize("n", [1, 6, 49])
+def test_a_product_in_4_bits(kernels: ctypes.CDLL, rows: int, columns: int, n: int) -> None:
+    generator = torch.Generator().manual_seed(rows + n)
+    codes = torch.randint(0, 16, (rows, columns), generator=generator, dtype=torch.uint8)
+    scale = (0.01 * torch.rand(rows, columns // 32, generator=generator)).half().float()
+    minimum = (-0.08 * torch.rand(rows, columns // 32, generator=generator)).half().float()
+    blocks = Blocks(codes, scale, minimum)
+    bias = torch.randn(rows, generator=generator)
+    x = torch.randn(n, columns, generator=generator).bfloat16()
+    projection = BlockProjection(kernels, blocks, bias)
+    weight = blocks.dequantised().double()
+    expected = x.double() @ weight.t() + bias.double()
+    torch.testing.assert_close(projection.product(x).double(), expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(projection.weight(), weight.bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("family", "overrides", "reason"),
+    [
+        ("llama", {}, "must be multiples of 32 wide"),
+        ("mistral", {**SIZES, "num_attention_heads": 2}, "sliding-window"),
+    ],
+)
+def test_models_that_they_do_not_take(family: str, overrides: dict[str, Any], reason: str) -> None:
+    model = tiny_model(family, **overrides).to(torch.bfloat16)
+    assert reason in str(architecture.why_not_native(model))
+    assert "compute in bfloat16" in str(architecture.why_not_native(model.float()))
+
+
+@pytest.fixture
+def fresh_library() -> Iterator[None]:
+    """As in a process that has not asked for the kernels yet."""
+    library.cache_clear()
+    yield
+    library.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_library", "kernels")
+def test_without_a_compiler_torch_does_the_work_and_the_log_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
+    spec = TargetSpec(name="tiny", title="tiny", path=str(folder))
+    names = {}
+    for compilers in (compile.COMPILERS, ("no-such-compiler",)):
+        library.cache_clear()
+        monkeypatch.setattr(compile, "COMPILERS", compilers)
+        target = load_target(spec, dtype="bfloat16", device="cpu", cache_dir=tmp_path)
+        names[compilers] = target.environment()
+    assert names[compile.COMPILERS]["native_kernels"] == (
+        "not used: there is no C++ compiler (g++ or clang++)"
+    )
+    first = next(iter(names.values()))
+    assert first["forward"] == "native" and "native_kernels" not in first
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_target_can_do_without(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
+    spec = TargetSpec(name="tiny", title="tiny", path=str(folder), native_kernels="off")
+    target = load_target(spec, dtype="bfloat16", device="cpu", cache_dir=tmp_path)
+    assert target.environment()["native_kernels"] == "not used: switched off"
+    assert target.environment()["forward"] != "native"
+
+
+@pytest.mark.usefixtures("fresh_library", "kernels")
+def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile, "FLAGS", ("--no-such-flag",))
+    with pytest.raises(NotNative, match="failed: .*no-such-flag"):
+        library(tmp_path)
+
+
+@pytest.mark.usefixtures("fresh_library", "kernels")
+def test_the_library_is_compiled_once_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library(tmp_path)
+    (made,) = (tmp_path / "native").iterdir()
+    library.cache_clear()
+    monkeypatch.setattr("subprocess.run", lambda *a, **k: pytest.fail("compiled again"))
+    library(tmp_path)
+    assert made.is_file()

@@ -1,0 +1,150 @@
+"""What the tape does on a processor, with real graphs on a device."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import random_heads
+from engine.build import build_drafter
+from engine.config import Limits, Sampling
+from engine.cuda import pointwise
+from engine.cuda.attention import splits_agree
+from engine.cuda.recorder import CudaGraphs
+from engine.decode import decode
+from engine.drafters import parse_method
+from engine.loading import load_target
+from engine.proposal import Needs, Proposal
+from engine.sources import TargetSpec
+from engine.steps import End
+from engine.target import Target
+from engine.tree import TreeShape
+from tests.engine.cuda.targets import captured, forward_of, model_of, plain
+from tests.engine.scripted import random_parents
+from tests.models import save_tiny, workbench
+
+pytestmark = pytest.mark.gpu
+ALL = Needs(hidden=True, layers=(0, 2, 3))
+BIG: dict[str, Any] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "head_dim": 64,
+    "max_position_embeddings": 2048,
+    "eos_token_id": None,
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "plain": {"decoding_type": "Autoregressive"},
+    "eagle-tree": {"decoding_type": "Eagle"},
+    "eagle-dynamic": {"decoding_type": "Eagle", "use_dynamic_tree": True},
+    "eagle3": {"decoding_type": "Eagle3", "eagle3_layers_to_capture": [0, 1, 2]},
+    "medusa": {"decoding_type": "Medusa"},
+    "draft-model": {"decoding_type": "Draft_Target", "speculative_model": "itself"},
+}
+
+
+def pair(family: str = "llama", **options: Any) -> tuple[Target, Target]:
+    """The same weights on the device: one operator at a time, and recorded."""
+    model = model_of(family, **BIG).to("cuda")
+    theirs = plain(model)
+    return theirs, captured(model, CudaGraphs(torch.device("cuda")), **options)
+
+
+def drafter_for(target: Target, name: str, folder: Path) -> Any:
+    values = dict(METHODS[name])
+    makers = {"Eagle": random_heads.eagle, "Medusa": random_heads.medusa}
+    kind = values["decoding_type"]
+    if kind in makers:
+        values["speculative_model"] = str(makers[kind](target, folder / name))
+    if kind == "Eagle3":
+        values["speculative_model"] = str(random_heads.eagle3(target, folder / name, 64))
+    return build_drafter(parse_method(values), workbench(target, itself=target))
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [("llama", {}), ("llama", {"compiled": True}), ("llama", {"packed": False}), ("gpt_neox", {})],
+)
+def test_graphs_show_what_modules_show(family: str, options: dict[str, Any]) -> None:
+    theirs, ours = pair(family, **options)
+    rng = random.Random(0)
+    caches = {target: target.new_cache(900) for target in (theirs, ours)}
+    prompt = [rng.randrange(256) for _ in range(200)]
+    for target in (theirs, ours):
+        target.prefill(prompt, caches[target], ALL)
+    for size in (1, 7, 30, 64, 1, 60, 12) * 3:
+        shape = TreeShape(random_parents(rng, size))
+        tokens = torch.tensor([rng.randrange(256) for _ in range(size)], device="cuda")
+        proposal = Proposal(tokens, shape)
+        mine, other = (t.verify(proposal, caches[t], ALL) for t in (ours, theirs))
+        for a, b in zip(
+            (mine.logits, mine.hidden, mine.layers),
+            (other.logits, other.hidden, other.layers),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-3)
+        path = (0, *shape.path_to(rng.randrange(size)))
+        for cache in caches.values():
+            cache.commit(path)
+    assert len(forward_of(ours).sizes) >= 5 and ours.recorder is not None
+    assert ours.environment()["graph_bytes"] > 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_texts_are_those_of_the_plain_engine(name: str, tmp_path: Path) -> None:
+    theirs, ours = pair()
+    limits = Limits(max_new_tokens=64, ignore_eos=True)
+    texts = []
+    for target in (theirs, ours):
+        drafter = drafter_for(target, name, tmp_path / target.name)
+        *_, end = decode(target, drafter, list(range(40)), limits=limits)
+        assert isinstance(end, End)
+        texts.append(end.output_ids)
+    assert texts[0] == texts[1]
+    assert ours.recorder is not None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("name", ["plain", "eagle-tree"])
+def test_a_step_waits_for_the_device_once(name: str, temperature: float, tmp_path: Path) -> None:
+    _, ours = pair()
+    drafter = drafter_for(ours, name, tmp_path)
+    limits, sampling = Limits(max_new_tokens=24, ignore_eos=True), Sampling(temperature=temperature)
+    for _ in range(2):  # the first text makes the recordings
+        text = decode(ours, drafter, list(range(40)), limits=limits, sampling=sampling)
+        next(text)
+        next(text)  # the first step reads the prompt's features
+        waits = []
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            for _ in range(8):
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    next(text)
+                waits.append(sum("synchronizing" in str(w.message) for w in caught))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            text.close()
+    assert waits == [1] * 8
+
+
+def test_what_lies_between_products_agrees_with_the_plain_operators() -> None:
+    device = torch.device("cuda")
+    for dtype in (torch.float32, torch.bfloat16):
+        assert splits_agree(device, dtype, 128) and splits_agree(device, dtype, 64)
+        assert pointwise.disagreement(pointwise.compiled(device, dtype), device, dtype) is None
+
+
+@pytest.mark.parametrize("switch", ["auto", "off"])
+def test_a_loaded_target_says_whether_it_is_recorded(switch: str, tmp_path: Path) -> None:
+    spec = TargetSpec.parse(
+        {"name": "tiny", "path": str(save_tiny(tmp_path / "tiny")), "cuda_graphs": switch}
+    )
+    target = load_target(spec, dtype="bfloat16", device="cuda", cache_dir=tmp_path)
+    expected = {"auto": "used", "off": "not used: switched off"}
+    assert target.environment()["cuda_graphs"] == expected[switch]
+    assert (target.recorder is None) == (switch == "off")

@@ -1,0 +1,130 @@
+"""The suffix array finds every context and counts its continuations exactly."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.config import Limits, Sampling
+from engine.corpus import Corpus
+from engine.decode import decode
+from engine.drafters.suffix import SuffixConfig
+from engine.drafters.suffix_array import MOST_FOLLOWERS, SuffixArray
+from engine.errors import ConfigError
+from engine.steps import End, Step
+from engine.training.corpus import CorpusSettings, grow
+from tests.engine.training.conftest import learnable_target
+from tests.models import plain_greedy, tiny_target, workbench
+
+TEXTS = st.lists(st.lists(st.integers(0, 5), max_size=20), max_size=6)
+
+
+@given(
+    TEXTS,
+    st.lists(st.integers(0, 5), min_size=1, max_size=8),
+    # Tokens of one byte, of two, and more than 2 bytes hold.
+    st.sampled_from([(1, 300), (259, 60_000), (20_001, 120_000)]),
+)
+@settings(max_examples=150, deadline=None)
+def test_matches_and_counts_equal_a_search_by_hand(
+    texts: list[list[int]], context: list[int], size: tuple[int, int]
+) -> None:
+    factor, vocab = size
+    texts = [[factor * token for token in text] for text in texts]
+    context = [factor * token for token in context]
+    array = SuffixArray(texts, depth=4, vocab=vocab)
+    assert array.num_tokens == sum(map(len, texts))
+    found = {rows.length: rows for rows in array.matches(context)}
+    assert list(found) == sorted(found, reverse=True)
+    for length in range(1, min(len(context), array.depth - 1) + 1):
+        wanted = context[-length:]
+        followed: Counter[int | None] = Counter()
+        for text in texts:
+            for at in range(len(text) - length + 1):
+                if text[at : at + length] == wanted:
+                    followed[text[at + length] if at + length < len(text) else None] += 1
+        assert (length in found) == bool(followed)
+        if length in found:
+            rows = found[length]
+            assert rows.end - rows.begin == sum(followed.values())
+            counts = {token: count for token, _, count in array.followers(rows)}
+            del followed[None]
+            assert counts == dict(followed)
+
+
+def test_the_commonest_continuations_come_first_and_rare_ones_are_left_out() -> None:
+    texts = [[9, token] for token in range(40) for _ in range(token + 1)]
+    array = SuffixArray(texts, depth=4, vocab=100)
+    (rows,) = array.matches([9])
+    found = array.followers(rows)
+    assert [token for token, _, _ in found] == list(range(39, 39 - MOST_FOLLOWERS, -1))
+    assert found[0][2] == 40
+
+
+def test_rows_are_followed_down_to_the_depth() -> None:
+    array = SuffixArray([[1, 2, 3, 4, 5, 6, 7, 8, 9]], depth=4, vocab=10)
+    rows, text = next(iter(array.matches([1]))), [1]
+    while following := array.followers(rows):
+        ((token, rows, count),) = following
+        text.append(token)
+        assert count == 1
+    assert text == [1, 2, 3, 4]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    for _ in grow(learnable_target(), folder, CorpusSettings(max_len=64), num_tokens=1500, rows=4):
+        pass
+    return folder
+
+
+def answered_greedily(folder: Path) -> tuple[list[int], list[int]]:
+    """A prompt of the corpus, and the answer in it that the target gives again."""
+    corpus, target = Corpus.open(folder), learnable_target()
+    for entry in corpus.entries:
+        start, end = entry.spans[0]
+        tokens = corpus.tokens(entry).tolist()
+        if end - start >= 12 and plain_greedy(target, tokens[:start], 12) == tokens[start:][:12]:
+            return tokens[:start], tokens[start : start + 12]
+    raise AssertionError("no answer was greedy")
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_corpus_of_the_targets_own_text_drafts_losslessly(corpus: Path, tree: bool) -> None:
+    target = learnable_target()
+    prompt, expected = answered_greedily(corpus)
+    limits = Limits(max_new_tokens=len(expected), ignore_eos=True)
+    steps = {}
+    for datastore in (None, str(corpus)):
+        config = SuffixConfig(datastore=datastore, use_tree_spec=tree, max_spec_factor=2.0)
+        drafter = config.build(workbench(target))
+        records = list(decode(target, drafter, prompt, sampling=Sampling(), limits=limits))
+        assert isinstance(records[-1], End) and list(records[-1].output_ids) == expected
+        steps[datastore] = sum(isinstance(record, Step) for record in records)
+    assert steps[str(corpus)] < steps[None]
+
+
+def test_a_folder_that_is_no_corpus_and_one_of_another_target_are_refused(
+    corpus: Path, tmp_path: Path
+) -> None:
+    target = learnable_target()
+    with pytest.raises(ConfigError, match="holds no corpus"):
+        SuffixConfig(datastore=str(tmp_path)).build(workbench(target))
+    with pytest.raises(ConfigError, match="was written by"):
+        SuffixConfig(datastore=str(corpus)).build(workbench(tiny_target()))
+
+
+def test_a_corpus_that_has_grown_is_read_again(corpus: Path) -> None:
+    target = learnable_target()
+    config = SuffixConfig(datastore=str(corpus))
+    first = config.build(workbench(target))._store
+    assert config.build(workbench(target))._store is first
+    shard = next(corpus.glob("shard-*.jsonl"))
+    os.utime(shard, ns=(0, shard.stat().st_mtime_ns + 1))
+    assert config.build(workbench(target))._store is not first
