@@ -93,7 +93,8 @@ def _contestants(target: Target, limits: Limits) -> dict[str, Callable[[list[int
 
     bench = Workbench(target, presets.resolve, load, locate=presets.locate)
     draft = presets.methods()[DRAFTER].config
-    ngram = presets.methods()["ngram"].config
+    # A pool of each run's own: it must not remember the answers from the round before.
+    ngram = presets.methods()["ngram"].config.replace(is_public_pool=False)
     drafters = {
         "plain": parse_method({"decoding_type": "Autoregressive"}).build(bench),
         "NGram": ngram.build(bench),

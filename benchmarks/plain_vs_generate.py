@@ -52,7 +52,8 @@ def main() -> None:
     limits = Limits(max_new_tokens=options.tokens, ignore_eos=True)
     bench = Workbench(target, presets.resolve, lambda spec: target)
     plain = parse_method({"decoding_type": "Autoregressive"}).build(bench)
-    ngram = presets.methods()["ngram"].config.build(bench)
+    # A pool of each run's own: it must not remember the answer from the round before.
+    ngram = presets.methods()["ngram"].config.replace(is_public_pool=False).build(bench)
     reference = _reference(target)
     peers: dict[str, Contestant] = {"generate": (reference, {})}
     if options.compiled:

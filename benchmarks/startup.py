@@ -105,7 +105,8 @@ def _first_page() -> float:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "app.py", "--port", str(port), "--db", f"{folder}/runs.sqlite3"]
+        command = [sys.executable, "app.py", "serve", "--port", str(port)]
+        command += ["--db", f"{folder}/runs.sqlite3"]
         began = time.perf_counter()
         with subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

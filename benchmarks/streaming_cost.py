@@ -65,9 +65,9 @@ def main() -> None:
 
 def _compare(host: EngineHost, request: GenerateRequest, options: argparse.Namespace) -> None:
     _streamed(host, request, options.panels)
-    assert host.loaded is not None
-    target = host.loaded.target
-    drafter = request.config.build(host.bench())
+    # The host's worker is idle between runs, so its target may be used from here.
+    bench = host.bench()
+    target, drafter = bench.target, request.config.build(bench)
     ids = target.encode_chat([{"role": "user", "content": request.prompt}])
 
     def bare() -> float:
@@ -99,6 +99,7 @@ def _streamed(host: EngineHost, request: GenerateRequest, panels: int) -> float:
         watcher.start()
     for watcher in watchers:
         watcher.join()
+    run.over.wait()
     assert run.state == "completed", run.error
     assert run.metrics is not None and run.metrics.tok_s is not None
     return run.metrics.tok_s

@@ -88,10 +88,10 @@ def main() -> None:
                     tally = Tally()
                     for record in decode(target, drafter, ids, limits=limits):
                         tally.add(record)
-                    split = tally.metrics.time_split
-                    assert split is not None
+                    rate = tally.metrics.tok_s
+                    assert rate is not None
                     done[name] += options.tokens - 1
-                    took[name] += split.total_s
+                    took[name] += (options.tokens - 1) / rate
             if turn:
                 for name, values in rates.items():
                     values.append(done[name] / took[name])

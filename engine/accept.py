@@ -36,12 +36,14 @@ class Verified:
         tokens: token of each of the n nodes.
         logits: `(n, vocab)`; row i is the target's view after node i.
         dists: distributions of sampled drafts, None for deterministic ones.
+        best: `(n,)` argmax of the logits, where it is known.
     """
 
     tokens: Sequence[int]
     shape: TreeShape
     logits: Tensor
     dists: DraftDists | None = None
+    best: Tensor | None = None
 
 
 class Rule(Protocol):
@@ -56,7 +58,7 @@ def greedy(verified: Verified, draws: Draws | None = None) -> Acceptance:
     Example: root's argmax 7, children of the root carry 5 and 7 (node 2); node 2's argmax 9 and no
     child carries 9 → path (2,), next token 9.
     """
-    best_at = _argmax_by_row(verified.logits)
+    best_at = _argmax_by_row(verified)
     at = 0
     path: list[int] = []
     while True:
@@ -68,16 +70,18 @@ def greedy(verified: Verified, draws: Draws | None = None) -> Acceptance:
         path.append(at)
 
 
-def _argmax_by_row(logits: Tensor) -> Callable[[int], int]:
+def _argmax_by_row(verified: Verified) -> Callable[[int], int]:
     """Argmax of a row when it is asked for.
 
     On the CPU only the rows on the path are searched, because an argmax over a vocabulary costs as
     much as the rest of accepting; on a device all at once, for one synchronisation.
     """
-    if logits.device.type == "cpu":
+    logits = verified.logits
+    if verified.best is None and logits.device.type == "cpu":
         return lambda row: int(logits[row].argmax())
-    best: list[int] = logits.argmax(dim=-1).tolist()
-    return best.__getitem__
+    best = logits.argmax(dim=-1) if verified.best is None else verified.best
+    found: list[int] = best.tolist()
+    return found.__getitem__
 
 
 @dataclass(frozen=True, slots=True)

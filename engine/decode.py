@@ -147,7 +147,8 @@ class _Generation:
             settled = self.settler(proposal, logits, self.draws, self.cache)
         if settled is None:
             tokens = proposal.tokens.tolist()
-            verified = Verified(tokens, proposal.shape, logits, proposal.dists)
+            best = None if shown.best is None else shown.best[:n]
+            verified = Verified(tokens, proposal.shape, logits, proposal.dists, best)
             accepted = self.rule(verified, self.draws)
         else:
             tokens, accepted = settled.tokens, settled.accepted

@@ -34,12 +34,14 @@ class Shown:
         hidden: `(rows, hidden)` if `Needs.hidden`; after prefill every prompt row.
         layers: `(rows, len(Needs.layers) * hidden)`, concatenated in the order asked for.
         log_totals: `(rows,)` float32, logsumexp of the logits, where it was had by the way.
+        best: `(rows,)` int64, argmax of the logits, likewise.
     """
 
     logits: Tensor
     hidden: Tensor | None = None
     layers: Tensor | None = None
     log_totals: Tensor | None = None
+    best: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Follows a decode loop from another thread: text, figures and the run log, in batches.
 
 The loop only puts its records into a queue. Twenty times a second the recorder takes what is there,
-turns tokens into text, publishes it to the live run and writes it to the log.
+turns tokens into text and publishes it to the live run; once a second it writes to the log. A
+transaction takes milliseconds of a core, which on a processor the loop would miss.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from playground.live import Finish, First, LiveRun
 from storage import RunLog, StepRow
 
 BATCH_S = 0.05
+LOG_S = 1.0
+"""A killed process loses at most so much of a run's steps."""
 MAX_LABELS = 20_000
 """Token labels remembered within one run."""
 Inbox = SimpleQueue[Record | None]
@@ -39,6 +42,8 @@ class Recorder:
         self._tally = Tally()
         self._output_ids: list[int] = []
         self._end: End | None = None
+        self._unlogged: list[StepRow] = []
+        self._logged_s = time.monotonic()
 
     def follow(self, inbox: Inbox) -> None:
         """Take records until the loop is over."""
@@ -63,9 +68,16 @@ class Recorder:
         if rows:
             self._run.rows.extend(rows)
             self._run.words = f"generating · {rows[-1].decision}".removesuffix(" · ")
-            assert self._run.log_id is not None
-            self._log.add_steps(self._run.log_id, rows)
+            self._unlogged += rows
+        if time.monotonic() - self._logged_s >= LOG_S:
+            self._write()
         self._run.metrics = self._tally.metrics
+
+    def _write(self) -> None:
+        assert self._run.log_id is not None
+        self._log.add_steps(self._run.log_id, self._unlogged)
+        self._unlogged.clear()
+        self._logged_s = time.monotonic()
 
     def _begin(self, prefill: Prefill) -> None:
         self._output_ids.append(prefill.token_id)
@@ -107,6 +119,7 @@ class Recorder:
         self._run.finish = Finish(reason, text)
         status: Literal["completed", "cancelled", "failed"]
         status = "failed" if error else "cancelled" if reason == "cancelled" else "completed"
+        self._write()
         assert self._run.log_id is not None
         self._log.finish(
             self._run.log_id,

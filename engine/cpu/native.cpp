@@ -72,6 +72,7 @@ struct Call {
     bf16* normed;            // (n, hidden): after the final norm
     float* logits;           // (n - first_logit, lm_head.out)
     float* log_totals;       // (n - first_logit,): log of the sum of e^logit; null = not wanted
+    int64_t* best;           // (n - first_logit,): the first of the largest logits; null likewise
     uint8_t* scratch;        // scratch_bytes(n, context + n), aligned to 64
 };
 
@@ -375,30 +376,39 @@ void to_bf16(const float* x, int columns, float factor, bf16* out) {
         store_bf16(out + i, _mm512_mul_ps(_mm512_loadu_ps(x + i), _mm512_set1_ps(factor)));
 }
 
-// The largest of some numbers, and the sum of e^(number - largest).
+// The largest of some numbers and its place, and the sum of e^(number - largest).
 struct Total {
     float most = -INFINITY, sum = 0.0f;
+    int64_t place = 0;
 
-    static Total of(const float* x, int count) {
+    // `first` is the place of x[0].
+    static Total of(const float* x, int count, int64_t first) {
         __m512 most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
         for (int i = 0; i < count; i += 16) {
-            const __mmask16 here = count - i >= 16 ? 0xffff : (1u << (count - i)) - 1;
+            const __mmask16 here = lanes(count - i);
             most = _mm512_mask_max_ps(most, here, most, _mm512_maskz_loadu_ps(here, x + i));
         }
         const float highest = _mm512_reduce_max_ps(most);
+        const __m512 same = _mm512_set1_ps(highest);
+        int64_t place = -1;
         for (int i = 0; i < count; i += 16) {
-            const __mmask16 here = count - i >= 16 ? 0xffff : (1u << (count - i)) - 1;
-            const __m512 e = exp_ps(_mm512_sub_ps(_mm512_maskz_loadu_ps(here, x + i),
-                                                  _mm512_set1_ps(highest)));
-            sum = _mm512_mask_add_ps(sum, here, sum, e);
+            const __mmask16 here = lanes(count - i);
+            const __m512 v = _mm512_maskz_loadu_ps(here, x + i);
+            const __mmask16 found = _mm512_mask_cmp_ps_mask(here, v, same, _CMP_EQ_OQ);
+            if (found && place < 0) place = first + i + __builtin_ctz(found);
+            sum = _mm512_mask_add_ps(sum, here, sum, exp_ps(_mm512_sub_ps(v, same)));
         }
-        return {highest, _mm512_reduce_add_ps(sum)};
+        return {highest, _mm512_reduce_add_ps(sum), place};
     }
 
+    static __mmask16 lanes(int count) { return count >= 16 ? 0xffff : (1u << count) - 1; }
+
+    // Those of the numbers behind these.
     void add(const Total& other) {
         const float highest = std::max(most, other.most);
         if (highest == -INFINITY) return;
         sum = sum * std::exp(most - highest) + other.sum * std::exp(other.most - highest);
+        if (other.most > most) place = other.place;
         most = highest;
     }
 };
@@ -749,13 +759,15 @@ struct Run {
         const int begin = mine.begin * LANES, end = std::min(mine.end * LANES, m.vocab);
         for (int r = 0; r < n; ++r) {
             const float* row = call.logits + int64_t(r) * m.lm_head.out;
-            s.totals[t * n + r] = begin < end ? Total::of(row + begin, end - begin) : Total();
+            s.totals[t * n + r] =
+                begin < end ? Total::of(row + begin, end - begin, begin) : Total();
         }
         barrier.wait(threads);
         for (int r = 0; t == 0 && r < n; ++r) {
             Total all;
             for (int i = 0; i < threads; ++i) all.add(s.totals[i * n + r]);
             call.log_totals[r] = all.most + std::log(all.sum);
+            call.best[r] = all.place;
         }
     }
 

@@ -64,7 +64,7 @@ class _Call(Structure):
         *((name, c_void_p) for name in ("tokens", "rotary", "visible", "cache")),
         ("capacity", c_int64),
         *((name, c_void_p) for name in ("taps", "tapped", "normed", "logits")),
-        *((name, c_void_p) for name in ("log_totals", "scratch")),
+        *((name, c_void_p) for name in ("log_totals", "best", "scratch")),
     ]
 
 
@@ -254,7 +254,7 @@ class NativeForward:
         tapped = torch.empty(n, len(needs.layers) * hidden, dtype=torch.bfloat16)
         normed = torch.empty(n, hidden, dtype=torch.bfloat16)
         logits = torch.empty(n - first, self._model.lm_head.out)
-        totals = torch.empty(n) if n - first > 1 else None
+        totals, best = torch.empty(n - first), torch.empty(n - first, dtype=torch.int64)
         if visible is not None:
             visible = visible.contiguous()
         self._model.threads = torch.get_num_threads()
@@ -272,7 +272,8 @@ class NativeForward:
             tapped.data_ptr(),
             normed.data_ptr(),
             logits.data_ptr(),
-            None if totals is None else totals.data_ptr(),
+            totals.data_ptr(),
+            best.data_ptr(),
             self._room(n, cache.length + n),
         )
         self.kernels.forward(ctypes.byref(self._model), ctypes.byref(call))
@@ -281,6 +282,7 @@ class NativeForward:
             normed if needs.hidden else None,
             tapped if needs.layers else None,
             totals,
+            best,
         )
 
     def _room(self, n: int, keys: int) -> int:

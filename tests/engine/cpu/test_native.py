@@ -129,18 +129,23 @@ def test_a_row_has_the_same_bits_alone_in_a_tree_and_in_a_prompt(
 
 
 @pytest.mark.parametrize("vocab", [288, 301])
-def test_totals_are_the_logsumexp_of_the_logits(kernels: ctypes.CDLL, vocab: int) -> None:
+def test_totals_and_best_are_logsumexp_and_argmax_of_the_logits(
+    kernels: ctypes.CDLL, vocab: int
+) -> None:
     """Also where the vocabulary does not fill the last block of columns."""
     model = variant_model("llama", vocab_size=vocab, **SIZES, **WIDE["llama"]).to(torch.bfloat16)
     target = native(model, kernels)
     cache = target.new_cache(4)
-    assert target.prefill([5, 6, 7], cache, Needs()).log_totals is None
+    last = target.prefill([5, 6, 7], cache, Needs())
+    assert last.best is not None and last.best.tolist() == [int(last.logits[0].argmax())]
     shape = TreeShape(random_parents(random.Random(3), 13))
     tokens = torch.tensor(tokens_of(random.Random(3), 13))
     shown = target.verify(Proposal(tokens, shape), cache, Needs())
     assert shown.logits.shape == (13, vocab) and shown.log_totals is not None
     expected = shown.logits.double().logsumexp(dim=-1)
     torch.testing.assert_close(shown.log_totals.double(), expected, rtol=1e-5, atol=1e-5)
+    assert shown.best is not None
+    assert shown.best.tolist() == shown.logits.argmax(dim=-1).tolist()
 
 
 def test_a_text_does_not_depend_on_how_many_threads_there_are(kernels: ctypes.CDLL) -> None:
