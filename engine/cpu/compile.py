@@ -25,7 +25,8 @@ FLAGS = (
 """Not `-march=native`: the library may be in a cache that several machines share."""
 NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16")
 """Of the flags in /proc/cpuinfo."""
-COMPILERS = ("g++", "clang++", "c++")
+COMPILERS = ("g++",)
+"""clang's OpenMP is another library than the one that torch brings."""
 TIMEOUT_S = 120
 
 
@@ -48,7 +49,10 @@ def library(cache_dir: Path) -> ctypes.CDLL:
         raise NotNative(f"this processor has no {lacking[0]}")
     if not _shares_openmp():
         raise NotNative("this torch brings no GNU OpenMP to share threads with")
-    loaded = ctypes.CDLL(str(_compiled(cache_dir / "native")))
+    try:
+        loaded = ctypes.CDLL(str(_compiled(cache_dir / "native")))
+    except OSError as error:
+        raise NotNative(f"they could not be loaded: {error}") from error
     loaded.scratch_bytes.restype = ctypes.c_int64
     return loaded
 
@@ -78,7 +82,7 @@ def _compiled(folder: Path) -> Path:
     """The library's file, compiled if it is not there."""
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
-        raise NotNative("there is no C++ compiler (g++ or clang++)")
+        raise NotNative("there is no C++ compiler (g++)")
     source = SOURCE.read_bytes()
     key = hashlib.sha256(b"\0".join([source, compiler.encode(), *map(str.encode, FLAGS)]))
     file = folder / f"{key.hexdigest()[:24]}.so"
