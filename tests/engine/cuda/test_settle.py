@@ -14,7 +14,7 @@ from engine.config import Sampling
 from engine.cuda.settle import Settled, Settler
 from engine.decode import _node_probs
 from engine.errors import TargetError
-from engine.proposal import Proposal
+from engine.proposal import Proposal, Shown
 from engine.sampling import SeededDraws, probabilities
 from engine.tree import TreeShape
 from tests.engine.scripted import draw_tree, random_parents
@@ -58,7 +58,9 @@ def test_greedy_paths_probabilities_and_rows_are_those_of_the_host(seed: int) ->
     found = Settler(Sampling())(proposal, logits, SeededDraws(0), device)
     assert found.accepted == expected
     assert found.tokens == tokens.tolist() and found.draft_probs == draft_probs.tolist()
-    assert found.target_probs == pytest.approx(_node_probs(logits, found.tokens, shape.parents))
+    assert found.target_probs == pytest.approx(
+        _node_probs(Shown(logits), found.tokens, shape.parents)
+    )
     rows = (0, *expected.path)
     host.commit(rows)
     device.advance(len(rows))
