@@ -10,6 +10,7 @@ columns of the product:
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 
 import torch
@@ -68,12 +69,15 @@ class _Call(Structure):
     ]
 
 
-class NativeProjection:
+class NativeProjection(ABC):
     """A matrix that the kernels multiply, whichever way it is stored.
 
     Attributes:
+        bits: of a stored number, 16 or 4.
         columns: of the matrix.
     """
+
+    bits: int
 
     def __init__(
         self, library: ctypes.CDLL, packed: Tensor, shape: tuple[int, int], bias: Tensor | None
@@ -87,8 +91,6 @@ class NativeProjection:
             self._bias = torch.zeros(self._padded)
             self._bias[: self._rows] = bias.float()
         self._struct = self._describe(self._bias)
-
-    bits: int
 
     def _describe(self, bias: Tensor | None) -> _Matrix:
         at = None if bias is None else bias.data_ptr()
@@ -128,9 +130,9 @@ class NativeProjection:
     def plus(self, x: Tensor, residual: Tensor) -> Tensor:
         return self.product(x).add_(residual).to(x.dtype)
 
+    @abstractmethod
     def weight(self) -> Tensor:
         """The plain matrix, made anew."""
-        raise NotImplementedError
 
 
 class HalfProjection(NativeProjection):
