@@ -13,6 +13,7 @@ from engine.masks import MaskBuilder
 from engine.proposal import Needs, Shown
 
 if TYPE_CHECKING:
+    from engine.cpu.native import SideBySide
     from engine.cuda.recorder import Recorder
 
 
@@ -60,6 +61,17 @@ class Capturing(Protocol):
 
     def environment(self) -> dict[str, Any]:
         """What the log of a run says about it: what is used, or why not, and memory in bytes."""
+
+
+@runtime_checkable
+class Together(Protocol):
+    """A forward that can read many texts in one call, and has an output matrix of its own."""
+
+    def output(self, hidden: Tensor) -> Tensor:
+        """Logits `(…, vocab)` of hidden states `(…, hidden)`."""
+
+    def texts(self, capacity: int) -> SideBySide:
+        """Room for many texts, `capacity` tokens in all."""
 
 
 class ModulesForward:

@@ -43,6 +43,12 @@ class Shown:
     log_totals: Tensor | None = None
     best: Tensor | None = None
 
+    def argmax(self) -> list[int]:
+        """The likeliest token after every row."""
+        best = self.logits.argmax(dim=-1) if self.best is None else self.best
+        tokens: list[int] = best.tolist()
+        return tokens
+
 
 @dataclass(frozen=True, slots=True)
 class ExtraRows:

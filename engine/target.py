@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from engine import attention
 from engine.cache import TreeCache
 from engine.errors import PromptError, TargetError
-from engine.forward import Capturing, Forward, ModulesForward
+from engine.forward import Capturing, Forward, ModulesForward, Together
 from engine.proposal import Needs, Proposal, Shown
 
 if TYPE_CHECKING:
     from ctypes import CDLL
 
+    from engine.cpu.native import SideBySide
     from engine.cuda.recorder import Recorder
 
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
@@ -129,6 +130,14 @@ class Target:
         assert isinstance(module, nn.Module)
         return module
 
+    @property
+    def output(self) -> Callable[[Tensor], Tensor]:
+        """What `lm_head` computes, `(…, hidden)` → `(…, vocab)`, by the fastest that there is.
+
+        For inference: what the compiled kernels compute is float32 and has no gradient.
+        """
+        return self._forward.output if isinstance(self._forward, Together) else self.lm_head
+
     # ---- text in
 
     @property
@@ -177,6 +186,10 @@ class Target:
         """The compiled kernels that run it, for drafters to use; None = none do."""
         kernels: CDLL | None = getattr(self._forward, "kernels", None)
         return kernels
+
+    def texts(self, capacity: int) -> SideBySide | None:
+        """Room for reading many texts together, of so many tokens in all; None = not here."""
+        return self._forward.texts(capacity) if isinstance(self._forward, Together) else None
 
     def new_cache(self, rows: int) -> TreeCache:
         """An empty cache with room for about `rows` rows (it grows when needed)."""

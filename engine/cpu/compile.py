@@ -28,6 +28,7 @@ NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16")
 COMPILERS = ("g++",)
 """clang's OpenMP is another library than the one that torch brings."""
 TIMEOUT_S = 120
+_LOADED: list[ctypes.CDLL] = []
 
 
 class NotNative(Exception):
@@ -54,7 +55,13 @@ def library(cache_dir: Path) -> ctypes.CDLL:
     except OSError as error:
         raise NotNative(f"they could not be loaded: {error}") from error
     loaded.scratch_bytes.restype = ctypes.c_int64
+    _LOADED.append(loaded)
     return loaded
+
+
+def loaded_library() -> ctypes.CDLL | None:
+    """The kernels, if this process runs a model by them."""
+    return _LOADED[-1] if _LOADED else None
 
 
 def _cpu_flags() -> frozenset[str]:

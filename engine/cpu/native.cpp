@@ -67,6 +67,11 @@ struct Call {
     const uint8_t* visible;  // (n, n), null = causal
     bf16* cache;             // (2 layers, kv_heads, capacity, head_dim)
     int64_t capacity;
+    // Rows of many texts at once, each with its own stretch of the cache; null = one text.
+    // Row r is kept in column columns[r] and sees begins[r] ... columns[r]; `visible` is ignored,
+    // and context + n is what the longest text spans.
+    const int64_t* begins;
+    const int64_t* columns;
     const int32_t* taps;     // layers whose input is wanted; num_layers = after the last
     bf16* tapped;            // (n, num_taps * hidden)
     bf16* normed;            // (n, hidden): after the final norm
@@ -413,6 +418,31 @@ struct Total {
     }
 };
 
+// The k largest of some numbers, largest first; of equal ones the first comes first.
+void largest(const float* x, int count, int k, float* values, int64_t* places) {
+    int held = 0;
+    float least = -INFINITY;
+    for (int i = 0; i < count; i += 16) {
+        const __mmask16 here = Total::lanes(count - i);
+        const __m512 v = _mm512_maskz_loadu_ps(here, x + i);
+        __mmask16 more = held < k ? here
+                                  : _mm512_mask_cmp_ps_mask(here, v, _mm512_set1_ps(least),
+                                                            _CMP_GT_OQ);
+        for (; more; more &= more - 1) {
+            const int at = i + __builtin_ctz(more);
+            if (held == k && !(x[at] > least)) continue;
+            int to = held < k ? held++ : k - 1;
+            for (; to > 0 && values[to - 1] < x[at]; --to) {
+                values[to] = values[to - 1];
+                places[to] = places[to - 1];
+            }
+            values[to] = x[at];
+            places[to] = at;
+            if (held == k) least = values[k - 1];
+        }
+    }
+}
+
 // silu(gate) * up
 void gated(const float* gate, const float* up, int columns, bf16* out) {
     const __m512 one = _mm512_set1_ps(1.0f), zero = _mm512_setzero_ps();
@@ -523,6 +553,44 @@ struct Attention {
     float* sums;     // (QUERIES, head_dim)
     int32_t* seen;   // (keys,)
     int64_t keys;
+
+    // Neighbours of one text among rows of many: each sees its text up to its own column.
+    void run_apart(const Head& head, const bf16* queries, int64_t stride, int first, int count,
+                   bf16* out, int64_t out_stride) {
+        int last = 0;
+        for (int begin = 0; begin < count; begin = last) {
+            last = begin + 1;
+            while (last < count && call.begins[first + last] == call.begins[first + begin]) ++last;
+            const int64_t at = call.begins[first + begin] * head_dim;
+            const Head text{head.keys + at, head.values + at, head_dim};
+            run_text(text, queries + begin * stride, stride, first + begin, last - begin,
+                     out + begin * out_stride, out_stride);
+        }
+    }
+
+    void run_text(const Head& text, const bf16* queries, int64_t stride, int first, int count,
+                  bf16* out, int64_t out_stride) {
+        const bf16* query[QUERIES];
+        float *score_of[QUERIES], *sum_of[QUERIES];
+        int num_seen[QUERIES], most = 0;
+        for (int q = 0; q < count; ++q) {
+            query[q] = queries + q * stride;
+            score_of[q] = scores + q * keys;
+            sum_of[q] = sums + q * head_dim;
+            std::memset(sum_of[q], 0, head_dim * sizeof(float));
+            num_seen[q] = int(call.columns[first + q] - call.begins[first + q]) + 1;
+            most = std::max(most, num_seen[q]);
+        }
+        score(text, query, count, 0, most, score_of);
+        float factor[QUERIES];
+        for (int q = 0; q < count; ++q) {
+            factor[q] = soften(score_of[q], num_seen[q]);
+            std::fill(score_of[q] + num_seen[q], score_of[q] + most, 0.0f);
+        }
+        mix_all(text, score_of, count, 0, most, sum_of);
+        for (int q = 0; q < count; ++q)
+            to_bf16(sum_of[q], head_dim, factor[q], out + q * out_stride);
+    }
 
     void run(const Head& head, const bf16* queries, int64_t stride, int first, int count,
              bf16* out, int64_t out_stride) {
@@ -707,9 +775,13 @@ struct Run {
                 if (key) turn(head, l.key_norm, rotary, dim, m.eps);
                 bf16* to = key ? keys + int64_t(kv) * call.capacity * dim
                                : values + int64_t(kv - m.kv_heads) * call.capacity * dim;
-                to_bf16(head, dim, 1.0f, to + int64_t(call.context + r) * dim);
+                to_bf16(head, dim, 1.0f, to + column_of(r) * dim);
             }
         }
+    }
+
+    int64_t column_of(int row) const {
+        return call.columns ? call.columns[row] : int64_t(call.context) + row;
     }
 
     void attend(const bf16* keys, const bf16* values, int t) {
@@ -723,9 +795,14 @@ struct Run {
             const int h = item % m.heads, first = item / m.heads * QUERIES;
             const int64_t at = int64_t(h / groups) * call.capacity * dim;
             const int64_t row = (int64_t(first) * m.heads + h) * dim;
-            attention.run({keys + at, values + at, dim}, s.queries + row, int64_t(m.heads) * dim,
-                          first, std::min(QUERIES, call.n - first), s.seen + row,
-                          int64_t(m.heads) * dim);
+            const Head head{keys + at, values + at, dim};
+            const int64_t stride = int64_t(m.heads) * dim;
+            const int count = std::min(QUERIES, call.n - first);
+            if (call.columns)
+                attention.run_apart(head, s.queries + row, stride, first, count, s.seen + row,
+                                    stride);
+            else
+                attention.run(head, s.queries + row, stride, first, count, s.seen + row, stride);
         }
     }
 
@@ -809,6 +886,20 @@ void linear(const Matrix* m, const bf16* x, float* y, float* sums, int n, int th
     {
         const Range mine = share(m->out / LANES, omp_get_thread_num(), omp_get_num_threads());
         product<Into::store>(*m, mine, x, sums, y, m->out, n, m->data);
+    }
+}
+
+// Of each row of logits `stride` apart: its k largest numbers (n, k), their places, and, unless
+// log_totals is null, the log of the sum of e^number.
+void likeliest(const float* logits, int64_t stride, int n, int count, int k, float* values,
+               int64_t* places, float* log_totals, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (n > 1)
+    for (int r = 0; r < n; ++r) {
+        const float* row = logits + r * stride;
+        largest(row, count, k, values + int64_t(r) * k, places + int64_t(r) * k);
+        if (!log_totals) continue;
+        const Total total = Total::of(row, count, 0);
+        log_totals[r] = total.most + std::log(total.sum);
     }
 }
 }

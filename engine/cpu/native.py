@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,6 +28,7 @@ LANES = 16
 EVEN = 32
 """Heads and layers must be a multiple of this wide."""
 ALIGNMENT = 64
+_NOTHING = Needs()
 
 
 class _Matrix(Structure):
@@ -64,6 +67,7 @@ class _Call(Structure):
         *((name, c_int32) for name in ("n", "context", "first_logit", "num_taps")),
         *((name, c_void_p) for name in ("tokens", "rotary", "visible", "cache")),
         ("capacity", c_int64),
+        *((name, c_void_p) for name in ("begins", "columns")),
         *((name, c_void_p) for name in ("taps", "tapped", "normed", "logits")),
         *((name, c_void_p) for name in ("log_totals", "best", "scratch")),
     ]
@@ -183,6 +187,63 @@ def _fill(rows: Tensor) -> Tensor:
     return torch.cat([rows, rows.new_zeros(lacking, *rows.shape[1:])])
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the rows of a forward are kept, and what they see; see `Call` in the kernels."""
+
+    buffer: Tensor
+    capacity: int
+    context: int
+    visible: Tensor | None = None
+    begins: Tensor | None = None
+    columns: Tensor | None = None
+
+
+class SideBySide:
+    """Keys and values of many texts, each in a stretch of one buffer, for reading them together."""
+
+    def __init__(
+        self, run: Callable[[Tensor, Tensor, _Place, Needs, int], Shown], buffer: Tensor
+    ) -> None:
+        self._run = run
+        self._buffer = buffer
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of all texts together."""
+        return self._buffer.shape[2]
+
+    def read(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        begins: Tensor,
+        *,
+        needs: Needs = _NOTHING,
+        num_logits: int = 0,
+    ) -> Shown:
+        """Read new tokens of any texts; a text's earlier ones were read before, or come before.
+
+        A row's results are bit by bit those of its text alone.
+
+        Args:
+            tokens: `(n,)` int64.
+            positions: `(n,)` int64, within each row's text.
+            begins: `(n,)` int64, where the row's text begins in the buffer.
+            num_logits: the last so many rows get logits.
+        """
+        begins = begins.contiguous()
+        columns = begins + positions
+        longest = int(positions.max()) + 1
+        context = max(0, longest - len(tokens))
+        place = _Place(self._buffer, self.capacity, context, begins=begins, columns=columns)
+        return self._run(tokens, positions, place, needs, len(tokens) - num_logits)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
 class NativeForward:
     """Runs a decoder whose projections are all native, in one call per forward.
 
@@ -246,10 +307,37 @@ class NativeForward:
     ) -> Shown:
         decoder = self._decoder
         assert decoder is not None
-        n, hidden, heads = len(tokens), decoder.embedding.shape[1], decoder.heads
-        vocab = decoder.embedding.shape[0]
-        buffer = cache.whole(heads.key, heads.dim, decoder.embedding.dtype)
-        first = n - 1 if last_only else 0
+        buffer = cache.whole(decoder.heads.key, decoder.heads.dim, decoder.embedding.dtype)
+        first = len(tokens) - 1 if last_only else 0
+        if visible is not None:
+            visible = visible.contiguous()
+        place = _Place(buffer, cache.capacity, cache.length, visible=visible)
+        return self._run(tokens, positions, place, needs, first)
+
+    def output(self, hidden: Tensor) -> Tensor:
+        """Logits `(…, vocab)` float32 of hidden states `(…, hidden)`."""
+        decoder = self._decoder
+        assert decoder is not None
+        lm_head = decoder.lm_head
+        assert isinstance(lm_head, NativeProjection)
+        rows = hidden.to(torch.bfloat16).reshape(-1, hidden.shape[-1])
+        logits: Tensor = lm_head.product(rows).unflatten(0, hidden.shape[:-1])
+        return logits
+
+    def texts(self, capacity: int) -> SideBySide:
+        """Room for many texts that are read together; `capacity` tokens in all."""
+        decoder = self._decoder
+        assert decoder is not None
+        shape = (2 * len(decoder.layers), decoder.heads.key, capacity, decoder.heads.dim)
+        return SideBySide(self._run, torch.empty(shape, dtype=decoder.embedding.dtype))
+
+    def _run(
+        self, tokens: Tensor, positions: Tensor, place: _Place, needs: Needs, first: int
+    ) -> Shown:
+        """One forward; logits of the rows from `first` on."""
+        decoder = self._decoder
+        assert decoder is not None
+        n, hidden, vocab = len(tokens), decoder.embedding.shape[1], decoder.embedding.shape[0]
         tokens = tokens.contiguous()
         rotary = self._rotary.halves(positions)
         taps = torch.tensor(needs.layers, dtype=torch.int32)
@@ -257,26 +345,26 @@ class NativeForward:
         normed = torch.empty(n, hidden, dtype=torch.bfloat16)
         logits = torch.empty(n - first, self._model.lm_head.out)
         totals, best = torch.empty(n - first), torch.empty(n - first, dtype=torch.int64)
-        if visible is not None:
-            visible = visible.contiguous()
         self._model.threads = torch.get_num_threads()
         call = _Call(
             n,
-            cache.length,
+            place.context,
             first,
             len(needs.layers),
             tokens.data_ptr(),
             rotary.data_ptr(),
-            None if visible is None else visible.data_ptr(),
-            buffer.data_ptr(),
-            cache.capacity,
+            _address(place.visible),
+            place.buffer.data_ptr(),
+            place.capacity,
+            _address(place.begins),
+            _address(place.columns),
             taps.data_ptr(),
             tapped.data_ptr(),
             normed.data_ptr(),
             logits.data_ptr(),
             totals.data_ptr(),
             best.data_ptr(),
-            self._room(n, cache.length + n),
+            self._room(n, place.context + n),
         )
         self.kernels.forward(ctypes.byref(self._model), ctypes.byref(call))
         return Shown(

@@ -70,6 +70,8 @@ class Drafter(ABC):
     needs: Needs = Needs()
     notes: tuple[str, ...] = ()
     """Remarks for people on how well the drafter and the target fit, one sentence each."""
+    flat_cost: bool = False
+    """Whether a small draft costs as much as a large one, which is cheap."""
 
     @abstractmethod
     def start(self, start: Start) -> None:

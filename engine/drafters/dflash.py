@@ -207,7 +207,7 @@ class DFlashDrafter(Drafter):
         if length < 1:
             return root_only(self._root, self._target.device)
         hidden = self._fill_block()[1 : length + 1]
-        best = self._target.lm_head(hidden).float().softmax(dim=-1).max(dim=-1)
+        best = self._target.output(hidden).float().softmax(dim=-1).max(dim=-1)
         root = torch.tensor([self._root], device=self._target.device)
         return Proposal(
             torch.cat([root, best.indices]),

@@ -14,7 +14,7 @@ and itself. Sources: arXiv:2401.15077, section 3; arXiv:2503.01840, section 3.1.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -205,6 +205,10 @@ def _frequencies(spec: HeadSpec) -> tuple[Tensor, float]:
     return rotary.inv_freq.detach().float(), float(rotary.attention_scaling)
 
 
+OutputMatrix = Callable[[Tensor], Tensor]
+"""Hidden vectors `(…, hidden)` → logits `(…, vocab)`."""
+
+
 class DraftHead(nn.Module):
     """What EAGLE-1/2 and EAGLE-3 heads have in common.
 
@@ -253,7 +257,7 @@ class Eagle1Head(DraftHead):
     The output approximates the target's next feature, so the target's own `lm_head` reads it.
     """
 
-    def __init__(self, spec: HeadSpec, lm_head: nn.Module, *, vocab: int, bias: bool) -> None:
+    def __init__(self, spec: HeadSpec, lm_head: OutputMatrix, *, vocab: int, bias: bool) -> None:
         super().__init__()
         self.fc = nn.Linear(2 * spec.hidden, spec.hidden, bias=bias)
         self.layer = HeadLayer(spec, spec.hidden)
@@ -309,7 +313,7 @@ class Eagle3Head(DraftHead):
 
     d2t: Tensor | None
 
-    def __init__(self, spec: Eagle3Spec, lm_head: nn.Module | None = None) -> None:
+    def __init__(self, spec: Eagle3Spec, lm_head: OutputMatrix | None = None) -> None:
         super().__init__()
         layer, width = spec.layer, spec.num_features * spec.feature_width
         self.spec = spec

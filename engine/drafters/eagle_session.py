@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.cpu.ranking import likeliest
 from engine.drafters.eagle_head import DraftHead, HeadCache
 
 
@@ -70,7 +71,5 @@ class HeadSession:
         Returns:
             Target ids `(n, count)` int64 and natural log-probabilities `(n, count)` float32.
         """
-        logits = self.head.logits(hidden).float()
-        best, ids = logits.topk(count, dim=-1)
-        log_probs = best - logits.logsumexp(dim=-1, keepdim=True)
-        return self.head.target_ids(ids), log_probs
+        ranked = likeliest(self.head.logits(hidden), count)
+        return self.head.target_ids(ranked.ids), ranked.log_probs

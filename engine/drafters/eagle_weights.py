@@ -35,7 +35,7 @@ def load_eagle1(found: EagleCheckpoint, target: Target) -> Eagle1Head:
     bias = bool(found.layer_config.get("bias", True))
     if bias:
         tensors["fc.bias"] = found.take("fc.bias", width)
-    head = _filled(lambda: Eagle1Head(spec, target.lm_head, vocab=vocab, bias=bias), tensors)
+    head = _filled(lambda: Eagle1Head(spec, target.output, vocab=vocab, bias=bias), tensors)
     return _placed(head, found, target, width)
 
 
@@ -77,7 +77,7 @@ def load_eagle3(
     own_output = found.has("lm_head.weight")
     if own_output:
         tensors["lm_head.weight"] = found.take("lm_head.weight", spec.draft_vocab_size, width)
-    lm_head = None if own_output else target.lm_head
+    lm_head = None if own_output else target.output
     head = _filled(lambda: Eagle3Head(spec, lm_head), tensors)
     head.d2t = _offsets(found, spec.draft_vocab_size, target)
     return _placed(head, found, target, width), layers

@@ -63,19 +63,16 @@ class JacobiWindow:
         visible[:, num_nodes:] = among
         return ExtraRows(tokens, depths, visible)
 
-    def results(self, logits: Tensor, num_nodes: int) -> list[int]:
+    def results(self, best: Sequence[int], num_nodes: int) -> list[int]:
         """The target's argmax at the newest level, one per column.
 
         While there is but one level, the root is its first column.
 
         Args:
-            logits: `(num_nodes + m, vocab)` of the verify forward.
+            best: the target's argmax at every row of the verify forward.
         """
-        newest = logits[num_nodes + self.num_rows - len(self.levels[-1]) :]
-        if len(self.levels) == 1:
-            newest = torch.cat([logits[:1], newest])
-        best: list[int] = newest.argmax(dim=-1).tolist()
-        return best
+        newest = best[num_nodes + self.num_rows - len(self.levels[-1]) :]
+        return [best[0], *newest] if len(self.levels) == 1 else list(newest)
 
     def advance(self, root: int, results: Sequence[int]) -> list[tuple[int, ...]]:
         """Move on by one forward; return what its columns spell, first column first.

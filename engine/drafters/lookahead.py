@@ -26,7 +26,6 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from engine.config import MethodConfig
 from engine.drafters.base import Drafter, Start, Workbench
@@ -145,17 +144,17 @@ class LookaheadDrafter(Drafter):
     def observe(self, outcome: Outcome) -> None:
         root = self._text[-1]
         n = len(outcome.proposal.shape)
-        self._learn_from_tree(outcome.proposal, outcome.shown.logits[:n])
+        best = outcome.shown.argmax()
+        self._learn_from_tree(outcome.proposal, best)
         if (outcome.proposal.extra is None) == (self._window.num_rows == 0):
-            results = self._window.results(outcome.shown.logits, n)
+            results = self._window.results(best, n)
             for column in self._window.advance(root, results):
                 for begin in range(len(column) - 1):
                     self._pool.add(column[begin:])
         self._extend(outcome.committed)
 
-    def _learn_from_tree(self, proposal: Proposal, logits: Tensor) -> None:
+    def _learn_from_tree(self, proposal: Proposal, best: Sequence[int]) -> None:
         """What the target says after each verified token, with the token and its parent as key."""
-        best = logits.argmax(dim=-1).tolist()
         tokens = proposal.tokens.tolist()
         for node, parent in enumerate(proposal.shape.parents):
             self._pool.add((tokens[node], best[node]))

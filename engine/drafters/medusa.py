@@ -8,17 +8,19 @@ with rank r therefore carries the r-th best token of head d - 1, the same under 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import silu
 
 from engine.accept import Rule, Typical
 from engine.checkpoints import Checkpoint, read_checkpoint, tensor_names
 from engine.config import MethodConfig, Sampling
+from engine.cpu.ranking import likeliest
 from engine.drafters.base import Drafter, Start, Workbench
 from engine.errors import ConfigError, DrafterError, VocabularyError
 from engine.proposal import Needs, Outcome, Proposal
@@ -102,7 +104,7 @@ class MedusaHeads:
 
     blocks: tuple[tuple[Tensor, Tensor], ...]
     output: Tensor | None
-    lm_head: nn.Module
+    lm_head: Callable[[Tensor], Tensor]
     count: int
 
     def logits(self, hidden: Tensor, num_heads: int) -> Tensor:
@@ -115,8 +117,7 @@ class MedusaHeads:
             x = x + silu(torch.baddbmm(bias[:num_heads], x, weight[:num_heads].mT))
         if self.output is not None:
             return torch.bmm(x, self.output[:num_heads].mT)
-        logits: Tensor = self.lm_head(x)
-        return logits
+        return self.lm_head(x)
 
 
 def read_heads(location: str, target: Target) -> MedusaHeads:
@@ -161,7 +162,7 @@ def read_heads(location: str, target: Target) -> MedusaHeads:
             )
         shape = (vocab_size, size)
         output = _stack(found, f"{{}}.{depth}.weight", count, shape, target)
-    return MedusaHeads(blocks, output, target.lm_head, count)
+    return MedusaHeads(blocks, output, target.output, count)
 
 
 def count_heads(location: str) -> int:
@@ -207,12 +208,11 @@ class MedusaDrafter(Drafter):
         self._slots = self._slots.to(self._hidden.device)
 
     def propose(self, max_depth: int) -> Proposal:
-        logits = self._heads.logits(self._hidden, self._depth)[:, 0].float()
-        best = logits.topk(self._num_choices)
-        probs = (best.values - logits.logsumexp(dim=-1, keepdim=True)).exp()
-        root = best.indices.new_full((1,), self._root)
+        best = likeliest(self._heads.logits(self._hidden, self._depth)[:, 0], self._num_choices)
+        probs = best.log_probs.exp()
+        root = best.ids.new_full((1,), self._root)
         return Proposal(
-            torch.cat([root, best.indices.flatten()])[self._slots],
+            torch.cat([root, best.ids.flatten()])[self._slots],
             self._shape,
             self._ranks,
             torch.cat([probs.new_ones(1), probs.flatten()])[self._slots],

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.config import Sampling
+from engine.cpu.ranking import likeliest
 from engine.drafters.eagle_session import HeadSession
 from engine.proposal import DraftDists, Proposal
 from engine.sampling import SeededDraws, probabilities
@@ -70,15 +71,17 @@ class StaticPlan:
                 hidden = session.expand(hidden[level.from_rows], fed, depth, level.ancestors)
             logits = session.head.logits(hidden)
             if sampling.greedy:
-                grid = logits.topk(level.num_ranks, dim=-1).indices
-                probs = logits.float().softmax(dim=-1)
+                ranked = likeliest(logits, level.num_ranks)
+                children = ranked.ids[level.child_rows, level.child_ranks]
+                probs, grid = ranked.log_probs.exp(), ranked.ids
+                draft_probs.append(probs[level.child_rows, level.child_ranks])
             else:
                 probs = probabilities(logits, sampling)
                 grid = draw_without_replacement(probs, level.num_ranks, draws)
                 dists.append(probs)
-            children = grid[level.child_rows, level.child_ranks]
+                children = grid[level.child_rows, level.child_ranks]
+                draft_probs.append(probs[level.child_rows, children])
             tokens.append(children)
-            draft_probs.append(probs[level.child_rows, children])
         return Proposal(
             tokens=torch.cat(tokens),
             shape=self.tree.shape,

@@ -6,32 +6,39 @@ each token followed the text's last tokens. The longer the match, the longer the
 A datastore, a large corpus of texts such as the target writes, is searched the same way through a
 suffix array (REST).
 
-Lossless under sampling: drafts follow from the committed tokens alone.
+Lossless under sampling: drafts follow from the committed tokens and from earlier forwards, so they
+are fixed before the step's random draws.
 Source: arXiv:2411.04975, section 3 (tree expansion, Alg. 1). Two differences: an automaton in
 place of suffix trees holds the same counts in less space, and a token's probability is its share
 of the occurrences *that went on*, so the text's own end does not count against its matches.
-The datastore: arXiv:2311.08252, section 3.
+The datastore: arXiv:2311.08252, section 3. Mixed contexts: `engine.drafters.context_mixing`.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from engine.config import MethodConfig
 from engine.corpus import Corpus
 from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.context_mixing import Context, Continuation, Memory, draft
+from engine.drafters.overheard import Overheard
 from engine.drafters.suffix_array import SuffixArray
 from engine.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton
 from engine.proposal import Outcome, Proposal
 from engine.tree import TreeShape
+
+MIXED_PER_MEMORY = 4
+"""Contexts of each memory that are mixed."""
 
 
 class SuffixConfig(MethodConfig):
@@ -59,6 +66,20 @@ class SuffixConfig(MethodConfig):
     min_token_prob: float = Field(
         0.1, ge=0.0, le=1.0, description="least estimated probability of a drafted path"
     )
+    mix_contexts: bool = Field(
+        False,
+        description="estimate from long and short contexts together, and draft as many tokens as "
+        "are likely (with use_tree_spec; max_spec_factor plays no part)",
+    )
+    escape: float = Field(
+        3.0, gt=0.0, le=100.0, description="mixed contexts: how little a rare context is believed"
+    )
+    text_weight: float = Field(
+        4.0,
+        gt=0.0,
+        le=1000.0,
+        description="mixed contexts: what an occurrence in the text itself counts",
+    )
     use_global_pool: bool = Field(False, description="also match texts of earlier runs")
     global_pool_size: int = Field(
         100_000, ge=1000, le=10_000_000, description="tokens of earlier runs to keep, at most"
@@ -69,6 +90,12 @@ class SuffixConfig(MethodConfig):
         description="a corpus that `app.py train` made, to match as well: its folder, or the name "
         "of a shipped one",
     )
+
+    @model_validator(mode="after")
+    def _mixes_trees(self) -> SuffixConfig:
+        if self.mix_contexts and not self.use_tree_spec:
+            raise ValueError("mix_contexts drafts trees: set use_tree_spec as well")
+        return self
 
     def build(self, bench: Workbench) -> SuffixDrafter:
         """Read the datastore, if there is one.
@@ -97,49 +124,14 @@ def _sorted(folder: Path, stamp: int, depth: int) -> SuffixArray:
     return SuffixArray(texts, depth, int(corpus.manifest["vocab_size"]))
 
 
-State = TypeVar("State")
-
-
-class Memory(Protocol[State]):
-    """Texts in which contexts are found again; a state stands for a context's places."""
-
-    def followers(self, state: State) -> Iterable[tuple[int, State, int]]:
-        """Per continuation: token, state with it, occurrences. Oldest first where that is known."""
-
-
 @dataclass(frozen=True, slots=True)
-class Match(Generic[State]):
+class Match:
     """Where the text's last `length` tokens occurred; counts reach `deepest` tokens further."""
 
-    memory: Memory[State]
-    state: State
+    memory: Memory
+    state: Any
     length: int
     deepest: int
-
-
-@dataclass(slots=True)
-class Continuation:
-    """A drafted tree without its root: node i + 1 has `tokens[i]` and `parents[i]`.
-
-    Attributes:
-        probs: estimated probability of each token after its parent.
-        score: sum of the paths' probabilities = expected number of accepted tokens.
-        match_len: tokens of the context that was matched.
-    """
-
-    match_len: int = 0
-    score: float = 0.0
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    probs: list[float] = field(default_factory=list)
-
-    def add(self, parent: int, token: int, prob: float, path_prob: float) -> int:
-        """Append a node; return its number."""
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.probs.append(prob)
-        self.score += path_prob
-        return len(self.tokens)
 
 
 class GlobalPool:
@@ -161,6 +153,8 @@ class GlobalPool:
 class SuffixDrafter(Drafter):
     """Drafts the continuation with the best score among all matched contexts."""
 
+    flat_cost = True
+
     def __init__(
         self, bench: Workbench, config: SuffixConfig, store: SuffixArray | None = None
     ) -> None:
@@ -171,19 +165,22 @@ class SuffixDrafter(Drafter):
         self._device = bench.target.device
         self._pool = GlobalPool(config.global_pool_size, config.max_tree_depth)
         self._text: list[int] = []
+        self._heard = Overheard()
         self._local = SuffixAutomaton(config.max_tree_depth)
         self._cursors: list[Cursor] = []
 
     def start(self, start: Start) -> None:
         self._text = []
         self._local = SuffixAutomaton(self.config.max_tree_depth)
+        self._heard = Overheard()
         automata = self._pool.automata if self.config.use_global_pool else []
         self._cursors = [Cursor(automaton) for automaton in automata]
         self._extend(start.prompt_ids)
         self._extend([start.root])
 
     def propose(self, max_depth: int) -> Proposal:
-        best = self.best_continuation(max_depth)
+        mixes = self.config.mix_contexts
+        best = self.mixed_continuation(max_depth) if mixes else self.best_continuation(max_depth)
         self.match_len = best.match_len
         tokens = torch.tensor([self._text[-1], *best.tokens], device=self._device)
         probs = torch.tensor([1.0, *best.probs], device=self._device)
@@ -210,7 +207,49 @@ class SuffixDrafter(Drafter):
                     best = found
         return best
 
+    def mixed_continuation(self, max_depth: int) -> Continuation:
+        """The likeliest continuations by all memories and context lengths together."""
+        config, matches = self.config, self._telling()
+        weights = {id(self._local): config.text_weight}
+        found = draft(
+            [
+                Context(m.memory, m.state, m.deepest, weights.get(id(m.memory), 1.0))
+                for m in matches
+            ],
+            escape=config.escape,
+            room=config.max_total_draft_tokens,
+            max_depth=min(max_depth, config.max_draft_len),
+            min_prob=config.min_token_prob,
+        )
+        found.match_len = matches[-1].length if matches and found.tokens else 0
+        return found
+
+    def _telling(self) -> list[Match]:
+        """Of each memory the longest matches that say something new, shortest of all first.
+
+        A shorter context that occurs only where a longer one does says nothing new.
+        """
+        heard = self._heard
+        told = [
+            Match(heard, key, len(key), self.config.max_draft_len)
+            for key in heard.matches(self._text)
+        ]
+        for _, group in groupby(self._matches(), key=lambda match: id(match.memory)):
+            count, taken = 0, 0
+            for match in group:
+                occurrences = match.memory.occurrences(match.state)
+                if occurrences > count:
+                    count, taken = occurrences, taken + 1
+                    told.append(match)
+                if taken == MIXED_PER_MEMORY:
+                    break
+        return sorted(told, key=lambda match: (match.length, match.memory is self._local))
+
     def observe(self, outcome: Outcome) -> None:
+        if self.config.mix_contexts:
+            proposal = outcome.proposal
+            tokens, parents = proposal.tokens.tolist(), proposal.shape.parents
+            self._heard.note(self._text[-2], tokens, parents, outcome.shown.argmax())
         self._extend(outcome.committed)
 
     def finish(self) -> None:
@@ -230,7 +269,7 @@ class SuffixDrafter(Drafter):
             for cursor in self._cursors:
                 cursor.advance(token)
 
-    def _matches(self) -> Iterator[Match[Any]]:
+    def _matches(self) -> Iterator[Match]:
         """Every matched context, per memory longest first."""
         depth = self.config.max_tree_depth
         starts = [(self._local, self._local.suffix, depth)]
@@ -245,7 +284,7 @@ class SuffixDrafter(Drafter):
             for rows in self._store.matches(self._text[-depth:]):
                 yield Match(self._store, rows, rows.length, depth - rows.length)
 
-    def _continue(self, match: Match[State], room: int, max_depth: int) -> Continuation:
+    def _continue(self, match: Match, room: int, max_depth: int) -> Continuation:
         """Expand the likeliest paths first, until `room` tokens are drafted."""
         config = self.config
         max_depth = min(max_depth, config.max_draft_len, match.deepest)
@@ -253,7 +292,7 @@ class SuffixDrafter(Drafter):
         if max_depth < 1:
             return found
         # (-probability of the path, order, probability, token, state, parent, depth)
-        heap: list[tuple[float, int, float, int, State, int, int]] = []
+        heap: list[tuple[float, int, float, int, Any, int, int]] = []
         self._offer(heap, match.memory, match.state, 1.0, parent=0, depth=1)
         while heap and len(found.tokens) < room:
             negated, _, prob, token, state, parent, depth = heapq.heappop(heap)
@@ -266,9 +305,9 @@ class SuffixDrafter(Drafter):
 
     def _offer(
         self,
-        heap: list[tuple[float, int, float, int, State, int, int]],
-        memory: Memory[State],
-        state: State,
+        heap: list[tuple[float, int, float, int, Any, int, int]],
+        memory: Memory,
+        state: Any,
         path_prob: float,
         *,
         parent: int,

@@ -27,6 +27,9 @@ WORD = 8
 MOST_FOLLOWERS = 16
 """Rarer continuations of a context are not looked at."""
 
+MOST_KNOWN = 1 << 15
+"""Contexts whose continuations are remembered: the same ones are asked for again and again."""
+
 
 class Rows(NamedTuple):
     """Neighbouring rows that agree in their first `length` tokens."""
@@ -45,6 +48,7 @@ class SuffixArray:
 
     def __init__(self, texts: Iterable[Sequence[int] | np.ndarray], depth: int, vocab: int) -> None:
         """`vocab`: token ids are below this."""
+        self._known: dict[Rows, list[tuple[int, Rows, int]]] = {}
         # 0 stands behind the end of a text, so tokens are stored as one more.
         kind = np.dtype(">u2") if vocab < (1 << 16) else np.dtype(">u4")
         self.depth = -(-depth * kind.itemsize // WORD) * WORD // kind.itemsize
@@ -87,8 +91,19 @@ class SuffixArray:
         begin = bisect_left(everything, wanted, key=head)
         return Rows(begin, bisect_right(everything, wanted, begin, key=head), length)
 
+    def occurrences(self, rows: Rows) -> int:
+        """How often a context occurs."""
+        return rows.end - rows.begin
+
     def followers(self, rows: Rows) -> list[tuple[int, Rows, int]]:
         """The commonest next tokens, each with the rows that it leaves and their number."""
+        if rows not in self._known:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[rows] = self._look_up(rows)
+        return self._known[rows]
+
+    def _look_up(self, rows: Rows) -> list[tuple[int, Rows, int]]:
         if rows.length >= self.depth:
             return []
         column = self._rows[rows.begin : rows.end, rows.length]

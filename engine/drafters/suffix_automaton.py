@@ -55,6 +55,10 @@ class SuffixAutomaton:
         """Per continuation of a state, oldest first: token, state with it, occurrences."""
         return [(token, after, self.count[after]) for token, after in self.next[state].items()]
 
+    def occurrences(self, state: int) -> int:
+        """How often a state's strings occur."""
+        return self.count[state]
+
     def end_sequence(self) -> None:
         """The next token begins a new sequence."""
         self._last, self._near, self._near_len = ROOT, ROOT, 0

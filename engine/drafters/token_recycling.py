@@ -24,6 +24,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from engine.config import MethodConfig
+from engine.cpu.ranking import likeliest
 from engine.drafters.base import Drafter, Start, Workbench
 from engine.proposal import Needs, Outcome, Proposal
 from engine.tree import ChoicePaths, ChoiceTree, Path
@@ -110,7 +111,7 @@ class TokenRecyclingDrafter(Drafter):
         for tokens, hidden in zip(
             prompt.split(_PROMPT_ROWS), start.shown.hidden.split(_PROMPT_ROWS), strict=True
         ):
-            self._write(tokens, self._target.lm_head(hidden))
+            self._write(tokens, self._target.output(hidden))
 
     def propose(self, max_depth: int) -> Proposal:
         tokens = torch.full((len(self._tree) + 1,), self._root, device=self._target.device)
@@ -132,7 +133,7 @@ class TokenRecyclingDrafter(Drafter):
         Where a token occurs in several rows, one on the accepted path wins, then the last one.
         """
         n = len(tokens)
-        best = logits.topk(self.config.matrix_top_k, dim=-1).indices
+        best = likeliest(logits, self.config.matrix_top_k, totals=False).ids
         order = torch.arange(n, device=tokens.device)
         order[list(path)] += n
         self._writer[tokens] = -1

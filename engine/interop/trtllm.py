@@ -129,6 +129,8 @@ def _suffix(config: SuffixConfig, sheet: Sheet) -> Values:
     )
     sheet.explain("use_tree_spec", "SA drafts one path.")
     sheet.explain("global_pool_size", "It counts tokens; TensorRT-LLM counts requests.")
+    for name in ("escape", "text_weight"):
+        sheet.explain(name, "It only matters with mix_contexts.")
     return {
         "decoding_type": "SA",
         "max_draft_len": length,

@@ -122,6 +122,8 @@ def _suffix(config: SuffixConfig, sheet: Sheet) -> Mapping[str, Any]:
     sheet.explain("use_tree_spec", "vLLM verifies one path, not a tree.")
     sheet.explain("max_total_draft_tokens", "It only matters with use_tree_spec.")
     sheet.explain("global_pool_size", "It counts tokens; vLLM keeps 10000 requests.")
+    for name in ("escape", "text_weight"):
+        sheet.explain(name, "It only matters with mix_contexts.")
     sheet.note("vLLM needs the package arctic-inference for it: pip install arctic-inference.")
     return {
         "method": "suffix",

@@ -15,17 +15,25 @@ from typing import Any, ClassVar
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
-from torch.nn.functional import linear
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.checkpoints import read_checkpoint
 from engine.corpus import Corpus, Entry
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.target import Target
-from engine.training.packs import Pack, Teacher
+from engine.training.packs import Pack
 from engine.training.recipe import TrainSettings
 from engine.training.redrafter import principal_directions
-from engine.training.student import Judged, Student, Vocabulary, count_hits, no_hits, soft_loss
+from engine.training.student import (
+    HITS_SAMPLE,
+    Judged,
+    Lesson,
+    Output,
+    Student,
+    Vocabulary,
+    fill_up,
+    no_hits,
+)
 
 NUM_OTHERS = 2048
 """Tokens drawn per pack beside the vocabulary of the loss."""
@@ -93,7 +101,7 @@ class DraftModelStudent(Student):
         self.model = LlamaForCausalLM(config)
         self.to(target.device)
         self._target = target
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._begin()
 
     @torch.no_grad()
@@ -107,28 +115,30 @@ class DraftModelStudent(Student):
         ours.zero_()
         ours[:, :width] = full @ principal_directions(full, width)
 
-    def judge(self, pack: Pack, teacher: Teacher, generator: torch.Generator | None) -> Judged:
-        ids = self._vocabulary.ids
+    def judge(self, pack: Pack, generator: torch.Generator | None) -> Judged:
+        ids = self.vocabulary.ids
         if ids is not None and generator is not None:
             # Output and embedding are one: some of the other tokens must learn to be unlikely.
             drawn = torch.randint(self._target.vocab_size, (NUM_OTHERS,), generator=generator)
             drawn = drawn.to(ids.device)
-            ids = torch.cat([ids, drawn[self._vocabulary.place(drawn) < 0].unique()])
+            ids = torch.cat([ids, drawn[self.vocabulary.place(drawn) < 0].unique()])
         out: Tensor = self.model.model(
             input_ids=pack.tokens[None],
             position_ids=pack.positions[None],
             attention_mask=pack.visible[None, None],
             use_cache=False,
         ).last_hidden_state[0]
-        at = pack.ahead(1)
+        found = pack.ahead(1)
+        at = fill_up(found)
         weight = self.model.get_output_embeddings().weight
         assert isinstance(weight, Tensor)
-        logits = linear(out[at], weight if ids is None else weight[ids])
-        theirs = teacher.logits(pack.hidden[at], ids).softmax(dim=-1)
+        output = Output(weight if ids is None else weight[ids])
         hits, rows = no_hits(1, out.device)
-        wanted = self._vocabulary.place(pack.tokens[at + 1])
-        hits[0], rows[0] = count_hits(logits, wanted), len(at)
-        return Judged(soft_loss(logits, theirs) / max(1, len(at)), hits, rows)
+        wanted = self.vocabulary.place(pack.tokens[at + 1])
+        lesson = Lesson(out[at], output, pack.likely[at], wanted, len(found))
+        sample = None if generator is None else HITS_SAMPLE
+        loss, hits[0], rows[0] = lesson.judge(sample=sample)
+        return Judged(loss / max(1, len(found)), hits, rows)
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:

@@ -27,15 +27,17 @@ from engine.errors import ConfigError
 from engine.proposal import Needs
 from engine.target import Target
 from engine.training import eagle_layouts
-from engine.training.packs import Pack, Teacher, frequent_tokens, project
+from engine.training.packs import Pack, frequent_tokens
 from engine.training.recipe import TrainSettings
 from engine.training.student import (
+    HITS_SAMPLE,
     Judged,
+    Lesson,
+    Output,
     Student,
     Vocabulary,
-    count_hits,
+    fill_up,
     no_hits,
-    soft_loss,
 )
 from engine.training.unroll import unroll
 
@@ -135,42 +137,60 @@ class Eagle3Training(_EagleTraining):
 
 
 @dataclass(frozen=True, slots=True)
-class _Lesson:
-    """What a depth's outputs are to learn.
+class _Depth:
+    """A depth's outputs that have something to learn.
 
     Attributes:
         outputs: `(m, hidden)` float.
         entries: `(m,)` where they are in the pack.
-        places: `(m,)` where these entries are in `pack.ahead(2)`.
+        count: so many count; those behind them only fill up.
     """
 
     outputs: Tensor
     entries: Tensor
-    places: Tensor
+    count: int
 
 
-def _lessons(
+def _depths(
     head: DraftHead,
     fused: Tensor,
     pack: Pack,
     settings: EagleTraining | Eagle3Training,
     generator: torch.Generator | None,
-) -> Iterator[_Lesson]:
-    """The outputs of every depth that have something to learn."""
+) -> Iterator[_Depth]:
+    """The head's outputs, depth by depth.
+
+    When training with fewer chains, they start in some of the dialogues, everywhere in these: few
+    dialogues are read faster than few rows of each.
+    """
     ahead, count = pack.ahead(2), len(pack.tokens)
-    places = torch.full((count + 1,), -1, dtype=torch.long, device=ahead.device)
-    places[ahead] = torch.arange(len(ahead), device=ahead.device)
-    starts = (places[1:] >= 0).nonzero()[:, 0]
+    teaches = torch.zeros(count, dtype=torch.bool, device=ahead.device)
+    teaches[ahead] = True
+    starts = ahead
     if generator is not None and settings.chain_share < 1:
-        drawn = torch.rand(len(starts), generator=generator) < settings.chain_share
-        starts = starts[drawn.to(starts.device)]
-    for depth, (entries, out) in enumerate(unroll(head, fused, pack, settings.depths, starts)):
-        place = places[entries]
+        starts = _some(starts, pack.segments, settings.chain_share, generator)
+    chains = fill_up(starts)
+    for depth, (entries, out) in enumerate(unroll(head, fused, pack, settings.depths, chains)):
+        taught = teaches[entries]
         if depth:
-            stays = (entries == starts + depth) & (pack.segments[entries] == pack.segments[starts])
-            place = place.where(stays, -1)
-        rows = (place >= 0).nonzero()[:, 0]
-        yield _Lesson(out[rows].float(), entries[rows], place[rows])
+            inside = starts + depth < count
+            taught = taught[: len(starts)] & inside
+            taught &= pack.segments[entries[: len(starts)]] == pack.segments[starts]
+        rows = taught.nonzero()[:, 0]
+        padded = fill_up(rows)
+        yield _Depth(out[padded], entries[padded], len(rows))
+
+
+def _some(starts: Tensor, segments: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Those of whole dialogues, drawn until they have about that share of all."""
+    numbers, counts = segments[starts].unique(return_counts=True)
+    order = torch.randperm(len(numbers), generator=generator).to(numbers.device)
+    before = counts[order].cumsum(0) - counts[order]
+    # The one that crosses the mark is taken as often as keeps the share right on average.
+    left = share * len(starts) - before
+    drawn = torch.rand(len(numbers), generator=generator).to(left.device)
+    taken = numbers[order][left / counts[order] > drawn]
+    return starts[torch.isin(segments[starts], taken)]
 
 
 class EagleStudent(Student):
@@ -185,30 +205,29 @@ class EagleStudent(Student):
         # Its output is the layer's residual, which autocast would leave in bfloat16.
         self.head.fc.register_forward_hook(lambda module, args, out: out.float())
         self._target = target
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
+        self._output = Output.of(target, vocabulary.ids)
 
-    def judge(self, pack: Pack, teacher: Teacher, generator: torch.Generator | None) -> Judged:
-        settings, ids = self.settings, self._vocabulary.ids
+    def judge(self, pack: Pack, generator: torch.Generator | None) -> Judged:
+        settings = self.settings
         hits, rows = no_hits(settings.depths, pack.hidden.device)
-        loss, scale = pack.hidden.new_zeros(()), pack.hidden.std()
+        loss, scale = pack.hidden.new_zeros(()), pack.hidden[: pack.length].std()
         fused = self.head.fuse(pack.hidden)
         if generator is not None and settings.noise:
             draws = torch.rand(fused.shape, generator=generator).to(fused.device)
             fused = fused + (2 * draws - 1) * settings.noise * scale
-        ahead = pack.ahead(2)
-        theirs = teacher.logits(pack.hidden[ahead + 1], ids).softmax(dim=-1)
-        wanted = self._vocabulary.place(pack.tokens[ahead + 2])
-        lessons = _lessons(self.head, fused, pack, settings, generator)
-        for depth, lesson in enumerate(lessons):
-            outputs, count = lesson.outputs, len(lesson.places)
-            goal = pack.hidden[lesson.entries + 1]
-            wide = smooth_l1_loss(outputs / scale, goal / scale, reduction="sum")
-            features = wide / max(1, outputs.numel())
-            logits = project(self._target, outputs, ids)
-            tokens = soft_loss(logits, theirs[lesson.places]) / max(1, count)
-            both = settings.feature_weight * features + settings.token_weight * tokens
+        sample = None if generator is None else HITS_SAMPLE
+        for depth, found in enumerate(_depths(self.head, fused, pack, settings, generator)):
+            outputs, count = found.outputs.float(), found.count
+            goal = pack.hidden[found.entries + 1]
+            near, far = outputs[:count] / scale, goal[:count] / scale
+            wide = smooth_l1_loss(near, far, reduction="sum") / max(1, near.numel())
+            wanted = self.vocabulary.place(pack.tokens[found.entries + 2])
+            theirs = pack.likely[found.entries + 1]
+            lesson = Lesson(outputs, self._output, theirs, wanted, count)
+            tokens, hits[depth], rows[depth] = lesson.judge(sample=sample)
+            both = settings.feature_weight * wide + settings.token_weight * tokens / max(1, count)
             loss = loss + settings.depth_decay**depth * both
-            hits[depth], rows[depth] = count_hits(logits, wanted[lesson.places]), count
         return Judged(loss, hits, rows)
 
     def load(self, folder: Path) -> None:
@@ -237,32 +256,27 @@ class Eagle3Student(Student):
             target, vocabulary.ids if own else None, settings.intermediate_size
         )
         self._target = target
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._own = own
+        self._shared = None if own else Output.of(target, vocabulary.ids)
 
-    def judge(self, pack: Pack, teacher: Teacher, generator: torch.Generator | None) -> Judged:
+    def judge(self, pack: Pack, generator: torch.Generator | None) -> Judged:
         assert pack.layers is not None
         settings = self.settings
         hits, rows = no_hits(settings.depths, pack.hidden.device)
         loss = pack.hidden.new_zeros(())
-        ahead = pack.ahead(2)
-        theirs = teacher.logits(pack.hidden[ahead + 1], self._vocabulary.ids).softmax(dim=-1)
-        wanted = self._vocabulary.place(pack.tokens[ahead + 2])
         fused = self.head.fuse(pack.layers).float()
-        lessons = _lessons(self.head, fused, pack, settings, generator)
-        for depth, lesson in enumerate(lessons):
-            logits, count = self._logits(lesson.outputs), len(lesson.places)
-            known = wanted[lesson.places] >= 0
+        output = self._shared or Output(self.head.lm_head.weight)
+        sample = None if generator is None else HITS_SAMPLE
+        for depth, found in enumerate(_depths(self.head, fused, pack, settings, generator)):
+            wanted = self.vocabulary.place(pack.tokens[found.entries + 2])
             # Where the true token cannot be drafted, what is left of the distribution misleads.
-            tokens = soft_loss(logits[known], theirs[lesson.places][known]) / max(1, count)
-            loss = loss + settings.depth_decay**depth * tokens
-            hits[depth], rows[depth] = count_hits(logits, wanted[lesson.places]), count
+            theirs = pack.likely[found.entries + 1].weighted((wanted >= 0).float())
+            normed = self.head.norm(found.outputs.float())
+            lesson = Lesson(normed, output, theirs, wanted, found.count)
+            tokens, hits[depth], rows[depth] = lesson.judge(sample=sample)
+            loss = loss + settings.depth_decay**depth * tokens / max(1, found.count)
         return Judged(loss, hits, rows)
-
-    def _logits(self, outputs: Tensor) -> Tensor:
-        if self._own:
-            return self.head.logits(outputs)
-        return project(self._target, self.head.norm(outputs), self._vocabulary.ids)
 
     def load(self, folder: Path) -> None:
         """Raises ConfigError besides: it reads other layers of the target."""
@@ -276,7 +290,7 @@ class Eagle3Student(Student):
         self.head.load_state_dict(state)
 
     def save(self, folder: Path, dtype: torch.dtype) -> None:
-        ids = self._vocabulary.ids if self._own else None
+        ids = self.vocabulary.ids if self._own else None
         eagle_layouts.save_eagle3(self.head, self._target, ids, folder, dtype)
 
     def describe(self) -> dict[str, object]:

@@ -1,28 +1,23 @@
 """Writes many dialogues at once: every row of the batch is at its own place in its own dialogue.
 
-A row that ends is given the next plan at once, so the batch never waits for its longest text. Keys
-and values of a row lie at their positions, column = position; a row's mask ends at its own column.
+A row that ends is given the next plan at once, so the batch never waits for its longest text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 from engine.errors import ConfigError
-from engine.masks import MaskBuilder
 from engine.target import Target
 from engine.training.dialogue import Answer, Gap, Plan, Say
+from engine.training.rows import rows_of
 
 TOP_K, TOP_P = 64, 0.95
 """Sampling is limited to likely tokens; greedy rows take the first."""
-ALIGN = 8
-"""Widths are multiples of this many columns, which CUDA's attention kernels want of masks."""
 _SENTENCE_ENDS = (".", "!", "?")
 
 
@@ -58,22 +53,21 @@ class BatchGenerator:
                 f"got {max_len}."
             )
         self._target = target
-        self._rows = rows
+        self._num_rows = rows
         self._max_len = max_len
         self._words = _Words(target)
-        self._masks = MaskBuilder(target.model)
-        self._cache = _RowCache(rows, max_len)
+        self._rows = rows_of(target, rows, max_len)
         device = target.device
         self._uniforms = torch.zeros(rows, max_len, device=device)
 
     @torch.inference_mode()
     def run(self, plans: Iterator[Plan]) -> Iterator[Dialogue]:
         """Yield dialogues as they finish, until `plans` are used up."""
-        writers: list[_Writer | None] = [None] * self._rows
+        writers: list[_Writer | None] = [None] * self._num_rows
         done = False
         while True:
             free = [i for i, writer in enumerate(writers) if writer is None]
-            if free and not done and (len(free) >= self._refill or len(free) == self._rows):
+            if free and not done and (len(free) >= self._refill or len(free) == self._num_rows):
                 done = self._admit(free, plans, writers)
             if any(writer is not None for writer in writers):
                 self._step(writers)
@@ -87,7 +81,7 @@ class BatchGenerator:
     @property
     def _refill(self) -> int:
         """Rows admitted together: their beginnings are read in one forward."""
-        return max(1, min(64, self._rows // 8))
+        return max(1, min(64, self._num_rows // 8))
 
     def _admit(self, free: list[int], plans: Iterator[Plan], writers: list[_Writer | None]) -> bool:
         """Give free rows the next plans and read their beginnings; True when plans ran out."""
@@ -106,75 +100,29 @@ class BatchGenerator:
                 fresh.append((i, writer))
         heads = [(i, w.tokens[:-1]) for i, w in fresh if len(w.tokens) > 1]
         if heads:
-            self._read(heads)
+            self._rows.begin(heads)
         for _, writer in fresh:
             writer.fed = len(writer.tokens) - 1
         return ended
 
-    def _read(self, heads: list[tuple[int, list[int]]]) -> None:
-        """Prefill: beginnings side by side, padded on the right, which causal rows never see."""
-        device, width = self._target.device, max(len(tokens) for _, tokens in heads)
-        ids = torch.zeros(len(heads), width, dtype=torch.long)
-        for row, (_, tokens) in enumerate(heads):
-            ids[row, : len(tokens)] = torch.tensor(tokens)
-        self._cache.begin(torch.tensor([i for i, _ in heads], device=device))
-        positions = torch.arange(width, device=device).expand(len(heads), width)
-        mask = self._mask(positions, width)
-        self._forward(ids.to(device), positions, mask)
-
     def _step(self, writers: list[_Writer | None]) -> None:
-        """One token for every row; a free or finished row is fed something and not asked."""
+        """One token for every row that is being written."""
         device = self._target.device
-        busy = [None if w is None or w.finished else w for w in writers]
-        if not any(busy):
+        busy = [(i, w) for i, w in enumerate(writers) if w is not None and not w.finished]
+        if not busy:
             return
-        fed = [0 if w is None else w.fed for w in busy]
-        ids = torch.tensor([[0 if w is None else w.tokens[w.fed]] for w in busy], device=device)
-        positions = torch.tensor(fed, device=device)[:, None]
-        width = min(-(-(max(fed) + 1) // ALIGN) * ALIGN, self._max_len)
-        self._cache.extend(positions[:, 0], width)
-        logits = self._forward(ids, positions, self._mask(positions, width))[:, -1]
-        temperatures = torch.tensor([0.0 if w is None else w.temperature for w in busy])
-        early = [i for i, w in enumerate(busy) if w is not None and w.too_early]
+        fed = [(i, w.tokens[w.fed], w.fed) for i, w in busy]
+        logits = self._rows.step(fed)
+        early = [k for k, (_, w) in enumerate(busy) if w.too_early]
         if early and self._words.eos_ids:
             rows = torch.tensor(early, device=device)[:, None]
             logits[rows, torch.tensor(sorted(self._words.eos_ids), device=device)] = -torch.inf
-        drawn = self._uniforms.gather(1, positions)
-        chosen = _choose(logits, temperatures[:, None].to(device), drawn).tolist()
-        for writer, token in zip(busy, chosen, strict=True):
-            if writer is not None:
-                writer.push(token)
-
-    def _mask(self, positions: Tensor, width: int) -> Any:
-        """Row r may look at columns up to its position, within the window if there is one."""
-        masks, dtype = self._masks, self._target.dtype
-        columns = torch.arange(width, device=positions.device)
-        full = columns[None, None] <= positions[..., None]
-        sliding = full
-        if masks.window is not None:
-            sliding = full & (columns[None, None] > positions[..., None] - masks.window)
-
-        def finish(mask: Tensor) -> Tensor:
-            if not masks.additive:
-                return mask[:, None]
-            zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-            return zeros.masked_fill_(~mask, torch.finfo(dtype).min)[:, None]
-
-        if masks.per_kind:
-            return {"full_attention": finish(full), "sliding_attention": finish(sliding)}
-        return finish(sliding if masks.all_sliding else full)
-
-    def _forward(self, ids: Tensor, positions: Tensor, mask: Any) -> Tensor:
-        out = self._target.model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits: Tensor = out.logits
-        return logits
+        temperatures = torch.tensor([w.temperature for _, w in busy], device=device)
+        places = torch.tensor([(i, position) for i, _, position in fed], device=device)
+        drawn = self._uniforms[places[:, 0], places[:, 1]]
+        chosen = _choose(logits, temperatures[:, None], drawn[:, None]).tolist()
+        for (_, writer), token in zip(busy, chosen, strict=True):
+            writer.push(token)
 
 
 def _choose(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
@@ -187,56 +135,6 @@ def _choose(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
     rank = (reached < uniforms * reached[:, -1:]).sum(dim=-1, keepdim=True)
     rank = rank.clamp_max(best.shape[-1] - 1) * (temperatures > 0)
     return tokens.gather(1, rank)[:, 0]
-
-
-class _RowCache(Cache):
-    """Keys and values of a batch whose rows are at different positions."""
-
-    def __init__(self, rows: int, max_len: int) -> None:
-        super().__init__(layers=[])
-        self._shape = (rows, max_len)
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
-        self._new: Tensor | None = None
-        self._columns = torch.empty(0)
-        self._width = 0
-
-    def begin(self, rows: Tensor) -> None:
-        """The next forward reads the beginnings of these rows."""
-        self._new = rows
-
-    def extend(self, columns: Tensor, width: int) -> None:
-        """The next forward adds one column per row; the longest row then has `width`."""
-        self._new, self._columns, self._width = None, columns, width
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        if layer_idx not in self._layers:
-            self._layers[layer_idx] = (self._make(key_states), self._make(value_states))
-        return tuple(  # type: ignore[return-value]
-            self._write(buffer, states)
-            for buffer, states in zip(
-                self._layers[layer_idx], (key_states, value_states), strict=True
-            )
-        )
-
-    def _make(self, states: Tensor) -> Tensor:
-        rows, max_len = self._shape
-        return states.new_zeros(rows, states.shape[1], max_len, states.shape[3])
-
-    def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
-        if self._new is not None:
-            buffer[self._new, :, : states.shape[2]] = states
-            return states
-        rows = torch.arange(len(buffer), device=buffer.device)
-        buffer[rows, :, self._columns] = states[:, :, 0]
-        return buffer[:, :, : self._width]
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0 if self._new is not None else self._width - 1
-
-    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
-        return -1
 
 
 class _Words:

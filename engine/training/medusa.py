@@ -7,7 +7,6 @@ Source: arXiv:2401.10774, sections 2.2.1 and 2.3.3 (self-distillation).
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,23 +16,24 @@ import torch
 from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
 
 from engine.checkpoints import read_checkpoint
 from engine.corpus import Corpus, Entry
 from engine.drafters.medusa import MedusaConfig
 from engine.target import Target
 from engine.training.growth import grow_by_rates
-from engine.training.packs import Pack, Teacher, project
+from engine.training.packs import Pack
 from engine.training.recipe import TrainSettings
 from engine.training.student import (
+    HITS_SAMPLE,
     Judged,
+    Lesson,
+    Output,
     Student,
     Vocabulary,
-    count_hits,
-    hard_loss,
+    fill_up,
     no_hits,
-    soft_loss,
 )
 
 
@@ -70,52 +70,63 @@ class MedusaStudent(Student):
 
     def __init__(self, settings: MedusaTraining, target: Target, vocabulary: Vocabulary) -> None:
         super().__init__()
-        size, count, layers = target.hidden_size, settings.heads, settings.layers
+        size = target.hidden_size
         self.settings = settings
-        self.weight = nn.Parameter(torch.zeros(count, layers, size, size, device=target.device))
-        self.bias = nn.Parameter(torch.zeros(count, layers, size, device=target.device))
+        self.heads = nn.ModuleList(
+            nn.ModuleList(nn.Linear(size, size) for _ in range(settings.layers))
+            for _ in range(settings.heads)
+        )
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+        self.to(target.device)
         self._target = target
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
+        self._output = Output.of(target, vocabulary.ids)
 
-    def judge(self, pack: Pack, teacher: Teacher, generator: torch.Generator | None) -> Judged:
+    def judge(self, pack: Pack, generator: torch.Generator | None) -> Judged:
         count, loss = self.settings.heads, pack.hidden.new_zeros(())
         hits, rows = no_hits(count, pack.hidden.device)
-        ids, soft = self._vocabulary.ids, self.settings.soft_weight
-        known, places = pack.ahead(1), torch.zeros_like(pack.tokens)
-        places[known] = torch.arange(len(known), device=known.device)
-        theirs = teacher.logits(pack.hidden[known], ids).softmax(dim=-1) if soft else None
+        sample = None if generator is None else HITS_SAMPLE
         for head in range(count):
-            at = pack.ahead(2 + head)
-            wanted = self._vocabulary.place(pack.tokens[at + 2 + head])
+            found = pack.ahead(2 + head)
+            at = fill_up(found)
+            wanted = self.vocabulary.place(pack.tokens[at + 2 + head])
+            theirs = pack.likely[at + 1 + head].mixed(wanted, 1 - self.settings.soft_weight)
             x = self._blocks(pack.hidden[at], head)
-            logits = project(self._target, x, ids)
-            one = (1 - soft) * hard_loss(logits, wanted)
-            if theirs is not None:
-                one = one + soft * soft_loss(logits, theirs[places[at + 1 + head]])
-            loss = loss + self.settings.depth_decay**head / max(1, len(at)) * one
-            hits[head], rows[head] = count_hits(logits, wanted), len(at)
+            lesson = Lesson(x, self._output, theirs, wanted, len(found))
+            one, hits[head], rows[head] = lesson.judge(sample=sample)
+            loss = loss + self.settings.depth_decay**head / max(1, len(found)) * one
         return Judged(loss, hits, rows)
 
     def _blocks(self, x: Tensor, head: int) -> Tensor:
-        for weight, bias in zip(self.weight[head], self.bias[head], strict=True):
-            x = x + silu(linear(x, weight, bias))
+        for block in self._of(head):
+            x = x + silu(block(x))
         return x
+
+    def _of(self, head: int) -> nn.ModuleList:
+        blocks = self.heads[head]
+        assert isinstance(blocks, nn.ModuleList)
+        return blocks
+
+    def _named(self) -> dict[str, Tensor]:
+        """Parameters under their published names."""
+        return {
+            f"{head}.{i}.linear.{name}": value
+            for head in range(self.settings.heads)
+            for i, block in enumerate(self._of(head))
+            for name, value in block.named_parameters()
+        }
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        found, size = read_checkpoint(str(folder)), self.weight.shape[-1]
-        for head, layer in itertools.product(*map(range, self.weight.shape[:2])):
-            name = f"{head}.{layer}.linear"
-            self.weight[head, layer] = found.tensor(f"{name}.weight", size, size).float()
-            self.bias[head, layer] = found.tensor(f"{name}.bias", size).float()
+        found = read_checkpoint(str(folder))
+        for name, value in self._named().items():
+            value.copy_(found.tensor(name, *value.shape))
 
     def save(self, folder: Path, dtype: torch.dtype) -> None:
         """Layout 2 of the published heads: blocks only, `lm_head` is the target's."""
         tensors = {
-            f"{head}.{layer}.linear.{name}": value[head, layer].detach().to("cpu", dtype).clone()
-            for head in range(self.settings.heads)
-            for layer in range(self.settings.layers)
-            for name, value in (("weight", self.weight), ("bias", self.bias))
+            name: value.detach().to("cpu", dtype).clone() for name, value in self._named().items()
         }
         config = {
             "medusa_num_heads": self.settings.heads,

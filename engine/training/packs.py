@@ -1,7 +1,7 @@
 """Training texts laid end to end: a pack of dialogues, and what the target shows of it.
 
-A pack has no padding: dialogues follow each other in one row, each starts at position 0 and sees
-only itself.
+Dialogues follow each other in one row without padding, each starts at position 0 and sees only
+itself.
 
     token     a b c d | e f g
     position  0 1 2 3 | 0 1 2
@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn.functional import pad
 
 from engine.corpus import Corpus, Entry
 from engine.errors import ConfigError
@@ -28,9 +30,15 @@ from engine.masks import MaskBuilder
 from engine.proposal import Needs
 from engine.target import Target
 from engine.training.dialogue import seed_of
+from engine.training.student import CHUNK, Likely, Output, Vocabulary
+
+if TYPE_CHECKING:
+    from engine.cpu.native import SideBySide
 
 HELD_OUT_EVERY = 32
 """One dialogue in so many is never trained on."""
+NUM_LIKELY = 16
+"""Tokens of the target's distribution that are learnt per row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,8 @@ class Pack:
         wanted: `(n,)` bool, whether a drafter is to learn to predict this token.
         hidden: `(n, hidden)` float32, the target's last hidden state after its final norm.
         layers: `(n, layers * hidden)` float32, inputs of the layers asked for; None if none were.
+        likely: the target's distributions of the token after each row.
+        length: rows of dialogues; those behind them only fill up.
     """
 
     tokens: Tensor
@@ -52,12 +62,31 @@ class Pack:
     wanted: Tensor
     hidden: Tensor
     layers: Tensor | None
+    likely: Likely
+    length: int
 
     @property
     def visible(self) -> Tensor:
         """Who sees whom, `(n, n)` bool: what came before in the same dialogue, and itself."""
         same = self.segments[:, None] == self.segments[None]
         return same & (self.positions[:, None] >= self.positions[None])
+
+    def filled(self, length: int) -> Pack:
+        """At least so long, by one more text that teaches nothing."""
+        more = length - len(self.tokens)
+        if more <= 0:
+            return self
+        zeros, likely, below = self.tokens.new_zeros(more), self.likely, (0, 0, 0, more)
+        return Pack(
+            torch.cat([self.tokens, zeros]),
+            torch.cat([self.positions, torch.arange(more, device=zeros.device)]),
+            torch.cat([self.segments, zeros + self.segments[-1] + 1]),
+            torch.cat([self.wanted, zeros.bool()]),
+            pad(self.hidden, below),
+            None if self.layers is None else pad(self.layers, below),
+            Likely(pad(likely.places, below), pad(likely.probs, below)),
+            self.length,
+        )
 
     def ahead(self, offset: int) -> Tensor:
         """Rows `(m,)` whose token `offset` places ahead is of the same dialogue and wanted."""
@@ -107,7 +136,7 @@ def arrange(
 
 
 class FeatureStore:
-    """Features of packs on disk, in the target's dtype, up to a number of bytes.
+    """What the target shows of packs, on disk, up to a number of bytes.
 
     Packs are the same for every method with the same seed and size, so methods share them.
     """
@@ -118,37 +147,29 @@ class FeatureStore:
         folder.mkdir(parents=True, exist_ok=True)
         self._bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
-    def find(self, entries: Sequence[Entry], needs: Needs) -> tuple[Tensor, Tensor | None] | None:
-        """`hidden` and `layers` of a pack, if all that is needed was kept."""
-        file = self._file(entries, needs)
-        if not file.is_file() and not needs.layers:
-            # Whoever kept layers kept the last hidden state beside them.
-            file = next(self._folder.glob(f"{file.stem}-*.safetensors"), file)
+    def find(self, entries: Sequence[Entry], kind: str) -> dict[str, Tensor] | None:
+        """Tensors of that kind that were kept for a pack."""
+        file = self._file(entries, kind)
         if not file.is_file():
             return None
         with safe_open(file, framework="pt") as stored:
-            layers = stored.get_tensor("layers") if needs.layers else None
-            return stored.get_tensor("hidden"), layers
+            return {name: stored.get_tensor(name) for name in stored.keys()}
 
-    def keep(
-        self, entries: Sequence[Entry], needs: Needs, features: tuple[Tensor, Tensor | None]
-    ) -> None:
-        """Write a pack's features if there is room for them."""
-        named = dict(zip(("hidden", "layers"), features, strict=True))
-        tensors = {k: v.detach().cpu().contiguous() for k, v in named.items() if v is not None}
-        size = sum(tensor.nbytes for tensor in tensors.values())
+    def keep(self, entries: Sequence[Entry], kind: str, tensors: Mapping[str, Tensor]) -> None:
+        """Write them if there is room."""
+        stored = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+        size = sum(tensor.nbytes for tensor in stored.values())
         if self._bytes + size > self._max_bytes:
             return
-        file = self._file(entries, needs)
+        file = self._file(entries, kind)
         partial = file.with_suffix(".partial")
-        save_file(tensors, partial)
+        save_file(stored, partial)
         os.replace(partial, file)
         self._bytes += size
 
-    def _file(self, entries: Sequence[Entry], needs: Needs) -> Path:
+    def _file(self, entries: Sequence[Entry], kind: str) -> Path:
         key = f"{seed_of('features', *(entry.number for entry in entries)):016x}"
-        name = "-".join([key, *map(str, needs.layers)])
-        return self._folder / f"{name}.safetensors"
+        return self._folder / f"{key}-{kind}.safetensors"
 
 
 class Teacher:
@@ -159,37 +180,56 @@ class Teacher:
         target: Target,
         corpus: Corpus,
         needs: Needs,
+        vocabulary: Vocabulary,
         *,
         answers_only: bool,
         store: FeatureStore | None = None,
     ) -> None:
+        """Args: vocabulary: the tokens that the target's distributions are taken over."""
         corpus.check_made_by(target)
         self._store = store
         self.target = target
         self._corpus = corpus
         self._needs = Needs(hidden=True, layers=needs.layers)
+        self._vocabulary = vocabulary
+        self._output = Output.of(target, vocabulary.ids)
         self._answers_only = answers_only
+        self._texts: SideBySide | None = None
         self._masks = MaskBuilder(target.model)
         self._tap = FeatureTap(target.model)
 
     @torch.no_grad()
-    def read(self, entries: Sequence[Entry]) -> Pack:
-        """The pack of these dialogues on the target's device."""
+    def read(self, entries: Sequence[Entry], *, length: int = 0) -> Pack:
+        """The pack of these dialogues on the target's device.
+
+        Args:
+            length: shorter packs are filled up to it with a text of zeros that teaches nothing.
+        """
         device = self.target.device
         ids = [torch.from_numpy(self._corpus.tokens(e).astype("int64")) for e in entries]
         tokens = torch.cat(ids).to(device)
         positions = torch.cat([torch.arange(len(i)) for i in ids]).to(device)
         numbers = torch.arange(len(ids)).repeat_interleave(torch.tensor([len(i) for i in ids]))
         wanted = torch.cat([self._wanted(e) for e in entries]).to(device)
-        blank = Pack(tokens, positions, numbers.to(device), wanted, torch.empty(0), None)
-        found = self._store.find(entries, self._needs) if self._store else None
-        if found is None:
-            found = self._features(blank, single=len(ids) == 1)
-            if self._store:
-                self._store.keep(entries, self._needs, found)
-        hidden, layers = (None if part is None else part.to(device).float() for part in found)
-        assert hidden is not None
-        return Pack(tokens, positions, blank.segments, wanted, hidden, layers)
+        nothing = Likely(torch.empty(0), torch.empty(0))
+        blank = Pack(
+            tokens,
+            positions,
+            numbers.to(device),
+            wanted,
+            hidden=torch.empty(0),
+            layers=None,
+            likely=nothing,
+            length=len(tokens),
+        )
+        hidden, layers = self._features(entries, blank)
+        pack = replace(
+            blank,
+            hidden=hidden.float(),
+            layers=None if layers is None else layers.float(),
+            likely=self._likely(entries, hidden),
+        )
+        return pack.filled(length)
 
     def _wanted(self, entry: Entry) -> Tensor:
         wanted = torch.full((entry.length,), not self._answers_only)
@@ -197,9 +237,32 @@ class Teacher:
             wanted[start:end] = True
         return wanted
 
-    def _features(self, pack: Pack, *, single: bool) -> tuple[Tensor, Tensor | None]:
+    def _features(self, entries: Sequence[Entry], pack: Pack) -> tuple[Tensor, Tensor | None]:
+        """`hidden` and `layers` of a pack, kept or computed."""
+        kind, store = "-".join(["layers", *map(str, self._needs.layers)]), self._store
+        hidden = store.find(entries, "hidden") if store else None
+        layers = store.find(entries, kind) if store and self._needs.layers else {}
+        if hidden is None or layers is None:
+            shown, inputs = self._compute(pack)
+            hidden, layers = {"hidden": shown}, {} if inputs is None else {"layers": inputs}
+            if store:
+                store.keep(entries, "hidden", hidden)
+                if layers:
+                    store.keep(entries, kind, layers)
+        device, inputs = self.target.device, layers.get("layers")
+        return hidden["hidden"].to(device), None if inputs is None else inputs.to(device)
+
+    def _compute(self, pack: Pack) -> tuple[Tensor, Tensor | None]:
+        count = len(pack.tokens)
+        if self._texts is None or self._texts.capacity < count:
+            self._texts = self.target.texts(count)
+        if self._texts is not None:
+            begins = torch.arange(count) - pack.positions
+            shown = self._texts.read(pack.tokens, pack.positions, begins, needs=self._needs)
+            assert shown.hidden is not None
+            return shown.hidden, shown.layers
         self._tap.watch(self._needs)
-        visible = None if single else pack.visible
+        visible = None if not bool(pack.segments.any()) else pack.visible
         mask = self._masks.build(pack.positions, visible, 0, self.target.dtype)
         # The decoder alone: logits of all rows would be far larger than everything else.
         self.target.model.get_decoder()(
@@ -212,30 +275,29 @@ class Teacher:
         assert hidden is not None
         return hidden, layers
 
-    @torch.no_grad()
-    def logits(self, hidden: Tensor, vocabulary: Tensor | None) -> Tensor:
-        """The target's logits `(rows, vocabulary)` float32 for hidden states `(rows, hidden)`."""
-        return project(self.target, hidden, vocabulary).float()
+    def _likely(self, entries: Sequence[Entry], hidden: Tensor) -> Likely:
+        """The likeliest tokens after each row; what they lack to 1 is shared out among them."""
+        kind = f"likely-{self._vocabulary.key}"
+        found = self._store.find(entries, kind) if self._store else None
+        if found is None:
+            found = self._likeliest(hidden)
+            if self._store:
+                self._store.keep(entries, kind, found)
+        places, probs = (found[name].to(hidden.device) for name in ("places", "probs"))
+        return Likely(places.long(), probs.float())
+
+    def _likeliest(self, hidden: Tensor) -> dict[str, Tensor]:
+        parts = []
+        count = len(hidden)
+        for rows in pad(hidden, (0, 0, 0, -count % CHUNK)).split(CHUNK):
+            best = self._output(rows).float().topk(min(NUM_LIKELY, len(self._output.weight)))
+            parts.append((best.indices.int(), best.values.softmax(dim=-1)))
+        places, probs = (torch.cat(column)[:count] for column in zip(*parts, strict=True))
+        return {"places": places, "probs": probs}
 
     def close(self) -> None:
         """Remove the hooks."""
         self._tap.close()
-
-
-def project(target: Target, hidden: Tensor, vocabulary: Tensor | None) -> Tensor:
-    """`lm_head` of hidden states, for these token ids only if some are given; differentiable."""
-    head = target.lm_head
-    hidden = hidden.to(target.dtype)
-    if vocabulary is None:
-        logits: Tensor = head(hidden)
-        return logits
-    weight, bias = head.weight, getattr(head, "bias", None)
-    assert isinstance(weight, Tensor)
-    logits = torch.nn.functional.linear(
-        hidden, weight[vocabulary], None if bias is None else bias[vocabulary]
-    )
-    softcap = getattr(target.config, "final_logit_softcapping", None)
-    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
 def frequent_tokens(

@@ -13,6 +13,7 @@ from torch import Tensor
 from engine.config import MethodConfig, Settings
 from engine.corpus import Corpus, Entry
 from engine.target import Target
+from engine.training import optimizers
 from engine.training.packs import frequent_tokens
 from engine.training.student import Student, Vocabulary
 
@@ -30,12 +31,15 @@ class TrainSettings(Settings):
         1024, ge=16, le=1 << 17, description="tokens per forward; more needs more memory"
     )
     packs_per_step: int = Field(2, ge=1, le=1024, description="packs per optimizer step")
-    learning_rate: float = Field(1e-3, gt=0.0, le=1.0, description="peak of AdamW's rate")
+    optimizer: optimizers.Name = Field(
+        "adamw", description="adamw, or muon for the matrices between hidden vectors"
+    )
+    learning_rate: float = Field(1e-3, gt=0.0, le=1.0, description="its highest rate")
     warmup_share: float = Field(0.04, ge=0.0, le=0.9, description="share of steps of rising rate")
     final_rate_share: float = Field(
         0.05, ge=0.0, le=1.0, description="rate at the end of the cosine, relative to the peak"
     )
-    weight_decay: float = Field(0.01, ge=0.0, le=1.0, description="AdamW's weight decay")
+    weight_decay: float = Field(0.01, ge=0.0, le=1.0, description="weight decay")
     clip: float = Field(1.0, gt=0.0, le=1e6, description="longest gradient, by its norm")
     ema: float = Field(
         0.0, ge=0.0, lt=1.0, description="decay of the running mean of weights; 0 = none is kept"

@@ -15,15 +15,24 @@ import torch
 from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, silu
+from torch.nn.functional import embedding, silu
 
 from engine.checkpoints import read_checkpoint
 from engine.corpus import Corpus, Entry
 from engine.drafters.redrafter import ReDrafterConfig
 from engine.target import Target
-from engine.training.packs import Pack, Teacher
+from engine.training.packs import Pack
 from engine.training.recipe import TrainSettings
-from engine.training.student import Judged, Student, Vocabulary, count_hits, no_hits, soft_loss
+from engine.training.student import (
+    HITS_SAMPLE,
+    Judged,
+    Lesson,
+    Output,
+    Student,
+    Vocabulary,
+    fill_up,
+    no_hits,
+)
 
 
 class ReDrafterTraining(TrainSettings):
@@ -71,7 +80,7 @@ class ReDrafterStudent(Student):
         self.output = nn.Linear(width, target.vocab_size, bias=False)
         self.to(target.device)
         self._target = target
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._embedding = _weight(target.embedding).float()
         self._begin(_weight(target.lm_head).float())
 
@@ -87,25 +96,26 @@ class ReDrafterStudent(Student):
         for parameter in self.blocks.parameters():
             parameter.zero_()
 
-    def judge(self, pack: Pack, teacher: Teacher, generator: torch.Generator | None) -> Judged:
+    def judge(self, pack: Pack, generator: torch.Generator | None) -> Judged:
         depths, loss = self.settings.depths, pack.hidden.new_zeros(())
         hits, rows = no_hits(depths, pack.hidden.device)
-        ids = self._vocabulary.ids
+        ids = self.vocabulary.ids
+        output = Output(self.output.weight if ids is None else self.output.weight[ids])
+        sample = None if generator is None else HITS_SAMPLE
         state = torch.zeros_like(pack.hidden)
         for d in range(1, depths + 1):
             fed = embedding(pack.tokens.roll(-d), self._embedding)
             state = silu(self.rnn_w(fed) + self.rnn_u(state))
-            at = pack.ahead(1 + d)
+            found = pack.ahead(1 + d)
+            at = fill_up(found)
             x = self.input_proj(torch.cat([pack.hidden[at], state[at]], dim=-1))
             for block in self.blocks:
                 x = x + silu(block(x))
-            weight = self.output.weight if ids is None else self.output.weight[ids]
-            logits = linear(x, weight)
-            theirs = teacher.logits(pack.hidden[at + d], ids).softmax(dim=-1)
-            share = self.settings.depth_decay ** (d - 1) / max(1, len(at))
-            loss = loss + share * soft_loss(logits, theirs)
-            wanted = self._vocabulary.place(pack.tokens[at + 1 + d])
-            hits[d - 1], rows[d - 1] = count_hits(logits, wanted), len(at)
+            wanted = self.vocabulary.place(pack.tokens[at + 1 + d])
+            lesson = Lesson(x, output, pack.likely[at + d], wanted, len(found))
+            one, hits[d - 1], rows[d - 1] = lesson.judge(sample=sample)
+            share = self.settings.depth_decay ** (d - 1) / max(1, len(found))
+            loss = loss + share * one
         return Judged(loss, hits, rows)
 
     def _named(self) -> dict[str, nn.Parameter]:
@@ -137,10 +147,10 @@ class ReDrafterStudent(Student):
             name: value.detach().to("cpu", dtype).contiguous()
             for name, value in self._named().items()
         }
-        if self._vocabulary.ids is not None:
+        if self.vocabulary.ids is not None:
             # Nothing was learnt of the other tokens: a score of 0 keeps them out of every beam.
             others = torch.ones(self._target.vocab_size, dtype=torch.bool)
-            others[self._vocabulary.ids.cpu()] = False
+            others[self.vocabulary.ids.cpu()] = False
             tensors[f"lm_head.{settings.layers}.weight"][others] = 0
         config = {
             "model_type": "recurrent_drafting_drafter",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from engine.target import Target
 from engine.training.corpus import CorpusSettings, grow
 from engine.training.dialogue import GivenPrompt
 from engine.training.evaluation import Question, Score, given_questions, held_out_questions
+from engine.training.memory import keep_freed_memory
 from engine.training.packs import FeatureStore
 from engine.training.publish import evaluate
 from engine.training.recipe import TrainSettings
@@ -93,7 +95,7 @@ def make_corpus(
 
 def default_rows(target: Target, max_len: int) -> int:
     """Dialogues to write at a time: many on CUDA, as far as half of the free memory goes."""
-    most = 512 if target.device.type == "cuda" else 32
+    most = 512 if target.device.type == "cuda" else 64
     free, config = free_bytes(target.device), target.config
     if free is None:
         return most
@@ -120,6 +122,8 @@ def train(
     Raises:
         ConfigError: the corpus does not fit, or the run in `output` has other settings.
     """
+    if target.device.type == "cpu" and sys.platform == "linux":
+        keep_freed_memory()
     store = None
     if settings.feature_gib:
         store = FeatureStore(corpus.folder / "features", int(settings.feature_gib * 2**30))

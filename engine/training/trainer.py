@@ -1,4 +1,4 @@
-"""The training loop: packs through the target, a student's loss, AdamW, checkpoints."""
+"""The training loop: packs through the target, a student's loss, an optimizer, checkpoints."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from engine.errors import ConfigError
 from engine.target import Target
 from engine.training.checkpoint import State, load_state, save_state
 from engine.training.dialogue import seed_of
+from engine.training.optimizers import Optimizers
 from engine.training.packs import FeatureStore, Teacher, arrange, split
 from engine.training.recipe import TrainSettings
 from engine.training.student import Student
@@ -102,10 +103,15 @@ class Trainer:
         if settings.begin_with is not None:
             self.student.load(Path(settings.begin_with))
         self.teacher = Teacher(
-            target, corpus, self.student.needs, answers_only=settings.answers_only, store=store
+            target,
+            corpus,
+            self.student.needs,
+            self.student.vocabulary,
+            answers_only=settings.answers_only,
+            store=store,
         )
-        self._optimizer = torch.optim.AdamW(
-            self.student.parameters(), betas=(0.9, 0.95), weight_decay=settings.weight_decay
+        self._optimizer = Optimizers(
+            self.student, settings.optimizer, weight_decay=settings.weight_decay
         )
         self._average = {
             name: value.detach().clone() for name, value in self.student.named_parameters()
@@ -187,14 +193,14 @@ class Trainer:
     def _one_step(self, tally: _Tally) -> None:
         settings = self.settings
         self._stepping = True
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate_at(self.step, self.num_steps, settings)
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.set_rate(rate_at(self.step, self.num_steps, settings))
+        self._optimizer.zero_grad()
         generator = torch.Generator().manual_seed(seed_of(settings.seed, "step", self.step))
         for i in range(settings.packs_per_step):
-            pack = self.teacher.read(self._packs[self._pack_at(self.step, i)])
+            entries = self._packs[self._pack_at(self.step, i)]
+            pack = self.teacher.read(entries, length=settings.pack_tokens)
             with self.autocast():
-                judged = self.student.judge(pack, self.teacher, generator)
+                judged = self.student.judge(pack, generator)
             (judged.loss / settings.packs_per_step).backward()
             tally.add(judged.loss.detach(), judged.hits, judged.rows, len(pack.tokens))
         torch.nn.utils.clip_grad_norm_(self.student.parameters(), settings.clip)
@@ -312,9 +318,9 @@ def held_out_rates(trainer: Trainer, *, max_packs: int = 16) -> list[list[float]
     packs = arrange(trainer.corpus, trainer.held_out, settings.pack_tokens, settings.seed)
     judged = []
     for entries in packs[:max_packs]:
-        pack = trainer.teacher.read(entries)
+        pack = trainer.teacher.read(entries, length=settings.pack_tokens)
         with trainer.autocast():
-            judged.append(trainer.student.judge(pack, trainer.teacher, None))
+            judged.append(trainer.student.judge(pack, None))
     hits = torch.stack([one.hits for one in judged]).sum(dim=0)
     rows = torch.stack([one.rows for one in judged]).sum(dim=0)
     rates: list[list[float]] = (hits / rows[:, None].clamp_min(1)).tolist()

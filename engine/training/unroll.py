@@ -59,13 +59,18 @@ class _Chains:
     def attend(
         self, layer: nn.Module, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     ) -> Tensor:
-        """Dialogue by dialogue, for a dialogue is much shorter than a pack."""
-        if self._base is None:
-            self._base = keys, values
-            return self._causal(query)
-        self._keys.append(keys)
-        self._values.append(values)
-        return self._own_and_base(query)
+        """Dialogue by dialogue, for a dialogue is much shorter than a pack.
+
+        In float32: in bfloat16, kernels would be made anew for the length of every dialogue.
+        """
+        with torch.autocast(query.device.type, enabled=False):
+            query, keys, values = query.float(), keys.float(), values.float()
+            if self._base is None:
+                self._base = keys, values
+                return self._causal(query)
+            self._keys.append(keys)
+            self._values.append(values)
+            return self._own_and_base(query)
 
     def _causal(self, query: Tensor) -> Tensor:
         assert self._base is not None
@@ -87,7 +92,10 @@ class _Chains:
         seen, begin, first = [], 0, 0
         for size, count in zip(self._sizes, self._counts, strict=True):
             rows, base = slice(first, first + count), slice(begin, begin + size)
-            columns = torch.arange(begin, begin + size, device=query.device)
+            begin, first = begin + size, first + count
+            if not count:
+                continue
+            columns = torch.arange(base.start, base.stop, device=query.device)
             late = columns[None] > self._starts[rows, None]
             scores = torch.einsum("hgmd,hnd->hgmn", grouped[:, :, rows], self._base[0][:, base])
             scores = scores.masked_fill(late, -torch.inf)
@@ -97,5 +105,4 @@ class _Chains:
                 torch.einsum("hgmn,hnd->hgmd", there, self._base[1][:, base])
                 + torch.einsum("hgmk,hmkd->hgmd", here, values[:, rows])
             )
-            begin, first = begin + size, first + count
         return torch.cat(seen, dim=2).reshape(heads, m, width).transpose(0, 1)

@@ -10,6 +10,11 @@ bring and cost:
 and takes the best ratio; where plain decoding wins, it drafts nothing and looks again later. The
 estimates use ranks and earlier outcomes only, never this step's tokens, so the choice does not
 bias lossless sampling.
+
+A drafter whose drafts cost the same however large they are, and that says how likely each token is,
+is asked for everything; of that the nodes are verified that pay at this very step. Its own
+probabilities are corrected by how often such ones came true (`Calibration`). They follow from the
+context alone, like the tokens, so this does not bias sampling either.
 """
 
 from __future__ import annotations
@@ -33,6 +38,10 @@ LONGEST_PAUSE = 64
 """Plain steps before drafting is tried again; doubles while it does not pay."""
 MEMORY = 0.95
 """Weight of the past in every running mean, per step."""
+SURE = np.array([0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9])
+"""Bounds between the degrees of sureness that are corrected apart."""
+PRIOR = 3.0
+"""Tokens that came true as they were said to, before any was seen."""
 MARGIN = 1.03
 """Drafting must promise this much over plain decoding: estimates are noisy, plain is safe."""
 
@@ -99,6 +108,38 @@ def path_probabilities(proposal: Proposal, estimate: AcceptanceEstimate) -> np.n
     return probs
 
 
+class Calibration:
+    """How often a drafter's tokens came true, against what it said, by how sure it was."""
+
+    def __init__(self) -> None:
+        self._hits = np.zeros(len(SURE) + 1)
+        self._expected = np.zeros(len(SURE) + 1)
+
+    def observe(self, proposal: Proposal, path: tuple[int, ...]) -> None:
+        """Every child of an accepted node was tried."""
+        assert proposal.draft_probs is not None
+        said = proposal.draft_probs.cpu().numpy()
+        tried = [child for node in path for child in proposal.shape.children[node]]
+        if not tried:
+            return
+        bins = np.searchsorted(SURE, said[tried])
+        self._hits *= MEMORY
+        self._expected *= MEMORY
+        np.add.at(self._hits, bins, np.isin(tried, path))
+        np.add.at(self._expected, bins, said[tried])
+
+    def path_probabilities(self, proposal: Proposal) -> np.ndarray:
+        """Corrected probability that each node is accepted, `(n,)`; the root's is 1."""
+        assert proposal.draft_probs is not None
+        said = proposal.draft_probs.cpu().numpy()
+        factors = (self._hits + PRIOR) / (self._expected + PRIOR)
+        probs = np.minimum(1.0, said * factors[np.searchsorted(SURE, said)])
+        probs[0] = 1.0
+        for node, parent in enumerate(proposal.shape.parents[1:], start=1):
+            probs[node] *= probs[parent]
+        return probs
+
+
 class AdaptiveDrafter(Drafter):
     """Wraps any drafter and asks it for as much as pays."""
 
@@ -107,10 +148,13 @@ class AdaptiveDrafter(Drafter):
         self.needs = inner.needs
         self._device = target.device
         self._curve = curve
+        self._by_rows = np.empty(0)
         self._reset()
 
     def _reset(self) -> None:
         self._estimate = AcceptanceEstimate()
+        self._calibration = Calibration()
+        self._promise = MARGIN
         self._draft_ms: dict[int, float] = {}
         self._template: Proposal | None = None
         self._root = 0
@@ -130,6 +174,8 @@ class AdaptiveDrafter(Drafter):
             self._pause -= 1
             self._probe = self._pause == 0
             return self._plain(f"plain decoding; drafting is tried again in {self._pause + 1}")
+        if self.inner.flat_cost:
+            return self._best_of_all(max_depth)
         if self._num_steps < WARM_UP_STEPS or self._template is None:
             return self._draft(max_depth, "whole draft: learning what is accepted")
         plan = self._plan(self._template)
@@ -148,6 +194,39 @@ class AdaptiveDrafter(Drafter):
     def _plain(self, decision: str) -> Proposal:
         self._asked = None
         return root_only(self._root, self._device).keep([0], decision)
+
+    def _best_of_all(self, max_depth: int) -> Proposal:
+        """Draft everything, keep the nodes that pay."""
+        began = time.perf_counter()
+        proposal = self.inner.propose(max_depth)
+        taken_ms = 1000 * (time.perf_counter() - began)
+        self._asked = proposal
+        if proposal.draft_probs is None or proposal.dists is not None:
+            return _with_decision(proposal, "whole draft: it does not say how likely it is")
+        if self._num_steps:
+            before = self._draft_ms.get(0, taken_ms)
+            self._draft_ms[0] = before + 0.2 * (taken_ms - before)
+        probs = self._calibration.path_probabilities(proposal)
+        order = np.lexsort((np.arange(len(probs)), -probs))
+        ms = self._draft_ms.get(0, 0.0) + self._verify_ms(len(probs))
+        speedups = np.cumsum(probs[order]) / ms * self._curve.at(1)
+        num_nodes = int(speedups.argmax())
+        best = float(speedups[num_nodes])
+        self._promise = MEMORY * self._promise + (1 - MEMORY) * best
+        words = f"{num_nodes} of {len(probs) - 1} nodes: {best:.2f} × plain expected"
+        if self._promise < 1:
+            self._promise, self._pause = 1.0, self._next_pause
+            self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
+            words += "; over the last steps drafting did not pay"
+        elif best > MARGIN:
+            self._next_pause = FIRST_PAUSE
+        return proposal.keep(sorted(order[: num_nodes + 1].tolist()), words)
+
+    def _verify_ms(self, count: int) -> np.ndarray:
+        """Of 1 … `count` rows."""
+        if len(self._by_rows) < count:
+            self._by_rows = np.array([self._curve.at(n) for n in range(1, count + 1)])
+        return self._by_rows[:count]
 
     def _draft(self, max_depth: int, decision: str, num_nodes: int | None = None) -> Proposal:
         began = time.perf_counter()
@@ -196,7 +275,9 @@ class AdaptiveDrafter(Drafter):
     def observe(self, outcome: Outcome) -> None:
         self._num_steps += 1
         self._root = outcome.next_root
-        if self._asked is not None:
+        if self._asked is not None and self.inner.flat_cost and self._asked.draft_probs is not None:
+            self._calibration.observe(outcome.proposal, outcome.path)
+        elif self._asked is not None:
             self._estimate.observe(outcome.proposal, outcome.path)
         self.inner.observe(outcome)
 

@@ -128,6 +128,8 @@ class LengthCard {
 
 // ---- what runs with this very tree measured
 
+function stepMs(run) { return run.tok_s ? 1000 * run.mat / run.tok_s : NaN; }
+
 class RunsCard {
   constructor(editor) {
     this.editor = editor;
@@ -167,12 +169,14 @@ class RunsCard {
       ? ` (${measured >= predicted ? "+" : "\u2212"}`
         + `${Math.abs(100 * (measured / predicted - 1)).toFixed(0)} %)` : "";
     const row = (cells, tag) => h("tr", {}, ...cells.map((cell) => h(tag, {}, cell)));
-    return h("table", {}, h("thead", {}, row(["", "MAT", "tok/s"], "th")), h("tbody", {},
-      row(["predicted", number(now.mat, 2), number(now.tok_s, 1)], "td"),
+    // MAT hangs on the prompt, the time of a step on the machine: so it shows which was off.
+    return h("table", {}, h("thead", {}, row(["", "MAT", "ms a step", "tok/s"], "th")), h("tbody", {},
+      row(["predicted", number(now.mat, 2), number(now.step_ms, 1), number(now.tok_s, 1)], "td"),
       ...runs.map((run) => row([
         h("a", { href: `?run=${encodeURIComponent(run.id)}`, target: "_blank", rel: "noopener",
           title: run.prompt }, clip(run.prompt, 28) || "run"),
         number(run.mat, 2) + off(run.mat, now.mat),
+        number(stepMs(run), 1) + off(stepMs(run), now.step_ms),
         number(run.tok_s, 1) + off(run.tok_s, now.tok_s)], "td"))));
   }
 }

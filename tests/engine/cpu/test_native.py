@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis.strategies import DataObject, data, floats, integers, lists, sampled_from
 
 from engine.config import Limits
+from engine.corpus import Corpus
 from engine.cpu import architecture, compile
 from engine.cpu.compile import NotNative, library
 from engine.cpu.native import BlockProjection, HalfProjection, NativeForward
+from engine.cpu.ranking import likeliest
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.gguf import Blocks
@@ -24,6 +29,8 @@ from engine.proposal import Needs, Proposal
 from engine.sources import TargetSpec
 from engine.steps import End
 from engine.target import Target
+from engine.training.corpus import CorpusSettings, grow
+from engine.training.dialogue import Answer, Frame, self_made
 from engine.tree import TreeShape
 from tests.engine.cpu.targets import plain, variant_model
 from tests.engine.scripted import ScriptedDrafter, random_parents
@@ -278,3 +285,84 @@ def test_the_library_is_compiled_once_and_kept(
     monkeypatch.setattr("subprocess.run", lambda *a, **k: pytest.fail("compiled again"))
     library(tmp_path)
     assert made.is_file()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "llama3-rotary"])
+def test_texts_that_are_read_together_show_what_each_shows_alone(
+    name: str, kernels: ctypes.CDLL
+) -> None:
+    target = native(wide_model(name), kernels)
+    rng = random.Random(7)
+    texts = [tokens_of(rng, count) for count in (9, 1, 30, 17)]
+    room = target.texts(4 * 40)
+    assert room is not None
+    begins = [40 * i for i, text in enumerate(texts) for _ in text[:-1]]
+    heads = [token for text in texts for token in text[:-1]]
+    places = [i for text in texts for i in range(len(text) - 1)]
+    first = room.read(*map(torch.tensor, (heads, places, begins)), needs=ALL)
+    last = room.read(
+        torch.tensor([text[-1] for text in texts]),
+        torch.tensor([len(text) - 1 for text in texts]),
+        torch.arange(4) * 40,
+        num_logits=4,
+    )
+    at = 0
+    for i, text in enumerate(texts):
+        alone = target.prefill(text, target.new_cache(40), ALL)
+        rows = slice(at, at + len(text) - 1)
+        at = rows.stop
+        assert alone.hidden is not None and first.hidden is not None
+        assert alone.layers is not None and first.layers is not None
+        assert torch.equal(first.hidden[rows], alone.hidden[:-1])
+        assert torch.equal(first.layers[rows], alone.layers[:-1])
+        assert torch.equal(last.logits[i], alone.logits[-1])
+
+
+def test_a_batch_of_dialogues_writes_what_the_target_writes_alone(
+    kernels: ctypes.CDLL, tmp_path: Path
+) -> None:
+    target = native(wide_model("llama"), kernels)
+    settings = CorpusSettings(max_len=96, answer_tokens=24)
+    for _ in grow(target, tmp_path, settings, num_tokens=900, rows=5):
+        pass
+    corpus, compared = Corpus.open(tmp_path), 0
+    for entry in corpus.entries:
+        plan = self_made(Frame.of(target), entry.number, seed=settings.seed, answer_tokens=24)
+        answer = next(s for s in plan.segments if isinstance(s, Answer))
+        if answer.temperature or not entry.spans:
+            continue
+        tokens = corpus.tokens(entry).tolist()
+        start, end = entry.spans[0]
+        limits = Limits(max_new_tokens=end - start)
+        records = list(
+            decode(
+                target,
+                AutoregressiveConfig().build(workbench(target)),
+                tokens[:start],
+                limits=limits,
+            )
+        )
+        written = records[-1]
+        assert isinstance(written, End) and list(written.output_ids) == tokens[start:end]
+        compared += 1
+    assert compared >= 3
+
+
+@given(data())
+def test_the_likeliest_tokens_are_what_torch_finds(kernels: ctypes.CDLL, drawn: DataObject) -> None:
+    rows, vocab = drawn.draw(integers(1, 5)), drawn.draw(integers(1, 70))
+    k = drawn.draw(integers(1, vocab))
+    number = sampled_from([-math.inf, -3.5, 0.0, 0.25, 7.0, 7.5]) | floats(-50, 50, width=32)
+    values = drawn.draw(lists(number, min_size=rows * vocab, max_size=rows * vocab))
+    logits = torch.tensor(values).view(rows, vocab)
+    found = likeliest(logits, k)
+    assert torch.equal(found.logits, logits.topk(k).values)
+    assert torch.equal(logits.gather(1, found.ids), found.logits)
+    assert all(len(set(row)) == k for row in found.ids.tolist())
+    expected = logits.logsumexp(dim=-1, keepdim=True)
+    assert found.log_totals is not None
+    torch.testing.assert_close(found.log_totals, expected, atol=1e-4, rtol=1e-5)
+    # Of equal logits the first is the first.
+    for row, ids in zip(logits.tolist(), found.ids.tolist(), strict=True):
+        order = sorted(range(vocab), key=lambda i: (-row[i], i))
+        assert ids == order[:k]

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from engine.config import Sampling
 from engine.drafters.base import Start
+from engine.drafters.overheard import COUNTS, Overheard
 from engine.drafters.suffix import GlobalPool, SuffixConfig, SuffixDrafter
+from engine.errors import ConfigError
 from engine.proposal import Shown
 from engine.sampling import SeededDraws
 from tests.engine.drafters.judges import (
@@ -30,6 +32,10 @@ CONFIGS = [
     SuffixConfig(max_spec_factor=4.0, min_token_prob=0.0),
     SuffixConfig(use_tree_spec=True, max_spec_factor=8.0, min_token_prob=0.01),
     SuffixConfig(use_global_pool=True, use_tree_spec=True, max_tree_depth=4),
+    SuffixConfig(use_tree_spec=True, mix_contexts=True, max_total_draft_tokens=6),
+    SuffixConfig(
+        use_tree_spec=True, mix_contexts=True, use_global_pool=True, min_token_prob=0.0, escape=0.5
+    ),
 ]
 
 
@@ -132,9 +138,11 @@ def test_context_end_is_reached_exactly():
     assert_lossless_to_the_context_end(CONFIGS[3], "opt")
 
 
-@pytest.mark.parametrize("tree", [False, True])
-def test_sampled_output_follows_the_target(tree: bool):
-    config = SuffixConfig(use_tree_spec=tree, max_spec_factor=4.0, min_token_prob=0.01)
+@pytest.mark.parametrize(("tree", "mix"), [(False, False), (True, False), (True, True)])
+def test_sampled_output_follows_the_target(tree: bool, mix: bool):
+    config = SuffixConfig(
+        use_tree_spec=tree, mix_contexts=mix, max_spec_factor=4.0, min_token_prob=0.01
+    )
     target = sampled_target()
     assert p_value(target, config.build(workbench(target))) > 1e-3
 
@@ -146,3 +154,82 @@ def test_a_repeated_prompt_is_faster_with_the_global_pool():
     first, again = (write(target, drafter, prompt, tokens=40) for _ in range(2))
     assert first.output == again.output
     assert len(again.steps) < len(first.steps)
+
+
+def test_mixed_contexts_need_a_tree():
+    with pytest.raises(ConfigError, match="mix_contexts drafts trees: set use_tree_spec"):
+        SuffixConfig.parse({"mix_contexts": True})
+
+
+def test_mixed_contexts_draft_where_the_longest_match_alone_is_wrong():
+    # 1 2 was followed by 3 three times; 9 1 2 only once, by 4.
+    text = [1, 2, 3, 0, 1, 2, 3, 5, 1, 2, 3, 6, 9, 1, 2, 4, 7, 9, 1, 2]
+    longest = SuffixConfig(max_draft_len=1, use_tree_spec=True)
+    assert started(longest, text).propose(99).tokens.tolist() == [2, 4]
+    proposal = started(longest.replace(mix_contexts=True), text).propose(99)
+    assert sorted(proposal.tokens.tolist()[1:]) == [3, 4]
+    assert proposal.shape.parents == (-1, 0, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 3), min_size=3, max_size=40), st.floats(0.1, 8.0))
+def test_mixed_probabilities_are_those_of_the_formula(text: list[int], escape: float):
+    config = SuffixConfig(
+        use_tree_spec=True,
+        mix_contexts=True,
+        max_tree_depth=60,
+        max_total_draft_tokens=12,
+        min_token_prob=0.0,
+        escape=escape,
+        text_weight=2.0,
+    )
+    drafter = started(config, text)
+    best = drafter.mixed_continuation(5)
+    lengths = [match.length for match in drafter._telling()]
+    children: dict[int, list[int]] = {0: []}
+    paths: dict[int, tuple[int, ...]] = {0: ()}
+    for node, (token, parent) in enumerate(zip(best.tokens, best.parents, strict=True), start=1):
+        paths[node] = (*paths[parent], token)
+        children.setdefault(parent, []).append(node)
+    for parent, nodes in children.items():
+        probs: dict[int, float] = {}
+        for length in lengths:
+            context = tuple(text[len(text) - length :]) + paths[parent]
+            followed = Counter(
+                text[i + len(context)]
+                for i in range(len(text) - len(context))
+                if tuple(text[i : i + len(context)]) == context
+            )
+            if not followed:
+                continue
+            total = 2.0 * followed.total()
+            share = total / (total + escape * len(followed))
+            probs = {token: prob * (1 - share) for token, prob in probs.items()}
+            for token, count in followed.items():
+                probs[token] = probs.get(token, 0.0) + share * 2.0 * count / total
+        assert sum(probs.values()) <= 1 + 1e-9
+        for node in nodes:
+            assert best.probs[node - 1] == pytest.approx(probs[best.tokens[node - 1]])
+
+
+def test_what_the_target_said_after_rejected_tokens_is_drafted_later():
+    heard = Overheard()
+    heard.note(4, [5, 7, 8], [-1, 0, 0], [8, 9, 6])
+    assert list(heard.matches([1, 5, 7])) == [(5, 7), (7,)]
+    assert heard.followers((5, 7)) == [(9, (7, 9), COUNTS[2])]
+    assert heard.followers((7,)) == [(9, (7, 9), COUNTS[1])]
+    assert heard.followers((4, 5)) == [(8, (5, 8), COUNTS[2])]
+    assert list(heard.matches([3])) == [] and heard.followers((7, 9)) == []
+    heard.note(5, [7], [-1], [3])
+    assert heard.followers((5, 7)) == [(3, (7, 3), COUNTS[2])]
+
+
+def test_mixed_contexts_hear_what_was_said_of_rejected_tokens():
+    target = target_of("llama")
+    config = SuffixConfig(use_tree_spec=True, mix_contexts=True)
+    drafter = config.build(workbench(target))
+    write(target, drafter, [3, 200, 17, 99, 3, 200], tokens=30)
+    said = drafter._heard._next
+    text = [3, 200, 17, 99, 3, 200]
+    kept = set(zip(text, text[1:], strict=False))
+    assert said and any(len(key) == 2 and key not in kept for key in said)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,10 +15,11 @@ from engine.drafters.base import Drafter, Start
 from engine.proposal import Outcome, Proposal
 from engine.steps import End, Step
 from engine.target import Target
-from engine.tree import ChoiceTree
+from engine.tree import ChoiceTree, TreeShape
 from engine.tuning.adaptive import (
     AcceptanceEstimate,
     AdaptiveDrafter,
+    Calibration,
     path_probabilities,
 )
 from engine.tuning.latency import LatencyCurve, measure_curve
@@ -56,11 +59,16 @@ class Oracle(Drafter):
 
 
 def run(
-    curve: LatencyCurve, *, right: int, depth: int = 6, tokens: int = 120
+    curve: LatencyCurve,
+    *,
+    right: int,
+    depth: int = 6,
+    tokens: int = 120,
+    kind: type[Oracle] = Oracle,
 ) -> tuple[list[Step], list[int], list[int], Oracle]:
     target = tiny_target(eos_token_id=None)
     text = plain_greedy(target, PROMPT, tokens + 20)
-    oracle = Oracle(target, text, right=right, tree=ChoiceTree.chain(depth))
+    oracle = kind(target, text, right=right, tree=ChoiceTree.chain(depth))
     drafter = AdaptiveDrafter(oracle, target, curve)
     limits = Limits(max_new_tokens=tokens, ignore_eos=True)
     records = list(decode(target, drafter, PROMPT, limits=limits))
@@ -131,3 +139,42 @@ def test_adaptive_setting_wraps_any_method_under_sampling_too() -> None:
     sampling = Sampling(temperature=1.0, seed=3)
     end = list(decode(target, drafter, PROMPT * 5, sampling=sampling))[-1]
     assert isinstance(end, End) and end.output_ids
+
+
+class Sure(Oracle):
+    """Says of every token that it is likely by `said`, whatever it is."""
+
+    flat_cost = True
+    said = 0.9
+
+    def propose(self, max_depth: int) -> Proposal:
+        proposal = super().propose(max_depth)
+        return replace(proposal, draft_probs=torch.full((len(proposal.shape),), self.said))
+
+
+def test_of_a_cheap_draft_the_nodes_that_pay_are_verified() -> None:
+    flat, output, text, oracle = run(FLAT, right=6, kind=Sure)
+    assert output == text and oracle.num_proposed == len(flat)
+    assert all(len(step.parents) == 7 for step in flat[:-2])
+    # A row costs as much as a plain step: nothing pays, and after some steps nothing is drafted.
+    steep, output, text, oracle = run(STEEP, right=6, kind=Sure)
+    assert output == text and all(len(step.parents) == 1 for step in steep)
+    assert oracle.num_proposed < 0.7 * len(steep)
+    assert any("did not pay" in step.decision for step in steep)
+
+
+def test_a_drafter_that_is_too_sure_of_itself_is_corrected() -> None:
+    slope = LatencyCurve((1, 64), (10.0, 136.0), 0)
+    steps, output, text, _ = run(slope, right=0, kind=Sure, tokens=60)
+    assert output == text
+    assert len(steps[0].parents) == 7 and len(steps[-3].parents) == 1
+    calibration = Calibration()
+    proposal = Proposal(
+        torch.tensor([1, 2, 3, 4]),
+        TreeShape([-1, 0, 1, 0]),
+        draft_probs=torch.tensor([1, 0.8, 0.8, 0.1]),
+    )
+    for _ in range(200):
+        calibration.observe(proposal, (0, 3))
+    root, first, second, other = calibration.path_probabilities(proposal).tolist()
+    assert root == 1.0 and first < 0.2 and second < 0.1 * first + 0.02 and other > 0.4

@@ -1,0 +1,123 @@
+"""Drafts from several matched contexts at once: long ones are believed as far as they are proven.
+
+What followed the longest match is often one occurrence of many possible ones. So every context,
+from the shortest to the longest, corrects the estimate of the shorter ones before it, and the more
+so the more often it occurred and the fewer tokens followed it:
+
+    P(token) = λ · count(token) / total + (1 - λ) · P_shorter(token)
+    λ = total / (total + e · kinds)
+
+with e the `escape`. Example, e = 1: a short context saw a 3 times and b once: λ = 4 / 6, so a 0.5,
+b 0.17; a longer one saw b once: λ = 1 / 2, so a 0.25, b 0.58.
+
+Source: prediction by partial matching, Cleary and Witten 1984 (doi:10.1109/TCOM.1984.1096090);
+λ as in method C of Moffat 1990 (doi:10.1109/26.61469) if e is 1.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+
+class Memory(Protocol):
+    """Texts in which contexts are found again; a state stands for a context's places."""
+
+    def followers(self, state: Any) -> Iterable[tuple[int, Any, int]]:
+        """Per continuation: token, state with it, occurrences. Oldest first where that is known."""
+
+    def occurrences(self, state: Any) -> int:
+        """How often the state's context occurs."""
+
+
+class Context(NamedTuple):
+    """A matched context.
+
+    Attributes:
+        deepest: its continuations are counted so many tokens far.
+        weight: what an occurrence counts.
+    """
+
+    memory: Memory
+    state: Any
+    deepest: int
+    weight: float
+
+
+@dataclass(slots=True)
+class Continuation:
+    """A drafted tree without its root: node i + 1 has `tokens[i]` and `parents[i]`.
+
+    Attributes:
+        probs: estimated probability of each token after its parent.
+        score: sum of the paths' probabilities = expected number of accepted tokens.
+        match_len: tokens of the context that was matched.
+    """
+
+    match_len: int = 0
+    score: float = 0.0
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    probs: list[float] = field(default_factory=list)
+
+    def add(self, parent: int, token: int, prob: float, path_prob: float) -> int:
+        """Append a node; return its number."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.probs.append(prob)
+        self.score += path_prob
+        return len(self.tokens)
+
+
+def mixed(contexts: Sequence[Context], escape: float) -> dict[int, tuple[float, list[Context]]]:
+    """Per next token: its probability, and the contexts that it continues.
+
+    Args:
+        contexts: shortest first.
+    """
+    probs: dict[int, float] = {}
+    onward: dict[int, list[Context]] = {}
+    for memory, state, deepest, weight in contexts:
+        following = list(memory.followers(state)) if deepest > 0 else []
+        total = weight * sum(count for _, _, count in following)
+        if not total:
+            continue
+        share = 1 / (total + escape * len(following))
+        rest = 1 - share * total
+        for token in probs:
+            probs[token] *= rest
+        for token, after, count in following:
+            probs[token] = probs.get(token, 0.0) + share * weight * count
+            onward.setdefault(token, []).append(Context(memory, after, deepest - 1, weight))
+    return {token: (prob, onward[token]) for token, prob in probs.items()}
+
+
+def draft(
+    contexts: Sequence[Context], *, escape: float, room: int, max_depth: int, min_prob: float
+) -> Continuation:
+    """The likeliest paths first, until `room` tokens are drafted.
+
+    Args:
+        contexts: shortest first.
+        min_prob: least probability of a drafted path.
+    """
+    found = Continuation()
+    # (-probability of the path, order, probability, token, contexts, parent, depth)
+    heap: list[tuple[float, int, float, int, list[Context], int, int]] = []
+    order = 0
+    waiting, path_prob, parent, depth = list(contexts), 1.0, 0, 1
+    while len(found.tokens) < room:
+        if depth <= max_depth:
+            for token, (prob, onward) in mixed(waiting, escape).items():
+                if path_prob * prob >= min_prob:
+                    order += 1
+                    item = (-path_prob * prob, order, prob, token, onward, parent, depth)
+                    heapq.heappush(heap, item)
+        if not heap:
+            break
+        negated, _, prob, token, waiting, parent, depth = heapq.heappop(heap)
+        path_prob, depth = -negated, depth + 1
+        parent = found.add(parent, token, prob, path_prob)
+    return found
