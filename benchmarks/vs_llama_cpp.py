@@ -22,6 +22,7 @@ from typing import IO, Any
 import torch
 
 import presets
+from engine.build import build_drafter
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.base import Workbench
@@ -63,7 +64,7 @@ def main() -> None:
     file = next(Path(paths.cache_dir()).rglob("SmolLM2-135M-Instruct.Q4_1.gguf"))
     bench = Workbench(target, presets.resolve, lambda spec: target, locate=presets.locate)
     names = options.methods.split(",")
-    drafters = {name: presets.methods()[name].config.build(bench) for name in names}
+    drafters = {name: build_drafter(presets.methods()[name].config, bench) for name in names}
     kinds: dict[str, list[list[int]]] = {}
     for prompt in presets.suites()["tasks"].prompts:
         ids = target.encode_chat([{"role": "user", "content": prompt.turns[0]}])

@@ -17,7 +17,7 @@ Source: prediction by partial matching, Cleary and Witten 1984 (doi:10.1109/TCOM
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 class Memory(Protocol):
     """Texts in which contexts are found again; a state stands for a context's places."""
 
-    def followers(self, state: Any) -> Iterable[tuple[int, Any, int]]:
+    def followers(self, state: Any) -> Sequence[tuple[int, Any, int]]:
         """Per continuation: token, state with it, occurrences. Oldest first where that is known."""
 
     def occurrences(self, state: Any) -> int:
@@ -71,27 +71,37 @@ class Continuation:
         return len(self.tokens)
 
 
-def mixed(contexts: Sequence[Context], escape: float) -> dict[int, tuple[float, list[Context]]]:
+def mixed(
+    contexts: Sequence[Context], escape: float, min_prob: float = 0.0
+) -> dict[int, tuple[float, list[Context]]]:
     """Per next token: its probability, and the contexts that it continues.
 
     Args:
         contexts: shortest first.
+        min_prob: less likely tokens are left out.
     """
     probs: dict[int, float] = {}
-    onward: dict[int, list[Context]] = {}
-    for memory, state, deepest, weight in contexts:
-        following = list(memory.followers(state)) if deepest > 0 else []
-        total = weight * sum(count for _, _, count in following)
+    seen = []
+    for context in contexts:
+        memory, state, deepest, weight = context
+        following = memory.followers(state) if deepest > 0 else ()
+        total = weight * sum([count for _, _, count in following])
         if not total:
             continue
+        seen.append((context, following))
         share = 1 / (total + escape * len(following))
         rest = 1 - share * total
         for token in probs:
             probs[token] *= rest
-        for token, after, count in following:
-            probs[token] = probs.get(token, 0.0) + share * weight * count
-            onward.setdefault(token, []).append(Context(memory, after, deepest - 1, weight))
-    return {token: (prob, onward[token]) for token, prob in probs.items()}
+        share *= weight
+        for token, _, count in following:
+            probs[token] = probs.get(token, 0.0) + share * count
+    onward: dict[int, list[Context]] = {t: [] for t, prob in probs.items() if prob >= min_prob}
+    for (memory, _, deepest, weight), following in seen:
+        for token, after, _ in following:
+            if token in onward:
+                onward[token].append(Context(memory, after, deepest - 1, weight))
+    return {token: (probs[token], going_on) for token, going_on in onward.items()}
 
 
 def draft(
@@ -110,11 +120,10 @@ def draft(
     waiting, path_prob, parent, depth = list(contexts), 1.0, 0, 1
     while len(found.tokens) < room:
         if depth <= max_depth:
-            for token, (prob, onward) in mixed(waiting, escape).items():
-                if path_prob * prob >= min_prob:
-                    order += 1
-                    item = (-path_prob * prob, order, prob, token, onward, parent, depth)
-                    heapq.heappush(heap, item)
+            for token, (prob, onward) in mixed(waiting, escape, min_prob / path_prob).items():
+                order += 1
+                item = (-path_prob * prob, order, prob, token, onward, parent, depth)
+                heapq.heappush(heap, item)
         if not heap:
             break
         negated, _, prob, token, waiting, parent, depth = heapq.heappop(heap)

@@ -61,10 +61,14 @@ class SuffixArray:
         places = np.flatnonzero(joined)
         if len(places) == 0:
             self._rows = np.empty((0, self.depth), kind)
+            self._pairs = np.empty(0, np.int64)
             return
         rows = np.lib.stride_tricks.sliding_window_view(joined, self.depth)[places]
         words = np.ascontiguousarray(rows).view(f">u{WORD}").astype(np.uint64)
         self._rows = np.ascontiguousarray(rows[np.lexsort(words.T[::-1])])
+        # Single tokens have followers by the ten thousand places: where they change is known.
+        pairs = self._rows[:, :2]
+        self._pairs = np.flatnonzero((pairs[1:] != pairs[:-1]).any(axis=1)) + 1
 
     @property
     def num_tokens(self) -> int:
@@ -107,7 +111,11 @@ class SuffixArray:
         if rows.length >= self.depth:
             return []
         column = self._rows[rows.begin : rows.end, rows.length]
-        starts = np.flatnonzero(np.diff(column, prepend=column[:1] + 1))
+        if rows.length == 1:
+            first, last = np.searchsorted(self._pairs, (rows.begin + 1, rows.end))
+            starts = np.insert(self._pairs[first:last] - rows.begin, 0, 0)
+        else:
+            starts = np.flatnonzero(np.diff(column, prepend=column[:1] + 1))
         ends = np.append(starts[1:], len(column))
         order = np.argsort(starts - ends, kind="stable")[: MOST_FOLLOWERS + 1]
         return [

@@ -28,6 +28,7 @@ from engine.cpu.ranking import likeliest
 from engine.drafters.base import Drafter, Start, Workbench
 from engine.proposal import Needs, Outcome, Proposal
 from engine.tree import ChoicePaths, ChoiceTree, Path
+from engine.upload import upload
 
 _PROMPT_ROWS = 256
 """Prompt rows whose logits are held at a time."""
@@ -97,7 +98,6 @@ class TokenRecyclingDrafter(Drafter):
         self._tree = ChoiceTree(config.recycling_choices)
         self._levels = _levels(self._tree, bench.target.device)
         self._matrix = self._empty()
-        self._writer = torch.full((bench.target.vocab_size,), -1, device=bench.target.device)
         self._root = 0
 
     def start(self, start: Start) -> None:
@@ -132,13 +132,13 @@ class TokenRecyclingDrafter(Drafter):
 
         Where a token occurs in several rows, one on the accepted path wins, then the last one.
         """
-        n = len(tokens)
         best = likeliest(logits, self.config.matrix_top_k, totals=False).ids
-        order = torch.arange(n, device=tokens.device)
-        order[list(path)] += n
-        self._writer[tokens] = -1
-        self._writer.scatter_reduce_(0, tokens, order, "amax")
-        self._matrix[tokens] = best[self._writer[tokens] % n]
+        known = tokens.tolist()
+        # Few tokens: a dictionary settles who wins sooner than tensors do.
+        rows = dict(zip(known, range(len(known)), strict=True))
+        rows |= {known[node]: node for node in path}
+        pair = upload(torch.tensor([list(rows), list(rows.values())]), tokens.device)
+        self._matrix[pair[0]] = best[pair[1]]
 
     def _empty(self) -> Tensor:
         """A matrix that knows nothing; siblings must differ, so a row is 0 … k - 1."""

@@ -20,6 +20,7 @@ context alone, like the tokens, so this does not bias sampling either.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -38,7 +39,7 @@ LONGEST_PAUSE = 64
 """Plain steps before drafting is tried again; doubles while it does not pay."""
 MEMORY = 0.95
 """Weight of the past in every running mean, per step."""
-SURE = np.array([0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9])
+SURE = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
 """Bounds between the degrees of sureness that are corrected apart."""
 PRIOR = 3.0
 """Tokens that came true as they were said to, before any was seen."""
@@ -112,32 +113,32 @@ class Calibration:
     """How often a drafter's tokens came true, against what it said, by how sure it was."""
 
     def __init__(self) -> None:
-        self._hits = np.zeros(len(SURE) + 1)
-        self._expected = np.zeros(len(SURE) + 1)
+        self._hits = [0.0] * (len(SURE) + 1)
+        self._expected = [0.0] * (len(SURE) + 1)
 
     def observe(self, proposal: Proposal, path: tuple[int, ...]) -> None:
         """Every child of an accepted node was tried."""
         assert proposal.draft_probs is not None
-        said = proposal.draft_probs.cpu().numpy()
-        tried = [child for node in path for child in proposal.shape.children[node]]
-        if not tried:
-            return
-        bins = np.searchsorted(SURE, said[tried])
-        self._hits *= MEMORY
-        self._expected *= MEMORY
-        np.add.at(self._hits, bins, np.isin(tried, path))
-        np.add.at(self._expected, bins, said[tried])
+        said = proposal.draft_probs.tolist()
+        self._hits = [MEMORY * hits for hits in self._hits]
+        self._expected = [MEMORY * expected for expected in self._expected]
+        accepted = set(path)
+        for node in path:
+            for child in proposal.shape.children[node]:
+                degree = bisect_left(SURE, said[child])
+                self._hits[degree] += child in accepted
+                self._expected[degree] += said[child]
 
     def path_probabilities(self, proposal: Proposal) -> np.ndarray:
         """Corrected probability that each node is accepted, `(n,)`; the root's is 1."""
         assert proposal.draft_probs is not None
-        said = proposal.draft_probs.cpu().numpy()
-        factors = (self._hits + PRIOR) / (self._expected + PRIOR)
-        probs = np.minimum(1.0, said * factors[np.searchsorted(SURE, said)])
-        probs[0] = 1.0
-        for node, parent in enumerate(proposal.shape.parents[1:], start=1):
-            probs[node] *= probs[parent]
-        return probs
+        counts = zip(self._hits, self._expected, strict=True)
+        factors = [(hits + PRIOR) / (expected + PRIOR) for hits, expected in counts]
+        probs = [1.0]
+        nodes = zip(proposal.draft_probs.tolist()[1:], proposal.shape.parents[1:], strict=True)
+        for said, parent in nodes:
+            probs.append(probs[parent] * min(1.0, said * factors[bisect_left(SURE, said)]))
+        return np.array(probs)
 
 
 class AdaptiveDrafter(Drafter):

@@ -318,6 +318,19 @@ def test_texts_that_are_read_together_show_what_each_shows_alone(
         assert torch.equal(last.logits[i], alone.logits[-1])
 
 
+def test_the_output_matrix_gives_hidden_states_the_logits_of_the_forward(
+    kernels: ctypes.CDLL,
+) -> None:
+    target = native(wide_model("llama-tied"), kernels)
+    shown = target.prefill(tokens_of(random.Random(3), 9), target.new_cache(9), Needs(hidden=True))
+    assert shown.hidden is not None
+    logits = target.output(shown.hidden.view(3, 3, -1))
+    assert logits.shape == (3, 3, target.vocab_size)
+    assert torch.equal(logits[-1, -1], shown.logits[-1])
+    modules = plain(wide_model("llama-tied"))
+    assert modules.output is modules.lm_head
+
+
 def test_a_batch_of_dialogues_writes_what_the_target_writes_alone(
     kernels: ctypes.CDLL, tmp_path: Path
 ) -> None:
