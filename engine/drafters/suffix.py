@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from engine.config import MethodConfig
 from engine.corpus import Corpus
@@ -91,11 +91,10 @@ class SuffixConfig(MethodConfig):
         "of a shipped one",
     )
 
-    @model_validator(mode="after")
-    def _mixes_trees(self) -> SuffixConfig:
-        if self.mix_contexts and not self.use_tree_spec:
-            raise ValueError("mix_contexts drafts trees: set use_tree_spec as well")
-        return self
+    @property
+    def mixes(self) -> bool:
+        """Whether contexts are mixed: only trees can be drafted from them."""
+        return self.mix_contexts and self.use_tree_spec
 
     def build(self, bench: Workbench) -> SuffixDrafter:
         """Read the datastore, if there is one.
@@ -179,7 +178,7 @@ class SuffixDrafter(Drafter):
         self._extend([start.root])
 
     def propose(self, max_depth: int) -> Proposal:
-        mixes = self.config.mix_contexts
+        mixes = self.config.mixes
         best = self.mixed_continuation(max_depth) if mixes else self.best_continuation(max_depth)
         self.match_len = best.match_len
         tokens = torch.tensor([self._text[-1], *best.tokens], device=self._device)
@@ -246,7 +245,7 @@ class SuffixDrafter(Drafter):
         return sorted(told, key=lambda match: (match.length, match.memory is self._local))
 
     def observe(self, outcome: Outcome) -> None:
-        if self.config.mix_contexts:
+        if self.config.mixes:
             proposal = outcome.proposal
             tokens, parents = proposal.tokens.tolist(), proposal.shape.parents
             self._heard.note(self._text[-2], tokens, parents, outcome.shown.argmax())

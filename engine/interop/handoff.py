@@ -233,8 +233,10 @@ def live_fields(config: MethodConfig) -> set[str]:
         case "NGram" if given("lookup") != "pool":
             names -= {"is_keep_all", "is_use_oldest", "is_public_pool"}
         case "Suffix":
-            names -= set() if given("use_tree_spec") else {"max_total_draft_tokens"}
-            names -= {"max_spec_factor"} if given("mix_contexts") else {"escape", "text_weight"}
+            tree = {"max_total_draft_tokens", "mix_contexts"}
+            names -= set() if given("use_tree_spec") else tree
+            mixes = given("mix_contexts") and given("use_tree_spec")
+            names -= {"max_spec_factor"} if mixes else {"escape", "text_weight"}
             names -= set() if given("use_global_pool") else {"global_pool_size"}
         case "MTP" if not given("use_relaxed_acceptance_for_thinking"):
             names -= {"relaxed_topk", "relaxed_delta"}

@@ -156,6 +156,8 @@ class AdaptiveDrafter(Drafter):
         self._estimate = AcceptanceEstimate()
         self._calibration = Calibration()
         self._promise = MARGIN
+        self._base = self._slope = 1.0
+        self._rows, self._asked_at = 0, 0.0
         self._draft_ms: dict[int, float] = {}
         self._template: Proposal | None = None
         self._root = 0
@@ -209,8 +211,9 @@ class AdaptiveDrafter(Drafter):
             self._draft_ms[0] = before + 0.2 * (taken_ms - before)
         probs = self._calibration.path_probabilities(proposal)
         order = np.lexsort((np.arange(len(probs)), -probs))
-        ms = self._draft_ms.get(0, 0.0) + self._verify_ms(len(probs))
-        speedups = np.cumsum(probs[order]) / ms * self._curve.at(1)
+        verify_ms = self._verify_ms(len(probs))
+        ms = self._draft_ms.get(0, 0.0) + verify_ms
+        speedups = np.cumsum(probs[order]) / ms * verify_ms[0]
         num_nodes = int(speedups.argmax())
         best = float(speedups[num_nodes])
         self._promise = MEMORY * self._promise + (1 - MEMORY) * best
@@ -221,13 +224,26 @@ class AdaptiveDrafter(Drafter):
             words += "; over the last steps drafting did not pay"
         elif best > MARGIN:
             self._next_pause = FIRST_PAUSE
+        self._rows, self._asked_at = num_nodes + 1, time.perf_counter()
         return proposal.keep(sorted(order[: num_nodes + 1].tolist()), words)
 
     def _verify_ms(self, count: int) -> np.ndarray:
-        """Of 1 … `count` rows."""
+        """Of 1 … `count` rows: the curve, as far as this run bears it out."""
         if len(self._by_rows) < count:
             self._by_rows = np.array([self._curve.at(n) for n in range(1, count + 1)])
-        return self._by_rows[:count]
+        one = self._by_rows[0]
+        verify_ms: np.ndarray = self._base * one + self._slope * (self._by_rows[:count] - one)
+        return verify_ms
+
+    def _learn_time(self) -> None:
+        """Long texts and busy machines make rows dearer than the curve says."""
+        taken_ms = 1000 * (time.perf_counter() - self._asked_at)
+        one, curve_ms = self._curve.at(1), self._curve.at(self._rows)
+        if self._rows == 1:
+            self._base = 0.9 * self._base + 0.1 * _bounded(taken_ms / one)
+        elif curve_ms > 1.02 * one:
+            ratio = (taken_ms - self._base * one) / (curve_ms - one)
+            self._slope = 0.9 * self._slope + 0.1 * _bounded(ratio)
 
     def _draft(self, max_depth: int, decision: str, num_nodes: int | None = None) -> Proposal:
         began = time.perf_counter()
@@ -278,6 +294,8 @@ class AdaptiveDrafter(Drafter):
         self._root = outcome.next_root
         if self._asked is not None and self.inner.flat_cost and self._asked.draft_probs is not None:
             self._calibration.observe(outcome.proposal, outcome.path)
+            if self._rows and self._num_steps > 1:
+                self._learn_time()
         elif self._asked is not None:
             self._estimate.observe(outcome.proposal, outcome.path)
         self.inner.observe(outcome)
@@ -290,6 +308,11 @@ class AdaptiveDrafter(Drafter):
 
     def close(self) -> None:
         self.inner.close()
+
+
+def _bounded(ratio: float) -> float:
+    """One hiccup of the machine must not count for much."""
+    return min(max(ratio, 0.2), 5.0)
 
 
 def _with_decision(proposal: Proposal, decision: str) -> Proposal:

@@ -13,7 +13,6 @@ from engine.config import Sampling
 from engine.drafters.base import Start
 from engine.drafters.overheard import COUNTS, Overheard
 from engine.drafters.suffix import GlobalPool, SuffixConfig, SuffixDrafter
-from engine.errors import ConfigError
 from engine.proposal import Shown
 from engine.sampling import SeededDraws
 from tests.engine.drafters.judges import (
@@ -154,11 +153,6 @@ def test_a_repeated_prompt_is_faster_with_the_global_pool():
     first, again = (write(target, drafter, prompt, tokens=40) for _ in range(2))
     assert first.output == again.output
     assert len(again.steps) < len(first.steps)
-
-
-def test_mixed_contexts_need_a_tree():
-    with pytest.raises(ConfigError, match="mix_contexts drafts trees: set use_tree_spec"):
-        SuffixConfig.parse({"mix_contexts": True})
 
 
 def test_mixed_contexts_draft_where_the_longest_match_alone_is_wrong():
