@@ -31,7 +31,6 @@ constexpr int BLOCK = 32;   // rows of the matrix under one scale
 constexpr int64_t BLOCK_BYTES = 320;
 constexpr int PANEL = 4;    // blocks of columns that are computed together
 constexpr int ROWS = 6;     // rows that are computed together: 4 x 6 sums + 4 weights fit 32 registers
-constexpr int QUERIES = 4;  // queries that share one reading of keys and values
 constexpr int SPINS = 4096;
 
 struct Matrix {
@@ -138,26 +137,6 @@ inline __m512 exp_ps(__m512 x) {
     return _mm512_scalef_ps(p, n);
 }
 
-// Lane i = the sum of vector i's lanes; added up in the same order for all 16 vectors.
-inline __m512 sums(const __m512* v) {
-    __m512 a[8], b[4], c[2];
-    for (int i = 0; i < 8; ++i) {
-        a[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]),
-                             _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
-    }
-    for (int i = 0; i < 4; ++i) {
-        const __m512d x = _mm512_castps_pd(a[2 * i]), y = _mm512_castps_pd(a[2 * i + 1]);
-        b[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
-                             _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
-    }
-    for (int i = 0; i < 2; ++i) {
-        c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x88),
-                             _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xdd));
-    }
-    return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88),
-                         _mm512_shuffle_f32x4(c[0], c[1], 0xdd));
-}
-
 // ---- products
 
 // Weights to fetch from memory while others are computed with: `lines` of 64 bytes, spread evenly
@@ -175,13 +154,23 @@ struct Ahead {
     }
 };
 
-// sums (R, C * 16) += R rows of x times C blocks of columns, over `depth` pairs of the matrix's rows.
+// f(count) with `count`, 1 ... Most, as a constant of the compiler's.
+template <int Most, class F>
+void with_constant(int count, F f) {
+    if constexpr (Most > 1) {
+        if (count < Most) return with_constant<Most - 1>(count, f);
+    }
+    f(std::integral_constant<int, Most>());
+}
+
+// sums (R, stride) += R rows of x times C blocks of columns, over `depth` pairs of the matrix's rows;
+// blocks are `next` bytes apart, rows of x `width` numbers.
 template <int R, int C>
-void bf16_tile(const Matrix& m, const uint8_t* w, int64_t next, const bf16* x, int depth,
-               float* sums, Ahead ahead) {
+void bf16_tile(const uint8_t* w, int64_t next, const bf16* x, int64_t width, int depth, float* sums,
+               int64_t stride, Ahead ahead) {
     __m512 acc[R][C];
     for (int r = 0; r < R; ++r)
-        for (int c = 0; c < C; ++c) acc[r][c] = _mm512_load_ps(sums + (r * C + c) * LANES);
+        for (int c = 0; c < C; ++c) acc[r][c] = _mm512_load_ps(sums + r * stride + c * LANES);
     for (int k = 0; k < depth; ++k) {
         ahead.fetch();
         __m512bh weights[C];
@@ -190,13 +179,13 @@ void bf16_tile(const Matrix& m, const uint8_t* w, int64_t next, const bf16* x, i
         }
         for (int r = 0; r < R; ++r) {
             int32_t pair;
-            std::memcpy(&pair, x + int64_t(r) * m.in + 2 * k, 4);
+            std::memcpy(&pair, x + r * width + 2 * k, 4);
             const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
             for (int c = 0; c < C; ++c) acc[r][c] = _mm512_dpbf16_ps(acc[r][c], weights[c], both);
         }
     }
     for (int r = 0; r < R; ++r)
-        for (int c = 0; c < C; ++c) _mm512_store_ps(sums + (r * C + c) * LANES, acc[r][c]);
+        for (int c = 0; c < C; ++c) _mm512_store_ps(sums + r * stride + c * LANES, acc[r][c]);
 }
 
 // Codes times rows are summed per block of 32 and scaled then: the codes 0 ... 15 are exact in bf16.
@@ -275,19 +264,13 @@ void strip(const Matrix& m, int block, const bf16* x, const float* x_sums, float
             const float* from_sums = x_sums + int64_t(range.begin) * (m.in / BLOCK) + k / BLOCK;
             float* to = sums + range.begin * C * LANES;
             const Ahead ahead{then + fetched.begin * 64, fetched.end - fetched.begin, depth};
-            const auto run = [&](auto count) {
+            with_constant<ROWS>(range.end - range.begin, [&](auto count) {
                 constexpr int R = decltype(count)::value;
-                if (m.bits == 16) bf16_tile<R, C>(m, w, next, from, depth, to, ahead);
-                else four_bit_tile<R, C>(m, w, next, from, from_sums, depth, to, ahead);
-            };
-            switch (range.end - range.begin) {
-                case 1: run(std::integral_constant<int, 1>()); break;
-                case 2: run(std::integral_constant<int, 2>()); break;
-                case 3: run(std::integral_constant<int, 3>()); break;
-                case 4: run(std::integral_constant<int, 4>()); break;
-                case 5: run(std::integral_constant<int, 5>()); break;
-                default: run(std::integral_constant<int, ROWS>());
-            }
+                if (m.bits == 16)
+                    bf16_tile<R, C>(w, next, from, m.in, depth, to, C * LANES, ahead);
+                else
+                    four_bit_tile<R, C>(m, w, next, from, from_sums, depth, to, ahead);
+            });
         }
         then += lines * 64;
     }
@@ -394,6 +377,7 @@ struct Total {
             most = _mm512_mask_max_ps(most, here, most, _mm512_maskz_loadu_ps(here, x + i));
         }
         const float highest = _mm512_reduce_max_ps(most);
+        if (highest == -INFINITY) return {highest, 0.0f, first};
         const __m512 same = _mm512_set1_ps(highest);
         int64_t place = -1;
         for (int i = 0; i < count; i += 16) {
@@ -457,36 +441,48 @@ void gated(const float* gate, const float* up, int columns, bf16* out) {
 }
 
 // ---- attention
+//
+// Rows of one text are taken together, and with each head of keys all heads of queries that use it:
+// keys are turned into the layout of a matrix once for all of them, values are read once for MIXED.
 
-// Keys and values of one head: rows (dim,) one after another.
-struct Head {
-    const bf16* keys;
-    const bf16* values;
-    int dim;
-};
+constexpr int KEYS = 2 * LANES;  // keys whose scores are computed together
+constexpr int BATCH = 16;        // rows whose scores are held at once
+constexpr int SLICE = 32;        // columns of values that are mixed together
+constexpr int FETCHED = 32;      // values that are on their way from memory
+constexpr int MIXED = 8;         // queries that share one reading of values
 
-// scores[q][j] = queries[q] . keys[j] for the keys begin ... end - 1.
-void score(const Head& head, const bf16* const* queries, int count, int begin, int end,
-           float* const* scores) {
-    const int parts = head.dim / 32;
-    for (int j = begin; j < end; j += 4) {
-        __m512 dots[16];
-        for (auto& dot : dots) dot = _mm512_setzero_ps();
-        const int keys = std::min(4, end - j);
-        for (int p = 0; p < parts; ++p) {
-            for (int i = 0; i < keys; ++i) {
-                const __m512bh key =
-                    (__m512bh)_mm512_loadu_si512(head.keys + int64_t(j + i) * head.dim + p * 32);
-                for (int q = 0; q < count; ++q) {
-                    const __m512bh query = (__m512bh)_mm512_loadu_si512(queries[q] + p * 32);
-                    dots[4 * q + i] = _mm512_dpbf16_ps(dots[4 * q + i], key, query);
-                }
+// to [width / 2][16][2] = 16 rows of (width,), of which the first `count` are there.
+void turn_keys(const bf16* keys, int count, int width, bf16* to) {
+    for (int column = 0; column < width; column += KEYS) {
+        __m512i a[16], b[16];
+        for (int i = 0; i < 16; ++i) {
+            a[i] = i < count ? _mm512_loadu_si512(keys + int64_t(i) * width + column)
+                             : _mm512_setzero_si512();
+        }
+        for (int i = 0; i < 16; i += 2) {
+            b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+            b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+        }
+        for (int i = 0; i < 16; i += 4) {
+            a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+            a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+            a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+            a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+        }
+        // a[4 i + k] holds of rows 4 i ... 4 i + 3 the pairs k, 4 + k, 8 + k, 12 + k.
+        bf16* at = to + column * LANES;
+        for (int k = 0; k < 4; ++k) {
+            for (int odd = 0; odd < 2; ++odd) {
+                const auto pick = [&](__m512i x, __m512i y, int which) {
+                    return which ? _mm512_shuffle_i32x4(x, y, 0xdd)
+                                 : _mm512_shuffle_i32x4(x, y, 0x88);
+                };
+                const __m512i low = pick(a[k], a[4 + k], odd), high = pick(a[8 + k], a[12 + k], odd);
+                const int pair = k + 4 * odd;
+                _mm512_storeu_si512(at + pair * 2 * LANES, pick(low, high, 0));
+                _mm512_storeu_si512(at + (pair + 8) * 2 * LANES, pick(low, high, 1));
             }
         }
-        alignas(64) float found[16];
-        _mm512_store_ps(found, sums(dots));
-        for (int q = 0; q < count; ++q)
-            for (int i = 0; i < keys; ++i) scores[q][j + i] = found[4 * q + i];
     }
 }
 
@@ -510,134 +506,181 @@ float soften(float* scores, int count) {
     return 1.0f / _mm512_reduce_add_ps(total);
 }
 
-// out[q] += scores[q][j] * values[j], key by key, for 64 of the columns.
+// sums (Q, SLICE) += scores (Q, stride) times values, key by key, for SLICE of their columns.
 template <int Q>
-void mix(const Head& head, const float* const* scores, int begin, int end, int column,
-         float* const* out) {
-    __m512 acc[Q][4];
-    const int width = std::min(4, (head.dim - column) / 16);
+void mix(const float* scores, int64_t stride, const bf16* values, int64_t width, int count,
+         float* sums) {
+    __m512 acc[Q][2];
     for (int q = 0; q < Q; ++q)
-        for (int c = 0; c < 4; ++c)
-            acc[q][c] = c < width ? _mm512_loadu_ps(out[q] + column + 16 * c) : _mm512_setzero_ps();
-    for (int j = begin; j < end; ++j) {
-        const bf16* value = head.values + int64_t(j) * head.dim + column;
-        for (int c = 0; c < 4; ++c) {
-            if (c >= width) break;
-            const __m512 v = load_bf16(value + 16 * c);
-            for (int q = 0; q < Q; ++q)
-                acc[q][c] = _mm512_fmadd_ps(_mm512_set1_ps(scores[q][j]), v, acc[q][c]);
+        for (int c = 0; c < 2; ++c) acc[q][c] = _mm512_load_ps(sums + q * SLICE + c * LANES);
+    for (int j = 0; j < count; ++j) {
+        _mm_prefetch((const char*)(values + (j + FETCHED) * width), _MM_HINT_T0);
+        const __m512 low = load_bf16(values + j * width), high = load_bf16(values + j * width + LANES);
+        for (int q = 0; q < Q; ++q) {
+            const __m512 weight = _mm512_set1_ps(scores[q * stride + j]);
+            acc[q][0] = _mm512_fmadd_ps(weight, low, acc[q][0]);
+            acc[q][1] = _mm512_fmadd_ps(weight, high, acc[q][1]);
         }
     }
     for (int q = 0; q < Q; ++q)
-        for (int c = 0; c < width; ++c) _mm512_storeu_ps(out[q] + column + 16 * c, acc[q][c]);
+        for (int c = 0; c < 2; ++c) _mm512_store_ps(sums + q * SLICE + c * LANES, acc[q][c]);
 }
 
-void mix_all(const Head& head, const float* const* scores, int count, int begin, int end,
-             float* const* out) {
-    for (int column = 0; column < head.dim; column += 64) {
-        switch (count) {
-            case 1: mix<1>(head, scores, begin, end, column, out); break;
-            case 2: mix<2>(head, scores, begin, end, column, out); break;
-            case 3: mix<3>(head, scores, begin, end, column, out); break;
-            default: mix<4>(head, scores, begin, end, column, out);
-        }
-    }
-}
+// Neighbouring rows of one text.
+struct Strip {
+    int first, count;  // rows
+    int64_t begin;     // column of the text's first key
+    int keys;          // that any of the rows sees lie before this one, counted from there
+};
 
-// Attention of `count` neighbouring rows of one query head. A row sees all keys before `shared`,
-// and of those from there on the ones in its list: their order is the order of the text.
+// One layer's attention, by all threads at once. A row sees the first keys of its text (`prefix`)
+// and, in a tree, of the new ones those in its list: their order is the order of the text.
 struct Attention {
+    const Model& m;
     const Call& call;
-    int head_dim;
-    float* scores;   // (QUERIES, keys)
-    float* sums;     // (QUERIES, head_dim)
-    int32_t* seen;   // (keys,)
-    int64_t keys;
+    const bf16 *keys, *values;  // (kv_heads, capacity, head_dim)
+    const bf16* queries;        // (kv_heads, n, heads / kv_heads, head_dim)
+    bf16* out;                  // (n, heads, head_dim)
+    float* scores;              // (kv_heads, BATCH, heads / kv_heads, stride)
+    float* factors;             // (kv_heads, BATCH, heads / kv_heads): 1 / sum of the scores
+    int64_t stride;
+    bf16* turned;               // (KEYS, head_dim), this thread's
+    int32_t* list;              // (n,), this thread's
+    Barrier& barrier;
+    int thread, threads;
 
-    // Neighbours of one text among rows of many: each sees its text up to its own column.
-    void run_apart(const Head& head, const bf16* queries, int64_t stride, int first, int count,
-                   bf16* out, int64_t out_stride) {
-        int last = 0;
-        for (int begin = 0; begin < count; begin = last) {
-            last = begin + 1;
-            while (last < count && call.begins[first + last] == call.begins[first + begin]) ++last;
-            const int64_t at = call.begins[first + begin] * head_dim;
-            const Head text{head.keys + at, head.values + at, head_dim};
-            run_text(text, queries + begin * stride, stride, first + begin, last - begin,
-                     out + begin * out_stride, out_stride);
+    void run() {
+        for (int first = 0; first < call.n; first += BATCH) {
+            const int end = std::min(call.n, first + BATCH);
+            if (first) barrier.wait(threads);
+            each_strip(first, end, [&](const Strip& strip, int turn) { score(strip, first, turn); });
+            barrier.wait(threads);
+            each_strip(first, end, [&](const Strip& strip, int turn) { weigh(strip, first, turn); });
+            barrier.wait(threads);
+            each_strip(first, end, [&](const Strip& strip, int turn) { blend(strip, first, turn); });
         }
     }
 
-    void run_text(const Head& text, const bf16* queries, int64_t stride, int first, int count,
-                  bf16* out, int64_t out_stride) {
-        const bf16* query[QUERIES];
-        float *score_of[QUERIES], *sum_of[QUERIES];
-        int num_seen[QUERIES], most = 0;
-        for (int q = 0; q < count; ++q) {
-            query[q] = queries + q * stride;
-            score_of[q] = scores + q * keys;
-            sum_of[q] = sums + q * head_dim;
-            std::memset(sum_of[q], 0, head_dim * sizeof(float));
-            num_seen[q] = int(call.columns[first + q] - call.begins[first + q]) + 1;
-            most = std::max(most, num_seen[q]);
-        }
-        score(text, query, count, 0, most, score_of);
-        float factor[QUERIES];
-        for (int q = 0; q < count; ++q) {
-            factor[q] = soften(score_of[q], num_seen[q]);
-            std::fill(score_of[q] + num_seen[q], score_of[q] + most, 0.0f);
-        }
-        mix_all(text, score_of, count, 0, most, sum_of);
-        for (int q = 0; q < count; ++q)
-            to_bf16(sum_of[q], head_dim, factor[q], out + q * out_stride);
-    }
-
-    void run(const Head& head, const bf16* queries, int64_t stride, int first, int count,
-             bf16* out, int64_t out_stride) {
-        const int shared = call.context + (call.visible ? 0 : first);
-        const bf16* query[QUERIES];
-        float *score_of[QUERIES], *sum_of[QUERIES];
-        for (int q = 0; q < count; ++q) {
-            query[q] = queries + q * stride;
-            score_of[q] = scores + q * keys;
-            sum_of[q] = sums + q * head_dim;
-            std::memset(sum_of[q], 0, head_dim * sizeof(float));
-        }
-        score(head, query, count, 0, shared, score_of);
-        int num_seen[QUERIES];
-        float factor[QUERIES];
-        for (int q = 0; q < count; ++q) {
-            num_seen[q] = list(first + q, shared);
-            own_scores(head, query[q], shared, num_seen[q], score_of[q]);
-            factor[q] = soften(score_of[q], shared + num_seen[q]);
-        }
-        mix_all(head, score_of, count, 0, shared, sum_of);
-        for (int q = 0; q < count; ++q) {
-            num_seen[q] = list(first + q, shared);
-            for (int i = 0; i < num_seen[q]; ++i) {
-                const Head one{head.keys, head.values + int64_t(seen[i]) * head_dim, head_dim};
-                const float* weight = score_of[q] + shared + i;
-                mix_all(one, &weight, 1, 0, 1, sum_of + q);
+    template <class F>
+    void each_strip(int first, int end, F f) const {
+        for (int turn = 0; first < end; ++turn) {
+            Strip strip{first, end - first, 0, 0};
+            if (call.columns) {
+                strip.begin = call.begins[first];
+                int last = first + 1;
+                while (last < end && call.begins[last] == strip.begin) ++last;
+                strip.count = last - first;
             }
-            to_bf16(sum_of[q], head_dim, factor[q], out + q * out_stride);
+            for (int r = strip.first; r < strip.first + strip.count; ++r)
+                strip.keys = std::max(strip.keys, prefix(r) + (call.visible ? call.n : 0));
+            f(strip, turn);
+            first += strip.count;
         }
     }
 
-    // Keys from `shared` on that a row sees.
-    int list(int row, int shared) {
+    int prefix(int row) const {
+        if (call.columns) return int(call.columns[row] - call.begins[row]) + 1;
+        return call.visible ? call.context : call.context + row + 1;
+    }
+
+    // Those of the new keys that a row of a tree sees, as places in its text.
+    int seen(int row) const {
+        if (call.columns || !call.visible) return 0;
+        const uint8_t* visible = call.visible + int64_t(row) * call.n;
         int count = 0;
-        for (int j = shared - call.context; j < call.n; ++j) {
-            const bool sees = call.visible ? call.visible[int64_t(row) * call.n + j] : j <= row;
-            if (sees) seen[count++] = call.context + j;
+        for (int j = 0; j < call.n; j += 64) {
+            const __mmask64 there = call.n - j >= 64 ? ~0ull : (1ull << (call.n - j)) - 1;
+            const __m512i some = _mm512_maskz_loadu_epi8(there, visible + j);
+            for (uint64_t sees = _mm512_test_epi8_mask(some, some); sees; sees &= sees - 1)
+                list[count++] = call.context + j + __builtin_ctzll(sees);
         }
         return count;
     }
 
-    void own_scores(const Head& head, const bf16* query, int shared, int count, float* out) {
-        for (int i = 0; i < count; ++i) {
-            const Head one{head.keys + int64_t(seen[i]) * head_dim, head.values, head_dim};
-            float* to = out + shared + i;
-            score(one, &query, 1, 0, 1, &to);
+    // This thread's share; of neighbouring strips not always the same end.
+    Range mine(int items, int turn) const { return share(items, (thread + turn) % threads, threads); }
+
+    int group() const { return m.heads / m.kv_heads; }
+
+    // Place of a strip's first query among those of the batch.
+    int64_t place(const Strip& strip, int batch, int head) const {
+        return (int64_t(head) * BATCH + strip.first - batch) * group();
+    }
+
+    // Queries times keys.
+    void score(const Strip& strip, int batch, int turn) {
+        const int dim = m.head_dim, chunks = (strip.keys + KEYS - 1) / KEYS;
+        const int num_queries = strip.count * group(), groups = (num_queries + ROWS - 1) / ROWS;
+        const Range items = mine(m.kv_heads * chunks, turn);
+        for (int item = items.begin; item < items.end; ++item) {
+            const int head = item / chunks, first = item % chunks * KEYS;
+            const bf16* from = keys + (head * call.capacity + strip.begin + first) * dim;
+            for (int i = 0; i < KEYS; i += LANES) {
+                turn_keys(from + int64_t(i) * dim, std::min(LANES, strip.keys - first - i), dim,
+                          turned + i * dim);
+            }
+            const bf16* query = queries + (int64_t(head) * call.n + strip.first) * group() * dim;
+            float* to = scores + place(strip, batch, head) * stride + first;
+            for (int g = 0; g < groups; ++g) {
+                const Range range = share(num_queries, g, groups);
+                for (int q = range.begin; q < range.end; ++q)
+                    std::memset(to + q * stride, 0, KEYS * sizeof(float));
+                with_constant<ROWS>(range.end - range.begin, [&](auto count) {
+                    bf16_tile<decltype(count)::value, KEYS / LANES>(
+                        (const uint8_t*)turned, int64_t(dim) * 32, query + int64_t(range.begin) * dim,
+                        dim, dim / 2, to + range.begin * stride, stride,
+                        {(const uint8_t*)(from + KEYS * dim), g ? 0 : dim, dim / 2});
+                });
+            }
+        }
+    }
+
+    // Softmax of what each row sees.
+    void weigh(const Strip& strip, int batch, int turn) {
+        const Range rows = mine(strip.count * m.kv_heads, turn);
+        for (int item = rows.begin; item < rows.end; ++item) {
+            const int row = item / m.kv_heads, known = prefix(strip.first + row);
+            const int count = seen(strip.first + row);
+            const int64_t at = place(strip, batch, item % m.kv_heads) + row * group();
+            for (int64_t q = at; q < at + group(); ++q) {
+                float* of = scores + q * stride;
+                for (int i = 0; i < count; ++i) of[known + i] = of[list[i]];
+                factors[q] = soften(of, known + count);
+            }
+        }
+    }
+
+    // Weights times values.
+    void blend(const Strip& strip, int batch, int turn) {
+        const int slices = m.head_dim / SLICE;
+        const int num_queries = strip.count * group(), groups = (num_queries + MIXED - 1) / MIXED;
+        const Range items = mine(m.kv_heads * slices * groups, turn);
+        for (int item = items.begin; item < items.end; ++item) {
+            const int head = item / (slices * groups), slice = item / groups % slices;
+            const Range range = share(num_queries, item % groups, groups);
+            blend(strip, head, slice * SLICE, range, place(strip, batch, head));
+        }
+    }
+
+    void blend(const Strip& strip, int head, int column, Range queries, int64_t place) {
+        const int64_t dim = m.head_dim;
+        const bf16* from = values + (head * call.capacity + strip.begin) * dim + column;
+        alignas(64) float sums[MIXED * SLICE] = {};
+        const float* weights = scores + (place + queries.begin) * stride;
+        int shared = strip.keys;
+        for (int q = queries.begin; q < queries.end; ++q)
+            shared = std::min(shared, prefix(strip.first + q / group()));
+        with_constant<MIXED>(queries.end - queries.begin, [&](auto count) {
+            mix<decltype(count)::value>(weights, stride, from, dim, shared, sums);
+        });
+        for (int q = queries.begin; q < queries.end; ++q, weights += stride) {
+            const int row = strip.first + q / group(), known = prefix(row), count = seen(row);
+            float* sum = sums + (q - queries.begin) * SLICE;
+            mix<1>(weights + shared, stride, from + shared * dim, dim, known - shared, sum);
+            for (int i = 0; i < count; ++i)
+                mix<1>(weights + known + i, stride, from + list[i] * dim, dim, 1, sum);
+            const int64_t at = (int64_t(row) * m.kv_heads + head) * group() + q % group();
+            to_bf16(sum, SLICE, factors[place + q], out + at * dim + column);
         }
     }
 };
@@ -645,13 +688,16 @@ struct Attention {
 // ---- the decoder
 
 struct Scratch {
-    float *x, *wide, *sums, *scores, *mixed;
+    float *x, *wide, *sums, *scores, *factors;
     Total* totals;
-    bf16 *normed, *queries, *seen, *gate;
+    bf16 *normed, *queries, *seen, *gate, *turned;
     int32_t* list;
 };
 
 int64_t up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Whole blocks of keys, and an odd number of lines: rows do not fall on each other in the cache.
+int64_t score_stride(int64_t keys) { return (keys + KEYS - 1) / KEYS * KEYS + LANES; }
 
 int64_t lay_out(const Model& m, int n, int64_t keys, uint8_t* at, Scratch* s) {
     const int64_t qkv = int64_t(m.heads + 2 * m.kv_heads) * m.head_dim;
@@ -665,14 +711,15 @@ int64_t lay_out(const Model& m, int n, int64_t keys, uint8_t* at, Scratch* s) {
     take(s->x, n * int64_t(m.hidden));
     take(s->wide, n * widest);
     take(s->sums, n * (deepest / BLOCK + 1));
-    take(s->scores, int64_t(m.threads) * QUERIES * keys);
-    take(s->mixed, int64_t(m.threads) * QUERIES * m.head_dim);
+    take(s->scores, int64_t(m.heads) * BATCH * score_stride(keys));
+    take(s->factors, int64_t(m.heads) * BATCH);
     take(s->totals, int64_t(m.threads) * n);
     take(s->normed, n * deepest);
     take(s->queries, n * int64_t(m.heads) * m.head_dim);
     take(s->seen, n * int64_t(m.heads) * m.head_dim);
     take(s->gate, n * int64_t(m.width));
-    take(s->list, int64_t(m.threads) * keys);
+    take(s->turned, int64_t(m.threads) * KEYS * m.head_dim);
+    take(s->list, int64_t(m.threads) * n);
     return p - at;
 }
 
@@ -760,14 +807,15 @@ struct Run {
 
     // Turns queries and keys; keys and values go into the cache.
     void place(const Layer& l, bf16* keys, bf16* values, Range mine) {
-        const int dim = m.head_dim, all = m.heads + 2 * m.kv_heads;
+        const int dim = m.head_dim, all = m.heads + 2 * m.kv_heads, group = m.heads / m.kv_heads;
         for (int r = mine.begin; r < mine.end; ++r) {
             const float* rotary = call.rotary + int64_t(r) * dim;
             for (int h = 0; h < all; ++h) {
                 float* head = s.wide + (int64_t(r) * all + h) * dim;
                 if (h < m.heads) {
                     turn(head, l.query_norm, rotary, dim, m.eps);
-                    to_bf16(head, dim, m.scale, s.queries + (int64_t(r) * m.heads + h) * dim);
+                    const int64_t at = (int64_t(h / group) * call.n + r) * group + h % group;
+                    to_bf16(head, dim, m.scale, s.queries + at * dim);
                     continue;
                 }
                 const int kv = h - m.heads;
@@ -785,25 +833,13 @@ struct Run {
     }
 
     void attend(const bf16* keys, const bf16* values, int t) {
-        const int dim = m.head_dim, groups = m.heads / m.kv_heads;
-        const int64_t most = call.context + call.n;
-        const int blocks = (call.n + QUERIES - 1) / QUERIES;
-        Attention attention{call, dim, s.scores + t * QUERIES * most,
-                            s.mixed + int64_t(t) * QUERIES * dim, s.list + t * most, most};
-        // Later blocks of a prompt see more keys: they are dealt out in turn.
-        for (int item = t; item < m.heads * blocks; item += threads) {
-            const int h = item % m.heads, first = item / m.heads * QUERIES;
-            const int64_t at = int64_t(h / groups) * call.capacity * dim;
-            const int64_t row = (int64_t(first) * m.heads + h) * dim;
-            const Head head{keys + at, values + at, dim};
-            const int64_t stride = int64_t(m.heads) * dim;
-            const int count = std::min(QUERIES, call.n - first);
-            if (call.columns)
-                attention.run_apart(head, s.queries + row, stride, first, count, s.seen + row,
-                                    stride);
-            else
-                attention.run(head, s.queries + row, stride, first, count, s.seen + row, stride);
-        }
+        Attention attention{m,         call,      keys,
+                            values,    s.queries, s.seen,
+                            s.scores,  s.factors, score_stride(call.context + call.n),
+                            s.turned + int64_t(t) * KEYS * m.head_dim,
+                            s.list + int64_t(t) * call.n,
+                            barrier,   t,         threads};
+        attention.run();
     }
 
     void tap(int index, Range mine) {

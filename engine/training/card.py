@@ -16,6 +16,9 @@ from engine.config import MethodConfig
 from engine.training.evaluation import Score, lines
 from engine.training.trainer import Trainer
 
+LOG_ENTRIES = 120
+"""Of the training log; a learning curve has no more to show."""
+
 
 def card(
     trainer: Trainer,
@@ -45,7 +48,7 @@ def card(
             "categories": _categories(trainer),
             "num_held_out_dialogues": len(trainer.held_out),
         },
-        "settings": settings.model_dump(mode="json"),
+        "settings": _settings(trainer),
         "steps": trainer.step,
         "seconds": round(trainer.seconds, 1),
         "versions": {
@@ -53,11 +56,25 @@ def card(
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
-        "training_log": trainer.log,
+        "training_log": _thinned(trainer.log),
         "rank_rates": [list(ranks) for ranks in rates],
         "evaluated_with": config.model_dump(mode="json", exclude={"speculative_model"}),
         "held_out": {category: asdict(one) for category, one in scores.items()},
     }
+
+
+def _settings(trainer: Trainer) -> dict[str, Any]:
+    """Of the weights begun with only the folder's name: where it lay is nobody's business."""
+    values = trainer.settings.model_dump(mode="json")
+    if values["begin_with"] is not None:
+        values["begin_with"] = Path(values["begin_with"]).name
+    return values
+
+
+def _thinned(log: Sequence[Any]) -> list[Any]:
+    """About LOG_ENTRIES of the entries, evenly spaced, and the last."""
+    every = max(1, len(log) // LOG_ENTRIES)
+    return [entry for i, entry in enumerate(log) if i % every == 0 or i == len(log) - 1]
 
 
 def _categories(trainer: Trainer) -> dict[str, int]:
@@ -85,7 +102,7 @@ def _markdown(values: Mapping[str, Any], scores: Mapping[str, Score]) -> str:
         "",
         f"Trained by self-distillation on {data['num_tokens']:,} tokens in "
         f"{data['num_dialogues']:,} dialogues ({data['num_answer_tokens']:,} tokens of answers) "
-        f"that the target wrote itself: {shares}. "
+        f"with the target's own answers: {shares}. "
         f"{values['steps']:,} steps, seed {values['settings']['seed']}.",
         "",
         "Acceptance when decoding greedily, on prompts that were not trained on "

@@ -14,13 +14,15 @@ bias lossless sampling.
 A drafter whose drafts cost the same however large they are, and that says how likely each token is,
 is asked for everything; of that the nodes are verified that pay at this very step. Its own
 probabilities are corrected by how often such ones came true (`Calibration`). They follow from the
-context alone, like the tokens, so this does not bias sampling either.
+context alone, like the tokens, so this does not bias sampling either. What a row costs is corrected
+by what the run's own steps took: long texts and busy machines make rows dearer than the curve says.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -142,10 +144,21 @@ class Calibration:
 
 
 class AdaptiveDrafter(Drafter):
-    """Wraps any drafter and asks it for as much as pays."""
+    """Wraps any drafter and asks it for as much as pays.
 
-    def __init__(self, inner: Drafter, target: Target, curve: LatencyCurve) -> None:
+    Args:
+        clock: seconds, from any beginning.
+    """
+
+    def __init__(
+        self,
+        inner: Drafter,
+        target: Target,
+        curve: LatencyCurve,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.inner = inner
+        self._clock = clock
         self.needs = inner.needs
         self._device = target.device
         self._curve = curve
@@ -200,10 +213,11 @@ class AdaptiveDrafter(Drafter):
 
     def _best_of_all(self, max_depth: int) -> Proposal:
         """Draft everything, keep the nodes that pay."""
-        began = time.perf_counter()
+        began = self._clock()
         proposal = self.inner.propose(max_depth)
-        taken_ms = 1000 * (time.perf_counter() - began)
+        taken_ms = 1000 * (self._clock() - began)
         self._asked = proposal
+        self._rows = 0
         if proposal.draft_probs is None or proposal.dists is not None:
             return _with_decision(proposal, "whole draft: it does not say how likely it is")
         if self._num_steps:
@@ -224,7 +238,7 @@ class AdaptiveDrafter(Drafter):
             words += "; over the last steps drafting did not pay"
         elif best > MARGIN:
             self._next_pause = FIRST_PAUSE
-        self._rows, self._asked_at = num_nodes + 1, time.perf_counter()
+        self._rows, self._asked_at = num_nodes + 1, self._clock()
         return proposal.keep(sorted(order[: num_nodes + 1].tolist()), words)
 
     def _verify_ms(self, count: int) -> np.ndarray:
@@ -236,19 +250,19 @@ class AdaptiveDrafter(Drafter):
         return verify_ms
 
     def _learn_time(self) -> None:
-        """Long texts and busy machines make rows dearer than the curve says."""
-        taken_ms = 1000 * (time.perf_counter() - self._asked_at)
+        """By what the step took since it was proposed: verification, and little else."""
+        taken_ms = 1000 * (self._clock() - self._asked_at)
         one, curve_ms = self._curve.at(1), self._curve.at(self._rows)
         if self._rows == 1:
             self._base = 0.9 * self._base + 0.1 * _bounded(taken_ms / one)
-        elif curve_ms > 1.02 * one:
+        elif curve_ms > 1.02 * one:  # else nothing can be told of what further rows cost
             ratio = (taken_ms - self._base * one) / (curve_ms - one)
             self._slope = 0.9 * self._slope + 0.1 * _bounded(ratio)
 
     def _draft(self, max_depth: int, decision: str, num_nodes: int | None = None) -> Proposal:
-        began = time.perf_counter()
+        began = self._clock()
         proposal = self.inner.propose(max_depth)
-        taken_ms = 1000 * (time.perf_counter() - began)
+        taken_ms = 1000 * (self._clock() - began)
         if max_depth > 0 and len(proposal.shape) > 1:
             depth = proposal.shape.max_depth
             if self._num_steps:

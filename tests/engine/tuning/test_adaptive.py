@@ -58,6 +58,25 @@ class Oracle(Drafter):
         self._at += len(outcome.committed)
 
 
+class OnAMachine(AdaptiveDrafter):
+    """A draft takes 0.2 ms by its clock, a step what `machine` says, and nothing else any time."""
+
+    def __init__(
+        self, inner: Oracle, target: Target, curve: LatencyCurve, machine: LatencyCurve
+    ) -> None:
+        super().__init__(inner, target, curve, clock=self._now)
+        self._oracle = inner
+        self._machine = machine
+        self._verify_s = 0.0
+
+    def _now(self) -> float:
+        return self._verify_s + 0.2e-3 * self._oracle.num_proposed
+
+    def observe(self, outcome: Outcome) -> None:
+        self._verify_s += self._machine.at(len(outcome.proposal.tokens)) / 1000
+        super().observe(outcome)
+
+
 def run(
     curve: LatencyCurve,
     *,
@@ -65,11 +84,12 @@ def run(
     depth: int = 6,
     tokens: int = 120,
     kind: type[Oracle] = Oracle,
+    machine: LatencyCurve | None = None,
 ) -> tuple[list[Step], list[int], list[int], Oracle]:
     target = tiny_target(eos_token_id=None)
     text = plain_greedy(target, PROMPT, tokens + 20)
     oracle = kind(target, text, right=right, tree=ChoiceTree.chain(depth))
-    drafter = AdaptiveDrafter(oracle, target, curve)
+    drafter = OnAMachine(oracle, target, curve, machine or curve)
     limits = Limits(max_new_tokens=tokens, ignore_eos=True)
     records = list(decode(target, drafter, PROMPT, limits=limits))
     end = records[-1]
@@ -178,3 +198,20 @@ def test_a_drafter_that_is_too_sure_of_itself_is_corrected() -> None:
         calibration.observe(proposal, (0, 3))
     root, first, second, other = calibration.path_probabilities(proposal).tolist()
     assert root == 1.0 and first < 0.2 and second < 0.1 * first + 0.02 and other > 0.4
+
+
+def test_what_rows_cost_is_learnt_from_the_run_itself() -> None:
+    curve = LatencyCurve((1, 64), (10.0, 10.0 + 63 * 3.0), 0)
+    as_said, output, text, _ = run(curve, right=6, kind=Sure)
+    assert output == text and all(len(step.parents) == 7 for step in as_said[20:-2])
+    # Every token is accepted, but a row takes longer than a plain step.
+    dearer, output, text, _ = run(
+        curve, right=6, kind=Sure, machine=LatencyCurve((1, 64), (10.0, 10.0 + 63 * 20.0), 0)
+    )
+    assert output == text and len(dearer[0].parents) > 4
+    assert all(len(step.parents) == 1 for step in dearer[-12:])
+    # Twice as slow altogether: what is worth a plain step stays so.
+    slower, output, text, _ = run(
+        curve, right=6, kind=Sure, machine=LatencyCurve((1, 64), (20.0, 20.0 + 63 * 6.0), 0)
+    )
+    assert output == text and all(len(step.parents) == 7 for step in slower[20:-2])
