@@ -194,26 +194,51 @@ class TreeShape:
         parents: `parents[0] == -1`, `parents[i] < i`.
         depths: `(n,)` int64; the root has depth 0.
         ancestors: `(n, n)` bool; row i is True at i and at every ancestor of i.
+        children: of every node, in order.
+        max_depth: of the deepest node.
     """
 
-    __slots__ = ("_on_device", "ancestors", "children", "depths", "parents")
+    __slots__ = ("_ancestors", "_children", "_depths", "_on_device", "max_depth", "parents")
 
     def __init__(self, parents: Iterable[int]) -> None:
         self.parents = tuple(parents)
-        n = len(self.parents)
-        if not n or self.parents[0] != -1 or any(not 0 <= p < i for i, p in _edges(self.parents)):
-            raise TreeError(f"Draft tree parents must be [-1, earlier nodes …], got {parents!r}.")
-        depths = np.zeros(n, dtype=np.int64)
-        ancestors = np.eye(n, dtype=bool)
-        children: list[list[int]] = [[] for _ in range(n)]
+        if not self.parents or self.parents[0] != -1:
+            raise TreeError(_bad_parents(self.parents))
+        depths = [0]
         for node, parent in _edges(self.parents):
-            depths[node] = depths[parent] + 1
-            ancestors[node] |= ancestors[parent]
-            children[parent].append(node)
-        self.depths = torch.from_numpy(depths)
-        self.ancestors = torch.from_numpy(ancestors)
-        self.children = tuple(tuple(c) for c in children)
+            if not 0 <= parent < node:
+                raise TreeError(_bad_parents(self.parents))
+            depths.append(depths[parent] + 1)
+        self.max_depth = max(depths)
+        # A controller draws up many shapes that no forward ever sees: the rest is made when wanted.
+        self._depths: list[int] | torch.Tensor = depths
+        self._ancestors: torch.Tensor | None = None
+        self._children: tuple[tuple[int, ...], ...] | None = None
         self._on_device: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @property
+    def depths(self) -> torch.Tensor:
+        if isinstance(self._depths, list):
+            self._depths = torch.tensor(self._depths)
+        return self._depths
+
+    @property
+    def ancestors(self) -> torch.Tensor:
+        if self._ancestors is None:
+            ancestors = np.eye(len(self), dtype=bool)
+            for node, parent in _edges(self.parents):
+                ancestors[node] |= ancestors[parent]
+            self._ancestors = torch.from_numpy(ancestors)
+        return self._ancestors
+
+    @property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        if self._children is None:
+            children: list[list[int]] = [[] for _ in self.parents]
+            for node, parent in _edges(self.parents):
+                children[parent].append(node)
+            self._children = tuple(map(tuple, children))
+        return self._children
 
     @classmethod
     @functools.lru_cache(maxsize=256)
@@ -234,10 +259,6 @@ class TreeShape:
     def is_chain(self) -> bool:
         """Whether every node is the only child of the node before it."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
-
-    @property
-    def max_depth(self) -> int:
-        return int(self.depths.max())
 
     def on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """`(depths, ancestors)` on a device, copied there once."""
@@ -262,7 +283,11 @@ class TreeShape:
 
 
 def _edges(parents: Sequence[int]) -> Iterable[tuple[int, int]]:
-    return ((node, parent) for node, parent in enumerate(parents) if node > 0)
+    return enumerate(parents[1:], start=1)
+
+
+def _bad_parents(parents: Sequence[int]) -> str:
+    return f"Draft tree parents must be [-1, earlier nodes …], got {parents!r}."
 
 
 @functools.lru_cache(maxsize=512)

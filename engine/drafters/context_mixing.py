@@ -28,6 +28,9 @@ class Memory(Protocol):
     def followers(self, state: Any) -> Sequence[tuple[int, Any, int]]:
         """Per continuation: token, state with it, occurrences. Oldest first where that is known."""
 
+    def after(self, state: Any, token: int) -> Any:
+        """The state with this token, one of the continuations; None if it is none of them."""
+
     def occurrences(self, state: Any) -> int:
         """How often the state's context occurs."""
 
@@ -71,24 +74,18 @@ class Continuation:
         return len(self.tokens)
 
 
-def mixed(
-    contexts: Sequence[Context], escape: float, min_prob: float = 0.0
-) -> dict[int, tuple[float, list[Context]]]:
-    """Per next token: its probability, and the contexts that it continues.
+def mixed(contexts: Sequence[Context], escape: float) -> dict[int, float]:
+    """Probability of each token that may come next.
 
     Args:
         contexts: shortest first.
-        min_prob: less likely tokens are left out.
     """
     probs: dict[int, float] = {}
-    seen = []
-    for context in contexts:
-        memory, state, deepest, weight = context
+    for memory, state, deepest, weight in contexts:
         following = memory.followers(state) if deepest > 0 else ()
         total = weight * sum([count for _, _, count in following])
         if not total:
             continue
-        seen.append((context, following))
         share = 1 / (total + escape * len(following))
         rest = 1 - share * total
         for token in probs:
@@ -96,12 +93,16 @@ def mixed(
         share *= weight
         for token, _, count in following:
             probs[token] = probs.get(token, 0.0) + share * count
-    onward: dict[int, list[Context]] = {t: [] for t, prob in probs.items() if prob >= min_prob}
-    for (memory, _, deepest, weight), following in seen:
-        for token, after, _ in following:
-            if token in onward:
-                onward[token].append(Context(memory, after, deepest - 1, weight))
-    return {token: (probs[token], going_on) for token, going_on in onward.items()}
+    return probs
+
+
+def going_on(contexts: Sequence[Context], token: int) -> list[Context]:
+    """Those of the contexts that a token continues, with it."""
+    return [
+        Context(memory, after, deepest - 1, weight)
+        for memory, state, deepest, weight in contexts
+        if deepest > 0 and (after := memory.after(state, token)) is not None
+    ]
 
 
 def draft(
@@ -114,19 +115,22 @@ def draft(
         min_prob: least probability of a drafted path.
     """
     found = Continuation()
-    # (-probability of the path, order, probability, token, contexts, parent, depth)
-    heap: list[tuple[float, int, float, int, list[Context], int, int]] = []
+    # (-probability of the path, order, probability, token, contexts before it, parent, depth)
+    heap: list[tuple[float, int, float, int, Sequence[Context], int, int]] = []
     order = 0
-    waiting, path_prob, parent, depth = list(contexts), 1.0, 0, 1
+    here, path_prob, parent, depth = contexts, 1.0, 0, 1
     while len(found.tokens) < room:
         if depth <= max_depth:
-            for token, (prob, onward) in mixed(waiting, escape, min_prob / path_prob).items():
-                order += 1
-                item = (-path_prob * prob, order, prob, token, onward, parent, depth)
-                heapq.heappush(heap, item)
+            least = min_prob / path_prob
+            for token, prob in mixed(here, escape).items():
+                if prob >= least:
+                    order += 1
+                    item = (-path_prob * prob, order, prob, token, here, parent, depth)
+                    heapq.heappush(heap, item)
         if not heap:
             break
-        negated, _, prob, token, waiting, parent, depth = heapq.heappop(heap)
+        negated, _, prob, token, before, parent, depth = heapq.heappop(heap)
+        here = going_on(before, token) if depth < max_depth else ()
         path_prob, depth = -negated, depth + 1
         parent = found.add(parent, token, prob, path_prob)
     return found

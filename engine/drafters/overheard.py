@@ -51,6 +51,10 @@ class Overheard:
         token = self._next.get(state)
         return [] if token is None else [(token, (state[-1], token), COUNTS[len(state)])]
 
+    def after(self, state: Key, token: int) -> Key | None:
+        """The state with the next token, if it is this one."""
+        return (state[-1], token) if self._next.get(state) == token else None
+
     def occurrences(self, state: Key) -> int:
         """Of a context: the newest only is kept."""
         return 1

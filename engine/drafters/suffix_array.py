@@ -39,6 +39,13 @@ class Rows(NamedTuple):
     length: int
 
 
+class _Following(NamedTuple):
+    """What follows a context: in order, and by token."""
+
+    listed: list[tuple[int, Rows, int]]
+    rows_of: dict[int, Rows]
+
+
 class SuffixArray:
     """All places of some texts, sorted.
 
@@ -48,7 +55,7 @@ class SuffixArray:
 
     def __init__(self, texts: Iterable[Sequence[int] | np.ndarray], depth: int, vocab: int) -> None:
         """`vocab`: token ids are below this."""
-        self._known: dict[Rows, list[tuple[int, Rows, int]]] = {}
+        self._known: dict[Rows, _Following] = {}
         # 0 stands behind the end of a text, so tokens are stored as one more.
         kind = np.dtype(">u2") if vocab < (1 << 16) else np.dtype(">u4")
         self.depth = -(-depth * kind.itemsize // WORD) * WORD // kind.itemsize
@@ -61,11 +68,15 @@ class SuffixArray:
         places = np.flatnonzero(joined)
         if len(places) == 0:
             self._rows = np.empty((0, self.depth), kind)
+            self._heads = np.empty(0, np.uint64)
             self._pairs = np.empty(0, np.int64)
             return
         rows = np.lib.stride_tricks.sliding_window_view(joined, self.depth)[places]
         words = np.ascontiguousarray(rows).view(f">u{WORD}").astype(np.uint64)
-        self._rows = np.ascontiguousarray(rows[np.lexsort(words.T[::-1])])
+        order = np.lexsort(words.T[::-1])
+        self._rows = np.ascontiguousarray(rows[order])
+        # The first tokens of every row as one number: such numbers are found at once.
+        self._heads = np.ascontiguousarray(words[order, 0])
         # Single tokens have followers by the ten thousand places: where they change is known.
         pairs = self._rows[:, :2]
         self._pairs = np.flatnonzero((pairs[1:] != pairs[:-1]).any(axis=1)) + 1
@@ -85,15 +96,22 @@ class SuffixArray:
         yield from reversed(found)
 
     def _find(self, context: Sequence[int]) -> Rows:
-        length = len(context)
+        length, size = len(context), self._rows.itemsize
         wanted = (np.asarray(context, np.int64) + 1).astype(self._rows.dtype).tobytes()
+        head = wanted[:WORD]
+        low, high = (int.from_bytes(head.ljust(WORD, pad), "big") for pad in (b"\0", b"\xff"))
+        begin = int(self._heads.searchsorted(np.uint64(low), "left"))
+        end = int(self._heads.searchsorted(np.uint64(high), "right"))
+        if len(wanted) > WORD:
+            first, rest = WORD // size, wanted[WORD:]
+            rows = range(end)
 
-        def head(row: int) -> bytes:
-            return self._rows[row, :length].tobytes()
+            def tail(row: int) -> bytes:
+                return self._rows[row, first:length].tobytes()
 
-        everything = range(len(self._rows))
-        begin = bisect_left(everything, wanted, key=head)
-        return Rows(begin, bisect_right(everything, wanted, begin, key=head), length)
+            begin = bisect_left(rows, rest, begin, key=tail)
+            end = bisect_right(rows, rest, begin, key=tail)
+        return Rows(begin, end, length)
 
     def occurrences(self, rows: Rows) -> int:
         """How often a context occurs."""
@@ -101,11 +119,21 @@ class SuffixArray:
 
     def followers(self, rows: Rows) -> list[tuple[int, Rows, int]]:
         """The commonest next tokens, each with the rows that it leaves and their number."""
-        if rows not in self._known:
+        return self._following(rows).listed
+
+    def after(self, rows: Rows, token: int) -> Rows | None:
+        """The rows that go on with a token, if it is one of the commonest."""
+        return self._following(rows).rows_of.get(token)
+
+    def _following(self, rows: Rows) -> _Following:
+        known = self._known.get(rows)
+        if known is None:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
-            self._known[rows] = self._look_up(rows)
-        return self._known[rows]
+            listed = self._look_up(rows)
+            known = _Following(listed, {token: onward for token, onward, _ in listed})
+            self._known[rows] = known
+        return known
 
     def _look_up(self, rows: Rows) -> list[tuple[int, Rows, int]]:
         if rows.length >= self.depth:

@@ -55,6 +55,10 @@ class SuffixAutomaton:
         """Per continuation of a state, oldest first: token, state with it, occurrences."""
         return [(token, after, self.count[after]) for token, after in self.next[state].items()]
 
+    def after(self, state: int, token: int) -> int | None:
+        """The state with one more token, if it occurs."""
+        return self.next[state].get(token)
+
     def occurrences(self, state: int) -> int:
         """How often a state's strings occur."""
         return self.count[state]
