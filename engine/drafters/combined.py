@@ -1,12 +1,17 @@
-"""Retrieval first, a model where retrieval finds nothing: two drafters take turns.
+"""Retrieval and a model together: two drafters take turns, or draft one tree.
 
 Where the text's last tokens occurred before, copying what followed costs nothing and is often right
 for many tokens; elsewhere a model or heads draft. Both see every outcome, so either can take over
 at any step. The leaders of Spec-Bench work this way.
 
-Lossless: whose turn it is follows from the committed text alone, and each proposal carries the
-distributions it was drawn from, or none.
-Source: arXiv:2411.10666 (suffix automaton and model drafter by match length).
+With `merge` both draft at every step, and the likeliest paths of both are verified in one tree
+(`engine.drafters.merging`). Drafts that were sampled cannot be merged without their distributions:
+there the two take turns all the same.
+
+Lossless: whose turn it is, and what is merged, follows from the committed text alone, and each
+proposal carries the distributions it was drawn from, or none.
+Source: arXiv:2411.10666 (suffix automaton and model drafter by match length); arXiv:2503.03434
+(retrieved and drafted trees merged).
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo
 from engine.accept import Rule
 from engine.config import MethodConfig, Sampling
 from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.merging import Merger
 from engine.drafters.suffix import SuffixConfig, SuffixDrafter
 from engine.drafters.token_recycling import TokenRecyclingConfig
 from engine.errors import ConfigError
@@ -74,6 +80,14 @@ class CombinedConfig(MethodConfig):
     min_match_len: int = Field(
         2, ge=1, le=64, description="retrieval drafts only where this many last tokens match"
     )
+    merge: bool = Field(
+        False,
+        description="both draft at every step, and the likeliest paths of both are verified "
+        "together (min_match_len plays no part)",
+    )
+    max_total_draft_tokens: int = Field(
+        24, ge=1, le=256, description="with merge: nodes of the merged tree at most"
+    )
 
     @property
     def lossless(self) -> bool:
@@ -89,10 +103,16 @@ class CombinedConfig(MethodConfig):
 
 
 class CombinedDrafter(Drafter):
-    """Proposes what retrieval found where the match is long enough, else what the model drafts."""
+    """Proposes what retrieval found where the match is long enough, else what the model drafts.
+
+    Or, with `merge`, the likeliest paths of both.
+    """
 
     def __init__(self, config: CombinedConfig, retrieval: Drafter, model: Drafter) -> None:
         self.config = config
+        # What the model drafts costs the same whichever of the merged nodes are verified.
+        self.flat_cost = config.merge
+        self._merger = Merger() if config.merge else None
         self.retrieval = retrieval
         self.model = model
         # Retrieval reads tokens only, so the union of what both need is what the model needs.
@@ -105,9 +125,16 @@ class CombinedDrafter(Drafter):
         self._repeats = Repeats(self.config.min_match_len)
         self._repeats.extend(start.prompt_ids)
         self._repeats.extend([start.root])
+        if self._merger is not None:
+            self._merger = Merger()
 
     def propose(self, max_depth: int) -> Proposal:
         found = self.retrieval.propose(max_depth)
+        if self._merger is not None:
+            drafted = self.model.propose(max_depth)
+            if drafted.dists is None and drafted.extra is None:
+                return self._merger.merge(found, drafted, self.config.max_total_draft_tokens)
+            return found if len(found.shape) > 1 and self._matches() else drafted
         if len(found.shape) > 1 and self._matches():
             return found
         return self.model.propose(max_depth)
@@ -121,6 +148,8 @@ class CombinedDrafter(Drafter):
     def observe(self, outcome: Outcome) -> None:
         self.retrieval.observe(outcome)
         self.model.observe(outcome)
+        if self._merger is not None:
+            self._merger.learn(outcome.committed)
         self._repeats.extend(outcome.committed)
 
     def rule(self, sampling: Sampling) -> Rule:
