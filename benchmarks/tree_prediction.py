@@ -7,14 +7,14 @@ of the texts of the shipped rank table, and measured by real runs on prompts of 
 First the MAT of every published tree beside the fitted tree of the same size; then the tree that is
 predicted to be the fastest here: its tok/s beside the prediction, prompt by prompt, and beside
 plain decoding, which takes turns with it, so that drift of the machine hits both alike. The latency
-curves are measured right before.
+curves are measured anew before every round: a shared machine changes its speed within a minute.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import presets
@@ -31,7 +31,7 @@ from engine.tuning.ranks import RankTable
 from engine.tuning.search import best_tree, curve
 from engine.tuning.shape import draft_shape, with_tree
 from engine.tuning.sizing import SIZES, fastest, predict_sizes
-from engine.tuning.step_latency import Clock
+from engine.tuning.step_latency import Clock, Prediction
 from engine.tuning.step_timing import measure_draft, measure_other
 from playground import paths
 from playground.tuning.editor_sources import SHIPPED
@@ -45,7 +45,7 @@ EVERY = 3
 
 @dataclass(slots=True)
 class Contestant:
-    """A drafter with its tree, and the runs it made: one per prompt and round."""
+    """A drafter with its tree, and the runs it made: per round, one per prompt."""
 
     title: str
     drafter: Drafter
@@ -55,12 +55,8 @@ class Contestant:
     @property
     def mat(self) -> float:
         """Over all prompts, a step counting once; rounds repeat the same steps."""
-        firsts = [rounds[0] for rounds in self.runs]
-        steps = sum(one.num_steps for one in firsts)
-        return 1 + sum(one.num_accepted for one in firsts) / steps
-
-    def tok_s(self, prompt: int) -> float:
-        return statistics.median(one.tok_s or 0.0 for one in self.runs[prompt])
+        steps = sum(one.num_steps for one in self.runs[0])
+        return 1 + sum(one.num_accepted for one in self.runs[0]) / steps
 
 
 def main() -> None:
@@ -95,12 +91,15 @@ def _report(
         f"\n{preset.title}: fitted to {fitted.num_texts} texts, measured on {len(prompts)} of the "
         f"{held.num_texts} held out, {options.rounds} rounds, interleaved"
     )
-    clock = Clock(
-        measure_curve(target, context_len=bucket_of(context_len)),
-        measure_other(target, context_len=bucket_of(context_len)),
-        measure_draft(config, bench, context_len=bucket_of(context_len)),
-    )
-    best = fastest(predict_sizes(curve(fitted, SIZES), config, clock)).point.tree
+
+    def timed() -> Clock:
+        return Clock(
+            measure_curve(target, context_len=bucket_of(context_len)),
+            measure_other(target, context_len=bucket_of(context_len)),
+            measure_draft(config, bench, context_len=bucket_of(context_len)),
+        )
+
+    best = fastest(predict_sizes(curve(fitted, SIZES), config, timed())).point.tree
     pairs = [(s.title, s.tree) for s in stock_trees(table, config, _published())]
     made: dict[str, Contestant] = {}
     for title, tree in pairs:
@@ -109,10 +108,19 @@ def _report(
         made.setdefault(title, _contestant(title, config, best_tree(fitted, len(tree)), bench))
     made["best"] = _contestant(f"best here, {len(best)}", config, best, bench)
     plain = Contestant("plain", AutoregressiveConfig().build(bench), 0)
-    _run([*made.values(), plain], target, prompts, tokens=options.tokens, rounds=1)
-    _run([made["best"], plain], target, prompts, tokens=options.tokens, rounds=options.rounds)
+    _run([*made.values(), plain], target, prompts, tokens=options.tokens)
     _print_mats(made, pairs)
-    _print_prediction(made["best"], plain, clock, with_tree(config, best))
+    shape, clocks = draft_shape(with_tree(config, best)), []
+    for one in (made["best"], plain):
+        one.runs = []
+    for _ in range(options.rounds):
+        clocks.append(timed())
+        _run([made["best"], plain], target, prompts, tokens=options.tokens)
+    expected = [
+        clock.predict(made["best"].mat, levels=shape.levels, num_nodes=shape.num_nodes)
+        for clock in clocks
+    ]
+    _print_prediction(made["best"], plain, expected)
     for one in (*made.values(), plain):
         one.drafter.close()
 
@@ -139,22 +147,15 @@ def _contestant(title: str, config: MethodConfig, tree: ChoiceTree, bench: Workb
 
 
 def _run(
-    contestants: Sequence[Contestant],
-    target: Target,
-    prompts: Sequence[list[int]],
-    *,
-    tokens: int,
-    rounds: int,
+    contestants: Sequence[Contestant], target: Target, prompts: Sequence[list[int]], *, tokens: int
 ) -> None:
-    """Everybody answers every prompt in turn, so many rounds; what they did before is forgotten."""
+    """Everybody answers every prompt in turn; the runs are one more round of theirs."""
     limits = Limits(max_new_tokens=tokens)
     for one in contestants:
-        one.runs = [[] for _ in prompts]
-    for _ in range(rounds):
-        for number, prompt in enumerate(prompts):
-            for one in contestants:
-                records = decode(target, one.drafter, prompt, limits=limits)
-                one.runs[number].append(measure(records))
+        one.runs.append([])
+    for prompt in prompts:
+        for one in contestants:
+            one.runs[-1].append(measure(decode(target, one.drafter, prompt, limits=limits)))
 
 
 def _print_mats(made: dict[str, Contestant], pairs: Sequence[tuple[str, ChoiceTree]]) -> None:
@@ -164,34 +165,34 @@ def _print_mats(made: dict[str, Contestant], pairs: Sequence[tuple[str, ChoiceTr
         print(f"  {title:28}{len(tree):6}{stock:8.3f}{fitted:8.3f}{fitted / stock - 1:+9.1%}")
 
 
-def _print_prediction(
-    best: Contestant, plain: Contestant, clock: Clock, config: MethodConfig
-) -> None:
-    """tok/s beside the prediction, from each prompt's own MAT: what is off is the clock's part."""
-    shape = draft_shape(config)
-    expected = clock.predict(best.mat, levels=shape.levels, num_nodes=shape.num_nodes)
-    print(
-        f"  {best.title} nodes: predicted draft {expected.draft_ms:.1f} + verify "
-        f"{expected.verify_ms:.1f} + other {expected.other_ms:.1f} ms per step"
+def _print_prediction(best: Contestant, plain: Contestant, expected: Sequence[Prediction]) -> None:
+    """tok/s beside the round's prediction, from each prompt's own MAT: what is off is the clock."""
+    steps = ", ".join(
+        f"{one.draft_ms:.1f} + {one.verify_ms:.1f} + {one.other_ms:.1f}" for one in expected
     )
-    print(f"    {'prompt':>6}{'MAT':>7}{'predicted':>11}{'measured':>10}{'':>8}{'plain':>8}")
+    print(f"  {best.title} nodes: predicted draft + verify + other, ms per step by round: {steps}")
+    print(f"    {'prompt':>6}{'MAT':>7}{'measured tok/s':>16}{'/ predicted':>13}{'plain':>8}")
     ratios, plains, speedups = [], [], []
-    for number, rounds in enumerate(best.runs):
-        mat = 1 + rounds[0].num_accepted / rounds[0].num_steps
-        predicted = 1000 * mat / expected.step_ms
-        tok_s, plain_tok_s = best.tok_s(number), plain.tok_s(number)
-        ratios.append(tok_s / predicted)
-        plains.append(plain_tok_s / expected.plain_tok_s)
-        speedups.append(tok_s / plain_tok_s)
+    for number, first in enumerate(best.runs[0]):
+        mat = 1 + first.num_accepted / first.num_steps
+        mine = [rounds[number].tok_s or 0.0 for rounds in best.runs]
+        theirs = [rounds[number].tok_s or 0.0 for rounds in plain.runs]
+        ratios.append(_median(a * one.step_ms / (1000 * mat) for a, one in zip(mine, expected)))
+        plains.append(_median(a / one.plain_tok_s for a, one in zip(theirs, expected)))
+        speedups.append(_median(a / b for a, b in zip(mine, theirs)))
         print(
-            f"    {number + 1:6}{mat:7.2f}{predicted:11.1f}{tok_s:10.1f}{ratios[-1] - 1:+8.0%}"
-            f"{plain_tok_s:8.1f}"
+            f"    {number + 1:6}{mat:7.2f}{_median(mine):16.1f}{ratios[-1]:13.2f}"
+            f"{_median(theirs):8.1f}"
         )
     print(
-        f"  measured / predicted: median {statistics.median(ratios):.3f} (plain decoding: "
-        f"{statistics.median(plains):.3f}); over plain decoding: measured "
-        f"{statistics.median(speedups):.2f}, predicted {expected.speedup:.2f}"
+        f"  measured / predicted: median {_median(ratios):.3f} (plain decoding: "
+        f"{_median(plains):.3f}); over plain decoding: measured {_median(speedups):.2f}, "
+        f"predicted {_median(one.speedup for one in expected):.2f}"
     )
+
+
+def _median(values: Iterable[float]) -> float:
+    return statistics.median(values)
 
 
 if __name__ == "__main__":

@@ -163,8 +163,8 @@ void with_constant(int count, F f) {
     f(std::integral_constant<int, Most>());
 }
 
-// sums (R, stride) += R rows of x times C blocks of columns, over `depth` pairs of the matrix's rows;
-// blocks are `next` bytes apart, rows of x `width` numbers.
+// sums (R, stride) += R rows of x times C blocks of columns, over `depth` pairs of the matrix's
+// rows; blocks are `next` bytes apart, rows of x `width` numbers.
 template <int R, int C>
 void bf16_tile(const uint8_t* w, int64_t next, const bf16* x, int64_t width, int depth, float* sums,
                int64_t stride, Ahead ahead) {
@@ -477,7 +477,8 @@ void turn_keys(const bf16* keys, int count, int width, bf16* to) {
                     return which ? _mm512_shuffle_i32x4(x, y, 0xdd)
                                  : _mm512_shuffle_i32x4(x, y, 0x88);
                 };
-                const __m512i low = pick(a[k], a[4 + k], odd), high = pick(a[8 + k], a[12 + k], odd);
+                const __m512i low = pick(a[k], a[4 + k], odd);
+                const __m512i high = pick(a[8 + k], a[12 + k], odd);
                 const int pair = k + 4 * odd;
                 _mm512_storeu_si512(at + pair * 2 * LANES, pick(low, high, 0));
                 _mm512_storeu_si512(at + (pair + 8) * 2 * LANES, pick(low, high, 1));
@@ -515,7 +516,8 @@ void mix(const float* scores, int64_t stride, const bf16* values, int64_t width,
         for (int c = 0; c < 2; ++c) acc[q][c] = _mm512_load_ps(sums + q * SLICE + c * LANES);
     for (int j = 0; j < count; ++j) {
         _mm_prefetch((const char*)(values + (j + FETCHED) * width), _MM_HINT_T0);
-        const __m512 low = load_bf16(values + j * width), high = load_bf16(values + j * width + LANES);
+        const __m512 low = load_bf16(values + j * width);
+        const __m512 high = load_bf16(values + j * width + LANES);
         for (int q = 0; q < Q; ++q) {
             const __m512 weight = _mm512_set1_ps(scores[q * stride + j]);
             acc[q][0] = _mm512_fmadd_ps(weight, low, acc[q][0]);
@@ -553,11 +555,11 @@ struct Attention {
         for (int first = 0; first < call.n; first += BATCH) {
             const int end = std::min(call.n, first + BATCH);
             if (first) barrier.wait(threads);
-            each_strip(first, end, [&](const Strip& strip, int turn) { score(strip, first, turn); });
+            each_strip(first, end, [&](const Strip& s, int turn) { score(s, first, turn); });
             barrier.wait(threads);
-            each_strip(first, end, [&](const Strip& strip, int turn) { weigh(strip, first, turn); });
+            each_strip(first, end, [&](const Strip& s, int turn) { weigh(s, first, turn); });
             barrier.wait(threads);
-            each_strip(first, end, [&](const Strip& strip, int turn) { blend(strip, first, turn); });
+            each_strip(first, end, [&](const Strip& s, int turn) { blend(s, first, turn); });
         }
     }
 
@@ -598,7 +600,9 @@ struct Attention {
     }
 
     // This thread's share; of neighbouring strips not always the same end.
-    Range mine(int items, int turn) const { return share(items, (thread + turn) % threads, threads); }
+    Range mine(int items, int turn) const {
+        return share(items, (thread + turn) % threads, threads);
+    }
 
     int group() const { return m.heads / m.kv_heads; }
 
@@ -626,10 +630,11 @@ struct Attention {
                 for (int q = range.begin; q < range.end; ++q)
                     std::memset(to + q * stride, 0, KEYS * sizeof(float));
                 with_constant<ROWS>(range.end - range.begin, [&](auto count) {
+                    const Ahead next{(const uint8_t*)(from + KEYS * dim), g ? 0 : dim, dim / 2};
                     bf16_tile<decltype(count)::value, KEYS / LANES>(
-                        (const uint8_t*)turned, int64_t(dim) * 32, query + int64_t(range.begin) * dim,
-                        dim, dim / 2, to + range.begin * stride, stride,
-                        {(const uint8_t*)(from + KEYS * dim), g ? 0 : dim, dim / 2});
+                        (const uint8_t*)turned, int64_t(dim) * 32,
+                        query + int64_t(range.begin) * dim, dim, dim / 2,
+                        to + range.begin * stride, stride, next);
                 });
             }
         }

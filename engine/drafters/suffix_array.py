@@ -69,7 +69,7 @@ class SuffixArray:
         if len(places) == 0:
             self._rows = np.empty((0, self.depth), kind)
             self._heads = np.empty(0, np.uint64)
-            self._pairs = np.empty(0, np.int64)
+            self._shared = np.empty(0, np.int64)
             return
         rows = np.lib.stride_tricks.sliding_window_view(joined, self.depth)[places]
         words = np.ascontiguousarray(rows).view(f">u{WORD}").astype(np.uint64)
@@ -77,9 +77,7 @@ class SuffixArray:
         self._rows = np.ascontiguousarray(rows[order])
         # The first tokens of every row as one number: such numbers are found at once.
         self._heads = np.ascontiguousarray(words[order, 0])
-        # Single tokens have followers by the ten thousand places: where they change is known.
-        pairs = self._rows[:, :2]
-        self._pairs = np.flatnonzero((pairs[1:] != pairs[:-1]).any(axis=1)) + 1
+        self._shared = _shared_with_the_row_before(self._rows)
 
     @property
     def num_tokens(self) -> int:
@@ -136,18 +134,34 @@ class SuffixArray:
         return known
 
     def _look_up(self, rows: Rows) -> list[tuple[int, Rows, int]]:
-        if rows.length >= self.depth:
+        begin, end, length = rows
+        if length >= self.depth:
             return []
-        column = self._rows[rows.begin : rows.end, rows.length]
-        if rows.length == 1:
-            first, last = np.searchsorted(self._pairs, (rows.begin + 1, rows.end))
-            starts = np.insert(self._pairs[first:last] - rows.begin, 0, 0)
-        else:
-            starts = np.flatnonzero(np.diff(column, prepend=column[:1] + 1))
-        ends = np.append(starts[1:], len(column))
-        order = np.argsort(starts - ends, kind="stable")[: MOST_FOLLOWERS + 1]
+        # All of these rows share `length` tokens; where no more than that, a continuation begins.
+        inner = self._shared[begin + 1 : end]
+        starts = np.concatenate([[begin], np.flatnonzero(inner == length) + begin + 1])
+        counts = np.diff(starts, append=end)
+        # One more than wanted: the end of texts may be among them.
+        if len(counts) > MOST_FOLLOWERS + 1:
+            least = np.partition(counts, -MOST_FOLLOWERS - 1)[-MOST_FOLLOWERS - 1]
+            common = np.flatnonzero(counts >= least)
+            starts, counts = starts[common], counts[common]
+        order = np.argsort(-counts, kind="stable")
+        tokens = self._rows[starts[order], length].astype(np.int64) - 1
         return [
-            (int(column[a]) - 1, Rows(rows.begin + a, rows.begin + b, rows.length + 1), int(b - a))
-            for a, b in zip(starts[order].tolist(), ends[order].tolist(), strict=True)
-            if column[a] != 0
+            (token, Rows(first, first + count, length + 1), count)
+            for token, first, count in zip(
+                tokens.tolist(), starts[order].tolist(), counts[order].tolist(), strict=True
+            )
+            if token >= 0
         ][:MOST_FOLLOWERS]
+
+
+def _shared_with_the_row_before(rows: np.ndarray) -> np.ndarray:
+    """Per row `(n,)`: how many first tokens it has in common with the row before it."""
+    shared = np.zeros(len(rows), np.min_scalar_type(rows.shape[1]))
+    same = np.ones(len(rows) - 1, bool)
+    for column in rows.T:
+        same &= column[1:] == column[:-1]
+        shared[1:] += same
+    return shared
