@@ -167,19 +167,21 @@ def _print_mats(made: dict[str, Contestant], pairs: Sequence[tuple[str, ChoiceTr
 
 def _print_prediction(best: Contestant, plain: Contestant, expected: Sequence[Prediction]) -> None:
     """tok/s beside the round's prediction, from each prompt's own MAT: what is off is the clock."""
-    steps = ", ".join(
+    parts = ", ".join(
         f"{one.draft_ms:.1f} + {one.verify_ms:.1f} + {one.other_ms:.1f}" for one in expected
     )
-    print(f"  {best.title} nodes: predicted draft + verify + other, ms per step by round: {steps}")
+    print(f"  {best.title} nodes: predicted draft + verify + other, ms per step by round: {parts}")
     print(f"    {'prompt':>6}{'MAT':>7}{'measured tok/s':>16}{'/ predicted':>13}{'plain':>8}")
     ratios, plains, speedups = [], [], []
     for number, first in enumerate(best.runs[0]):
         mat = 1 + first.num_accepted / first.num_steps
         mine = [rounds[number].tok_s or 0.0 for rounds in best.runs]
         theirs = [rounds[number].tok_s or 0.0 for rounds in plain.runs]
-        ratios.append(_median(a * one.step_ms / (1000 * mat) for a, one in zip(mine, expected)))
-        plains.append(_median(a / one.plain_tok_s for a, one in zip(theirs, expected)))
-        speedups.append(_median(a / b for a, b in zip(mine, theirs)))
+        steps = [one.step_ms / (1000 * mat) for one in expected]
+        ratios.append(_median(a * step for a, step in zip(mine, steps, strict=True)))
+        plain_steps = [1 / one.plain_tok_s for one in expected]
+        plains.append(_median(a * step for a, step in zip(theirs, plain_steps, strict=True)))
+        speedups.append(_median(a / b for a, b in zip(mine, theirs, strict=True)))
         print(
             f"    {number + 1:6}{mat:7.2f}{_median(mine):16.1f}{ratios[-1]:13.2f}"
             f"{_median(theirs):8.1f}"
