@@ -17,6 +17,7 @@ from engine.errors import ConfigError
 from engine.loading import load_target
 from engine.sources import TargetSpec
 from engine.target import Target
+from engine.training.card import card as card_of
 from engine.training.checkpoint import save_state
 from engine.training.evaluation import held_out_questions, score
 from engine.training.growth import grow_by_rates
@@ -251,6 +252,24 @@ def test_the_card_tells_data_steps_seed_versions_and_mat(
     assert card["held_out"]["overall"]["mat"] == scores["overall"].mat
     assert set(card["held_out"]) == {"overall", *(q.category for q in questions)}
     assert f"| overall | {scores['overall'].mat:.2f} |" in (tmp_path / "README.md").read_text()
+
+
+def test_the_card_keeps_a_learning_curve_and_no_paths(
+    target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    begun = tmp_path / "somebodys-heads"
+    begun.mkdir()
+    first = Trainer(target, corpus, settings("medusa", epochs=0.1), tmp_path / "first")
+    first.student.save(begun, torch.float32)
+    values = {"epochs": 0.1, "begin_with": str(begun)}
+    trainer = Trainer(target, corpus, settings("medusa", **values), tmp_path / "second")
+    trainer.log = [{"step": step} for step in range(1000)]
+    config = trainer.settings.decoding(begun, [[0.5]])
+    written = card_of(trainer, [[0.5]], {}, config, dtype=torch.bfloat16)
+    assert written["settings"]["begin_with"] == "somebodys-heads"
+    assert str(tmp_path) not in json.dumps(written)
+    steps = [entry["step"] for entry in written["training_log"]]
+    assert steps[:2] == [0, 8] and steps[-1] == 999 and len(steps) < 130
 
 
 def test_the_tree_grows_where_paths_are_frequent() -> None:
