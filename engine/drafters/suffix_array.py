@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,8 @@ WORD = 8
 MOST_FOLLOWERS = 16
 """Rarer continuations of a context are not looked at."""
 
+FEW_ROWS = 64
+"""Up to so many, a list is gone through sooner than an array."""
 MOST_KNOWN = 1 << 15
 """Contexts whose continuations are remembered: the same ones are asked for again and again."""
 
@@ -137,24 +140,42 @@ class SuffixArray:
         begin, end, length = rows
         if length >= self.depth:
             return []
-        # All of these rows share `length` tokens; where no more than that, a continuation begins.
-        inner = self._shared[begin + 1 : end]
-        starts = np.concatenate([[begin], np.flatnonzero(inner == length) + begin + 1])
-        counts = np.diff(starts, append=end)
+        few = end - begin <= FEW_ROWS
+        starts, counts = self._runs(rows) if few else self._many_runs(rows)
         # One more than wanted: the end of texts may be among them.
+        best = sorted(zip(counts, starts, strict=True), key=_most)[: MOST_FOLLOWERS + 1]
+        column = self._rows[:, length]
+        return [
+            (token, Rows(first, first + count, length + 1), count)
+            for count, first in best
+            if (token := int(column[first]) - 1) >= 0
+        ][:MOST_FOLLOWERS]
+
+    def _runs(self, rows: Rows) -> tuple[list[int], list[int]]:
+        """Where each continuation of a context begins, and how many rows it has.
+
+        All of the rows share `length` tokens: where one shares no more, the next one begins.
+        """
+        begin, end, length = rows
+        shared = self._shared[begin + 1 : end].tolist()
+        starts = [begin, *(begin + i for i, count in enumerate(shared, start=1) if count == length)]
+        return starts, [b - a for a, b in pairwise([*starts, end])]
+
+    def _many_runs(self, rows: Rows) -> tuple[list[int], list[int]]:
+        """The same for rows by the thousand, the rarest left out."""
+        begin, end, length = rows
+        starts = np.flatnonzero(self._shared[begin + 1 : end] == length) + begin + 1
+        starts = np.concatenate([[begin], starts])
+        counts = np.diff(starts, append=end)
         if len(counts) > MOST_FOLLOWERS + 1:
             least = np.partition(counts, -MOST_FOLLOWERS - 1)[-MOST_FOLLOWERS - 1]
             common = np.flatnonzero(counts >= least)
             starts, counts = starts[common], counts[common]
-        order = np.argsort(-counts, kind="stable")
-        tokens = self._rows[starts[order], length].astype(np.int64) - 1
-        return [
-            (token, Rows(first, first + count, length + 1), count)
-            for token, first, count in zip(
-                tokens.tolist(), starts[order].tolist(), counts[order].tolist(), strict=True
-            )
-            if token >= 0
-        ][:MOST_FOLLOWERS]
+        return starts.tolist(), counts.tolist()
+
+
+def _most(run: tuple[int, int]) -> int:
+    return -run[0]
 
 
 def _shared_with_the_row_before(rows: np.ndarray) -> np.ndarray:
