@@ -8,7 +8,7 @@ its probability is their weighted mean, where only one does, that one's:
 The weight follows who was right of late: of each draft, the probability that it gave to the tokens
 that came true where both had spoken, in a running sum.
 
-Source: merging retrieved and drafted trees by their common prefixes, arXiv:2503.03434, section 3.3;
+Source: merging retrieved and drafted trees by their common prefixes, arXiv:2503.03434;
 weights by past probability as in mixtures of experts with forgetting (fixed-share forecasters).
 """
 
@@ -32,6 +32,8 @@ PRIOR = 1.0
 
 Children = dict[int, tuple[float, int]]
 """Per token: its probability after its parent, and its node."""
+Place = tuple[int | None, int | None]
+"""The node of each draft that stands for the same words."""
 
 
 @dataclass(slots=True)
@@ -73,21 +75,20 @@ class Merger:
         """
         self._drafts = drafts = _Draft.of(first), _Draft.of(second)
         tokens, parents, probs = [int(first.tokens[0])], [-1], [1.0]
-        # (-probability of the path, order, probability, token, parent, node in either draft)
-        heap: list[tuple[float, int, float, int, int, int | None, int | None]] = []
-        here: tuple[int | None, int | None] = (0, 0)
+        # (-probability of the path, order, probability, token, parent, place)
+        heap: list[tuple[float, int, float, int, int, Place]] = []
+        place: Place = (0, 0)
         path_prob, parent, order = 1.0, 0, 0
         while len(tokens) <= room:
-            one, two = drafts[0].after(here[0]), drafts[1].after(here[1])
+            one, two = (draft.after(node) for draft, node in zip(drafts, place, strict=True))
             for token, prob in self._mixed(one, two).items():
                 order += 1
-                nodes = (one[token][1] if token in one else None,
-                         two[token][1] if token in two else None)  # fmt: skip
-                heapq.heappush(heap, (-path_prob * prob, order, prob, token, parent, *nodes))
+                onward = (_node(one, token), _node(two, token))
+                heapq.heappush(heap, (-path_prob * prob, order, prob, token, parent, onward))
             if not heap:
                 break
-            negated, _, prob, token, parent, *nodes_of = heapq.heappop(heap)
-            here, path_prob = (nodes_of[0], nodes_of[1]), -negated
+            negated, _, prob, token, parent, place = heapq.heappop(heap)
+            path_prob = -negated
             tokens.append(token)
             parents.append(parent)
             probs.append(prob)
@@ -109,13 +110,17 @@ class Merger:
 
     def learn(self, committed: Sequence[int]) -> None:
         """What came after the root of the drafts merged last."""
-        nodes: list[int | None] = [0, 0]
+        place: Place = (0, 0)
         for token in committed:
-            said = [draft.after(node) for draft, node in zip(self._drafts, nodes, strict=True)]
+            said = [draft.after(node) for draft, node in zip(self._drafts, place, strict=True)]
             if not any(said):
                 return
             if all(said):
                 for i, children in enumerate(said):
                     prob = children[token][0] if token in children else 0.0
                     self._credit[i] = MEMORY * self._credit[i] + (1 - MEMORY) * prob
-            nodes = [children[token][1] if token in children else None for children in said]
+            place = (_node(said[0], token), _node(said[1], token))
+
+
+def _node(children: Children, token: int) -> int | None:
+    return children[token][1] if token in children else None
