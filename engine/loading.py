@@ -74,7 +74,7 @@ def load_target(
         ConfigError: unknown dtype or device.
     """
     tell = progress or (lambda message, fraction: None)
-    _spare_modules()
+    _freeze_modules()
     disable_progress_bar()
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
@@ -115,7 +115,7 @@ def load_target(
 
 
 @functools.cache
-def _spare_modules() -> None:
+def _freeze_modules() -> None:
     """Exempt what was imported from garbage collection, once.
 
     Looking through the 400,000 objects of torch and transformers takes 0.2 s, in the middle of

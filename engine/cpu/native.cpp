@@ -443,7 +443,7 @@ void gated(const float* gate, const float* up, int columns, bf16* out) {
 // ---- attention
 //
 // Rows of one text are taken together, and with each head of keys all heads of queries that use it:
-// keys are turned into the layout of a matrix once for all of them, values are read once for MIXED.
+// keys are transposed into the layout of a matrix once for all of them, values are read once for MIXED.
 
 constexpr int KEYS = 2 * LANES;  // keys whose scores are computed together
 constexpr int BATCH = 16;        // rows whose scores are held at once
@@ -452,7 +452,7 @@ constexpr int FETCHED = 32;      // values that are on their way from memory
 constexpr int MIXED = 8;         // queries that share one reading of values
 
 // to [width / 2][16][2] = 16 rows of (width,), of which the first `count` are there.
-void turn_keys(const bf16* keys, int count, int width, bf16* to) {
+void transpose_keys(const bf16* keys, int count, int width, bf16* to) {
     for (int column = 0; column < width; column += KEYS) {
         __m512i a[16], b[16];
         for (int i = 0; i < 16; ++i) {
@@ -546,7 +546,7 @@ struct Attention {
     float* scores;              // (kv_heads, BATCH, heads / kv_heads, stride)
     float* factors;             // (kv_heads, BATCH, heads / kv_heads): 1 / sum of the scores
     int64_t stride;
-    bf16* turned;               // (KEYS, head_dim), this thread's
+    bf16* transposed;               // (KEYS, head_dim), this thread's
     int32_t* list;              // (n,), this thread's
     Barrier& barrier;
     int thread, threads;
@@ -555,17 +555,17 @@ struct Attention {
         for (int first = 0; first < call.n; first += BATCH) {
             const int end = std::min(call.n, first + BATCH);
             if (first) barrier.wait(threads);
-            each_strip(first, end, [&](const Strip& s, int turn) { score(s, first, turn); });
+            each_strip(first, end, [&](const Strip& s, int index) { score(s, first, index); });
             barrier.wait(threads);
-            each_strip(first, end, [&](const Strip& s, int turn) { weigh(s, first, turn); });
+            each_strip(first, end, [&](const Strip& s, int index) { softmax(s, first, index); });
             barrier.wait(threads);
-            each_strip(first, end, [&](const Strip& s, int turn) { blend(s, first, turn); });
+            each_strip(first, end, [&](const Strip& s, int index) { blend(s, first, index); });
         }
     }
 
     template <class F>
     void each_strip(int first, int end, F f) const {
-        for (int turn = 0; first < end; ++turn) {
+        for (int index = 0; first < end; ++index) {
             Strip strip{first, end - first, 0, 0};
             if (call.columns) {
                 strip.begin = call.begins[first];
@@ -575,7 +575,7 @@ struct Attention {
             }
             for (int r = strip.first; r < strip.first + strip.count; ++r)
                 strip.keys = std::max(strip.keys, prefix(r) + (call.visible ? call.n : 0));
-            f(strip, turn);
+            f(strip, index);
             first += strip.count;
         }
     }
@@ -600,8 +600,8 @@ struct Attention {
     }
 
     // This thread's share; of neighbouring strips not always the same end.
-    Range mine(int items, int turn) const {
-        return share(items, (thread + turn) % threads, threads);
+    Range mine(int items, int index) const {
+        return share(items, (thread + index) % threads, threads);
     }
 
     int group() const { return m.heads / m.kv_heads; }
@@ -612,16 +612,16 @@ struct Attention {
     }
 
     // Queries times keys.
-    void score(const Strip& strip, int batch, int turn) {
+    void score(const Strip& strip, int batch, int index) {
         const int dim = m.head_dim, chunks = (strip.keys + KEYS - 1) / KEYS;
         const int num_queries = strip.count * group(), groups = (num_queries + ROWS - 1) / ROWS;
-        const Range items = mine(m.kv_heads * chunks, turn);
+        const Range items = mine(m.kv_heads * chunks, index);
         for (int item = items.begin; item < items.end; ++item) {
             const int head = item / chunks, first = item % chunks * KEYS;
             const bf16* from = keys + (head * call.capacity + strip.begin + first) * dim;
             for (int i = 0; i < KEYS; i += LANES) {
-                turn_keys(from + int64_t(i) * dim, std::min(LANES, strip.keys - first - i), dim,
-                          turned + i * dim);
+                transpose_keys(from + int64_t(i) * dim, std::min(LANES, strip.keys - first - i), dim,
+                          transposed + i * dim);
             }
             const bf16* query = queries + (int64_t(head) * call.n + strip.first) * group() * dim;
             float* to = scores + place(strip, batch, head) * stride + first;
@@ -632,7 +632,7 @@ struct Attention {
                 with_constant<ROWS>(range.end - range.begin, [&](auto count) {
                     const Ahead next{(const uint8_t*)(from + KEYS * dim), g ? 0 : dim, dim / 2};
                     bf16_tile<decltype(count)::value, KEYS / LANES>(
-                        (const uint8_t*)turned, int64_t(dim) * 32,
+                        (const uint8_t*)transposed, int64_t(dim) * 32,
                         query + int64_t(range.begin) * dim, dim, dim / 2,
                         to + range.begin * stride, stride, next);
                 });
@@ -641,8 +641,8 @@ struct Attention {
     }
 
     // Softmax of what each row sees.
-    void weigh(const Strip& strip, int batch, int turn) {
-        const Range rows = mine(strip.count * m.kv_heads, turn);
+    void softmax(const Strip& strip, int batch, int index) {
+        const Range rows = mine(strip.count * m.kv_heads, index);
         for (int item = rows.begin; item < rows.end; ++item) {
             const int row = item / m.kv_heads, known = prefix(strip.first + row);
             const int count = seen(strip.first + row);
@@ -656,10 +656,10 @@ struct Attention {
     }
 
     // Weights times values.
-    void blend(const Strip& strip, int batch, int turn) {
+    void blend(const Strip& strip, int batch, int index) {
         const int slices = m.head_dim / SLICE;
         const int num_queries = strip.count * group(), groups = (num_queries + MIXED - 1) / MIXED;
-        const Range items = mine(m.kv_heads * slices * groups, turn);
+        const Range items = mine(m.kv_heads * slices * groups, index);
         for (int item = items.begin; item < items.end; ++item) {
             const int head = item / (slices * groups), slice = item / groups % slices;
             const Range range = share(num_queries, item % groups, groups);
@@ -695,7 +695,7 @@ struct Attention {
 struct Scratch {
     float *x, *wide, *sums, *scores, *factors;
     Total* totals;
-    bf16 *normed, *queries, *seen, *gate, *turned;
+    bf16 *normed, *queries, *seen, *gate, *transposed;
     int32_t* list;
 };
 
@@ -723,7 +723,7 @@ int64_t lay_out(const Model& m, int n, int64_t keys, uint8_t* at, Scratch* s) {
     take(s->queries, n * int64_t(m.heads) * m.head_dim);
     take(s->seen, n * int64_t(m.heads) * m.head_dim);
     take(s->gate, n * int64_t(m.width));
-    take(s->turned, int64_t(m.threads) * KEYS * m.head_dim);
+    take(s->transposed, int64_t(m.threads) * KEYS * m.head_dim);
     take(s->list, int64_t(m.threads) * n);
     return p - at;
 }
@@ -841,7 +841,7 @@ struct Run {
         Attention attention{m,         call,      keys,
                             values,    s.queries, s.seen,
                             s.scores,  s.factors, score_stride(call.context + call.n),
-                            s.turned + int64_t(t) * KEYS * m.head_dim,
+                            s.transposed + int64_t(t) * KEYS * m.head_dim,
                             s.list + int64_t(t) * call.n,
                             barrier,   t,         threads};
         attention.run();

@@ -83,7 +83,7 @@ class CombinedConfig(MethodConfig):
     merge: bool = Field(
         False,
         description="both draft at every step, and the likeliest paths of both are verified "
-        "together (min_match_len plays no part)",
+        "together (min_match_len decides only where drafts are sampled)",
     )
     max_total_draft_tokens: int = Field(
         24, ge=1, le=256, description="with merge: nodes of the merged tree at most"
@@ -130,14 +130,13 @@ class CombinedDrafter(Drafter):
 
     def propose(self, max_depth: int) -> Proposal:
         found = self.retrieval.propose(max_depth)
-        if self._merger is not None:
-            drafted = self.model.propose(max_depth)
-            if drafted.dists is None and drafted.extra is None:
-                return self._merger.merge(found, drafted, self.config.max_total_draft_tokens)
-            return found if len(found.shape) > 1 and self._matches() else drafted
-        if len(found.shape) > 1 and self._matches():
+        trusted = len(found.shape) > 1 and self._matches()
+        if trusted and self._merger is None:
             return found
-        return self.model.propose(max_depth)
+        drafted = self.model.propose(max_depth)
+        if self._merger is not None and drafted.dists is None and drafted.extra is None:
+            return self._merger.merge(found, drafted, self.config.max_total_draft_tokens)
+        return found if trusted else drafted
 
     def _matches(self) -> bool:
         """Whether the match is long enough; only Suffix looks beyond the text and tells."""

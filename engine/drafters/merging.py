@@ -109,10 +109,12 @@ class Merger:
         return probs
 
     def learn(self, committed: Sequence[int]) -> None:
-        """What came after the root of the drafts merged last."""
+        """What came after the root of the drafts merged in this step; nothing if none were."""
+        drafts = self._drafts
         place: Place = (0, 0)
+        self._drafts = (_Draft(), _Draft())
         for token in committed:
-            said = [draft.after(node) for draft, node in zip(self._drafts, place, strict=True)]
+            said = [draft.after(node) for draft, node in zip(drafts, place, strict=True)]
             if not any(said):
                 return
             if all(said):

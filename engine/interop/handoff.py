@@ -238,6 +238,8 @@ def live_fields(config: MethodConfig) -> set[str]:
             mixes = given("mix_contexts") and given("use_tree_spec")
             names -= {"max_spec_factor"} if mixes else {"escape", "text_weight"}
             names -= set() if given("use_global_pool") else {"global_pool_size"}
+        case "Combined" if not given("merge"):
+            names -= {"max_total_draft_tokens"}
         case "MTP" if not given("use_relaxed_acceptance_for_thinking"):
             names -= {"relaxed_topk", "relaxed_delta"}
             names -= {"begin_thinking_phase_token", "end_thinking_phase_token"}

@@ -107,7 +107,11 @@ def test_who_was_right_is_believed_more() -> None:
             merger.merge(proposal(pair[0]), proposal(pair[1]), 9)
             merger.learn([1, 2, 5])
         assert (merger.weight if second_is_right else 1 - merger.weight) > 0.8
-    # Nothing is learnt where only one had spoken.
+        # Nothing is learnt from a step without a draft.
+        weight = merger.weight
+        merger.learn([3, 2, 1])
+        assert merger.weight == weight
+    # Nor where only one had spoken.
     merger = Merger()
     merger.merge(proposal(right), Proposal(torch.tensor([99]), TreeShape.chain(0)), 9)
     merger.learn([1, 2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from engine.config import Limits, Sampling
 from engine.corpus import Corpus
 from engine.decode import decode
+from engine.drafters import suffix_array
 from engine.drafters.suffix import SuffixConfig
 from engine.drafters.suffix_array import MOST_FOLLOWERS, SuffixArray
 from engine.errors import ConfigError
@@ -29,15 +31,17 @@ TEXTS = st.lists(st.lists(st.integers(0, 5), max_size=20), max_size=6)
     st.lists(st.integers(0, 5), min_size=1, max_size=8),
     # Tokens of one byte, of two, and more than 2 bytes hold.
     st.sampled_from([(1, 300), (259, 60_000), (20_001, 120_000)]),
+    st.sampled_from([4, 9]),
 )
+@pytest.mark.parametrize("few_rows", [0, 64])
 @settings(max_examples=150, deadline=None)
 def test_matches_and_counts_equal_a_search_by_hand(
-    texts: list[list[int]], context: list[int], size: tuple[int, int]
+    few_rows: int, texts: list[list[int]], context: list[int], size: tuple[int, int], depth: int
 ) -> None:
     factor, vocab = size
     texts = [[factor * token for token in text] for text in texts]
     context = [factor * token for token in context]
-    array = SuffixArray(texts, depth=4, vocab=vocab)
+    array = SuffixArray(texts, depth=depth, vocab=vocab)
     assert array.num_tokens == sum(map(len, texts))
     found = {rows.length: rows for rows in array.matches(context)}
     assert list(found) == sorted(found, reverse=True)
@@ -52,7 +56,11 @@ def test_matches_and_counts_equal_a_search_by_hand(
         if length in found:
             rows = found[length]
             assert rows.end - rows.begin == sum(followed.values())
-            counts = {token: count for token, _, count in array.followers(rows)}
+            with mock.patch.object(suffix_array, "FEW_ROWS", few_rows):
+                following = array.followers(rows)
+            counts = {token: count for token, _, count in following}
+            assert all(array.after(rows, token) == onward for token, onward, _ in following)
+            assert array.after(rows, 7 * factor) is None
             del followed[None]
             assert counts == dict(followed)
 
