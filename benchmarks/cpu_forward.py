@@ -16,11 +16,11 @@ import time
 import torch
 
 import presets
-from engine.loading import load_target
+from engine.model.loading import load_target
+from engine.model.target import Target, prepare_attention
 from engine.proposal import Needs, Proposal
-from engine.target import Target, prepare_attention
 from engine.tree import TreeShape
-from playground import paths
+from playground.host import paths
 
 
 def main() -> None:

@@ -29,17 +29,17 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks import random_heads, random_llama
-from engine.build import build_drafter
 from engine.config import Limits
-from engine.cuda.forward import capture
-from engine.cuda.recorder import CudaGraphs, Recorder, Tape
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import Drafter, Start, Workbench
-from engine.loading import pick_device
+from engine.kernels.cuda.forward import capture
+from engine.kernels.cuda.recorder import CudaGraphs, Recorder, Tape
+from engine.model.loading import pick_device
+from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal
 from engine.steps import Prefill, Step
-from engine.target import Target
+from engine.tuning.build import build_drafter
 from engine.tuning.latency import synchronise
 
 NODES = 64

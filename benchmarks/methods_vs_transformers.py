@@ -30,10 +30,10 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import Drafter, Workbench
-from engine.loading import load_target
+from engine.model.loading import load_target
+from engine.model.target import Target
 from engine.steps import End
-from engine.target import Target
-from playground import paths
+from playground.host import paths
 
 DRAFTER = "draft-smollm2-135m"
 PAIRS = (("plain", "generate"), ("NGram", "prompt look-up"), ("Draft_Target", "assistant"))

@@ -26,10 +26,10 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import Drafter, Workbench
-from engine.loading import load_target
 from engine.metrics import measure
-from engine.target import Target
-from playground import paths
+from engine.model.loading import load_target
+from engine.model.target import Target
+from playground.host import paths
 
 Contestant = tuple[PreTrainedModel, dict[str, Any]]
 """A model of transformers and settings of its `generate`."""

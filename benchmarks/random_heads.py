@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from engine.target import Target
+from engine.model.target import Target
 
 
 def make_all(target: Target, folder: Path) -> dict[str, Path]:

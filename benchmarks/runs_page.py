@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from playground.run_list import RunList
+from playground.runs.listing import RunList
 from storage import RunDetail, RunLog, StoredRun
 
 TARGETS = ("smollm2-135m-instruct", "qwen3-0.6b", "llama-3.2-1b", "tinyllama-1.1b")

@@ -29,8 +29,8 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import Workbench
-from engine.loading import load_target
-from playground import paths
+from engine.model.loading import load_target
+from playground.host import paths
 imported = time.perf_counter()
 
 def resident(key):
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     gradio = [_imports("gradio") for _ in range(options.rounds)]
-    app = [_imports("playground.cli") for _ in range(options.rounds)]
+    app = [_imports("playground.cli.main") for _ in range(options.rounds)]
     pages = [_first_page() for _ in range(options.rounds)]
     loads = [_load() for _ in range(options.rounds)]
     _print("import gradio", gradio)

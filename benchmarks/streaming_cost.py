@@ -20,12 +20,12 @@ from pathlib import Path
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.metrics import measure
-from playground import paths
-from playground.catalog import Catalog
-from playground.feed import Feed, follow
-from playground.live import LiveRun
-from playground.request import GenerateRequest
-from playground.runner import EngineHost
+from playground.host import paths
+from playground.host.catalog import Catalog
+from playground.host.feed import Feed, follow
+from playground.host.live import LiveRun
+from playground.host.request import GenerateRequest
+from playground.host.runner import EngineHost
 from storage import RunLog
 
 

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import presets
 from benchmarks import random_heads
-from engine.build import build_drafter
 from engine.config import Limits, MethodConfig
 from engine.decode import decode
 from engine.drafters import methods, parse_method
 from engine.drafters.base import Drafter, Workbench
 from engine.errors import PlaygroundError
-from engine.loading import load_target
 from engine.metrics import Tally
-from engine.target import Target
-from playground import paths
+from engine.model.loading import load_target
+from engine.model.target import Target
+from engine.tuning.build import build_drafter
+from playground.host import paths
 
 HEADS = ("Medusa", "ReDrafter", "Eagle", "Eagle3")
 

@@ -22,9 +22,9 @@ from engine.config import Limits, MethodConfig
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.base import Drafter, Workbench
-from engine.loading import load_target
 from engine.metrics import Metrics, measure
-from engine.target import Target
+from engine.model.loading import load_target
+from engine.model.target import Target
 from engine.tree import ChoiceTree
 from engine.tuning.latency import bucket_of, measure_curve
 from engine.tuning.ranks import RankTable
@@ -33,9 +33,9 @@ from engine.tuning.shape import draft_shape, with_tree
 from engine.tuning.sizing import SIZES, fastest, predict_sizes
 from engine.tuning.step_latency import Clock, Prediction
 from engine.tuning.step_timing import measure_draft, measure_other
-from playground import paths
-from playground.tuning.editor_sources import SHIPPED
-from playground.tuning.fitting import hold_out, stock_trees
+from playground.host import paths
+from playground.trees.editor_sources import SHIPPED
+from playground.trees.fitting import hold_out, stock_trees
 from presets import MethodPreset
 from presets.choice_trees import TreePreset
 

@@ -22,13 +22,13 @@ from typing import IO, Any
 import torch
 
 import presets
-from engine.build import build_drafter
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.base import Workbench
-from engine.loading import load_target
 from engine.metrics import Tally
-from playground import paths
+from engine.model.loading import load_target
+from engine.tuning.build import build_drafter
+from playground.host import paths
 
 PEER = """
 import json, sys, time

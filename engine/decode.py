@@ -20,16 +20,16 @@ from typing import Any
 import torch
 
 from engine.accept import Verified
-from engine.clock import PhaseClock
 from engine.config import Limits, Sampling
-from engine.cuda.settle import Settled, Settler
 from engine.drafters.base import Drafter, Start
 from engine.errors import ConfigError, PromptError
-from engine.proposal import Outcome, Proposal, Shown
+from engine.kernels.cuda.settle import Settled, Settler
+from engine.model.clock import PhaseClock
+from engine.model.target import Target
+from engine.model.text import StopStrings
+from engine.proposal import Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
 from engine.steps import End, FinishReason, Prefill, Record, Step
-from engine.target import Target
-from engine.text import StopStrings
 from engine.tree import TreeShape
 
 
@@ -213,7 +213,7 @@ class _Generation:
 
     @staticmethod
     def _per_node(
-        proposal: Proposal, tokens: list[int], shown: Shown, settled: Settled | None
+        proposal: Proposal, tokens: list[int], shown: TargetOutput, settled: Settled | None
     ) -> dict[str, Any]:
         """Per-node fields of the step record."""
         shape = proposal.shape
@@ -250,7 +250,7 @@ class _Generation:
         self.drafter.finish()
 
 
-def _node_probs(shown: Shown, tokens: list[int], parents: Sequence[int]) -> list[float]:
+def _node_probs(shown: TargetOutput, tokens: list[int], parents: Sequence[int]) -> list[float]:
     """Target's softmax probability of every drafted node's token at its parent."""
     if len(tokens) == 1:
         return []

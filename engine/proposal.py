@@ -25,7 +25,7 @@ class Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class TargetOutput:
     """What the target showed for the rows of one forward, on the target's device.
 
     Attributes:
@@ -156,14 +156,14 @@ class Outcome:
     """What became of a proposal.
 
     Attributes:
-        shown: the target's view of all rows of the verify forward, in the order fed.
+        output: the target's view of all rows of the verify forward, in the order fed.
         path: accepted rows, root (row 0) first.
         committed: tokens committed by this step: accepted path, then the next root.
         next_root: last of `committed`; its key/value is not in the cache yet.
     """
 
     proposal: Proposal
-    shown: Shown
+    output: TargetOutput
     path: tuple[int, ...]
     committed: tuple[int, ...]
 

@@ -25,7 +25,7 @@ import torch
 from pydantic import BeforeValidator
 
 from engine.errors import TreeError
-from engine.upload import upload
+from engine.model.upload import upload
 
 Path = tuple[int, ...]
 MAX_NODES = 1024

@@ -13,7 +13,7 @@ from pydantic import Field
 from engine.config import MethodConfig, Settings
 from engine.drafters import parse_method
 from engine.errors import ConfigError
-from engine.sources import TargetSpec
+from engine.model.sources import TargetSpec
 from presets.choice_trees import TreePreset, tree_preset
 
 FOLDER = Path(__file__).parent

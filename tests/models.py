@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from engine.drafters.base import Workbench
-from engine.target import Target, prepare_attention
+from engine.model.target import Target, prepare_attention
 
 VOCAB = 288
 """256 bytes, then special tokens and a few merges, padded."""
@@ -88,7 +88,7 @@ def tiny_target(family: str = "llama", *, seed: int = 0, **overrides: Any) -> Ta
 
 def workbench(target: Target, **named: Target) -> Workbench:
     """A workbench that resolves the given names to the given (already loaded) models."""
-    from engine.sources import TargetSpec
+    from engine.model.sources import TargetSpec
 
     def resolve(name: str) -> TargetSpec:
         if name in named:

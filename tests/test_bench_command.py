@@ -18,10 +18,10 @@ import pytest
 from typer.testing import CliRunner
 
 from engine.errors import ConfigError
-from playground.bench.measured import summaries
-from playground.bench.plan import Plan
-from playground.bench_command import configurations_of
-from playground.cli import app
+from playground.cli.bench import configurations_of
+from playground.cli.main import app
+from playground.experiments.bench.measured import summaries
+from playground.experiments.bench.plan import Plan
 from storage import RunLog, StorageError
 from tests.models import save_tiny
 

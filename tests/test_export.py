@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from playground.cli import app
+from playground.cli.main import app
 from storage import NewRun, RunLog
 
 ENGINES = ("trtllm", "vllm", "sglang", "triton", "llamacpp", "transformers")

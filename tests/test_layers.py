@@ -24,7 +24,13 @@ OURS = {"app", "playground", "engine", "storage", "presets"}
 ORDER = (
     ("engine.errors", "engine.config", "engine.tree", "engine.steps", "engine.proposal"),
     ("engine.sampling", "engine.accept"),
-    ("engine.cache", "engine.masks", "engine.target", "engine.features", "engine.attention"),
+    (
+        "engine.model.cache",
+        "engine.model.masks",
+        "engine.model.target",
+        "engine.model.features",
+        "engine.model.attention",
+    ),
     ("engine.drafters",),
     ("engine.decode",),
 )

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 import presets
-from engine.build import build_drafter
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.base import Workbench
-from engine.loading import load_target
 from engine.metrics import Tally
-from engine.sources import TargetSpec
+from engine.model.loading import load_target
+from engine.model.sources import TargetSpec
+from engine.model.target import Target
 from engine.steps import Prefill, Step
-from engine.target import Target
-from playground import paths
+from engine.tuning.build import build_drafter
+from playground.host import paths
 
 EMBEDDED = "smollm2-135m-instruct"
 FOLDERS = sorted((presets.FOLDER / "drafters").iterdir())

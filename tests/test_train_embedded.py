@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.corpus import Corpus
+from engine.model.corpus import Corpus
 from tests.models import save_tiny
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "train_embedded"

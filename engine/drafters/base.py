@@ -11,12 +11,12 @@ import torch
 
 from engine.accept import Lossless, Rule
 from engine.config import Limits, Sampling
-from engine.proposal import Needs, Outcome, Proposal, Shown
+from engine.proposal import Needs, Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
 
 if TYPE_CHECKING:
-    from engine.sources import TargetSpec
-    from engine.target import Target
+    from engine.model.sources import TargetSpec
+    from engine.model.target import Target
     from engine.tuning.latency import LatencyCurve
 
 
@@ -46,7 +46,7 @@ class Start:
     Attributes:
         prompt_ids: the committed prompt.
         root: the first new token, already decided by the target.
-        shown: the target's features for every prompt row (logits for the last row only).
+        output: the target's features for every prompt row (logits for the last row only).
         sampling: how the target samples; a drafter that samples its drafts follows it.
         draws: the run's randomness.
         limits: when the generation ends.
@@ -54,7 +54,7 @@ class Start:
 
     prompt_ids: Sequence[int]
     root: int
-    shown: Shown
+    output: TargetOutput
     sampling: Sampling
     draws: SeededDraws
     limits: Limits = field(default_factory=Limits)

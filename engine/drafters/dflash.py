@@ -26,13 +26,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from engine.cache import TreeCache
-from engine.checkpoints import Checkpoint, read_checkpoint
 from engine.config import MethodConfig
 from engine.drafters.base import Drafter, Start, Workbench, root_only
 from engine.errors import ConfigError, DrafterError
+from engine.model.cache import TreeCache
+from engine.model.checkpoints import Checkpoint, read_checkpoint
+from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal
-from engine.target import Target
 from engine.tree import TreeShape
 
 _RENAMED = {
@@ -197,9 +197,9 @@ class DFlashDrafter(Drafter):
         self._root = 0
 
     def start(self, start: Start) -> None:
-        assert start.shown.layers is not None
+        assert start.output.layers is not None
         self._cache.free()
-        self._pending = [start.shown.layers]
+        self._pending = [start.output.layers]
         self._root = start.root
 
     def propose(self, max_depth: int) -> Proposal:
@@ -255,9 +255,9 @@ class DFlashDrafter(Drafter):
         return near[None, None]
 
     def observe(self, outcome: Outcome) -> None:
-        assert outcome.shown.layers is not None
+        assert outcome.output.layers is not None
         rows = torch.tensor(outcome.path, device=self._target.device)
-        self._pending.append(outcome.shown.layers[rows])
+        self._pending.append(outcome.output.layers[rows])
         self._root = outcome.next_root
 
     def finish(self) -> None:

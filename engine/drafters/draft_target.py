@@ -21,11 +21,11 @@ from torch import Tensor
 from engine.config import MethodConfig, Sampling
 from engine.drafters.base import Drafter, Start, Workbench, root_only
 from engine.errors import DrafterError
+from engine.model.upload import upload
+from engine.model.vocabulary import common_vocabulary
 from engine.proposal import DraftDists, Needs, Outcome, Proposal
 from engine.sampling import Draws, SeededDraws, inverse_cdf, probabilities
 from engine.tree import TreeShape
-from engine.upload import upload
-from engine.vocabulary import common_vocabulary
 
 
 class DraftTargetConfig(MethodConfig):

@@ -9,9 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from engine.checkpoints import read_checkpoint
 from engine.config import MethodConfig, Sampling
-from engine.cpu.modules import hasten
 from engine.drafters.base import Drafter, Start, Workbench, root_only
 from engine.drafters.dynamic_tree import DynamicPlan, TreeSize
 from engine.drafters.eagle_checkpoint import EagleCheckpoint
@@ -21,10 +19,12 @@ from engine.drafters.eagle_session import HeadSession
 from engine.drafters.eagle_weights import load_eagle1
 from engine.drafters.static_tree import StaticPlan
 from engine.errors import ConfigError, DrafterError
-from engine.proposal import Needs, Outcome, Proposal, Shown
+from engine.kernels.cpu.modules import hasten
+from engine.model.checkpoints import read_checkpoint
+from engine.model.upload import upload
+from engine.proposal import Needs, Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
 from engine.tree import ChoicePaths, ChoiceTree
-from engine.upload import upload
 
 MC_SIM_7B_63 = ChoiceTree.parse(
     "[[0],[1],[2],[3],[0,0],[0,1],[0,2],[1,0],[1,1],[2,0],[2,1],[3,0],[0,0,0],[0,0,1],[0,0,2],"
@@ -186,7 +186,7 @@ class EagleDrafter(Drafter):
     def start(self, start: Start) -> None:
         tokens = torch.tensor([*start.prompt_ids[1:], start.root], device=self._device)
         self._session = self._sessions(self.head)
-        self._pending = [(_features(start.shown), tokens)]
+        self._pending = [(_features(start.output), tokens)]
         self._sampling, self._draws = start.sampling, start.draws
 
     def propose(self, max_depth: int) -> Proposal:
@@ -201,7 +201,7 @@ class EagleDrafter(Drafter):
 
     def observe(self, outcome: Outcome) -> None:
         rows = upload(torch.tensor([outcome.path, outcome.committed]), self._device)
-        self._pending.append((_features(outcome.shown)[rows[0]], rows[1]))
+        self._pending.append((_features(outcome.output)[rows[0]], rows[1]))
 
     def finish(self) -> None:
         self._pending.clear()
@@ -212,7 +212,7 @@ class EagleDrafter(Drafter):
         del self.head
 
 
-def _features(shown: Shown) -> Tensor:
-    features = shown.hidden if shown.layers is None else shown.layers
+def _features(output: TargetOutput) -> Tensor:
+    features = output.hidden if output.layers is None else output.layers
     assert features is not None, "the target was asked for no features"
     return features

@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.checkpoints import Checkpoint
 from engine.errors import DrafterError, VocabularyError
-from engine.target import Target
+from engine.model.checkpoints import Checkpoint
+from engine.model.target import Target
 
 PADDING = 0.01
 """Vocabularies whose sizes differ by at most this share differ by padding at the end."""

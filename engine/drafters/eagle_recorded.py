@@ -12,12 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from engine.cuda.buckets import context_bucket, row_bucket
-from engine.cuda.inputs import RowInputs
-from engine.cuda.recorder import CaptureError, Recorder, Recording
 from engine.drafters.eagle_head import DraftHead, HeadCache, look
 from engine.drafters.eagle_session import HeadSession
-from engine.target import Target
+from engine.kernels.cuda.buckets import context_bucket, row_bucket
+from engine.kernels.cuda.inputs import RowInputs
+from engine.kernels.cuda.recorder import CaptureError, Recorder, Recording
+from engine.model.target import Target
 
 LOG = logging.getLogger(__name__)
 WIDTH = 256

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.cpu.ranking import likeliest
 from engine.drafters.eagle_head import DraftHead, HeadCache
+from engine.kernels.cpu.ranking import likeliest
 
 
 class HeadSession:

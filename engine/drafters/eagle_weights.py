@@ -12,7 +12,7 @@ from transformers.activations import ACT2FN
 from engine.drafters.eagle_checkpoint import EagleCheckpoint
 from engine.drafters.eagle_head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec, HeadSpec
 from engine.errors import DrafterError, VocabularyError
-from engine.target import Target
+from engine.model.target import Target
 
 _Head = TypeVar("_Head", bound=DraftHead)
 _ATTENTION, _MLP = "layers.0.self_attn", "layers.0.mlp"

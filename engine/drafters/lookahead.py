@@ -144,7 +144,7 @@ class LookaheadDrafter(Drafter):
     def observe(self, outcome: Outcome) -> None:
         root = self._text[-1]
         n = len(outcome.proposal.shape)
-        best = outcome.shown.argmax()
+        best = outcome.output.argmax()
         self._learn_from_tree(outcome.proposal, best)
         if (outcome.proposal.extra is None) == (self._window.num_rows == 0):
             results = self._window.results(best, n)

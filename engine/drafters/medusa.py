@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from engine.accept import Rule, Typical
-from engine.checkpoints import Checkpoint, read_checkpoint, tensor_names
 from engine.config import MethodConfig, Sampling
-from engine.cpu.ranking import likeliest
 from engine.drafters.base import Drafter, Start, Workbench
 from engine.errors import ConfigError, DrafterError, VocabularyError
+from engine.kernels.cpu.ranking import likeliest
+from engine.model.checkpoints import Checkpoint, read_checkpoint, tensor_names
+from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal
-from engine.target import Target
 from engine.tree import ChoicePaths, ChoiceTree
 
 _MERGED_PREFIX = "medusa_head."
@@ -202,9 +202,9 @@ class MedusaDrafter(Drafter):
         self._hidden = torch.empty(0)
 
     def start(self, start: Start) -> None:
-        assert start.shown.hidden is not None
+        assert start.output.hidden is not None
         self._root = start.root
-        self._hidden = start.shown.hidden[-1:]
+        self._hidden = start.output.hidden[-1:]
         self._slots = self._slots.to(self._hidden.device)
 
     def propose(self, max_depth: int) -> Proposal:
@@ -219,9 +219,9 @@ class MedusaDrafter(Drafter):
         )
 
     def observe(self, outcome: Outcome) -> None:
-        assert outcome.shown.hidden is not None
+        assert outcome.output.hidden is not None
         last = outcome.path[-1]
-        self._hidden = outcome.shown.hidden[last : last + 1]
+        self._hidden = outcome.output.hidden[last : last + 1]
         self._root = outcome.next_root
 
     def rule(self, sampling: Sampling) -> Rule:

@@ -28,13 +28,13 @@ from torch import Tensor
 
 from engine.accept import Lossless, Rule
 from engine.accept_relaxed import Relaxed, ThinkingPhase
-from engine.cache import TreeCache
 from engine.config import MethodConfig, Sampling
 from engine.drafters.base import Drafter, Start, Workbench, root_only
 from engine.errors import DrafterError
-from engine.masks import MaskBuilder
+from engine.model.cache import TreeCache
+from engine.model.masks import MaskBuilder
+from engine.model.target import SUPPORTED_LAYERS, Target
 from engine.proposal import Needs, Outcome, Proposal
-from engine.target import SUPPORTED_LAYERS, Target
 from engine.tree import TreeShape
 
 
@@ -163,9 +163,9 @@ class MTPDrafter(Drafter):
         self._next = torch.empty(0, dtype=torch.int64, device=self._device)
 
     def start(self, start: Start) -> None:
-        assert start.shown.hidden is not None
+        assert start.output.hidden is not None
         self._cache.free()
-        self._hidden = start.shown.hidden
+        self._hidden = start.output.hidden
         self._next = torch.tensor([*start.prompt_ids[1:], start.root], device=self._device)
         self._thinking.active = False
         self._thinking.read([*start.prompt_ids, start.root])
@@ -255,9 +255,9 @@ class MTPDrafter(Drafter):
         probs.append(best.values)
 
     def observe(self, outcome: Outcome) -> None:
-        assert outcome.shown.hidden is not None
+        assert outcome.output.hidden is not None
         rows = torch.tensor([outcome.path, outcome.committed], device=self._device)
-        self._hidden = torch.cat([self._hidden, outcome.shown.hidden[rows[0]]])
+        self._hidden = torch.cat([self._hidden, outcome.output.hidden[rows[0]]])
         self._next = torch.cat([self._next, rows[1]])
         self._thinking.read(outcome.committed)
 

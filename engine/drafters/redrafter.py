@@ -19,12 +19,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-from engine.checkpoints import read_checkpoint
 from engine.config import MethodConfig
 from engine.drafters.base import Drafter, Start, Workbench
 from engine.errors import ConfigError, VocabularyError
+from engine.model.checkpoints import read_checkpoint
+from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal
-from engine.target import Target
 from engine.tree import merge_prefixes
 
 NUM_CANDIDATES = 50
@@ -236,9 +236,9 @@ class ReDrafterDrafter(Drafter):
         self._context = torch.empty(0)
 
     def start(self, start: Start) -> None:
-        assert start.shown.hidden is not None
+        assert start.output.hidden is not None
         self._root = start.root
-        self._context = start.shown.hidden[-1:]
+        self._context = start.output.hidden[-1:]
 
     def propose(self, max_depth: int) -> Proposal:
         assert self._head is not None
@@ -252,9 +252,9 @@ class ReDrafterDrafter(Drafter):
         return merge(beams, self._root)
 
     def observe(self, outcome: Outcome) -> None:
-        assert outcome.shown.hidden is not None
+        assert outcome.output.hidden is not None
         last = outcome.path[-1]
-        self._context = outcome.shown.hidden[last : last + 1]
+        self._context = outcome.output.hidden[last : last + 1]
         self._root = outcome.next_root
 
     def finish(self) -> None:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from engine.config import Sampling
-from engine.cpu.ranking import likeliest
 from engine.drafters.eagle_session import HeadSession
+from engine.kernels.cpu.ranking import likeliest
+from engine.model.upload import upload
 from engine.proposal import DraftDists, Proposal
 from engine.sampling import SeededDraws, probabilities
 from engine.tree import ChoiceTree
-from engine.upload import upload
 
 _TINY = 1e-30
 """Added to every probability before drawing: never drawn while real mass is left."""

@@ -28,12 +28,12 @@ import torch
 from pydantic import Field
 
 from engine.config import MethodConfig
-from engine.corpus import Corpus
 from engine.drafters.base import Drafter, Start, Workbench
 from engine.drafters.context_mixing import Context, Continuation, Memory, draft
 from engine.drafters.overheard import Overheard
 from engine.drafters.suffix_array import SuffixArray
 from engine.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton
+from engine.model.corpus import Corpus
 from engine.proposal import Outcome, Proposal
 from engine.tree import TreeShape
 
@@ -248,7 +248,7 @@ class SuffixDrafter(Drafter):
         if self.config.mixes:
             proposal = outcome.proposal
             tokens, parents = proposal.tokens.tolist(), proposal.shape.parents
-            self._heard.note(self._text[-2], tokens, parents, outcome.shown.argmax())
+            self._heard.note(self._text[-2], tokens, parents, outcome.output.argmax())
         self._extend(outcome.committed)
 
     def finish(self) -> None:

@@ -24,11 +24,11 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from engine.config import MethodConfig
-from engine.cpu.ranking import likeliest
 from engine.drafters.base import Drafter, Start, Workbench
+from engine.kernels.cpu.ranking import likeliest
+from engine.model.upload import upload
 from engine.proposal import Needs, Outcome, Proposal
 from engine.tree import ChoicePaths, ChoiceTree, Path
-from engine.upload import upload
 
 _PROMPT_ROWS = 256
 """Prompt rows whose logits are held at a time."""
@@ -105,11 +105,11 @@ class TokenRecyclingDrafter(Drafter):
             self._matrix = self._empty()
         self._root = start.root
         prompt = torch.tensor(start.prompt_ids, device=self._target.device)
-        if start.shown.hidden is None or not self.config.recycle_prompt:
-            self._write(prompt[-1:], start.shown.logits)
+        if start.output.hidden is None or not self.config.recycle_prompt:
+            self._write(prompt[-1:], start.output.logits)
             return
         for tokens, hidden in zip(
-            prompt.split(_PROMPT_ROWS), start.shown.hidden.split(_PROMPT_ROWS), strict=True
+            prompt.split(_PROMPT_ROWS), start.output.hidden.split(_PROMPT_ROWS), strict=True
         ):
             self._write(tokens, self._target.output(hidden))
 
@@ -121,7 +121,7 @@ class TokenRecyclingDrafter(Drafter):
 
     def observe(self, outcome: Outcome) -> None:
         tokens = outcome.proposal.tokens
-        self._write(tokens, outcome.shown.logits[: len(tokens)], outcome.path)
+        self._write(tokens, outcome.output.logits[: len(tokens)], outcome.path)
         self._root = outcome.next_root
 
     def close(self) -> None:

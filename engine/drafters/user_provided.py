@@ -30,8 +30,8 @@ from pydantic import Field
 from engine.config import MethodConfig
 from engine.drafters.base import Drafter, Start, Workbench
 from engine.errors import ConfigError, DrafterError
+from engine.model.target import Target
 from engine.proposal import Outcome, Proposal
-from engine.target import Target
 from engine.tree import merge_prefixes
 
 ENTRY_POINTS = "speculative_decoding_playground.drafters"

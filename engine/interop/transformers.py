@@ -44,14 +44,14 @@ def _script(call_of: Callable[[Any, Sheet], Call]) -> Writer:
             f'model = AutoModelForCausalLM.from_pretrained({target}, dtype="auto")',
         ]
         kwargs = dict(call.kwargs)
-        shown = [f"{name}={value!r}" for name, value in kwargs.items()]
+        output = [f"{name}={value!r}" for name, value in kwargs.items()]
         if call.assistant is not None:
             name = repr(call.assistant)
             lines.append(f'assistant = AutoModelForCausalLM.from_pretrained({name}, dtype="auto")')
             for key, value in call.drafting.items():
                 lines.append(f"assistant.generation_config.{key} = {value!r}")
-            shown.insert(0, "assistant_model=assistant")
-        arguments = ", ".join(["**inputs", *shown, "max_new_tokens=128"])
+            output.insert(0, "assistant_model=assistant")
+        arguments = ", ".join(["**inputs", *output, "max_new_tokens=128"])
         lines += [
             'inputs = tokenizer("Write a haiku.", return_tensors="pt")',
             f"output = model.generate({arguments})",

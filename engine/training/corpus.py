@@ -16,9 +16,9 @@ import transformers
 from pydantic import Field
 
 from engine.config import Settings
-from engine.corpus import MANIFEST, Corpus, Entry
 from engine.errors import ConfigError
-from engine.target import Target
+from engine.model.corpus import MANIFEST, Corpus, Entry
+from engine.model.target import Target
 from engine.training.dialogue import Frame, GivenPrompt, Plan, given, self_made
 from engine.training.generator import BatchGenerator, Dialogue
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from engine.errors import ConfigError, PromptError
-from engine.target import Target
+from engine.model.target import Target
 from engine.training.seeds import FOLLOW_UPS, OPENINGS
 from engine.training.words import LISTS
 

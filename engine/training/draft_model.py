@@ -17,10 +17,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from engine.checkpoints import read_checkpoint
-from engine.corpus import Corpus, Entry
 from engine.drafters.draft_target import DraftTargetConfig
-from engine.target import Target
+from engine.model.checkpoints import read_checkpoint
+from engine.model.corpus import Corpus, Entry
+from engine.model.target import Target
 from engine.training.packs import Pack
 from engine.training.recipe import TrainSettings
 from engine.training.redrafter import principal_directions

@@ -16,16 +16,16 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from engine.checkpoints import read_checkpoint
-from engine.corpus import Corpus, Entry
 from engine.drafters.eagle import EagleConfig
 from engine.drafters.eagle3 import Eagle3Config
 from engine.drafters.eagle_checkpoint import EagleCheckpoint
 from engine.drafters.eagle_head import DraftHead
 from engine.drafters.eagle_weights import load_eagle1, load_eagle3
 from engine.errors import ConfigError
+from engine.model.checkpoints import read_checkpoint
+from engine.model.corpus import Corpus, Entry
+from engine.model.target import Target
 from engine.proposal import Needs
-from engine.target import Target
 from engine.training import eagle_layouts
 from engine.training.packs import Pack, frequent_tokens
 from engine.training.recipe import TrainSettings

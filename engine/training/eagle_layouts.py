@@ -19,7 +19,7 @@ from engine.drafters.eagle_head import (
     HeadLayer,
     HeadSpec,
 )
-from engine.target import Target
+from engine.model.target import Target
 
 _Head = TypeVar("_Head", bound=DraftHead)
 _ROPE_THETA = 10000.0

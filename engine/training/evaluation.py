@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.build import build_drafter
 from engine.config import Limits, MethodConfig
-from engine.corpus import Corpus, Entry
 from engine.decode import decode
 from engine.drafters.base import Workbench
-from engine.loading import load_target
 from engine.metrics import Tally
-from engine.sources import TargetSpec
-from engine.target import Target
+from engine.model.corpus import Corpus, Entry
+from engine.model.loading import load_target
+from engine.model.sources import TargetSpec
+from engine.model.target import Target
 from engine.training.dialogue import Frame, GivenPrompt
+from engine.tuning.build import build_drafter
 
 
 @dataclass(frozen=True, slots=True)

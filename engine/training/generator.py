@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
-from engine.target import Target
+from engine.model.target import Target
 from engine.training.dialogue import Answer, Gap, Plan, Say
 from engine.training.rows import rows_of
 

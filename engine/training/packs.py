@@ -23,17 +23,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engine.corpus import Corpus, Entry
 from engine.errors import ConfigError
-from engine.features import FeatureTap
-from engine.masks import MaskBuilder
+from engine.model.corpus import Corpus, Entry
+from engine.model.features import FeatureTap
+from engine.model.masks import MaskBuilder
+from engine.model.target import Target
 from engine.proposal import Needs
-from engine.target import Target
 from engine.training.dialogue import seed_of
 from engine.training.student import CHUNK, Likely, Output, Vocabulary
 
 if TYPE_CHECKING:
-    from engine.cpu.native import SideBySide
+    from engine.kernels.cpu.native import SideBySide
 
 HELD_OUT_EVERY = 32
 """One dialogue in so many is never trained on."""
@@ -243,8 +243,8 @@ class Teacher:
         hidden = store.find(entries, "hidden") if store else None
         layers = store.find(entries, kind) if store and self._needs.layers else {}
         if hidden is None or layers is None:
-            shown, inputs = self._compute(pack)
-            hidden, layers = {"hidden": shown}, {} if inputs is None else {"layers": inputs}
+            output, inputs = self._compute(pack)
+            hidden, layers = {"hidden": output}, {} if inputs is None else {"layers": inputs}
             if store:
                 store.keep(entries, "hidden", hidden)
                 if layers:
@@ -258,9 +258,9 @@ class Teacher:
             self._texts = self.target.texts(count)
         if self._texts is not None:
             begins = torch.arange(count) - pack.positions
-            shown = self._texts.read(pack.tokens, pack.positions, begins, needs=self._needs)
-            assert shown.hidden is not None
-            return shown.hidden, shown.layers
+            output = self._texts.read(pack.tokens, pack.positions, begins, needs=self._needs)
+            assert output.hidden is not None
+            return output.hidden, output.layers
         self._tap.watch(self._needs)
         visible = None if not bool(pack.segments.any()) else pack.visible
         mask = self._masks.build(pack.positions, visible, 0, self.target.dtype)

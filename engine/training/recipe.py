@@ -11,8 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from engine.config import MethodConfig, Settings
-from engine.corpus import Corpus, Entry
-from engine.target import Target
+from engine.model.corpus import Corpus, Entry
+from engine.model.target import Target
 from engine.training import optimizers
 from engine.training.packs import frequent_tokens
 from engine.training.student import Student, Vocabulary

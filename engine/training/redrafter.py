@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import embedding, silu
 
-from engine.checkpoints import read_checkpoint
-from engine.corpus import Corpus, Entry
 from engine.drafters.redrafter import ReDrafterConfig
-from engine.target import Target
+from engine.model.checkpoints import read_checkpoint
+from engine.model.corpus import Corpus, Entry
+from engine.model.target import Target
 from engine.training.packs import Pack
 from engine.training.recipe import TrainSettings
 from engine.training.student import (

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from engine.cpu.native import SideBySide
-from engine.masks import MaskBuilder
-from engine.target import Target
+from engine.kernels.cpu.native import SideBySide
+from engine.model.masks import MaskBuilder
+from engine.model.target import Target
 
 ALIGN = 8
 """Widths are multiples of this many columns, which CUDA's attention kernels want of masks."""
@@ -57,8 +57,8 @@ class KernelRows(Rows):
 
     def step(self, fed: Sequence[tuple[int, int, int]]) -> Tensor:
         rows, tokens, positions = map(torch.tensor, zip(*fed, strict=True))
-        shown = self._texts.read(tokens, positions, rows * self._max_len, num_logits=len(fed))
-        return shown.logits
+        output = self._texts.read(tokens, positions, rows * self._max_len, num_logits=len(fed))
+        return output.logits
 
 
 class ModuleRows(Rows):

@@ -12,9 +12,9 @@ import torch
 from pydantic import Field
 
 from engine.config import Settings
-from engine.corpus import Corpus
-from engine.loading import free_bytes
-from engine.target import Target
+from engine.model.corpus import Corpus
+from engine.model.loading import free_bytes
+from engine.model.target import Target
 from engine.training.corpus import CorpusSettings, grow
 from engine.training.dialogue import GivenPrompt
 from engine.training.evaluation import Question, Score, given_questions, held_out_questions

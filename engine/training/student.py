@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, log_softmax
 
+from engine.model.target import Target
 from engine.proposal import Needs
-from engine.target import Target
 
 if TYPE_CHECKING:
     from engine.training.packs import Pack

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.corpus import Corpus
 from engine.errors import ConfigError
-from engine.target import Target
+from engine.model.corpus import Corpus
+from engine.model.target import Target
 from engine.training.checkpoint import State, load_state, save_state
 from engine.training.dialogue import seed_of
 from engine.training.optimizers import Optimizers

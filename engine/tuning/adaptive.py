@@ -30,8 +30,8 @@ import numpy as np
 from engine.accept import Rule
 from engine.config import Sampling
 from engine.drafters.base import Drafter, Start, root_only
+from engine.model.target import Target
 from engine.proposal import Outcome, Proposal
-from engine.target import Target
 from engine.tuning.latency import LatencyCurve
 
 WARM_UP_STEPS = 3

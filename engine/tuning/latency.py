@@ -10,10 +10,10 @@ from typing import Any, Self
 
 import torch
 
-from engine.cache import TreeCache
 from engine.errors import ConfigError
+from engine.model.cache import TreeCache
+from engine.model.target import Target
 from engine.proposal import Needs, Proposal
-from engine.target import Target
 from engine.tree import TreeShape
 from engine.tuning.watch import UNWATCHED, Watch
 

@@ -22,7 +22,7 @@ from engine.drafters.medusa import MedusaConfig, MedusaDrafter, read_heads
 from engine.drafters.redrafter import ReDrafterConfig, ReDrafterDrafter, read_head
 from engine.drafters.static_tree import StaticPlan
 from engine.errors import ConfigError
-from engine.proposal import Needs, Outcome, Proposal, Shown
+from engine.proposal import Needs, Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
 from engine.tree import ChoiceTree
 from engine.tuning.texts import Reading
@@ -84,8 +84,8 @@ def run_offline(drafter: Drafter, reading: Reading, device: torch.device) -> Ite
                     "known beyond its end. Read the text with a longer tail."
                 )
             yield OfflineStep(root, proposal, path)
-            shown = _shown_on_path(reading, at, path, device)
-            drafter.observe(Outcome(proposal, shown, (0, *path), committed))
+            output = _shown_on_path(reading, at, path, device)
+            drafter.observe(Outcome(proposal, output, (0, *path), committed))
             root += len(path) + 1
     finally:
         drafter.finish()
@@ -104,14 +104,18 @@ def follow(proposal: Proposal, true: Sequence[int]) -> tuple[int, ...]:
     return tuple(path)
 
 
-def _shown(reading: Reading, rows: slice, device: torch.device) -> Shown:
+def _shown(reading: Reading, rows: slice, device: torch.device) -> TargetOutput:
     def part(features: Tensor | None) -> Tensor | None:
         return None if features is None else features[rows].to(device)
 
-    return Shown(torch.empty(0, 0, device=device), part(reading.hidden), part(reading.layers))
+    return TargetOutput(
+        torch.empty(0, 0, device=device), part(reading.hidden), part(reading.layers)
+    )
 
 
-def _shown_on_path(reading: Reading, at: int, path: tuple[int, ...], device: torch.device) -> Shown:
+def _shown_on_path(
+    reading: Reading, at: int, path: tuple[int, ...], device: torch.device
+) -> TargetOutput:
     """Features of the rows on the path, where a verify forward has them; other rows are unread."""
     known = _shown(reading, slice(at, at + len(path) + 1), device)
 
@@ -122,7 +126,7 @@ def _shown_on_path(reading: Reading, at: int, path: tuple[int, ...], device: tor
         rows[list((0, *path))[: len(features)]] = features
         return rows
 
-    return Shown(known.logits, spread(known.hidden), spread(known.layers))
+    return TargetOutput(known.logits, spread(known.hidden), spread(known.layers))
 
 
 Maker = Callable[[MethodConfig], Drafter]

@@ -29,10 +29,10 @@ from engine.drafters.eagle_head import DraftHead, HeadCache
 from engine.drafters.medusa import MedusaConfig, read_heads
 from engine.drafters.redrafter import NUM_CANDIDATES, ReDrafterConfig, read_head
 from engine.errors import ConfigError, DrafterError
+from engine.model.vocabulary import common_vocabulary
 from engine.proposal import Needs, Proposal
 from engine.tree import TreeShape
 from engine.tuning.texts import Reading
-from engine.vocabulary import common_vocabulary
 
 ROWS = 128
 """Positions whose full-vocabulary logits are held at a time."""

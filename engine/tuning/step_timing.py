@@ -17,10 +17,10 @@ from engine.drafters.eagle import EagleConfig
 from engine.drafters.eagle3 import Eagle3Config
 from engine.drafters.medusa import MedusaConfig
 from engine.drafters.redrafter import ReDrafterConfig
-from engine.proposal import Needs, Outcome, Proposal, Shown
+from engine.model.target import Target
+from engine.proposal import Needs, Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
 from engine.steps import Step
-from engine.target import Target
 from engine.tree import ChoiceTree, TreeShape
 from engine.tuning.latency import synchronise
 from engine.tuning.offline import drafter_maker
@@ -202,15 +202,15 @@ def _time_drafts(
             path = [0]
             while len(path) < 3 and proposal.shape.children[path[-1]]:
                 path.append(proposal.shape.children[path[-1]][0])
-            shown = _made_up(needs, target, len(tokens))
+            output = _made_up(needs, target, len(tokens))
             committed = (*(tokens[node] for node in path[1:]), 1)
-            drafter.observe(Outcome(proposal, shown, tuple(path), committed))
+            drafter.observe(Outcome(proposal, output, tuple(path), committed))
     finally:
         drafter.finish()
     return 1000 * statistics.median(taken[1:])
 
 
-def _made_up(needs: Needs, target: Target, rows: int) -> Shown:
+def _made_up(needs: Needs, target: Target, rows: int) -> TargetOutput:
     """Random features."""
     generator = torch.Generator().manual_seed(rows)
 
@@ -218,7 +218,7 @@ def _made_up(needs: Needs, target: Target, rows: int) -> Shown:
         return torch.randn(rows, width, generator=generator).to(target.device, target.dtype)
 
     size = target.hidden_size
-    return Shown(
+    return TargetOutput(
         torch.empty(0, 0, device=target.device),
         features(size) if needs.hidden else None,
         features(size * len(needs.layers)) if needs.layers else None,

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from engine.config import Limits
 from engine.errors import PromptError
+from engine.model.target import Target
 from engine.proposal import Needs
-from engine.target import Target
 
 _CHUNK = 1024
 """Rows of a text that go through the target at a time."""
@@ -101,16 +101,16 @@ def read(target: Target, text: Text, needs: Needs, *, tail: int) -> Reading:
     layers: list[Tensor] = []
     try:
         for chunk in torch.tensor(ids).split(_CHUNK):
-            shown = target.prefill(chunk, cache, needs)
-            if shown.hidden is not None:
-                hidden.append(shown.hidden.cpu())
-            if shown.layers is not None:
-                layers.append(shown.layers.cpu())
+            output = target.prefill(chunk, cache, needs)
+            if output.hidden is not None:
+                hidden.append(output.hidden.cpu())
+            if output.layers is not None:
+                layers.append(output.layers.cpu())
         for _ in range(tail):
-            ids.append(int(shown.logits[-1].argmax()))
+            ids.append(int(output.logits[-1].argmax()))
             if cache.length >= target.context_len:
                 break
-            shown = target.prefill(ids[-1:], cache, Needs())
+            output = target.prefill(ids[-1:], cache, Needs())
     finally:
         cache.free()
     return Reading(

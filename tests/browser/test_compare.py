@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from playground.compare.verdict import pieces
+from playground.experiments.compare.verdict import pieces
 from storage import RunLog
 from tests.browser.comparing import BOARD, COMPARE_MS, ComparePage
 from tests.browser.pages import GeneratePage

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine.drafters import methods, parse_method
-from engine.sources import TargetSpec
+from engine.model.sources import TargetSpec
 from presets import MethodPreset
 from storage import RunLog
 from tests.browser.pages import GeneratePage

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from playground import paths
-from playground.catalog import Catalog
+from playground.host import paths
+from playground.host.catalog import Catalog
 from storage import RunLog
 from tests.browser.pages import GeneratePage
 from tests.playground.serving import Served, serving

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from playground.sweeps.run import run_sweep
-from playground.sweeps.store import SweepStore
+from playground.experiments.sweeps.run import run_sweep
+from playground.experiments.sweeps.store import SweepStore
 from tests.browser.pages import WAIT_MS, GeneratePage
 from tests.playground.serving import Served
 from tests.playground.sweeps.scripted import Scripted, plan

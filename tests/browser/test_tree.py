@@ -15,9 +15,9 @@ from engine.interop.trees import FORMATS
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable
 from engine.tuning.replay import replay
-from playground.live import LiveRun
-from playground.tuning.editor_measure import Measurements
-from playground.tuning.tables import keep_table
+from playground.host.live import LiveRun
+from playground.trees.editor_measure import Measurements
+from playground.trees.tables import keep_table
 from storage import RunLog
 from tests.browser.pages import GeneratePage
 from tests.playground.asks import finished, start

@@ -19,8 +19,8 @@ import yaml
 
 import presets
 from engine.drafters import methods
-from playground import paths
-from playground.catalog import Catalog
+from playground.host import paths
+from playground.host.catalog import Catalog
 from storage import RunLog
 from tests.browser.comparing import BOARD, ComparePage
 from tests.browser.pages import GeneratePage

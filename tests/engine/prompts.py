@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from engine.target import Target
+from engine.model.target import Target
 
 ROOM = 12
 """Tokens that fit behind a prompt near the context limit."""

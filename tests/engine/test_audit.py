@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine.audit import Audit, audit, first_divergence, spacing
-from engine.target import Target
+from engine.model.audit import Audit, audit, first_divergence, spacing
+from engine.model.target import Target
 from tests.models import plain_greedy, tiny_target
 
 PROMPT = [40, 41, 42, 43]

@@ -12,8 +12,8 @@ from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import ConfigError, PromptError
+from engine.model.target import Target
 from engine.steps import End, Prefill, Record, Step
-from engine.target import Target
 from tests.engine.scripted import ScriptedDrafter
 from tests.models import VOCAB, plain_greedy, tiny_model, tiny_target, workbench
 

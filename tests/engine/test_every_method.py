@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from benchmarks import random_heads
-from engine.build import build_drafter
 from engine.config import Limits, MethodConfig
 from engine.decode import decode
 from engine.drafters import methods, parse_method
+from engine.model.target import Target
 from engine.steps import End, Step
-from engine.target import Target
+from engine.tuning.build import build_drafter
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.fitted import save_medusa, save_redrafter
 from tests.engine.prompts import ROOM, prompts

@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from engine import loading
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
@@ -22,10 +21,11 @@ from engine.errors import (
     SourceError,
     TargetError,
 )
-from engine.loading import load_target, pick_device, pick_dtype, weight_bytes
-from engine.sources import TargetSpec
+from engine.model import loading
+from engine.model.loading import load_target, pick_device, pick_dtype, weight_bytes
+from engine.model.sources import TargetSpec
+from engine.model.target import Target, check_can_roll_back
 from engine.steps import End
-from engine.target import Target, check_can_roll_back
 from tests.models import plain_greedy, save_tiny, tiny_model, tiny_tokenizer, workbench
 
 

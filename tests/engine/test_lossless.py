@@ -14,9 +14,9 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import Drafter
-from engine.loading import load_target
+from engine.model.loading import load_target
+from engine.model.target import Target
 from engine.steps import End, Step
-from engine.target import Target
 from tests.engine.prompts import ROOM, prompts
 from tests.models import FAMILIES, plain_greedy, tiny_model, tiny_target, workbench
 
@@ -142,7 +142,7 @@ def test_greedy_output_equals_generate_for_all_prompts_and_draft_lengths(
 def embedded_target() -> Target:
     """The embedded model, its context cut to 512 so that a prompt near the limit is affordable."""
     import presets
-    from playground.paths import cache_dir
+    from playground.host.paths import cache_dir
 
     spec = presets.resolve("smollm2-135m-instruct")
     target = load_target(spec, dtype="float32", device="cpu", cache_dir=cache_dir())

@@ -25,10 +25,10 @@ from engine.drafters.base import Drafter
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.ngram import NGramConfig
 from engine.errors import TargetError
+from engine.model.target import Target
 from engine.proposal import DraftDists
 from engine.sampling import Draws, SeededDraws, inverse_cdf, probabilities
 from engine.steps import End, Step
-from engine.target import Target
 from engine.tree import TreeShape
 from tests.engine.scripted import Parents, SamplingDrafter, draw_tree
 from tests.models import tiny_target, workbench

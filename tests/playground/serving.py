@@ -12,10 +12,10 @@ from pathlib import Path
 
 import gradio as gr
 
-from playground.app_factory import build, launch_options
-from playground.catalog import Catalog
-from playground.runner import EngineHost
-from playground.server import quiet_gradio
+from playground.host.catalog import Catalog
+from playground.host.runner import EngineHost
+from playground.web.app_factory import build, launch_options
+from playground.web.server import quiet_gradio
 from storage import RunLog
 
 

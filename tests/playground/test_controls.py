@@ -10,7 +10,7 @@ from pydantic import Field
 from engine.config import Limits, Sampling, Settings
 from engine.drafters import methods
 from engine.errors import ConfigError
-from playground.controls import controls_of, settings_from
+from playground.web.controls import controls_of, settings_from
 
 
 class Everything(Settings):

@@ -15,12 +15,12 @@ from engine.drafters import methods, parse_method
 from engine.errors import ConfigError
 from engine.interop.engines import ENGINES
 from engine.interop.handoff import same_effect
-from engine.sources import TargetSpec
-from playground.catalog import Catalog
-from playground.deploy import Handed, hand_over, method_yaml, model_name, of_run, read_config
-from playground.deploy_desk import DeployDesk
-from playground.method_choice import choose_method
-from playground.pages.deploy import read_link
+from engine.model.sources import TargetSpec
+from playground.host.catalog import Catalog
+from playground.web.deploy import read_link
+from playground.web.deploy_desk import DeployDesk
+from playground.web.deploying import Handed, hand_over, method_yaml, model_name, of_run, read_config
+from playground.web.method_choice import choose_method
 from storage import NewRun, RunLog
 
 

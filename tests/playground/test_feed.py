@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.feed import Feed, History, follow, refusal
-from playground.live import LiveRun, LiveRuns
-from playground.pages.panel_server import panel_server
-from playground.runner import EngineHost
+from playground.host.feed import Feed, History, follow, refusal
+from playground.host.live import LiveRun, LiveRuns
+from playground.host.runner import EngineHost
+from playground.web.panel_server import panel_server
 from tests.playground.asks import finished, start
 
 

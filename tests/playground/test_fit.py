@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from playground.catalog import TYPE_PREFIX, Catalog
-from playground.events import misfit
+from playground.host.catalog import TYPE_PREFIX, Catalog
+from playground.host.events import misfit
 
 EMBEDDED = "smollm2-135m-instruct"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from playground.live import LiveRun, LiveRuns
+from playground.host.live import LiveRun, LiveRuns
 
 
 def test_oldest_finished_runs_go_first() -> None:

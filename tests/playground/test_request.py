@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError, PlaygroundError, PromptError
-from playground.catalog import OWN_DRAFTERS, Catalog
-from playground.request import MAX_PROMPT_CHARS, read_count, read_request, read_run_id
+from playground.host.catalog import OWN_DRAFTERS, Catalog
+from playground.host.request import MAX_PROMPT_CHARS, read_count, read_request, read_run_id
 from tests.playground.asks import ask
 from tests.playground.tiny import ScriptedConfig, tiny_catalog
 

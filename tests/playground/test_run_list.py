@@ -10,9 +10,9 @@ import pytest
 
 from engine.drafters import methods
 from engine.errors import ConfigError
-from playground.run_list import RunList
-from playground.runs_link import read_link
-from playground.runs_query import PAGE_SIZE, read_group, read_query
+from playground.runs.link import read_link
+from playground.runs.listing import RunList
+from playground.runs.query import PAGE_SIZE, read_group, read_query
 from storage import RunLog
 from tests.storage.conftest import finished_run, new_run
 

@@ -10,11 +10,11 @@ import pytest
 
 from engine.config import Limits
 from engine.errors import ConfigError, PromptError
-from engine.sources import TargetSpec
-from playground.environment import _nvidia_driver, machine, weights_digest
-from playground.request import read_request
-from playground.runner import EngineHost
-from playground.runs_again import fields_of, request_again
+from engine.model.sources import TargetSpec
+from playground.host.environment import _nvidia_driver, machine, weights_digest
+from playground.host.request import read_request
+from playground.host.runner import EngineHost
+from playground.runs.again import fields_of, request_again
 from storage import RunDetail, RunLog
 from tests.playground.asks import ask, finished, start
 
@@ -85,7 +85,7 @@ def test_the_surroundings_are_stored_with_every_run(host: EngineHost) -> None:
 def test_the_digest_of_weights_tells_them_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("playground.environment.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("playground.host.environment.BLOCK_BYTES", 1000)
     assert weights_digest(tmp_path) is None
     file = tmp_path / "model.safetensors"
     content = bytearray(os.urandom(1000)) + bytes(80_000)
@@ -107,7 +107,7 @@ def test_the_drivers_version_is_read_where_linux_tells_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "version"
-    monkeypatch.setattr("playground.environment.NVIDIA_DRIVER", file)
+    monkeypatch.setattr("playground.host.environment.NVIDIA_DRIVER", file)
     assert _nvidia_driver() is None
     file.write_text(
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.133.20  Release Build\n"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from playground.cli import app
+from playground.cli.main import app
 from storage import RunLog, RunQuery
 from tests.storage.conftest import finished_run
 

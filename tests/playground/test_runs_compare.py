@@ -11,8 +11,8 @@ import pytest
 
 from engine.drafters import methods
 from engine.errors import ConfigError
-from playground.runs_compare import Comparison
-from playground.runs_settings import Column, differences, flat, words
+from playground.runs.compare import Comparison
+from playground.runs.settings import Column, differences, flat, words
 from storage import RunLog
 from tests.playground.test_run_list import timed
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.runs_details import details
-from playground.runs_edit import edit
+from playground.runs.details import details
+from playground.runs.edit import edit
 from storage import RunLog, UnknownRunError
 from tests.storage.conftest import finished_run, new_run
 

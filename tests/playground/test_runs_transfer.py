@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.runs_files import export_part, export_start, import_part
-from playground.transfer import read_lines, run_line, take_in, write_json
+from playground.runs.files import export_part, export_start, import_part
+from playground.runs.transfer import read_lines, run_line, take_in, write_json
 from storage import RunLog, StoredRun
 from tests.storage.conftest import finished_run, new_run, step
 
@@ -196,7 +196,7 @@ def test_the_browsers_parts_make_the_same_document(log: RunLog, other: RunLog) -
 
 def test_large_parts_end_early(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [finished_run(log) for _ in range(3)]
-    monkeypatch.setattr("playground.runs_files.MAX_PART_CHARS", 10)
+    monkeypatch.setattr("playground.runs.files.MAX_PART_CHARS", 10)
     assert export_part(log, {"kind": "json", "ids": ids})["num_runs"] == 1
 
 

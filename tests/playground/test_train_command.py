@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from playground.cli import app
+from playground.cli.main import app
 from tests.models import save_tiny
 
 SMALL = ("--tokens", 1200, "--dtype", "float32", "--set", "pack_tokens=256")

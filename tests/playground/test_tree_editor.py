@@ -16,13 +16,13 @@ from engine.errors import ConfigError, PlaygroundError, TreeError
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable
 from engine.tuning.replay import replay
-from playground.pages.tree import read_link
-from playground.runner import EngineHost
-from playground.tuning.editor import TreeEditor
-from playground.tuning.editor_tables import pack
-from playground.tuning.editor_trees import formats, read_text, write_text
-from playground.tuning.editor_use import read_used
-from playground.tuning.tables import keep_table, load_table
+from playground.host.runner import EngineHost
+from playground.trees.editor import TreeEditor
+from playground.trees.editor_tables import pack
+from playground.trees.editor_trees import formats, read_text, write_text
+from playground.trees.editor_use import read_used
+from playground.trees.tables import keep_table, load_table
+from playground.web.tree import read_link
 from storage import RunLog, RunQuery, StorageError
 from tests.engine.drafters.fitted import Malicious
 from tests.playground.asks import finished, start

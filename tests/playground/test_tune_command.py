@@ -11,8 +11,8 @@ import yaml
 from typer.testing import CliRunner
 
 from engine.tuning.replay import replay
-from playground.cli import app
-from playground.tuning.tables import load_table
+from playground.cli.main import app
+from playground.trees.tables import load_table
 from presets.choice_trees import tree_preset
 from storage import RunLog
 from tests.engine.drafters.golden import ROOT

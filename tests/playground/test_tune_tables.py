@@ -16,9 +16,9 @@ from engine.tree import ChoiceTree
 from engine.tuning.replay import replay, replay_chain
 from engine.tuning.shape import with_tree
 from engine.tuning.watch import StoppedError, Watch
-from playground.recording import record_run
-from playground.tuning.latency import find_clock, find_curves, known_clock, measure_clock
-from playground.tuning.tables import (
+from playground.host.recording import record_run
+from playground.trees.latency import find_clock, find_curves, known_clock, measure_clock
+from playground.trees.tables import (
     find_tables,
     load_table,
     make_table,

@@ -13,11 +13,11 @@ from engine.config import Limits, MethodConfig
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig, AutoregressiveDrafter
 from engine.drafters.base import Drafter, Start, Workbench
+from engine.model.sources import TargetSpec
 from engine.proposal import Outcome, Proposal
-from engine.sources import TargetSpec
 from engine.steps import End
 from engine.tree import ChoiceTree
-from playground.catalog import Catalog
+from playground.host.catalog import Catalog
 from presets import MethodPreset, Prompt, PromptSuite
 from tests.models import save_tiny
 

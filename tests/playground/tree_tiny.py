@@ -13,11 +13,11 @@ from engine.drafters.eagle import EagleConfig
 from engine.drafters.medusa import MedusaConfig
 from engine.drafters.ngram import NGramConfig
 from engine.drafters.token_recycling import TokenRecyclingConfig
-from engine.loading import load_target
-from engine.sources import TargetSpec
+from engine.model.loading import load_target
+from engine.model.sources import TargetSpec
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import NOT_KEPT, RankTable
-from playground.catalog import Catalog
+from playground.host.catalog import Catalog
 from presets import MethodPreset, Prompt, PromptSuite
 from tests.engine.drafters.eagle_heads import save_eagle
 from tests.engine.drafters.fitted import save_medusa

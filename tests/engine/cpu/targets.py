@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.cpu import architecture
-from engine.target import Target, prepare_attention
+from engine.kernels.cpu import architecture
+from engine.model.target import Target, prepare_attention
 from tests.models import tiny_model, tiny_tokenizer
 
 LLAMA3 = {

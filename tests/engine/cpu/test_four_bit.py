@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from engine.config import Limits
-from engine.cpu.four_bit import CANDIDATES, EVERY, FourBitProjection, crossover
-from engine.cpu.gguf_matrices import GGUFMatrices, rotary_order
-from engine.cpu.projections import PlainProjection
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import ConfigError, TargetError
-from engine.gguf import BLOCK, Blocks, GGUFFile
-from engine.loading import load_target, pick_dtype
+from engine.kernels.cpu.four_bit import CANDIDATES, EVERY, FourBitProjection, crossover
+from engine.kernels.cpu.gguf_matrices import GGUFMatrices, rotary_order
+from engine.kernels.cpu.projections import PlainProjection
+from engine.model.gguf import BLOCK, Blocks, GGUFFile
+from engine.model.loading import load_target, pick_dtype
+from engine.model.sources import TargetSpec
+from engine.model.target import Target
 from engine.proposal import Needs
-from engine.sources import TargetSpec
 from engine.steps import End
-from engine.target import Target
 from tests.engine.cpu.tiny_gguf import HEAD_DIM, write_gguf
 from tests.models import save_tiny, tiny_model, workbench
 
@@ -153,7 +153,7 @@ def test_q4_is_a_dtype_with_texts_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Which kernel is the faster one for matrices this small is the machine's mood.
-    monkeypatch.setattr("engine.cpu.packing.crossover", lambda matrices: 32)
+    monkeypatch.setattr("engine.kernels.cpu.packing.crossover", lambda matrices: 32)
     path = write_gguf(tmp_path / "tiny.gguf")
     exact, ours = load(path, "float32", tmp_path), load(path, "q4", tmp_path)
     assert ours.dtype_name == ours.environment()["dtype"] == "q4"
@@ -193,7 +193,7 @@ def test_q4_refuses_models_that_are_not_fused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
-    monkeypatch.setattr("engine.cpu.architecture.KNOWN", ())
+    monkeypatch.setattr("engine.kernels.cpu.architecture.KNOWN", ())
     with pytest.raises(ConfigError, match="q4 cannot run tiny: LlamaForCausalLM is computed by"):
         load(path, "q4", tmp_path)
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from engine.config import Limits
-from engine.cpu import architecture
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.loading import load_target
-from engine.proposal import Needs, Proposal, Shown
-from engine.sources import TargetSpec
+from engine.kernels.cpu import architecture
+from engine.model.loading import load_target
+from engine.model.sources import TargetSpec
+from engine.model.target import Target, prepare_attention
+from engine.proposal import Needs, Proposal, TargetOutput
 from engine.steps import End
-from engine.target import Target, prepare_attention
 from engine.tree import TreeShape
 from tests.engine.cpu.targets import VARIANTS, fused, plain, variant_model
 from tests.engine.scripted import ScriptedDrafter, random_parents
@@ -35,7 +35,7 @@ def tokens_of(rng: random.Random, count: int) -> list[int]:
     return [rng.randrange(256) for _ in range(count)]
 
 
-def assert_same(ours: Shown, theirs: Shown) -> None:
+def assert_same(ours: TargetOutput, theirs: TargetOutput) -> None:
     assert ours.logits.shape == theirs.logits.shape
     torch.testing.assert_close(ours.logits, theirs.logits, **NEAR)
     torch.testing.assert_close(ours.hidden, theirs.hidden, **NEAR)
@@ -49,13 +49,13 @@ def test_prompts_pieces_and_trees_equal_transformers_modules(name: str) -> None:
     caches = {target: target.new_cache(4) for target in (theirs, ours)}
     for count in (17, 1, 5):
         prompt = tokens_of(rng, count)
-        shown = [t.prefill(prompt, caches[t], ALL) for t in (ours, theirs)]
-        assert_same(*shown)
+        output = [t.prefill(prompt, caches[t], ALL) for t in (ours, theirs)]
+        assert_same(*output)
     for _ in range(6):
         shape = TreeShape(random_parents(rng, rng.randint(1, 20)))
         proposal = Proposal(torch.tensor(tokens_of(rng, len(shape))), shape)
-        shown = [t.verify(proposal, caches[t], ALL) for t in (ours, theirs)]
-        assert_same(*shown)
+        output = [t.verify(proposal, caches[t], ALL) for t in (ours, theirs)]
+        assert_same(*output)
         path = (0, *shape.path_to(rng.randrange(len(shape))))
         for cache in caches.values():
             cache.commit(path)
@@ -87,13 +87,13 @@ def test_greedy_text_equals_transformers_generate(name: str) -> None:
 
 
 def test_positions_beyond_the_rotary_table_extend_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.cpu.rotary.BLOCK", 8)
+    monkeypatch.setattr("engine.kernels.cpu.rotary.BLOCK", 8)
     theirs, ours = pair("llama")
     prompt = tokens_of(random.Random(1), 21)
     caches = {target: target.new_cache(4) for target in (theirs, ours)}
     for start in range(0, 21, 3):
-        shown = [t.prefill(prompt[start : start + 3], caches[t], ALL) for t in (ours, theirs)]
-        assert_same(*shown)
+        output = [t.prefill(prompt[start : start + 3], caches[t], ALL) for t in (ours, theirs)]
+        assert_same(*output)
 
 
 def test_bfloat16_is_as_near_to_the_exact_logits_as_transformers_modules() -> None:

@@ -16,19 +16,19 @@ from hypothesis import given
 from hypothesis.strategies import DataObject, data, floats, integers, lists, sampled_from
 
 from engine.config import Limits
-from engine.corpus import Corpus
-from engine.cpu import architecture, compile
-from engine.cpu.compile import NotNative, library
-from engine.cpu.native import BlockProjection, HalfProjection, NativeForward
-from engine.cpu.ranking import MOST, likeliest
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.gguf import Blocks
-from engine.loading import load_target
+from engine.kernels.cpu import architecture, compile
+from engine.kernels.cpu.compile import NotNative, library
+from engine.kernels.cpu.native import BlockProjection, HalfProjection, NativeForward
+from engine.kernels.cpu.ranking import MOST, likeliest
+from engine.model.corpus import Corpus
+from engine.model.gguf import Blocks
+from engine.model.loading import load_target
+from engine.model.sources import TargetSpec
+from engine.model.target import Target
 from engine.proposal import Needs, Proposal
-from engine.sources import TargetSpec
 from engine.steps import End
-from engine.target import Target
 from engine.training.corpus import CorpusSettings, grow
 from engine.training.dialogue import Answer, Frame, self_made
 from engine.tree import TreeShape

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from engine.cpu.projections import PackedProjection, PlainProjection, Projection, can_pack
+from engine.kernels.cpu.projections import PackedProjection, PlainProjection, Projection, can_pack
 
 SHAPES = [(48, 32), (7, 5), (96, 100), (1, 1), (130, 64)]
 KINDS = [

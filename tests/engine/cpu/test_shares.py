@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from engine.cpu import architecture
-from engine.cpu.shares import Share
+from engine.kernels.cpu import architecture
+from engine.kernels.cpu.shares import Share
 from tests.engine.cpu.targets import VARIANTS, variant_model
 from tests.models import VOCAB
 

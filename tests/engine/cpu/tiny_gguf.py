@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import torch
 
-from engine.cpu.gguf_matrices import NAMES, rotary_order
+from engine.kernels.cpu.gguf_matrices import NAMES, rotary_order
 from tests.models import tiny_model, tiny_tokenizer
 
 HEAD_DIM = 16

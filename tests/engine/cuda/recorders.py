@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.cuda.recorder import CudaGraphs, Recorder, Tape
+from engine.kernels.cuda.recorder import CudaGraphs, Recorder, Tape
 
 RECORDERS: dict[str, Callable[[], Recorder]] = {
     "tape": Tape,

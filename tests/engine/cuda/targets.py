@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from engine.cuda.forward import CapturedForward, capture, why_not
-from engine.cuda.recorder import Recorder, Tape
-from engine.target import Target, prepare_attention
+from engine.kernels.cuda.forward import CapturedForward, capture, why_not
+from engine.kernels.cuda.recorder import Recorder, Tape
+from engine.model.target import Target, prepare_attention
 from tests.engine.cpu.targets import VARIANTS, variant_model
 from tests.models import tiny_model, tiny_tokenizer
 

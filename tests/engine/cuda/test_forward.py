@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from engine.cuda.buckets import ROWS, context_bucket, num_pieces, row_bucket
-from engine.proposal import Needs, Proposal, Shown
-from engine.target import Target
+from engine.kernels.cuda.buckets import ROWS, context_bucket, num_pieces, row_bucket
+from engine.model.target import Target
+from engine.proposal import Needs, Proposal, TargetOutput
 from engine.tree import TreeShape
 from tests.engine.cuda.targets import MODULES, PACKED, captured, forward_of, model_of, plain
 from tests.engine.scripted import random_parents
@@ -19,7 +19,7 @@ ALL = Needs(hidden=True, layers=(0, 2, 3))
 LONG = {"max_position_embeddings": 2048}
 
 
-def assert_same(ours: Shown, theirs: Shown) -> None:
+def assert_same(ours: TargetOutput, theirs: TargetOutput) -> None:
     assert ours.logits.shape == theirs.logits.shape
     torch.testing.assert_close(ours.logits, theirs.logits, **NEAR)
     torch.testing.assert_close(ours.hidden, theirs.hidden, **NEAR)

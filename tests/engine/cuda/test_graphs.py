@@ -11,19 +11,19 @@ import pytest
 import torch
 
 from benchmarks import random_heads
-from engine.build import build_drafter
 from engine.config import Limits, Sampling
-from engine.cuda import pointwise
-from engine.cuda.attention import splits_agree
-from engine.cuda.recorder import CudaGraphs
 from engine.decode import decode
 from engine.drafters import parse_method
-from engine.loading import load_target
+from engine.kernels.cuda import pointwise
+from engine.kernels.cuda.attention import splits_agree
+from engine.kernels.cuda.recorder import CudaGraphs
+from engine.model.loading import load_target
+from engine.model.sources import TargetSpec
+from engine.model.target import Target
 from engine.proposal import Needs, Proposal
-from engine.sources import TargetSpec
 from engine.steps import End
-from engine.target import Target
 from engine.tree import TreeShape
+from engine.tuning.build import build_drafter
 from tests.engine.cuda.targets import captured, forward_of, model_of, plain
 from tests.engine.scripted import random_parents
 from tests.models import save_tiny, workbench

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from engine.cuda.recorder import CaptureError, Recorder, Tape
+from engine.kernels.cuda.recorder import CaptureError, Recorder, Tape
 from tests.engine.cuda.recorders import KINDS, RECORDERS, device_of
 
 

@@ -9,12 +9,12 @@ import torch
 from scipy.stats import chi2
 
 from engine.accept import Lossless, Typical, Verified, greedy
-from engine.cache import TreeCache
 from engine.config import Sampling
-from engine.cuda.settle import Settled, Settler
 from engine.decode import _node_probs
 from engine.errors import TargetError
-from engine.proposal import Proposal, Shown
+from engine.kernels.cuda.settle import Settled, Settler
+from engine.model.cache import TreeCache
+from engine.proposal import Proposal, TargetOutput
 from engine.sampling import SeededDraws, probabilities
 from engine.tree import TreeShape
 from tests.engine.scripted import draw_tree, random_parents
@@ -59,7 +59,7 @@ def test_greedy_paths_probabilities_and_rows_are_those_of_the_host(seed: int) ->
     assert found.accepted == expected
     assert found.tokens == tokens.tolist() and found.draft_probs == draft_probs.tolist()
     assert found.target_probs == pytest.approx(
-        _node_probs(Shown(logits), found.tokens, shape.parents)
+        _node_probs(TargetOutput(logits), found.tokens, shape.parents)
     )
     rows = (0, *expected.path)
     host.commit(rows)

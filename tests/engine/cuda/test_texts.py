@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from engine.build import build_drafter
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.eagle import EagleDrafter
 from engine.drafters.eagle_recorded import RecordedSession
+from engine.model.target import Target
 from engine.steps import End, Prefill, Record, Step
-from engine.target import Target
+from engine.tuning.build import build_drafter
 from tests.engine.cuda.targets import captured, forward_of, model_of, plain
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.fitted import save_medusa, save_redrafter

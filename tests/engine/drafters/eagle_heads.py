@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.model.target import Target
 from engine.proposal import Needs
-from engine.target import Target
 from tests.engine.drafters.fitted import fit
 from tests.engine.drafters.judges import PROMPTS
 from tests.models import plain_greedy
@@ -25,8 +25,8 @@ def texts(target: Target, needs: Needs) -> list[tuple[Tensor, Tensor]]:
     for prompt in PROMPTS:
         ids = [i % target.vocab_size for i in prompt]
         ids += plain_greedy(target, ids, 40)
-        shown = target.prefill(ids, target.new_cache(len(ids)), needs)
-        features = shown.layers if needs.layers else shown.hidden
+        output = target.prefill(ids, target.new_cache(len(ids)), needs)
+        features = output.layers if needs.layers else output.hidden
         assert features is not None
         found.append((torch.tensor(ids), features))
     return found

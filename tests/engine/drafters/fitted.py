@@ -15,9 +15,9 @@ from torch.nn.functional import one_hot
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.base import Drafter
+from engine.model.target import Target
 from engine.proposal import Needs
 from engine.steps import End, Step
-from engine.target import Target
 from tests.models import plain_greedy
 
 PROMPTS = ([5, 9, 200, 31], [77], list(range(40, 60)))
@@ -27,9 +27,9 @@ def greedy_texts(target: Target, num_tokens: int = 40) -> Iterator[tuple[Tensor,
     """Per prompt: the prompt with its greedy continuation, and the last hidden states of all."""
     for prompt in PROMPTS:
         ids = prompt + plain_greedy(target, prompt, num_tokens)
-        shown = target.prefill(ids, target.new_cache(len(ids)), Needs(hidden=True))
-        assert shown.hidden is not None
-        yield torch.tensor(ids), shown.hidden
+        output = target.prefill(ids, target.new_cache(len(ids)), Needs(hidden=True))
+        assert output.hidden is not None
+        yield torch.tensor(ids), output.hidden
 
 
 def fit(inputs: list[Tensor], token_ids: list[Tensor], vocab_size: int) -> Tensor:

@@ -14,10 +14,10 @@ from torch import Tensor
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter
-from engine.loading import load_target
-from engine.sources import TargetSpec
+from engine.model.loading import load_target
+from engine.model.sources import TargetSpec
+from engine.model.target import Target
 from engine.steps import End, Prefill, Step
-from engine.target import Target
 
 ROOT = Path(__file__).parents[2] / "golden"
 

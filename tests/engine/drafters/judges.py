@@ -12,9 +12,9 @@ from scipy.stats import chi2
 from engine.config import Limits, MethodConfig, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter
+from engine.model.target import Target
 from engine.sampling import probabilities
 from engine.steps import End, Step
-from engine.target import Target
 from tests.models import plain_greedy, tiny_target, workbench
 
 PROMPTS = ([7, 8, 9, 7, 8, 9, 7, 8], [65], [3, 200, 17, 99, 3, 200, 17, 40, 41])

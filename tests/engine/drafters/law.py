@@ -9,10 +9,10 @@ from scipy.stats import chisquare
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter
+from engine.model.target import Target
 from engine.proposal import Needs
 from engine.sampling import probabilities
 from engine.steps import End
-from engine.target import Target
 
 Continuation = tuple[int, ...]
 
@@ -25,8 +25,8 @@ def exact_law(
     for _ in range(length):
         longer: dict[Continuation, float] = {}
         for start, mass in law.items():
-            shown = target.prefill([*prompt_ids, *start], target.new_cache(64), Needs())
-            probs = probabilities(shown.logits[-1], sampling).tolist()
+            output = target.prefill([*prompt_ids, *start], target.new_cache(64), Needs())
+            probs = probabilities(output.logits[-1], sampling).tolist()
             longer.update({(*start, token): mass * p for token, p in enumerate(probs)})
         law = longer
     return law

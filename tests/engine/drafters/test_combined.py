@@ -19,7 +19,7 @@ from engine.drafters.medusa import MedusaConfig
 from engine.drafters.suffix import SuffixConfig, SuffixDrafter
 from engine.drafters.token_recycling import TokenRecyclingConfig
 from engine.errors import ConfigError
-from engine.proposal import Shown
+from engine.proposal import TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.drafters import judges
 from tests.engine.drafters.fitted import save_medusa
@@ -134,7 +134,7 @@ def test_heads_see_every_outcome(tmp_path: Path):
 
 def started(config: CombinedConfig, prompt: list[int]) -> CombinedDrafter:
     drafter = config.build(workbench(target_of("llama")))
-    shown = Shown(torch.zeros(1, 288))
+    shown = TargetOutput(torch.zeros(1, 288))
     drafter.start(Start(prompt[:-1], prompt[-1], shown, Sampling(), SeededDraws(0)))
     return drafter
 
@@ -155,7 +155,7 @@ def test_suffix_matches_in_earlier_runs_count():
     retrieval = SuffixConfig(use_global_pool=True)
     drafter = started(CombinedConfig(retrieval=retrieval), [1, 2, 3, 4, 5])
     drafter.finish()
-    shown = Shown(torch.zeros(1, 288))
+    shown = TargetOutput(torch.zeros(1, 288))
     drafter.start(Start([9, 2], 3, shown, Sampling(), SeededDraws(0)))
     assert drafter.propose(99).tokens.tolist() == [3, 4, 5]
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from engine.drafters.combined import CombinedConfig
 from engine.drafters.dflash import DFlashConfig
 from engine.errors import ConfigError, DrafterError, SourceError
-from engine.target import Target
+from engine.model.target import Target
 from tests.engine.drafters import judges
 from tests.engine.drafters.judges import PROMPTS, SAMPLED_VOCAB, plain_text, write
 from tests.engine.drafters.turns import Turns

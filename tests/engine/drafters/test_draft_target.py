@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine.cache import TreeCache
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.errors import ConfigError, DrafterError, SourceError, VocabularyError
+from engine.model.cache import TreeCache
+from engine.model.target import Target
+from engine.model.vocabulary import common_vocabulary
 from engine.steps import End, Step
-from engine.target import Target
-from engine.vocabulary import common_vocabulary
 from tests.models import VOCAB, tiny_model, tiny_target, tiny_tokenizer, workbench
 
 PROMPT = [40, 41, 42, 43, 40, 41]

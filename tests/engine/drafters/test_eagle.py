@@ -18,7 +18,7 @@ from engine.drafters.eagle import EagleConfig, EagleDrafter
 from engine.drafters.eagle3 import Eagle3Config
 from engine.drafters.eagle_session import HeadSession
 from engine.errors import ConfigError
-from engine.target import Target
+from engine.model.target import Target
 from tests.engine.drafters import judges
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.golden import ROOT, golden_case

@@ -17,8 +17,8 @@ from engine.config import MethodConfig
 from engine.drafters.eagle import EagleConfig
 from engine.drafters.eagle3 import Eagle3Config
 from engine.errors import ConfigError, DrafterError, TreeError, VocabularyError
+from engine.model.target import Target
 from engine.proposal import Needs
-from engine.target import Target
 from tests.engine.drafters import judges
 from tests.engine.drafters.eagle_heads import config_of, save_eagle, save_eagle3, write
 from tests.engine.drafters.golden import ROOT, golden_case

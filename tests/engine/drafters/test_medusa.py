@@ -16,9 +16,9 @@ from engine.decode import decode
 from engine.drafters.medusa import MedusaConfig, MedusaDrafter, choice_slots, read_heads
 from engine.errors import ConfigError, DrafterError, SourceError, TreeError, VocabularyError
 from engine.metrics import Tally
+from engine.model.target import Target
 from engine.proposal import Needs
 from engine.steps import Step
-from engine.target import Target
 from engine.tree import ChoiceTree, TreeShape
 from tests.engine.drafters.fitted import PROMPTS, Malicious, decoded, greedy_texts, save_medusa
 from tests.engine.drafters.golden import ROOT, golden_case, run

@@ -16,8 +16,8 @@ from engine.config import Sampling
 from engine.drafters.combined import CombinedConfig
 from engine.drafters.mtp import MTPConfig
 from engine.errors import DrafterError
+from engine.model.target import Target
 from engine.sampling import SeededDraws
-from engine.target import Target
 from engine.tree import TreeShape
 from tests.engine.drafters import judges
 from tests.engine.drafters.judges import write

@@ -13,8 +13,8 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.ngram import NGramConfig, make_lookup
 from engine.errors import ConfigError
-from engine.loading import load_target
-from engine.sources import TargetSpec
+from engine.model.loading import load_target
+from engine.model.sources import TargetSpec
 from engine.steps import End, Step
 from tests.models import tiny_target, workbench
 

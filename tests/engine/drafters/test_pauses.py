@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from engine.build import build_drafter
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import Drafter, Start, root_only
+from engine.model.target import Target
 from engine.proposal import Outcome, Proposal
 from engine.steps import End, Step
-from engine.target import Target
 from engine.tuning.adaptive import AdaptiveDrafter
+from engine.tuning.build import build_drafter
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.fitted import save_medusa, save_redrafter
 from tests.models import plain_greedy, tiny_target, workbench

@@ -20,9 +20,9 @@ from engine.drafters.redrafter import (
 )
 from engine.errors import ConfigError, DrafterError, SourceError, VocabularyError
 from engine.metrics import Tally
+from engine.model.target import Target
 from engine.proposal import Needs
 from engine.steps import Step
-from engine.target import Target
 from tests.engine.drafters.fitted import PROMPTS, Malicious, decoded, save_redrafter
 from tests.engine.drafters.golden import golden_case, run
 from tests.engine.drafters.law import joint_p_value

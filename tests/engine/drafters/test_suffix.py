@@ -13,7 +13,7 @@ from engine.config import Sampling
 from engine.drafters.base import Start
 from engine.drafters.overheard import COUNTS, Overheard
 from engine.drafters.suffix import GlobalPool, SuffixConfig, SuffixDrafter
-from engine.proposal import Shown
+from engine.proposal import TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.drafters.judges import (
     assert_greedy_lossless,
@@ -41,7 +41,7 @@ CONFIGS = [
 def started(config: SuffixConfig, prompt: list[int]) -> SuffixDrafter:
     """A drafter that has read the prompt; its last token is the root."""
     drafter = config.build(workbench(target_of("llama")))
-    shown = Shown(torch.zeros(1, 1))
+    shown = TargetOutput(torch.zeros(1, 1))
     drafter.start(Start(prompt[:-1], prompt[-1], shown, Sampling(), SeededDraws(0)))
     return drafter
 
@@ -112,7 +112,7 @@ def test_earlier_runs_are_matched_only_with_the_global_pool():
         drafter = started(SuffixConfig(use_global_pool=use), [1, 2, 3, 4, 5, 6])
         drafter.finish()
         assert (drafter._pool.automata[-1].num_tokens == 6) == use
-        shown = Shown(torch.zeros(1, 1))
+        shown = TargetOutput(torch.zeros(1, 1))
         drafter.start(Start([8, 2], 3, shown, Sampling(), SeededDraws(0)))
         assert drafter.propose(99).tokens.tolist() == drafted
 

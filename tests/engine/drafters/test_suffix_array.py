@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import Limits, Sampling
-from engine.corpus import Corpus
 from engine.decode import decode
 from engine.drafters import suffix_array
 from engine.drafters.suffix import SuffixConfig
 from engine.drafters.suffix_array import MOST_FOLLOWERS, SuffixArray
 from engine.errors import ConfigError
+from engine.model.corpus import Corpus
 from engine.steps import End, Step
 from engine.training.corpus import CorpusSettings, grow
 from tests.engine.training.conftest import learnable_target

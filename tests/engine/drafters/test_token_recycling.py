@@ -15,7 +15,7 @@ from engine.drafters.token_recycling import (
     likeliest_tree,
 )
 from engine.errors import ConfigError
-from engine.proposal import Needs, Outcome, Shown
+from engine.proposal import Needs, Outcome, TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.drafters.judges import (
     assert_greedy_lossless,
@@ -67,7 +67,7 @@ def test_tree_is_filled_breadth_first_as_in_the_docstring():
     before = drafter.propose(99)
     rows = [[5, 0], [7, 8], [9, 5], [3, 4]][: len(before.shape)]
     before.tokens[:] = torch.tensor([2, 5, 7, 9])
-    shown = Shown(logits_that_rank(rows))
+    shown = TargetOutput(logits_that_rank(rows))
     drafter.observe(Outcome(before, shown, (0,), (5,)))
     proposal = drafter.propose(99)
     assert proposal.tokens.tolist() == [5, 7, 8, 5]
@@ -82,7 +82,7 @@ def test_accepted_rows_win_over_others_of_the_same_token_then_later_ones():
     drafter = started(config, [1, 2], 5)
     proposal = drafter.propose(99)
     proposal.tokens[:] = torch.tensor([4, 6, 7, 6])
-    shown = Shown(logits_that_rank([[6, 1], [10, 11], [12, 13], [14, 15]]))
+    shown = TargetOutput(logits_that_rank([[6, 1], [10, 11], [12, 13], [14, 15]]))
     drafter.observe(Outcome(proposal, shown, (0, 1), (6, 6)))
     assert drafter.propose(99).tokens.tolist()[1:3] == [10, 11]
     proposal.tokens[:] = torch.tensor([4, 6, 7, 6])

@@ -20,7 +20,7 @@ from engine.drafters.user_provided import (
     registered_user_drafters,
 )
 from engine.errors import ConfigError, DrafterError
-from engine.proposal import Shown
+from engine.proposal import TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.drafters import judges
 from tests.engine.drafters.example_drafter import PairDrafter
@@ -45,7 +45,7 @@ def drafter_that_says(said: Any, **settings: int) -> Drafter:
     register_user_drafter("mine", lambda target: Says())
     config = UserProvidedConfig(drafter="mine", **settings)
     drafter = config.build(workbench(judges.target_of("llama")))
-    drafter.start(Start([1, 2], 3, Shown(torch.zeros(1, 1)), Sampling(), SeededDraws(0)))
+    drafter.start(Start([1, 2], 3, TargetOutput(torch.zeros(1, 1)), Sampling(), SeededDraws(0)))
     return drafter
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
 
-from engine.target import Target, prepare_attention
+from engine.model.target import Target, prepare_attention
 
 VOCAB = 12
 NUM_LAYERS = 2

@@ -60,8 +60,12 @@ def test_tensorrt_llm_file_among_other_settings() -> None:
         "  num_nextn_predict_layers: 3\n  use_relaxed_acceptance_for_thinking: true\n"
         "  relaxed_topk: 10\n  relaxed_delta: 0.6\n  max_concurrency: 4\n  relaxed_tok: 1\n",
     )
-    shown = found.config.model_dump()
-    assert (shown["max_draft_len"], shown["relaxed_topk"], shown["relaxed_delta"]) == (3, 10, 0.6)
+    output = found.config.model_dump()
+    assert (output["max_draft_len"], output["relaxed_topk"], output["relaxed_delta"]) == (
+        3,
+        10,
+        0.6,
+    )
     assert found.ignored == ("max_concurrency",)
     assert found.unknown == ("relaxed_tok (did you mean relaxed_topk?)",)
 
@@ -98,9 +102,9 @@ def test_transformers_script_is_parsed_and_never_run() -> None:
         "small.generation_config.assistant_confidence_threshold = 0.3\n"
         "out = model.generate(**inputs, assistant_model=small, do_sample=True)\n",
     )
-    shown = found.config.model_dump()
-    assert found.target == "a/b" and shown["speculative_model"] == "c/d"
-    assert (shown["max_draft_len"], shown["confidence_threshold"]) == (7, 0.3)
+    output = found.config.model_dump()
+    assert found.target == "a/b" and output["speculative_model"] == "c/d"
+    assert (output["max_draft_len"], output["confidence_threshold"]) == (7, 0.3)
     assert found.ignored == ("do_sample",)
     plain = read("transformers", "prompt_lookup_num_tokens: 6\nmax_matching_ngram_size: 3\n")
     assert plain.config.model_dump()["lookup"] == "transformers"
@@ -108,8 +112,8 @@ def test_transformers_script_is_parsed_and_never_run() -> None:
 
 def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
     found = read("llamacpp", "llama-server -m t.gguf -md d.gguf --draft-max 16 --draft-min 2")
-    shown = found.config.model_dump()
-    assert (shown["max_draft_len"], shown["confidence_threshold"]) == (16, 0.0)
+    output = found.config.model_dump()
+    assert (output["max_draft_len"], output["confidence_threshold"]) == (16, 0.0)
     assert found.target == "t.gguf"
     assert any("refuse the old names" in note for note in found.notes)
     assert any("builds before April 2026 had 0.75" in note for note in found.notes)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.corpus import Corpus
-from engine.target import Target
+from engine.model.corpus import Corpus
+from engine.model.target import Target
 from engine.training.corpus import CorpusSettings, grow
 from tests.models import tiny_target
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.corpus import Corpus
 from engine.errors import ConfigError, PromptError
-from engine.target import Target
+from engine.model.corpus import Corpus
+from engine.model.target import Target
 from engine.training.corpus import CorpusSettings, grow
 from engine.training.dialogue import Answer, Frame, GivenPrompt, Say, read_prompts, self_made
 from tests.engine.training.conftest import SETTINGS, dialogues, learnable_target

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.corpus import Corpus
 from engine.drafters.eagle_session import HeadSession
+from engine.model.corpus import Corpus
+from engine.model.target import Target
 from engine.proposal import Needs
-from engine.target import Target
 from engine.training.eagle_layouts import fresh_eagle1, fresh_eagle3
 from engine.training.methods import METHODS, training_settings
 from engine.training.packs import Pack, Teacher, arrange, frequent_tokens

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.corpus import Corpus
 from engine.drafters.base import Workbench
 from engine.errors import ConfigError
-from engine.loading import load_target
-from engine.sources import TargetSpec
-from engine.target import Target
+from engine.model.corpus import Corpus
+from engine.model.loading import load_target
+from engine.model.sources import TargetSpec
+from engine.model.target import Target
 from engine.training.card import card as card_of
 from engine.training.checkpoint import save_state
 from engine.training.evaluation import held_out_questions, score

@@ -14,8 +14,8 @@ from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.base import Drafter, Workbench
 from engine.drafters.eagle import EagleConfig
 from engine.drafters.medusa import MedusaConfig
+from engine.model.target import Target
 from engine.steps import End, Step
-from engine.target import Target
 from engine.tree import ChoiceTree, Path
 from engine.tuning.texts import Text
 from tests.engine.drafters.golden import ROOT, golden_case

@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.build import build_drafter
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import Drafter, Start
+from engine.model.target import Target
 from engine.proposal import Outcome, Proposal
 from engine.steps import End, Step
-from engine.target import Target
 from engine.tree import ChoiceTree, TreeShape
 from engine.tuning.adaptive import (
     AcceptanceEstimate,
@@ -22,6 +21,7 @@ from engine.tuning.adaptive import (
     Calibration,
     path_probabilities,
 )
+from engine.tuning.build import build_drafter
 from engine.tuning.latency import LatencyCurve, measure_curve
 from tests.models import plain_greedy, tiny_target, workbench
 

@@ -18,16 +18,16 @@ from engine.drafters.eagle3 import Eagle3Config
 from engine.drafters.ngram import NGramConfig
 from engine.drafters.redrafter import ReDrafterConfig
 from engine.drafters.suffix import SuffixConfig
-from engine.loading import load_target
-from engine.sources import TargetSpec
-from engine.target import Target
+from engine.model.loading import load_target
+from engine.model.sources import TargetSpec
+from engine.model.target import Target
 from engine.tree import ChoiceTree
 from engine.tuning.measure import measure_ranks
 from engine.tuning.ranks import RankTable
 from engine.tuning.replay import Replay, replay, replay_chain
 from engine.tuning.shape import with_tree
 from engine.tuning.texts import Text
-from playground import paths
+from playground.host import paths
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.engine.tuning.runs import LIMITS, Case, golden, ran, random_tree, texts_of
 from tests.models import tiny_target, workbench

@@ -10,11 +10,11 @@ import pytest
 
 from engine.config import Limits
 from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.sources import TargetSpec
-from playground.bench.plan import Configuration, Plan, make_plan
-from playground.bench.suites import Item
-from playground.bench_command import LoadedBench
-from playground.models import Models
+from engine.model.sources import TargetSpec
+from playground.cli.bench import LoadedBench
+from playground.experiments.bench.plan import Configuration, Plan, make_plan
+from playground.experiments.bench.suites import Item
+from playground.host.models import Models
 from tests.playground.tiny import ScriptedConfig, ScriptedDrafter
 
 TYPES = {"Autoregressive": AutoregressiveConfig, "Scripted": ScriptedConfig}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from playground.bench.measured import Measured
+from playground.experiments.bench.measured import Measured
 
 
 def measured(configuration: str = "plain", **changes: Any) -> Measured:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.bench.desk import BenchDesk
-from playground.bench.measured import summaries
-from playground.runner import EngineHost
+from playground.experiments.bench.desk import BenchDesk
+from playground.experiments.bench.measured import summaries
+from playground.host.runner import EngineHost
 from storage import RunLog, StorageError
 from tests.playground.asks import start as generate
 from tests.playground.tiny import tiny_catalog
@@ -77,7 +77,7 @@ def test_a_benchmark_runs_and_its_report_is_read_once(desk: BenchDesk) -> None:
 
 
 def test_a_report_grows_while_it_runs(desk: BenchDesk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("playground.bench.desk.DRAW_EVERY_S", 0.0)
+    monkeypatch.setattr("playground.experiments.bench.desk.DRAW_EVERY_S", 0.0)
     form = asked(extent={"repeats": "3"})
     form["configurations"][0]["settings"] = {"delay_ms": "15"}
     benchmark_id = desk.start(form)["id"]
@@ -199,8 +199,8 @@ def test_an_unknown_benchmark_is_one_sentence(desk: BenchDesk, benchmark_id: Any
 SERVER = """
 import sys, time
 from pathlib import Path
-from playground.bench.desk import BenchDesk
-from playground.runner import EngineHost
+from playground.experiments.bench.desk import BenchDesk
+from playground.host.runner import EngineHost
 from storage import RunLog
 from tests.playground.bench.test_desk import asked
 from tests.playground.tiny import tiny_catalog

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from playground.bench.headline import Contender, Trust, headline
-from playground.bench.speedup import Speedup
+from playground.experiments.bench.headline import Contender, Trust, headline
+from playground.experiments.bench.speedup import Speedup
 
 
 def one(

@@ -10,9 +10,9 @@ import pytest
 
 import presets
 from engine.errors import ConfigError
-from playground.bench.groups import GROUPS, group_of
-from playground.bench.layouts import read_suite_file
-from playground.bench.suites import choose_items, choose_suite, items_of
+from playground.experiments.bench.groups import GROUPS, group_of
+from playground.experiments.bench.layouts import read_suite_file
+from playground.experiments.bench.suites import choose_items, choose_suite, items_of
 
 
 def write(path: Path, *rows: Any) -> Path:

@@ -10,9 +10,9 @@ import pytest
 from engine.config import Limits, Sampling
 from engine.drafters import parse_method
 from engine.errors import ConfigError
-from engine.sources import TargetSpec
-from playground.bench.plan import Configuration, Plan, key_of, make_plan
-from playground.bench.suites import Item
+from engine.model.sources import TargetSpec
+from playground.experiments.bench.plan import Configuration, Plan, key_of, make_plan
+from playground.experiments.bench.suites import Item
 
 TARGET = TargetSpec(name="t", hub="a/b")
 

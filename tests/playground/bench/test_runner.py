@@ -9,13 +9,13 @@ import pytest
 
 from engine.drafters.base import Drafter
 from engine.errors import ConfigError
-from playground.bench import session
-from playground.bench.audits import audits_of
-from playground.bench.measured import Measured, measured_runs, summaries
-from playground.bench.plan import Plan
-from playground.bench.progress import Eta, Progress, time_left
-from playground.bench.runner import run_plan
-from playground.bench_command import LoadedBench
+from playground.cli.bench import LoadedBench
+from playground.experiments.bench import session
+from playground.experiments.bench.audits import audits_of
+from playground.experiments.bench.measured import Measured, measured_runs, summaries
+from playground.experiments.bench.plan import Plan
+from playground.experiments.bench.progress import Eta, Progress, time_left
+from playground.experiments.bench.runner import run_plan
 from storage import RunLog, StepRow
 from tests.playground.bench.conftest import TYPES, item, scripted, tiny_plan
 from tests.playground.tiny import ScriptedDrafter
@@ -217,7 +217,7 @@ def test_a_bug_in_a_drafter_ends_the_benchmark_and_leaves_it_resumable(
 def test_repeats_start_from_drafters_that_know_nothing(bench: LoadedBench, log: RunLog) -> None:
     """N-gram's public pool outlives a text: a second repeat must not copy from the first."""
     from engine.drafters.ngram import NGramConfig
-    from playground.bench.plan import Configuration
+    from playground.experiments.bench.plan import Configuration
 
     ngram = Configuration("ngram", "N-gram", NGramConfig(max_draft_len=4))
     benchmark_id, _ = run(tiny_plan(ngram, repeats=3), bench, log)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from playground.feed import History
-from playground.runner import EngineHost
+from playground.host.feed import History
+from playground.host.runner import EngineHost
 from storage import RunLog
 from tests.playground.compare.corrupted import with_corrupted
 from tests.playground.tiny import ScriptedDrafter, tiny_catalog

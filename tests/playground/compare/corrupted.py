@@ -11,7 +11,7 @@ from engine.accept import Acceptance, Rule, Verified
 from engine.config import Sampling
 from engine.drafters.base import Workbench
 from engine.sampling import Draws
-from playground.catalog import Catalog
+from playground.host.catalog import Catalog
 from presets import MethodPreset
 from tests.playground.tiny import ScriptedConfig, ScriptedDrafter
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from playground.compare.job import Comparison
-from playground.compare.plan import read_plan
-from playground.runner import EngineHost
+from playground.experiments.compare.job import Comparison
+from playground.experiments.compare.plan import read_plan
+from playground.host.runner import EngineHost
 from tests.playground.compare.corrupted import held
 
 WAIT_S = 60.0

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from playground.bench.measured import Measured
-from playground.compare.explain import balance_of, explain
-from playground.compare.figures import Pooled, in_pairs, pool, speedup_dict
-from playground.compare.verdict import Verdict
+from playground.experiments.bench.measured import Measured
+from playground.experiments.compare.explain import balance_of, explain
+from playground.experiments.compare.figures import Pooled, in_pairs, pool, speedup_dict
+from playground.experiments.compare.verdict import Verdict
 
 
 def run(**changes: Any) -> Measured:

@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from playground.compare.board import stored_board
-from playground.compare.job import Comparison
-from playground.compare.plan import PLAIN
-from playground.compare.report import report_text
-from playground.compare.verdict import pieces
-from playground.runner import EngineHost
+from playground.experiments.compare.board import stored_board
+from playground.experiments.compare.job import Comparison
+from playground.experiments.compare.plan import PLAIN
+from playground.experiments.compare.report import report_text
+from playground.experiments.compare.verdict import pieces
+from playground.host.runner import EngineHost
 from storage import RunDetail, RunLog, RunQuery
 from tests.playground.asks import finished, start
 from tests.playground.compare.running import begun, ended, row

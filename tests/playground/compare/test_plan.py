@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engine.errors import PlaygroundError
-from playground.catalog import Catalog
-from playground.compare.plan import PLAIN, read_held, read_plan
+from playground.experiments.compare.plan import PLAIN, read_held, read_plan
+from playground.host.catalog import Catalog
 from presets import Prompt, PromptSuite
 from tests.playground.compare.corrupted import held, with_corrupted
 from tests.playground.tiny import tiny_catalog

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from playground.compare.race import Clocks
-from playground.feed import History
-from playground.pages.compare_board import race_server
-from playground.runner import EngineHost
+from playground.experiments.compare.race import Clocks
+from playground.host.feed import History
+from playground.host.runner import EngineHost
+from playground.web.compare_board import race_server
 from storage import RunLog
 from tests.playground.asks import finished, start
 

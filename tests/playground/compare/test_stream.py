@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.compare.job import Comparison
-from playground.compare.links import from_comparison, from_runs
-from playground.compare.plan import PLAIN, read_plan
-from playground.compare.race import Clocks
-from playground.compare.stream import fault_message, reopened, stream
-from playground.feed import History
-from playground.live import LiveRuns
-from playground.runner import EngineHost
+from playground.experiments.compare.job import Comparison
+from playground.experiments.compare.links import from_comparison, from_runs
+from playground.experiments.compare.plan import PLAIN, read_plan
+from playground.experiments.compare.race import Clocks
+from playground.experiments.compare.stream import fault_message, reopened, stream
+from playground.host.feed import History
+from playground.host.live import LiveRuns
+from playground.host.runner import EngineHost
 from storage import RunLog
 from tests.playground.asks import finished, start
 from tests.playground.compare.corrupted import held

@@ -10,9 +10,9 @@ import pytest
 from optuna.storages import InMemoryStorage
 
 from engine.drafters.ngram import NGramConfig
-from playground.catalog import Catalog
-from playground.runner import EngineHost
-from playground.sweeps.store import SweepStore
+from playground.experiments.sweeps.store import SweepStore
+from playground.host.catalog import Catalog
+from playground.host.runner import EngineHost
 from presets import MethodPreset
 from storage import RunLog
 from tests.playground.sweeps.scripted import open_store

@@ -10,8 +10,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from playground.sweeps.run import run_sweep
-from playground.sweeps.trials import key_of
+from playground.experiments.sweeps.run import run_sweep
+from playground.experiments.sweeps.trials import key_of
 from tests.playground.sweeps.scripted import Scripted, open_store
 
 WAIT_S = 60.0

@@ -9,13 +9,13 @@ from typing import Any
 
 from engine.config import Limits, MethodConfig, Sampling
 from engine.drafters.ngram import NGramConfig
-from engine.sources import TargetSpec
-from playground.bench.measured import Measured
-from playground.bench.suites import Item
-from playground.sweeps.measure import Pair, Watch
-from playground.sweeps.plan import SweepPlan
-from playground.sweeps.space import Space, parse_vary
-from playground.sweeps.store import SweepStore
+from engine.model.sources import TargetSpec
+from playground.experiments.bench.measured import Measured
+from playground.experiments.bench.suites import Item
+from playground.experiments.sweeps.measure import Pair, Watch
+from playground.experiments.sweeps.plan import SweepPlan
+from playground.experiments.sweeps.space import Space, parse_vary
+from playground.experiments.sweeps.store import SweepStore
 from storage import RunLog
 
 PLAIN_TOK_S = 10.0

@@ -8,12 +8,12 @@ import optuna
 import pytest
 
 from engine.errors import ConfigError
-from playground.sweeps.place import sqlite_file
-from playground.sweeps.report import shown_trials, state_of
-from playground.sweeps.run import run_sweep
-from playground.sweeps.search import DIED, MAX_TRIES
-from playground.sweeps.store import SweepStore, status_of
-from playground.sweeps.trials import OUTCOME, key_of
+from playground.experiments.sweeps.place import sqlite_file
+from playground.experiments.sweeps.report import shown_trials, state_of
+from playground.experiments.sweeps.run import run_sweep
+from playground.experiments.sweeps.search import DIED, MAX_TRIES
+from playground.experiments.sweeps.store import SweepStore, status_of
+from playground.experiments.sweeps.trials import OUTCOME, key_of
 from tests.playground.sweeps.killing import kill, run_until_killed, start_until_it_hangs
 from tests.playground.sweeps.scripted import Scripted, plan
 

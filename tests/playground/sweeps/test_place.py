@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from playground.sweeps.place import close_place, open_place
+from playground.experiments.sweeps.place import close_place, open_place
 from tests.playground.sweeps.killing import FORKS, WAIT_S
 
 NUM_PROCESSES, NUM_FILES = 3, 8

@@ -15,12 +15,18 @@ from scipy import stats
 import presets
 from engine.drafters.eagle import EagleConfig
 from engine.errors import ConfigError
-from playground.method_choice import choose_method
-from playground.sweeps.noise import QUANTILES, as_good, differ
-from playground.sweeps.plots import KINDS, MIN_FOR_IMPORTANCE, plot
-from playground.sweeps.report import best_of, config_of, preset_yaml, shown_trials, state_of
-from playground.sweeps.run import run_sweep
-from playground.sweeps.store import Sweep, SweepStore
+from playground.experiments.sweeps.noise import QUANTILES, as_good, differ
+from playground.experiments.sweeps.plots import KINDS, MIN_FOR_IMPORTANCE, plot
+from playground.experiments.sweeps.report import (
+    best_of,
+    config_of,
+    preset_yaml,
+    shown_trials,
+    state_of,
+)
+from playground.experiments.sweeps.run import run_sweep
+from playground.experiments.sweeps.store import Sweep, SweepStore
+from playground.web.method_choice import choose_method
 from tests.playground.sweeps.scripted import NUM_PROMPTS, Scripted, pair, plan
 
 

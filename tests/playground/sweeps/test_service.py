@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.catalog import Catalog
-from playground.runner import EngineHost
-from playground.sweeps import form
-from playground.sweeps.service import SweepService
+from playground.experiments.sweeps import form
+from playground.experiments.sweeps.service import SweepService
+from playground.host.catalog import Catalog
+from playground.host.runner import EngineHost
 from storage import RunLog, RunQuery
 from tests.playground.asks import finished
 from tests.playground.asks import start as generate

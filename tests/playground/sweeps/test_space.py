@@ -11,9 +11,9 @@ from engine.drafters.eagle import EagleConfig
 from engine.drafters.ngram import NGramConfig
 from engine.drafters.suffix import SuffixConfig
 from engine.errors import ConfigError, TreeError
-from playground.sweeps.fields import Knob, knobs_of
-from playground.sweeps.search import distributions
-from playground.sweeps.space import MAX_GRID, Space, Vary, parse_vary
+from playground.experiments.sweeps.fields import Knob, knobs_of
+from playground.experiments.sweeps.search import distributions
+from playground.experiments.sweeps.space import MAX_GRID, Space, Vary, parse_vary
 
 NGRAM = NGramConfig()
 

@@ -11,9 +11,9 @@ from optuna.storages import InMemoryStorage
 
 from engine.drafters import methods
 from engine.errors import ConfigError
-from playground.sweeps.place import close_place, open_place, sqlite_file
-from playground.sweeps.run import run_sweep
-from playground.sweeps.store import SweepStore
+from playground.experiments.sweeps.place import close_place, open_place, sqlite_file
+from playground.experiments.sweeps.run import run_sweep
+from playground.experiments.sweeps.store import SweepStore
 from storage import RunLog, StorageError
 from tests.playground.sweeps.scripted import Scripted, open_store, plan
 from tests.storage.conftest import path, url

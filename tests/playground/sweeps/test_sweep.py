@@ -10,11 +10,11 @@ from optuna.trial import TrialState
 
 from engine.drafters.eagle import EagleConfig
 from engine.errors import ConfigError, OutOfMemoryError, SourceError
-from playground.sweeps import session
-from playground.sweeps.report import best_of, shown_trials
-from playground.sweeps.run import PointError, SweepError, SweepProgress, run_sweep
-from playground.sweeps.store import REFERENCE, Sweep, SweepStore, status_of
-from playground.sweeps.trials import Trial
+from playground.experiments.sweeps import session
+from playground.experiments.sweeps.report import best_of, shown_trials
+from playground.experiments.sweeps.run import PointError, SweepError, SweepProgress, run_sweep
+from playground.experiments.sweeps.store import REFERENCE, Sweep, SweepStore, status_of
+from playground.experiments.sweeps.trials import Trial
 from tests.playground.sweeps.scripted import PLAIN_TOK_S, Scripted, plan
 
 EAGLE = EagleConfig(use_dynamic_tree=True)

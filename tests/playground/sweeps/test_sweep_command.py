@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from playground.cli import app
-from playground.method_choice import choose_method
-from playground.sweeps.report import shown_trials
-from playground.sweeps.store import Sweep, SweepStore, status_of
+from playground.cli.main import app
+from playground.experiments.sweeps.report import shown_trials
+from playground.experiments.sweeps.store import Sweep, SweepStore, status_of
+from playground.web.method_choice import choose_method
 from storage import RunLog, RunQuery
 from tests.models import save_tiny
 

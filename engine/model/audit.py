@@ -1,0 +1,156 @@
+"""The lossless audit: where two greedy texts part, and how close the target's choice was there.
+
+In bfloat16 and float16 a forward over another number of rows rounds differently and can flip a
+near-tie. The audit asks the target once more, by one plain forward over prompt and common prefix,
+and says how far apart the two tokens are in units of the dtype's own spacing.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.model.target import Target
+from engine.model.text import token_label
+from engine.proposal import Needs
+
+CHEAP_PARAMETERS = 600_000_000
+"""A target up to this size is copied to float32 for a second opinion: 2.4 GB at most."""
+NEAR_TIE_UNITS = {torch.float32: 64.0, torch.bfloat16: 4.0, torch.float16: 8.0}
+"""How many spacings of the dtype two logits may lie apart and still swap by rounding alone.
+
+Rounding adds up over the layers. Half precision rounds the logits themselves last, so few units of
+it cover that; in float32 the sums inside a matrix product move by more units, each far smaller.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the target says after the common prefix, in one dtype.
+
+    Attributes:
+        best, second: its two likeliest tokens, as text.
+        gap: logit of `best` minus logit of `second`.
+        plain_logit, own_logit: logits of the two tokens that were committed.
+        own_rank: place of the method's token among all, from 1.
+        unit: spacing of the dtype at the largest logit.
+    """
+
+    dtype: str
+    best: str
+    second: str
+    gap: float
+    plain_logit: float
+    own_logit: float
+    own_rank: int
+    unit: float
+    near_tie: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """Where a method's greedy text leaves plain decoding's.
+
+    Attributes:
+        index: place of the first token that differs, from 0.
+        plain_token, own_token: what stands there, as text.
+        view: in the run's dtype.
+        exact: in float32, where that was cheap and the run was not in float32 already.
+    """
+
+    index: int
+    plain_token: str
+    own_token: str
+    view: View
+    exact: View | None = None
+
+
+def first_divergence(plain: Sequence[int], own: Sequence[int]) -> int | None:
+    """Place of the first token that differs; None if the texts are equal.
+
+    Where one is the other's beginning, it is the shorter one's length.
+    """
+    if list(plain) == list(own):
+        return None
+    same = (i for i, (a, b) in enumerate(zip(plain, own, strict=False)) if a != b)
+    return next(same, min(len(plain), len(own)))
+
+
+def audit(
+    target: Target,
+    prompt_ids: Sequence[int],
+    plain: Sequence[int],
+    own: Sequence[int],
+    *,
+    in_float32: bool = True,
+) -> Audit | None:
+    """Look at the first divergence; None if both texts hold no differing token.
+
+    Args:
+        plain: output of plain decoding on the same prompt.
+        own: output of the method.
+        in_float32: also ask a float32 copy of the target, if it is small.
+    """
+    at = first_divergence(plain, own)
+    if at is None or at >= min(len(plain), len(own)):
+        return None
+    seen, pair = [*prompt_ids, *plain[:at]], (plain[at], own[at])
+    exact = None
+    if in_float32 and target.dtype != torch.float32 and _is_cheap(target):
+        exact = _view(_in_float32(target), seen, pair)
+    plain_token, own_token = (token_label(target.tokenizer, token) for token in pair)
+    return Audit(at, plain_token, own_token, _view(target, seen, pair), exact)
+
+
+@torch.inference_mode()
+def _view(target: Target, seen: list[int], pair: tuple[int, int]) -> View:
+    cache = target.new_cache(len(seen))
+    try:
+        logits = target.prefill(seen, cache, Needs()).logits[-1].float()
+    finally:
+        cache.free()
+    best, second = logits.topk(2).indices.tolist()
+    plain_logit, own_logit = (float(logits[token]) for token in pair)
+    unit = spacing(float(logits.abs().max()), target.dtype)
+    behind = float(logits[best]) - min(plain_logit, own_logit)
+    return View(
+        dtype=target.dtype_name,
+        best=token_label(target.tokenizer, best),
+        second=token_label(target.tokenizer, second),
+        gap=float(logits[best] - logits[second]),
+        plain_logit=plain_logit,
+        own_logit=own_logit,
+        own_rank=_rank(logits, pair[1]),
+        unit=unit,
+        near_tie=behind <= NEAR_TIE_UNITS.get(target.dtype, 1.0) * unit,
+    )
+
+
+def _rank(logits: Tensor, token: int) -> int:
+    return 1 + int((logits > logits[token]).sum())
+
+
+def spacing(value: float, dtype: torch.dtype) -> float:
+    """Distance from a value to the next larger number of the dtype.
+
+    Example: bfloat16 has 7 bits of fraction, so at 20 (in [16, 32)) it is 16 / 128 = 0.125.
+    """
+    if value == 0.0 or not math.isfinite(value):
+        return torch.finfo(dtype).tiny
+    return float(torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(abs(value))))
+
+
+def _is_cheap(target: Target) -> bool:
+    sizes: list[int] = [p.numel() for p in target.model.parameters()]
+    return sum(sizes) <= CHEAP_PARAMETERS
+
+
+def _in_float32(target: Target) -> Target:
+    """A second target with the same weights in float32."""
+    model = copy.deepcopy(target.model).float()
+    return Target(model, target.tokenizer, name=target.name)

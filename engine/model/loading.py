@@ -1,0 +1,356 @@
+"""Loads a target: locate, check memory, read weights and tokenizer, prepare its attention."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils.logging import disable_progress_bar
+
+from engine.errors import ConfigError, OutOfMemoryError, SourceError, TargetError
+from engine.kernels.cpu import architecture
+from engine.kernels.cpu.compile import NotNative, library
+from engine.kernels.cuda import forward as recording
+from engine.kernels.cuda.recorder import CudaGraphs
+from engine.model.forward import Forward
+from engine.model.sources import Progress, TargetSpec, Weights, locate
+from engine.model.target import Target, check_can_roll_back, prepare_attention
+
+LOG = logging.getLogger(__name__)
+DtypeName = Literal["auto", "float32", "bfloat16", "float16", "q4"]
+"""`q4`: the 4-bit matrices of a GGUF file as they are, the rest in bfloat16; on a processor."""
+CONVERT_BELOW_BYTES = 2 << 30
+"""GGUF files up to this size are converted once and kept, because parsing them is slow."""
+KEEP_BOTH = 1 / 8
+"""With q4, matrices are held in bfloat16 too if they take less than this share of free memory."""
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    ImportError,
+    RuntimeError,
+    SafetensorError,
+)
+"""What transformers raises over missing, damaged, unknown or unsupported files."""
+
+
+def load_target(
+    spec: TargetSpec,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    cache_dir: Path,
+    progress: Progress | None = None,
+) -> Target:
+    """Load a model and prepare it for tree verification.
+
+    Args:
+        dtype: `auto` = bfloat16 on CUDA and on CPUs with native bfloat16, else float32.
+        device: `auto` = CUDA if there is one, else the CPU; or any torch device string.
+        cache_dir: where fetched and converted weights are kept.
+        progress: told what is being done.
+
+    Raises:
+        SourceError: the weights cannot be found or read.
+        TargetError: the model cannot serve as a target, or needs too much memory.
+        ConfigError: unknown dtype or device.
+    """
+    tell = progress or (lambda message, fraction: None)
+    _freeze_modules()
+    disable_progress_bar()
+    where = pick_device(device)
+    kind = pick_dtype(dtype, where)
+    tell(f"Looking for {spec.title or spec.name}", None)
+    weights = locate(spec, cache_dir, tell)
+    gguf = _gguf_file(spec, weights) if dtype == "q4" else None
+    with _explained(spec):
+        if weights.gguf_file is not None:
+            weights = _converted(weights, cache_dir, tell)
+        tell("Reading its config", 0.2)
+        config = AutoConfig.from_pretrained(
+            weights.location, revision=weights.revision, **_gguf(weights)
+        )
+        check_can_roll_back(config.get_text_config(), spec.name)
+        _check_memory(spec, config, kind, where)
+        tell("Loading weights", 0.4)
+        model = AutoModelForCausalLM.from_pretrained(
+            weights.location, revision=weights.revision, dtype=kind, **_gguf(weights)
+        )
+        assert isinstance(model, PreTrainedModel)
+        model.to(where)  # type: ignore[arg-type]
+        tell("Loading its tokenizer", 0.9)
+        tokenizer = _read_tokenizer(weights)
+    prepare_attention(model)
+    tell("Packing the weights for this device", 0.95)
+    forward, note = _forward(spec, model, gguf, cache_dir)
+    tell("Ready", 1.0)
+    revision = weights.revision or getattr(config, "_commit_hash", None)
+    provenance = {"weights": weights.fingerprint, "revision": revision, **note}
+    return Target(
+        model,
+        tokenizer,
+        name=spec.name,
+        provenance=provenance,
+        forward=forward,
+        dtype_name=dtype if dtype == "q4" else None,
+    )
+
+
+@functools.cache
+def _freeze_modules() -> None:
+    """Exempt what was imported from garbage collection, once.
+
+    Looking through the 400,000 objects of torch and transformers takes 0.2 s, in the middle of
+    somebody's text; they stay for good anyhow. What a model brings is made after this.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def _forward(
+    spec: TargetSpec, model: PreTrainedModel, gguf: Path | None, cache_dir: Path
+) -> tuple[Forward | None, dict[str, str]]:
+    """The forward made for the model's device, and what the log of a run says where there is none.
+
+    Raises:
+        ConfigError, TargetError: dtype is q4 and cannot be had.
+    """
+    if model.device.type != "cuda":
+        return _fused(spec, model, gguf, cache_dir)
+    reason = recording.why_not(model) or recording.too_large(model, free_bytes(model.device))
+    if spec.cuda_graphs == "off":
+        reason = "switched off"
+    elif reason is None:
+        return recording.capture(model, CudaGraphs(model.device)), {}
+    else:
+        LOG.warning("%s runs without CUDA graphs: %s", spec.name, reason)
+    return None, {"cuda_graphs": f"not used: {reason}"}
+
+
+def _fused(
+    spec: TargetSpec, model: PreTrainedModel, gguf: Path | None, cache_dir: Path
+) -> tuple[Forward | None, dict[str, str]]:
+    """The forward made for this processor; None where transformers' modules run the model.
+
+    Raises:
+        ConfigError, TargetError: dtype is q4 and cannot be had.
+    """
+    reason = architecture.why_not(model)
+    if reason is not None and gguf is not None:
+        raise ConfigError(f"dtype q4 cannot run {spec.name}: {reason}. Choose bfloat16 or float32.")
+    if reason is not None:
+        return None, {}
+    kernels, note = None, {}
+    try:
+        off = "switched off" if spec.native_kernels == "off" else None
+        lacking = off or architecture.why_not_native(model)
+        kernels = library(cache_dir) if lacking is None else None
+    except NotNative as error:
+        lacking = str(error)
+    if lacking is not None:
+        note["native_kernels"] = f"not used: {lacking}"
+    free = free_bytes(model.device)
+    plain = sum(p.numel() * p.element_size() for p in model.parameters())
+    keep_many = free is None or plain < KEEP_BOTH * free
+    packer = architecture.choose_packer(model, kernels, gguf, keep_many=keep_many)
+    return architecture.fuse(model, packer), note
+
+
+def _gguf_file(spec: TargetSpec, weights: Weights) -> Path:
+    """The file that holds the 4-bit matrices.
+
+    Raises:
+        ConfigError: the target does not come from one.
+    """
+    if weights.gguf_file is None:
+        raise ConfigError(
+            f"dtype q4 runs the 4-bit matrices of a GGUF file as they are, but {spec.name} comes "
+            "without one. Choose bfloat16 or float32, or give a Q4 GGUF file as the target."
+        )
+    if weights.local:
+        return Path(weights.location) / weights.gguf_file
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(weights.location, weights.gguf_file, revision=weights.revision)
+    assert found is not None
+    return Path(found)
+
+
+@contextlib.contextmanager
+def _explained(spec: TargetSpec) -> Iterator[None]:
+    """Turns what transformers raises over a model that it cannot read into one sentence."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(f"{spec.name} does not fit into memory: {error}") from error
+    except _UNREADABLE as error:
+        raise _explain(spec, error) from error
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that a setting names.
+
+    Raises:
+        ConfigError: it does not exist here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device is {name}, but torch sees no CUDA device. Use cpu or auto.")
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The dtype that a setting names; that of all but the 4-bit matrices for `q4`.
+
+    Raises:
+        ConfigError: it is not one of `DtypeName`, or not for this device.
+    """
+    if name not in get_args(DtypeName):
+        raise ConfigError(f"dtype must be one of {', '.join(get_args(DtypeName))}, got {name!r}.")
+    if name == "q4":
+        if device.type != "cpu":
+            raise ConfigError(f"dtype q4 runs on the processor only, got device {device}. Use cpu.")
+        return torch.bfloat16
+    if name != "auto":
+        dtype = getattr(torch, name)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.bfloat16 if _cpu_has_bf16() else torch.float32
+
+
+def _cpu_has_bf16() -> bool:
+    flags = torch.cpu.get_capabilities()
+    return bool(flags.get("avx512_bf16") or flags.get("amx_bf16") or flags.get("bf16"))
+
+
+def _read_tokenizer(weights: Weights) -> PreTrainedTokenizerBase | None:
+    """The checkpoint's tokenizer; None where a local folder has none."""
+    folder = Path(weights.location)
+    names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+    if weights.local and weights.gguf_file is None:
+        if not any((folder / name).is_file() for name in names):
+            return None
+    tokenizer = AutoTokenizer.from_pretrained(
+        weights.location, revision=weights.revision, **_gguf(weights)
+    )
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    return tokenizer
+
+
+def _gguf(weights: Weights) -> dict[str, str]:
+    return {} if weights.gguf_file is None else {"gguf_file": weights.gguf_file}
+
+
+def _explain(spec: TargetSpec, error: Exception) -> SourceError | TargetError:
+    """transformers' exception as one sentence."""
+    text = str(error)
+    where = spec.hub or spec.path or spec.name
+    if "gated repo" in text or "401" in text or "403" in text:
+        return SourceError(
+            f"{where} is gated or private. Accept its licence on the hub and log in with "
+            "`hf auth login`, or give a local folder."
+        )
+    if spec.hub and ("offline" in text or "connect" in text.lower()):
+        return SourceError(
+            f"Could not reach the hub for {where}, and it is not in the local hub cache. "
+            "Connect once, or give a local folder with --target PATH."
+        )
+    if spec.hub and ("not a valid model identifier" in text or "404" in text):
+        return SourceError(f"The hub has no model {where}. Check the spelling of owner/model.")
+    if "trust_remote_code" in text:
+        return TargetError(f"{where} needs its own code (trust_remote_code), which is never run.")
+    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    return TargetError(f"{where} could not be loaded as a causal language model: {first[:300]}")
+
+
+def _check_memory(spec: TargetSpec, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+    """Compare the size of the weights with free memory before reading them."""
+    free = free_bytes(device)
+    if free is None:
+        return
+    needed = weight_bytes(config, dtype)
+    if needed > free:
+        raise OutOfMemoryError(
+            f"{spec.name} needs about {needed / 2**30:.1f} GiB for its weights in "
+            f"{str(dtype).removeprefix('torch.')}, but {device} has {free / 2**30:.1f} GiB free. "
+            "Choose a smaller model, a smaller dtype or another device."
+        )
+
+
+def weight_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Size of a model's weights, counted on a model without storage."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return int(sum(p.numel() for p in model.parameters())) * dtype.itemsize
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Free memory of a device; None where it cannot be told."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        return None
+    return None
+
+
+def _converted(weights: Weights, cache_dir: Path, tell: Progress) -> Weights:
+    """A GGUF file as a folder of safetensors in float32, made once and kept in the cache.
+
+    Parsing a GGUF takes tens of seconds and dequantised weights load in one; float32 keeps every
+    dequantised value exactly.
+    """
+    assert weights.gguf_file is not None
+    file = Path(weights.location) / weights.gguf_file
+    if not weights.local or file.stat().st_size > CONVERT_BELOW_BYTES:
+        return weights
+    key = f"{file.stem}-{(weights.fingerprint or '')[:16]}"
+    folder = cache_dir / "converted" / key
+    if not (folder / "config.json").is_file():
+        tell("Unpacking 4-bit weights (once; about half a minute)", None)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="partial-") as temp:
+            _convert(weights, Path(temp) / key)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(Path(temp) / key, folder)
+    return Weights(str(folder), None, None, True, weights.fingerprint)
+
+
+def _convert(weights: Weights, folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(weights.location, **_gguf(weights))
+    model = AutoModelForCausalLM.from_pretrained(
+        weights.location, dtype=torch.float32, **_gguf(weights)
+    )
+    # transformers marks the model as quantised although its weights are plain by now.
+    del model.config.quantization_config
+    model.hf_quantizer = None  # type: ignore[assignment]
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)

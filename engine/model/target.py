@@ -1,0 +1,299 @@
+"""The target: a causal language model that can verify a whole draft tree in one forward."""
+
+from __future__ import annotations
+
+import inspect
+import platform
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from engine.errors import PromptError, TargetError
+from engine.model import attention
+from engine.model.cache import TreeCache
+from engine.model.forward import Capturing, Forward, ModulesForward, Together
+from engine.proposal import Needs, Proposal, TargetOutput
+
+if TYPE_CHECKING:
+    from ctypes import CDLL
+
+    from engine.kernels.cpu.native import SideBySide
+    from engine.kernels.cuda.recorder import Recorder
+
+SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+
+
+class Target:
+    """A loaded causal LM with its tokenizer, prepared for tree verification.
+
+    Made by `model.loading.load_target`; `tokenizer` is None where a checkpoint has none (token
+    ids in, token ids out).
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        *,
+        name: str,
+        provenance: dict[str, Any] | None = None,
+        forward: Forward | None = None,
+        dtype_name: str | None = None,
+    ) -> None:
+        """Wrap a model.
+
+        Args:
+            forward: what runs it; None = transformers' modules.
+            dtype_name: what people call its dtype, where that is not torch's name.
+        """
+        self.name = name
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.provenance = provenance or {}
+        self._dtype_name = dtype_name
+        self.config = model.config.get_text_config()
+        check_can_roll_back(self.config, name)
+        check_takes_positions(model, name)
+        self._forward = forward or ModulesForward(model)
+
+    # ---- what it is
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.model.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype = self.model.dtype
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    @property
+    def dtype_name(self) -> str:
+        """As people choose it; `q4` computes in bfloat16."""
+        return self._dtype_name or str(self.dtype).removeprefix("torch.")
+
+    @property
+    def companion_dtype(self) -> str:
+        """The dtype to load a model in that drafts for this one: it need not come in 4 bits."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def device_name(self) -> str:
+        if self.device.type == "cuda":
+            return torch.cuda.get_device_name(self.device)
+        return f"{cpu_name()} ({torch.get_num_threads()} threads)"
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits; may exceed the tokenizer's vocabulary by padding."""
+        return int(self.config.vocab_size)
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.config.hidden_size)
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def context_len(self) -> int:
+        """Longest sequence, prompt and output together."""
+        return int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Tokens that end a text."""
+        found: set[int] = set()
+        generation = getattr(self.model, "generation_config", None)
+        for source in (generation, self.config, self.tokenizer):
+            ids = getattr(source, "eos_token_id", None)
+            found.update([ids] if isinstance(ids, int) else ids or [])
+        return frozenset(found)
+
+    @property
+    def embedding(self) -> nn.Module:
+        """Input embedding: token ids → `(…, hidden)`."""
+        module = self.model.get_input_embeddings()
+        assert isinstance(module, nn.Module)
+        return module
+
+    @property
+    def lm_head(self) -> nn.Module:
+        """Output projection: `(…, hidden)` after the final norm → `(…, vocab)`."""
+        module = self.model.get_output_embeddings()
+        assert isinstance(module, nn.Module)
+        return module
+
+    @property
+    def output(self) -> Callable[[Tensor], Tensor]:
+        """What `lm_head` computes, `(…, hidden)` → `(…, vocab)`, by the fastest that there is.
+
+        For inference: what the compiled kernels compute is float32 and has no gradient.
+        """
+        return self._forward.output if isinstance(self._forward, Together) else self.lm_head
+
+    # ---- text in
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self.tokenizer is not None and bool(self.tokenizer.chat_template)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a raw prompt, with the tokenizer's own special tokens in front."""
+        return list(self._tokenizer().encode(text))
+
+    def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's turn.
+
+        Raises:
+            PromptError: there is no chat template, or it refuses the messages.
+        """
+        tokenizer = self._tokenizer()
+        if not tokenizer.chat_template:
+            raise PromptError(
+                f"{self.name} has no chat template. Use raw completion, or an instruct model."
+            )
+        from jinja2.exceptions import TemplateError
+
+        try:
+            text = tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise PromptError(f"{self.name}'s chat template refused the turns: {error}.") from error
+        return list(tokenizer.encode(str(text), add_special_tokens=False))
+
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        if self.tokenizer is None:
+            raise PromptError(f"{self.name} has no tokenizer. Give the prompt as token ids.")
+        return self.tokenizer
+
+    # ---- forwards
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """What records its forwards, for drafters that record theirs; None = nothing does."""
+        return self._forward.recorder if isinstance(self._forward, Capturing) else None
+
+    @property
+    def kernels(self) -> CDLL | None:
+        """The compiled kernels that run it, for drafters to use; None = none do."""
+        kernels: CDLL | None = getattr(self._forward, "kernels", None)
+        return kernels
+
+    def texts(self, capacity: int) -> SideBySide | None:
+        """Room for reading many texts together, of so many tokens in all; None = not here."""
+        return self._forward.texts(capacity) if isinstance(self._forward, Together) else None
+
+    def new_cache(self, rows: int) -> TreeCache:
+        """An empty cache with room for about `rows` rows (it grows when needed)."""
+        own = self._forward.new_cache(rows) if isinstance(self._forward, Capturing) else None
+        return TreeCache(self.num_layers, capacity=max(64, rows)) if own is None else own
+
+    @torch.inference_mode()
+    def prefill(
+        self, prompt_ids: Sequence[int] | Tensor, cache: TreeCache, needs: Needs
+    ) -> TargetOutput:
+        """Run these tokens behind the cache's rows and commit them.
+
+        `logits` are those of the last row.
+        """
+        tokens = torch.as_tensor(prompt_ids, device=self.device)
+        n = len(tokens)
+        cache.reserve(n)
+        positions = torch.arange(cache.length, cache.length + n, device=self.device)
+        shown = self._forward(tokens, positions, None, cache, needs, last_only=True)
+        cache.length += n
+        return shown
+
+    @torch.inference_mode()
+    def verify(self, proposal: Proposal, cache: TreeCache, needs: Needs) -> TargetOutput:
+        """One forward over all rows of the proposal; nothing is committed yet."""
+        tokens, depths, visible = proposal.rows()
+        cache.reserve(len(tokens))
+        among = visible if len(tokens) > 1 else None
+        return self._forward(tokens, depths + cache.length, among, cache, needs, last_only=False)
+
+    # ---- life
+
+    def environment(self) -> dict[str, Any]:
+        """What a run must store to be repeated: weights and device."""
+        return {
+            "target": self.name,
+            "dtype": self.dtype_name,
+            "device": str(self.device),
+            "device_name": self.device_name,
+            "threads": torch.get_num_threads(),
+            "forward": self._forward.name,
+            **(self._forward.environment() if isinstance(self._forward, Capturing) else {}),
+            **self.provenance,
+        }
+
+    def close(self) -> None:
+        """Drop the weights."""
+        self._forward.close()
+        self.model = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def check_can_roll_back(config: Any, name: str) -> None:
+    """Refuse models whose state cannot be rolled back to the accepted path.
+
+    Raises:
+        TargetError: naming the kind of layer.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ())
+    bad = kinds - SUPPORTED_LAYERS
+    recurrent = {"mamba", "rwkv", "recurrent", "xlstm", "bamba", "jamba", "zamba"}
+    model_type = str(getattr(config, "model_type", ""))
+    if any(word in model_type for word in recurrent):
+        bad.add(model_type)
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        bad.add("local attention")
+    if bad:
+        raise TargetError(
+            f"{name} has {', '.join(sorted(bad))} layers, whose state cannot be rolled back after "
+            "a rejected draft. Choose a model with full or sliding-window attention only."
+        )
+
+
+def check_takes_positions(model: PreTrainedModel, name: str) -> None:
+    """Refuse models that derive positions from row numbers: siblings in a tree share a position.
+
+    Raises:
+        TargetError: naming the model's class.
+    """
+    takes = "position_ids" in inspect.signature(type(model).forward).parameters
+    if not takes or getattr(model.config.get_text_config(), "alibi", False):
+        raise TargetError(
+            f"{name} ({type(model).__name__}) takes no explicit positions (ALiBi), so it cannot "
+            "verify a draft tree. Choose a model with rotary or learned positions."
+        )
+
+
+def prepare_attention(model: PreTrainedModel) -> None:
+    """Select the tree attention kernel where the model has nothing that it lacks."""
+    config = model.config.get_text_config()
+    softcap = getattr(config, "attn_logit_softcapping", None) is not None
+    if softcap or config.model_type == "gpt_oss":
+        model.set_attn_implementation("eager")
+        return
+    attention.register()
+    model.set_attn_implementation(attention.NAME)
+
+
+def cpu_name() -> str:
+    """The processor's name, or at least its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()

@@ -1,0 +1,1 @@
+"""Compare, Benchmark and Sweep: plans, jobs, measurements and reports."""

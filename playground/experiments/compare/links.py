@@ -1,0 +1,177 @@
+"""What the Compare page's form holds after a link: the settings of runs, or of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.config import Limits, MethodConfig, Sampling
+from engine.errors import ConfigError
+from playground.experiments.bench.plan import BASELINE
+from playground.experiments.compare.board import stored_runs
+from playground.experiments.compare.plan import MAX_CONFIGURATIONS, CompareOptions
+from playground.host.catalog import TYPE_PREFIX, Catalog, Method
+from playground.host.request import DTYPES, read_run_id
+from playground.web.controls import controls_of
+from storage import RunDetail, RunLog
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One configuration of the form: the picked method, and what its settings hold."""
+
+    method: str
+    form: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The whole form; `suite` is empty for a typed prompt."""
+
+    target: str
+    dtype: str
+    mode: str
+    system: str
+    prompt: str
+    suite: str
+    slots: tuple[Slot, ...]
+    run_form: dict[str, Any]
+
+
+def method_form(method: Method) -> dict[str, Any]:
+    """A folded form of a method's settings."""
+    group = {
+        "name": "method",
+        "title": "Settings",
+        "badge": "lossless" if method.config.lossless else "lossy",
+        "note": method.summary,
+        "open": False,
+        "fields": controls_of(method.config),
+    }
+    return {"groups": [group], "values": {}}
+
+
+def run_form(
+    sampling: Sampling | None = None,
+    limits: Limits | None = None,
+    options: CompareOptions | None = None,
+) -> dict[str, Any]:
+    """The form of everything that all configurations share."""
+    parts = (
+        ("compare", "Comparison", CompareOptions(), options),
+        ("limits", "Limits", Limits(max_new_tokens=128), limits),
+        ("sampling", "Sampling", Sampling(), sampling),
+    )
+    groups = [
+        {"name": name, "title": title, "open": True, "fields": controls_of(fresh)}
+        for name, title, fresh, _ in parts
+    ]
+    values = {name: _raw(given, fresh) for name, _, fresh, given in parts if given is not None}
+    return {"groups": groups, "values": values}
+
+
+def _raw(given: Any, fresh: Any) -> dict[str, Any]:
+    """What the controls hold where settings are not as the form begins."""
+    begun = {control["name"]: control["value"] for control in controls_of(fresh)}
+    held = {control["name"]: control["value"] for control in controls_of(given)}
+    return {name: value for name, value in held.items() if value != begun[name]}
+
+
+def first_methods(catalog: Catalog, choices: list[tuple[str, str]]) -> list[str]:
+    """Where the pickers start: one method of each kind, those made for the target first."""
+    kinds: dict[str, str] = {}
+    for _, key in choices:
+        method = catalog.method(key)
+        if method.config.decoding_type != BASELINE:
+            kinds.setdefault(method.config.decoding_type, key)
+    made_for = [k for k in kinds.values() if k in catalog.presets and catalog.presets[k].target]
+    ordered = [*made_for, *(key for key in kinds.values() if key not in made_for)]
+    ordered = ordered or [choices[0][1]]
+    return (ordered * MAX_CONFIGURATIONS)[:MAX_CONFIGURATIONS]
+
+
+def slot_of(catalog: Catalog, config: MethodConfig, target: str) -> Slot:
+    """A configuration as the form holds it: the nearest method on offer, and what differs.
+
+    Raises:
+        ConfigError: no method of its kind is offered for the target.
+    """
+    near: list[tuple[int, str, Method]] = []
+    for _, key in catalog.method_choices(target):
+        method = catalog.method(key)
+        if method.config.decoding_type == config.decoding_type:
+            near.append((len(_raw(config, method.config)), key, method))
+    if not near:
+        raise ConfigError(f"{config.decoding_type} is not offered for the target {target}.")
+    _, key, method = min(near, key=lambda item: (item[0], item[1].startswith(TYPE_PREFIX)))
+    return Slot(key, {**method_form(method), "values": {"method": _raw(config, method.config)}})
+
+
+def from_runs(catalog: Catalog, log: RunLog, link: str) -> Filled:
+    """`?runs=a,b`: the configurations of these runs, and the prompt of the first.
+
+    Raises:
+        ConfigError: a run is not in the log, or its method is not offered here.
+    """
+    details = []
+    for part in link.split(",")[: 2 * MAX_CONFIGURATIONS]:
+        run_id = read_run_id(part.strip())
+        detail = log.get(run_id)
+        if detail is None:
+            raise ConfigError(f"No run {run_id} is in the log. It may have been deleted.")
+        details.append(detail)
+    return _filled(catalog, details, suite="", options=None)
+
+
+def from_comparison(catalog: Catalog, log: RunLog, compare_id: str) -> Filled:
+    """`?compare=ID`: the form as it was for that comparison.
+
+    Raises:
+        ConfigError: the log has no such comparison, or its methods are not offered here.
+    """
+    details = stored_runs(log, compare_id)
+    if not details:
+        raise ConfigError(f"No comparison {compare_id!r:.80} is in the log. Was it deleted?")
+    by_place: dict[str, RunDetail] = {}
+    for run in details:
+        by_place.setdefault(run.labels["place"], run)
+    repeats = 1 + max(int(run.labels["repeat"]) for run in details)
+    prompts = len({run.labels["prompt"] for run in details})
+    suite = details[0].labels["suite"]
+    options = {"repeats": min(repeats, 10)}
+    if suite in catalog.suites:
+        options["num_prompts"] = min(prompts, 20)
+    ordered = [run for _, run in sorted(by_place.items())]
+    known = suite if suite in catalog.suites else ""
+    return _filled(catalog, ordered, suite=known, options=CompareOptions.parse(options))
+
+
+def _filled(
+    catalog: Catalog, details: Sequence[RunDetail], *, suite: str, options: CompareOptions | None
+) -> Filled:
+    first = details[0]
+    target = first.target if first.target in catalog.targets else next(iter(catalog.targets))
+    slots: dict[str, Slot] = {}
+    for run in details:
+        if run.decoding_type != BASELINE:
+            slot = slot_of(catalog, _config(catalog, run.method), target)
+            slots.setdefault(str((slot.method, slot.form["values"])), slot)
+    system = next((m["content"] for m in first.messages if m["role"] == "system"), "")
+    return Filled(
+        target=target,
+        dtype=first.dtype if first.dtype in DTYPES else "auto",
+        mode="chat" if first.messages else "raw",
+        system=system,
+        prompt="" if suite else first.prompt_text,
+        suite=suite,
+        slots=tuple(slots.values())[:MAX_CONFIGURATIONS],
+        run_form=run_form(Sampling.parse(first.sampling), Limits.parse(first.limits), options),
+    )
+
+
+def _config(catalog: Catalog, values: Mapping[str, Any]) -> MethodConfig:
+    kind = catalog.types.get(str(values.get("decoding_type")))
+    if kind is None:
+        raise ConfigError(f"No method is called {values.get('decoding_type')!r:.80} here.")
+    return kind.parse(values)

@@ -1,0 +1,1 @@
+"""The engine's thread: queue, loaded models, recording, what streams to the page."""

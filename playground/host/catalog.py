@@ -1,0 +1,136 @@
+"""What the page offers: targets, methods (presets and decoding types), example prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import presets
+from engine.config import MethodConfig
+from engine.drafters import methods as decoding_types
+from engine.errors import ConfigError
+from engine.model.sources import TargetSpec
+from presets import MethodPreset, PromptSuite
+
+TYPE_PREFIX = "type:"
+OWN_DRAFTERS = "User_Provided"
+"""Decoding type of the user's own drafters. It runs only what was registered when the server
+started, so its settings may come from the page; without any it is not offered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method as picked: its settings are where the controls start."""
+
+    title: str
+    summary: str
+    config: MethodConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """The menus of the page."""
+
+    targets: Mapping[str, TargetSpec]
+    presets: Mapping[str, MethodPreset]
+    types: Mapping[str, type[MethodConfig]]
+    suites: Mapping[str, PromptSuite]
+    resolve: Callable[[str], TargetSpec]
+
+    @classmethod
+    def shipped(cls) -> Catalog:
+        """All presets, and every method of the engine."""
+        return cls(
+            presets.targets(),
+            presets.methods(),
+            decoding_types(),
+            presets.suites(),
+            presets.resolve,
+        )
+
+    def target(self, name: object) -> TargetSpec:
+        """Raises ConfigError: no target is named so."""
+        if not isinstance(name, str) or name not in self.targets:
+            raise ConfigError(
+                f"target must be one of {', '.join(self.targets)}, got {name!r:.80}. "
+                "Add a file under presets/targets for another one."
+            )
+        return self.targets[name]
+
+    def target_choices(self) -> list[tuple[str, str]]:
+        return [(spec.title or name, name) for name, spec in self.targets.items()]
+
+    def method(self, key: object) -> Method:
+        """Raises ConfigError: no method is named so."""
+        if isinstance(key, str) and key in self.presets:
+            preset = self.presets[key]
+            return Method(preset.title, preset.description, preset.config)
+        name = key.removeprefix(TYPE_PREFIX) if isinstance(key, str) else ""
+        if name not in self.types:
+            known = [*self.presets, *self.types]
+            raise ConfigError(f"method must be one of {', '.join(known)}, got {key!r:.80}.")
+        cls = self.types[name]
+        return Method(cls.title, cls.summary, cls.parse({}))
+
+    def method_choices(self, target: str) -> list[tuple[str, str]]:
+        """Methods that fit a target: presets first, then every decoding type by itself."""
+        fitting = [
+            (preset.title, name)
+            for name, preset in self.presets.items()
+            if preset.target in (None, target)
+        ]
+        plain = [
+            (f"{name} · {_start_of(cls)}", TYPE_PREFIX + name)
+            for name, cls in self.types.items()
+            if name != OWN_DRAFTERS and (cls.requires is None or self._carries(target, name))
+        ]
+        return fitting + plain
+
+    def unfit(self, target: str) -> list[tuple[str, str]]:
+        """Methods that are not offered for a target: title, and why not."""
+        of_others = [
+            (preset.title, f"made for {preset.target}")
+            for preset in self.presets.values()
+            if preset.target not in (None, target)
+        ]
+        types = [
+            (name, f"needs a target with {cls.requires}")
+            for name, cls in self.types.items()
+            if cls.requires is not None and not self._carries(target, name)
+        ]
+        return [*types, *of_others]
+
+    def _carries(self, target: str, decoding_type: str) -> bool:
+        """Whether a preset says that the target has what the method requires."""
+        return any(
+            preset.target == target and preset.config.decoding_type == decoding_type
+            for preset in self.presets.values()
+        )
+
+    def examples(self) -> list[tuple[str, str]]:
+        """Example prompts: a label and a key `suite/index`."""
+        return [
+            (f"{prompt.category}: {' '.join(prompt.turns[0].split())[:70]}", f"{name}/{i}")
+            for name, suite in self.suites.items()
+            if suite.examples
+            for i, prompt in enumerate(suite.prompts)
+        ]
+
+    def example(self, key: object) -> tuple[str, bool]:
+        """Text of an example, and whether it is a raw completion.
+
+        Raises:
+            ConfigError: no example is named so.
+        """
+        name, _, index = key.rpartition("/") if isinstance(key, str) else ("", "", "")
+        suite = self.suites.get(name)
+        if suite is None or not index.isdigit() or int(index) >= len(suite.prompts):
+            raise ConfigError(f"No example prompt is named {key!r:.80}.")
+        prompt = suite.prompts[int(index)]
+        return prompt.turns[0], prompt.raw
+
+
+def _start_of(cls: type[MethodConfig]) -> str:
+    """What a decoding type by itself starts from."""
+    model = cls.model_fields.get("speculative_model")
+    return "needs weights" if model is not None and model.default is None else "default settings"

@@ -1,0 +1,255 @@
+"""The stream to one browser tab: about twenty idempotent batches a second, for one to four runs.
+
+A message holds `stream` (which stream), `seq` (its place in it), the runs' metas, and per run: new
+events, status, figures and, once, how it ended. Losing one is repaired by `History.since`.
+
+Events travel as JSON text: Gradio sends a yielded value as edits of the one before, and its edits
+for lists inside lists remove the wrong items when several of them shrink.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from engine.errors import ConfigError
+from playground.host.events import (
+    REASON_WORDS,
+    Event,
+    end_of,
+    figures_of,
+    misfit,
+    prefill_event,
+    run_meta,
+    step_detail,
+    step_event,
+)
+from playground.host.live import Finish, First, LiveRun, LiveRuns
+from storage import RunDetail, RunLog
+
+TICK_S = 0.05
+MAX_EVENTS = 2000
+"""Events in one answer of a resync."""
+NO_EVENTS = "[]"
+Message = dict[str, Any]
+
+
+class Feed:
+    """Builds the messages of one stream over some live runs."""
+
+    def __init__(self, runs: Sequence[LiveRun], ahead_of: Callable[[LiveRun], int]) -> None:
+        self._runs = list(runs)
+        self._ahead_of = ahead_of
+        self._stream = secrets.token_urlsafe(9)
+        self._seq = -1
+        self._sent = {run.id: 0 for run in runs}
+        self._last: dict[str, Any] = {}
+        self.done = False
+
+    def next(self) -> Message | None:
+        """The next message; None when nothing has changed since the last."""
+        over = [run for run in self._runs if run.over.is_set()]
+        news = {
+            "ev": json.dumps([event for run in self._runs for event in self._new_events(run)]),
+            "status": {run.id: status_of(run, self._ahead_of(run)) for run in self._runs},
+            "figures": {run.id: figures_of(run.metrics) for run in self._runs if run.metrics},
+            "ends": {run.id: end for run in over if (end := _end(run)) is not None},
+        }
+        self.done = len(over) == len(self._runs)
+        if news == self._last and not self.done:
+            return None
+        self._last = {**news, "ev": NO_EVENTS}
+        self._seq += 1
+        return {
+            "stream": self._stream,
+            "seq": self._seq,
+            "runs": [run.meta for run in self._runs if run.meta],
+            "chat": _chat_head(self._runs[-1]),
+            **news,
+        }
+
+    def _new_events(self, run: LiveRun) -> list[Event]:
+        events = events_of(run, self._sent[run.id], MAX_EVENTS)
+        self._sent[run.id] += len(events)
+        return events
+
+
+def _chat_head(run: LiveRun) -> str | None:
+    """The run that a next turn continues: one that said nothing is passed over."""
+    said_nothing = run.over.is_set() and run.finish is None
+    return run.meta.get("parent") if said_nothing else run.id
+
+
+def _end(run: LiveRun) -> dict[str, Any] | None:
+    return None if run.finish is None else end_of(run.num_events, run.finish)
+
+
+def events_of(run: LiveRun, start: int, most: int) -> list[Event]:
+    """A live run's events from number `start` on."""
+    first, events = run.first, []
+    if first is None:
+        return []
+    if start == 0:
+        events.append(prefill_event(run.id, first))
+    rows = run.rows[max(0, start - 1) : max(0, start - 1) + most]
+    return events + [step_event(run.id, row) for row in rows]
+
+
+def status_of(run: LiveRun, ahead: int) -> dict[str, Any]:
+    """What the panel's header says of a run."""
+    words = f"waiting for the engine, {ahead} ahead" if run.state == "queued" else run.words
+    return {
+        "state": run.state,
+        "words": words,
+        "progress": run.progress,
+        "error": run.error,
+        "warning": misfit(asdict(run.metrics)) if run.over.is_set() and run.metrics else None,
+        "log_id": run.log_id,
+    }
+
+
+def refusal(sentence: str, chat: object) -> Message:
+    """A message that shows an error and leaves the panel's text alone."""
+    status = {"state": "failed", "words": "", "progress": None, "error": sentence, "log_id": None}
+    return {
+        "stream": secrets.token_urlsafe(9),
+        "seq": 0,
+        "runs": [],
+        "chat": chat if isinstance(chat, str) else None,
+        "ev": NO_EVENTS,
+        "status": {"": status},
+    }
+
+
+async def follow(feed: Feed, tick_s: float = TICK_S) -> AsyncIterator[Message]:
+    """All messages of a stream, in time."""
+    while not feed.done:
+        message = feed.next()
+        if message is not None:
+            yield message
+        if not feed.done:
+            await asyncio.sleep(tick_s)
+
+
+class History:
+    """Reads runs for the panel, from memory while they are live and from the log after that."""
+
+    def __init__(self, runs: LiveRuns, log: RunLog) -> None:
+        self._runs = runs
+        self._log = log
+
+    def since(self, run_id: str, have: int) -> dict[str, Any]:
+        """Events from number `have` on, and everything else about the run.
+
+        Raises:
+            ConfigError: there is no such run.
+        """
+        live = self._runs.get(run_id)
+        if live is not None:
+            events = events_of(live, have, MAX_EVENTS)
+            more = have + len(events) < live.num_events
+            return {
+                "ev": [[run_id, *event[1:]] for event in events],
+                "more": more,
+                "status": status_of(live, 0),
+                "figures": figures_of(live.metrics),
+                "end": _end(live) if live.over.is_set() else None,
+            }
+        return self._since_in_log(self._stored(run_id), have)
+
+    def step(self, run_id: str, index: int) -> dict[str, Any]:
+        """One step with its draft tree.
+
+        Raises:
+            ConfigError: there is no such run or step.
+        """
+        live = self._runs.get(run_id)
+        if live is not None and index < len(live.rows):
+            return step_detail(live.rows[index])
+        row = None if live is not None else self._log.step(run_id, index)
+        if row is None:
+            raise ConfigError(f"Run {run_id} has no step {index + 1}.")
+        return step_detail(row)
+
+    def opened(self, run_id: str) -> Message:
+        """A message that makes a panel show a run of the log; its text comes by `since`.
+
+        Raises:
+            ConfigError: there is no such run.
+        """
+        live = self._runs.get(run_id)
+        meta = live.meta if live is not None and live.meta else _stored_meta(self._stored(run_id))
+        return {
+            "stream": secrets.token_urlsafe(9),
+            "seq": 0,
+            "runs": [{**meta, "id": run_id, "parent": None}],
+            "chat": None,
+            "ev": NO_EVENTS,
+            "resync": True,
+        }
+
+    def _stored(self, run_id: str) -> RunDetail:
+        detail = self._log.get(run_id)
+        if detail is None:
+            raise ConfigError(f"No run {run_id} is in the log. It may have been deleted.")
+        return detail
+
+    def _since_in_log(self, detail: RunDetail, have: int) -> dict[str, Any]:
+        start = max(0, have - 1)
+        rows = self._log.steps(detail.id, start, start + MAX_EVENTS)
+        events = [step_event(detail.id, row) for row in rows]
+        first = _stored_first(detail)
+        if have == 0 and first is not None:
+            events.insert(0, prefill_event(detail.id, first))
+        num_events = detail.num_steps + (first is not None)
+        over = detail.status != "running"
+        finish = Finish(detail.finish_reason, detail.text)
+        return {
+            "ev": events,
+            "more": have + len(events) < num_events,
+            "status": _stored_status(detail),
+            "figures": _stored_figures(detail),
+            "end": end_of(num_events, finish) if over else None,
+        }
+
+
+def _stored_first(detail: RunDetail) -> First | None:
+    if detail.first_token_id is None:
+        return None
+    ttft_s = detail.ttft_s or 0.0
+    return First(detail.first_token_id, detail.first_text, detail.num_prompt_tokens, ttft_s)
+
+
+def _stored_status(detail: RunDetail) -> dict[str, Any]:
+    words = REASON_WORDS.get(detail.finish_reason or "", detail.status)
+    return {
+        "state": detail.status,
+        "words": words if detail.status == "completed" else detail.status,
+        "progress": None,
+        "error": detail.error,
+        "warning": misfit(detail.metrics) if detail.status != "running" else None,
+        "log_id": detail.id,
+    }
+
+
+def _stored_figures(detail: RunDetail) -> dict[str, Any]:
+    """A run's figures; of one that died, what the log counted while it streamed."""
+    if detail.metrics:
+        return dict(detail.metrics)
+    names = ("num_prompt_tokens", "num_new_tokens", "num_steps", "mat", "tok_s", "ttft_s")
+    return {name: getattr(detail, name) for name in names}
+
+
+def _stored_meta(detail: RunDetail) -> dict[str, Any]:
+    return run_meta(
+        detail.id,
+        title=detail.method_title,
+        target=detail.target,
+        lossless=detail.lossless,
+        prompt=detail.prompt_text,
+        messages=[dict(message) for message in detail.messages],
+    )

@@ -1,0 +1,155 @@
+"""What is loaded: at most one target, the drafters built on it, and the models they draft with."""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import presets
+from engine.config import MethodConfig
+from engine.drafters.base import Drafter, Workbench
+from engine.model.loading import load_target
+from engine.model.sources import Progress, TargetSpec
+from engine.model.target import Target
+from engine.tuning.build import CONTROLLER_ROWS, build_drafter
+from engine.tuning.latency import LatencyCurve, measure_curve
+
+MAX_DRAFTERS = 2
+"""Drafters kept ready, so that going back and forth between two methods loads nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the page shows of the loaded target."""
+
+    name: str
+    dtype: str
+    device: str
+    context_len: int
+    chat: bool
+
+
+class Models:
+    """Owns the loaded target and its drafters; used by the host's worker thread only.
+
+    `loaded` may be read from any thread.
+    """
+
+    def __init__(
+        self, *, cache_dir: Path, device: str, resolve: Callable[[str], TargetSpec]
+    ) -> None:
+        self._cache_dir = cache_dir
+        self._device = device
+        self._resolve = resolve
+        self._target: Target | None = None
+        self._key: tuple[str, str] | None = None
+        self._drafters: OrderedDict[str, Drafter] = OrderedDict()
+        self._companions: dict[str, Target] = {}
+        self._curve: LatencyCurve | None = None
+        self.loaded: Loaded | None = None
+
+    def target(self, spec: TargetSpec, dtype: str, progress: Progress) -> Target:
+        """The target, loaded if it is not; the one before it is freed first.
+
+        Raises:
+            SourceError, TargetError: it cannot be had; then nothing is loaded.
+        """
+        if self._target is not None and self._serves(spec.name, dtype):
+            return self._target
+        self.close()
+        target = load_target(
+            spec,
+            dtype=dtype,
+            device=self._device,
+            cache_dir=self._cache_dir,
+            progress=progress,
+        )
+        self._target, self._key = target, (spec.name, dtype)
+        self.loaded = Loaded(
+            spec.title or spec.name,
+            target.dtype_name,
+            target.device_name,
+            target.context_len,
+            target.has_chat_template,
+        )
+        return target
+
+    def _serves(self, name: str, dtype: str) -> bool:
+        assert self._target is not None and self._key is not None
+        return self._key[0] == name and dtype in (self._key[1], self._target.dtype_name)
+
+    def drafter(self, config: MethodConfig, *, keep: int = MAX_DRAFTERS) -> Drafter:
+        """The method's drafter on the loaded target, built if it is not there yet.
+
+        Args:
+            keep: how many to hold, this one included; those used longest ago go first.
+
+        Raises:
+            DrafterError: it does not fit the target, or its weights cannot be had.
+        """
+        assert self._target is not None
+        key = config.model_dump_json()
+        if key in self._drafters:
+            self._drafters.move_to_end(key)
+            return self._drafters[key]
+        while len(self._drafters) >= keep:
+            self._drafters.popitem(last=False)[1].close()
+        self._drafters[key] = self.new_drafter(config)
+        return self._drafters[key]
+
+    def new_drafter(self, config: MethodConfig) -> Drafter:
+        """A drafter of the caller's own on the loaded target; the caller closes it.
+
+        Raises:
+            DrafterError: it does not fit the target, or its weights cannot be had.
+        """
+        return build_drafter(config, self.bench())
+
+    def bench(self) -> Workbench:
+        """The loaded target, and what a method may use beside it."""
+        assert self._target is not None
+        return Workbench(
+            self._target,
+            resolve=self._resolve,
+            load=self._companion,
+            latency=self._latency,
+            locate=presets.locate,
+        )
+
+    def _latency(self) -> LatencyCurve:
+        """The loaded target's latency curve, measured once."""
+        assert self._target is not None
+        if self._curve is None:
+            self._curve = measure_curve(self._target, rows=CONTROLLER_ROWS, repeats=3)
+        return self._curve
+
+    def _companion(self, spec: TargetSpec) -> Target:
+        """A model to draft with, on the target's device and dtype; loaded once."""
+        assert self._target is not None
+        if spec.name not in self._companions:
+            self._companions[spec.name] = load_target(
+                spec,
+                dtype=self._target.companion_dtype,
+                device=str(self._target.device),
+                cache_dir=self._cache_dir,
+            )
+        return self._companions[spec.name]
+
+    def forget_drafters(self) -> None:
+        """Free the drafters: some learn from text to text, and a new one knows nothing yet."""
+        while self._drafters:
+            self._drafters.popitem()[1].close()
+
+    def close(self) -> None:
+        """Free everything."""
+        self.loaded = None
+        self.forget_drafters()
+        while self._companions:
+            self._companions.popitem()[1].close()
+        if self._target is not None:
+            self._target.close()
+            self._target = self._key = self._curve = None
+            gc.collect()

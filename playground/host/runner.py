@@ -1,0 +1,392 @@
+"""The engine host: one worker, one target, all runs of all browser tabs in the order they came.
+
+    page ── submit ──► queue ──► worker thread: load, build the drafter, decode
+                                     │ records
+                                     ▼
+                                 recorder thread: text, figures, run log ──► LiveRun ◄── pages read
+
+The loop waits for nobody: records go into a queue, and pages poll the live run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from engine.config import MethodConfig
+from engine.decode import decode
+from engine.drafters.base import Drafter, Workbench
+from engine.errors import PlaygroundError, PromptError
+from engine.model.sources import TargetSpec
+from engine.model.target import Target
+from playground.host.catalog import Catalog
+from playground.host.events import REASON_WORDS, run_meta
+from playground.host.live import LiveRun, LiveRuns, Message, State
+from playground.host.models import MAX_DRAFTERS, Loaded, Models
+from playground.host.recorder import Inbox, Recorder
+from playground.host.recording import log_unbegun, new_run, unbegun_run
+from playground.host.request import GenerateRequest
+from playground.web.edge import Fault, attempt
+from storage import RunLog
+
+MAX_WAITING = 32
+
+
+class QueueFullError(PlaygroundError):
+    """Too many runs wait for the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run, and what the worker does for it."""
+
+    run: LiveRun
+    work: Callable[[LiveRun], None] = field(repr=False)
+
+
+class EngineHost:
+    """Runs one job at a time; the only owner of models."""
+
+    def __init__(
+        self, log: RunLog, catalog: Catalog, *, cache_dir: Path, device: str = "auto"
+    ) -> None:
+        self.log = log
+        self.catalog = catalog
+        self.runs = LiveRuns()
+        self._models = Models(cache_dir=cache_dir, device=device, resolve=catalog.resolve)
+        self._waiting: deque[Job] = deque()
+        self._wake = threading.Condition()
+        self._worker: threading.Thread | None = None
+        self._closing = False
+
+    # ---- what pages ask
+
+    @property
+    def loaded(self) -> Loaded | None:
+        """The target in memory, if any."""
+        return self._models.loaded
+
+    def load(self, spec: TargetSpec, dtype: str, *, owner: str) -> LiveRun:
+        """Queue the loading of a target."""
+        run = LiveRun(owner)
+        return self._enqueue(Job(run, lambda run: self._load_only(run, spec, dtype)))
+
+    def generate(self, request: GenerateRequest, *, owner: str) -> LiveRun:
+        """Queue a run; an unfinished run of the same owner is cancelled.
+
+        Raises:
+            QueueFullError: too many are waiting.
+        """
+        run = self._new_run(request, owner)
+        return self._enqueue(Job(run, lambda run: self._generate(run, request)))
+
+    def submit(self, work: Callable[[LiveRun], None], *, owner: str) -> LiveRun:
+        """Queue work of several runs that nothing may come between, e.g. a comparison.
+
+        `work` is called on the engine's thread with the returned run, which stands for all of it;
+        only there may it use `prepare`, `drafter`, `announce` and `perform`.
+
+        Raises:
+            QueueFullError: too many are waiting.
+        """
+        return self._enqueue(Job(LiveRun(owner), work))
+
+    def cancel_owner(self, owner: str) -> int:
+        """Stop every unfinished run of a browser tab; returns how many."""
+        running = self.runs.owned_by(owner)
+        for run in running:
+            run.cancel()
+        return len(running)
+
+    def ahead_of(self, run: LiveRun) -> int:
+        """Jobs to be done before this one starts."""
+        with self._wake:
+            waiting = [job.run for job in self._waiting]
+            return waiting.index(run) + 1 if run in waiting else 0
+
+    def close(self) -> None:
+        """Cancel everything, wait for the worker, free the models."""
+        with self._wake:
+            self._closing = True
+            for run in self.runs.all():
+                run.cancel()
+            self._wake.notify_all()
+        if self._worker is not None:
+            self._worker.join()
+        self._models.close()
+
+    # ---- the queue
+
+    def _enqueue(self, job: Job) -> LiveRun:
+        self.cancel_owner(job.run.owner)
+        with self._wake:
+            if len(self._waiting) >= MAX_WAITING:
+                raise QueueFullError(
+                    f"{MAX_WAITING} runs are waiting for the engine. Try again in a while."
+                )
+            self.runs.add(job.run)
+            self._waiting.append(job)
+            if self._worker is None:
+                self._worker = threading.Thread(target=self._work, name="engine", daemon=True)
+                self._worker.start()
+            self._wake.notify_all()
+        return job.run
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            run = job.run
+            if run.cancel_asked.is_set():
+                run.words = "stopped before it started"
+                run.end("cancelled")
+                continue
+            outcome = attempt(lambda job=job: job.work(job.run), where=f"run {run.id}")  # type: ignore[misc]
+            if isinstance(outcome, Fault):
+                run.words = "failed"
+                run.end("failed", error=outcome.sentence)
+
+    def _next(self) -> Job | None:
+        with self._wake:
+            while not self._waiting and not self._closing:
+                self._wake.wait()
+            return self._waiting.popleft() if self._waiting else None
+
+    # ---- what submitted work may use, on the worker thread
+
+    def announce(self, request: GenerateRequest, *, owner: str) -> LiveRun:
+        """A run that pages can see from now on, for `perform`."""
+        run = self._new_run(request, owner)
+        self.runs.add(run)
+        return run
+
+    def perform(
+        self,
+        run: LiveRun,
+        request: GenerateRequest,
+        *,
+        stored: Mapping[str, Any],
+        keep: int = MAX_DRAFTERS,
+    ) -> None:
+        """Do an announced run; however it ends, it is over when this returns.
+
+        Args:
+            stored: further fields of the log's `NewRun`, e.g. its labels.
+            keep: drafters to keep ready for the runs that follow.
+        """
+        outcome = attempt(
+            lambda: self._generate(run, request, stored=stored, keep=keep), where=f"run {run.id}"
+        )
+        if isinstance(outcome, Fault):
+            run.words = "failed"
+            run.end("failed", error=outcome.sentence)
+
+    def prepare(self, run: LiveRun, spec: TargetSpec, dtype: str) -> Target:
+        """The target, loaded if it is not; `run` tells how far it is."""
+
+        def tell(words: str, fraction: float | None) -> None:
+            run.words, run.progress = words, fraction
+
+        run.state = "loading"
+        tell(f"loading {spec.title or spec.name}", None)
+        return self._models.target(spec, dtype, tell)
+
+    def drafter(self, config: MethodConfig, *, keep: int = MAX_DRAFTERS) -> Drafter:
+        """The method's drafter on the prepared target, kept as for `perform`."""
+        return self._models.drafter(config, keep=keep)
+
+    def bench(self) -> Workbench:
+        """The prepared target, and what a measurement of a method builds on."""
+        return self._models.bench()
+
+    def new_drafter(self, config: MethodConfig) -> Drafter:
+        """A drafter of the caller's own on the prepared target; the caller closes it."""
+        return self._models.new_drafter(config)
+
+    def forget_drafters(self) -> None:
+        """Let the next runs begin with new drafters, which have learned from no text."""
+        self._models.forget_drafters()
+
+    # ---- the work of one job, on the worker thread
+
+    def _load_only(self, run: LiveRun, spec: TargetSpec, dtype: str) -> None:
+        self.prepare(run, spec, dtype)
+        run.words = "ready"
+        run.end("completed")
+
+    def _new_run(self, request: GenerateRequest, owner: str) -> LiveRun:
+        run = LiveRun(owner)
+        talk = self._conversation(request)
+        run.messages = talk.messages
+        run.meta = run_meta(
+            run.id,
+            title=request.method.title,
+            target=request.target.title or request.target.name,
+            lossless=request.config.lossless,
+            prompt=talk.prompt,
+            messages=talk.messages,
+            parent=talk.parent,
+        )
+        return run
+
+    def _generate(
+        self,
+        run: LiveRun,
+        request: GenerateRequest,
+        *,
+        stored: Mapping[str, Any] | None = None,
+        keep: int = MAX_DRAFTERS,
+    ) -> None:
+        ready = attempt(lambda: self._ready(run, request, keep), where=f"run {run.id}")
+        if isinstance(ready, Fault):
+            self._end_unbegun(run, request, ready.sentence, stored or {})
+            return
+        target, drafter, prompt_ids = ready
+        run.state, run.words = "prefill", "reading the prompt"
+        run.log_id = self._begin_in_log(run, request, target, prompt_ids, stored or {})
+        self._decode(run, request, target, drafter, prompt_ids)
+
+    def _ready(
+        self, run: LiveRun, request: GenerateRequest, keep: int
+    ) -> tuple[Target, Drafter, list[int]]:
+        """Target, drafter and prompt of a run that can begin."""
+        target = self.prepare(run, request.target, request.dtype)
+        run.words, run.progress = "preparing the drafter", None
+        drafter = self.drafter(request.config, keep=keep)
+        messages = run.messages
+        prompt_ids = target.encode_chat(messages) if messages else target.encode(run.meta["prompt"])
+        return target, drafter, prompt_ids
+
+    def _end_unbegun(
+        self, run: LiveRun, request: GenerateRequest, sentence: str, stored: Mapping[str, Any]
+    ) -> None:
+        """End a run that could not begin; it is in the log too, with what stood in its way."""
+
+        def write() -> str:
+            new = unbegun_run(request, run.meta["prompt"], run.messages)
+            return log_unbegun(self.log, replace(new, **stored), sentence)
+
+        written = attempt(write, where=f"the log entry of run {run.id}")
+        run.log_id = None if isinstance(written, Fault) else written
+        run.words = "failed"
+        run.end("failed", error=sentence)
+
+    def _begin_in_log(
+        self,
+        run: LiveRun,
+        request: GenerateRequest,
+        target: Target,
+        prompt_ids: list[int],
+        stored: Mapping[str, Any],
+    ) -> str:
+        new = new_run(
+            target,
+            request.config,
+            sampling=request.sampling,
+            limits=request.limits,
+            prompt_ids=prompt_ids,
+            prompt_text=run.meta["prompt"],
+            messages=run.messages,
+        )
+        return self.log.begin(replace(new, method_title=request.method.title, **stored))
+
+    def _decode(
+        self,
+        run: LiveRun,
+        request: GenerateRequest,
+        target: Target,
+        drafter: Drafter,
+        prompt_ids: list[int],
+    ) -> None:
+        """Run the loop here and the recorder beside it; both are over when this returns."""
+        recorder = Recorder(run, target, self.log, request.limits.stop)
+        inbox: Inbox = Inbox()
+        recording = _Thread(lambda: recorder.follow(inbox), where=f"the recorder of run {run.id}")
+
+        def loop() -> None:
+            records = decode(
+                target,
+                drafter,
+                prompt_ids,
+                sampling=request.sampling,
+                limits=request.limits,
+                cancelled=lambda: run.cancel_asked.is_set() or recording.fault is not None,
+            )
+            for record in records:
+                inbox.put(record)
+
+        failed = attempt(loop, where=f"run {run.id}")
+        inbox.put(None)
+        recording.join()
+        fault = recording.fault or (failed if isinstance(failed, Fault) else None)
+        recorder.close(fault.sentence if fault else None)
+        reason = run.finish.reason if run.finish else None
+        run.words = "failed" if fault else REASON_WORDS.get(reason or "", "done")
+        state: State = "failed" if fault else "cancelled" if reason == "cancelled" else "completed"
+        run.end(state, error=fault.sentence if fault else None)
+
+    def _conversation(self, request: GenerateRequest) -> _Conversation:
+        """What the run is to answer."""
+        if request.repeats:
+            return self._again(request.repeats)
+        if request.mode == "raw":
+            return _Conversation([], request.prompt, None)
+        turns = self._turns_of(request.parent) if request.parent else []
+        if not turns and request.system.strip():
+            turns = [{"role": "system", "content": request.system}]
+        messages = [*turns, {"role": "user", "content": request.prompt}]
+        return _Conversation(messages, request.prompt, request.parent)
+
+    def _again(self, run_id: str) -> _Conversation:
+        live = self.runs.get(run_id)
+        if live is not None:
+            return _Conversation(live.messages, live.meta["prompt"], live.meta["parent"])
+        stored = self.log.get(run_id)
+        if stored is None:
+            raise PromptError("That run is no longer in the log. Write the prompt again.")
+        return _Conversation(_plain(stored.messages), stored.prompt_text, None)
+
+    def _turns_of(self, run_id: str) -> list[Message]:
+        """A run's conversation with its answer."""
+        live = self.runs.get(run_id)
+        if live is not None:
+            answer = live.finish.text if live.finish else ""
+            messages = live.messages
+        else:
+            stored = self.log.get(run_id)
+            if stored is None:
+                return []
+            answer, messages = stored.text, _plain(stored.messages)
+        return [*messages, {"role": "assistant", "content": answer}] if messages else []
+
+
+def _plain(messages: Sequence[Mapping[str, str]]) -> list[Message]:
+    return [dict(message) for message in messages]
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """Turns up to the prompt (none for a raw completion), the prompt, the run before it."""
+
+    messages: list[Message]
+    prompt: str
+    parent: str | None
+
+
+class _Thread:
+    """A thread whose fault can be asked for."""
+
+    def __init__(self, work: Callable[[], None], *, where: str) -> None:
+        self.fault: Fault | None = None
+        self._thread = threading.Thread(target=self._run, args=(work, where), daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[], None], where: str) -> None:
+        outcome = attempt(work, where=where)
+        if isinstance(outcome, Fault):
+            self.fault = outcome
+
+    def join(self) -> None:
+        self._thread.join()

@@ -1,0 +1,1 @@
+"""What the Runs page and the command line ask of the log."""

@@ -1,0 +1,197 @@
+"""Measurements of the Tree page on the engine's thread: ranks, latency, drafts of other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.config import Limits, MethodConfig, Sampling
+from engine.drafters.autoregressive import AutoregressiveConfig
+from engine.errors import ConfigError
+from engine.model.target import Target
+from engine.tuning.redraft import Redrafter
+from engine.tuning.watch import StoppedError
+from playground.experiments.bench.suites import Item, choose_items
+from playground.host.catalog import Method
+from playground.host.live import LiveRun
+from playground.host.request import GenerateRequest
+from playground.host.runner import EngineHost
+from playground.trees.editor_clock import speed_row, stored_clock
+from playground.trees.editor_drafted import drafted_row
+from playground.trees.editor_jobs import Work, watch_of
+from playground.trees.editor_methods import TreeMethod
+from playground.trees.editor_sources import RECENT, Sources, depths_for, require_greedy
+from playground.trees.latency import measure_clock
+from playground.trees.tables import make_table, texts_of_runs
+
+TEXT_TOKENS = 128
+"""New tokens of every text that is written to be measured."""
+REDRAFT_TAIL = 16
+
+
+class Measurements:
+    """Makes the work of the page's jobs."""
+
+    def __init__(
+        self, host: EngineHost, sources: Sources, *, text_tokens: int = TEXT_TOKENS
+    ) -> None:
+        self._host = host
+        self._sources = sources
+        self._text_tokens = text_tokens
+        self._kept: tuple[tuple[Any, ...], Target, Redrafter] | None = None
+
+    # ---- ranks
+
+    def ranks(self, method: TreeMethod, target: str, source: str) -> Work:
+        """Measures a rank table over a source's texts; a suite's are written first."""
+
+        def work(run: LiveRun) -> dict[str, Any]:
+            config = self._sources.effective(method, target)
+            self._prepare(run, target)
+            log = self._host.log
+            begin = 0.0
+            if source.startswith("suite:"):
+                begin = 0.6
+                run_ids, benchmark = self._write(run, config, target, source[6:], begin), None
+            else:
+                run_ids, benchmark = self._sources.run_ids(source, target)
+            require_greedy(log, run_ids)
+            kept, table = make_table(
+                log,
+                config,
+                self._host.bench(),
+                run_ids=() if benchmark else run_ids,
+                benchmark_id=benchmark,
+                depths=depths_for(method),
+                watch=watch_of(run, "ranking every true token", begin=begin),
+            )
+            words = f"measured {table.num_positions:,} positions of {table.num_texts} texts"
+            return {"source": f"table:{kept}", "words": words}
+
+        return work
+
+    def _write(
+        self, run: LiveRun, config: MethodConfig, target: str, suite: str, share: float
+    ) -> list[str]:
+        """Let the target answer a suite's prompts; ids of the runs."""
+        items = self._items(suite)
+        chosen = config if config.lossless else AutoregressiveConfig()
+        done = []
+        for number, item in enumerate(items):
+            if run.cancel_asked.is_set():
+                raise StoppedError(f"Stopped; {number} texts are written and in the log.")
+            run.state, run.words = "running", f"writing text {number + 1} of {len(items)}"
+            run.progress = share * number / len(items)
+            done.append(self._answer(run, chosen, target, item))
+        return done
+
+    def _items(self, suite: str) -> Sequence[Item]:
+        """A suite's prompts, its categories in turn, so many as are measured."""
+        if suite not in self._host.catalog.suites:
+            raise ConfigError(f"No suite is named {suite!r:.80}. Pick one of the list.")
+        items = choose_items([self._host.catalog.suites[suite]])
+        waiting: dict[str, list[Item]] = {}
+        for item in items:
+            waiting.setdefault(item.category, []).append(item)
+        columns = list(waiting.values())
+        longest = max(len(column) for column in columns)
+        rows = (column[i] for i in range(longest) for column in columns if i < len(column))
+        return [item for _, item in zip(range(RECENT), rows, strict=False)]
+
+    def _answer(self, run: LiveRun, config: MethodConfig, target: str, item: Item) -> str:
+        request = GenerateRequest(
+            target=self._host.catalog.target(target),
+            dtype=self._dtype(target),
+            method=Method(type(config).title, "", config),
+            config=config,
+            sampling=Sampling(),
+            limits=Limits(max_new_tokens=self._text_tokens),
+            mode="raw" if item.raw or not self._chats() else "chat",
+            system="",
+            prompt=item.turns[0],
+        )
+        inner = self._host.announce(request, owner=run.owner)
+        labels = {"suite": item.suite, "category": item.category, "prompt": item.id}
+        self._host.perform(inner, request, stored={"labels": labels})
+        if run.cancel_asked.is_set():
+            raise StoppedError("Stopped; what was written until then is in the log.")
+        if inner.error or inner.log_id is None:
+            raise ConfigError(inner.error or "A text could not be written. Try again.")
+        return inner.log_id
+
+    # ---- latency
+
+    def latency(self, method: TreeMethod, target: str) -> Work:
+        """Measures verify, drafting and the loop's own work."""
+
+        def work(run: LiveRun) -> dict[str, Any]:
+            config = self._sources.effective(method, target)
+            self._prepare(run, target)
+            bench = self._host.bench()
+            watch = watch_of(run, "timing verify forwards and drafts")
+            measure_clock(self._host.log, config, bench, again=True, watch=watch)
+            return {"speed": self.speed(method, target), "words": "measured"}
+
+        return work
+
+    def speed(self, method: TreeMethod, target: str) -> dict[str, Any] | None:
+        """The newest stored curves as the page reads them."""
+        config = self._sources.effective(method, target)
+        found = stored_clock(self._host.log, config, target)
+        return None if found is None else speed_row(found[0], method, found[1])
+
+    # ---- dynamic trees
+
+    def redraft(
+        self, method: TreeMethod, target: str, source: str, settings: Mapping[str, Any]
+    ) -> Work:
+        """Drafts a source's texts again with another size of the dynamic tree."""
+
+        def work(run: LiveRun) -> dict[str, Any]:
+            config = self._sources.effective(method, target)
+            other = config.replace(**method.changed(settings))
+            self._prepare(run, target)
+            redrafter = self._redrafter(run, config, target, source)
+            result = redrafter.draft(other, watch=watch_of(run, "drafting again", begin=0.5))
+            row = drafted_row(
+                other, result.trees, result.accepted_lengths.tolist(), result.node_counts.tolist()
+            )
+            words = f"{row['steps']} steps drafted again; the target was not run for them."
+            return {"drafted": {**row, "redrafted": True, "words": words}, "words": "drafted"}
+
+        return work
+
+    def _redrafter(self, run: LiveRun, config: MethodConfig, target: str, source: str) -> Redrafter:
+        """The source's texts with their features: kept from one try to the next."""
+        bench = self._host.bench()
+        key = target, source, config.decoding_type, getattr(config, "speculative_model", None)
+        if self._kept is not None:
+            if self._kept[0] == key and self._kept[1] is bench.target:
+                return self._kept[2]
+            self._kept[2].close()
+            self._kept = None
+        if source.startswith("suite:"):
+            run_ids = self._write(run, config, target, source[6:], 0.3)
+        else:
+            run_ids, _ = self._sources.run_ids(source, target)
+        require_greedy(self._host.log, run_ids)
+        texts = texts_of_runs(self._host.log, run_ids, target=target)
+        watch = watch_of(run, "the target reads the texts once", begin=0.3, end=0.5)
+        redrafter = Redrafter.read(config, bench, texts, tail=REDRAFT_TAIL, watch=watch)
+        self._kept = key, bench.target, redrafter
+        return redrafter
+
+    # ---- the target
+
+    def _prepare(self, run: LiveRun, target: str) -> None:
+        self._host.prepare(run, self._host.catalog.target(target), self._dtype(target))
+
+    def _dtype(self, target: str) -> str:
+        """The dtype that the target is loaded in, if it is the one in memory."""
+        spec, loaded = self._host.catalog.target(target), self._host.loaded
+        same = loaded is not None and loaded.name == (spec.title or spec.name)
+        return loaded.dtype if loaded is not None and same else "auto"
+
+    def _chats(self) -> bool:
+        loaded = self._host.loaded
+        return loaded is not None and loaded.chat

@@ -1,0 +1,224 @@
+"""What a tree can be replayed on: stored rank tables, shipped ones, and texts to measure over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import presets
+from engine.config import MethodConfig
+from engine.errors import ConfigError
+from engine.tuning.offline import OFFLINE
+from engine.tuning.ranks import RankTable
+from playground.host.catalog import Catalog
+from playground.trees.editor_methods import TreeMethod
+from playground.trees.tables import find_tables, load_table
+from storage import Artifact, RunDetail, RunLog, RunQuery
+
+SHIPPED = presets.FOLDER / "ranks"
+NEWEST_RUNS = 12
+RECENT = 24
+"""Texts of the newest runs that are measured together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One choice of the page's menu.
+
+    Attributes:
+        id: `table:ID` or `shipped:NAME`, ready to replay; `recent:`, `run:ID`, `benchmark:ID` or
+            `suite:NAME`, to be measured first.
+        what: the texts, in words, for the sentence that offers to measure.
+        examples: whether the log has the texts behind it.
+    """
+
+    id: str
+    title: str
+    group: str
+    ready: bool
+    what: str = ""
+    examples: bool = False
+
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Sources:
+    """Finds sources in the log and in the presets."""
+
+    def __init__(self, log: RunLog, catalog: Catalog, shipped: Path = SHIPPED) -> None:
+        self._log = log
+        self._catalog = catalog
+        self._shipped = shipped
+
+    def effective(self, method: TreeMethod, target: str) -> MethodConfig:
+        """The method's settings; where they name no weights, those of its newest run here."""
+        config = method.config
+        if getattr(config, "speculative_model", "") is not None:
+            return config
+        query = RunQuery(target=target, decoding_type=config.decoding_type, limit=1)
+        for row in self._log.find(query).rows:
+            detail = self._log.get(row.id)
+            weights = None if detail is None else detail.method.get("speculative_model")
+            if isinstance(weights, str):
+                return config.replace(speculative_model=weights)
+        return config
+
+    def rows(
+        self, method: TreeMethod, target: str, wanted: str | None = None
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """The menu for a method on a target, what is ready first; and which to pick, if any.
+
+        Args:
+            wanted: a source to have among them; of a benchmark its table, if there is one.
+        """
+        config = self.effective(method, target)
+        if config.decoding_type not in OFFLINE:
+            return [], None
+        found = [] if method.kind == "dynamic" else self._ready(method, config, target)
+        found += self._texts(target)
+        kind, _, name = (wanted or "").partition(":")
+        if kind == "benchmark" and wanted not in {source.id for source in found}:
+            found += self._benchmark(name, target)
+        if kind == "benchmark" and method.kind != "dynamic":
+            tables = find_tables(self._log, target=target, config=config, benchmark_id=name)
+            wanted = f"table:{tables[0].id}" if tables else wanted
+        return [source.row() for source in found], wanted
+
+    def remark(self, method: TreeMethod, target: str) -> str:
+        """Why there is nothing to replay on; empty where there may be something."""
+        if method.config.decoding_type in OFFLINE:
+            return ""
+        return (
+            f"{type(method.config).title} learns from every step, so no table can say what other "
+            "settings would have accepted. Edit here, use it in Generate or Compare, and measure."
+        )
+
+    # ---- ready
+
+    def _ready(self, method: TreeMethod, config: MethodConfig, target: str) -> list[Source]:
+        tables = find_tables(self._log, target=target, config=config)
+        stored = [self._stored(table) for table in tables]
+        return stored + self._shipped_for(method, target)
+
+    def _stored(self, table: Artifact) -> Source:
+        meta, day = table.meta, table.created_at.strftime("%b %d, %H:%M")
+        texts = meta.get("texts", 0)
+        of = f"{texts} texts" if texts != 1 else "one run"
+        if table.benchmark_id is not None:
+            benchmark = self._log.benchmarks.get(table.benchmark_id)
+            of = f"benchmark {benchmark.name}" if benchmark else of
+        title = f"{of} · {meta.get('positions', 0):,} positions · {day}"
+        return Source(f"table:{table.id}", title, "Measured here", ready=True, examples=True)
+
+    def _shipped_for(self, method: TreeMethod, target: str) -> list[Source]:
+        file = self._shipped / f"{method.key}.npz"
+        if not file.is_file():
+            return []
+        table = RankTable.from_bytes(file.read_bytes())
+        if table.about.get("target") != target:
+            return []
+        title = f"shipped · {table.num_positions:,} positions of {table.num_texts} texts"
+        return [Source(f"shipped:{method.key}", title, "Shipped", ready=True)]
+
+    def table(self, source: str) -> RankTable:
+        """The table of a source that is ready.
+
+        Raises:
+            ConfigError: it is not ready, or there is no such source.
+            UnknownArtifactError: it was deleted.
+        """
+        kind, _, name = source.partition(":")
+        if kind == "table":
+            return load_table(self._log, name)
+        if kind == "shipped" and name in self._catalog.presets:
+            file = self._shipped / f"{name}.npz"
+            if file.is_file():
+                return RankTable.from_bytes(file.read_bytes())
+        raise ConfigError(f"No rank table is named {source!r:.80}. Pick one of the list.")
+
+    # ---- to measure
+
+    def _texts(self, target: str) -> list[Source]:
+        runs = self._usable(target)
+        found = []
+        if len(runs) > 1:
+            many = f"the newest {min(RECENT, len(runs))} greedy runs"
+            found.append(Source("recent:", f"{many} of this target", MEASURE, False, many))
+        for benchmark in self._log.benchmarks.list(NEWEST_RUNS):
+            found += self._benchmark(benchmark.id, target)
+        for name, suite in self._catalog.suites.items():
+            title = f"suite {suite.title} (writes the texts first)"
+            words = f"up to {RECENT} prompts of {suite.title}, which the target answers first"
+            found.append(Source(f"suite:{name}", title, MEASURE, False, words))
+        for run in runs[:NEWEST_RUNS]:
+            title = f"run \u201c{_short(run.name or run.prompt_text)}\u201d"
+            found.append(Source(f"run:{run.id}", title, MEASURE, False, "this run's text"))
+        return found
+
+    def _benchmark(self, benchmark_id: str, target: str) -> list[Source]:
+        """The benchmark, if it has a run of this target."""
+        benchmark = self._log.benchmarks.get(benchmark_id)
+        query = RunQuery(benchmark_id=benchmark_id, target=target, limit=1)
+        if benchmark is None or not self._log.find(query).rows:
+            return []
+        title = f"benchmark {benchmark.name}"
+        return [Source(f"benchmark:{benchmark_id}", title, MEASURE, False, title)]
+
+    def _usable(self, target: str) -> list[RunDetail]:
+        query = RunQuery(target=target, status="completed", limit=2 * RECENT)
+        details = (self._log.get(row.id) for row in self._log.find(query).rows if row.lossless)
+        return [run for run in details if run is not None and is_greedy(run)][:RECENT]
+
+    def run_ids(self, source: str, target: str) -> tuple[list[str], str | None]:
+        """Runs behind a source of texts, and its benchmark if it is one; no suites.
+
+        Raises:
+            ConfigError: there is no such source, or nothing usable in it.
+        """
+        kind, _, name = source.partition(":")
+        if kind == "run":
+            return [name], None
+        if kind == "recent":
+            found = [run.id for run in self._usable(target)]
+            if not found:
+                raise ConfigError("There is no finished greedy run of this target yet. Make one.")
+            return found, None
+        if kind == "benchmark":
+            page = self._log.find(RunQuery(benchmark_id=name, target=target, limit=500))
+            return [row.id for row in page.rows], name
+        if kind == "table":
+            return [str(run) for run in load_table(self._log, name).about.get("sources", ())], None
+        raise ConfigError(f"No texts are named {source!r:.80}. Pick one of the list.")
+
+
+MEASURE = "Measure over"
+
+
+def is_greedy(run: RunDetail) -> bool:
+    """Whether the run took the likeliest token throughout: only such texts replay exactly."""
+    temperature = run.sampling.get("temperature", 0.0)
+    return isinstance(temperature, int | float) and temperature < 1e-5
+
+
+def depths_for(method: TreeMethod) -> int:
+    """How deep a table should be for a method."""
+    return 8 if method.kind == "tree" else max(16, method.length)
+
+
+def _short(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= 40 else words[:39] + "\u2026"
+
+
+def require_greedy(log: RunLog, run_ids: Sequence[str]) -> None:
+    """Raises ConfigError: one of the runs was sampled."""
+    for run_id in run_ids:
+        run = log.get(run_id)
+        if run is not None and not is_greedy(run):
+            raise ConfigError(
+                "These runs were sampled; a replay is exact for greedy texts only. Choose runs "
+                "with temperature 0."
+            )

@@ -1,0 +1,141 @@
+"""Latency curves in the log: measured once per target, dtype, device and context bucket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from engine.config import MethodConfig
+from engine.drafters.base import Workbench
+from engine.model.target import Target
+from engine.tuning.latency import LatencyCurve, bucket_of, measure_curve
+from engine.tuning.step_latency import Clock, DraftLatency, OtherCurve
+from engine.tuning.step_timing import measure_draft, measure_other
+from engine.tuning.watch import UNWATCHED, Watch
+from playground.trees.tables import table_key
+from storage import Artifact, RunLog
+
+KIND = "latency"
+
+
+def machine_key(target: Target, context_len: int) -> dict[str, Any]:
+    """What a target's curve depends on."""
+    return {
+        "what": "verify",
+        "target": target.name,
+        "weights": target.provenance.get("weights"),
+        "dtype": target.dtype_name,
+        "device": target.device_name,
+        "context_len": bucket_of(context_len),
+    }
+
+
+def draft_key(config: MethodConfig, target: Target, context_len: int) -> dict[str, Any]:
+    """What a method's draft latency depends on: the machine, the weights, how it drafts."""
+    machine = machine_key(target, context_len)
+    return {**machine, "what": "draft", "method": draft_method(config)}
+
+
+def draft_method(config: MethodConfig) -> dict[str, Any]:
+    """A method's settings without those that the latency is asked for."""
+    method: dict[str, Any] = table_key(config, "", "")["method"]
+    return {**method, "use_dynamic_tree": getattr(config, "use_dynamic_tree", False)}
+
+
+def find_clock(
+    log: RunLog, config: MethodConfig, target: Target, *, context_len: int = 256
+) -> Clock | None:
+    """The curves of a method on this machine; None where some were never measured."""
+    machine = _newest(log, machine_key(target, context_len))
+    draft = _newest(log, draft_key(config, target, context_len))
+    if machine is None or draft is None:
+        return None
+    return _clock(machine, draft)
+
+
+def _clock(machine: Mapping[str, Any], draft: Mapping[str, Any]) -> Clock:
+    return Clock(
+        LatencyCurve.from_dict(machine["verify"]),
+        OtherCurve.from_dict(machine["other"]),
+        DraftLatency.from_dict(draft["draft"]),
+    )
+
+
+def known_clock(
+    log: RunLog, config: MethodConfig, *, target: str, dtype: str
+) -> tuple[Clock, Mapping[str, Any]] | None:
+    """The curves measured last for a target that need not be loaded, and where they were measured.
+
+    None where there are no curves of both the target and the method from one machine.
+    """
+    method = draft_method(config)
+    for draft in log.artifacts.find(KIND):
+        key = draft.key
+        ours = (key.get("what"), key.get("target"), key.get("dtype")) == ("draft", target, dtype)
+        if not ours or _json(key.get("method")) != _json(method):
+            continue
+        machine = {name: value for name, value in key.items() if name != "method"}
+        verify = _newest(log, {**machine, "what": "verify"})
+        if verify is not None:
+            return _clock(verify, draft.meta), machine
+    return None
+
+
+def find_curves(log: RunLog, target: str) -> tuple[Artifact, ...]:
+    """All of a target's verify curves, newest first; their figures are in `meta`."""
+    found = log.artifacts.find(KIND)
+    return tuple(
+        a for a in found if a.key.get("target") == target and a.key.get("what") == "verify"
+    )
+
+
+def measure_clock(
+    log: RunLog,
+    config: MethodConfig,
+    bench: Workbench,
+    *,
+    context_len: int = 256,
+    again: bool = False,
+    watch: Watch = UNWATCHED,
+) -> Clock:
+    """Measure what is missing, keep it, and return all of it.
+
+    Args:
+        context_len: tokens of context that texts have; its bucket is measured.
+        again: measure what is there as well.
+
+    Raises:
+        ConfigError: the method cannot draft without the target.
+        SourceError, DrafterError: the drafter cannot be had.
+        StoppedError: somebody stopped it.
+    """
+    target, bucket = bench.target, bucket_of(context_len)
+    key = machine_key(target, context_len)
+    if again or _newest(log, key) is None:
+        verify = measure_curve(target, context_len=bucket, watch=watch.part(0.0, 0.6))
+        other = measure_other(target, context_len=bucket, watch=watch.part(0.6, 0.75))
+        _keep(log, key, {"verify": verify.to_dict(), "other": other.to_dict()})
+    key = draft_key(config, target, context_len)
+    if again or _newest(log, key) is None:
+        draft = measure_draft(config, bench, context_len=bucket, watch=watch.part(0.75, 1.0))
+        _keep(log, key, {"draft": draft.to_dict()})
+    clock = find_clock(log, config, target, context_len=context_len)
+    assert clock is not None
+    return clock
+
+
+def _json(value: object) -> str:
+    """Comparable text: what is stored has lists where settings have tuples."""
+    return json.dumps(value, sort_keys=True)
+
+
+def _newest(log: RunLog, key: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    found = log.artifacts.find(KIND, key)
+    return found[0].meta if found else None
+
+
+def _keep(log: RunLog, key: Mapping[str, Any], figures: Mapping[str, Any]) -> None:
+    """Curves are small: they are kept in `meta`, and as JSON for whoever reads the bytes."""
+    payload = json.dumps(figures).encode()
+    log.artifacts.put(KIND, key, meta=figures, payload=payload)

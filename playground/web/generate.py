@@ -1,0 +1,333 @@
+"""The Generate page: pick a target and a method, prompt, watch the tokens, walk the steps."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
+
+import gradio as gr
+
+from engine.config import Limits, MethodConfig, Sampling
+from playground.host.catalog import Catalog, Method
+from playground.host.feed import Feed, History, follow, refusal
+from playground.host.request import DTYPES, read_dtype, read_request
+from playground.host.runner import EngineHost
+from playground.web.components import plain_list, settings_form, text_line, token_panels
+from playground.web.controls import controls_of
+from playground.web.edge import Fault, attempt
+from playground.web.panel_server import panel_server
+
+PLACEHOLDER = "Write a prompt above and generate. Every token is coloured by where it came from."
+FIELDS = ("target", "dtype", "method", "mode", "system", "prompt")
+NO_EXAMPLE = ""
+FIRST_METHOD = "ngram"
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+
+
+def method_form(method: Method, key: str, held: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The form's value for a method's settings; `held` are settings of another value."""
+    group = {
+        "name": "method",
+        "title": type(method.config).title,
+        "badge": "lossless" if method.config.lossless else "lossy",
+        "note": method.summary,
+        "open": True,
+        "fields": controls_of(method.config),
+    }
+    return {"groups": [group], "values": {"method": held} if held else {}, "method": key}
+
+
+def run_form() -> dict[str, Any]:
+    """The form's value for sampling and limits."""
+    groups = [
+        {
+            "name": "sampling",
+            "title": "Sampling",
+            "open": True,
+            "fields": controls_of(Sampling()),
+        },
+        {"name": "limits", "title": "Limits", "open": True, "fields": controls_of(Limits())},
+    ]
+    return {"groups": groups, "values": {}}
+
+
+CLEAR_CHAT_PROMPT = """(mode) => {
+  const box = document.querySelector("#pg-prompt textarea");
+  return mode === "chat" ? "" : box?.value ?? "";
+}"""
+
+
+class GeneratePage:
+    """Components and listeners of the page."""
+
+    def __init__(self, host: EngineHost, history: History) -> None:
+        self.host = host
+        self.catalog: Catalog = host.catalog
+        self.history = history
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=1, elem_id="pg-side"):
+                self._side()
+            with gr.Column(scale=4, elem_id="pg-main"):
+                self._main()
+        self._listen()
+
+    # ---- layout
+
+    def _side(self) -> None:
+        targets = self.catalog.target_choices()
+        first = targets[0][1]
+        methods = self.catalog.method_choices(first)
+        with gr.Group():
+            self.target = gr.Dropdown(targets, value=first, label="Target", elem_id="pg-target")
+            with gr.Row(elem_id="pg-load-row"):
+                self.dtype = gr.Dropdown(
+                    list(DTYPES), value="auto", label="dtype", elem_id="pg-dtype", min_width=120
+                )
+                self.load = gr.Button("Load now", elem_id="pg-load", min_width=80)
+            self.target_state = text_line(self.describe_target(), elem_id="pg-target-state")
+            picked = first_method(methods)
+            self.method = gr.Dropdown(methods, value=picked, label="Method", elem_id="pg-method")
+            self.unfit = plain_list(self.describe_unfit(first), elem_id="pg-unfit")
+        start = self.catalog.method(picked)
+        self.form = settings_form(method_form(start, picked), elem_id="pg-method-form")
+        self.run_form = settings_form(run_form(), elem_id="pg-run-form")
+
+    def _main(self) -> None:
+        plain: dict[str, Any] = {"show_label": False, "container": False}
+        with gr.Row(elem_id="pg-kind"):
+            self.mode = gr.Radio(
+                [("Chat", "chat"), ("Completion", "raw")],
+                value="chat",
+                elem_id="pg-mode",
+                label="kind of prompt",
+                **plain,
+            )
+            self.example = gr.Dropdown(
+                [("Example prompts …", NO_EXAMPLE), *self.catalog.examples()],
+                value=NO_EXAMPLE,
+                elem_id="pg-example",
+                label="example prompts",
+                **plain,
+            )
+        self.system = gr.Textbox(
+            lines=1,
+            max_lines=6,
+            elem_id="pg-system",
+            label="system prompt",
+            placeholder="System prompt (optional; a chat keeps the one it began with)",
+            **plain,
+        )
+        self.prompt = gr.Textbox(
+            lines=3,
+            max_lines=14,
+            elem_id="pg-prompt",
+            label="prompt",
+            placeholder="Prompt",
+            autofocus=True,
+            **plain,
+        )
+        self._buttons()
+        since, step = panel_server(self.history)
+        self.panel = token_panels(
+            since=since, step=step, placeholder=PLACEHOLDER, elem_id="pg-panel"
+        )
+
+    def _buttons(self) -> None:
+        with gr.Row(elem_id="pg-buttons"):
+            self.generate = gr.Button("Generate", variant="primary", elem_id="pg-generate")
+            self.stop = gr.Button("Stop", elem_id="pg-stop")
+            self.again = gr.Button("Run again", elem_id="pg-again")
+            self.new_chat = gr.Button("New chat", elem_id="pg-new")
+            text_line("Ctrl+Enter generates · Esc stops", elem_id="pg-keys")
+
+    # ---- listeners
+
+    def _listen(self) -> None:
+        fields = [getattr(self, name) for name in FIELDS]
+        inputs = [*fields, self.form, self.run_form, self.panel]
+        streams: list[Any] = []
+        for button, run in ((self.generate, self.run), (self.again, self.run_again)):
+            streams.append(
+                button.click(
+                    run, inputs, self.panel, concurrency_limit=None, api_name=run.__name__, **QUIET
+                )
+            )
+            streams[-1].then(self.describe_target, None, self.target_state, queue=False, **QUIET)
+        self.panel.begun(None, self.mode, self.prompt, js=CLEAR_CHAT_PROMPT, **QUIET)
+        self.stop.click(self.stop_runs, None, None, queue=False, api_name="stop", **QUIET)
+        self.new_chat.click(
+            self.clear,
+            None,
+            [self.panel, self.prompt],
+            cancels=streams,
+            queue=False,
+            api_name="new_chat",
+            **QUIET,
+        )
+        self._listen_to_pickers()
+
+    def _listen_to_pickers(self) -> None:
+        self.load.click(
+            self.load_target,
+            [self.target, self.dtype],
+            self.target_state,
+            concurrency_limit=None,
+            api_name="load",
+            **QUIET,
+        )
+        self.target.change(
+            self.pick_target, [self.target, self.method], self.method, queue=False, **QUIET
+        )
+        self.target.change(self.describe_unfit, self.target, self.unfit, queue=False, **QUIET)
+        self.method.change(
+            self.pick_method, [self.method, self.form], self.form, queue=False, **QUIET
+        )
+        self.example.input(
+            self.pick_example, self.example, [self.prompt, self.mode], queue=False, **QUIET
+        )
+        self.mode.change(
+            lambda mode: gr.update(visible=mode == "chat"),
+            self.mode,
+            self.system,
+            queue=False,
+            **QUIET,
+        )
+
+    async def run(self, request: gr.Request, *held: Any) -> AsyncIterator[dict[str, Any]]:
+        """Stream one run; `held` is what the components hold, in the order of the inputs."""
+        async for message in self._stream(request, held, again=False):
+            yield message
+
+    async def run_again(self, request: gr.Request, *held: Any) -> AsyncIterator[dict[str, Any]]:
+        """Stream the last prompt once more, with the settings as they are now."""
+        async for message in self._stream(request, held, again=True):
+            yield message
+
+    async def _stream(
+        self, request: gr.Request, held: tuple[Any, ...], *, again: bool
+    ) -> AsyncIterator[dict[str, Any]]:
+        """All messages of one run. Leaving the page closes this generator: the run is cancelled."""
+        raw = dict(zip(FIELDS, held, strict=False))
+        form, run_form, panel = held[len(FIELDS) :]
+        chat = panel.get("chat") if isinstance(panel, dict) else None
+        raw |= {"form": join_forms(form, run_form), "repeats" if again else "parent": chat}
+        owner = session_of(request)
+        started = attempt(
+            lambda: self.host.generate(read_request(self.catalog, raw), owner=owner),
+            where="starting a run",
+        )
+        if isinstance(started, Fault):
+            yield refusal(started.sentence, chat)
+            return
+        try:
+            async for message in follow(Feed([started], self.host.ahead_of)):
+                yield message
+        finally:
+            started.cancel()
+
+    async def load_target(self, target: Any, dtype: Any, request: gr.Request) -> AsyncIterator[str]:
+        """Stream what the loading is doing, in words."""
+        started = attempt(
+            lambda: self.host.load(
+                self.catalog.target(target), read_dtype(dtype), owner=session_of(request)
+            ),
+            where="loading the target",
+        )
+        if isinstance(started, Fault):
+            yield started.sentence
+            return
+        async for message in follow(Feed([started], self.host.ahead_of)):
+            yield progress_words(message["status"][started.id])
+        yield started.error or self.describe_target()
+
+    def describe_target(self) -> str:
+        """The loaded target in one line."""
+        loaded = self.host.loaded
+        if loaded is None:
+            return "Nothing is loaded yet; the first run loads its target."
+        facts = asdict(loaded)
+        return "{name} · {dtype} · {device} · context {context_len}".format(**facts)
+
+    def stop_runs(self, request: gr.Request) -> None:
+        self.host.cancel_owner(session_of(request))
+
+    def clear(self, request: gr.Request) -> tuple[None, str]:
+        self.host.cancel_owner(session_of(request))
+        return None, ""
+
+    def pick_target(self, target: Any, method: Any) -> Any:
+        """Methods that fit the target; the picked one stays if it does."""
+        choices = self.catalog.method_choices(target if isinstance(target, str) else "")
+        keys = [key for _, key in choices]
+        value = method if method in keys else first_method(choices)
+        return gr.update(choices=choices, value=value)
+
+    def describe_unfit(self, target: Any) -> dict[str, Any]:
+        """The methods that this target is not offered, and why."""
+        rows = self.catalog.unfit(target if isinstance(target, str) else "")
+        return {"title": f"{len(rows)} methods do not fit this target", "rows": rows}
+
+    def pick_method(self, key: Any, form: Any) -> Any:
+        """The method's form, unless it is on show already: `take` filled it in."""
+        if isinstance(form, dict) and form.get("method") == key:
+            return gr.skip()
+        picked = attempt(
+            lambda: method_form(self.catalog.method(key), key), where="picking a method"
+        )
+        return gr.skip() if isinstance(picked, Fault) else picked
+
+    def take(self, target: str, method: str, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """Values of target, method and form that show a method with settings of another page.
+
+        Raises:
+            ConfigError: target or method is not offered here.
+        """
+        choices = self.catalog.method_choices(self.catalog.target(target).name)
+        picked = self.catalog.method(method)
+        form = method_form(picked, method, held_settings(picked.config, settings))
+        return target, gr.update(choices=choices, value=method), form
+
+    def pick_example(self, key: Any) -> Any:
+        if key == NO_EXAMPLE:
+            return gr.skip(), gr.skip()
+        picked = attempt(lambda: self.catalog.example(key), where="picking an example")
+        if isinstance(picked, Fault):
+            return gr.skip(), gr.skip()
+        text, is_raw = picked
+        return text, "raw" if is_raw else "chat"
+
+
+def first_method(choices: list[tuple[str, str]]) -> str:
+    """Where the picker starts: a method that drafts on any target, if it is offered."""
+    keys = [key for _, key in choices]
+    return FIRST_METHOD if FIRST_METHOD in keys else keys[0]
+
+
+def join_forms(*forms: Any) -> dict[str, Any]:
+    """The groups of several forms in one; what is no form is left for the checks to refuse."""
+    values: dict[str, Any] = {}
+    for form in forms:
+        held = form.get("values") if isinstance(form, dict) else None
+        if isinstance(held, dict):
+            values |= held
+    return {"values": values}
+
+
+def held_settings(config: MethodConfig, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings as the form's controls hold them.
+
+    Raises:
+        ConfigError: one is unknown or out of range.
+    """
+    drawn = controls_of(config.replace(**settings))
+    return {control["name"]: control["value"] for control in drawn if control["name"] in settings}
+
+
+def session_of(request: gr.Request) -> str:
+    return str(getattr(request, "session_hash", None) or "no session")
+
+
+def progress_words(status: dict[str, Any]) -> str:
+    share = status["progress"]
+    return status["words"] if share is None else f"{status['words']} … {100 * share:.0f} %"

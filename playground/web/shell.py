@@ -1,0 +1,55 @@
+"""The frame around the pages: tabs, and links that open a run."""
+
+from __future__ import annotations
+
+import gradio as gr
+
+from playground.experiments.sweeps.service import SweepService
+from playground.host.feed import History
+from playground.host.runner import EngineHost
+from playground.web.benchmark import BenchmarkPage
+from playground.web.compare import ComparePage
+from playground.web.deploy import DeployPage
+from playground.web.generate import GeneratePage
+from playground.web.runs import RunsPage
+from playground.web.sweep import SweepPage
+from playground.web.tree import TreePage
+from storage import RunLog
+
+TITLE = "Speculative decoding playground"
+
+
+def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
+    """All pages as tabs of one Blocks."""
+    history = History(host.runs, log)
+    page: gr.Blocks
+    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as page:
+        with gr.Tabs() as tabs:
+            with gr.Tab("Generate", id="generate"):
+                generate = GeneratePage(host, history)
+            with gr.Tab("Compare", id="compare"):
+                compare = ComparePage(host, history)
+            with gr.Tab("Tree", id="tree"):
+                tree = TreePage(host)
+            with gr.Tab("Benchmark", id="benchmark"):
+                bench = BenchmarkPage(host)
+            with gr.Tab("Sweep", id="sweep"):
+                sweep = SweepPage(SweepService(host))
+            with gr.Tab("Runs", id="runs"):
+                runs = RunsPage(host, history)
+            with gr.Tab("Deploy", id="deploy"):
+                deploy = DeployPage(host)
+
+        runs.listen_to_links(page, tabs)
+        runs.listen_to_generate(tabs, generate)
+        compare.listen_to_links(page, tabs)
+        compare.listen_to_deploy(tabs, deploy.board)
+        tree.listen_to_links(page, tabs)
+        bench.listen_to_links(page, tabs)
+        bench.listen(tabs, runs.table, tree.component, deploy.board)
+        tree.listen_to_use(tabs, generate, compare)
+        sweep.listen_to_links(page, tabs)
+        sweep.listen(tabs, generate)
+        deploy.listen_to_links(page, tabs)
+        deploy.listen_to_use(tabs, generate)
+    return page

@@ -1,0 +1,178 @@
+"""The Sweep page: choose what varies, watch the trials, take the best settings along."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import plotly
+
+from engine.errors import ConfigError
+from playground.experiments.sweeps.form import (
+    menus,
+    method_fields,
+    method_menu,
+    outlook,
+    plan_of_form,
+)
+from playground.experiments.sweeps.plan import MAX_TRIALS
+from playground.experiments.sweeps.plots import plot
+from playground.experiments.sweeps.service import SweepService
+from playground.experiments.sweeps.store import MAX_NAME
+from playground.host.catalog import Catalog
+from playground.host.request import read_count
+from playground.web.components import given, static_text
+from playground.web.edge import Fault, attempt
+from playground.web.generate import GeneratePage
+from playground.web.panel_server import answer
+
+SCRIPTS = ("dom.js", "sweep_form.js", "sweep_plots.js", "sweep_results.js", "sweep.js")
+PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+MAX_NUMBER = 10_000_000
+Served = Callable[[Any], dict[str, Any]]
+
+
+class SweepPage:
+    """The page's one component; it fires `use` with a trial's target, method and settings."""
+
+    def __init__(self, service: SweepService) -> None:
+        gr.set_static_paths([PLOTLY])
+        self.service = service
+        self.board = gr.HTML(
+            value={"open": None},
+            html_template='<div class="sweep"></div>',
+            css_template=static_text("sweep.css"),
+            js_on_load=given(plotly=f"gradio_api/file={PLOTLY}") + static_text(*SCRIPTS),
+            apply_default_css=False,
+            server_functions=[*_form_server(service.host.catalog), *_sweep_server(service)],
+            elem_id="pg-sweep",
+        )
+
+    def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
+        """Open the page for addresses with `sweep`."""
+
+        def load(request: gr.Request) -> tuple[Any, Any]:
+            asked = dict(request.query_params)
+            if not asked.get("sweep") or asked.get("run"):
+                return gr.skip(), gr.skip()
+            return gr.Tabs(selected="sweep"), {"open": asked["sweep"][:MAX_NAME]}
+
+        page.load(load, None, [tabs, self.board], queue=False, **QUIET)
+
+    def listen(self, tabs: gr.Tabs, generate: GeneratePage) -> None:
+        """Take a trial to the Generate page when `use` is fired."""
+
+        def use(picked: gr.EventData = None) -> Any:  # type: ignore[assignment]
+            data = {} if picked is None else picked._data
+            filled = attempt(
+                lambda: generate.take(data["target"], data["method"], data["settings"]),
+                where="using a trial",
+            )
+            if isinstance(filled, Fault):
+                raise gr.Error(filled.sentence, print_exception=False)
+            return gr.Tabs(selected="generate"), *filled
+
+        self.board.use(
+            use,
+            None,
+            [tabs, generate.target, generate.method, generate.form],
+            queue=False,
+            **QUIET,
+        )
+
+
+def _form_server(catalog: Catalog) -> list[Served]:
+    """What the form asks."""
+
+    def menus_of(asked: Any) -> dict[str, Any]:
+        return answer(lambda: menus(catalog), where="listing the choices")
+
+    def methods_of(asked: Any) -> dict[str, Any]:
+        def read() -> dict[str, Any]:
+            return {"methods": method_menu(catalog, _field(asked, "target"))}
+
+        return answer(read, where="listing the methods")
+
+    def fields_of(asked: Any) -> dict[str, Any]:
+        return answer(
+            lambda: method_fields(catalog, _field(asked, "method")), where="listing the settings"
+        )
+
+    def outlook_of(asked: Any) -> dict[str, Any]:
+        return answer(lambda: outlook(plan_of_form(catalog, asked)), where="checking the sweep")
+
+    return [menus_of, methods_of, fields_of, outlook_of]
+
+
+def _sweep_server(service: SweepService) -> list[Served]:
+    """What is asked of sweeps."""
+
+    def start(asked: Any) -> dict[str, Any]:
+        return answer(lambda: {"name": service.start(asked)}, where="starting a sweep")
+
+    def resume(asked: Any) -> dict[str, Any]:
+        def do() -> dict[str, Any]:
+            trials = _field(asked, "trials")
+            if trials is not None:
+                trials = read_count("trials", trials, most=MAX_TRIALS)
+            return {"name": service.resume(_name(asked), trials)}
+
+        return answer(do, where="resuming a sweep")
+
+    def stop(asked: Any) -> dict[str, Any]:
+        def do() -> dict[str, Any]:
+            service.stop(_name(asked))
+            return {}
+
+        return answer(do, where="stopping a sweep")
+
+    def forget(asked: Any) -> dict[str, Any]:
+        def do() -> dict[str, Any]:
+            service.delete(_name(asked))
+            return {}
+
+        return answer(do, where="forgetting a sweep")
+
+    def list_all(asked: Any) -> dict[str, Any]:
+        return answer(lambda: {"sweeps": service.list()}, where="listing the sweeps")
+
+    def look(asked: Any) -> dict[str, Any]:
+        return answer(
+            lambda: service.look(_name(asked), _field(asked, "have")), where="reading a sweep"
+        )
+
+    def draw(asked: Any) -> dict[str, Any]:
+        def read() -> dict[str, Any]:
+            return plot(service.store.load(_name(asked)), str(_field(asked, "kind")))
+
+        return answer(read, where="drawing a plot")
+
+    def export(asked: Any) -> dict[str, Any]:
+        return answer(lambda: service.yaml(_name(asked), _number(asked)), where="exporting a trial")
+
+    def settings(asked: Any) -> dict[str, Any]:
+        return answer(lambda: service.use(_name(asked), _number(asked)), where="using a trial")
+
+    return [start, resume, stop, forget, list_all, look, draw, export, settings]
+
+
+def _field(asked: Any, name: str) -> Any:
+    if not isinstance(asked, dict):
+        raise ConfigError(f"The request must have {name}, got {asked!r:.80}.")
+    return asked.get(name)
+
+
+def _name(asked: Any) -> str:
+    name = _field(asked, "name")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        raise ConfigError(f"name must be the name of a sweep, got {name!r:.80}.")
+    return name
+
+
+def _number(asked: Any) -> int | None:
+    """Number of a trial; None for the best."""
+    number = _field(asked, "number")
+    return None if number is None else read_count("number", number, most=MAX_NUMBER)

@@ -1,0 +1,152 @@
+"""The Tree page: edit a choice tree, see its exact MAT and predicted tok/s, optimise, use it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import plotly
+
+from engine.errors import ConfigError
+from playground.host.runner import EngineHost
+from playground.trees.editor import TreeEditor
+from playground.trees.editor_use import Used, read_used
+from playground.web.compare import ComparePage
+from playground.web.components import static_text
+from playground.web.edge import Fault, attempt
+from playground.web.generate import GeneratePage
+from playground.web.panel_server import answer
+
+SCRIPTS = (
+    "dom.js",
+    "tree_model.js",
+    "tree_replay.js",
+    "tree_layout.js",
+    "tree_view.js",
+    "tree_figures.js",
+    "tree_info.js",
+    "tree_job.js",
+    "tree_chart.js",
+    "tree_pickers.js",
+    "tree_files.js",
+    "tree_card.js",
+    "tree_dynamic.js",
+    "tree_optimise.js",
+    "tree_side.js",
+    "tree_facts.js",
+    "tree_editor.js",
+    "tree_start.js",
+)
+QUESTIONS = (
+    "start",
+    "sources",
+    "table",
+    "drafted",
+    "example",
+    "optimise",
+    "curve",
+    "read",
+    "write",
+    "save",
+    "forget",
+    "measured",
+    "measure",
+    "job",
+    "stop",
+)
+"""Methods of `TreeEditor` that the page may call."""
+PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+PLOTLY_URL = f"gradio_api/file={PLOTLY}"
+LINK_CHARS = 80_000
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}
+
+
+class TreePage:
+    """Component and listeners of the page."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self.catalog = host.catalog
+        self.editor = TreeEditor(host)
+        gr.set_static_paths([PLOTLY])
+        self.component = gr.HTML(
+            value={"rev": "", "link": None},
+            html_template='<div class="editor"></div>',
+            css_template=static_text("tree_editor.css"),
+            js_on_load=static_text(*SCRIPTS),
+            apply_default_css=False,
+            server_functions=[self._served(name) for name in QUESTIONS],
+            elem_id="pg-tree",
+        )
+
+    def _served(self, name: str) -> Callable[[Any], dict[str, Any]]:
+        ask = getattr(self.editor, name)
+
+        def served(asked: Any) -> dict[str, Any]:
+            def read() -> dict[str, Any]:
+                if not isinstance(asked, Mapping):
+                    raise ConfigError(f"The question must be a mapping, got {asked!r:.80}.")
+                found: dict[str, Any] = ask(asked)
+                # Not a property: those of a tab that was never opened do not outlive an update.
+                return {**found, "plotly": PLOTLY_URL} if name == "start" else found
+
+            return answer(read, where=f"the tree editor ({name})")
+
+        served.__name__ = name
+        return served
+
+    def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
+        """Open the page for addresses with `tree`."""
+
+        def load(request: gr.Request) -> list[Any]:
+            link = read_link(dict(request.query_params))
+            if link is None:
+                return [gr.skip(), gr.skip()]
+            return [gr.Tabs(selected="tree"), {"rev": secrets.token_urlsafe(6), "link": link}]
+
+        page.load(load, None, [tabs, self.component], **QUIET)
+
+    def listen_to_use(self, tabs: gr.Tabs, generate: GeneratePage, compare: ComparePage) -> None:
+        """Put the tree into the settings of a method on another page, and go there."""
+        places = {
+            "generate": [generate.target, generate.method, generate.form],
+            "compare": [compare.target, compare.methods[0], compare.forms[0]],
+        }
+
+        def use(where: str, event: gr.EventData | None) -> list[Any]:
+            data = {} if event is None else event._data
+            if not isinstance(data, dict) or data.get("where") != where:
+                return [gr.skip()] * 4
+            filled = attempt(
+                lambda: fill(where, read_used(self.catalog, data)), where="using a tree"
+            )
+            if isinstance(filled, Fault):
+                gr.Warning(filled.sentence)
+                return [gr.skip()] * 4
+            return [gr.Tabs(selected=where), *filled]
+
+        def fill(where: str, used: Used) -> tuple[Any, ...]:
+            if where == "generate":
+                return generate.take(used.target, used.method, used.settings)
+            choices = self.catalog.method_choices(used.target)
+            return used.target, gr.update(choices=choices, value=used.method), used.form
+
+        def use_in_generate(event: gr.EventData = None) -> list[Any]:  # type: ignore[assignment]
+            return use("generate", event)
+
+        def use_in_compare(event: gr.EventData = None) -> list[Any]:  # type: ignore[assignment]
+            return use("compare", event)
+
+        for name, handler in (("generate", use_in_generate), ("compare", use_in_compare)):
+            self.component.use(handler, None, [tabs, *places[name]], **QUIET)
+
+
+def read_link(params: Mapping[str, str]) -> dict[str, str] | None:
+    """What an address with `tree` opens; None for any other."""
+    tree = params.get("tree")
+    if not tree or params.get("run"):
+        return None
+    link = {name: params.get(name, "")[:200] for name in ("method", "target")}
+    return {**link, "tree": tree[:LINK_CHARS]}
