@@ -29,8 +29,8 @@ from playground.experiments.bench.progress import Outcome, Progress, time_left
 from playground.experiments.bench.suites import choose_items, choose_suite
 from playground.experiments.bench.text_tables import WIDE, tables
 from playground.host import paths
+from playground.host.methods import choose_method
 from playground.host.models import Models
-from playground.web.method_choice import choose_method
 from storage import RunLog, StorageError
 
 __all__ = ["BenchOptions", "LoadedBench", "configurations_of", "run_bench", "time_left"]

@@ -16,9 +16,9 @@ from engine.errors import ConfigError, PlaygroundError
 from engine.interop.engines import find_engine
 from engine.interop.handoff import Export, Imported
 from playground.host import paths
+from playground.host.methods import choose_method
 from playground.host.request import read_run_id
 from playground.web.deploying import Handed, hand_over, method_yaml, of_run, read_config
-from playground.web.method_choice import choose_method
 from storage import RunLog, StorageError
 
 EXIT_USER_ERROR = 2

@@ -10,10 +10,14 @@ from typing import Annotated
 
 import typer
 
+from playground.cli.generate import generate
+from playground.cli.options import CommandGroup
 from playground.cli.runs import runs
+from playground.cli.serve import methods, models, serve
 from playground.cli.tune import tune
 
 app = typer.Typer(
+    cls=CommandGroup,
     name="app.py",
     help="See, tune and compare speculative decoding on your own machine.",
     no_args_is_help=False,
@@ -22,6 +26,8 @@ app = typer.Typer(
 )
 app.add_typer(tune)
 app.add_typer(runs)
+for command in (serve, generate, models, methods):
+    app.command()(command)
 
 Db = Annotated[
     str | None, typer.Option(help="Run log: a SQLite file or any SQLAlchemy URL.", metavar="URL")
@@ -37,115 +43,6 @@ def default(context: typer.Context) -> None:
     """Without a command: serve the page on 127.0.0.1:7860."""
     if context.invoked_subcommand is None:
         serve()
-
-
-@app.command()
-def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 7860,
-    db: Db = None,
-    cache_dir: CacheDir = None,
-    device: Device = "auto",
-    drafter: Annotated[
-        list[str] | None,
-        typer.Option(help="Offer your own drafter on the page: module:Class.", metavar="M:C"),
-    ] = None,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page.")] = False,
-) -> None:
-    """Serve the page."""
-    from playground.cli.commands import run_serve
-
-    run_serve(
-        host=host,
-        port=port,
-        db=db,
-        cache_dir=cache_dir,
-        device=device,
-        drafters=drafter or [],
-        open_browser=open_browser,
-    )
-
-
-@app.command()
-def generate(
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from stdin.")] = None,
-    prompt_ids: Annotated[
-        str | None, typer.Option(help="The prompt as token ids: 1,2,3.", metavar="IDS")
-    ] = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it is, without chat template.")
-    ] = False,
-    system: Annotated[str | None, typer.Option(help="System prompt of the chat.")] = None,
-    target: Annotated[
-        str, typer.Option(help="Target: preset, local folder, .gguf file or hub id.")
-    ] = "smollm2-135m-instruct",
-    method: Annotated[
-        str, typer.Option(help="Method: preset, FILE.yaml or decoding type.")
-    ] = "Autoregressive",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one setting of the method.", metavar="FIELD=VALUE"),
-    ] = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(help="Drafter weights: folder, hub id or preset; or module:Class."),
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or q4.")] = "auto",
-    device: Device = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0,
-    temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 = all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 = off.")] = 1.0,
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 256,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after EOS.")] = False,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="End the text at this string (left out of it).")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of the text.")
-    ] = False,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write every step to this file.", metavar="FILE.jsonl")
-    ] = None,
-    save: Annotated[
-        bool, typer.Option("--save/--no-save", help="Keep the run in the run log.")
-    ] = True,
-    db: Db = None,
-    cache_dir: CacheDir = None,
-) -> None:
-    """Generate from one prompt and print the text as it comes."""
-    from playground.cli.commands import GenerateOptions, run_generate
-
-    run_generate(
-        GenerateOptions(
-            prompt=prompt,
-            prompt_ids=prompt_ids,
-            raw=raw,
-            system=system,
-            target=target,
-            method=method,
-            settings=tuple(settings or ()),
-            drafter=drafter,
-            dtype=dtype,
-            device=device,
-            sampling={
-                "temperature": temperature,
-                "top_k": top_k,
-                "top_p": top_p,
-                "seed": seed,
-            },
-            limits={
-                "max_new_tokens": max_new_tokens,
-                "ignore_eos": ignore_eos,
-                "stop": tuple(stop or ()),
-            },
-            as_json=as_json,
-            trace=trace,
-            save=save,
-            db=db,
-            cache_dir=cache_dir,
-        )
-    )
 
 
 @app.command()
@@ -477,23 +374,3 @@ def import_(
     from playground.cli.export import ImportOptions, run_import
 
     run_import(ImportOptions(file=file, source=source, output=output))
-
-
-@app.command()
-def models(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """List the target presets."""
-    from playground.cli.commands import run_models
-
-    run_models(as_json=as_json)
-
-
-@app.command()
-def methods(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, settings included.")] = False,
-) -> None:
-    """List the drafting methods, their settings and their presets."""
-    from playground.cli.commands import run_methods
-
-    run_methods(as_json=as_json)

@@ -31,8 +31,8 @@ from playground.experiments.sweeps.run import SweepProgress, run_sweep
 from playground.experiments.sweeps.space import Space, parse_vary
 from playground.experiments.sweeps.store import Status, Sweep, SweepStore
 from playground.host import paths
+from playground.host.methods import choose_method
 from playground.host.models import Models
-from playground.web.method_choice import choose_method
 from storage import RunLog, StorageError
 
 EXIT_USER_ERROR = 2

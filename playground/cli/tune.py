@@ -1,166 +1,369 @@
-"""Command line of `tune`: `ranks`, `fit`, `latency`."""
+"""`app.py tune`: rank tables, trees fitted to them, latency curves."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from playground.cli.options import (
+    EMBEDDED,
+    CommandGroup,
+    DeviceOptions,
+    Json,
+    LogOptions,
+    MethodOptions,
+    parts,
+    takes,
+)
+
+if TYPE_CHECKING:
+    from engine.drafters.base import Workbench
+    from engine.tuning.ranks import RankTable
+    from engine.tuning.step_latency import Clock
+    from engine.tuning.watch import Watch
+    from playground.trees.fitting import Fit
+    from storage import RunLog
+
 tune = typer.Typer(
+    cls=CommandGroup,
     name="tune",
     help="Fit draft trees to what a drafter really ranked, and measure what they cost.",
     no_args_is_help=True,
 )
 
-Target = Annotated[
-    str | None,
-    typer.Option(help="Target: preset, local folder, .gguf file or hub id; default: the runs'."),
-]
-Method = Annotated[str, typer.Option(help="Method: preset, FILE.yaml or decoding type.")]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change one setting of the method.", metavar="FIELD=VALUE"),
-]
-Drafter = Annotated[
-    str | None, typer.Option(help="Drafter weights: folder, hub id or shipped drafter.")
-]
-Dtype = Annotated[
-    str | None, typer.Option(help="auto, float32, bfloat16, float16 or q4; default: the runs'.")
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Db = Annotated[
-    str | None, typer.Option(help="Run log: a SQLite file or any SQLAlchemy URL.", metavar="URL")
-]
-CacheDir = Annotated[
-    Path | None, typer.Option(help="Where fetched weights are kept.", metavar="DIR")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+@dataclass(kw_only=True)
+class MeasureOptions(LogOptions, MethodOptions, DeviceOptions):
+    """Which method on which target."""
+
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Target: preset, local folder, .gguf file or hub id; default: the runs'."
+        ),
+    ] = None
+    dtype: Annotated[
+        str | None, typer.Option(help="auto, float32, bfloat16, float16 or q4; default: the runs'.")
+    ] = None
 
 
-@tune.command()
-def ranks(
-    method: Method,
+@dataclass(kw_only=True)
+class RanksOptions(MeasureOptions):
+    """Options of `tune ranks`."""
+
     runs: Annotated[
         str | None, typer.Option(help="Runs of the log, by id: ID,ID.", metavar="ID,ID")
-    ] = None,
+    ] = None
     benchmark: Annotated[
         str | None, typer.Option(help="All runs of a benchmark of the log.", metavar="ID")
-    ] = None,
+    ] = None
     depths: Annotated[
         int, typer.Option(help="How deep to rank; for look-up, the longest draft.", min=1, max=64)
-    ] = 8,
-    target: Target = None,
-    settings: Changes = None,
-    drafter: Drafter = None,
-    dtype: Dtype = None,
-    device: Device = "auto",
-    db: Db = None,
-    cache_dir: CacheDir = None,
-) -> None:
-    """Measure which ranks a drafter gave to the true tokens of stored texts."""
-    from playground.cli.tune_command import DrafterOptions, RanksOptions, run_ranks
-
-    run_ranks(
-        RanksOptions(
-            drafter=DrafterOptions(
-                target=target,
-                method=method,
-                settings=tuple(settings or ()),
-                drafter=drafter,
-                dtype=dtype,
-                device=device,
-                db=db,
-                cache_dir=cache_dir,
-            ),
-            runs=tuple(part.strip() for part in (runs or "").split(",") if part.strip()),
-            benchmark=benchmark,
-            depths=depths,
-        )
-    )
+    ] = 8
 
 
-@tune.command()
-def fit(
+@dataclass(kw_only=True)
+class FitOptions(LogOptions):
+    """Options of `tune fit`."""
+
     nodes: Annotated[
         str, typer.Option(help="Sizes of tree, in drafted nodes: 8,16,32.", metavar="N,N")
-    ] = "8,16,32,63",
+    ] = "8,16,32,63"
     table: Annotated[
         str | None, typer.Option(help="Rank table; default: the newest.", metavar="ID")
-    ] = None,
-    max_depth: Annotated[int | None, typer.Option(help="Longest path.", min=1)] = None,
+    ] = None
+    max_depth: Annotated[int | None, typer.Option(help="Longest path.", min=1)] = None
     max_width: Annotated[
         int | None, typer.Option(help="Ranks used: 0 up to one less than this.", min=1)
-    ] = None,
-    category: Annotated[str | None, typer.Option(help="Only texts of this kind of task.")] = None,
+    ] = None
+    category: Annotated[str | None, typer.Option(help="Only texts of this kind of task.")] = None
     held_out: Annotated[
         int, typer.Option(help="Judge by one text in so many, fit to the others; 0 = off.", min=0)
-    ] = 0,
+    ] = 0
     output: Annotated[
         Path | None, typer.Option(help="Write a preset per size here.", metavar="DIR")
-    ] = None,
+    ] = None
     name: Annotated[
         str | None, typer.Option(help="First part of the presets' names.", metavar="NAME")
-    ] = None,
+    ] = None
     prompts: Annotated[
         str, typer.Option(help="What the texts answer, for the preset: a suite's name.")
-    ] = "",
-    as_json: Json = False,
-    db: Db = None,
-) -> None:
-    """Fit the best tree of every size to a rank table, beside the published trees."""
-    from playground.cli.tune_command import FitOptions, run_fit
+    ] = ""
+    as_json: Json = False
 
-    run_fit(
-        FitOptions(
-            table=table,
-            nodes=nodes,
-            max_depth=max_depth,
-            max_width=max_width,
-            category=category,
-            held_out=held_out,
-            output=output,
-            name=name,
-            prompts=prompts,
-            as_json=as_json,
-            db=db,
-        )
-    )
+
+@dataclass(kw_only=True)
+class LatencyOptions(MeasureOptions):
+    """Options of `tune latency`."""
+
+    context_len: Annotated[
+        int, typer.Option("--context", help="Tokens of context; the nearest bucket is measured.")
+    ] = 256
+    again: Annotated[bool, typer.Option("--again", help="Measure what is known as well.")] = False
+    as_json: Json = False
 
 
 @tune.command()
-def latency(
-    method: Method,
-    context_len: Annotated[
-        int, typer.Option("--context", help="Tokens of context; the nearest bucket is measured.")
-    ] = 256,
-    again: Annotated[bool, typer.Option("--again", help="Measure what is known as well.")] = False,
-    target: Target = None,
-    settings: Changes = None,
-    drafter: Drafter = None,
-    dtype: Dtype = None,
-    device: Device = "auto",
-    as_json: Json = False,
-    db: Db = None,
-    cache_dir: CacheDir = None,
-) -> None:
-    """Measure what verifying, drafting and the loop itself cost on this machine."""
-    from playground.cli.tune_command import DrafterOptions, LatencyOptions, run_latency
+@takes(RanksOptions)
+def ranks(options: RanksOptions) -> None:
+    """Measure which ranks a drafter gave to the true tokens of stored texts."""
+    from playground.host.methods import choose_method
+    from playground.trees.tables import make_table
 
-    run_latency(
-        LatencyOptions(
-            drafter=DrafterOptions(
-                target=target,
-                method=method,
-                settings=tuple(settings or ()),
-                drafter=drafter,
-                dtype=dtype,
-                device=device,
-                db=db,
-                cache_dir=cache_dir,
-            ),
-            context_len=context_len,
-            again=again,
-            as_json=as_json,
+    config = choose_method(options.method, options.settings, options.drafter)
+    with ExitStack() as stack:
+        log = stack.enter_context(_log(options))
+        target, dtype = _made_with(log, options)
+        bench = stack.enter_context(_bench(options, target, dtype))
+        watch = stack.enter_context(_watch(f"Ranking with {config.decoding_type}"))
+        artifact_id, table = make_table(
+            log,
+            config,
+            bench,
+            run_ids=parts(options.runs),
+            benchmark_id=options.benchmark,
+            depths=options.depths,
+            watch=watch,
         )
+    typer.echo("\n".join(_described(table)))
+    typer.echo(f"table {artifact_id}")
+
+
+@tune.command()
+@takes(FitOptions)
+def fit(options: FitOptions) -> None:
+    """Fit the best tree of every size to a rank table, beside the published trees."""
+    import json
+
+    import presets
+    from engine.drafters import parse_method
+    from playground.trees.fitting import fit_trees, stock_trees
+    from playground.trees.latency import known_clock
+    from playground.trees.tables import load_table
+
+    with _log(options) as log:
+        table = load_table(log, options.table or _newest_table(log))
+        config = parse_method(table.about["method"])
+        found = known_clock(log, config, target=table.about["target"], dtype=table.about["dtype"])
+        clock = found[0] if found else None
+        fits = fit_trees(
+            table,
+            config,
+            _counts(options.nodes),
+            max_depth=options.max_depth,
+            max_width=options.max_width,
+            category=options.category,
+            held_out=options.held_out,
+            clock=clock,
+        )
+        stock = stock_trees(
+            table,
+            config,
+            presets.trees().values(),
+            category=options.category,
+            held_out=options.held_out,
+            clock=clock,
+        )
+    if options.as_json:
+        typer.echo(json.dumps([one.row() for one in (*fits, *stock)], indent=2))
+    else:
+        typer.echo("\n".join(_fitted([*fits, *stock], options.held_out > 0, clock)))
+    if options.output is not None:
+        for file in _write(options.output, options.name, fits, table, options.prompts):
+            typer.echo(f"wrote {file}", err=True)
+
+
+@tune.command()
+@takes(LatencyOptions)
+def latency(options: LatencyOptions) -> None:
+    """Measure what verifying, drafting and the loop itself cost on this machine."""
+    import json
+
+    from playground.host.methods import choose_method
+    from playground.trees.latency import measure_clock
+
+    config = choose_method(options.method, options.settings, options.drafter)
+    with ExitStack() as stack:
+        log = stack.enter_context(_log(options))
+        bench = stack.enter_context(_bench(options, options.target or EMBEDDED, options.dtype))
+        watch = stack.enter_context(_watch("Measuring latency"))
+        clock = measure_clock(
+            log, config, bench, context_len=options.context_len, again=options.again, watch=watch
+        )
+    if options.as_json:
+        verify, other = clock.verify.to_dict(), clock.other.to_dict()
+        curves = {"verify": verify, "other": other, "draft": clock.draft.to_dict()}
+        typer.echo(json.dumps(curves, indent=2))
+    else:
+        typer.echo("\n".join(_clock_lines(clock)))
+
+
+# ---- what they share
+
+
+@contextmanager
+def _log(options: LogOptions) -> Iterator[RunLog]:
+    log = options.open_log()
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def _made_with(log: RunLog, options: RanksOptions) -> tuple[str, str | None]:
+    """Target and dtype of the texts, unless others are asked for."""
+    from storage import RunQuery
+
+    run_id = next(iter(parts(options.runs)), None)
+    if options.benchmark is not None:
+        rows = log.find(RunQuery(benchmark_id=options.benchmark, limit=1)).rows
+        run_id = rows[0].id if rows else None
+    run = None if run_id is None else log.get(run_id)
+    if run is None:
+        return options.target or EMBEDDED, options.dtype
+    return options.target or run.target, options.dtype or run.dtype or None
+
+
+@contextmanager
+def _bench(options: MeasureOptions, target: str, dtype: str | None) -> Iterator[Workbench]:
+    """A loaded target, and how to load what drafts for it; all freed in the end."""
+    import presets
+    from playground.host.models import Models
+
+    models = Models(cache_dir=options.cache, device=options.device, resolve=presets.resolve)
+    try:
+        spec = presets.resolve(target)
+        typer.echo(f"Loading {spec.name} …", err=True)
+        models.target(spec, dtype or "auto", lambda words, fraction: None)
+        yield models.bench()
+    finally:
+        models.close()
+
+
+@contextmanager
+def _watch(title: str) -> Iterator[Watch]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from engine.tuning.watch import Watch
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=1.0)
+        yield Watch(lambda fraction: progress.update(task, completed=fraction))
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    from engine.errors import ConfigError
+
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"--nodes must be like 8,16,32, got {text!r:.80}.") from error
+
+
+def _newest_table(log: RunLog) -> str:
+    from engine.errors import ConfigError
+    from playground.trees.tables import find_tables
+
+    found = find_tables(log)
+    if not found:
+        raise ConfigError("The log has no rank table. Measure one first: app.py tune ranks.")
+    return found[0].id
+
+
+def _write(
+    output: Path, name: str | None, fits: Sequence[Fit], table: RankTable, prompts: str
+) -> list[Path]:
+    """One preset file per fitted size."""
+    from engine.errors import ConfigError
+    from playground.trees.fitting import fit_yaml
+
+    method = str(table.about["decoding_type"]).lower()
+    stem = name or f"{Path(str(table.about['target'])).name.lower()}-{method}"
+    files = []
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for one in fits:
+            files.append(output / f"{stem}-{len(one.tree)}.yaml")
+            text = fit_yaml(one, files[-1].stem, table, prompts)
+            files[-1].write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--output: {output} cannot be written: {error.strerror}.") from error
+    return files
+
+
+# ---- what they print: Markdown tables
+
+
+def _rows(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
+    yield "| " + " | ".join(heads) + " |"
+    yield "|---" * len(heads) + "|"
+    for row in rows:
+        yield "| " + " | ".join(map(str, row)) + " |"
+
+
+def _described(table: RankTable) -> Iterator[str]:
+    """How often the true token had which rank; for look-up, MAT by draft length."""
+    import numpy as np
+
+    from engine.tuning.replay import chain_lengths, replay_chain
+
+    yield (
+        f"{table.num_positions} positions of {table.num_texts} texts, {table.about['target']} in "
+        f"{table.about['dtype']}, {table.about['decoding_type']}"
     )
+    if table.chains:
+        lengths = chain_lengths(table)
+        mats = [(length, f"{replay_chain(table, length).mat:.3f}") for length in lengths]
+        yield from _rows(("draft length", "MAT"), mats)
+        return
+    shares = [
+        (
+            depth,
+            *(f"{np.mean((column >= 0) & (column < n)):.3f}" for n in (1, 4, 10, table.num_ranks)),
+        )
+        for depth, column in enumerate(table.ranks.T, start=1)
+    ]
+    yield from _rows(("depth", "rank 0", "ranks 0-3", "ranks 0-9", "kept"), shares)
+
+
+def _fitted(fits: Sequence[Fit], held_out: bool, clock: Clock | None) -> Iterator[str]:
+    """A row per tree, and which is fastest where a clock is known."""
+    heads = ["tree", "nodes", "depth", "MAT"]
+    heads += ["held out"] if held_out else []
+    heads += ["predicted tok/s", "of plain"] if clock else []
+    rows = []
+    for one in fits:
+        cells = [one.title, str(len(one.tree)), str(one.tree.depth), f"{one.mat:.3f}"]
+        if held_out:
+            cells.append("-" if one.held_out_mat is None else f"{one.held_out_mat:.3f}")
+        if one.prediction is not None:
+            cells += [f"{one.prediction.tok_s:.1f}", f"{one.prediction.speedup:.2f}"]
+        rows.append(cells)
+    yield from _rows(heads, rows)
+    if clock is None:
+        yield "No latency is known for this method; app.py tune latency measures it."
+    elif fits:
+        best = max(fits, key=lambda one: one.prediction.tok_s if one.prediction else 0.0)
+        yield f"Fastest on this machine, as predicted: {best.title}, {len(best.tree)} nodes."
+
+
+def _clock_lines(clock: Clock) -> Iterator[str]:
+    """All curves of a clock."""
+    verify, draft = clock.verify, clock.draft
+    yield f"Verify and other, at {verify.context_len} tokens of context:"
+    costs = zip(verify.rows, verify.verify_ms, strict=True)
+    yield from _rows(
+        ("rows", "verify ms", "other ms"),
+        [(rows, f"{ms:.2f}", f"{clock.other.at(rows):.2f}") for rows, ms in costs],
+    )
+    yield f"Draft, {draft.decoding_type}: {draft.start_ms:.2f} ms per step, and per level:"
+    levels = zip(draft.rows, draft.level_ms, strict=True)
+    yield from _rows(("rows", "ms"), [(rows, f"{ms:.2f}") for rows, ms in levels])

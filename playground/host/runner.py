@@ -23,6 +23,7 @@ from engine.drafters.base import Drafter, Workbench
 from engine.errors import PlaygroundError, PromptError
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
+from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.events import REASON_WORDS, run_meta
 from playground.host.live import LiveRun, LiveRuns, Message, State
@@ -30,7 +31,6 @@ from playground.host.models import MAX_DRAFTERS, Loaded, Models
 from playground.host.recorder import Inbox, Recorder
 from playground.host.recording import log_unbegun, new_run, unbegun_run
 from playground.host.request import GenerateRequest
-from playground.web.edge import Fault, attempt
 from storage import RunLog
 
 MAX_WAITING = 32

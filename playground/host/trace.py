@@ -1,30 +1,86 @@
-"""The trace format: one JSON object per line, `run`, then `step`s, then `end`."""
+"""The trace of a run: one JSON object per line, `run`, then `step`s, then `end`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any
 
 from engine.config import MethodConfig, Sampling
-from engine.metrics import Metrics
+from engine.errors import ConfigError
+from engine.metrics import Tally
 from engine.model.target import Target
-from engine.steps import End, Step
+from engine.model.text import whole_text
+from engine.steps import End, Record, Step
 
 
-def run_line(
-    target: Target, method: MethodConfig, prompt_ids: Sequence[int], sampling: Sampling
-) -> dict[str, Any]:
-    """What is being run."""
-    return {
-        "type": "run",
-        "target": target.name,
-        "method": method.model_dump(mode="json"),
-        "prompt_ids": list(prompt_ids),
-        "sampling": sampling.model_dump(mode="json"),
-        "dtype": target.dtype_name,
-        "device": str(target.device),
-    }
+class TraceFile:
+    """Writes a run's records as they come; a context manager."""
+
+    def __init__(
+        self,
+        path: Path,
+        target: Target,
+        method: MethodConfig,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        stop: Sequence[str],
+    ) -> None:
+        """Open the file and write what is being run.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._stream = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--trace: {path} cannot be written: {error.strerror}.") from error
+        self._tokenizer, self._stop = target.tokenizer, tuple(stop)
+        self._tally = Tally()
+        self._line(
+            {
+                "type": "run",
+                "target": target.name,
+                "method": method.model_dump(mode="json"),
+                "prompt_ids": list(prompt_ids),
+                "sampling": sampling.model_dump(mode="json"),
+                "dtype": target.dtype_name,
+                "device": str(target.device),
+            }
+        )
+
+    def __enter__(self) -> TraceFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def write(self, record: Record) -> None:
+        """Append a record; the prefill has no line of its own."""
+        self._tally.add(record)
+        if isinstance(record, Step):
+            self._line(step_line(record))
+        elif isinstance(record, End):
+            metrics = self._tally.metrics
+            self._line(
+                {
+                    "type": "end",
+                    "output_ids": list(record.output_ids),
+                    "text": whole_text(self._tokenizer, record.output_ids, self._stop),
+                    "finish_reason": record.finish_reason,
+                    "steps": record.num_steps,
+                    "mat": metrics.mat,
+                    "tok_s": metrics.tok_s,
+                    "ttft_s": metrics.ttft_s,
+                }
+            )
+
+    def _line(self, line: Mapping[str, Any]) -> None:
+        """Flushed, so that a killed run leaves whole lines."""
+        self._stream.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self._stream.flush()
 
 
 def step_line(step: Step) -> dict[str, Any]:
@@ -40,23 +96,3 @@ def step_line(step: Step) -> dict[str, Any]:
         "verify_s": step.verify_s,
         "other_s": step.accept_s + step.other_s,
     }
-
-
-def end_line(end: End, text: str, metrics: Metrics) -> dict[str, Any]:
-    """What came of it."""
-    return {
-        "type": "end",
-        "output_ids": list(end.output_ids),
-        "text": text,
-        "finish_reason": end.finish_reason,
-        "steps": end.num_steps,
-        "mat": metrics.mat,
-        "tok_s": metrics.tok_s,
-        "ttft_s": metrics.ttft_s,
-    }
-
-
-def write(stream: TextIO, line: Mapping[str, Any]) -> None:
-    """Append one line; flushed, so that a killed run leaves whole lines."""
-    stream.write(json.dumps(line, ensure_ascii=False) + "\n")
-    stream.flush()

@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from playground.errors import Fault, attempt
 from playground.experiments.compare.job import Comparison
 from playground.experiments.compare.links import first_methods, method_form, run_form
 from playground.experiments.compare.plan import FIELDS, MAX_CONFIGURATIONS, read_held, read_plan
@@ -20,7 +21,6 @@ from playground.host.runner import EngineHost
 from playground.web.compare_board import compare_board
 from playground.web.compare_links import updates_of
 from playground.web.components import settings_form, text_line
-from playground.web.edge import Fault, attempt
 
 OWN_PROMPT = ""
 NO_EXAMPLE = ""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from engine.errors import ConfigError
+from playground.errors import Fault, attempt
 from playground.experiments.compare.links import (
     Filled,
     first_methods,
@@ -18,7 +19,6 @@ from playground.experiments.compare.links import (
 from playground.experiments.compare.plan import MAX_CONFIGURATIONS
 from playground.experiments.compare.stream import fault_message, reopened
 from playground.host.request import read_run_id
-from playground.web.edge import Fault, attempt
 
 if TYPE_CHECKING:
     from playground.web.compare import ComparePage

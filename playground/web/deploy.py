@@ -9,10 +9,10 @@ from typing import Any
 import gradio as gr
 
 from engine.errors import ConfigError
+from playground.errors import Fault, attempt
 from playground.host.runner import EngineHost
 from playground.web.components import static_text
 from playground.web.deploy_desk import DeployDesk
-from playground.web.edge import Fault, attempt
 from playground.web.generate import GeneratePage
 from playground.web.panel_server import answer
 

@@ -9,13 +9,13 @@ from typing import Any
 import gradio as gr
 
 from engine.config import Limits, MethodConfig, Sampling
+from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog, Method
 from playground.host.feed import Feed, History, follow, refusal
 from playground.host.request import DTYPES, read_dtype, read_request
 from playground.host.runner import EngineHost
 from playground.web.components import plain_list, settings_form, text_line, token_panels
 from playground.web.controls import controls_of
-from playground.web.edge import Fault, attempt
 from playground.web.panel_server import panel_server
 
 PLACEHOLDER = "Write a prompt above and generate. Every token is coloured by where it came from."

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.errors import ConfigError
+from playground.errors import Fault, attempt
 from playground.host.feed import History
 from playground.host.request import read_count, read_run_id
-from playground.web.edge import Fault, attempt
 
 MAX_INDEX = 10_000_000
 

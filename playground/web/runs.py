@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 
 from engine.errors import ConfigError
+from playground.errors import Fault, attempt
 from playground.host.feed import Feed, History, follow, refusal
 from playground.host.live import LiveRun
 from playground.host.request import read_run_id
@@ -17,7 +18,6 @@ from playground.runs.again import GenerateFields, fields_of, request_again
 from playground.runs.link import read_link
 from playground.web.components import token_panels
 from playground.web.controls import controls_of
-from playground.web.edge import Fault, attempt
 from playground.web.generate import GeneratePage, run_form, session_of
 from playground.web.panel_server import panel_server
 from playground.web.runs_board import runs_board

@@ -11,9 +11,9 @@ from pathlib import Path
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from playground.host.catalog import OWN_DRAFTERS, Catalog
+from playground.host.methods import register_own
 from playground.host.runner import EngineHost
 from playground.web.app_factory import build, launch_options
-from playground.web.method_choice import register_own
 from presets import MethodPreset
 from storage import RunLog
 

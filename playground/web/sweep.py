@@ -10,6 +10,7 @@ import gradio as gr
 import plotly
 
 from engine.errors import ConfigError
+from playground.errors import Fault, attempt
 from playground.experiments.sweeps.form import (
     menus,
     method_fields,
@@ -24,7 +25,6 @@ from playground.experiments.sweeps.store import MAX_NAME
 from playground.host.catalog import Catalog
 from playground.host.request import read_count
 from playground.web.components import given, static_text
-from playground.web.edge import Fault, attempt
 from playground.web.generate import GeneratePage
 from playground.web.panel_server import answer
 

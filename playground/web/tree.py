@@ -11,12 +11,12 @@ import gradio as gr
 import plotly
 
 from engine.errors import ConfigError
+from playground.errors import Fault, attempt
 from playground.host.runner import EngineHost
 from playground.trees.editor import TreeEditor
 from playground.trees.editor_use import Used, read_used
 from playground.web.compare import ComparePage
 from playground.web.components import static_text
-from playground.web.edge import Fault, attempt
 from playground.web.generate import GeneratePage
 from playground.web.panel_server import answer
 

@@ -17,10 +17,10 @@ from engine.interop.engines import ENGINES
 from engine.interop.handoff import same_effect
 from engine.model.sources import TargetSpec
 from playground.host.catalog import Catalog
+from playground.host.methods import choose_method
 from playground.web.deploy import read_link
 from playground.web.deploy_desk import DeployDesk
 from playground.web.deploying import Handed, hand_over, method_yaml, model_name, of_run, read_config
-from playground.web.method_choice import choose_method
 from storage import NewRun, RunLog
 
 

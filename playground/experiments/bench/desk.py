@@ -17,6 +17,7 @@ from engine.config import MethodConfig
 from engine.drafters.base import Drafter
 from engine.errors import ConfigError, PlaygroundError
 from engine.model.target import Target
+from playground.errors import Fault, attempt
 from playground.experiments.bench import session
 from playground.experiments.bench.export import FILES
 from playground.experiments.bench.form import (
@@ -37,7 +38,6 @@ from playground.experiments.bench.session import Results
 from playground.experiments.bench.view import head_of, view_of
 from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
-from playground.web.edge import Fault, attempt
 from presets import PromptSuite
 from storage import Benchmark, RunQuery
 

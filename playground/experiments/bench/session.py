@@ -9,6 +9,7 @@ from typing import Any, Literal
 from engine.errors import ConfigError
 from engine.model.audit import audit
 from engine.model.target import Target
+from playground.errors import Fault, attempt
 from playground.experiments.bench.audits import audits_of, store_audit
 from playground.experiments.bench.measured import Measured, measured_runs
 from playground.experiments.bench.plan import Plan, Types
@@ -16,7 +17,6 @@ from playground.experiments.bench.progress import Outcome, Progress
 from playground.experiments.bench.report import Report, make_report
 from playground.experiments.bench.runner import Bench, run_plan
 from playground.experiments.bench.verdict import Divergence
-from playground.web.edge import Fault, attempt
 from storage import Benchmark, RunLog, RunQuery
 
 KIND = "benchmark"

@@ -12,6 +12,7 @@ from engine.config import Limits, MethodConfig
 from engine.decode import check_prompt, decode
 from engine.model.audit import audit
 from engine.model.target import Target
+from playground.errors import Fault, attempt
 from playground.experiments.bench.audits import store_audit
 from playground.experiments.bench.runner import WARM_UP_PROMPT, WARM_UP_TOKENS
 from playground.experiments.bench.suites import Item
@@ -22,7 +23,6 @@ from playground.experiments.compare.report import report_text
 from playground.experiments.compare.verdict import first_parting
 from playground.host.live import LiveRun, Message, State
 from playground.host.runner import EngineHost
-from playground.web.edge import Fault, attempt
 
 
 @dataclass(frozen=True, slots=True)

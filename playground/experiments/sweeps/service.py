@@ -20,6 +20,7 @@ from engine.config import MethodConfig
 from engine.drafters.base import Drafter
 from engine.errors import ConfigError, PlaygroundError
 from engine.model.target import Target
+from playground.errors import attempt
 from playground.experiments.sweeps import session
 from playground.experiments.sweeps.form import plan_of_form
 from playground.experiments.sweeps.measure import Pair, Watch, measure_on
@@ -28,7 +29,6 @@ from playground.experiments.sweeps.run import PointError, SweepError, SweepProgr
 from playground.experiments.sweeps.store import Sweep, SweepStore
 from playground.host.live import LiveRun
 from playground.host.runner import EngineHost, QueueFullError
-from playground.web.edge import attempt
 from storage import StorageError
 
 WAIT_S = 0.2

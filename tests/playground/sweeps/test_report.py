@@ -26,7 +26,7 @@ from playground.experiments.sweeps.report import (
 )
 from playground.experiments.sweeps.run import run_sweep
 from playground.experiments.sweeps.store import Sweep, SweepStore
-from playground.web.method_choice import choose_method
+from playground.host.methods import choose_method
 from tests.playground.sweeps.scripted import NUM_PROMPTS, Scripted, pair, plan
 
 

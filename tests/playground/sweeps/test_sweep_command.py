@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from playground.cli.main import app
 from playground.experiments.sweeps.report import shown_trials
 from playground.experiments.sweeps.store import Sweep, SweepStore, status_of
-from playground.web.method_choice import choose_method
+from playground.host.methods import choose_method
 from storage import RunLog, RunQuery
 from tests.models import save_tiny
 

@@ -1,4 +1,4 @@
-"""The one place where exceptions become sentences for the page."""
+"""Where exceptions become sentences, for the page and for the command line."""
 
 from __future__ import annotations
 

@@ -1,0 +1,172 @@
+"""Options of the command line, each declared once: dataclasses that commands put together.
+
+    @dataclass(kw_only=True)
+    class GenerateOptions(ModelOptions, SamplingOptions): ...
+
+    @app.command()
+    @takes(GenerateOptions)
+    def generate(options: GenerateOptions) -> None: ...
+
+A field is an option: its annotation holds the help text, its default is the option's. Nothing
+heavy is imported here, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from engine.config import Limits, Sampling
+    from storage import RunLog
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+EMBEDDED = "smollm2-135m-instruct"
+Options = TypeVar("Options")
+
+Output = Annotated[Path | None, typer.Option(help="Write the files here.", metavar="DIR")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class CommandGroup(TyperGroup):
+    """Ends every command that our own errors stop with one sentence on stderr."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            typer.echo("Stopped.", err=True)
+            raise typer.Exit(EXIT_INTERRUPTED) from error
+        except Exception as error:
+            from engine.errors import PlaygroundError
+            from storage import StorageError
+
+            if not isinstance(error, PlaygroundError | StorageError):
+                raise
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(EXIT_USER_ERROR) from error
+
+
+def takes(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
+    """Makes a function of one dataclass of options a command that has them as parameters."""
+    hints = get_type_hints(options, include_extras=True)
+
+    def parameter(one: Any) -> inspect.Parameter:
+        made = one.default_factory() if one.default_factory is not MISSING else one.default
+        default = inspect.Parameter.empty if made is MISSING else made
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(one.name, kind, default=default, annotation=hints[one.name])
+
+    def command(run: Callable[[Options], None]) -> Callable[..., None]:
+        def call(**values: Any) -> None:
+            run(options(**values))
+
+        call.__name__, call.__doc__ = run.__name__, run.__doc__
+        parameters = [parameter(one) for one in fields(options)]  # type: ignore[arg-type]
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {one.name: one.annotation for one in parameters}
+        return call
+
+    return command
+
+
+def parts(text: str | None) -> tuple[str, ...]:
+    """`a,b` as its parts."""
+    return tuple(part for item in (text or "").split(",") if (part := item.strip()))
+
+
+@dataclass(kw_only=True)
+class DeviceOptions:
+    """Where models run, and where their weights are kept."""
+
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
+    cache_dir: Annotated[
+        Path | None, typer.Option(help="Where fetched weights are kept.", metavar="DIR")
+    ] = None
+
+    @property
+    def cache(self) -> Path:
+        from playground.host import paths
+
+        return self.cache_dir or paths.cache_dir()
+
+
+@dataclass(kw_only=True)
+class TargetOptions(DeviceOptions):
+    """Which target, and where it runs."""
+
+    target: Annotated[
+        str, typer.Option(help="Target: preset, local folder, .gguf file or hub id.")
+    ] = EMBEDDED
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or q4.")] = "auto"
+
+
+@dataclass(kw_only=True)
+class MethodOptions:
+    """One method and changes to its settings."""
+
+    method: Annotated[str, typer.Option(help="Method: preset, FILE.yaml or decoding type.")]
+    settings: Annotated[
+        list[str],
+        typer.Option("--set", help="Change one setting of the method.", metavar="FIELD=VALUE"),
+    ] = field(default_factory=list)
+    drafter: Annotated[
+        str | None,
+        typer.Option(help="Drafter weights: folder, hub id or preset; or module:Class."),
+    ] = None
+
+
+@dataclass(kw_only=True)
+class SamplingOptions:
+    """How the target's tokens are drawn, and when the text ends."""
+
+    temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0
+    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 = all.")] = 0
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 = off.")] = 1.0
+    seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after EOS.")] = False
+
+    @property
+    def sampling(self) -> Sampling:
+        """Raises ConfigError: a value is out of range."""
+        from engine.config import Sampling
+
+        names = ("temperature", "top_k", "top_p", "seed")
+        return Sampling.parse({name: getattr(self, name) for name in names})
+
+    def limits(self, **more: Any) -> Limits:
+        """Raises ConfigError: a value is out of range."""
+        from engine.config import Limits
+
+        own = {"max_new_tokens": self.max_new_tokens, "ignore_eos": self.ignore_eos}
+        return Limits.parse({**own, **more})
+
+
+@dataclass(kw_only=True)
+class LogOptions:
+    """Which run log."""
+
+    db: Annotated[
+        str | None,
+        typer.Option(help="Run log: a SQLite file or any SQLAlchemy URL.", metavar="URL"),
+    ] = None
+
+    @property
+    def log_url(self) -> str:
+        from playground.host import paths
+
+        return self.db or str(paths.run_log())
+
+    def open_log(self) -> RunLog:
+        """The log; the caller closes it."""
+        from storage import RunLog
+
+        return RunLog.open(self.log_url)

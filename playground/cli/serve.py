@@ -1,0 +1,87 @@
+"""`app.py serve`, and the lists of what it offers: `models`, `methods`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+
+from playground.cli.options import DeviceOptions, Json, LogOptions, takes
+
+
+@dataclass(kw_only=True)
+class ServeOptions(LogOptions, DeviceOptions):
+    """Options of `serve`."""
+
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 7860
+    drafter: Annotated[
+        list[str],
+        typer.Option(help="Offer your own drafter on the page: module:Class.", metavar="M:C"),
+    ] = field(default_factory=list)
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page.")] = False
+
+
+@takes(ServeOptions)
+def serve(options: ServeOptions) -> None:
+    """Serve the page."""
+    import logging
+
+    from playground.web.server import serve
+
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("playground").setLevel(logging.INFO)
+    serve(
+        host=options.host,
+        port=options.port,
+        db=options.log_url,
+        cache_dir=options.cache,
+        device=options.device,
+        drafters=options.drafter,
+        open_browser=options.open_browser,
+    )
+
+
+def models(as_json: Json = False) -> None:
+    """List the target presets."""
+    import json
+
+    import presets
+
+    specs = presets.targets()
+    if as_json:
+        typer.echo(json.dumps([s.model_dump(mode="json") for s in specs.values()], indent=2))
+        return
+    for spec in specs.values():
+        where = spec.hub or spec.path or (spec.wheel and f"wheel {spec.wheel.package}")
+        typer.echo(f"{spec.name:26}{spec.title}  [{where}]\n{'':26}{spec.description.strip()}")
+    typer.echo("\nAny local folder, .gguf file or hub id works too: --target PATH_OR_ID")
+
+
+def methods(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, settings included.")] = False,
+) -> None:
+    """List the drafting methods, their settings and their presets."""
+    import json
+
+    import presets
+    from engine.drafters import methods as decoding_types
+
+    named, types = presets.methods(), decoding_types()
+    if as_json:
+        schema = {name: cls.model_json_schema() for name, cls in types.items()}
+        dumped = {name: preset.model_dump(mode="json") for name, preset in named.items()}
+        typer.echo(json.dumps({"decoding_types": schema, "presets": dumped}, indent=2))
+        return
+    for name, cls in types.items():
+        typer.echo(f"{name:16}{cls.summary}" + (f"  ({cls.paper})" if cls.paper else ""))
+        for key, setting in cls.model_fields.items():
+            if key != "decoding_type":
+                default = json.dumps(setting.get_default(), default=str)
+                short = default if len(default) <= 24 else default[:21] + "..."
+                typer.echo(f"{'':4}{key:32}{short:26}{setting.description or ''}")
+    typer.echo("\nPresets:")
+    for preset in named.values():
+        belongs = f" for {preset.target}" if preset.target else ""
+        typer.echo(f"  {preset.name:24}{preset.title}{belongs}")
