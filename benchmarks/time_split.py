@@ -15,10 +15,11 @@ from pathlib import Path
 
 import presets
 from benchmarks import random_heads
-from engine.config import Limits, MethodConfig
+from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import methods, parse_method
 from engine.drafters.base import Drafter, Workbench
+from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError
 from engine.metrics import Tally
 from engine.model.loading import load_target

@@ -18,10 +18,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import presets
-from engine.config import Limits, MethodConfig
+from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.base import Drafter, Workbench
+from engine.drafters.method import MethodConfig
 from engine.metrics import Metrics, measure
 from engine.model.loading import load_target
 from engine.model.target import Target

@@ -1,7 +1,7 @@
-"""What people write: sampling, limits, and the base class of every method's settings.
+"""What people write: sampling, limits, and the base class of all settings.
 
 Unknown keys, wrong types and values out of range are refused with a sentence that names the key,
-the value and what is allowed. Each method's own class lives with its drafter.
+the value and what is allowed. A method's own settings live with its drafter.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
 from engine.errors import ConfigError
-
-if TYPE_CHECKING:
-    from engine.drafters.base import Drafter, Workbench
 
 
 class Settings(BaseModel):
@@ -109,39 +106,3 @@ class Limits(Settings):
     stop: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
         (), strict=False, max_length=16, description="strings that end the text (left out of it)"
     )
-
-
-class MethodConfig(Settings):
-    """Settings of one drafting method; subclasses set `decoding_type` to a Literal.
-
-    From the subclass alone come the YAML preset, the command line, the page's controls, the stored
-    JSON and the export, so every field needs a default, a range and a one-line description.
-    """
-
-    title: ClassVar[str]
-    """Short name shown to people."""
-    summary: ClassVar[str]
-    """One sentence: what is drafted, and how."""
-    paper: ClassVar[str | None] = None
-    """arXiv id, or a project name where there is no paper."""
-
-    requires: ClassVar[str | None] = None
-    """What a target must carry for it, where not every target does."""
-
-    decoding_type: str
-    adaptive: bool = Field(
-        False, description="draft only as much as recent acceptance and measured latency justify"
-    )
-
-    @property
-    def lossless(self) -> bool:
-        """Whether the output follows the target's own distribution exactly."""
-        return True
-
-    def build(self, bench: Workbench) -> Drafter:
-        """Load what the method needs and make its drafter.
-
-        Raises:
-            DrafterError: the weights do not fit the target, or cannot be found.
-        """
-        raise ConfigError(f"{type(self).__name__} has no drafter.")

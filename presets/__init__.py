@@ -10,8 +10,9 @@ from typing import Any
 import yaml
 from pydantic import Field
 
-from engine.config import MethodConfig, Settings
+from engine.config import Settings
 from engine.drafters import parse_method
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
 from presets.choice_trees import TreePreset, tree_preset

@@ -11,7 +11,7 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from engine.config import MethodConfig
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 
 

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from engine.config import MethodConfig
 from engine.drafters.base import Drafter, Start, Workbench, root_only
+from engine.drafters.method import MethodConfig
 from engine.proposal import Outcome, Proposal
 
 

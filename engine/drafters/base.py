@@ -5,19 +5,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
 from engine.accept import Lossless, Rule
 from engine.config import Limits, Sampling
+from engine.model.sources import TargetSpec
+from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
-
-if TYPE_CHECKING:
-    from engine.model.sources import TargetSpec
-    from engine.model.target import Target
-    from engine.tuning.latency import LatencyCurve
+from engine.tree import TreeShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +25,12 @@ class Workbench:
         target: the loaded target; a drafter may read its modules and never its cache.
         resolve: a target preset's name, hub id or path → where that model's weights are.
         load: loads (or shares) another model, on the target's device and dtype.
-        latency: the target's latency curve, measured at most once; None = measure when needed.
         locate: a shipped drafter's name → its folder; any other text as it is.
     """
 
     target: Target
     resolve: Callable[[str], TargetSpec]
     load: Callable[[TargetSpec], Target]
-    latency: Callable[[], LatencyCurve] | None = None
     locate: Callable[[str], str] = str
 
 
@@ -103,7 +98,5 @@ class Drafter(ABC):
 
 def root_only(root: int, device: torch.device) -> Proposal:
     """A proposal without drafts: one plain decoding step."""
-    from engine.tree import TreeShape
-
     # Filled there: a copy from the host would wait for the device.
     return Proposal(torch.full((1,), root, device=device), TreeShape.chain(0))

@@ -22,9 +22,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo
 
 from engine.accept import Rule
-from engine.config import MethodConfig, Sampling
+from engine.config import Sampling
 from engine.drafters.base import Drafter, Start, Workbench
 from engine.drafters.merging import Merger
+from engine.drafters.method import MethodConfig
 from engine.drafters.suffix import SuffixConfig, SuffixDrafter
 from engine.drafters.token_recycling import TokenRecyclingConfig
 from engine.errors import ConfigError

@@ -26,8 +26,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from engine.config import MethodConfig
 from engine.drafters.base import Drafter, Start, Workbench, root_only
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError
 from engine.model.cache import TreeCache
 from engine.model.checkpoints import Checkpoint, read_checkpoint

@@ -18,8 +18,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from engine.config import MethodConfig, Sampling
+from engine.config import Sampling
 from engine.drafters.base import Drafter, Start, Workbench, root_only
+from engine.drafters.method import MethodConfig
 from engine.errors import DrafterError
 from engine.model.upload import upload
 from engine.model.vocabulary import common_vocabulary

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from engine.config import MethodConfig, Sampling
+from engine.config import Sampling
 from engine.drafters.base import Drafter, Start, Workbench, root_only
 from engine.drafters.dynamic_tree import DynamicPlan, TreeSize
 from engine.drafters.eagle_checkpoint import EagleCheckpoint
@@ -17,6 +17,7 @@ from engine.drafters.eagle_head import DraftHead
 from engine.drafters.eagle_recorded import sessions_for
 from engine.drafters.eagle_session import HeadSession
 from engine.drafters.eagle_weights import load_eagle1
+from engine.drafters.method import MethodConfig
 from engine.drafters.static_tree import StaticPlan
 from engine.errors import ConfigError, DrafterError
 from engine.kernels.cpu.modules import hasten

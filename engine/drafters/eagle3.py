@@ -6,13 +6,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from engine.config import MethodConfig
 from engine.drafters.base import Workbench
 from engine.drafters.dynamic_tree import DynamicPlan, TreeSize
 from engine.drafters.eagle import EagleDrafter, check_size, check_width, named_head
 from engine.drafters.eagle_checkpoint import EagleCheckpoint
 from engine.drafters.eagle_recorded import sessions_for
 from engine.drafters.eagle_weights import load_eagle3
+from engine.drafters.method import MethodConfig
 from engine.kernels.cpu.modules import hasten
 from engine.model.checkpoints import read_checkpoint
 from engine.proposal import Needs

@@ -27,9 +27,9 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from engine.config import MethodConfig
 from engine.drafters.base import Drafter, Start, Workbench
 from engine.drafters.jacobi import JacobiWindow, first_level_len
+from engine.drafters.method import MethodConfig
 from engine.proposal import Outcome, Proposal
 from engine.sampling import Draws
 from engine.tree import merge_prefixes

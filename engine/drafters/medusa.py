@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from engine.accept import Rule, Typical
-from engine.config import MethodConfig, Sampling
+from engine.config import Sampling
 from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError, VocabularyError
 from engine.kernels.cpu.ranking import likeliest
 from engine.model.checkpoints import Checkpoint, read_checkpoint, tensor_names

@@ -28,8 +28,9 @@ from torch import Tensor
 
 from engine.accept import Lossless, Rule
 from engine.accept_relaxed import Relaxed, ThinkingPhase
-from engine.config import MethodConfig, Sampling
+from engine.config import Sampling
 from engine.drafters.base import Drafter, Start, Workbench, root_only
+from engine.drafters.method import MethodConfig
 from engine.errors import DrafterError
 from engine.model.cache import TreeCache
 from engine.model.masks import MaskBuilder

@@ -16,8 +16,8 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from pydantic import Field
 
-from engine.config import MethodConfig
 from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.method import MethodConfig
 from engine.proposal import Outcome, Proposal
 from engine.tree import TreeShape
 

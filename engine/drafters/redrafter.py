@@ -19,8 +19,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-from engine.config import MethodConfig
 from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, VocabularyError
 from engine.model.checkpoints import read_checkpoint
 from engine.model.target import Target

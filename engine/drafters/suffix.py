@@ -27,9 +27,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from engine.config import MethodConfig
 from engine.drafters.base import Drafter, Start, Workbench
 from engine.drafters.context_mixing import Context, Continuation, Memory, draft
+from engine.drafters.method import MethodConfig
 from engine.drafters.overheard import Overheard
 from engine.drafters.suffix_array import SuffixArray
 from engine.drafters.suffix_automaton import ROOT, Cursor, SuffixAutomaton

@@ -23,8 +23,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from engine.config import MethodConfig
 from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.method import MethodConfig
 from engine.kernels.cpu.ranking import likeliest
 from engine.model.upload import upload
 from engine.proposal import Needs, Outcome, Proposal

@@ -27,8 +27,8 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from pydantic import Field
 
-from engine.config import MethodConfig
 from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError
 from engine.model.target import Target
 from engine.proposal import Outcome, Proposal

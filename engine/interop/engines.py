@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 
-from engine.config import MethodConfig
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.interop import llamacpp, sglang, transformers, triton, trtllm, vllm
 from engine.interop.handoff import Context, Engine, Export, Imported, ReadYaml, export

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.config import MethodConfig
 from engine.drafters.dflash import DFlashConfig
 from engine.drafters.draft_target import DraftTargetConfig
+from engine.drafters.method import MethodConfig
 from engine.drafters.mtp import MTPConfig
 from engine.drafters.ngram import NGramConfig
 from engine.errors import ConfigError

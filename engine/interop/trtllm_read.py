@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.config import MethodConfig
 from engine.drafters.combined import CombinedConfig
 from engine.drafters.dflash import DFlashConfig
 from engine.drafters.draft_target import DraftTargetConfig
@@ -13,6 +12,7 @@ from engine.drafters.eagle import EagleConfig
 from engine.drafters.eagle3 import Eagle3Config
 from engine.drafters.lookahead import LookaheadConfig
 from engine.drafters.medusa import MedusaConfig
+from engine.drafters.method import MethodConfig
 from engine.drafters.mtp import MTPConfig
 from engine.drafters.ngram import NGramConfig
 from engine.drafters.suffix import SuffixConfig

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import transformers
 
-from engine.config import MethodConfig
+from engine.drafters.method import MethodConfig
 from engine.training.evaluation import Score, lines
 from engine.training.trainer import Trainer
 

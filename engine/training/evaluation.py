@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.config import Limits, MethodConfig
+from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.base import Workbench
+from engine.drafters.method import MethodConfig
 from engine.metrics import Tally
 from engine.model.corpus import Corpus, Entry
 from engine.model.loading import load_target

@@ -10,7 +10,8 @@ from typing import ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from engine.config import MethodConfig, Settings
+from engine.config import Settings
+from engine.drafters.method import MethodConfig
 from engine.model.corpus import Corpus, Entry
 from engine.model.target import Target
 from engine.training import optimizers

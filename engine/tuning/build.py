@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from engine.config import MethodConfig
+from collections.abc import Callable
+
 from engine.drafters.base import Drafter, Workbench
+from engine.drafters.method import MethodConfig
+from engine.model.target import Target
 from engine.tuning.adaptive import AdaptiveDrafter
-from engine.tuning.latency import measure_curve
+from engine.tuning.latency import LatencyCurve, measure_curve
 
 CONTROLLER_ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Row counts that the controller measures: coarser than the chart's, done in a second or two."""
 
 
-def build_drafter(config: MethodConfig, bench: Workbench) -> Drafter:
+def build_drafter(
+    config: MethodConfig, bench: Workbench, curve: Callable[[], LatencyCurve] | None = None
+) -> Drafter:
     """The method's drafter on the bench's target.
+
+    Args:
+        curve: the target's latency curve, asked for where it is needed; None = measured anew.
 
     Raises:
         DrafterError: the weights do not fit the target, or cannot be found.
@@ -20,8 +28,11 @@ def build_drafter(config: MethodConfig, bench: Workbench) -> Drafter:
     drafter = config.build(bench)
     if not config.adaptive:
         return drafter
-    if bench.latency is not None:
-        curve = bench.latency()
-    else:
-        curve = measure_curve(bench.target, rows=CONTROLLER_ROWS, repeats=3)
-    return AdaptiveDrafter(drafter, bench.target, curve)
+    return AdaptiveDrafter(
+        drafter, bench.target, curve() if curve else controller_curve(bench.target)
+    )
+
+
+def controller_curve(target: Target) -> LatencyCurve:
+    """What the controller needs to know of a target, measured."""
+    return measure_curve(target, rows=CONTROLLER_ROWS, repeats=3)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.config import MethodConfig
 from engine.drafters.base import Workbench
+from engine.drafters.method import MethodConfig
 from engine.drafters.ngram import NGramConfig
 from engine.drafters.suffix import SuffixConfig
 from engine.errors import ConfigError

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.config import MethodConfig, Sampling
+from engine.config import Sampling
 from engine.drafters.base import Drafter, Start, Workbench
 from engine.drafters.dynamic_tree import DynamicPlan
 from engine.drafters.eagle import EagleConfig, EagleDrafter, Plan, check_width
 from engine.drafters.eagle3 import Eagle3Config
 from engine.drafters.medusa import MedusaConfig, MedusaDrafter, read_heads
+from engine.drafters.method import MethodConfig
 from engine.drafters.redrafter import ReDrafterConfig, ReDrafterDrafter, read_head
 from engine.drafters.static_tree import StaticPlan
 from engine.errors import ConfigError

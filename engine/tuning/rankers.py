@@ -20,13 +20,13 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from engine.config import MethodConfig
 from engine.drafters.base import Workbench
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.eagle import EagleConfig
 from engine.drafters.eagle3 import Eagle3Config
 from engine.drafters.eagle_head import DraftHead, HeadCache
 from engine.drafters.medusa import MedusaConfig, read_heads
+from engine.drafters.method import MethodConfig
 from engine.drafters.redrafter import NUM_CANDIDATES, ReDrafterConfig, read_head
 from engine.errors import ConfigError, DrafterError
 from engine.model.vocabulary import common_vocabulary

@@ -14,8 +14,8 @@ from typing import Self
 
 import numpy as np
 
-from engine.config import MethodConfig
 from engine.drafters.base import Workbench
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tree import Path
 from engine.tuning.measure import NO_STEP

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.config import MethodConfig
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.dynamic_tree import TreeSize
 from engine.drafters.eagle import EagleConfig
 from engine.drafters.eagle3 import Eagle3Config
 from engine.drafters.medusa import MedusaConfig
+from engine.drafters.method import MethodConfig
 from engine.drafters.ngram import NGramConfig
 from engine.drafters.redrafter import ReDrafterConfig
 from engine.drafters.suffix import SuffixConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.config import MethodConfig
+from engine.drafters.method import MethodConfig
 from engine.tuning.search import CurvePoint
 from engine.tuning.shape import draft_shape, with_tree
 from engine.tuning.step_latency import Clock, Prediction

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from engine.config import MethodConfig
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tuning.latency import LatencyCurve, interpolate, points
 from engine.tuning.shape import draft_shape

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.config import Limits, MethodConfig, Sampling
+from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter, Start, Workbench
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.eagle import EagleConfig
 from engine.drafters.eagle3 import Eagle3Config
 from engine.drafters.medusa import MedusaConfig
+from engine.drafters.method import MethodConfig
 from engine.drafters.redrafter import ReDrafterConfig
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal, TargetOutput

@@ -17,8 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 import presets
-from engine.config import Limits, MethodConfig, Sampling
+from engine.config import Limits, Sampling
 from engine.drafters.base import Drafter
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, PlaygroundError
 from engine.model.sources import TargetSpec
 from engine.model.target import Target

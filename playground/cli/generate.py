@@ -20,7 +20,7 @@ from playground.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from engine.config import MethodConfig
+    from engine.drafters.method import MethodConfig
     from engine.metrics import Metrics
     from engine.model.target import Target
     from engine.steps import End, Record

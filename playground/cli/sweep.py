@@ -17,7 +17,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 import presets
-from engine.config import Limits, MethodConfig, Sampling
+from engine.config import Limits, Sampling
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, PlaygroundError
 from engine.model.sources import TargetSpec
 from playground.cli.bench import LoadedBench, time_left

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import presets
-from engine.config import MethodConfig
 from engine.drafters import methods as decoding_types
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
 from presets import MethodPreset, PromptSuite

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 
 import presets
-from engine.config import MethodConfig
 from engine.drafters import methods, parse_method
+from engine.drafters.method import MethodConfig
 from engine.drafters.user_provided import load_user_drafter, register_user_drafter
 from engine.errors import ConfigError
 

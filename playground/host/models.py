@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import presets
-from engine.config import MethodConfig
 from engine.drafters.base import Drafter, Workbench
+from engine.drafters.method import MethodConfig
 from engine.model.loading import load_target
 from engine.model.sources import Progress, TargetSpec
 from engine.model.target import Target
-from engine.tuning.build import CONTROLLER_ROWS, build_drafter
-from engine.tuning.latency import LatencyCurve, measure_curve
+from engine.tuning.build import build_drafter, controller_curve
+from engine.tuning.latency import LatencyCurve
 
 MAX_DRAFTERS = 2
 """Drafters kept ready, so that going back and forth between two methods loads nothing."""
@@ -106,7 +106,7 @@ class Models:
         Raises:
             DrafterError: it does not fit the target, or its weights cannot be had.
         """
-        return build_drafter(config, self.bench())
+        return build_drafter(config, self.bench(), self._latency)
 
     def bench(self) -> Workbench:
         """The loaded target, and what a method may use beside it."""
@@ -115,7 +115,6 @@ class Models:
             self._target,
             resolve=self._resolve,
             load=self._companion,
-            latency=self._latency,
             locate=presets.locate,
         )
 
@@ -123,7 +122,7 @@ class Models:
         """The loaded target's latency curve, measured once."""
         assert self._target is not None
         if self._curve is None:
-            self._curve = measure_curve(self._target, rows=CONTROLLER_ROWS, repeats=3)
+            self._curve = controller_curve(self._target)
         return self._curve
 
     def _companion(self, spec: TargetSpec) -> Target:

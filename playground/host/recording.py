@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.config import Limits, MethodConfig, Sampling
+from engine.config import Limits, Sampling
+from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError
 from engine.model.target import Target
 from engine.steps import Record

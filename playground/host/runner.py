@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from engine.config import MethodConfig
 from engine.decode import decode
 from engine.drafters.base import Drafter, Workbench
+from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError, PromptError
 from engine.model.sources import TargetSpec
 from engine.model.target import Target

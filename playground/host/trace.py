@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.config import MethodConfig, Sampling
+from engine.config import Sampling
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.metrics import Tally
 from engine.model.target import Target

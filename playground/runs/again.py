@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config import Limits, MethodConfig, Sampling
+from engine.config import Limits, Sampling
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, PromptError
 from playground.host.catalog import TYPE_PREFIX, Catalog, Method
 from playground.host.request import DTYPES, GenerateRequest, Mode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from engine.config import MethodConfig
+from engine.drafters.method import MethodConfig
 from engine.tuning.latency import LatencyCurve
 from engine.tuning.shape import draft_shape
 from engine.tuning.step_latency import Clock, DraftLatency, OtherCurve

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.config import MethodConfig
 from engine.drafters import parse_method
+from engine.drafters.method import MethodConfig
 from engine.tuning.redraft import DraftedTrees
 from engine.tuning.shape import draft_shape
 from playground.trees.editor_methods import DYNAMIC_FIELDS

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.config import Limits, MethodConfig, Sampling
+from engine.config import Limits, Sampling
 from engine.drafters.autoregressive import AutoregressiveConfig
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.target import Target
 from engine.tuning.redraft import Redrafter

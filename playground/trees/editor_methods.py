@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import presets
-from engine.config import MethodConfig
 from engine.drafters.medusa import MedusaConfig, count_heads
+from engine.drafters.method import MethodConfig
 from engine.drafters.redrafter import ReDrafterConfig
 from engine.drafters.token_recycling import TokenRecyclingConfig
 from engine.errors import ConfigError, SourceError

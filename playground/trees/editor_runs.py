@@ -6,8 +6,8 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
-from engine.config import MethodConfig
 from engine.drafters import parse_method
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from playground.trees.editor_methods import DYNAMIC_FIELDS
 from playground.trees.editor_sources import is_greedy

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import presets
-from engine.config import MethodConfig
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tuning.offline import OFFLINE
 from engine.tuning.ranks import RankTable

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine.config import MethodConfig
 from engine.drafters.base import Workbench
+from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.tuning.latency import LatencyCurve, bucket_of, measure_curve
 from engine.tuning.step_latency import Clock, DraftLatency, OtherCurve

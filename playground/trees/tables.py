@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from engine.config import Limits, MethodConfig
+from engine.config import Limits
 from engine.drafters.base import Workbench
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tuning.measure import measure_ranks
 from engine.tuning.ranks import RankTable

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from engine.config import MethodConfig
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.interop.engines import ENGINES, find_engine
 from engine.interop.handoff import Export

@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 import presets
-from engine.config import MethodConfig
 from engine.drafters import parse_method
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, SourceError
 from engine.interop.engines import export_method, find_engine, import_config
 from engine.interop.handoff import Export, Imported

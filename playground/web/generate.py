@@ -8,7 +8,8 @@ from typing import Any
 
 import gradio as gr
 
-from engine.config import Limits, MethodConfig, Sampling
+from engine.config import Limits, Sampling
+from engine.drafters.method import MethodConfig
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog, Method
 from playground.host.feed import Feed, History, follow, refusal

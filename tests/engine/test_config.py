@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from engine.config import Limits, MethodConfig, Sampling
+from engine.config import Limits, Sampling
 from engine.drafters import methods, parse_method
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 
 METHODS = sorted(methods().items())

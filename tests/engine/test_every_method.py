@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from benchmarks import random_heads
-from engine.config import Limits, MethodConfig
+from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import methods, parse_method
+from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.steps import End, Step
 from engine.tuning.build import build_drafter

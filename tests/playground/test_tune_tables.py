@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.config import Limits, MethodConfig, Sampling
+from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
+from engine.drafters.method import MethodConfig
 from engine.drafters.ngram import NGramConfig
 from engine.errors import ConfigError
 from engine.tree import ChoiceTree

@@ -9,10 +9,11 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
-from engine.config import Limits, MethodConfig
+from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig, AutoregressiveDrafter
 from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.method import MethodConfig
 from engine.model.sources import TargetSpec
 from engine.proposal import Outcome, Proposal
 from engine.steps import End

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from engine.config import MethodConfig
 from engine.drafters.base import Drafter
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, PlaygroundError
 from engine.model.target import Target
 from playground.errors import Fault, attempt

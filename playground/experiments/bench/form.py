@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
-from engine.config import Limits, MethodConfig, Sampling, Settings
+from engine.config import Limits, Sampling, Settings
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from playground.experiments.bench.groups import group_title, in_order
 from playground.experiments.bench.plan import BASELINE, Configuration, Plan, make_plan

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from engine.config import Limits, MethodConfig, Sampling
+from engine.config import Limits, Sampling
 from engine.drafters import methods, parse_method
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
 from playground.experiments.bench.suites import Item

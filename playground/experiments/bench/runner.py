@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from engine.config import Limits, MethodConfig, Sampling
+from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter
+from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError, PromptError
 from engine.model.target import Target
 from engine.steps import End, Record

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.config import MethodConfig, Sampling
+from engine.config import Sampling
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.audit import Audit
 from playground.experiments.bench.audits import stored_audit

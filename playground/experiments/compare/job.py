@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
-from engine.config import Limits, MethodConfig
+from engine.config import Limits
 from engine.decode import check_prompt, decode
+from engine.drafters.method import MethodConfig
 from engine.model.audit import audit
 from engine.model.target import Target
 from playground.errors import Fault, attempt

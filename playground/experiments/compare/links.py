@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config import Limits, MethodConfig, Sampling
+from engine.config import Limits, Sampling
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from playground.experiments.bench.plan import BASELINE
 from playground.experiments.compare.board import stored_runs

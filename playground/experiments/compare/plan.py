@@ -13,8 +13,9 @@ from typing import Any
 
 from pydantic import Field
 
-from engine.config import Limits, MethodConfig, Sampling, Settings
+from engine.config import Limits, Sampling, Settings
 from engine.drafters import parse_method
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
 from playground.experiments.bench.plan import BASELINE, Configuration

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from engine.config import MethodConfig
+from engine.drafters.method import MethodConfig
 from playground.experiments.compare.board import Board, stored_board
 from playground.experiments.compare.job import Comparison
 from playground.experiments.compare.report import report_text

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.config import MethodConfig
+from engine.drafters.method import MethodConfig
 
 Scalar = bool | int | float | str | None
 Kind = Literal["flag", "choice", "int", "float", "text"]

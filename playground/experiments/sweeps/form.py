@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, cast
 
-from engine.config import Limits, MethodConfig, Sampling
+from engine.config import Limits, Sampling
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from playground.experiments.bench.plan import BASELINE
 from playground.experiments.bench.suites import choose_items

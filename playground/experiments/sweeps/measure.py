@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from engine.config import MethodConfig
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from playground.experiments.bench.measured import Measured, measured_runs
 from playground.experiments.bench.plan import Configuration, make_plan

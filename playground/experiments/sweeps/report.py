@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from engine.config import MethodConfig
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from playground.experiments.sweeps.fields import shown
 from playground.experiments.sweeps.noise import as_good

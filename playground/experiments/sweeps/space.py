@@ -10,7 +10,8 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, model_validator
 
-from engine.config import MethodConfig, Settings
+from engine.config import Settings
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from playground.experiments.sweeps.fields import Knob, Scalar, knobs_of, shown
 

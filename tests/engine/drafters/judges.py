@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from scipy.stats import chi2
 
-from engine.config import Limits, MethodConfig, Sampling
+from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter
+from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.sampling import probabilities
 from engine.steps import End, Step

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.config import MethodConfig
 from engine.decode import decode
 from engine.drafters import methods, static_tree
 from engine.drafters.eagle import EagleConfig, EagleDrafter
 from engine.drafters.eagle3 import Eagle3Config
 from engine.drafters.eagle_session import HeadSession
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.target import Target
 from tests.engine.drafters import judges

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from engine.config import MethodConfig
 from engine.drafters.eagle import EagleConfig
 from engine.drafters.eagle3 import Eagle3Config
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError, TreeError, VocabularyError
 from engine.model.target import Target
 from engine.proposal import Needs

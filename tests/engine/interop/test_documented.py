@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 import presets
-from engine.config import MethodConfig
 from engine.drafters import parse_method
+from engine.drafters.method import MethodConfig
 from engine.interop.engines import ENGINES, export_method, import_config
 from engine.tree import ChoiceTree
 

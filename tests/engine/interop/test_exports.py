@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 import presets
-from engine.config import MethodConfig
 from engine.drafters import methods, parse_method
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.interop.engines import ENGINES, export_method, find_engine, import_config, read_version
 from engine.interop.handoff import Export, live_fields, same_effect

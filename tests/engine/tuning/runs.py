@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config import Limits, MethodConfig
+from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.base import Drafter, Workbench
 from engine.drafters.eagle import EagleConfig
 from engine.drafters.medusa import MedusaConfig
+from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.steps import End, Step
 from engine.tree import ChoiceTree, Path

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.config import Limits, MethodConfig
+from engine.config import Limits
 from engine.drafters.eagle import EagleConfig
 from engine.drafters.eagle3 import Eagle3Config
 from engine.drafters.lookahead import LookaheadConfig
+from engine.drafters.method import MethodConfig
 from engine.drafters.redrafter import ReDrafterConfig
 from engine.drafters.suffix import SuffixConfig
 from engine.errors import ConfigError, TreeError

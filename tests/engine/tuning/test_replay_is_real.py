@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import presets
-from engine.config import Limits, MethodConfig
+from engine.config import Limits
 from engine.drafters.base import Workbench
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.eagle3 import Eagle3Config
+from engine.drafters.method import MethodConfig
 from engine.drafters.ngram import NGramConfig
 from engine.drafters.redrafter import ReDrafterConfig
 from engine.drafters.suffix import SuffixConfig

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.config import MethodConfig
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.eagle import EagleConfig
 from engine.drafters.eagle3 import Eagle3Config
+from engine.drafters.method import MethodConfig
 from engine.drafters.ngram import NGramConfig
 from engine.drafters.redrafter import ReDrafterConfig
 from engine.errors import ConfigError

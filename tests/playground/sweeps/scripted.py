@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine.config import Limits, MethodConfig, Sampling
+from engine.config import Limits, Sampling
+from engine.drafters.method import MethodConfig
 from engine.drafters.ngram import NGramConfig
 from engine.model.sources import TargetSpec
 from playground.experiments.bench.measured import Measured
