@@ -22,10 +22,10 @@ from engine.decode import decode
 from engine.metrics import measure
 from playground.host import paths
 from playground.host.catalog import Catalog
-from playground.host.feed import Feed, follow
 from playground.host.live import LiveRun
 from playground.host.request import GenerateRequest
 from playground.host.runner import EngineHost
+from playground.host.stream import RunStream, follow
 from storage import RunLog
 
 
@@ -109,7 +109,7 @@ def _watch(run: LiveRun, host: EngineHost) -> None:
     """What a browser tab costs the server: every message of the stream, as JSON text."""
 
     async def read() -> None:
-        async for message in follow(Feed([run], host.ahead_of)):
+        async for message in follow(RunStream([run], host.ahead_of)):
             json.dumps(message)
 
     asyncio.run(read())

@@ -205,7 +205,7 @@ class MTPDrafter(Drafter):
     def _chain(
         self, hidden: Tensor, length: int, tokens: list[Tensor], probs: list[Tensor]
     ) -> None:
-        """Feed a single layer its own output until `length` tokens are drafted."""
+        """RunStream a single layer its own output until `length` tokens are drafted."""
         kept = self._cache.length
         while len(tokens) < length:
             hidden = self._forward(0, hidden, tokens[-1])

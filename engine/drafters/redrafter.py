@@ -96,7 +96,7 @@ class RecurrentHead:
     output: Tensor
 
     def advance(self, state: Tensor, tokens: Tensor) -> Tensor:
-        """Feed one token per beam: state `(beams, hidden)`, tokens `(beams,)` → next state.
+        """RunStream one token per beam: state `(beams, hidden)`, tokens `(beams,)` → next state.
 
         Source: arXiv:2403.09919, section 3.1.
         """

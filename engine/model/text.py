@@ -98,7 +98,7 @@ class StopStrings:
         self._tail = ""
 
     def push(self, token_ids: Sequence[int]) -> int | None:
-        """Feed newly committed tokens.
+        """RunStream newly committed tokens.
 
         Returns:
             How many of them belong to the output (the last one completes a stop string), or None.

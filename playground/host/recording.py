@@ -1,35 +1,169 @@
-"""Writes a run to the log beside a decode loop that somebody else drives."""
+"""Follows a decode loop from another thread: text, figures and the run log, in batches.
+
+The loop only puts its records into a queue. Twenty times a second the recording takes what is
+there, turns tokens into text and publishes it to the live run; once a second it writes to the log.
+A transaction takes milliseconds of a core, which on a processor the loop would miss.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import asdict, fields, replace
+from queue import Empty, SimpleQueue
+from typing import Any, Literal
 
 from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError
+from engine.metrics import Tally
 from engine.model.target import Target
-from engine.steps import Record
+from engine.model.text import Detokenizer, token_label, whole_text
+from engine.steps import End, Prefill, Record, Step
+from playground.errors import Fault, attempt
 from playground.host.environment import environment, machine
-from playground.host.live import LiveRun
-from playground.host.recorder import Inbox, Recorder
+from playground.host.live import Finish, First, LiveRun
 from playground.host.request import GenerateRequest
-from storage import NewRun, RunLog
+from storage import NewRun, RunLog, StepRow
+
+BATCH_S = 0.05
+LOG_S = 1.0
+"""A killed process loses at most so much of a run's steps."""
+MAX_LABELS = 20_000
+"""Token labels remembered within one run."""
 
 
-@dataclass(frozen=True, slots=True)
 class Recording:
-    """A run being recorded."""
+    """One run being recorded, from its prefill to `stop`; `run.log_id` is in the log already."""
 
-    run_id: str
-    inbox: Inbox
+    def __init__(self, log: RunLog, run: LiveRun, target: Target, stop: Sequence[str]) -> None:
+        self.fault: Fault | None = None
+        """What went wrong here, beside the loop: the log cannot be written, say."""
+        self._log = log
+        self._run = run
+        self._stop = tuple(stop)
+        self._tokenizer = target.tokenizer
+        self._pieces = Detokenizer(self._tokenizer)
+        self._labels: dict[int, str] = {}
+        self._tally = Tally()
+        self._output_ids: list[int] = []
+        self._end: End | None = None
+        self._unlogged: list[StepRow] = []
+        self._logged_s = time.monotonic()
+        self._inbox: SimpleQueue[Record | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._guarded, daemon=True)
+        self._thread.start()
+
+    @property
+    def run_id(self) -> str:
+        """The run's id in the log."""
+        assert self._run.log_id is not None
+        return self._run.log_id
 
     def put(self, record: Record) -> None:
         """Hand over a record; never waits."""
-        self.inbox.put(record)
+        self._inbox.put(record)
+
+    def stop(self, fault: Fault | None) -> Fault | None:
+        """Wait for what was put, and write how the run ended.
+
+        Args:
+            fault: what stopped the loop.
+
+        Returns:
+            The fault that the run ended with: this thread's own before the loop's.
+        """
+        self._inbox.put(None)
+        self._thread.join()
+        fault = self.fault or fault
+        reason = None if self._end is None else self._end.finish_reason
+        text = whole_text(self._tokenizer, self._output_ids, self._stop)
+        self._run.metrics = self._tally.metrics
+        self._run.finish = Finish(reason, text)
+        status: Literal["completed", "cancelled", "failed"]
+        status = "failed" if fault else "cancelled" if reason == "cancelled" else "completed"
+        self._write()
+        self._log.finish(
+            self.run_id,
+            status=status,
+            output_ids=self._output_ids,
+            text=text,
+            finish_reason=reason,
+            metrics=asdict(self._tally.metrics),
+            error=fault.sentence if fault else None,
+        )
+        return fault
+
+    # ---- on the recording's own thread
+
+    def _guarded(self) -> None:
+        outcome = attempt(self._follow, where=f"the recording of run {self._run.id}")
+        self.fault = outcome if isinstance(outcome, Fault) else None
+
+    def _follow(self) -> None:
+        """Take records until the loop is over; None says that no more will come."""
+        while True:
+            batch = [self._inbox.get()]
+            time.sleep(0.0 if isinstance(batch[0], Prefill) else BATCH_S)
+            try:
+                while True:
+                    batch.append(self._inbox.get_nowait())
+            except Empty:
+                pass
+            self._take([record for record in batch if record is not None])
+            if None in batch:
+                return
+
+    def _take(self, records: Sequence[Record]) -> None:
+        rows: list[StepRow] = []
+        for record in records:
+            self._tally.add(record)
+            if isinstance(record, Prefill):
+                self._begin(record)
+            elif isinstance(record, Step):
+                rows.append(self._row(record))
+            else:
+                self._end = record
+        if rows:
+            self._run.rows.extend(rows)
+            self._run.words = f"generating · {rows[-1].decision}".removesuffix(" · ")
+            self._unlogged += rows
+        if time.monotonic() - self._logged_s >= LOG_S:
+            self._write()
+        self._run.metrics = self._tally.metrics
+
+    def _begin(self, prefill: Prefill) -> None:
+        token = prefill.token_id
+        self._output_ids.append(token)
+        piece = self._pieces.push(token)
+        self._run.first = First(token, piece, prefill.num_prompt_tokens, prefill.ttft_s)
+        self._run.state, self._run.words = "running", "generating"
+        self._log.add_prefill(self.run_id, **asdict(self._run.first))
+
+    def _row(self, step: Step) -> StepRow:
+        kept = step.committed[: step.num_committed]
+        self._output_ids.extend(kept)
+        values: dict[str, Any] = {f.name: getattr(step, f.name) for f in fields(step)}
+        return StepRow(
+            **values,
+            token_texts=tuple(self._label(token) for token in step.tokens),
+            bonus_text=self._label(step.bonus),
+            committed_texts=tuple(self._pieces.push(token) for token in kept),
+        )
+
+    def _label(self, token_id: int) -> str:
+        if token_id not in self._labels:
+            if len(self._labels) >= MAX_LABELS:
+                self._labels.clear()
+            self._labels[token_id] = token_label(self._tokenizer, token_id)
+        return self._labels[token_id]
+
+    def _write(self) -> None:
+        self._log.add_steps(self.run_id, self._unlogged)
+        self._unlogged.clear()
+        self._logged_s = time.monotonic()
 
 
 @contextmanager
@@ -50,7 +184,6 @@ def record_run(
     Args:
         stored: further fields of the log's `NewRun`, e.g. its labels.
     """
-    run = LiveRun(owner="")
     new = new_run(
         target,
         config,
@@ -60,22 +193,17 @@ def record_run(
         prompt_text=prompt_text,
         messages=messages,
     )
-    run.log_id = log.begin(replace(new, **(stored or {})))
-    recorder = Recorder(run, target, log, limits.stop)
-    inbox: Inbox = Inbox()
-    thread = threading.Thread(target=recorder.follow, args=(inbox,), daemon=True)
-    thread.start()
-    fault: str | None = "The run ended early."
+    run = LiveRun(owner="", log_id=log.begin(replace(new, **(stored or {}))))
+    recording = Recording(log, run, target, limits.stop)
+    fault: Fault | None = Fault("The run ended early.", expected=False)
     try:
-        yield Recording(run.log_id, inbox)
+        yield recording
         fault = None
     except PlaygroundError as error:
-        fault = str(error)
+        fault = Fault(str(error), expected=True)
         raise
     finally:
-        inbox.put(None)
-        thread.join()
-        recorder.close(fault)
+        recording.stop(fault)
 
 
 def new_run(
@@ -105,11 +233,11 @@ def new_run(
     )
 
 
-def unbegun_run(
-    request: GenerateRequest, prompt_text: str, messages: Sequence[dict[str, str]]
-) -> NewRun:
-    """What the log stores of a run whose target or drafter could not be had."""
-    return NewRun(
+def log_unbegun(
+    log: RunLog, run: LiveRun, request: GenerateRequest, sentence: str, stored: Mapping[str, Any]
+) -> str:
+    """Log a run whose target or drafter could not be had, and why; returns its id."""
+    new = NewRun(
         target=request.target.name,
         method=request.config.model_dump(mode="json"),
         method_title=request.method.title,
@@ -117,16 +245,12 @@ def unbegun_run(
         sampling=request.sampling.model_dump(mode="json"),
         limits=request.limits.model_dump(mode="json"),
         prompt_ids=(),
-        prompt_text=prompt_text,
-        messages=tuple(messages),
+        prompt_text=run.meta["prompt"],
+        messages=tuple(run.messages),
         dtype=request.dtype,
         environment=machine(),
     )
-
-
-def log_unbegun(log: RunLog, new: NewRun, sentence: str) -> str:
-    """Write down a run that failed before its prefill, and why; returns its id."""
-    run_id = log.begin(new)
+    run_id = log.begin(replace(new, **stored))
     log.finish(
         run_id,
         status="failed",

@@ -25,12 +25,11 @@ from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
-from playground.host.events import REASON_WORDS, run_meta
 from playground.host.live import LiveRun, LiveRuns, Message, State
 from playground.host.models import MAX_DRAFTERS, Loaded, Models
-from playground.host.recorder import Inbox, Recorder
-from playground.host.recording import log_unbegun, new_run, unbegun_run
+from playground.host.recording import Recording, log_unbegun, new_run
 from playground.host.request import GenerateRequest
+from playground.host.stream import REASON_WORDS, run_meta
 from storage import RunLog
 
 MAX_WAITING = 32
@@ -263,12 +262,10 @@ class EngineHost:
         self, run: LiveRun, request: GenerateRequest, sentence: str, stored: Mapping[str, Any]
     ) -> None:
         """End a run that could not begin; it is in the log too, with what stood in its way."""
-
-        def write() -> str:
-            new = unbegun_run(request, run.meta["prompt"], run.messages)
-            return log_unbegun(self.log, replace(new, **stored), sentence)
-
-        written = attempt(write, where=f"the log entry of run {run.id}")
+        written = attempt(
+            lambda: log_unbegun(self.log, run, request, sentence, stored),
+            where=f"the log entry of run {run.id}",
+        )
         run.log_id = None if isinstance(written, Fault) else written
         run.words = "failed"
         run.end("failed", error=sentence)
@@ -300,28 +297,22 @@ class EngineHost:
         drafter: Drafter,
         prompt_ids: list[int],
     ) -> None:
-        """Run the loop here and the recorder beside it; both are over when this returns."""
-        recorder = Recorder(run, target, self.log, request.limits.stop)
-        inbox: Inbox = Inbox()
-        recording = _Thread(lambda: recorder.follow(inbox), where=f"the recorder of run {run.id}")
+        """Run the loop here and the recording beside it; both are over when this returns."""
+        recording = Recording(self.log, run, target, request.limits.stop)
 
         def loop() -> None:
-            records = decode(
+            for record in decode(
                 target,
                 drafter,
                 prompt_ids,
                 sampling=request.sampling,
                 limits=request.limits,
                 cancelled=lambda: run.cancel_asked.is_set() or recording.fault is not None,
-            )
-            for record in records:
-                inbox.put(record)
+            ):
+                recording.put(record)
 
         failed = attempt(loop, where=f"run {run.id}")
-        inbox.put(None)
-        recording.join()
-        fault = recording.fault or (failed if isinstance(failed, Fault) else None)
-        recorder.close(fault.sentence if fault else None)
+        fault = recording.stop(failed if isinstance(failed, Fault) else None)
         reason = run.finish.reason if run.finish else None
         run.words = "failed" if fault else REASON_WORDS.get(reason or "", "done")
         state: State = "failed" if fault else "cancelled" if reason == "cancelled" else "completed"
@@ -373,20 +364,3 @@ class _Conversation:
     messages: list[Message]
     prompt: str
     parent: str | None
-
-
-class _Thread:
-    """A thread whose fault can be asked for."""
-
-    def __init__(self, work: Callable[[], None], *, where: str) -> None:
-        self.fault: Fault | None = None
-        self._thread = threading.Thread(target=self._run, args=(work, where), daemon=True)
-        self._thread.start()
-
-    def _run(self, work: Callable[[], None], where: str) -> None:
-        outcome = attempt(work, where=where)
-        if isinstance(outcome, Fault):
-            self.fault = outcome
-
-    def join(self) -> None:
-        self._thread.join()

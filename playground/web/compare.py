@@ -15,9 +15,9 @@ from playground.experiments.compare.plan import FIELDS, MAX_CONFIGURATIONS, read
 from playground.experiments.compare.race import Clocks
 from playground.experiments.compare.stream import fault_message, stream
 from playground.host.catalog import Catalog
-from playground.host.feed import History
 from playground.host.request import DTYPES, read_run_id
 from playground.host.runner import EngineHost
+from playground.host.stream import History
 from playground.web.compare_board import compare_board
 from playground.web.compare_links import updates_of
 from playground.web.components import settings_form, text_line

@@ -11,8 +11,8 @@ import gradio as gr
 from engine.errors import ConfigError
 from playground.experiments.compare.figures import FIGURE_FORMULAS
 from playground.experiments.compare.race import MAX_RUNS, Clocks
-from playground.host.feed import History
 from playground.host.request import read_run_id
+from playground.host.stream import History
 from playground.web.components import PANEL_SCRIPTS, static_text
 from playground.web.panel_server import answer, panel_server
 

@@ -31,7 +31,7 @@ def static_text(*names: str) -> str:
 def token_panels(*, since: Served, step: Served, placeholder: str, elem_id: str) -> gr.HTML:
     """One to four runs: text with every token coloured, live figures, step scrubber, draft tree.
 
-    Its value is a message of `playground.host.feed`. `since` answers a resync and `step` one step.
+    Its value is a message of `host.stream`. `since` answers a resync and `step` one step.
     """
     return gr.HTML(
         value=None,

@@ -12,9 +12,9 @@ from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog, Method
-from playground.host.feed import Feed, History, follow, refusal
 from playground.host.request import DTYPES, read_dtype, read_request
 from playground.host.runner import EngineHost
+from playground.host.stream import History, RunStream, follow, refusal
 from playground.web.components import plain_list, settings_form, text_line, token_panels
 from playground.web.controls import controls_of
 from playground.web.panel_server import panel_server
@@ -222,7 +222,7 @@ class GeneratePage:
             yield refusal(started.sentence, chat)
             return
         try:
-            async for message in follow(Feed([started], self.host.ahead_of)):
+            async for message in follow(RunStream([started], self.host.ahead_of)):
                 yield message
         finally:
             started.cancel()
@@ -238,7 +238,7 @@ class GeneratePage:
         if isinstance(started, Fault):
             yield started.sentence
             return
-        async for message in follow(Feed([started], self.host.ahead_of)):
+        async for message in follow(RunStream([started], self.host.ahead_of)):
             yield progress_words(message["status"][started.id])
         yield started.error or self.describe_target()
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
-from playground.host.feed import History
 from playground.host.request import read_count, read_run_id
+from playground.host.stream import History
 
 MAX_INDEX = 10_000_000
 

@@ -10,10 +10,10 @@ import gradio as gr
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
-from playground.host.feed import Feed, History, follow, refusal
 from playground.host.live import LiveRun
 from playground.host.request import read_run_id
 from playground.host.runner import EngineHost
+from playground.host.stream import History, RunStream, follow, refusal
 from playground.runs.again import GenerateFields, fields_of, request_again
 from playground.runs.link import read_link
 from playground.web.components import token_panels
@@ -72,7 +72,7 @@ class RunsPage:
             yield refusal(started.sentence, None), _fresh({})
             return
         try:
-            async for message in follow(Feed([started], self.host.ahead_of)):
+            async for message in follow(RunStream([started], self.host.ahead_of)):
                 yield message, gr.skip()
         finally:
             started.cancel()

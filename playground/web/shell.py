@@ -5,8 +5,8 @@ from __future__ import annotations
 import gradio as gr
 
 from playground.experiments.sweeps.service import SweepService
-from playground.host.feed import History
 from playground.host.runner import EngineHost
+from playground.host.stream import History
 from playground.web.benchmark import BenchmarkPage
 from playground.web.compare import ComparePage
 from playground.web.deploy import DeployPage

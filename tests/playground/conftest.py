@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from playground.host.feed import History
 from playground.host.runner import EngineHost
+from playground.host.stream import History
 from storage import RunLog
 from tests.playground.tiny import save_tiny_llama, tiny_catalog
 

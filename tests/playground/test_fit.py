@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from playground.host.catalog import TYPE_PREFIX, Catalog
-from playground.host.events import misfit
+from playground.host.stream import misfit
 
 EMBEDDED = "smollm2-135m-instruct"
 

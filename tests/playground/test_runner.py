@@ -8,8 +8,8 @@ import time
 import pytest
 
 from engine.errors import PromptError
-from playground.host.feed import History
 from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
+from playground.host.stream import History
 from storage import RunLog
 from tests.playground.asks import finished, start
 

@@ -1,6 +1,6 @@
 """What the Compare page's panels are sent: every round as it runs, then the round to race.
 
-A message is one of `playground.host.feed` with two texts added, both JSON: `compare`, where the
+A message is one of `playground.host.stream` with two texts added, both JSON: `compare`, where the
 comparison is, and `report`, what came of it so far. A new round is a new stream: the panels begin
 again.
 """
@@ -17,8 +17,7 @@ from engine.drafters.method import MethodConfig
 from playground.experiments.compare.board import Board, stored_board
 from playground.experiments.compare.job import Comparison
 from playground.experiments.compare.report import report_text
-from playground.host.events import run_meta
-from playground.host.feed import NO_EVENTS, TICK_S, Feed, History, Message, follow
+from playground.host.stream import NO_EVENTS, TICK_S, History, Message, RunStream, follow, run_meta
 from storage import RunLog
 
 
@@ -32,7 +31,7 @@ async def stream(
         over, now = comparison.over, comparison.round
         if now is not None and now.number > shown:
             shown = now.number
-            async for message in follow(Feed(now.runs, lambda run: 0), tick_s):
+            async for message in follow(RunStream(now.runs, lambda run: 0), tick_s):
                 yield {**message, **_texts(comparison)}
             continue
         if over:

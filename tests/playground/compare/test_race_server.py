@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from playground.experiments.compare.race import Clocks
-from playground.host.feed import History
 from playground.host.runner import EngineHost
+from playground.host.stream import History
 from playground.web.compare_board import race_server
 from storage import RunLog
 from tests.playground.asks import finished, start

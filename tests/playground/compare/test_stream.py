@@ -14,9 +14,9 @@ from playground.experiments.compare.links import from_comparison, from_runs
 from playground.experiments.compare.plan import PLAIN, read_plan
 from playground.experiments.compare.race import Clocks
 from playground.experiments.compare.stream import fault_message, reopened, stream
-from playground.host.feed import History
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
+from playground.host.stream import History
 from storage import RunLog
 from tests.playground.asks import finished, start
 from tests.playground.compare.corrupted import held

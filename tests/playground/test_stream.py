@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.host.feed import Feed, History, follow, refusal
 from playground.host.live import LiveRun, LiveRuns
 from playground.host.runner import EngineHost
+from playground.host.stream import History, RunStream, follow, refusal
 from playground.web.panel_server import panel_server
 from tests.playground.asks import finished, start
 
@@ -61,7 +61,7 @@ class Panel:
 
 def messages_of(host: EngineHost, **changes: Any) -> tuple[LiveRun, list[dict[str, Any]]]:
     async def collect(run: LiveRun) -> list[dict[str, Any]]:
-        return [message async for message in follow(Feed([run], host.ahead_of), tick_s=0.01)]
+        return [message async for message in follow(RunStream([run], host.ahead_of), tick_s=0.01)]
 
     run = start(host, **changes)
     return run, asyncio.run(collect(run))
@@ -121,7 +121,7 @@ def test_the_log_tells_the_same_as_memory(host: EngineHost, history: History) ->
 
 def test_closing_the_stream_frees_the_engine(host: EngineHost) -> None:
     async def leave(run: LiveRun) -> None:
-        stream = follow(Feed([run], host.ahead_of), tick_s=0.01)
+        stream = follow(RunStream([run], host.ahead_of), tick_s=0.01)
         try:
             async for message in stream:
                 if json.loads(message["ev"]):
@@ -140,7 +140,7 @@ def test_a_waiting_run_shows_its_place(host: EngineHost) -> None:
     second = start(host, owner="two")
     while first.state != "running":
         time.sleep(0.005)
-    message = Feed([second], host.ahead_of).next()
+    message = RunStream([second], host.ahead_of).next()
     assert message is not None
     assert message["status"][second.id]["words"] == "waiting for the engine, 1 ahead"
     finished(second)
@@ -148,7 +148,7 @@ def test_a_waiting_run_shows_its_place(host: EngineHost) -> None:
 
 def test_nothing_new_sends_nothing(host: EngineHost) -> None:
     run = LiveRun("tab")
-    feed = Feed([run], host.ahead_of)
+    feed = RunStream([run], host.ahead_of)
     assert feed.next() is not None
     assert feed.next() is None
 
