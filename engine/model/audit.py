@@ -1,6 +1,10 @@
-"""The lossless audit: where two greedy texts part, and how close the target's choice was there.
+"""Whether a target computes what it should: a fast forward when it is loaded, a text afterwards.
 
-In bfloat16 and float16 a forward over another number of rows rounds differently and can flip a
+A fast forward (compiled kernels, CUDA graphs) must agree with transformers' modules on a few rows,
+or it is not used: see `disagreement`.
+
+The lossless audit says where two greedy texts part, and how close the target's choice was there. In
+bfloat16 and float16 a forward over another number of rows rounds differently and can flip a
 near-tie. The audit asks the target once more, by one plain forward over prompt and common prefix,
 and says how far apart the two tokens are in units of the dtype's own spacing.
 """
@@ -17,8 +21,11 @@ from torch import Tensor
 
 from engine.model.target import Target
 from engine.model.text import token_label
-from engine.proposal import Needs
+from engine.proposal import Needs, Proposal, TargetOutput
+from engine.tree import TreeShape
 
+PROMPT_ROWS = 5
+TRIAL_TREE = (-1, 0, 0, 1, 1, 2, 4)
 CHEAP_PARAMETERS = 600_000_000
 """A target up to this size is copied to float32 for a second opinion: 2.4 GB at most."""
 NEAR_TIE_UNITS = {torch.float32: 64.0, torch.bfloat16: 4.0, torch.float16: 8.0}
@@ -27,6 +34,77 @@ NEAR_TIE_UNITS = {torch.float32: 64.0, torch.bfloat16: 4.0, torch.float16: 8.0}
 Rounding adds up over the layers. Half precision rounds the logits themselves last, so few units of
 it cover that; in float32 the sums inside a matrix product move by more units, each far smaller.
 """
+
+
+def reference_logits(plain: Target) -> Tensor:
+    """What `disagreement` compares with: the same rows by one forward without committed rows.
+
+    Args:
+        plain: runs by transformers' modules, before a fast forward packs their weights.
+
+    Returns:
+        `(rows, vocab)` float32.
+    """
+    first = PROMPT_ROWS
+    parents = [*range(-1, first), *(first + 1 + max(parent, -1) for parent in TRIAL_TREE)]
+    cache = plain.new_cache(len(parents))
+    whole = Proposal(_trial_tokens(plain, len(parents)), TreeShape(parents))
+    try:
+        return plain.verify(whole, cache, Needs()).logits[first - 1 :].float()
+    finally:
+        cache.free()
+
+
+def disagreement(target: Target, expected: Tensor) -> str | None:
+    """Why a target's fast forward must not be used, in words; None if it computes what it should.
+
+    It runs a prompt, one row and a tree. Roundings differ and grow from layer to layer, so that
+    about half of the dtype's digits agree in the end: rows may be off by four times the root of its
+    spacing at 1, as a share of the reference's own spread. A sibling that is seen by mistake, or a
+    row in the wrong place, is off by half of that spread and more.
+
+    With dtype q4 the reference has the dequantised weights, rounded to bfloat16: one more rounding
+    of the same size.
+
+    Args:
+        expected: `reference_logits` of the same weights.
+    """
+    try:
+        found = _trial(target)
+    except RuntimeError as error:
+        return f"it failed: {str(error).strip().splitlines()[0]:.200}"
+    logits = torch.cat([output.logits.float() for output in found])
+    spread = (expected - expected.mean(dim=-1, keepdim=True)).square().mean(dim=-1)
+    off = float(((logits - expected).square().mean(dim=-1) / spread).sqrt().max())
+    if not off <= 4 * math.sqrt(torch.finfo(target.dtype).eps):
+        return f"it computes other logits than transformers' modules (off by {off:.0%})"
+    for output in found:
+        if output.argmax() != output.logits.argmax(dim=-1).tolist():
+            return "it finds another likeliest token than its logits say"
+        totals = output.logits.float().logsumexp(dim=-1)
+        if output.log_totals is not None and not torch.allclose(output.log_totals, totals, 1e-3):
+            return "it normalises its logits wrongly"
+    return None
+
+
+def _trial(target: Target) -> list[TargetOutput]:
+    """A prompt, one row and a tree behind it."""
+    tree = TreeShape(TRIAL_TREE)
+    tokens = _trial_tokens(target, PROMPT_ROWS + 1 + len(tree))
+    prompt, one, drafted = tokens.split([PROMPT_ROWS, 1, len(tree)])
+    cache = target.new_cache(len(tokens))
+    try:
+        found = [target.prefill(prompt, cache, Needs())]
+        found.append(target.verify(Proposal(one, TreeShape.chain(0)), cache, Needs()))
+        cache.commit((0,))
+        return [*found, target.verify(Proposal(drafted, tree), cache, Needs())]
+    finally:
+        cache.free()
+
+
+def _trial_tokens(target: Target, count: int) -> Tensor:
+    """Some tokens from all over the vocabulary."""
+    return torch.arange(1, count + 1, device=target.device) * 7919 % target.vocab_size
 
 
 @dataclass(frozen=True, slots=True)

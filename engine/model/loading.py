@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -29,6 +29,7 @@ from engine.kernels.cpu import architecture
 from engine.kernels.cpu.compile import NotNative, library
 from engine.kernels.cuda import forward as recording
 from engine.kernels.cuda.recorder import CudaGraphs
+from engine.model.audit import disagreement, reference_logits
 from engine.model.forward import Forward
 from engine.model.sources import Progress, TargetSpec, Weights, locate
 from engine.model.target import Target, check_can_roll_back, prepare_attention
@@ -91,27 +92,45 @@ def load_target(
         check_can_roll_back(config.get_text_config(), spec.name)
         _check_memory(spec, config, kind, where)
         tell("Loading weights", 0.4)
-        model = AutoModelForCausalLM.from_pretrained(
-            weights.location, revision=weights.revision, dtype=kind, **_gguf(weights)
-        )
-        assert isinstance(model, PreTrainedModel)
-        model.to(where)  # type: ignore[arg-type]
+        model = _read_model(weights, kind, where)
         tell("Loading its tokenizer", 0.9)
         tokenizer = _read_tokenizer(weights)
-    prepare_attention(model)
     tell("Packing the weights for this device", 0.95)
-    forward, note = _forward(spec, model, gguf, cache_dir)
-    tell("Ready", 1.0)
+    make, note = _fast_forward(spec, model, gguf, cache_dir)
     revision = weights.revision or getattr(config, "_commit_hash", None)
     provenance = {"weights": weights.fingerprint, "revision": revision, **note}
-    return Target(
-        model,
-        tokenizer,
-        name=spec.name,
-        provenance=provenance,
-        forward=forward,
-        dtype_name=dtype if dtype == "q4" else None,
+    target = Target(model, tokenizer, name=spec.name, provenance=provenance)
+    if make is not None:
+        expected = reference_logits(target)
+        target = Target(
+            model,
+            tokenizer,
+            name=spec.name,
+            provenance=provenance,
+            forward=make(),
+            dtype_name=dtype if dtype == "q4" else None,
+        )
+        fault = disagreement(target, expected)
+        if fault is not None:
+            provenance["fast_forward"] = f"not used, because {fault}"
+            LOG.warning("%s's fast forward is not used, because %s", spec.name, fault)
+            # It holds the weights that it packed: the modules' own are read again.
+            target.close()
+            with _explained(spec):
+                model = _read_model(weights, kind, where)
+            target = Target(model, tokenizer, name=spec.name, provenance=provenance)
+    tell("Ready", 1.0)
+    return target
+
+
+def _read_model(weights: Weights, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(
+        weights.location, revision=weights.revision, dtype=dtype, **_gguf(weights)
     )
+    assert isinstance(model, PreTrainedModel)
+    model.to(device)  # type: ignore[arg-type]
+    prepare_attention(model)
+    return model
 
 
 @functools.cache
@@ -125,34 +144,31 @@ def _freeze_modules() -> None:
     gc.freeze()
 
 
-def _forward(
+def _fast_forward(
     spec: TargetSpec, model: PreTrainedModel, gguf: Path | None, cache_dir: Path
-) -> tuple[Forward | None, dict[str, str]]:
-    """The forward made for the model's device, and what the log of a run says where there is none.
+) -> tuple[Callable[[], Forward] | None, dict[str, str]]:
+    """What makes a forward for the model's device, and what the log of a run says beside its name.
+
+    None where transformers' modules run the model.
 
     Raises:
         ConfigError, TargetError: dtype is q4 and cannot be had.
     """
     if model.device.type != "cuda":
-        return _fused(spec, model, gguf, cache_dir)
+        return _on_processor(spec, model, gguf, cache_dir)
     reason = recording.why_not(model) or recording.too_large(model, free_bytes(model.device))
     if spec.cuda_graphs == "off":
         reason = "switched off"
     elif reason is None:
-        return recording.capture(model, CudaGraphs(model.device)), {}
+        return lambda: recording.capture(model, CudaGraphs(model.device)), {}
     else:
         LOG.warning("%s runs without CUDA graphs: %s", spec.name, reason)
     return None, {"cuda_graphs": f"not used: {reason}"}
 
 
-def _fused(
+def _on_processor(
     spec: TargetSpec, model: PreTrainedModel, gguf: Path | None, cache_dir: Path
-) -> tuple[Forward | None, dict[str, str]]:
-    """The forward made for this processor; None where transformers' modules run the model.
-
-    Raises:
-        ConfigError, TargetError: dtype is q4 and cannot be had.
-    """
+) -> tuple[Callable[[], Forward] | None, dict[str, str]]:
     reason = architecture.why_not(model)
     if reason is not None and gguf is not None:
         raise ConfigError(f"dtype q4 cannot run {spec.name}: {reason}. Choose bfloat16 or float32.")
@@ -171,7 +187,7 @@ def _fused(
     plain = sum(p.numel() * p.element_size() for p in model.parameters())
     keep_many = free is None or plain < KEEP_BOTH * free
     packer = architecture.choose_packer(model, kernels, gguf, keep_many=keep_many)
-    return architecture.fuse(model, packer), note
+    return lambda: architecture.fuse(model, packer), note
 
 
 def _gguf_file(spec: TargetSpec, weights: Weights) -> Path:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 
-from engine.model.audit import Audit, audit, first_divergence, spacing
+from engine.model.audit import (
+    Audit,
+    audit,
+    disagreement,
+    first_divergence,
+    reference_logits,
+    spacing,
+)
+from engine.model.forward import ModulesForward
 from engine.model.target import Target
-from tests.models import plain_greedy, tiny_target
+from engine.proposal import TargetOutput
+from tests.models import FAMILIES, plain_greedy, tiny_model, tiny_target
 
 PROMPT = [40, 41, 42, 43]
 
@@ -130,3 +142,60 @@ def test_spacing(value: float, dtype: torch.dtype, expected: float) -> None:
     assert spacing(value, dtype) == expected
     larger = torch.nextafter(torch.tensor(value, dtype=dtype).abs(), torch.tensor(1e4, dtype=dtype))
     assert spacing(value, dtype) == pytest.approx(float(larger) - abs(value))
+
+
+# ---- a fast forward against transformers' modules
+
+
+class Changed(ModulesForward):
+    """transformers' modules, with one thing wrong."""
+
+    name = "changed"
+
+    def __init__(self, model: Any, fault: str) -> None:
+        super().__init__(model)
+        self.fault = fault
+
+    def __call__(self, tokens, positions, visible, cache, needs, *, last_only) -> TargetOutput:  # type: ignore[no-untyped-def]
+        if self.fault == "siblings seen" and visible is not None:
+            visible = torch.ones_like(visible).tril()
+        if self.fault == "positions" and visible is not None:
+            positions = torch.arange(len(tokens)) + cache.length
+        if self.fault == "raises":
+            raise RuntimeError("no such instruction\nat 0x0")
+        output = super().__call__(tokens, positions, visible, cache, needs, last_only=last_only)
+        logits = output.logits
+        if self.fault == "one row" and len(logits) == 1 and not last_only:
+            logits = logits.roll(1, dims=-1)
+        if self.fault == "not a number":
+            logits = logits + torch.nan
+        best = logits.argmax(dim=-1) + (self.fault == "argmax")
+        totals = logits.float().logsumexp(dim=-1) + (self.fault == "totals")
+        return dataclasses.replace(output, logits=logits, best=best, log_totals=totals)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_modules_agree_with_themselves(family: str) -> None:
+    target = tiny_target(family)
+    assert disagreement(target, reference_logits(target)) is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("", None),
+        ("siblings seen", "other logits"),
+        ("positions", "other logits"),
+        ("one row", "other logits"),
+        ("not a number", "other logits"),
+        ("argmax", "likeliest token"),
+        ("totals", "normalises"),
+        ("raises", "it failed: no such instruction"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_wrong_forward_is_found_out(fault: str, said: str | None, dtype: torch.dtype) -> None:
+    model = tiny_model().to(dtype)
+    expected = reference_logits(Target(model, None, name="plain"))
+    found = disagreement(Target(model, None, name="fast", forward=Changed(model, fault)), expected)
+    assert found is None if said is None else said in str(found)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import pytest
@@ -22,9 +24,11 @@ from engine.errors import (
     TargetError,
 )
 from engine.model import loading
+from engine.model.forward import ModulesForward
 from engine.model.loading import load_target, pick_device, pick_dtype, weight_bytes
 from engine.model.sources import TargetSpec
 from engine.model.target import Target, check_can_roll_back
+from engine.proposal import TargetOutput
 from engine.steps import End
 from tests.models import plain_greedy, save_tiny, tiny_model, tiny_tokenizer, workbench
 
@@ -40,6 +44,34 @@ def load(path: Path, **settings: str) -> Target:
         **{"dtype": "float32", "device": "cpu", **settings},
         cache_dir=path,
     )
+
+
+def test_a_wrong_fast_forward_steps_aside_and_the_run_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Wrong(ModulesForward):
+        name = "wrong"
+
+        def masked(self, *args: Any, **kwargs: Any) -> TargetOutput:
+            output = super().masked(*args, **kwargs)
+            return dataclasses.replace(output, logits=-output.logits)
+
+    def packed(spec: TargetSpec, model: Any, *rest: Any) -> Any:
+        def make() -> Wrong:
+            forward = Wrong(model)
+            model.lm_head.weight.data.zero_()
+            return forward
+
+        return make, {}
+
+    plain = load(folder)
+    monkeypatch.setattr(loading, "_fast_forward", packed)
+    target = load(folder)
+    found = target.environment()
+    assert found["forward"] == "transformers' modules"
+    assert "other logits" in found["fast_forward"]
+    prompt = plain.encode("Hi")
+    assert plain_greedy(target, prompt, 8) == plain_greedy(plain, prompt, 8)
 
 
 def refusal(path: Path) -> str:
