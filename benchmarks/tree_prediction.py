@@ -35,8 +35,8 @@ from engine.tuning.sizing import SIZES, fastest, predict_sizes
 from engine.tuning.step_latency import Clock, Prediction
 from engine.tuning.step_timing import measure_draft, measure_other
 from playground.host import paths
-from playground.trees.editor_sources import SHIPPED
 from playground.trees.fitting import hold_out, stock_trees
+from playground.trees.sources import SHIPPED
 from presets import MethodPreset
 from presets.choice_trees import TreePreset
 

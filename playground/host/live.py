@@ -61,6 +61,8 @@ class LiveRun:
     """What is being done, in words."""
     progress: float | None = None
     error: str | None = None
+    result: dict[str, Any] | None = None
+    """What submitted work brought, for the page that asked for it."""
     log_id: str | None = None
     """Its id in the run log, once it is there."""
     first: First | None = None

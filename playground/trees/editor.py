@@ -6,23 +6,20 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
+from engine.config import Settings
 from engine.errors import ConfigError
+from engine.tree import MAX_NODES
 from engine.tuning.ranks import RankTable
 from engine.tuning.search import best_tree, curve
 from engine.tuning.shape import draft_shape, with_tree
 from engine.tuning.sizing import SIZES
-from playground.host.request import read_count
 from playground.host.runner import EngineHost
-from playground.trees.editor_drafted import recorded
-from playground.trees.editor_jobs import Jobs
-from playground.trees.editor_measure import TEXT_TOKENS, Measurements
-from playground.trees.editor_methods import TreeMethod, tree_method, tree_methods
-from playground.trees.editor_runs import TreeRuns
-from playground.trees.editor_sources import Sources
-from playground.trees.editor_tables import Examples, pack, words_of
-from playground.trees.editor_trees import (
+from playground.trees.drafted import recorded
+from playground.trees.files import (
     forget_tree,
     formats,
     read_growmap,
@@ -32,18 +29,78 @@ from playground.trees.editor_trees import (
     tree_rows,
     write_text,
 )
+from playground.trees.measurements import TEXT_TOKENS, Jobs, Measurements
+from playground.trees.methods import TreeMethod, tree_method, tree_methods
+from playground.trees.sources import Sources, TreeRuns
+from playground.trees.tables import Examples, pack, words_of
 
+QUESTIONS = (
+    "start",
+    "sources",
+    "table",
+    "drafted",
+    "example",
+    "optimise",
+    "curve",
+    "read",
+    "write",
+    "save",
+    "forget",
+    "measured",
+    "measure",
+    "job",
+    "stop",
+)
+"""Methods of `TreeEditor` that the page may call."""
 TABLES_KEPT = 4
-MAX_ID_CHARS = 120
-MAX_NODES = 1024
 NOT_DRAFTED = "Other methods wrote these texts: \u201cRe-draft the texts\u201d tries this one."
-Asked = Mapping[str, Any]
+Id = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]*$")]
+
+
+class Question(Settings):
+    """What the page asks with; every question needs some of it."""
+
+    target: Id | None = None
+    method: Id | None = None
+    source: Id | None = None
+    wanted: Id | None = None
+    category: str | None = None
+    max_depth: int | None = Field(None, ge=0, le=MAX_NODES)
+    max_width: int | None = Field(None, ge=0, le=MAX_NODES)
+    nodes: int = Field(0, ge=0, le=MAX_NODES)
+    position: int = Field(0, ge=0)
+    depth: int = Field(0, ge=0, le=64)
+    tree: list[Any] | None = None
+    settings: dict[str, int | None] | None = None
+    kind: Literal["latency", "ranks", "redraft"] | None = None
+    tab: Id = "?"
+    job: Id | None = None
+    text: str = ""
+    file: str | None = None
+    format: str = ""
+    name: str = ""
+
+    def given(self, field: str) -> str:
+        """A field that this question cannot do without.
+
+        Raises:
+            ConfigError: it is not there.
+        """
+        value: str | None = getattr(self, field)
+        if value is None:
+            raise ConfigError(f"{field} must be given. Pick one of the page's list.")
+        return value
+
+    @property
+    def bounds(self) -> dict[str, Any]:
+        """What confines the search of a tree."""
+        return self.model_dump(include={"category", "max_depth", "max_width"})
 
 
 class TreeEditor:
-    """Answers the page; every method takes what the page sent and returns plain JSON.
+    """Answers the page: what it asks is one of `QUESTIONS`, what it gets is plain JSON.
 
-    Raises ConfigError (or a subclass) with a sentence for the user, from every method.
+    Every question may raise ConfigError (or a subclass) with a sentence for the user.
 
     Args:
         text_tokens: new tokens of every text that is written to be measured.
@@ -61,7 +118,15 @@ class TreeEditor:
         self._tables: OrderedDict[str, RankTable] = OrderedDict()
         self._lock = threading.Lock()
 
-    def start(self, asked: Asked) -> dict[str, Any]:
+    def ask(self, question: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to one of `QUESTIONS`."""
+        assert question in QUESTIONS
+        answer: dict[str, Any] = getattr(self, question)(
+            Question.parse(asked, where="the tree page")
+        )
+        return answer
+
+    def start(self, asked: Question) -> dict[str, Any]:
         """All menus of the page."""
         targets = self._catalog.target_choices()
         methods = {key: tree_methods(self._catalog, key) for _, key in targets}
@@ -74,11 +139,10 @@ class TreeEditor:
 
     # ---- what a tree is replayed on
 
-    def sources(self, asked: Asked) -> dict[str, Any]:
+    def sources(self, asked: Question) -> dict[str, Any]:
         """The rank tables of a method on a target, and what tables can be measured over."""
         method, target = self._method(asked), self._target(asked)
-        wanted = _id(asked, "wanted") if asked.get("wanted") else None
-        rows, pick = self._sources.rows(method, target, wanted)
+        rows, pick = self._sources.rows(method, target, asked.wanted)
         used = self._sources.effective(method, target)
         return {
             "sources": rows,
@@ -88,7 +152,7 @@ class TreeEditor:
             "limits": method.limits(used),
         }
 
-    def table(self, asked: Asked) -> dict[str, Any]:
+    def table(self, asked: Question) -> dict[str, Any]:
         """A rank table, packed, and the latency that goes with it."""
         method, target = self._method(asked), self._target(asked)
         table = self._table(asked)
@@ -99,9 +163,9 @@ class TreeEditor:
             "speed": self._measurements.speed(method, target),
         }
 
-    def drafted(self, asked: Asked) -> dict[str, Any]:
+    def drafted(self, asked: Question) -> dict[str, Any]:
         """The dynamic trees that a source's runs drafted; `drafted` is None where they did not."""
-        method, target, source = self._method(asked), self._target(asked), _id(asked, "source")
+        method, target, source = self._method(asked), self._target(asked), asked.given("source")
         found = None
         if not source.startswith("suite:"):
             run_ids, _ = self._sources.run_ids(source, target)
@@ -113,27 +177,26 @@ class TreeEditor:
             "speed": self._measurements.speed(method, target),
         }
 
-    def example(self, asked: Asked) -> dict[str, Any]:
+    def example(self, asked: Question) -> dict[str, Any]:
         """A step of the log in words; `tokens` is empty where the log lacks it."""
         table = self._table(asked)
-        row = read_count("position", asked.get("position"), most=max(0, table.num_positions - 1))
-        depth = read_count("depth", asked.get("depth"), most=64)
-        found = self._examples.example(table, row, depth)
+        found = None
+        if asked.position < table.num_positions:
+            found = self._examples.example(table, asked.position, asked.depth)
         return found or {"before": "", "tokens": [], "run": None}
 
     # ---- optimise
 
-    def optimise(self, asked: Asked) -> dict[str, Any]:
+    def optimise(self, asked: Question) -> dict[str, Any]:
         """The best tree of so many nodes."""
-        nodes = read_count("nodes", asked.get("nodes"), most=MAX_NODES)
-        tree = best_tree(self._table(asked), nodes, **_bounds(asked))
+        tree = best_tree(self._table(asked), asked.nodes, **asked.bounds)
         return {"tree": tree.as_lists()}
 
-    def curve(self, asked: Asked) -> dict[str, Any]:
+    def curve(self, asked: Question) -> dict[str, Any]:
         """The best tree of every size: MAT, and what it drafts."""
         method, table = self._method(asked), self._table(asked)
         points: list[dict[str, Any]] = []
-        for point in curve(table, SIZES, **_bounds(asked)):
+        for point in curve(table, SIZES, **asked.bounds):
             if points and len(point.tree) == points[-1]["size"]:
                 continue
             levels = draft_shape(with_tree(method.config, point.tree)).levels
@@ -143,101 +206,80 @@ class TreeEditor:
 
     # ---- trees in and out
 
-    def read(self, asked: Asked) -> dict[str, Any]:
+    def read(self, asked: Question) -> dict[str, Any]:
         """A tree from text, or from the bytes of a growmap file, that the drafter can take."""
-        limits = self._limits(asked) if asked.get("method") else None
-        if "file" in asked:
-            return read_growmap(asked["file"], limits)
-        return read_text(asked.get("text"), limits)
+        limits = self._limits(asked) if asked.method else None
+        if asked.file is not None:
+            return read_growmap(asked.file, limits)
+        return read_text(asked.text, limits)
 
-    def write(self, asked: Asked) -> dict[str, Any]:
+    def write(self, asked: Question) -> dict[str, Any]:
         """A tree as text in a format."""
-        kind = self._method(asked).config.decoding_type if asked.get("method") else "Medusa"
-        return write_text(read_paths(asked.get("tree")), asked.get("format"), decoding_type=kind)
+        kind = self._method(asked).config.decoding_type if asked.method else "Medusa"
+        return write_text(read_paths(asked.tree), asked.format, decoding_type=kind)
 
-    def save(self, asked: Asked) -> dict[str, Any]:
+    def save(self, asked: Question) -> dict[str, Any]:
         """Keep a tree under a name."""
-        tree = read_paths(asked.get("tree"))
-        title = self._method(asked).title if asked.get("method") else ""
-        name = save_tree(self._log, asked.get("name"), tree, {"method": title})
+        tree = read_paths(asked.tree)
+        title = self._method(asked).title if asked.method else ""
+        name = save_tree(self._log, asked.name, tree, {"method": title})
         return {"words": f"Saved as {name}.", "trees": tree_rows(self._log)}
 
-    def forget(self, asked: Asked) -> dict[str, Any]:
+    def forget(self, asked: Question) -> dict[str, Any]:
         """Delete a saved tree."""
-        name = forget_tree(self._log, asked.get("name"))
+        name = forget_tree(self._log, asked.name)
         return {"words": f"Deleted {name}.", "trees": tree_rows(self._log)}
 
-    def measured(self, asked: Asked) -> dict[str, Any]:
+    def measured(self, asked: Question) -> dict[str, Any]:
         """Finished runs with this tree, this draft length, or dynamic trees of this size."""
         method, target = self._method(asked), self._target(asked)
         used = replace(method, config=self._sources.effective(method, target))
         if method.kind == "dynamic":
-            config = used.config.replace(**used.changed(asked.get("settings")))
+            config = used.config.replace(**used.changed(asked.settings))
         else:
-            config = used.with_tree(read_paths(asked.get("tree")).paths)
+            config = used.with_tree(read_paths(asked.tree).paths)
         return {"runs": self._runs.rows(config, target)}
 
     # ---- long actions
 
-    def measure(self, asked: Asked) -> dict[str, Any]:
+    def measure(self, asked: Question) -> dict[str, Any]:
         """Begin a measurement; `job` is asked for with `job` and stopped with `stop`."""
-        method, target, kind = self._method(asked), self._target(asked), asked.get("kind")
-        owner = f"{_id(asked, 'tab')}/tree"
-        if kind == "latency":
+        method, target = self._method(asked), self._target(asked)
+        if asked.kind == "latency":
             work = self._measurements.latency(method, target)
-        elif kind == "ranks":
-            work = self._measurements.ranks(method, target, _id(asked, "source"))
-        elif kind == "redraft":
-            settings = method.changed(asked.get("settings"))
-            work = self._measurements.redraft(method, target, _id(asked, "source"), settings)
+        elif asked.kind == "ranks":
+            work = self._measurements.ranks(method, target, asked.given("source"))
         else:
-            raise ConfigError(f"kind must be latency, ranks or redraft, got {kind!r:.80}.")
-        return {"job": self._jobs.start(work, owner=owner)}
+            settings = method.changed(asked.settings)
+            work = self._measurements.redraft(method, target, asked.given("source"), settings)
+        return {"job": self._jobs.start(work, owner=f"{asked.tab}/tree")}
 
-    def job(self, asked: Asked) -> dict[str, Any]:
+    def job(self, asked: Question) -> dict[str, Any]:
         """How far a measurement is."""
-        return self._jobs.state(_id(asked, "job"))
+        return self._jobs.state(asked.given("job"))
 
-    def stop(self, asked: Asked) -> dict[str, Any]:
+    def stop(self, asked: Question) -> dict[str, Any]:
         """Ask a measurement to end."""
-        self._jobs.stop(_id(asked, "job"))
+        self._jobs.stop(asked.given("job"))
         return {}
 
     # ---- parts of a question
 
-    def _method(self, asked: Asked) -> TreeMethod:
-        return tree_method(self._catalog, asked.get("method"))
+    def _method(self, asked: Question) -> TreeMethod:
+        return tree_method(self._catalog, asked.method)
 
-    def _target(self, asked: Asked) -> str:
-        return self._catalog.target(asked.get("target")).name
+    def _target(self, asked: Question) -> str:
+        return self._catalog.target(asked.target).name
 
-    def _limits(self, asked: Asked) -> dict[str, Any] | None:
+    def _limits(self, asked: Question) -> dict[str, Any] | None:
         method = self._method(asked)
         return method.limits(self._sources.effective(method, self._target(asked)))
 
-    def _table(self, asked: Asked) -> RankTable:
-        source = _id(asked, "source")
+    def _table(self, asked: Question) -> RankTable:
+        source = asked.given("source")
         with self._lock:
             table = self._tables.pop(source, None) or self._sources.table(source)
             self._tables[source] = table
             while len(self._tables) > TABLES_KEPT:
                 self._tables.popitem(last=False)
         return table
-
-
-def _bounds(asked: Asked) -> dict[str, Any]:
-    category = asked.get("category")
-    if category is not None and not isinstance(category, str):
-        raise ConfigError(f"category must be text, got {category!r:.80}.")
-    bounds: dict[str, Any] = {"category": category}
-    for name in ("max_depth", "max_width"):
-        value = asked.get(name)
-        bounds[name] = None if value is None else read_count(name, value, most=MAX_NODES)
-    return bounds
-
-
-def _id(asked: Asked, name: str) -> str:
-    value = asked.get(name)
-    if isinstance(value, str) and 0 < len(value) <= MAX_ID_CHARS and value.isprintable():
-        return value
-    raise ConfigError(f"{name} must be given, got {value!r:.80}. Pick one of the page's list.")

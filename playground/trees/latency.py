@@ -1,4 +1,5 @@
-"""Latency curves in the log: measured once per target, dtype, device and context bucket."""
+"""What a step costs on this machine: curves in the log, measured once per target, dtype, device
+and context bucket."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from engine.drafters.base import Workbench
 from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.tuning.latency import LatencyCurve, bucket_of, measure_curve
+from engine.tuning.shape import draft_shape
 from engine.tuning.step_latency import Clock, DraftLatency, OtherCurve
 from engine.tuning.step_timing import measure_draft, measure_other
 from engine.tuning.watch import UNWATCHED, Watch
+from playground.trees.methods import TreeMethod
 from playground.trees.tables import table_key
 from storage import Artifact, RunLog
 
@@ -63,30 +66,34 @@ def _clock(machine: Mapping[str, Any], draft: Mapping[str, Any]) -> Clock:
 
 
 def known_clock(
-    log: RunLog, config: MethodConfig, *, target: str, dtype: str
-) -> tuple[Clock, Mapping[str, Any]] | None:
-    """The curves measured last for a target that need not be loaded, and where they were measured.
+    log: RunLog, config: MethodConfig, target: str, *, dtype: str | None = None
+) -> tuple[Clock, Artifact] | None:
+    """The newest curves of a method on a target that need not be loaded, and their verify curve.
 
-    None where there are no curves of both the target and the method from one machine.
+    None where there are no curves of both the target and the method from one machine. The curves
+    say themselves on which device and dtype they were measured.
+
+    Args:
+        dtype: only curves of this one.
     """
     method = draft_method(config)
-    for draft in log.artifacts.find(KIND):
-        key = draft.key
-        ours = (key.get("what"), key.get("target"), key.get("dtype")) == ("draft", target, dtype)
-        if not ours or _json(key.get("method")) != _json(method):
+    found = [a for a in log.artifacts.find(KIND) if a.key.get("target") == target]
+    for verify in found:
+        if verify.key.get("what") != "verify" or dtype not in (None, verify.key.get("dtype")):
             continue
-        machine = {name: value for name, value in key.items() if name != "method"}
-        verify = _newest(log, {**machine, "what": "verify"})
-        if verify is not None:
-            return _clock(verify, draft.meta), machine
+        machine = {**verify.key, "what": "draft", "method": method}
+        draft = next((a for a in found if _json(a.key) == _json(machine)), None)
+        if draft is not None:
+            return _clock(verify.meta, draft.meta), verify
     return None
 
 
 def find_curves(log: RunLog, target: str) -> tuple[Artifact, ...]:
     """All of a target's verify curves, newest first; their figures are in `meta`."""
-    found = log.artifacts.find(KIND)
     return tuple(
-        a for a in found if a.key.get("target") == target and a.key.get("what") == "verify"
+        a
+        for a in log.artifacts.find(KIND)
+        if a.key.get("target") == target and a.key.get("what") == "verify"
     )
 
 
@@ -139,3 +146,37 @@ def _keep(log: RunLog, key: Mapping[str, Any], figures: Mapping[str, Any]) -> No
     """Curves are small: they are kept in `meta`, and as JSON for whoever reads the bytes."""
     payload = json.dumps(figures).encode()
     log.artifacts.put(KIND, key, meta=figures, payload=payload)
+
+
+# ---- for the page
+
+
+def speed_row(clock: Clock, method: TreeMethod, where: Artifact) -> dict[str, Any]:
+    """The curves as the page's `predict` reads them; plain JSON."""
+    key = where.key
+    day = where.created_at.date().isoformat()
+    words = (
+        f"Measured on {key.get('device')} in {key.get('dtype')} with about "
+        f"{clock.verify.context_len} tokens of context, {day}."
+    )
+    return {
+        "verify": _points(clock.verify.rows, clock.verify.verify_ms),
+        "other": _points(clock.other.rows, clock.other.other_ms),
+        "draft": {
+            "start_ms": clock.draft.start_ms,
+            "points": _points(clock.draft.rows, clock.draft.level_ms),
+        },
+        "levels": levels_kind(method),
+        "words": words,
+    }
+
+
+def _points(rows: tuple[int, ...], ms: tuple[float, ...]) -> list[list[float]]:
+    return [list(pair) for pair in zip(rows, ms, strict=True)]
+
+
+def levels_kind(method: TreeMethod) -> str:
+    """How a tree's levels count for drafting: see `levelsOf` in the page's script."""
+    if not draft_shape(method.config).levels:
+        return "none"
+    return "expanded" if method.config.decoding_type == "Eagle" else "depth"

@@ -10,11 +10,10 @@ from typing import Any
 import gradio as gr
 import plotly
 
-from engine.errors import ConfigError
 from playground.errors import Fault, attempt
 from playground.host.runner import EngineHost
-from playground.trees.editor import TreeEditor
-from playground.trees.editor_use import Used, read_used
+from playground.trees.editor import QUESTIONS, TreeEditor
+from playground.trees.methods import Used, read_used
 from playground.web.compare import ComparePage
 from playground.web.components import static_text
 from playground.web.generate import GeneratePage
@@ -40,24 +39,6 @@ SCRIPTS = (
     "tree_editor.js",
     "tree_start.js",
 )
-QUESTIONS = (
-    "start",
-    "sources",
-    "table",
-    "drafted",
-    "example",
-    "optimise",
-    "curve",
-    "read",
-    "write",
-    "save",
-    "forget",
-    "measured",
-    "measure",
-    "job",
-    "stop",
-)
-"""Methods of `TreeEditor` that the page may call."""
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 PLOTLY_URL = f"gradio_api/file={PLOTLY}"
 LINK_CHARS = 80_000
@@ -82,13 +63,9 @@ class TreePage:
         )
 
     def _served(self, name: str) -> Callable[[Any], dict[str, Any]]:
-        ask = getattr(self.editor, name)
-
         def served(asked: Any) -> dict[str, Any]:
             def read() -> dict[str, Any]:
-                if not isinstance(asked, Mapping):
-                    raise ConfigError(f"The question must be a mapping, got {asked!r:.80}.")
-                found: dict[str, Any] = ask(asked)
+                found = self.editor.ask(name, asked)
                 # Not a property: those of a tab that was never opened do not outlive an update.
                 return {**found, "plotly": PLOTLY_URL} if name == "start" else found
 

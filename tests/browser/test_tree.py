@@ -16,7 +16,7 @@ from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable
 from engine.tuning.replay import replay
 from playground.host.live import LiveRun
-from playground.trees.editor_measure import Measurements
+from playground.trees.measurements import Measurements
 from playground.trees.tables import keep_table
 from storage import RunLog
 from tests.browser.pages import GeneratePage

@@ -19,9 +19,9 @@ from engine.tuning.ranks import ChainSteps, RankTable
 from engine.tuning.replay import replay, replay_chain
 from engine.tuning.shape import draft_shape, with_tree
 from engine.tuning.step_latency import Clock, DraftLatency, OtherCurve
-from playground.trees.editor_clock import levels_kind, speed_row
-from playground.trees.editor_methods import TreeMethod
-from playground.trees.editor_tables import pack
+from playground.trees.latency import levels_kind, speed_row
+from playground.trees.methods import TreeMethod
+from playground.trees.tables import pack
 from playground.web.components import static_text
 from storage import Artifact
 from tests.playground.tree_tiny import made_up_table, random_tree

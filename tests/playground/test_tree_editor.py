@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,9 @@ from engine.tuning.ranks import RankTable
 from engine.tuning.replay import replay
 from playground.host.runner import EngineHost
 from playground.trees.editor import TreeEditor
-from playground.trees.editor_tables import pack
-from playground.trees.editor_trees import formats, read_text, write_text
-from playground.trees.editor_use import read_used
-from playground.trees.tables import keep_table, load_table
+from playground.trees.files import formats, read_text, write_text
+from playground.trees.methods import read_used
+from playground.trees.tables import keep_table, load_table, pack
 from playground.web.tree import read_link
 from storage import RunLog, RunQuery, StorageError
 from tests.engine.drafters.fitted import Malicious
@@ -47,12 +46,22 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHost]:
     log.close()
 
 
+class Page:
+    """Asks an editor as the page does."""
+
+    def __init__(self, editor: TreeEditor) -> None:
+        self._editor = editor
+
+    def __getattr__(self, question: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        return lambda asked: self._editor.ask(question, asked)
+
+
 @pytest.fixture(scope="module")
-def editor(host: EngineHost) -> TreeEditor:
-    return TreeEditor(host, text_tokens=TEXT_TOKENS)
+def editor(host: EngineHost) -> Page:
+    return Page(TreeEditor(host, text_tokens=TEXT_TOKENS))
 
 
-def done(editor: TreeEditor, job: str) -> dict[str, Any]:
+def done(editor: Page, job: str) -> dict[str, Any]:
     """The job's last state."""
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:
@@ -63,7 +72,7 @@ def done(editor: TreeEditor, job: str) -> dict[str, Any]:
     raise AssertionError(f"job not over: {state}")
 
 
-def measured(editor: TreeEditor, **asked: Any) -> dict[str, Any]:
+def measured(editor: Page, **asked: Any) -> dict[str, Any]:
     """What a measurement that went well brought."""
     asked = {"target": "tiny", "tab": "test", "kind": "ranks", **asked}
     state = done(editor, editor.measure(asked)["job"])
@@ -73,7 +82,7 @@ def measured(editor: TreeEditor, **asked: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def source(editor: TreeEditor) -> str:
+def source(editor: Page) -> str:
     """A table measured over the suite, whose texts were written for it with the method itself."""
     return str(measured(editor, method="medusa", source="suite:small")["source"])
 
@@ -82,7 +91,7 @@ def table_of(host: EngineHost, source: str) -> RankTable:
     return load_table(host.log, source.removeprefix("table:"))
 
 
-def test_menus_have_every_method_with_something_to_tune(editor: TreeEditor) -> None:
+def test_menus_have_every_method_with_something_to_tune(editor: Page) -> None:
     menus = editor.start({})
     kinds = {row["key"]: row["kind"] for row in menus["methods"]["tiny"]}
     assert kinds["medusa"] == kinds["eagle"] == kinds["recycling"] == "tree"
@@ -93,7 +102,7 @@ def test_menus_have_every_method_with_something_to_tune(editor: TreeEditor) -> N
     assert any(tree["paths"] == DOCUMENTED for tree in menus["trees"])
 
 
-def test_packed_ranks_are_the_tables(host: EngineHost, editor: TreeEditor, source: str) -> None:
+def test_packed_ranks_are_the_tables(host: EngineHost, editor: Page, source: str) -> None:
     table = table_of(host, source)
     packed = editor.table({**MEDUSA, "source": source})["table"]
     width = "<u1" if packed["width"] == 1 else "<u2"
@@ -116,7 +125,7 @@ def test_the_replay_is_what_the_runs_did(host: EngineHost, source: str) -> None:
     assert replayed.num_accepted == sum(len(step.accepted) for step in steps)
 
 
-def test_ready_tables_come_before_texts_to_measure(editor: TreeEditor, source: str) -> None:
+def test_ready_tables_come_before_texts_to_measure(editor: Page, source: str) -> None:
     found = editor.sources(MEDUSA)
     ids = [row["id"] for row in found["sources"]]
     assert ids[0] == source and found["sources"][0]["ready"]
@@ -126,15 +135,13 @@ def test_ready_tables_come_before_texts_to_measure(editor: TreeEditor, source: s
     assert not remark["sources"] and "learns from every step" in remark["remark"]
 
 
-def test_weights_of_the_log_serve_a_method_without_any(editor: TreeEditor, source: str) -> None:
+def test_weights_of_the_log_serve_a_method_without_any(editor: Page, source: str) -> None:
     found = editor.sources({"target": "tiny", "method": "type:Medusa"})
     assert found["sources"][0]["id"] == source
     assert found["weights"].endswith("medusa")
 
 
-def test_an_example_is_the_text_of_the_run(
-    host: EngineHost, editor: TreeEditor, source: str
-) -> None:
+def test_an_example_is_the_text_of_the_run(host: EngineHost, editor: Page, source: str) -> None:
     table = table_of(host, source)
     row = table.texts[1] + 3
     asked = {"source": source, "position": row, "depth": 2}
@@ -147,7 +154,7 @@ def test_an_example_is_the_text_of_the_run(
     assert last["tokens"] == []
 
 
-def test_the_best_tree_is_better_and_within_bounds(editor: TreeEditor, host: EngineHost) -> None:
+def test_the_best_tree_is_better_and_within_bounds(editor: Page, host: EngineHost) -> None:
     table = made_up_table(positions=2000, texts=8)
     config = host.catalog.method("eagle").config
     kept = f"table:{keep_table(host.log, config, table)}"
@@ -163,7 +170,7 @@ def test_the_best_tree_is_better_and_within_bounds(editor: TreeEditor, host: Eng
     assert all(point["size"] == point["nodes"] and point["levels"] for point in points)
 
 
-def test_measuring_stops_on_demand(editor: TreeEditor, host: EngineHost) -> None:
+def test_measuring_stops_on_demand(editor: Page, host: EngineHost) -> None:
     before = host.log.find(RunQuery(labels={"suite": "small"})).total
     asked = {"target": "tiny", "method": "eagle", "tab": "stopper", "kind": "ranks"}
     job = editor.measure({**asked, "source": "suite:small"})["job"]
@@ -178,18 +185,18 @@ def test_measuring_stops_on_demand(editor: TreeEditor, host: EngineHost) -> None
 
 
 def test_latency_is_measured_kept_and_read_by_another_editor(
-    editor: TreeEditor, host: EngineHost, source: str
+    editor: Page, host: EngineHost, source: str
 ) -> None:
     assert editor.table({**MEDUSA, "source": source})["speed"] is None
     speed = measured(editor, method="medusa", kind="latency")["speed"]
     assert [rows for rows, _ in speed["verify"]][:3] == [1, 2, 3]
     assert all(ms > 0 for _, ms in speed["verify"]) and speed["levels"] == "depth"
     assert "cpu" in speed["words"].lower() or "threads" in speed["words"]
-    again = TreeEditor(host).table({**MEDUSA, "source": source})["speed"]
+    again = Page(TreeEditor(host)).table({**MEDUSA, "source": source})["speed"]
     assert again == speed
 
 
-def test_look_up_methods_get_chains_by_length(editor: TreeEditor, host: EngineHost) -> None:
+def test_look_up_methods_get_chains_by_length(editor: Page, host: EngineHost) -> None:
     asked = {"target": "tiny", "method": "ngram"}
     made = measured(editor, **asked, source="recent:")["source"]
     packed = editor.table({**asked, "source": made})["table"]
@@ -202,9 +209,7 @@ def test_look_up_methods_get_chains_by_length(editor: TreeEditor, host: EngineHo
         assert (accepted, drafted) == (steps.accepted.sum(), steps.drafted.sum())
 
 
-def test_dynamic_trees_are_drafted_again_without_the_target(
-    editor: TreeEditor, host: EngineHost
-) -> None:
+def test_dynamic_trees_are_drafted_again_without_the_target(editor: Page, host: EngineHost) -> None:
     asked = {"target": "tiny", "method": "eagle2"}
     none = editor.drafted({**asked, "source": "recent:"})
     assert none["drafted"] is None and "Re-draft" in none["words"]
@@ -224,7 +229,7 @@ def test_dynamic_trees_are_drafted_again_without_the_target(
     assert (same["mat"], same["steps"]) == (recorded["mat"], recorded["steps"])
 
 
-def test_runs_with_this_very_tree_are_found(editor: TreeEditor, source: str) -> None:
+def test_runs_with_this_very_tree_are_found(editor: Page, source: str) -> None:
     found = editor.measured({**MEDUSA, "tree": DOCUMENTED})["runs"]
     assert found and {run["prompt"] for run in found} <= {prompt.turns[0] for prompt in SUITE}
     assert all(run["tok_s"] > 0 and run["mat"] >= 1 for run in found)
@@ -232,7 +237,7 @@ def test_runs_with_this_very_tree_are_found(editor: TreeEditor, source: str) -> 
 
 
 def test_runs_of_other_settings_are_not_taken_for_this_trees(
-    editor: TreeEditor, host: EngineHost
+    editor: Page, host: EngineHost
 ) -> None:
     sizes = {"max_draft_len": 4, "dynamic_tree_max_topK": 3, "max_total_draft_tokens": 12}
     static = finished(start(host, owner="a", method="eagle", mode="raw", prompt="A fixed tree."))
@@ -262,7 +267,7 @@ def test_every_format_reads_back_equal(format: str) -> None:
         assert "medusa_choices" not in text or kind == "Medusa"
 
 
-def test_saved_trees_join_the_menu_and_leave_it(editor: TreeEditor) -> None:
+def test_saved_trees_join_the_menu_and_leave_it(editor: Page) -> None:
     asked = {"name": "  My   tree ", "tree": DOCUMENTED, **MEDUSA}
     saved = editor.save(asked)
     first = saved["trees"][0]
@@ -283,15 +288,15 @@ def test_saved_trees_join_the_menu_and_leave_it(editor: TreeEditor) -> None:
         ("table", {**MEDUSA, "source": "table:none"}, "No artifact"),
         ("table", {**MEDUSA, "source": "../../etc"}, "No rank table"),
         ("table", {**MEDUSA, "source": "shipped:../medusa"}, "No rank table"),
-        ("table", {**MEDUSA, "source": 7}, "source must be given"),
-        ("optimise", {**MEDUSA, "source": "table:none", "nodes": "9"}, "nodes must be an integer"),
-        ("read", {"text": 5}, "must be text"),
+        ("table", {**MEDUSA, "source": 7}, "source must be a valid string"),
+        ("optimise", {**MEDUSA, "source": "table:none", "nodes": "9"}, "nodes must be a valid int"),
+        ("read", {"text": 5}, "text must be a valid string"),
         ("read", {"text": "[[0], [0, 0], [1, 1]]"}, "entry 3, line 1, column 15"),
         ("write", {"tree": DOCUMENTED, "format": "pdf"}, "format must be one of"),
         ("write", {"tree": [[0], [0, 2, 0]], "format": "lists"}, "needs its parent"),
         ("write", {"tree": [[0]] * 2000, "format": "lists"}, "at most 1024"),
         ("save", {"tree": DOCUMENTED, "name": " "}, "name must have 1 to 80"),
-        ("measure", {**MEDUSA, "kind": "speed", "tab": "t"}, "kind must be latency"),
+        ("measure", {**MEDUSA, "kind": "speed", "tab": "t"}, "kind must be 'latency'"),
         ("measure", {**MEDUSA, "kind": "redraft", "tab": "t"}, "grows no tree of its own"),
         (
             "measure",
@@ -304,13 +309,13 @@ def test_saved_trees_join_the_menu_and_leave_it(editor: TreeEditor) -> None:
     ],
 )  # fmt: skip
 def test_a_bad_question_is_one_sentence(
-    editor: TreeEditor, question: str, asked: dict[str, Any], says: str
+    editor: Page, question: str, asked: dict[str, Any], says: str
 ) -> None:
     with pytest.raises((PlaygroundError, StorageError), match=says):
         getattr(editor, question)(asked)
 
 
-def test_sampled_texts_are_refused(editor: TreeEditor, host: EngineHost) -> None:
+def test_sampled_texts_are_refused(editor: Page, host: EngineHost) -> None:
     run = start(host, owner="sampler", method="plain", mode="raw", sampling={"temperature": "0.9"})
     finished(run)
     asked = {**MEDUSA, "tab": "t", "kind": "ranks", "source": f"run:{run.log_id}"}
@@ -323,7 +328,7 @@ def test_a_faulty_tree_file_names_the_place(tmp_path: Path) -> None:
         read_text("[[0],\n  [0, 0\n")
 
 
-def test_what_a_drafter_can_take_is_known_and_held_to(editor: TreeEditor) -> None:
+def test_what_a_drafter_can_take_is_known_and_held_to(editor: Page) -> None:
     medusa, recycling = MEDUSA, {"target": "tiny", "method": "recycling"}
     assert editor.sources(medusa)["limits"] == {
         "depth": HEADS, "ranks": None, "what": "Tiny Medusa with 5 heads"
@@ -339,7 +344,7 @@ def test_what_a_drafter_can_take_is_known_and_held_to(editor: TreeEditor) -> Non
         assert editor.read(asked)["tree"]
 
 
-def test_files_are_written_for_the_method_on_show(editor: TreeEditor) -> None:
+def test_files_are_written_for_the_method_on_show(editor: Page) -> None:
     asked = {"tree": DOCUMENTED, "format": "yaml", "target": "tiny"}
     assert editor.write({**asked, "method": "eagle"})["text"].startswith("eagle_choices")
     assert editor.write({**asked, "method": "medusa"})["text"].startswith("medusa_choices")
@@ -377,7 +382,7 @@ def test_a_link_opens_the_page_only_with_a_tree(
     assert read_link(params) == link
 
 
-def test_a_growmap_file_is_read_without_running_it(editor: TreeEditor, tmp_path: Path) -> None:
+def test_a_growmap_file_is_read_without_running_it(editor: Page, tmp_path: Path) -> None:
     def sent(values: object) -> dict[str, str]:
         torch.save(values, tmp_path / "map.pt")
         return {"file": base64.b64encode((tmp_path / "map.pt").read_bytes()).decode()}

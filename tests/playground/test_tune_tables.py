@@ -177,5 +177,5 @@ def test_curves_are_measured_once_per_machine_and_method(log: RunLog, case: Case
     assert len(find_curves(log, target.name)) == 1, "the older curve is gone"
     found = known_clock(log, case.config, target=target.name, dtype="float32")
     assert found is not None and found[0] == again
-    assert found[1]["device"] == target.device_name
+    assert found[1].key["device"] == target.device_name
     assert known_clock(log, case.config, target=target.name, dtype="bfloat16") is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from engine.config import Limits, Sampling
@@ -11,20 +11,20 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.target import Target
 from engine.tuning.redraft import Redrafter
-from engine.tuning.watch import StoppedError
+from engine.tuning.watch import StoppedError, Watch
 from playground.experiments.bench.suites import Item, choose_items
 from playground.host.catalog import Method
 from playground.host.live import LiveRun
 from playground.host.request import GenerateRequest
 from playground.host.runner import EngineHost
-from playground.trees.editor_clock import speed_row, stored_clock
-from playground.trees.editor_drafted import drafted_row
-from playground.trees.editor_jobs import Work, watch_of
-from playground.trees.editor_methods import TreeMethod
-from playground.trees.editor_sources import RECENT, Sources, depths_for, require_greedy
-from playground.trees.latency import measure_clock
+from playground.trees.drafted import drafted_row
+from playground.trees.latency import known_clock, measure_clock, speed_row
+from playground.trees.methods import TreeMethod
+from playground.trees.sources import RECENT, Sources, depths_for, require_greedy
 from playground.trees.tables import make_table, texts_of_runs
 
+Work = Callable[[LiveRun], dict[str, Any]]
+"""Done on the engine's thread; what it returns is told to the page that asked."""
 TEXT_TOKENS = 128
 """New tokens of every text that is written to be measured."""
 REDRAFT_TAIL = 16
@@ -138,7 +138,7 @@ class Measurements:
     def speed(self, method: TreeMethod, target: str) -> dict[str, Any] | None:
         """The newest stored curves as the page reads them."""
         config = self._sources.effective(method, target)
-        found = stored_clock(self._host.log, config, target)
+        found = known_clock(self._host.log, config, target)
         return None if found is None else speed_row(found[0], method, found[1])
 
     # ---- dynamic trees
@@ -196,3 +196,66 @@ class Measurements:
     def _chats(self) -> bool:
         loaded = self._host.loaded
         return loaded is not None and loaded.chat
+
+
+class Jobs:
+    """The page's long actions by id: on the engine's thread, told in words, stopped on demand."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
+
+    def start(self, work: Work, *, owner: str) -> str:
+        """Queue it; an unfinished job of the same owner is stopped.
+
+        Raises:
+            QueueFullError: too many are waiting.
+        """
+        return self._host.submit(lambda run: self._do(run, work), owner=owner).id
+
+    def _do(self, run: LiveRun, work: Work) -> None:
+        try:
+            run.result = work(run)
+        except StoppedError as stopped:
+            run.words = str(stopped)
+            run.end("cancelled")
+            return
+        run.words = str(run.result.get("words", "done"))
+        run.end("completed")
+
+    def state(self, job: str) -> dict[str, Any]:
+        """How far a job is: words, progress, whether it is over, its fault, its result.
+
+        Raises:
+            ConfigError: there is no such job.
+        """
+        run = self._of(job)
+        over = run.over.is_set()
+        ahead = 0 if over else self._host.ahead_of(run)
+        waiting = "waiting for the engine" + (f", {ahead} ahead" if ahead > 1 else "")
+        return {
+            "words": waiting if ahead else run.words,
+            "progress": run.progress,
+            "over": over,
+            "error": run.error,
+            "end": run.result if over else None,
+        }
+
+    def stop(self, job: str) -> None:
+        """Raises ConfigError: there is no such job."""
+        self._of(job).cancel()
+
+    def _of(self, job: str) -> LiveRun:
+        run = self._host.runs.get(job)
+        if run is None:
+            raise ConfigError("That measurement is no longer known. Start it again.")
+        return run
+
+
+def watch_of(run: LiveRun, words: str, *, begin: float = 0.0, end: float = 1.0) -> Watch:
+    """Tells the page how far a part of a job is, and stops it when the page asks."""
+
+    def tell(fraction: float) -> None:
+        run.state, run.words = "running", words
+        run.progress = begin + (end - begin) * fraction
+
+    return Watch(tell, run.cancel_asked.is_set)

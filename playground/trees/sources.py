@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import presets
+from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tuning.offline import OFFLINE
 from engine.tuning.ranks import RankTable
 from playground.host.catalog import Catalog
-from playground.trees.editor_methods import TreeMethod
+from playground.trees.methods import DYNAMIC_FIELDS, TreeMethod
 from playground.trees.tables import find_tables, load_table
 from storage import Artifact, RunDetail, RunLog, RunQuery
 
 SHIPPED = presets.FOLDER / "ranks"
 NEWEST_RUNS = 12
+LOOKED_THROUGH = 80
+MOST_FOUND = 5
+REMEMBERED = 400
 RECENT = 24
 """Texts of the newest runs that are measured together."""
 
@@ -222,3 +228,73 @@ def require_greedy(log: RunLog, run_ids: Sequence[str]) -> None:
                 "These runs were sampled; a replay is exact for greedy texts only. Choose runs "
                 "with temperature 0."
             )
+
+
+# ---- runs made with the tree on show
+
+
+class TreeRuns:
+    """Finds the newest runs of a tree; a finished run is read once."""
+
+    def __init__(self, log: RunLog) -> None:
+        self._log = log
+        self._known: OrderedDict[str, RunDetail] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def rows(self, config: MethodConfig, target: str) -> list[dict[str, Any]]:
+        """Greedy completed runs of this target with these very settings, newest first."""
+        wanted = _compared(config)
+        query = RunQuery(
+            target=target,
+            decoding_type=config.decoding_type,
+            status="completed",
+            limit=LOOKED_THROUGH,
+        )
+        found = []
+        for row in self._log.find(query).rows:
+            run = self._detail(row.id)
+            if run is not None and is_greedy(run) and _made_with(run) == wanted:
+                found.append(_row(run))
+            if len(found) == MOST_FOUND:
+                break
+        return found
+
+    def _detail(self, run_id: str) -> RunDetail | None:
+        with self._lock:
+            if run_id not in self._known:
+                detail = self._log.get(run_id)
+                if detail is None:
+                    return None
+                self._known[run_id] = detail
+                while len(self._known) > REMEMBERED:
+                    self._known.popitem(last=False)
+            return self._known[run_id]
+
+
+def _made_with(run: RunDetail) -> dict[str, Any] | None:
+    try:
+        return _compared(parse_method(run.method, where=f"run {run.id}"))
+    except ConfigError:
+        return None  # of another version, or of a method that is not offered here
+
+
+def _compared(config: MethodConfig) -> dict[str, Any]:
+    """The settings that have an effect: a static tree's size does not, if the tree is grown."""
+    kept = config.model_dump()
+    kept.pop("num_medusa_heads", None)
+    if "use_dynamic_tree" in kept and "eagle_choices" in kept:
+        unused = ("eagle_choices",) if kept["use_dynamic_tree"] else DYNAMIC_FIELDS
+        for name in unused:
+            del kept[name]
+    return kept
+
+
+def _row(run: RunDetail) -> dict[str, Any]:
+    return {
+        "id": run.id,
+        "prompt": " ".join((run.name or run.prompt_text).split())[:120],
+        "mat": run.mat,
+        "tok_s": run.tok_s,
+        "dtype": run.dtype,
+        "when": run.created_at.isoformat(),
+    }

@@ -40,7 +40,7 @@ def read_paths(raw: object) -> ChoiceTree:
     return ChoiceTree.parse(raw, form="candidates")
 
 
-def read_text(raw: object, limits: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def read_text(raw: str, limits: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A tree from text in any known format.
 
     Args:
@@ -49,8 +49,6 @@ def read_text(raw: object, limits: Mapping[str, Any] | None = None) -> dict[str,
     Raises:
         TreeError: it is none, or the drafter cannot take it; names the place.
     """
-    if not isinstance(raw, str):
-        raise TreeError(f"The tree must be text, got {type(raw).__name__}.")
     if len(raw) > MAX_TEXT_CHARS:
         raise TreeError(f"The text has {len(raw)} characters; at most {MAX_TEXT_CHARS} are read.")
     bounds = limits or {"depth": None, "ranks": None, "what": ""}
@@ -60,7 +58,7 @@ def read_text(raw: object, limits: Mapping[str, Any] | None = None) -> dict[str,
     return {"tree": tree.as_lists(), "format": TITLES[detect_format(raw)]}
 
 
-def read_growmap(raw: object, limits: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def read_growmap(raw: str, limits: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A tree from the bytes of Sequoia's .pt file, in base64.
 
     Args:
@@ -69,7 +67,7 @@ def read_growmap(raw: object, limits: Mapping[str, Any] | None = None) -> dict[s
     Raises:
         TreeError: it is none, or the drafter cannot take it.
     """
-    if not isinstance(raw, str) or len(raw) > 2 * MAX_TEXT_CHARS:
+    if len(raw) > 2 * MAX_TEXT_CHARS:
         raise TreeError(f"A growmap file must have at most {MAX_TEXT_CHARS} bytes.")
     try:
         payload = base64.b64decode(raw, validate=True)
@@ -88,7 +86,7 @@ def read_growmap(raw: object, limits: Mapping[str, Any] | None = None) -> dict[s
     return {"tree": tree.as_lists(), "format": "a Sequoia growmap"}
 
 
-def write_text(tree: ChoiceTree, format: object, *, decoding_type: str) -> dict[str, Any]:
+def write_text(tree: ChoiceTree, format: str, *, decoding_type: str) -> dict[str, Any]:
     """The tree in a format.
 
     Args:
@@ -166,7 +164,7 @@ def _saved_row(artifact: Artifact) -> dict[str, Any] | None:
     }
 
 
-def save_tree(log: RunLog, name: object, tree: ChoiceTree, about: Mapping[str, Any]) -> str:
+def save_tree(log: RunLog, name: str, tree: ChoiceTree, about: Mapping[str, Any]) -> str:
     """Keep a tree under a name, in place of an older one of that name; returns the name.
 
     Raises:
@@ -178,7 +176,7 @@ def save_tree(log: RunLog, name: object, tree: ChoiceTree, about: Mapping[str, A
     return kept
 
 
-def forget_tree(log: RunLog, name: object) -> str:
+def forget_tree(log: RunLog, name: str) -> str:
     """Delete the saved tree of a name.
 
     Raises:
@@ -193,8 +191,8 @@ def forget_tree(log: RunLog, name: object) -> str:
     return kept
 
 
-def _name(raw: object) -> str:
-    name = " ".join(raw.split()) if isinstance(raw, str) else ""
+def _name(raw: str) -> str:
+    name = " ".join(raw.split())
     if not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable():
         raise ConfigError(f"The name must have 1 to {MAX_NAME_CHARS} characters. Write one.")
     return name

@@ -12,8 +12,8 @@ from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.tuning.redraft import DraftedTrees
 from engine.tuning.shape import draft_shape
-from playground.trees.editor_methods import DYNAMIC_FIELDS
-from playground.trees.editor_sources import is_greedy
+from playground.trees.methods import DYNAMIC_FIELDS
+from playground.trees.sources import is_greedy
 from storage import RunLog
 
 MOST_PATHS = 64

@@ -13,7 +13,9 @@ from engine.drafters.redrafter import ReDrafterConfig
 from engine.drafters.token_recycling import TokenRecyclingConfig
 from engine.errors import ConfigError, SourceError
 from engine.tree import ChoiceTree, Path
+from playground.experiments.compare.links import slot_of
 from playground.host.catalog import Catalog
+from playground.trees.files import read_paths
 
 Kind = Literal["tree", "dynamic", "chain"]
 """A choice tree of the user's; a tree that the drafter grows; tokens in a row."""
@@ -69,21 +71,19 @@ class TreeMethod:
             return self.config.replace(beam_width=1, beam_length=length + 1)
         return self.config.replace(**{self.field: length}) if self.field else self.config
 
-    def changed(self, raw: object) -> dict[str, Any]:
+    def changed(self, settings: Mapping[str, int | None] | None) -> dict[str, Any]:
         """Settings of its dynamic tree as the page sent them.
 
         Raises:
-            ConfigError: a setting that is none of the tree's, or no integer.
+            ConfigError: it grows no tree, or a setting is none of the tree's.
         """
-        if self.kind != "dynamic" or not isinstance(raw, Mapping):
+        if self.kind != "dynamic" or settings is None:
             raise ConfigError(f"{self.title} grows no tree of its own; there is no size to change.")
-        for name, value in raw.items():
+        for name in settings:
             if name not in DYNAMIC_FIELDS:
                 allowed = ", ".join(DYNAMIC_FIELDS)
                 raise ConfigError(f"A dynamic tree's settings are {allowed}, got {name!r:.80}.")
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise ConfigError(f"{name} must be an integer, got {value!r:.80}.")
-        return dict(raw)
+        return dict(settings)
 
     def limits(self, used: MethodConfig | None = None) -> dict[str, Any] | None:
         """How deep and wide the drafter can go, as far as that is known; None = it is not.
@@ -172,3 +172,39 @@ def _kind_of(config: MethodConfig) -> tuple[Kind, str] | None:
     if isinstance(config, ReDrafterConfig):
         return "chain", "beam_length"
     return ("chain", "max_draft_len") if "max_draft_len" in fields else None
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """A method as other pages take it.
+
+    Attributes:
+        settings: those that differ from the method as it is on offer.
+        form: the same as the Compare page's form holds it.
+    """
+
+    target: str
+    method: str
+    settings: dict[str, Any]
+    form: dict[str, Any]
+
+
+def read_used(catalog: Catalog, raw: Mapping[str, Any]) -> Used:
+    """What the page sent with "use".
+
+    Raises:
+        ConfigError: the method is not offered for the target, or refuses the tree.
+    """
+    target = catalog.target(raw.get("target")).name
+    method = tree_method(catalog, raw.get("method"))
+    if method.kind == "dynamic":
+        config = method.config.replace(**method.changed(raw.get("settings")))
+    else:
+        config = method.with_tree(read_paths(raw.get("tree")).paths)
+    weights = raw.get("weights")
+    if isinstance(weights, str) and getattr(config, "speculative_model", "") is None:
+        config = config.replace(speculative_model=weights)
+    slot = slot_of(catalog, config, target)
+    own = catalog.method(slot.method).config.model_dump()
+    changed = {name: value for name, value in config.model_dump().items() if value != own[name]}
+    return Used(target, slot.method, changed, slot.form)
