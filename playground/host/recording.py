@@ -66,14 +66,11 @@ class Recording:
         """Hand over a record; never waits."""
         self._inbox.put(record)
 
-    def stop(self, fault: Fault | None) -> Fault | None:
+    def stop(self, fault: Fault | None) -> None:
         """Wait for what was put, and write how the run ended.
 
         Args:
-            fault: what stopped the loop.
-
-        Returns:
-            The fault that the run ended with: this thread's own before the loop's.
+            fault: what stopped the loop; one of this thread's own comes first.
         """
         self._inbox.put(None)
         self._thread.join()
@@ -94,7 +91,6 @@ class Recording:
             metrics=asdict(self._tally.metrics),
             error=fault.sentence if fault else None,
         )
-        return fault
 
     # ---- on the recording's own thread
 
@@ -178,46 +174,15 @@ def record_run(
     prompt_text: str = "",
     messages: Sequence[dict[str, str]] = (),
     stored: Mapping[str, Any] | None = None,
+    run: LiveRun | None = None,
 ) -> Iterator[Recording]:
     """Record what is `put` until the block ends; an exception ends the run as failed.
 
     Args:
         stored: further fields of the log's `NewRun`, e.g. its labels.
+        run: told what is recorded, for a page that follows it.
     """
-    new = new_run(
-        target,
-        config,
-        sampling=sampling,
-        limits=limits,
-        prompt_ids=prompt_ids,
-        prompt_text=prompt_text,
-        messages=messages,
-    )
-    run = LiveRun(owner="", log_id=log.begin(replace(new, **(stored or {}))))
-    recording = Recording(log, run, target, limits.stop)
-    fault: Fault | None = Fault("The run ended early.", expected=False)
-    try:
-        yield recording
-        fault = None
-    except PlaygroundError as error:
-        fault = Fault(str(error), expected=True)
-        raise
-    finally:
-        recording.stop(fault)
-
-
-def new_run(
-    target: Target,
-    config: MethodConfig,
-    *,
-    sampling: Sampling,
-    limits: Limits,
-    prompt_ids: Sequence[int],
-    prompt_text: str,
-    messages: Sequence[dict[str, str]],
-) -> NewRun:
-    """What the log stores of a run before it starts."""
-    return NewRun(
+    new = NewRun(
         target=target.name,
         method=config.model_dump(mode="json"),
         method_title=type(config).title,
@@ -231,6 +196,18 @@ def new_run(
         device=str(target.device),
         environment=environment(target),
     )
+    run = run or LiveRun(owner="")
+    run.log_id = log.begin(replace(new, **(stored or {})))
+    recording = Recording(log, run, target, limits.stop)
+    fault: Fault | None = Fault("The run ended early.", expected=False)
+    try:
+        yield recording
+        fault = None
+    except Exception as error:
+        fault = Fault(str(error), expected=True) if isinstance(error, PlaygroundError) else fault
+        raise
+    finally:
+        recording.stop(fault)
 
 
 def log_unbegun(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun, LiveRuns, Message, State
 from playground.host.models import MAX_DRAFTERS, Loaded, Models
-from playground.host.recording import Recording, log_unbegun, new_run
+from playground.host.recording import log_unbegun, record_run
 from playground.host.request import GenerateRequest
 from playground.host.stream import REASON_WORDS, run_meta
 from storage import RunLog
@@ -238,14 +238,24 @@ class EngineHost:
         stored: Mapping[str, Any] | None = None,
         keep: int = MAX_DRAFTERS,
     ) -> None:
-        ready = attempt(lambda: self._ready(run, request, keep), where=f"run {run.id}")
+        """Load, build the drafter, decode; a run that cannot begin is in the log too, with why."""
+        where, stored = f"run {run.id}", {"method_title": request.method.title, **(stored or {})}
+        ready = attempt(lambda: self._ready(run, request, keep), where=where)
         if isinstance(ready, Fault):
-            self._end_unbegun(run, request, ready.sentence, stored or {})
+            written = attempt(
+                lambda: log_unbegun(self.log, run, request, ready.sentence, stored),
+                where=f"the log entry of {where}",
+            )
+            run.log_id = None if isinstance(written, Fault) else written
+            run.words = "failed"
+            run.end("failed", error=ready.sentence)
             return
-        target, drafter, prompt_ids = ready
         run.state, run.words = "prefill", "reading the prompt"
-        run.log_id = self._begin_in_log(run, request, target, prompt_ids, stored or {})
-        self._decode(run, request, target, drafter, prompt_ids)
+        fault = attempt(lambda: self._decode(run, request, *ready, stored), where=where)
+        reason = run.finish.reason if run.finish else None
+        run.words = "failed" if fault else REASON_WORDS.get(reason or "", "done")
+        state: State = "failed" if fault else "cancelled" if reason == "cancelled" else "completed"
+        run.end(state, error=fault.sentence if fault else None)
 
     def _ready(
         self, run: LiveRun, request: GenerateRequest, keep: int
@@ -258,37 +268,6 @@ class EngineHost:
         prompt_ids = target.encode_chat(messages) if messages else target.encode(run.meta["prompt"])
         return target, drafter, prompt_ids
 
-    def _end_unbegun(
-        self, run: LiveRun, request: GenerateRequest, sentence: str, stored: Mapping[str, Any]
-    ) -> None:
-        """End a run that could not begin; it is in the log too, with what stood in its way."""
-        written = attempt(
-            lambda: log_unbegun(self.log, run, request, sentence, stored),
-            where=f"the log entry of run {run.id}",
-        )
-        run.log_id = None if isinstance(written, Fault) else written
-        run.words = "failed"
-        run.end("failed", error=sentence)
-
-    def _begin_in_log(
-        self,
-        run: LiveRun,
-        request: GenerateRequest,
-        target: Target,
-        prompt_ids: list[int],
-        stored: Mapping[str, Any],
-    ) -> str:
-        new = new_run(
-            target,
-            request.config,
-            sampling=request.sampling,
-            limits=request.limits,
-            prompt_ids=prompt_ids,
-            prompt_text=run.meta["prompt"],
-            messages=run.messages,
-        )
-        return self.log.begin(replace(new, method_title=request.method.title, **stored))
-
     def _decode(
         self,
         run: LiveRun,
@@ -296,11 +275,21 @@ class EngineHost:
         target: Target,
         drafter: Drafter,
         prompt_ids: list[int],
-    ) -> None:
+        stored: Mapping[str, Any],
+    ) -> Fault | None:
         """Run the loop here and the recording beside it; both are over when this returns."""
-        recording = Recording(self.log, run, target, request.limits.stop)
-
-        def loop() -> None:
+        with record_run(
+            self.log,
+            target,
+            request.config,
+            sampling=request.sampling,
+            limits=request.limits,
+            prompt_ids=prompt_ids,
+            prompt_text=run.meta["prompt"],
+            messages=run.messages,
+            stored=stored,
+            run=run,
+        ) as recording:
             for record in decode(
                 target,
                 drafter,
@@ -310,13 +299,7 @@ class EngineHost:
                 cancelled=lambda: run.cancel_asked.is_set() or recording.fault is not None,
             ):
                 recording.put(record)
-
-        failed = attempt(loop, where=f"run {run.id}")
-        fault = recording.stop(failed if isinstance(failed, Fault) else None)
-        reason = run.finish.reason if run.finish else None
-        run.words = "failed" if fault else REASON_WORDS.get(reason or "", "done")
-        state: State = "failed" if fault else "cancelled" if reason == "cancelled" else "completed"
-        run.end(state, error=fault.sentence if fault else None)
+        return recording.fault
 
     def _conversation(self, request: GenerateRequest) -> _Conversation:
         """What the run is to answer."""
