@@ -7,17 +7,17 @@ acceptance trade that for length and are lossy by design.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
 from engine.config import Sampling
-from engine.proposal import DraftDists
+from engine.proposal import DraftDists, Proposal, TargetOutput
 from engine.sampling import Draws, probabilities
-from engine.tree import TreeShape
+from engine.tree import TreeShape, upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,82 @@ class Verified:
         logits: `(n, vocab)`; row i is the target's view after node i.
         dists: distributions of sampled drafts, None for deterministic ones.
         best: `(n,)` argmax of the logits, where it is known.
+        log_totals: `(n,)` float32, logsumexp of the logits, where it is known.
+        target_probs: as `token_probs` returns them, where they are known.
     """
 
     tokens: Sequence[int]
     shape: TreeShape
     logits: Tensor
     dists: DraftDists | None = None
-    best: Tensor | None = None
+    best: Sequence[int] | None = None
+    log_totals: Tensor | None = None
+    target_probs: Sequence[float] | None = None
+
+    @classmethod
+    def of(cls, proposal: Proposal, output: TargetOutput) -> Self:
+        """What the host needs of a verify forward; it waits for the device once."""
+        n = len(proposal.shape)
+        logits = output.logits[:n]
+        totals = None if output.log_totals is None else output.log_totals[:n]
+        if logits.device.type != "cpu":
+            return cls._read_at_once(proposal, logits, totals)
+        best = None if output.best is None else output.best[:n].tolist()
+        tokens = proposal.tokens.tolist()
+        return cls(tokens, proposal.shape, logits, proposal.dists, best, totals)
+
+    @classmethod
+    def _read_at_once(cls, proposal: Proposal, logits: Tensor, totals: Tensor | None) -> Self:
+        probs = _token_probs(proposal.tokens, proposal.shape, logits, totals)
+        columns = [proposal.tokens, logits.argmax(dim=-1), probs]
+        # One tensor, one wait; float64 holds every id and every float32 exactly.
+        tokens, best, target_probs = torch.stack([c.double() for c in columns]).tolist()
+        return cls(
+            [int(token) for token in tokens],
+            proposal.shape,
+            logits,
+            proposal.dists,
+            [int(token) for token in best],
+            totals,
+            target_probs,
+        )
+
+    def argmax(self, node: int) -> int:
+        """The target's likeliest token after a node.
+
+        On the CPU only the rows that are asked for are searched: over a whole vocabulary it costs
+        as much as the rest of accepting.
+        """
+        return int(self.logits[node].argmax()) if self.best is None else self.best[node]
+
+    def token_probs(self) -> Sequence[float]:
+        """The target's softmax probability of every node's token at its parent; the root's is 1."""
+        if self.target_probs is not None:
+            return self.target_probs
+        tokens = torch.tensor(self.tokens, device=self.logits.device)
+        probs: list[float] = _token_probs(tokens, self.shape, self.logits, self.log_totals).tolist()
+        return probs
+
+
+def _token_probs(
+    tokens: Tensor, shape: TreeShape, logits: Tensor, log_totals: Tensor | None
+) -> Tensor:
+    """`(n,)` float32, see `Verified.token_probs`."""
+    ones = torch.ones(1, device=logits.device)
+    if len(shape) == 1:
+        return ones
+    parents = shape.parents[1:]
+    rows = upload(torch.tensor(parents), logits.device)
+    mine = logits[rows, tokens[1:]].float()
+    if log_totals is None:
+        # Leaves are half of a bushy tree: nothing needs their sums.
+        inner = sorted(set(parents))
+        place = {node: i for i, node in enumerate(inner)}
+        sums = logits[upload(torch.tensor(inner), logits.device)].float().logsumexp(dim=-1)
+        totals = sums[upload(torch.tensor([place[parent] for parent in parents]), logits.device)]
+    else:
+        totals = log_totals[rows]
+    return torch.cat([ones, (mine - totals).exp()])
 
 
 class Rule(Protocol):
@@ -58,30 +127,15 @@ def greedy(verified: Verified, draws: Draws | None = None) -> Acceptance:
     Example: root's argmax 7, children of the root carry 5 and 7 (node 2); node 2's argmax 9 and no
     child carries 9 → path (2,), next token 9.
     """
-    best_at = _argmax_by_row(verified)
     at = 0
     path: list[int] = []
     while True:
-        best = best_at(at)
+        best = verified.argmax(at)
         match = [c for c in verified.shape.children[at] if verified.tokens[c] == best]
         if not match:
             return Acceptance(tuple(path), best)
         at = match[0]
         path.append(at)
-
-
-def _argmax_by_row(verified: Verified) -> Callable[[int], int]:
-    """Argmax of a row when it is asked for.
-
-    On the CPU only the rows on the path are searched, because an argmax over a vocabulary costs as
-    much as the rest of accepting; on a device all at once, for one synchronisation.
-    """
-    logits = verified.logits
-    if verified.best is None and logits.device.type == "cpu":
-        return lambda row: int(logits[row].argmax())
-    best = logits.argmax(dim=-1) if verified.best is None else verified.best
-    found: list[int] = best.tolist()
-    return found.__getitem__
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,59 +153,66 @@ class Lossless:
     sampling: Sampling
 
     def __call__(self, verified: Verified, draws: Draws) -> Acceptance:
-        if self.sampling.greedy and verified.dists is None:
+        dists = verified.dists
+        if self.sampling.greedy and dists is None:
             return greedy(verified)
         at = 0
         path: list[int] = []
         while True:
             target_probs = probabilities(verified.logits[at], self.sampling)
-            child, target_probs = self._accept_child(verified, at, target_probs, draws)
-            if child is None:
+            children = verified.shape.children[at]
+            tokens = [verified.tokens[child] for child in children]
+            if dists is None or at not in dists.row_of_parent:
+                taken, target_probs = _accept_certain(target_probs, tokens, draws)
+            else:
+                draft_probs = dists.probs[dists.row_of_parent[at]]
+                taken, target_probs = _accept_drawn(target_probs, draft_probs, tokens, draws)
+            if taken is None:
                 return Acceptance(tuple(path), draws.pick(target_probs))
-            at = child
+            at = children[taken]
             path.append(at)
 
-    @staticmethod
-    def _accept_child(
-        verified: Verified, at: int, target_probs: Tensor, draws: Draws
-    ) -> tuple[int | None, Tensor]:
-        """The accepted child of node `at`, or None and what is left of the target's probability."""
-        dists = verified.dists
-        sampled = dists is not None and at in dists.row_of_parent
-        draft_probs = dists.probs[dists.row_of_parent[at]].clone() if dists and sampled else None
-        for child in verified.shape.children[at]:
-            token = verified.tokens[child]
-            drawn = draws.uniform()
-            if draft_probs is None:
-                if drawn < float(target_probs[token]):
-                    return child, target_probs
-                target_probs = _without(target_probs, token)
-            else:
-                chance = float(draft_probs[token])
-                if chance > 0 and drawn * chance < float(target_probs[token]):
-                    return child, target_probs
-                if chance > 0:
-                    target_probs = _residual(target_probs, draft_probs)
-                draft_probs = _without(draft_probs, token)
+
+def _accept_certain(
+    target_probs: Tensor, tokens: list[int], draws: Draws
+) -> tuple[int | None, Tensor]:
+    """Which of some deterministic drafts is accepted, and what is left of the target if none is."""
+    if not tokens:
         return None, target_probs
+    left = 1.0
+    for i, prob in enumerate(target_probs[tokens].tolist()):
+        if draws.uniform() * left < prob:
+            return i, target_probs
+        left = max(0.0, left - prob)
+    return None, _without(target_probs, tokens)
 
 
-def _without(probs: Tensor, token: int) -> Tensor:
-    """`probs` with one token's mass removed, renormalised; unchanged if nothing else has mass."""
+def _accept_drawn(
+    target_probs: Tensor, draft_probs: Tensor, tokens: list[int], draws: Draws
+) -> tuple[int | None, Tensor]:
+    """The same of drafts that were drawn from `draft_probs` one after another."""
+    for i, token in enumerate(tokens):
+        drawn, chance = draws.uniform(), float(draft_probs[token])
+        if chance > 0:
+            if drawn * chance < float(target_probs[token]):
+                return i, target_probs
+            rest = (target_probs - draft_probs).clamp_min(0.0)
+            target_probs = _normalised(rest, target_probs)
+        draft_probs = _without(draft_probs, [token])
+    return None, target_probs
+
+
+def _without(probs: Tensor, tokens: list[int]) -> Tensor:
+    """`probs` with the mass of some tokens removed, renormalised."""
     rest = probs.clone()
-    rest[token] = 0.0
+    rest[tokens] = 0.0
+    return _normalised(rest, probs)
+
+
+def _normalised(rest: Tensor, before: Tensor) -> Tensor:
+    """`rest` scaled to sum to 1; where rounding leaves nothing of it, what was there before."""
     total = rest.sum()
-    return rest / total if total > 0 else probs
-
-
-def _residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """max(target - draft, 0) renormalised.
-
-    Where rounding leaves nothing, the two agree and a rejection had probability zero: keep target.
-    """
-    rest = (target_probs - draft_probs).clamp_min(0.0)
-    total = rest.sum()
-    return rest / total if total > 0 else target_probs
+    return rest / total if total > 0 else before
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +241,7 @@ class Typical:
                 scores[node] = (depth + 1, total + log_probs[node - 1])
                 if scores[node] > best_score:
                     best, best_score = node, scores[node]
-        next_token = int(verified.logits[best].argmax())
-        return Acceptance(verified.shape.path_to(best), next_token)
+        return Acceptance(verified.shape.path_to(best), verified.argmax(best))
 
     def judge(self, verified: Verified) -> tuple[Tensor, Tensor]:
         """Of nodes 1 … n-1, `(n - 1,)` float32: the token's probability and its bar."""
@@ -191,3 +251,63 @@ class Typical:
         entropy = -(probs * (probs + 1e-5).log()).sum(dim=-1)
         bar = (self.posterior_alpha * (-entropy).exp()).clamp_max(self.posterior_threshold)
         return probs[parents, tokens], bar[parents]
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxed:
+    """While a reasoning model thinks, any plausible draft token will do. Lossy.
+
+    A token passes if it is among the target's best `topk` and p(token) >= p(argmax) - delta, p the
+    target's untempered softmax at the parent. Of several passing children the likeliest is
+    followed. The token after the path is the target's own. Outside the thinking phase `strict`
+    decides.
+
+    Example: p = 0.5, 0.3, 0.2 for tokens 7, 8, 9; topk 2, delta 0.25: 7 and 8 pass, 9 does not;
+    with delta 0.1 only 7 does.
+    Source: TensorRT-LLM's MTP (`use_relaxed_acceptance_for_thinking`), documented in its blog
+    "DeepSeek R1 MTP Implementation and Optimization"; tensorrt_llm/_torch/speculative/mtp.py.
+
+    Attributes:
+        thinking: asked once per step; the phase changes between steps only.
+    """
+
+    strict: Lossless
+    topk: int
+    delta: float
+    thinking: Callable[[], bool]
+
+    def __call__(self, verified: Verified, draws: Draws) -> Acceptance:
+        if not self.thinking():
+            return self.strict(verified, draws)
+        at = 0
+        path: list[int] = []
+        while True:
+            logits = verified.logits[at]
+            best = logits.float().softmax(dim=-1).topk(min(self.topk, len(logits)))
+            passing = best.indices[best.values >= best.values[0] - self.delta].tolist()
+            child_of = {verified.tokens[c]: c for c in verified.shape.children[at]}
+            match = [child_of[token] for token in passing if token in child_of]
+            if not match:
+                last = probabilities(logits, self.strict.sampling)
+                return Acceptance(tuple(path), draws.pick(last))
+            at = match[0]
+            path.append(at)
+
+
+class ThinkingPhase:
+    """Whether a text is between the tokens that begin and end a model's thinking.
+
+    Attributes:
+        active: the answer for the text so far.
+    """
+
+    def __init__(self, begin: int, end: int) -> None:
+        self.active = False
+        self._begin = begin
+        self._end = end
+
+    def read(self, tokens: Iterable[int]) -> None:
+        """The text goes on with these tokens."""
+        for token in tokens:
+            if token in (self._begin, self._end):
+                self.active = token == self._begin

@@ -1,12 +1,12 @@
 """The decode loop: draft → verify → accept → commit, until the text ends.
 
-    prefill the prompt                     commits the first root
+    prefill the prompt                       commits the first root
     repeat
-        proposal = drafter.propose()       a draft tree; node 0 is the root
-        shown    = target.verify(proposal) one forward over the whole tree
-        path     = rule(shown, proposal)   root → deepest accepted node, and one more token
-        cache.commit(path)                 keep the accepted rows, drop the rest
-        drafter.observe(outcome)
+        proposal = drafter.propose()         a draft tree; node 0 is the root
+        output   = target.verify(proposal)   one forward over the whole tree
+        accepted = rule(output, proposal)    root → deepest accepted node, and one more token
+        cache.commit(accepted)               keep the accepted rows, drop the rest
+        drafter.observe(accepted)
 
 The loop knows token ids only; text is made from its records by whoever reads them.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -23,11 +22,9 @@ from engine.accept import Verified
 from engine.config import Limits, Sampling
 from engine.drafters.base import Drafter, Start
 from engine.errors import ConfigError, PromptError
-from engine.kernels.cuda.settle import Settled, Settler
-from engine.model.clock import PhaseClock
 from engine.model.target import Target
 from engine.model.text import StopStrings
-from engine.proposal import Outcome, Proposal, TargetOutput
+from engine.proposal import Outcome, Proposal
 from engine.sampling import SeededDraws
 from engine.steps import End, FinishReason, Prefill, Record, Step
 from engine.tree import TreeShape
@@ -60,9 +57,9 @@ def decode(
     generation = _Generation(target, drafter, prompt_ids, sampling, limits)
     try:
         yield generation.prefill()
-        while generation.finish_reason is None:
+        while generation.text.finish_reason is None:
             if cancelled():
-                generation.finish_reason = "cancelled"
+                generation.text.finish_reason = "cancelled"
                 break
             yield generation.step()
         yield generation.end()
@@ -92,7 +89,7 @@ def check_prompt(target: Target, prompt_ids: Sequence[int]) -> None:
 
 
 class _Generation:
-    """State of one run: the cache, what was committed, and the clocks."""
+    """One run of the loop: the cache, the text so far, and the run's randomness."""
 
     def __init__(
         self,
@@ -102,82 +99,65 @@ class _Generation:
         sampling: Sampling,
         limits: Limits,
     ) -> None:
-        self.target = target
-        self.drafter = drafter
-        self.prompt_ids = list(prompt_ids)
-        self.sampling = sampling
-        self.limits = limits
         self.began_s = time.perf_counter()
-        self.draws = SeededDraws(sampling.seed)
+        self.target, self.drafter = target, drafter
+        self.prompt_ids, self.sampling, self.limits = list(prompt_ids), sampling, limits
         self.rule = drafter.rule(sampling)
-        # Where forwards are recorded, what follows them stays on the device too.
-        self.settler = None if target.recorder is None else Settler.of(self.rule)
-        self.stop = StopStrings(target.tokenizer, limits.stop)
-        self.eos_ids = frozenset() if limits.ignore_eos else target.eos_ids
+        self.draws = SeededDraws(sampling.seed)
+        self.text = _Output(target, limits, target.context_len - len(prompt_ids))
         expected = min(limits.max_new_tokens, 2048) + len(prompt_ids) + 64
         self.cache = target.new_cache(min(expected, target.context_len + 64))
-        self.clock = PhaseClock(target.device)
-        self.output: list[int] = []
         self.num_steps = 0
-        self.finish_reason: FinishReason | None = None
         self._start: Start | None = None
 
     @torch.inference_mode()
     def prefill(self) -> Prefill:
-        shown = self.target.prefill(self.prompt_ids, self.cache, self.drafter.needs)
-        last = Verified(self.prompt_ids[-1:], TreeShape.chain(0), shown.logits[-1:])
+        output = self.target.prefill(self.prompt_ids, self.cache, self.drafter.needs)
+        last = Verified(self.prompt_ids[-1:], TreeShape.chain(0), output.logits[-1:])
         root = self.rule(last, self.draws).next_token
-        self._append([root])
+        self.text.append([root])
         ttft_s = time.perf_counter() - self.began_s
-        self._start = Start(self.prompt_ids, root, shown, self.sampling, self.draws, self.limits)
+        self._start = Start(self.prompt_ids, root, output, self.sampling, self.draws, self.limits)
         return Prefill(root, len(self.prompt_ids), ttft_s)
 
     @torch.inference_mode()
     def step(self) -> Step:
-        self.clock.begin()
+        clock = _PhaseClock(self.target.device)
         context_len = self.cache.length
         proposal = self._propose(self.target.context_len - 1 - context_len)
-        self.clock.mark()
-        shown = self.target.verify(proposal, self.cache, self.drafter.needs)
-        self.clock.mark()
-        n = len(proposal.shape)
-        logits = shown.logits[:n]
-        settled = None
-        if self.settler is not None:
-            settled = self.settler(proposal, logits, self.draws, self.cache)
-        if settled is None:
-            tokens = proposal.tokens.tolist()
-            best = None if shown.best is None else shown.best[:n]
-            verified = Verified(tokens, proposal.shape, logits, proposal.dists, best)
-            accepted = self.rule(verified, self.draws)
-        else:
-            tokens, accepted = settled.tokens, settled.accepted
-        self.clock.mark()
-        rows = (0, *accepted.path)
-        if settled is None:
-            self.cache.commit(rows)
-        else:
-            self.cache.advance(len(rows))
-        committed = (*(tokens[node] for node in accepted.path), accepted.next_token)
-        self.drafter.observe(Outcome(proposal, shown, rows, committed))
-        kept = self._append(committed)
-        record = self._per_node(proposal, tokens, shown, settled)
-        (draft_s, verify_s, accept_s), total_s = self.clock.phases_s()
+        clock.mark()
+        output = self.target.verify(proposal, self.cache, self.drafter.needs)
+        clock.mark()
+        verified = Verified.of(proposal, output)
+        accepted = self.rule(verified, self.draws)
+        clock.mark()
+        path = (0, *accepted.path)
+        self.cache.commit(path)
+        # Read here: later the device would be busy with what the drafter observes.
+        target_probs, draft_probs = verified.token_probs(), proposal.token_probs()
+        committed = (*(verified.tokens[node] for node in accepted.path), accepted.next_token)
+        self.drafter.observe(Outcome(proposal, output, path, committed))
+        num_committed = self.text.append(committed)
+        draft_s, verify_s, accept_s, other_s = clock.phases_s()
         self.num_steps += 1
         return Step(
             index=self.num_steps - 1,
             context_len=context_len,
+            tokens=tuple(verified.tokens),
+            parents=proposal.shape.parents,
+            ranks=proposal.sibling_ranks(),
+            draft_probs=(None, *draft_probs[1:]),
+            target_probs=(None, *target_probs[1:]),
             accepted=accepted.path,
             bonus=accepted.next_token,
-            num_committed=kept,
-            num_extra_rows=proposal.num_rows - n,
+            num_committed=num_committed,
+            num_extra_rows=proposal.num_rows - len(proposal.shape),
             draft_s=draft_s,
             verify_s=verify_s,
             accept_s=accept_s,
-            other_s=max(0.0, total_s - draft_s - verify_s - accept_s),
+            other_s=other_s,
             at_s=time.perf_counter() - self.began_s,
             decision=proposal.decision,
-            **record,
         )
 
     def _propose(self, max_depth: int) -> Proposal:
@@ -186,62 +166,9 @@ class _Generation:
             self._start = None
         return self.drafter.propose(max_depth).cut(max_depth)
 
-    def _append(self, committed: Sequence[int]) -> int:
-        """Add committed tokens to the output up to its end; return how many were added."""
-        kept, reason = self._cut(committed)
-        self.output.extend(committed[:kept])
-        self.finish_reason = reason
-        return kept
-
-    def _cut(self, committed: Sequence[int]) -> tuple[int, FinishReason | None]:
-        """Where the text ends within newly committed tokens: the earliest reason wins."""
-        room = self.limits.max_new_tokens - len(self.output)
-        space = self.target.context_len - len(self.prompt_ids) - len(self.output)
-        ends: list[tuple[int, FinishReason]] = []
-        for count, token in enumerate(committed, start=1):
-            if token in self.eos_ids:
-                ends.append((count, "eos"))
-                break
-        stop_at = self.stop.push(committed)
-        if stop_at is not None:
-            ends.append((stop_at, "stop"))
-        if len(committed) >= room:
-            ends.append((room, "length"))
-        if len(committed) >= space:
-            ends.append((space, "context"))
-        return min(ends, key=lambda end: end[0]) if ends else (len(committed), None)
-
-    @staticmethod
-    def _per_node(
-        proposal: Proposal, tokens: list[int], shown: TargetOutput, settled: Settled | None
-    ) -> dict[str, Any]:
-        """Per-node fields of the step record."""
-        shape = proposal.shape
-        ranks = proposal.ranks
-        if ranks is None:
-            ranks = [0] * len(shape)
-            for siblings in shape.children:
-                for rank, node in enumerate(siblings):
-                    ranks[node] = rank
-        draft_probs: list[float | None] = [None] * len(shape)
-        if settled is not None and settled.draft_probs is not None:
-            draft_probs = [None, *settled.draft_probs[1:]]
-        elif proposal.draft_probs is not None:
-            draft_probs = [None, *proposal.draft_probs.tolist()[1:]]
-        target_probs = (
-            _node_probs(shown, tokens, shape.parents) if settled is None else settled.target_probs
-        )
-        return {
-            "tokens": tuple(tokens),
-            "parents": shape.parents,
-            "ranks": tuple(ranks),
-            "draft_probs": tuple(draft_probs),
-            "target_probs": (None, *target_probs),
-        }
-
     def end(self) -> End:
-        assert self.finish_reason is not None
-        return End(tuple(self.output), self.finish_reason, self.num_steps)
+        assert self.text.finish_reason is not None
+        return End(tuple(self.text.token_ids), self.text.finish_reason, self.num_steps)
 
     def free(self) -> None:
         """Release the cache and whatever the drafter held for this run."""
@@ -250,17 +177,69 @@ class _Generation:
         self.drafter.finish()
 
 
-def _node_probs(shown: TargetOutput, tokens: list[int], parents: Sequence[int]) -> list[float]:
-    """Target's softmax probability of every drafted node's token at its parent."""
-    if len(tokens) == 1:
-        return []
-    device = shown.logits.device
-    ids = torch.tensor(tokens[1:], device=device)
-    if shown.log_totals is not None:
-        rows = torch.tensor(parents[1:], device=device)
-        return (shown.logits[rows, ids].float() - shown.log_totals[rows]).exp().tolist()
-    inner = sorted(set(parents[1:]))
-    row_of = {node: row for row, node in enumerate(inner)}
-    logits = shown.logits[inner].float()
-    at = torch.tensor([row_of[p] for p in parents[1:]], device=device)
-    return (logits[at, ids] - logits.logsumexp(dim=-1)[at]).exp().tolist()
+class _Output:
+    """The committed tokens, up to the end of the text.
+
+    Attributes:
+        finish_reason: why it ended; None while it goes on.
+    """
+
+    def __init__(self, target: Target, limits: Limits, context_room: int) -> None:
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self._eos_ids = frozenset() if limits.ignore_eos else target.eos_ids
+        self._stop = StopStrings(target.tokenizer, limits.stop)
+        self._max_new_tokens, self._context_room = limits.max_new_tokens, context_room
+
+    def append(self, committed: Sequence[int]) -> int:
+        """Add newly committed tokens; return how many come before the end of the text."""
+        eos = (count for count, token in enumerate(committed, start=1) if token in self._eos_ids)
+        before = len(self.token_ids)
+        ends: list[tuple[int | None, FinishReason]] = [
+            (next(eos, None), "eos"),
+            (self._stop.push(committed), "stop"),
+            (self._max_new_tokens - before, "length"),
+            (self._context_room - before, "context"),
+        ]
+        kept = len(committed)
+        # The earliest end counts; of several at one place the first of this list.
+        for at, reason in reversed(ends):
+            if at is not None and at <= kept:
+                kept, self.finish_reason = at, reason
+        self.token_ids.extend(committed[:kept])
+        return kept
+
+
+class _PhaseClock:
+    """Splits one step's time into phases.
+
+    On CUDA a phase ends when its kernels end: events are recorded at the marks and read after the
+    step's own synchronisation, so measuring adds none.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_cuda = device.type == "cuda"
+        self._began_s = time.perf_counter()
+        self._marks_s: list[float] = []
+        self._events: list[torch.cuda.Event] = []
+        self.mark()
+
+    def mark(self) -> None:
+        """Begin of the first phase, or end of one."""
+        if self._on_cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._events.append(event)
+        else:
+            self._marks_s.append(time.perf_counter())
+
+    def phases_s(self) -> tuple[float, ...]:
+        """Seconds of every phase, then of all that came after the last mark."""
+        if self._on_cuda:
+            self._events[-1].synchronize()
+            pairs = zip(self._events, self._events[1:], strict=False)
+            phases = [begin.elapsed_time(end) / 1000 for begin, end in pairs]
+        else:
+            marks = zip(self._marks_s, self._marks_s[1:], strict=False)
+            phases = [end - begin for begin, end in marks]
+        return (*phases, max(0.0, time.perf_counter() - self._began_s - sum(phases)))

@@ -1,11 +1,13 @@
 """The figures of a run and their definitions, computed from its records.
 
 MAT and the position rates count acceptance before any cut by EOS or length; tok/s counts what was
-committed after it. `FORMULAS` is the tooltip of every figure the user sees.
+committed after it. `FORMULAS` is the tooltip of every figure the user sees. Rates of several runs
+are pooled: numerators and denominators are summed before they are divided.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,6 +25,42 @@ FORMULAS: dict[str, str] = {
     "time_split": "mean seconds per step in draft, verify, accept and everything else",
     "speedup": "tok/s over the tok/s of plain decoding: same target, prompt, device and dtype",
 }
+
+
+def mat(num_accepted: int, num_steps: int) -> float | None:
+    """Mean accepted tokens of one run or several; None without a step."""
+    return 1 + num_accepted / num_steps if num_steps else None
+
+
+def tok_s(runs: Iterable[tuple[int, float]]) -> float | None:
+    """Decoding rate of one run or several; None where nothing was decoded.
+
+    Args:
+        runs: new tokens, and seconds from first to last commit.
+    """
+    decoded = [(num_new_tokens - 1, seconds) for num_new_tokens, seconds in runs if seconds > 0]
+    num_tokens, seconds = sum(n for n, _ in decoded), sum(s for _, s in decoded)
+    return num_tokens / seconds if decoded else None
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """The q-th percentile (0 … 100), linear between the closest ranks as numpy's default.
+
+    Example: the 75th of 10, 20, 40 lies at rank 0.75 · 2 = 1.5, half way from 20 to 40: 30.
+    """
+    ordered = sorted(values)
+    at = q / 100 * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def first_divergence(ours: Sequence[int], reference: Sequence[int]) -> int | None:
+    """Place of the first token that differs or is missing on one side; None if they are equal."""
+    for at, (a, b) in enumerate(zip(ours, reference, strict=False)):
+        if a != b:
+            return at
+    return None if len(ours) == len(reference) else min(len(ours), len(reference))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +145,14 @@ class Tally:
             num_steps=steps,
             num_drafted=self.num_drafted,
             num_accepted=accepted,
-            mat=1 + accepted / steps if steps else None,
+            mat=mat(accepted, steps),
             position_rates=self._position_rates(),
             draft_acceptance=accepted / self.num_drafted if self.num_drafted else None,
             ttft_s=self.ttft_s,
-            tok_s=(self.num_new_tokens - 1) / decoding_s if steps and decoding_s > 0 else None,
+            tok_s=tok_s([(self.num_new_tokens, decoding_s)] if steps else []),
             itl_ms=1000 * self.itl_sum_s / self.num_itl if self.num_itl else None,
-            step_p50_ms=_percentile_ms(self.step_s, 0.50),
-            step_p95_ms=_percentile_ms(self.step_s, 0.95),
+            step_p50_ms=1000 * percentile(self.step_s, 50) if steps else None,
+            step_p95_ms=1000 * percentile(self.step_s, 95) if steps else None,
             time_split=TimeSplit(*(s / steps for s in self.split_sum_s)) if steps else None,
         )
 
@@ -134,14 +172,3 @@ def measure(records: Iterable[Record]) -> Metrics:
     for record in records:
         tally.add(record)
     return tally.metrics
-
-
-def _percentile_ms(seconds: Sequence[float], q: float) -> float | None:
-    """Linear interpolation between closest ranks, as numpy's default."""
-    if not seconds:
-        return None
-    ordered = sorted(seconds)
-    at = q * (len(ordered) - 1)
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return 1000 * (ordered[low] + (ordered[high] - ordered[low]) * (at - low))

@@ -105,6 +105,23 @@ class Proposal:
     def num_rows(self) -> int:
         return len(self.shape) + (0 if self.extra is None else len(self.extra.tokens))
 
+    def sibling_ranks(self) -> tuple[int, ...]:
+        """Rank of every node among its parent's candidates, the order of siblings where none."""
+        if self.ranks is not None:
+            return tuple(self.ranks)
+        ranks = [0] * len(self.shape)
+        for siblings in self.shape.children:
+            for rank, node in enumerate(siblings):
+                ranks[node] = rank
+        return tuple(ranks)
+
+    def token_probs(self) -> Sequence[float | None]:
+        """`draft_probs` on the host; None each where the drafter has none."""
+        if self.draft_probs is None:
+            return [None] * len(self.shape)
+        probs: list[float] = self.draft_probs.tolist()
+        return probs
+
     def rows(self) -> tuple[Tensor, Tensor, Tensor]:
         """All rows to feed: tokens `(r,)`, depths `(r,)`, who sees whom `(r, r)` bool."""
         depths, ancestors = self.shape.on(self.tokens.device)

@@ -25,7 +25,6 @@ import torch
 from pydantic import BeforeValidator
 
 from engine.errors import TreeError
-from engine.model.upload import upload
 
 Path = tuple[int, ...]
 MAX_NODES = 1024
@@ -280,6 +279,17 @@ class TreeShape:
         """The tree of these nodes only: ascending, root and every parent among them."""
         renumbered = {old: new for new, old in enumerate(nodes)}
         return TreeShape([-1, *(renumbered[self.parents[i]] for i in nodes[1:])])
+
+
+def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A small tensor on the device, without waiting for what the device has still to do.
+
+    Args:
+        values: on the host; not to be changed afterwards.
+    """
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 def _edges(parents: Sequence[int]) -> Iterable[tuple[int, int]]:

@@ -22,10 +22,9 @@ from engine.drafters.static_tree import StaticPlan
 from engine.errors import ConfigError, DrafterError
 from engine.kernels.cpu.modules import hasten
 from engine.model.checkpoints import read_checkpoint
-from engine.model.upload import upload
 from engine.proposal import Needs, Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
-from engine.tree import ChoicePaths, ChoiceTree
+from engine.tree import ChoicePaths, ChoiceTree, upload
 
 MC_SIM_7B_63 = ChoiceTree.parse(
     "[[0],[1],[2],[3],[0,0],[0,1],[0,2],[1,0],[1,1],[2,0],[2,1],[3,0],[0,0,0],[0,0,1],[0,0,2],"

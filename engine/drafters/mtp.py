@@ -26,8 +26,7 @@ import transformers
 from pydantic import Field
 from torch import Tensor
 
-from engine.accept import Lossless, Rule
-from engine.accept_relaxed import Relaxed, ThinkingPhase
+from engine.accept import Lossless, Relaxed, Rule, ThinkingPhase
 from engine.config import Sampling
 from engine.drafters.base import Drafter, Start, Workbench, root_only
 from engine.drafters.method import MethodConfig

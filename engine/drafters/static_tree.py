@@ -15,10 +15,9 @@ from torch import Tensor
 from engine.config import Sampling
 from engine.drafters.eagle_session import HeadSession
 from engine.kernels.cpu.ranking import likeliest
-from engine.model.upload import upload
 from engine.proposal import DraftDists, Proposal
 from engine.sampling import SeededDraws, probabilities
-from engine.tree import ChoiceTree
+from engine.tree import ChoiceTree, upload
 
 _TINY = 1e-30
 """Added to every probability before drawing: never drawn while real mass is left."""

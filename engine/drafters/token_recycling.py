@@ -26,9 +26,8 @@ from torch import Tensor
 from engine.drafters.base import Drafter, Start, Workbench
 from engine.drafters.method import MethodConfig
 from engine.kernels.cpu.ranking import likeliest
-from engine.model.upload import upload
 from engine.proposal import Needs, Outcome, Proposal
-from engine.tree import ChoicePaths, ChoiceTree, Path
+from engine.tree import ChoicePaths, ChoiceTree, Path, upload
 
 _PROMPT_ROWS = 256
 """Prompt rows whose logits are held at a time."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.metrics import first_divergence
 from engine.model.target import Target
 from engine.model.text import token_label
 from engine.proposal import Needs, Proposal, TargetOutput
@@ -146,17 +147,6 @@ class Audit:
     own_token: str
     view: View
     exact: View | None = None
-
-
-def first_divergence(plain: Sequence[int], own: Sequence[int]) -> int | None:
-    """Place of the first token that differs; None if the texts are equal.
-
-    Where one is the other's beginning, it is the shorter one's length.
-    """
-    if list(plain) == list(own):
-        return None
-    same = (i for i, (a, b) in enumerate(zip(plain, own, strict=False)) if a != b)
-    return next(same, min(len(plain), len(own)))
 
 
 def audit(

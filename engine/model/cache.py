@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from engine.tree import upload
+
 GROWTH = 512
 """Capacity grows to the next multiple of this many rows, at least doubling."""
 
@@ -139,26 +141,9 @@ class TreeCache(Cache):
         if path != tuple(range(len(path))):
             source = torch.tensor(path) + self.length
             for buffer in self._buffers:
-                rows = buffer.index_select(2, source.to(buffer.device))
+                rows = buffer.index_select(2, upload(source, buffer.device))
                 buffer[:, :, self.length : self.length + len(path)] = rows
         self.length += len(path)
-
-    @torch.inference_mode()
-    def move(self, rows: Tensor, count: Tensor) -> None:
-        """As `commit`, before the host knows the path; it then says `advance`.
-
-        Args:
-            rows: `(r,)` int64 on the buffers' device; the first `count` `(1,)` of them count.
-        """
-        order = torch.arange(len(rows), device=rows.device)
-        target = order + self.length
-        source = torch.where(order < count, rows, order) + self.length
-        for buffer in self._buffers:
-            buffer.index_copy_(2, target, buffer.index_select(2, source))
-
-    def advance(self, count: int) -> None:
-        """Call this many rows committed: they are in their places."""
-        self.length += count
 
     def truncate(self, length: int) -> None:
         """Forget committed rows from `length` on."""

@@ -107,10 +107,13 @@ def draft_law(path: tuple[int, ...]) -> torch.Tensor:
 
 
 def two_tokens(
-    tree: TreeShape, rule: Rule, draws: SeededDraws, sampling: Sampling, *, likeliest: bool
+    tree: TreeShape, rule: Rule, draws: SeededDraws, sampling: Sampling, drafts: str
 ) -> tuple[int, int]:
     """The first two tokens of a text that begins with one verified step."""
+    likeliest = drafts == "deterministic"
     tokens, dists = draw_tree(tree, draft_law, 0, draws.generator, likeliest=likeliest)
+    if dists is not None and drafts == "mixed":  # the root's children drawn, node 1's certain
+        dists.row_of_parent.pop(1)
     paths = [tuple(tokens[i] for i in (0, *tree.path_to(n))) for n in range(len(tree))]
     logits = torch.stack([target_logits(path) for path in paths])
     accepted = rule(Verified(tokens, tree, logits, dists), draws)
@@ -120,12 +123,10 @@ def two_tokens(
     return text[0], text[1]
 
 
-def p_value(tree: TreeShape, rule: Rule, sampling: Sampling, *, likeliest: bool) -> float:
+def p_value(tree: TreeShape, rule: Rule, sampling: Sampling, drafts: str) -> float:
     """Chi-square p-value of the first two tokens against the target's law of pairs."""
     draws = SeededDraws(3)
-    seen = Counter(
-        two_tokens(tree, rule, draws, sampling, likeliest=likeliest) for _ in range(RUNS)
-    )
+    seen = Counter(two_tokens(tree, rule, draws, sampling, drafts) for _ in range(RUNS))
     first = probabilities(target_logits((0,)), sampling)
     observed, expected = [0.0], [0.0]
     for a in range(VOCAB):
@@ -145,13 +146,15 @@ def p_value(tree: TreeShape, rule: Rule, sampling: Sampling, *, likeliest: bool)
 
 
 @pytest.mark.parametrize("name", TREES)
-@pytest.mark.parametrize("likeliest", [True, False], ids=["deterministic", "sampled"])
+@pytest.mark.parametrize("drafts", ["deterministic", "sampled"])
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1.0), SETTINGS[1]], ids=["plain", "k"])
-def test_a_verified_tree_keeps_the_targets_law(
-    name: str, likeliest: bool, sampling: Sampling
-) -> None:
-    tree = TreeShape(TREES[name])
-    assert p_value(tree, Lossless(sampling), sampling, likeliest=likeliest) > ALPHA
+def test_a_verified_tree_keeps_the_targets_law(name: str, drafts: str, sampling: Sampling) -> None:
+    assert p_value(TreeShape(TREES[name]), Lossless(sampling), sampling, drafts) > ALPHA
+
+
+def test_a_tree_that_was_drawn_in_part_keeps_the_targets_law() -> None:
+    sampling = Sampling(temperature=1.0)
+    assert p_value(TreeShape(TREES["tree"]), Lossless(sampling), sampling, "mixed") > ALPHA
 
 
 @dataclass(frozen=True)
@@ -180,8 +183,8 @@ class NoResidual:
 def test_power_wrong_verifiers_fail_the_same_test() -> None:
     plain = Sampling(temperature=1.0)
     for name in ("chain", "siblings"):
-        for likeliest in (True, False):
-            wrong = p_value(TreeShape(TREES[name]), NoResidual(plain), plain, likeliest=likeliest)
+        for drafts in ("deterministic", "sampled"):
+            wrong = p_value(TreeShape(TREES[name]), NoResidual(plain), plain, drafts)
             assert wrong < FAR
 
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
-from engine.model.audit import Audit, first_divergence
+from engine.metrics import first_divergence
+from engine.model.audit import Audit
 from playground.experiments.bench.audits import gap_words
 from playground.experiments.bench.headline import Trust
 from playground.experiments.bench.measured import Measured

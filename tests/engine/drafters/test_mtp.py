@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.accept import Lossless, Verified
-from engine.accept_relaxed import Relaxed, ThinkingPhase
+from engine.accept import Lossless, Relaxed, ThinkingPhase, Verified
 from engine.config import Sampling
 from engine.drafters.combined import CombinedConfig
 from engine.drafters.mtp import MTPConfig
