@@ -16,8 +16,9 @@ import time
 import torch
 
 import presets
+from engine.model.forward import prepare_attention
 from engine.model.loading import load_target
-from engine.model.target import Target, prepare_attention
+from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.tree import TreeShape
 from playground.host import paths

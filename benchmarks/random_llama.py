@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from engine.model.target import prepare_attention
+from engine.model.forward import prepare_attention
 from engine.tree import ChoiceTree
 
 Sizes = dict[str, Any]

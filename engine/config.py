@@ -7,11 +7,10 @@ the value and what is allowed. A method's own settings live with its drafter.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from engine.errors import ConfigError
@@ -78,19 +77,18 @@ def _short(value: object) -> str:
 class Sampling(Settings):
     """How the next token is chosen from the target's logits. Temperature 0 is greedy."""
 
-    temperature: float = Field(0.0, ge=0.0, le=10.0, description="0 = greedy (argmax)")
+    temperature: float = Field(
+        0.0, ge=0.0, le=10.0, allow_inf_nan=False, description="0 = greedy (argmax)"
+    )
     top_k: int = Field(0, ge=0, le=1_000_000, description="keep the k likeliest tokens; 0 = all")
     top_p: float = Field(
-        1.0, gt=0.0, le=1.0, description="keep the smallest set with this much probability"
+        1.0,
+        gt=0.0,
+        le=1.0,
+        allow_inf_nan=False,
+        description="keep the smallest set with this much probability",
     )
     seed: int = Field(0, ge=0, le=2**63 - 1, description="seed of every random draw of the run")
-
-    @field_validator("temperature", "top_p")
-    @classmethod
-    def _finite(cls, value: float) -> float:
-        if not math.isfinite(value):
-            raise ValueError(f"temperature and top_p must be finite numbers, got {value}")
-        return value
 
     @property
     def greedy(self) -> bool:

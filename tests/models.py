@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from engine.drafters.base import Workbench
-from engine.model.target import Target, prepare_attention
+from engine.model.forward import prepare_attention
+from engine.model.target import Target
 
 VOCAB = 288
 """256 bytes, then special tokens and a few merges, padded."""

@@ -26,10 +26,8 @@ ORDER = (
     ("engine.sampling", "engine.accept"),
     (
         "engine.model.cache",
-        "engine.model.masks",
+        "engine.model.forward",
         "engine.model.target",
-        "engine.model.features",
-        "engine.model.attention",
     ),
     ("engine.drafters",),
     ("engine.decode",),

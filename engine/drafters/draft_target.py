@@ -22,7 +22,7 @@ from engine.config import Sampling
 from engine.drafters.base import Drafter, Start, Workbench, root_only
 from engine.drafters.method import MethodConfig
 from engine.errors import DrafterError
-from engine.model.vocabulary import common_vocabulary
+from engine.model.text import common_vocabulary
 from engine.proposal import DraftDists, Needs, Outcome, Proposal
 from engine.sampling import Draws, SeededDraws, inverse_cdf, probabilities
 from engine.tree import TreeShape, upload

@@ -25,7 +25,7 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from engine.model.attention import tree_attention
+from engine.model.forward import tree_attention
 
 GROWTH = 256
 """The cache's capacity is a multiple of this many rows."""

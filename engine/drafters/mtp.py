@@ -32,7 +32,7 @@ from engine.drafters.base import Drafter, Start, Workbench, root_only
 from engine.drafters.method import MethodConfig
 from engine.errors import DrafterError
 from engine.model.cache import TreeCache
-from engine.model.masks import MaskBuilder
+from engine.model.forward import MaskBuilder
 from engine.model.target import SUPPORTED_LAYERS, Target
 from engine.proposal import Needs, Outcome, Proposal
 from engine.tree import TreeShape

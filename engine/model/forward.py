@@ -1,15 +1,20 @@
-"""One forward of the target over new rows: by transformers' modules, or by something faster."""
+"""One forward of the target over new rows: by transformers' modules, or by something faster.
+
+`ModulesForward` runs any model: `MaskBuilder` makes the mask that it takes, `tree_attention` is its
+attention wherever that lacks nothing, `FeatureTap` reads what a drafter wants to see.
+"""
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from torch import Tensor
-from transformers import PreTrainedModel
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, PreTrainedModel
 
 from engine.model.cache import TreeCache
-from engine.model.features import FeatureTap
-from engine.model.masks import MaskBuilder
 from engine.proposal import Needs, TargetOutput
 
 if TYPE_CHECKING:
@@ -129,3 +134,183 @@ class ModulesForward:
     def close(self) -> None:
         self._features.close()
         self._model = None
+
+
+class MaskBuilder:
+    """Knows whether a model wants one mask or one per layer type, boolean or additive.
+
+    Models with mixed layer types look their mask up by type; models without look at one mask.
+    Attention by `eager` functions adds the mask to the scores, all others take booleans.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or ())
+        self.per_kind = bool(kinds) and _looks_up_by_kind(model)
+        self.window = _window(config)
+        self.all_sliding = self.window is not None and kinds <= {"sliding_attention"}
+        self.additive = config._attn_implementation == "eager"
+
+    def build(
+        self, positions: Tensor, visible: Tensor | None, length: int, dtype: torch.dtype
+    ) -> Any:
+        """Mask for transformers' `attention_mask`; None where plain causal attention will do.
+
+        Args:
+            positions: `(n,)` of the new rows.
+            visible: `(n, n)` bool among the new rows; None = causal.
+            length: committed rows, at positions 0 … length-1, visible to every new row.
+        """
+        n = len(positions)
+        crosses_window = self.window is not None and length + n > self.window
+        plain = n == 1 or length == 0
+        if visible is None and plain and not crosses_window and not self.additive:
+            return {"full_attention": None, "sliding_attention": None} if self.per_kind else None
+        if visible is None:
+            visible = torch.ones(n, n, dtype=torch.bool, device=positions.device).tril()
+        full = torch.cat([visible.new_ones(n, length), visible], dim=1)
+        sliding = full
+        if self.window is not None and crosses_window:
+            keys = torch.cat([torch.arange(length, device=positions.device), positions])
+            sliding = full & (keys[None, :] > positions[:, None] - self.window)
+        if self.per_kind:
+            return {
+                "full_attention": self._finish(full, dtype),
+                "sliding_attention": self._finish(sliding, dtype),
+            }
+        return self._finish(sliding if self.all_sliding else full, dtype)
+
+    def _finish(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
+        if not self.additive:
+            return mask[None, None]
+        zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+        return zeros.masked_fill_(~mask, torch.finfo(dtype).min)[None, None]
+
+
+def _window(config: Any) -> int | None:
+    """Width of sliding-window attention, if any layer uses it."""
+    if getattr(config, "use_sliding_window", True) is False:
+        return None
+    window = getattr(config, "sliding_window", None)
+    return None if window is None else int(window)
+
+
+def _looks_up_by_kind(model: PreTrainedModel) -> bool:
+    return "causal_mask_mapping" in inspect.getsource(type(model.base_model).forward)
+
+
+def prepare_attention(model: PreTrainedModel) -> None:
+    """Select `tree_attention` where the model has nothing that it lacks."""
+    config = model.config.get_text_config()
+    softcap = getattr(config, "attn_logit_softcapping", None) is not None
+    if softcap or config.model_type == "gpt_oss":
+        model.set_attn_implementation("eager")
+        return
+    AttentionInterface.register("tree_sdpa", tree_attention)
+    model.set_attn_implementation("tree_sdpa")
+
+
+def tree_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **_unused: Any,
+) -> tuple[Tensor, None]:
+    """Attention of `n` new rows over a long cache, with an explicit mask, without copying keys.
+
+    transformers repeats every key/value head for its group of query heads before masked attention,
+    which copies the whole cache in every layer. Here the query heads of a group are laid out as
+    extra query rows of their key/value head instead.
+
+    Args:
+        query: `(batch, heads, n, head_dim)`; decoding has a batch of 1.
+        key, value: `(batch, kv_heads, rows, head_dim)`, new rows last.
+        attention_mask: `(batch, 1, n, rows)` bool, True = may look; None = causal for a prompt
+            (n == rows), everything for one row.
+
+    Returns:
+        `(batch, n, heads, head_dim)`, None (attention weights are never made).
+    """
+    if attention_mask is None and query.shape[2] > 1:
+        out = scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=scaling, enable_gqa=True
+        )
+        return out.transpose(1, 2).contiguous(), None
+    batch, heads, n, head_dim = query.shape
+    kv_heads = key.shape[1]
+    groups = heads // kv_heads
+    packed = query.reshape(batch, kv_heads, groups * n, head_dim)
+    if attention_mask is not None and groups > 1:
+        attention_mask = attention_mask.repeat(1, 1, groups, 1)
+    out = scaled_dot_product_attention(packed, key, value, attn_mask=attention_mask, scale=scaling)
+    return out.reshape(batch, heads, n, value.shape[3]).transpose(1, 2).contiguous(), None
+
+
+class FeatureTap:
+    """Hooks on the decoder and on single decoder layers; installed only while needed."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        # OPT's language model calls its decoder directly, not the base model around it.
+        self._decoder = model.get_decoder()
+        self._layers = decoder_layers(model)
+        self._hidden: Tensor | None = None
+        self._inputs: dict[int, Tensor] = {}
+        self._installed = Needs()
+        self._hooks: list[Any] = []
+
+    def watch(self, needs: Needs) -> None:
+        """Capture these features in every forward from now on."""
+        if needs == self._installed:
+            return
+        self.close()
+        if needs.hidden:
+            self._hooks.append(self._decoder.register_forward_hook(self._keep_hidden))
+        for i in needs.layers:
+            if i == len(self._layers):
+                hook = self._layers[-1].register_forward_hook(self._keep_last)
+            else:
+                hook = self._layers[i].register_forward_pre_hook(self._keeper(i), with_kwargs=True)
+            self._hooks.append(hook)
+        self._installed = needs
+
+    def take(self) -> tuple[Tensor | None, Tensor | None]:
+        """`hidden (rows, hidden)` and `layers (rows, k * hidden)` of the forward just run."""
+        hidden, self._hidden = self._hidden, None
+        layers = [self._inputs[i][0] for i in self._installed.layers]
+        self._inputs.clear()
+        return (
+            None if hidden is None else hidden[0],
+            torch.cat(layers, dim=-1) if layers else None,
+        )
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._installed = Needs()
+
+    def _keep_hidden(self, module: nn.Module, args: Any, out: Any) -> None:
+        self._hidden = out.last_hidden_state
+
+    def _keep_last(self, module: nn.Module, args: Any, out: Any) -> None:
+        """The last layer's output, before the final norm: the input of a layer that is not."""
+        self._inputs[len(self._layers)] = out[0] if isinstance(out, tuple) else out
+
+    def _keeper(self, i: int) -> Any:
+        def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self._inputs[i] = args[0] if args else kwargs["hidden_states"]
+
+        return keep
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The model's list of decoder layers, found by its length."""
+    count = model.config.get_text_config().num_hidden_layers
+    for module in model.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return module
+    return nn.ModuleList()

@@ -30,9 +30,9 @@ from engine.kernels.cpu.compile import NotNative, library
 from engine.kernels.cuda import forward as recording
 from engine.kernels.cuda.recorder import CudaGraphs
 from engine.model.audit import disagreement, reference_logits
-from engine.model.forward import Forward
+from engine.model.forward import Forward, prepare_attention
 from engine.model.sources import Progress, TargetSpec, Weights, locate
-from engine.model.target import Target, check_can_roll_back, prepare_attention
+from engine.model.target import Target, check_can_roll_back
 
 LOG = logging.getLogger(__name__)
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "q4"]

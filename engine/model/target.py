@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from engine.errors import PromptError, TargetError
-from engine.model import attention
 from engine.model.cache import TreeCache
 from engine.model.forward import Capturing, Forward, ModulesForward, Together
 from engine.proposal import Needs, Proposal, TargetOutput
@@ -276,17 +275,6 @@ def check_takes_positions(model: PreTrainedModel, name: str) -> None:
             f"{name} ({type(model).__name__}) takes no explicit positions (ALiBi), so it cannot "
             "verify a draft tree. Choose a model with rotary or learned positions."
         )
-
-
-def prepare_attention(model: PreTrainedModel) -> None:
-    """Select the tree attention kernel where the model has nothing that it lacks."""
-    config = model.config.get_text_config()
-    softcap = getattr(config, "attn_logit_softcapping", None) is not None
-    if softcap or config.model_type == "gpt_oss":
-        model.set_attn_implementation("eager")
-        return
-    attention.register()
-    model.set_attn_implementation(attention.NAME)
 
 
 def cpu_name() -> str:

@@ -25,8 +25,7 @@ from torch.nn.functional import pad
 
 from engine.errors import ConfigError
 from engine.model.corpus import Corpus, Entry
-from engine.model.features import FeatureTap
-from engine.model.masks import MaskBuilder
+from engine.model.forward import FeatureTap, MaskBuilder
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.training.dialogue import seed_of

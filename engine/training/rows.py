@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from engine.kernels.cpu.native import SideBySide
-from engine.model.masks import MaskBuilder
+from engine.model.forward import MaskBuilder
 from engine.model.target import Target
 
 ALIGN = 8

@@ -29,7 +29,7 @@ from engine.drafters.medusa import MedusaConfig, read_heads
 from engine.drafters.method import MethodConfig
 from engine.drafters.redrafter import NUM_CANDIDATES, ReDrafterConfig, read_head
 from engine.errors import ConfigError, DrafterError
-from engine.model.vocabulary import common_vocabulary
+from engine.model.text import common_vocabulary
 from engine.proposal import Needs, Proposal
 from engine.tree import TreeShape
 from engine.tuning.texts import Reading

@@ -9,7 +9,7 @@ import torch
 
 from engine.config import Limits
 from engine.decode import decode
-from engine.model.masks import MaskBuilder
+from engine.model.forward import MaskBuilder
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.steps import End, Step

@@ -21,9 +21,8 @@ from engine.kernels.cpu.native import EVEN, NativeForward
 from engine.kernels.cpu.packing import FourBitPacker, NativePacker, Packer
 from engine.kernels.cpu.rotary import RotaryTable
 from engine.kernels.cpu.shares import stack
-from engine.model.forward import Forward
+from engine.model.forward import Forward, MaskBuilder
 from engine.model.gguf import GGUFFile
-from engine.model.masks import MaskBuilder
 
 KNOWN = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 """Exactly these: a subclass may differ in any line."""

@@ -23,7 +23,7 @@ from engine.kernels.cpu.operators import attend, expand_mask, gated, norm, rotat
 from engine.kernels.cpu.projections import Projection
 from engine.kernels.cpu.rotary import Rotary, RotaryTable
 from engine.model.cache import TreeCache
-from engine.model.masks import MaskBuilder
+from engine.model.forward import MaskBuilder
 from engine.proposal import Needs, TargetOutput
 
 

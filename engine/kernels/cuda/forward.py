@@ -26,8 +26,7 @@ from engine.kernels.cuda.modules import ModulesPass
 from engine.kernels.cuda.recorder import CaptureError, Recorder, Recording
 from engine.kernels.cuda.static_cache import CacheStore, StaticCache
 from engine.model.cache import TreeCache
-from engine.model.forward import ModulesForward
-from engine.model.masks import MaskBuilder
+from engine.model.forward import MaskBuilder, ModulesForward
 from engine.proposal import Needs, TargetOutput
 
 LOG = logging.getLogger(__name__)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from engine.kernels.cpu import architecture
-from engine.model.target import Target, prepare_attention
+from engine.model.forward import prepare_attention
+from engine.model.target import Target
 from tests.models import tiny_model, tiny_tokenizer
 
 LLAMA3 = {

@@ -12,9 +12,10 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.kernels.cpu import architecture
+from engine.model.forward import prepare_attention
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
-from engine.model.target import Target, prepare_attention
+from engine.model.target import Target
 from engine.proposal import Needs, Proposal, TargetOutput
 from engine.steps import End
 from engine.tree import TreeShape

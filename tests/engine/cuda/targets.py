@@ -7,7 +7,8 @@ from typing import Any
 
 from engine.kernels.cuda.forward import CapturedForward, capture, why_not
 from engine.kernels.cuda.recorder import Recorder, Tape
-from engine.model.target import Target, prepare_attention
+from engine.model.forward import prepare_attention
+from engine.model.target import Target
 from tests.engine.cpu.targets import VARIANTS, variant_model
 from tests.models import tiny_model, tiny_tokenizer
 

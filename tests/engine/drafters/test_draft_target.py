@@ -15,7 +15,7 @@ from engine.drafters.draft_target import DraftTargetConfig
 from engine.errors import ConfigError, DrafterError, SourceError, VocabularyError
 from engine.model.cache import TreeCache
 from engine.model.target import Target
-from engine.model.vocabulary import common_vocabulary
+from engine.model.text import common_vocabulary
 from engine.steps import End, Step
 from tests.models import VOCAB, tiny_model, tiny_target, tiny_tokenizer, workbench
 

@@ -15,7 +15,8 @@ from engine.config import Sampling
 from engine.drafters.base import Start
 from engine.drafters.jacobi import JacobiWindow, first_level_len
 from engine.drafters.lookahead import LookaheadConfig, LookaheadDrafter, NGramPool
-from engine.model.target import Target, prepare_attention
+from engine.model.forward import prepare_attention
+from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.sampling import SeededDraws
 from engine.tree import merge_prefixes

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
 
-from engine.model.target import Target, prepare_attention
+from engine.model.forward import prepare_attention
+from engine.model.target import Target
 
 VOCAB = 12
 NUM_LAYERS = 2
