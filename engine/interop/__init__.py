@@ -1,1 +1,104 @@
-"""Configs of other engines, in and out, and the choice trees' text formats."""
+"""Serving engines: a method as each of them takes it, and their configs read as methods here.
+
+One file per engine holds its table (`fields`), read both ways; `trees` reads and writes choice
+trees in every tool's format.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+
+from engine.drafters.method import MethodConfig
+from engine.errors import ConfigError
+from engine.interop import fields, llamacpp, sglang, transformers, triton, trtllm, vllm
+from engine.interop.fields import Engine
+from engine.interop.handoff import MAX_CHARS, Context, Export, Imported, ReadYaml, Version
+
+ENGINES: Mapping[str, Engine] = {
+    module.ENGINE.name: module.ENGINE
+    for module in (trtllm, vllm, sglang, triton, llamacpp, transformers)
+}
+
+
+def find_engine(name: object) -> Engine:
+    """An engine by name.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if isinstance(name, str) and name in ENGINES:
+        return ENGINES[name]
+    near = difflib.get_close_matches(str(name), ENGINES, n=1, cutoff=0.5)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"The engine must be one of {', '.join(ENGINES)}, got {name!r:.80}.{hint}")
+
+
+def read_version(engine: Engine, text: str | None) -> Version:
+    """A release as numbers: `0.20.2`, `v0.20`, `b9235`; none means the newest known.
+
+    Raises:
+        ConfigError: no such form, or older than what is known.
+    """
+    oldest, text = engine.versions[-1][0], text or engine.newest
+    if not re.fullmatch(r"[vb]?\d{1,6}(\.\d{1,4}){0,3}\S*", text):
+        raise ConfigError(
+            f"The version of {engine.title} must be like {engine.newest}, got {text!r:.40}."
+        )
+    if _numbers(text) < _numbers(oldest):
+        raise ConfigError(
+            f"The version of {engine.title} must be {oldest} or newer, got {text:.40}. Older "
+            "releases are not known here."
+        )
+    return _numbers(text)
+
+
+def _numbers(text: str) -> Version:
+    head = re.match(r"[vb]?(\d+(?:\.\d+)*)", text)
+    assert head is not None
+    return tuple(int(part) for part in head[1].split("."))
+
+
+def export_method(
+    config: MethodConfig,
+    engine: Engine,
+    *,
+    target: str,
+    version: str | None = None,
+    resolve: Callable[[str], str] = str,
+    notes: tuple[str, ...] = (),
+) -> Export:
+    """A method as an engine takes it, or why it does not.
+
+    Args:
+        target: the target as the engine can load it.
+        version: the engine's release; None = the newest known.
+        resolve: what `speculative_model` names → what the engine can load.
+        notes: remarks on the target.
+
+    Raises:
+        ConfigError: the version is malformed, or older than what is known.
+    """
+    numbers = read_version(engine, version)
+    if numbers > _numbers(engine.newest):
+        newer = f"{engine.title} {version} is newer than {engine.newest}, the newest known here."
+        notes = (*notes, f"{newer} Check the result against its documentation.")
+    context = Context(target, numbers, resolve, notes)
+    return fields.export(engine, config, context, version or engine.newest)
+
+
+def import_config(engine: Engine, text: str, read_yaml: ReadYaml) -> Imported:
+    """An engine's config as a method here.
+
+    Args:
+        read_yaml: plain data of a YAML text; may raise ConfigError.
+
+    Raises:
+        ConfigError: it is not one, or has no counterpart here.
+    """
+    if not text.strip():
+        raise ConfigError(f"Nothing to read. Paste a config of {engine.title}.")
+    if len(text) > MAX_CHARS:
+        raise ConfigError(f"The text has {len(text)} characters; {MAX_CHARS} are allowed.")
+    return fields.import_(engine, text, read_yaml)

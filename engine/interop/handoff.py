@@ -1,26 +1,24 @@
-"""What goes to another engine and comes from it: files, commands, and what is lost on the way.
-
-An engine's file holds one function per method that it takes. The function writes the engine's
-settings through a `Sheet`, which notes every setting of ours that was used; whatever is set and was
-not used becomes a warning, so nothing is dropped in silence.
-"""
+"""What goes to another engine and comes from it, and the files and commands that carry it."""
 
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.tree import ChoiceTree
 
 Verdict = Literal["exact", "with losses", "not taken"]
+Version = tuple[int, ...]
+MAX_CHARS = 200_000
 ReadYaml = Callable[[str], Any]
 """Plain data of a YAML text; who calls passes it in, since the engine package knows no YAML."""
-NO_MODEL = "DRAFTER"
-"""Stands for the drafter's weights where the method names none."""
+_PLAIN = re.compile(r"[A-Za-z_./~][\w./~-]*")
+_YAML_WORDS = frozenset("true false yes no on off null y n ~".split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,7 @@ class Context:
     """
 
     target: str
-    version: tuple[int, ...]
+    version: Version
     resolve: Callable[[str], str] = str
     notes: tuple[str, ...] = ()
 
@@ -94,202 +92,101 @@ class Imported:
     unknown: tuple[str, ...] = ()
 
 
-class NotTakenError(ConfigError):
-    """The engine cannot take the method; `nearest` says what comes nearest."""
+def yaml_block(values: Mapping[str, Any], indent: int = 0) -> str:
+    """Nested mappings as YAML; lists in flow style, texts quoted only where they must be."""
+    pad = " " * indent
+    lines = [
+        f"{pad}{key}:\n{yaml_block(value, indent + 2)}"
+        if isinstance(value, Mapping)
+        else f"{pad}{key}: {_yaml_value(value)}\n"
+        for key, value in values.items()
+    ]
+    return "".join(lines)
 
-    def __init__(self, sentence: str, nearest: str = "") -> None:
-        super().__init__(sentence)
-        self.nearest = nearest
+
+def _yaml_value(value: Any) -> str:
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _YAML_WORDS:
+        return value
+    return json.dumps(value)
 
 
-Writer = Callable[[Any, "Sheet"], tuple[File, ...]]
-"""Writes one method's config as files."""
+def command(start: str, *options: str | tuple[str, object]) -> str:
+    """A shell command, one option with its value per line."""
+    lines = [
+        option if isinstance(option, str) else f"{option[0]} {shlex.quote(str(option[1]))}"
+        for option in options
+    ]
+    return " \\\n  ".join([start, *lines]) + "\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """A serving engine.
+class Flags:
+    """A command line.
 
     Attributes:
-        versions: releases that differ, newest first; a newer one counts as the first.
-        trees: what it takes of choice trees, in a few words.
-        writers: per decoding type, what writes it; a type that is missing is not taken.
-        refused: per decoding type, why not and what comes nearest.
-        read: its config as a method here.
+        options: by name with its dashes, underscores as dashes; a flag without value has "".
+        words: everything that belongs to no option, in order.
     """
 
-    name: str
-    title: str
-    versions: tuple[tuple[str, str], ...]
-    trees: str
-    writers: Mapping[str, Writer]
-    refused: Mapping[str, tuple[str, str]]
-    read: Callable[[str, ReadYaml], Imported]
+    options: dict[str, str]
+    words: tuple[str, ...]
 
-    @property
-    def newest(self) -> str:
-        return self.versions[0][0]
+    def first(self, *names: str) -> str | None:
+        """Value of the first of these options that is there."""
+        return next((self.options[name] for name in names if name in self.options), None)
 
 
-@dataclass
-class Sheet:
-    """Collects what an export says while a writer makes it."""
+def read_flags(text: str, *, switches: frozenset[str] = frozenset()) -> Flags:
+    """Take a command line apart; line breaks, with or without backslash, are blanks.
 
-    engine: Engine
-    config: MethodConfig
-    context: Context
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    used: set[str] = field(default_factory=set)
-    models: list[str] = field(default_factory=list)
-    reasons: dict[str, str] = field(default_factory=dict)
+    Args:
+        switches: options that take no value, so that a word after one stays a word.
 
-    def at_least(self, *version: int) -> bool:
-        """Whether the engine's release is this one or newer."""
-        return self.context.version >= version
-
-    def note(self, sentence: str) -> None:
-        self.notes.append(sentence)
-
-    def warn(self, sentence: str, *covers: str) -> None:
-        """A loss; settings in `covers` need no warning of their own any more."""
-        self.warnings.append(sentence)
-        self.used.update(covers)
-
-    def take(self, name: str) -> Any:
-        """A setting's value, from now on counted as used."""
-        self.used.add(name)
-        return getattr(self.config, name)
-
-    def explain(self, name: str, reason: str) -> None:
-        """What to add to the warning if this setting is set and stays unused."""
-        self.reasons[name] = reason
-
-    def model(self) -> str:
-        """The drafter's weights as the engine can load them."""
-        named = self.take("speculative_model")
-        if named is None:
-            self.warn(
-                f"speculative_model is not set. Put the drafter's path in place of {NO_MODEL}."
-            )
-            return NO_MODEL
-        self.models.append(self.context.resolve(named))
-        return self.models[-1]
-
-    def inner(self, config: MethodConfig) -> Sheet:
-        """A sheet for a config inside this one, with the same notes and warnings."""
-        return Sheet(
-            self.engine, config, self.context, self.notes, self.warnings, models=self.models
-        )
-
-    def finish(self, prefix: str = "") -> None:
-        """Warn of every setting that matters, differs from its default and was not used."""
-        for name in live_fields(self.config) - self.used:
-            value = getattr(self.config, name)
-            if value == type(self.config).model_fields[name].default:
-                continue
-            reason = self.reasons.get(name, "")
-            self.warnings.append(
-                f"{prefix}{name}={_shown(value)} has no counterpart in {self.engine.title} and is "
-                f"dropped.{' ' + reason if reason else ''}"
-            )
-
-
-def export(engine: Engine, config: MethodConfig, context: Context, version: str) -> Export:
-    """A method as an engine takes it, or why it does not."""
-    sheet = Sheet(engine, config, context, list(context.notes))
-    sheet.explain("adaptive", "It drafts the same length at every step.")
+    Raises:
+        ConfigError: quotes do not match, or an option is given twice.
+    """
+    if len(text) > MAX_CHARS:
+        raise ConfigError(f"The command has {len(text)} characters; {MAX_CHARS} are allowed.")
     try:
-        writer = engine.writers.get(config.decoding_type)
-        if writer is None:
-            raise NotTakenError(*_refusal(engine, config))
-        files = writer(config, sheet)
-    except NotTakenError as error:
-        return Export(engine.name, version, refusal=str(error), nearest=error.nearest)
-    sheet.finish()
-    return Export(engine.name, version, files, tuple(sheet.notes), tuple(sheet.warnings))
+        tokens = shlex.split(re.sub(r"\\\s*\n", " ", text), comments=True)
+    except ValueError as error:
+        raise ConfigError(f"The command cannot be taken apart: {error}.") from error
+    options: dict[str, str] = {}
+    words: list[str] = []
+    tokens.reverse()
+    while tokens:
+        token = tokens.pop()
+        if not _is_option(token):
+            words.append(token)
+            continue
+        name, equals, value = token.partition("=")
+        bare = name.lstrip("-")
+        name = "-" * (len(name) - len(bare)) + bare.replace("_", "-")
+        if not equals and name not in switches and tokens and not _is_option(tokens[-1]):
+            value = tokens.pop()
+        if options.setdefault(name, value) != value:
+            raise ConfigError(f"{name} is given twice: {options[name]!r:.40} and {value!r:.40}.")
+    return Flags(options, tuple(words))
 
 
-def _refusal(engine: Engine, config: MethodConfig) -> tuple[str, str]:
-    general = (f"{engine.title} has no method like {type(config).title}.", "")
-    return engine.refused.get(config.decoding_type, general)
+def _is_option(token: str) -> bool:
+    return re.match(r"-(?![\d.]).", token) is not None
 
 
-def live_fields(config: MethodConfig) -> set[str]:
-    """Settings that have an effect under the other settings."""
-    names = set(type(config).model_fields) - {"decoding_type"}
-    dynamic = {"dynamic_tree_max_topK", "max_total_draft_tokens", "max_non_leaves_per_layer"}
+def read_mapping(
+    text: str, read_yaml: ReadYaml, keys: tuple[str, ...], expected: str
+) -> tuple[dict[str, Any], str | None]:
+    """A mapping, or the one under one of the keys; and the `model` that stands beside that key.
 
-    def given(name: str) -> Any:
-        return getattr(config, name, None)
-
-    match config.decoding_type:
-        case "Eagle":
-            names -= {"eagle_choices"} if given("use_dynamic_tree") else {*dynamic, "max_draft_len"}
-        case "Eagle3" if not given("use_dynamic_tree"):
-            names -= dynamic
-        case "Medusa" if given("acceptance") == "lossless":
-            names -= {"posterior_threshold", "posterior_alpha"}
-        case "NGram" if given("lookup") != "pool":
-            names -= {"is_keep_all", "is_use_oldest", "is_public_pool"}
-        case "Suffix":
-            tree = {"max_total_draft_tokens", "mix_contexts"}
-            names -= set() if given("use_tree_spec") else tree
-            mixes = given("mix_contexts") and given("use_tree_spec")
-            names -= {"max_spec_factor"} if mixes else {"escape", "text_weight"}
-            names -= set() if given("use_global_pool") else {"global_pool_size"}
-        case "Combined" if not given("merge"):
-            names -= {"max_total_draft_tokens"}
-        case "MTP" if not given("use_relaxed_acceptance_for_thinking"):
-            names -= {"relaxed_topk", "relaxed_delta"}
-            names -= {"begin_thinking_phase_token", "end_thinking_phase_token"}
-    return names
-
-
-def same_effect(a: MethodConfig, b: MethodConfig) -> bool:
-    """Whether two configs draft and accept alike: settings without effect may differ."""
-    if type(a) is not type(b) or live_fields(a) != live_fields(b):
-        return False
-    return all(_alike(getattr(a, name), getattr(b, name)) for name in live_fields(a))
-
-
-def _alike(a: Any, b: Any) -> bool:
-    if isinstance(a, MethodConfig) and isinstance(b, MethodConfig):
-        return same_effect(a, b)
-    return bool(a == b)
-
-
-DYNAMIC = (
-    "use_dynamic_tree",
-    "dynamic_tree_max_topK",
-    "max_total_draft_tokens",
-    "max_non_leaves_per_layer",
-)
-
-
-def chain_of_levels(sheet: Sheet, who: str) -> int:
-    """Length of the chain that stands for a dynamic tree, with a warning."""
-    levels = int(sheet.take("max_draft_len"))
-    nodes = getattr(sheet.config, "max_total_draft_tokens", 0)
-    sheet.warn(
-        f"{who} a chain: the dynamic tree of {nodes} nodes ({', '.join(DYNAMIC)}) is dropped and "
-        f"only the likeliest token of each of its {levels} levels is drafted; measured MAT falls.",
-        *DYNAMIC,
-    )
-    return levels
-
-
-def chain_or_warn(tree: ChoiceTree, sheet: Sheet, who: str) -> int:
-    """Length of the chain that stands for a tree; warns if the tree is more than that chain."""
-    if tree == ChoiceTree.chain(tree.depth):
-        return tree.depth
-    sheet.warn(
-        f"{who} as a chain: the tree of {len(tree)} nodes is dropped and only the first choice of "
-        f"each of its {tree.depth} depths is drafted; measured MAT falls."
-    )
-    return tree.depth
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value) if isinstance(value, bool | str) else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    Raises:
+        ConfigError: it is none; begins with `expected`.
+    """
+    values, target = read_yaml(text), None
+    for key in keys:
+        if isinstance(values, Mapping) and values.get(key) is not None:
+            target = values.get("model")
+            values = read_yaml(values[key]) if isinstance(values[key], str) else values[key]
+    if not isinstance(values, Mapping) or not values:
+        raise ConfigError(f"{expected}, got {text.strip()[:60]!r}.")
+    named = {str(key): value for key, value in values.items()}
+    return named, target if isinstance(target, str) else None

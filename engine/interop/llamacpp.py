@@ -8,33 +8,51 @@ is called draft-…. Build 9235 has all new names. p_min is always written out: 
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.combined import CombinedConfig
-from engine.drafters.dflash import DFlashConfig
-from engine.drafters.draft_target import DraftTargetConfig
-from engine.drafters.eagle3 import Eagle3Config
-from engine.drafters.mtp import MTPConfig
-from engine.drafters.ngram import NGramConfig
-from engine.interop.handoff import (
+from engine.errors import ConfigError
+from engine.interop.fields import (
+    NO_MODEL,
+    POOL_RULES,
     Engine,
-    File,
+    Field,
+    Loss,
+    Method,
     NotTakenError,
-    Sheet,
+    Reader,
+    Values,
     Writer,
-    chain_of_levels,
+    const,
+    named,
 )
-from engine.interop.llamacpp_read import read_llamacpp
-from engine.interop.plain import command
+from engine.interop.handoff import File, ReadYaml, command, read_flags
 
-Files = tuple[File, ...]
-Options = list[tuple[str, object]]
-NEW = 9235
+NEW = (9235,)
 """Build from which on all names are the new ones."""
+TYPE = "--spec-type"
+MODEL = ("-md", "--spec-draft-model", "--model-draft", "--spec-draft-hf", "-hfd", "-hfrd",
+         "--hf-repo-draft")  # fmt: skip
+LENGTH = ("--spec-draft-n-max", "--draft-max", "--draft", "--draft-n")
+OLD = ("--draft-max", "--draft-min", "--draft", "--draft-n")
+KNOWN = frozenset(
+    "--spec-draft-p-split --draft-p-split --spec-draft-ngl -ngld --gpu-layers-draft "
+    "--n-gpu-layers-draft --spec-draft-device -devd --device-draft --spec-draft-type-k -ctkd "
+    "--cache-type-k-draft --spec-draft-type-v -ctvd --cache-type-v-draft --spec-draft-threads -td "
+    "--threads-draft --spec-draft-threads-batch -tbd --threads-batch-draft --ctx-size-draft -cd "
+    "--spec-draft-backend-sampling --no-spec-draft-backend-sampling --spec-draft-cpu-moe -cmoed "
+    "--cpu-moe-draft --spec-draft-n-cpu-moe -ncmoed --n-cpu-moe-draft --spec-draft-conf-min "
+    "--spec-synth-rates --spec-synth-len --spec-default --spec-ngram-check-rate "
+    "--spec-ngram-mod-n-match --spec-ngram-mod-n-min --spec-ngram-mod-n-max".split()
+)
+LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
+RULES = (
+    "ngram-simple copies what followed the last occurrence in the request's own text: the pool "
+    f"rules (lookup, {', '.join(POOL_RULES.split())}) are dropped."
+)
 GGUF = (
     "llama.cpp loads GGUF files: convert a folder of weights with "
     "python convert_hf_to_gguf.py FOLDER --outfile NAME.gguf; heads also need --target-model-dir."
@@ -46,168 +64,247 @@ def _gguf(model: str) -> str:
     return model if model.endswith(".gguf") else f"{PurePath(model).name}.gguf"
 
 
-def _serve(sheet: Sheet, options: Options) -> Files:
-    target = sheet.context.target
-    if any(not str(model).endswith(".gguf") for model in (target, *sheet.models)):
-        sheet.note(GGUF)
-    text = command(f"llama-server -m {shlex.quote(_gguf(target))}", *options)
+def _kinds(reader: Reader) -> list[str]:
+    """The types in the order in which they draft; a draft model alone is one, too."""
+    kinds = [kind for part in str(reader.values.get(TYPE, "")).split(",") if (kind := part.strip())]
+    return kinds or (["draft-simple"] if reader.find(*MODEL) else [])
+
+
+def _write_combined(writer: Writer, values: Values) -> None:
+    """Types in one list: look-up comes first wherever it finds something, as here."""
+    first, second = writer.take("retrieval"), writer.take("model")
+    drafting = [method.ours for method in DRAFTING]
+    if (
+        not writer.at_least(*NEW)
+        or first.decoding_type != "NGram"
+        or (second.decoding_type not in drafting)
+    ):
+        raise NotTakenError(
+            f"llama.cpp cannot combine {first.decoding_type} with {second.decoding_type}.",
+            f"From build {NEW[0]} on it combines NGram with {', '.join(drafting)}.",
+        )
+    kinds: list[str] = []
+    options: Values = {}
+    for config in (first, second):
+        part = writer.part(config)
+        made = part.values()
+        kinds.append(made.pop(TYPE))
+        options |= made
+        part.finish(f"{config.decoding_type}: ")
+    values |= {TYPE: ",".join(kinds), **options}
+
+
+def _read_combined(reader: Reader) -> None:
+    first, second = (named(METHODS, kind) for kind in _kinds(reader))
+    assert first is not None and second is not None
+    reader.settings = {"retrieval": reader.read(first), "model": reader.read(second)}
+
+
+def _renamed(field: Field, old: str) -> tuple[Field, Field]:
+    """A row under its name from `NEW` on, and under the old one."""
+    note = "" if field.ours else field.note
+    before = dataclasses.replace(field, theirs=old, also=(), absent=None, note=note, until=NEW)
+    return dataclasses.replace(field, since=NEW), before
+
+
+def _weights(model: str) -> str | None:
+    return None if model == f"{NO_MODEL}.gguf" else model
+
+
+WEIGHTS = Field(
+    "speculative_model",
+    MODEL[0],
+    MODEL[1:],
+    write=lambda writer: _gguf(writer.model()),
+    back=_weights,
+)
+LEAST = _renamed(const("--spec-draft-n-min", 0), "--draft-min")
+P_MIN = _renamed(
+    const("--spec-draft-p-min", 0.0, kind=float, note="the full length is drafted here."),
+    "--draft-p-min",
+)
+
+
+def _length(write: Callable[[Writer], Any] | None = None) -> tuple[Field, Field]:
+    note = "No draft length is given: 3, the default of builds since April 2026, is taken."
+    field = Field(
+        "max_draft_len", LENGTH[0], LENGTH[1:], write=write, needed=True, absent=3, note=note
+    )
+    return _renamed(field, "--draft-max")
+
+
+def _ngram(name: str, field: Field) -> tuple[Field, Field]:
+    """A row under the names that it has in each n-gram type, and under the old one."""
+    theirs, *also = (f"--spec-{kind}-{name}" for kind in LOOKUPS)
+    old = f"--spec-ngram-{name}"
+    return _renamed(dataclasses.replace(field, theirs=theirs, also=(*also, old)), old)
+
+
+def _new(ours: str, kind: str, *rows: Field) -> Method:
+    """A type that builds have from `NEW` on."""
+    outside = (
+        f"llama.cpp has {kind} under this name from build {NEW[0]} on.",
+        f"Use a newer build: --engine-version {NEW[0]}.",
+    )
+    return Method(ours, kind, (*rows, *LEAST, *P_MIN), since=NEW, outside=outside)
+
+
+DRAFTING = (
+    Method(
+        "Draft_Target",
+        "draft-simple",
+        (
+            WEIGHTS,
+            *_length(),
+            *LEAST,
+            *_renamed(
+                Field(
+                    "confidence_threshold",
+                    "--spec-draft-p-min",
+                    ("--draft-p-min",),
+                    absent=0.0,
+                    note="No p_min is given: 0 is taken; builds before April 2026 had 0.75.",
+                ),
+                "--draft-p-min",
+            ),
+            Loss(
+                "use_draft_probs",
+                "use_draft_probs is dropped: llama.cpp keeps a drafted token only where the "
+                "target draws the same one; when sampling, acceptance falls.",
+                lambda config: config.use_draft_probs,
+            ),
+        ),
+        also=("draft",),
+        fixed={"use_draft_probs": False},
+    ),
+    _new(
+        "Eagle3",
+        "draft-eagle3",
+        WEIGHTS,
+        *_length(lambda writer: writer.chain_of_levels("llama-server drafts")),
+    ),
+    _new("MTP", "draft-mtp", *_length()),
+    _new("DFlash", "draft-dflash", WEIGHTS, *_length()),
+)
+METHODS = (
+    Method(
+        "Autoregressive",
+        "",
+        notes=("Without --spec-type and a draft model, llama.cpp decodes plainly.",),
+    ),
+    *DRAFTING,
+    Method(
+        "NGram",
+        "ngram-simple",
+        (
+            *_ngram("size-n", Field("max_matching_ngram_size", "", absent=12)),
+            *_ngram("size-m", Field("max_draft_len", "", absent=48)),
+            *_ngram("min-hits", const("", 1, note="here one occurrence is enough.")),
+            Field("max_draft_len", "--draft-max", LENGTH, back=None, until=NEW),
+            Loss(
+                "",
+                "ngram-simple looks up exactly {c.max_matching_ngram_size} tokens: the shorter "
+                "matches tried here after them are dropped.",
+                lambda config: config.max_matching_ngram_size > 1,
+            ),
+            Loss(
+                f"lookup {POOL_RULES}",
+                RULES,
+                lambda c: (
+                    (c.lookup, c.is_keep_all, c.is_use_oldest, c.is_public_pool)
+                    != ("pool", True, False, False)
+                ),
+            ),
+        ),
+        also=LOOKUPS[1:],
+        fixed={"is_use_oldest": False, "is_public_pool": False},
+        notes=(
+            "ngram-mod shares a pool between requests, but wants patterns of 16 tokens or more.",
+        ),
+        read_notes=("Here shorter matches are tried, too, where the longest finds nothing.",),
+    ),
+    Method("Combined", "", write=_write_combined, read=_read_combined),
+)
+
+
+def _files(writer: Writer, values: Values) -> tuple[File, ...]:
+    target = writer.context.target
+    if not all(model.endswith(".gguf") for model in (target, *writer.models)):
+        writer.notes.append(GGUF)
+    if values.get(TYPE) == "draft-simple" and not writer.at_least(*NEW):
+        del values[TYPE]
+    text = command(f"llama-server -m {shlex.quote(_gguf(target))}", *values.items())
     return (File("serve.sh", text, "bash"),)
 
 
-def _flags(options_of: Callable[[Any, Sheet], Options]) -> Writer:
-    """A writer from what makes the options."""
-    return lambda config, sheet: _serve(sheet, options_of(config, sheet))
+def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
+    flags = read_flags(text)
+    prefixes, names = ("--spec", "--draft"), {*MODEL, *KNOWN}
+    values = {
+        key: value
+        for key, value in flags.options.items()
+        if key in names or key.startswith(prefixes)
+    }
+    return values, flags.first("-m", "--model", "-hf", "--hf-repo")
 
 
-def _plain(config: AutoregressiveConfig, sheet: Sheet) -> Options:
-    sheet.note("Without --spec-type and a draft model, llama.cpp decodes plainly.")
-    return []
-
-
-def _is_new(sheet: Sheet) -> bool:
-    return sheet.at_least(NEW)
-
-
-def _drafting(sheet: Sheet, kind: str, length: object, p_min: float = 0.0) -> Options:
-    """Options of a type that drafts with a model of its own; MTP layers are in the target."""
-    if not _is_new(sheet) and kind != "draft-simple":
-        raise NotTakenError(
-            f"llama.cpp has {kind} under this name from build {NEW} on.",
-            f"Use a newer build: --engine-version {NEW}.",
+def _pick(reader: Reader) -> Method:
+    kinds = _kinds(reader)
+    if not kinds or kinds == ["none"]:
+        raise ConfigError(f"The command names neither {TYPE} nor a draft model (-md).")
+    if reader.find(*OLD):
+        reader.notes.append("Builds since April 2026 refuse the old names such as --draft-max.")
+    if kinds[0] in LOOKUPS[1:]:
+        reader.notes.append(f"{kinds[0]} counts occurrences; here the newest one is copied.")
+    if len(kinds) == 2 and kinds[0] in LOOKUPS and named(DRAFTING, kinds[1]):
+        return METHODS[-1]
+    if len(kinds) > 1:
+        raise ConfigError(
+            f"{TYPE} {','.join(kinds)} has no counterpart here; an n-gram type followed by a "
+            "draft type has."
         )
-    model: Options = [] if kind == "draft-mtp" else [("-md", _gguf(sheet.model()))]
-    if not _is_new(sheet):
-        return [*model, ("--draft-max", length), ("--draft-min", 0), ("--draft-p-min", p_min)]
-    return [
-        ("--spec-type", kind),
-        *model,
-        ("--spec-draft-n-max", length),
-        ("--spec-draft-n-min", 0),
-        ("--spec-draft-p-min", p_min),
-    ]
-
-
-def _draft_target(config: DraftTargetConfig, sheet: Sheet) -> Options:
-    if sheet.take("use_draft_probs"):
-        sheet.warn(
-            "use_draft_probs is dropped: llama.cpp keeps a drafted token only where the target "
-            "draws the same one; when sampling, acceptance falls."
+    found = named(METHODS, kinds[0])
+    if found is None:
+        known = [*LOOKUPS, *(method.theirs for method in DRAFTING)]
+        raise ConfigError(
+            f"{TYPE} must be one of {', '.join(known)}, got {kinds[0]!r:.40}. Others have no "
+            "counterpart here."
         )
-    p_min = sheet.take("confidence_threshold")
-    return _drafting(sheet, "draft-simple", sheet.take("max_draft_len"), p_min)
+    return found
 
 
-def _ngram(config: NGramConfig, sheet: Sheet) -> Options:
-    size, length = sheet.take("max_matching_ngram_size"), sheet.take("max_draft_len")
-    pool = ("lookup", "is_keep_all", "is_use_oldest", "is_public_pool")
-    if size > 1:
-        sheet.warn(
-            f"ngram-simple looks up exactly {size} tokens: the shorter matches tried here after "
-            "them are dropped."
-        )
-    if config.lookup != "pool" or config.is_use_oldest or config.is_public_pool:
-        sheet.warn(
-            "ngram-simple copies what followed the last occurrence in the request's own text: the "
-            f"pool rules ({', '.join(pool)}) are dropped.",
-            *pool,
-        )
-    sheet.used.update(("lookup", "is_use_oldest", "is_public_pool"))
-    sheet.note("ngram-mod shares a pool between requests, but wants patterns of 16 tokens or more.")
-    prefix = "--spec-ngram-simple" if _is_new(sheet) else "--spec-ngram"
-    return [
-        ("--spec-type", "ngram-simple"),
-        (f"{prefix}-size-n", size),
-        (f"{prefix}-size-m", length),
-        (f"{prefix}-min-hits", 1),
-        *([] if _is_new(sheet) else [("--draft-max", length)]),
-    ]
-
-
-def _eagle3(config: Eagle3Config, sheet: Sheet) -> Options:
-    sheet.explain("eagle3_layers_to_capture", "The conversion to GGUF fixes the layers.")
-    dynamic = sheet.take("use_dynamic_tree")
-    length = (
-        chain_of_levels(sheet, "llama-server drafts") if dynamic else sheet.take("max_draft_len")
-    )
-    return _drafting(sheet, "draft-eagle3", length)
-
-
-def _mtp(config: MTPConfig, sheet: Sheet) -> Options:
-    sheet.explain("use_relaxed_acceptance_for_thinking", "llama.cpp verifies exactly.")
-    return _drafting(sheet, "draft-mtp", sheet.take("max_draft_len"))
-
-
-def _dflash(config: DFlashConfig, sheet: Sheet) -> Options:
-    for name in ("mask_token_id", "target_layer_ids"):
-        sheet.explain(name, "The conversion to GGUF fixes it.")
-    length = sheet.take("max_draft_len")
-    if length is None:
-        raise NotTakenError(
-            "llama.cpp drafts 3 tokens unless told otherwise, and max_draft_len is not set.",
-            "Set max_draft_len; more than the trained block is cut to it.",
-        )
-    return _drafting(sheet, "draft-dflash", length)
-
-
-_MODELS: dict[str, Callable[[Any, Sheet], Options]] = {
-    "Draft_Target": _draft_target,
-    "Eagle3": _eagle3,
-    "MTP": _mtp,
-    "DFlash": _dflash,
-}
-
-
-def _combined(config: CombinedConfig, sheet: Sheet) -> Options:
-    """Types in one list: look-up comes first wherever it finds something, as here."""
-    first, second = sheet.take("retrieval"), sheet.take("model")
-    write = _MODELS.get(second.decoding_type)
-    if not _is_new(sheet) or first.decoding_type != "NGram" or write is None:
-        raise NotTakenError(
-            f"llama.cpp cannot combine {first.decoding_type} with {second.decoding_type}.",
-            f"From build {NEW} on it combines NGram with {', '.join(_MODELS)}.",
-        )
-    sheet.explain("min_match_len", "llama.cpp looks up first wherever its n-gram occurs.")
-    options: dict[str, object] = {}
-    kinds: list[object] = []
-    for inner, writer in ((first, _ngram), (second, write)):
-        part = sheet.inner(inner)
-        made = dict(writer(inner, part))
-        kinds.append(made.pop("--spec-type"))
-        options |= made
-        part.finish(f"{inner.decoding_type}: ")
-    return [("--spec-type", ",".join(map(str, kinds))), *options.items()]
-
-
-NEAREST = "NGram (ngram-simple): it needs no weights either."
+NO_WEIGHTS = "NGram (ngram-simple): it needs no weights either."
 ENGINE = Engine(
     name="llamacpp",
     title="llama.cpp",
     versions=(
         ("b10507", "the newest known here; old names are refused"),
-        (f"b{NEW}", "May 2026, the first with all new names"),
+        (f"b{NEW[0]}", "May 2026, the first with all new names"),
         ("b8000", "before April 2026: --draft-max and others"),
     ),
     trees="chains only",
-    writers={
-        "Autoregressive": _flags(_plain),
-        "Draft_Target": _flags(_draft_target),
-        "NGram": _flags(_ngram),
-        "Eagle3": _flags(_eagle3),
-        "MTP": _flags(_mtp),
-        "DFlash": _flags(_dflash),
-        "Combined": _flags(_combined),
-    },
+    key=TYPE,
+    methods=METHODS,
     refused={
         "Medusa": ("llama.cpp has no Medusa.", "A draft model, or EAGLE-3 heads for the target."),
         "Eagle": ("llama.cpp has no EAGLE-1 or EAGLE-2.", "EAGLE-3 heads for the same target."),
-        "Lookahead": ("llama-server has no lookahead; it is an example program only.", NEAREST),
+        "Lookahead": ("llama-server has no lookahead; it is an example program only.", NO_WEIGHTS),
         "ReDrafter": ("llama.cpp has no ReDrafter.", "A draft model, or EAGLE-3 heads."),
-        "Suffix": ("llama.cpp has no suffix decoding.", NEAREST),
-        "Token_Recycling": ("llama.cpp has no token recycling.", NEAREST),
+        "Suffix": ("llama.cpp has no suffix decoding.", NO_WEIGHTS),
+        "Token_Recycling": ("llama.cpp has no token recycling.", NO_WEIGHTS),
         "User_Provided": (
             "A drafter written for this playground does not run in llama.cpp.",
             "Drafters there are C++ and part of the build.",
         ),
     },
-    read=read_llamacpp,
+    files=_files,
+    parse=_parse,
+    pick=_pick,
+    known=KNOWN,
+    reasons={
+        "eagle3_layers_to_capture": "The conversion to GGUF fixes the layers.",
+        "mask_token_id": "The conversion to GGUF fixes it.",
+        "min_match_len": "llama.cpp looks up first wherever its n-gram occurs.",
+        "target_layer_ids": "The conversion to GGUF fixes it.",
+    },
 )

@@ -1,4 +1,4 @@
-"""SGLang: `--speculative-*` flags.
+"""SGLang: `--speculative-*` flags, alone or in a `launch_server` command.
 
 What changed between releases, read from the releases' own server_args.py:
 
@@ -14,173 +14,264 @@ tokens (nodes verified, the root counted).
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
-from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.dflash import DFlashConfig
-from engine.drafters.draft_target import DraftTargetConfig
-from engine.drafters.eagle import EagleConfig
-from engine.drafters.eagle3 import Eagle3Config
-from engine.drafters.mtp import MTPConfig
-from engine.drafters.ngram import NGramConfig
-from engine.interop.handoff import Engine, File, NotTakenError, Sheet, Writer
-from engine.interop.plain import command
-from engine.interop.sglang_read import read_sglang
+from engine.errors import ConfigError
+from engine.interop.fields import (
+    IGNORED,
+    POOL_RULES,
+    Engine,
+    Field,
+    Loss,
+    Method,
+    Reader,
+    Values,
+    Writer,
+    const,
+    named,
+    weights,
+)
+from engine.interop.handoff import File, ReadYaml, command, read_flags
 from engine.tree import ChoiceTree
 
-Files = tuple[File, ...]
-Options = list[tuple[str, object]]
+PREFIX = "--speculative-"
+ALGORITHM = PREFIX + "algorithm"
+MODEL = (PREFIX + "draft-model-path", PREFIX + "draft-model")
+STEPS, TOPK, TOKENS = SIZE = (
+    PREFIX + "num-steps",
+    PREFIX + "eagle-topk",
+    PREFIX + "num-draft-tokens",
+)
+WINDOW = PREFIX + "ngram-max-match-window-size"
+THRESHOLDS = (PREFIX + "accept-threshold-single", PREFIX + "accept-threshold-acc")
+KNOWN = frozenset(
+    PREFIX + name
+    for name in (
+        "algorithm draft-model-path draft-model draft-model-revision draft-load-format num-steps "
+        "eagle-topk num-draft-tokens dflash-block-size dspark-block-size accept-threshold-single "
+        "accept-threshold-acc use-rejection-sampling use-block-verification token-map "
+        "attention-mode draft-attention-backend moe-runner-backend moe-a2a-backend "
+        "draft-model-quantization draft-kv-cache-dtype draft-window-size draft-sink-size "
+        "dsa-topk-backend adaptive adaptive-config ngram-min-match-window-size "
+        "ngram-max-match-window-size ngram-min-bfs-breadth ngram-max-bfs-breadth ngram-match-type "
+        "ngram-branch-length ngram-max-trie-depth ngram-capacity ngram-external-corpus-path "
+        "ngram-external-sam-budget ngram-external-corpus-max-tokens"
+    ).split()
+)
+"""Flags of any release from 0.4.10 to 0.5.23, but for some of DSPARK's."""
+SWITCHES = frozenset(
+    PREFIX + name for name in ("use-rejection-sampling", "use-block-verification", "adaptive")
+)
 GREEDY = (
     "When sampling, SGLang drafts the likeliest tokens: the law of the output stays, acceptance "
     "falls with the temperature."
 )
 
 
-def _launch(sheet: Sheet, options: Options) -> Files:
-    text = command(
-        f"python -m sglang.launch_server --model-path {shlex.quote(sheet.context.target)}",
-        *options,
-    )
-    return (File("launch.sh", text, "bash"),)
+# ---- the three numbers of a tree
 
 
-def _flags(options_of: Callable[[Any, Sheet], Options]) -> Writer:
-    """A writer from what makes the options."""
-    return lambda config, sheet: _launch(sheet, options_of(config, sheet))
+def _write_chain(writer: Writer, values: Values) -> None:
+    steps = writer.take("max_draft_len")
+    values |= {STEPS: steps, TOPK: 1, TOKENS: steps + 1}
 
 
-def _plain(config: AutoregressiveConfig, sheet: Sheet) -> Options:
-    sheet.note("Without --speculative-algorithm, SGLang decodes plainly.")
-    return []
-
-
-def _tree_size(steps: int, topk: int, tokens: int) -> Options:
-    return [
-        ("--speculative-num-steps", steps),
-        ("--speculative-eagle-topk", topk),
-        ("--speculative-num-draft-tokens", tokens),
-    ]
-
-
-def _draft_target(config: DraftTargetConfig, sheet: Sheet) -> Options:
-    if not sheet.at_least(0, 5, 2):
-        raise NotTakenError("SGLang has draft models (STANDALONE) from 0.5.2 on.", "EAGLE heads.")
-    sheet.explain("confidence_threshold", "SGLang always drafts all steps.")
-    if sheet.take("use_draft_probs"):
-        sheet.warn(f"use_draft_probs is dropped. {GREEDY}")
-    steps = sheet.take("max_draft_len")
-    return [
-        ("--speculative-algorithm", "STANDALONE"),
-        ("--speculative-draft-model-path", sheet.model()),
-        *_tree_size(steps, 1, steps + 1),
-    ]
-
-
-def _ngram(config: NGramConfig, sheet: Sheet) -> Options:
-    if not sheet.at_least(0, 5, 3):
-        raise NotTakenError("SGLang has n-gram look-up (NGRAM) from 0.5.3 on.", "EAGLE heads.")
-    sheet.warn(
-        "SGLang keeps its own trie of all requests and proposes the likeliest continuation: the "
-        "pool rules (lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped.",
-        *("lookup", "is_keep_all", "is_use_oldest", "is_public_pool"),
-    )
-    length = sheet.take("max_draft_len")
-    options: Options = [
-        ("--speculative-algorithm", "NGRAM"),
-        ("--speculative-num-draft-tokens", length + 1),
-        ("--speculative-ngram-max-bfs-breadth", 1),
-    ]
-    window = sheet.take("max_matching_ngram_size")
-    if sheet.at_least(0, 5, 10):
-        sheet.warn(
-            f"max_matching_ngram_size={window} is dropped: from 0.5.10 on SGLang matches as many "
-            "tokens as its trie is deep (--speculative-ngram-max-trie-depth, 18)."
+def _write_eagle3(writer: Writer, values: Values) -> None:
+    """Our dynamic tree is the same as SGLang's, but for how many nodes are expanded per level."""
+    if not writer.take("use_dynamic_tree"):
+        return _write_chain(writer, values)
+    topk, steps = writer.take("dynamic_tree_max_topK"), writer.take("max_draft_len")
+    keep, expanded = writer.take("max_total_draft_tokens"), writer.take("max_non_leaves_per_layer")
+    if expanded not in (None, topk):
+        writer.warnings.append(
+            f"max_non_leaves_per_layer={expanded} is dropped: SGLang expands {topk} nodes a level."
         )
-        return options
-    return [
-        *options,
-        ("--speculative-ngram-min-match-window-size", 1),
-        ("--speculative-ngram-max-match-window-size", window),
-        ("--speculative-ngram-branch-length", max(18, window + length)),
-    ]
+    if topk == 1:
+        return _write_chain(writer, values)
+    if keep > steps * topk:
+        writer.notes.append(
+            f"{keep + 1} draft tokens are more than steps × topk + 1 = {steps * topk + 1}, which "
+            "SGLang's own tuning script skips; lower them if the server refuses."
+        )
+    writer.notes.append(
+        "Overlap scheduling (SGLANG_ENABLE_SPEC_V2) wants topk 1 in 0.5.9 to 0.5.12."
+    )
+    values |= {STEPS: steps, TOPK: topk, TOKENS: keep + 1}
 
 
-def _eagle(config: EagleConfig, sheet: Sheet) -> Options:
-    head: Options = [
-        ("--speculative-algorithm", "EAGLE"),
-        ("--speculative-draft-model-path", sheet.model()),
-    ]
-    if sheet.take("use_dynamic_tree"):
-        return [*head, *_grown(sheet)]
-    tree = ChoiceTree(sheet.take("eagle_choices"))
+def _write_eagle(writer: Writer, values: Values) -> None:
+    if writer.config.use_dynamic_tree:
+        return _write_eagle3(writer, values)
+    tree = ChoiceTree(writer.take("eagle_choices"))
     topk = max(len(children) for children in tree.shape.children)
     if topk == 1 and tree.max_rank == 0:
-        sheet.note(GREEDY)
+        writer.notes.append(GREEDY)
     else:
-        sheet.warn(
+        writer.warnings.append(
             f"SGLang grows its own tree: the drawn tree of {len(tree)} nodes is dropped. The "
             f"nearest it takes is the same size: {tree.depth} steps, up to {topk} children per "
             f"node, {len(tree)} drafted nodes."
         )
-    return [*head, *_tree_size(tree.depth, topk, len(tree) + 1)]
+    values |= {STEPS: tree.depth, TOPK: topk, TOKENS: len(tree) + 1}
 
 
-def _grown(sheet: Sheet) -> Options:
-    """Our dynamic tree is the same as SGLang's, but for how many nodes are expanded per level."""
-    topk, steps = sheet.take("dynamic_tree_max_topK"), sheet.take("max_draft_len")
-    keep, expanded = sheet.take("max_total_draft_tokens"), sheet.take("max_non_leaves_per_layer")
-    if expanded not in (None, topk):
-        sheet.warn(
-            f"max_non_leaves_per_layer={expanded} is dropped: SGLang expands {topk} nodes a level."
+def _size(reader: Reader) -> tuple[int, int, int]:
+    """Steps, topk and draft tokens, root counted; filled in as SGLang does for most models."""
+    reader.used.update(SIZE)
+    missing = [name for name in SIZE if reader.find(name) is None]
+    if len(missing) == len(SIZE):
+        reader.notes.append(
+            "SGLang sets steps, topk and draft tokens itself: 5, 4, 8 for Llama and Grok, "
+            "3, 1, 4 for others; 3, 1, 4 is taken here."
         )
-    if topk == 1:
-        return _tree_size(steps, 1, steps + 1)
-    if keep + 1 > steps * topk + 1:
-        sheet.note(
-            f"{keep + 1} draft tokens are more than steps × topk + 1 = {steps * topk + 1}, which "
-            "SGLang's own tuning script skips; lower them if the server refuses."
+        return 3, 1, 4
+    if missing:
+        raise ConfigError(f"SGLang wants all of {', '.join(SIZE)}; {missing[0]} is missing.")
+    steps, topk, tokens = (reader.typed(name, int) for name in SIZE)
+    if topk == 1 and tokens != steps + 1:
+        reader.notes.append(
+            f"With topk 1, SGLang drafts {steps} tokens whatever num-draft-tokens says."
         )
-    sheet.note("Overlap scheduling (SGLANG_ENABLE_SPEC_V2) wants topk 1 in 0.5.9 to 0.5.12.")
-    return _tree_size(steps, topk, keep + 1)
+    return steps, topk, tokens
 
 
-def _eagle3(config: Eagle3Config, sheet: Sheet) -> Options:
-    sheet.explain("eagle3_layers_to_capture", "SGLang reads the layers from the checkpoint.")
-    head: Options = [
-        ("--speculative-algorithm", "EAGLE3"),
-        ("--speculative-draft-model-path", sheet.model()),
-    ]
-    if sheet.take("use_dynamic_tree"):
-        return [*head, *_grown(sheet)]
-    steps = sheet.take("max_draft_len")
-    return [*head, *_tree_size(steps, 1, steps + 1)]
+def _read_chain(reader: Reader) -> None:
+    reader.settings["max_draft_len"], topk, _ = _size(reader)
+    if topk > 1:
+        reader.notes.append("Here the method drafts a chain: topk is ignored.")
 
 
-def _mtp(config: MTPConfig, sheet: Sheet) -> Options:
-    sheet.explain(
-        "use_relaxed_acceptance_for_thinking",
-        "SGLang's own lossy switch is --speculative-accept-threshold-single.",
-    )
-    steps = sheet.take("max_draft_len")
-    return [("--speculative-algorithm", "NEXTN"), *_tree_size(steps, 1, steps + 1)]
+def _read_eagle3(reader: Reader) -> None:
+    steps, topk, tokens = _size(reader)
+    reader.settings["max_draft_len"] = steps
+    if topk > 1:
+        reader.settings |= {
+            "use_dynamic_tree": True,
+            "dynamic_tree_max_topK": topk,
+            "max_total_draft_tokens": tokens - 1,
+        }
 
 
-def _dflash(config: DFlashConfig, sheet: Sheet) -> Options:
-    if not sheet.at_least(0, 5, 11):
-        raise NotTakenError("SGLang has DFlash from 0.5.11 on.", "EAGLE-3 heads.")
-    for name in ("mask_token_id", "target_layer_ids"):
-        sheet.explain(name, "SGLang reads it from the checkpoint.")
-    length = sheet.take("max_draft_len")
-    options: Options = [
-        ("--speculative-algorithm", "DFLASH"),
-        ("--speculative-draft-model-path", sheet.model()),
-    ]
-    if length is not None:
-        options.append(("--speculative-num-draft-tokens", length + 1))
-    return options
+def _read_eagle(reader: Reader) -> None:
+    _read_eagle3(reader)
+    if "use_dynamic_tree" not in reader.settings:
+        chain = ChoiceTree.chain(reader.settings.pop("max_draft_len"))
+        reader.settings["eagle_choices"] = chain.paths
 
 
+METHODS = (
+    Method(
+        "Autoregressive", "", notes=("Without --speculative-algorithm, SGLang decodes plainly.",)
+    ),
+    Method("Eagle", "EAGLE", (weights(*MODEL),), write=_write_eagle, read=_read_eagle),
+    Method("Eagle3", "EAGLE3", (weights(*MODEL),), write=_write_eagle3, read=_read_eagle3),
+    Method("MTP", "NEXTN", write=_write_chain, read=_read_chain),
+    Method(
+        "Draft_Target",
+        "STANDALONE",
+        (
+            weights(*MODEL),
+            Loss(
+                "use_draft_probs",
+                f"use_draft_probs is dropped. {GREEDY}",
+                lambda config: config.use_draft_probs,
+            ),
+        ),
+        fixed={"use_draft_probs": False},
+        write=_write_chain,
+        read=_read_chain,
+    ),
+    Method(
+        "NGram",
+        "NGRAM",
+        (
+            Field(
+                "max_draft_len",
+                TOKENS,
+                out=lambda length: length + 1,
+                back=lambda tokens: tokens - 1,
+                absent=11,
+            ),
+            const(PREFIX + "ngram-max-bfs-breadth", 1),
+            const(PREFIX + "ngram-min-match-window-size", 1, until=(0, 5, 10)),
+            Field("max_matching_ngram_size", WINDOW, until=(0, 5, 10)),
+            Field(
+                "",
+                PREFIX + "ngram-branch-length",
+                write=lambda writer: max(
+                    18, writer.config.max_matching_ngram_size + writer.config.max_draft_len
+                ),
+                back=lambda length: IGNORED,
+                until=(0, 5, 10),
+            ),
+            Loss(
+                "max_matching_ngram_size",
+                "max_matching_ngram_size={c.max_matching_ngram_size} is dropped: from 0.5.10 on "
+                "SGLang matches as many tokens as its trie is deep "
+                "(--speculative-ngram-max-trie-depth, 18).",
+                since=(0, 5, 10),
+            ),
+            Loss(
+                f"lookup {POOL_RULES}",
+                "SGLang keeps its own trie of all requests and proposes the likeliest "
+                "continuation: the pool rules (lookup, is_keep_all, is_use_oldest, "
+                "is_public_pool) are dropped.",
+            ),
+        ),
+        since=(0, 5, 3),
+        outside=("SGLang has n-gram look-up (NGRAM) from 0.5.3 on.", "EAGLE heads."),
+        read_notes=("SGLang's trie and the pool here choose continuations by different rules.",),
+    ),
+    Method(
+        "DFlash",
+        "DFLASH",
+        (
+            weights(*MODEL),
+            Field(
+                "max_draft_len",
+                TOKENS,
+                (PREFIX + "dflash-block-size",),
+                out=lambda length: length + 1,
+                back=lambda tokens: tokens - 1,
+            ),
+        ),
+        since=(0, 5, 11),
+        outside=("SGLang has DFlash from 0.5.11 on.", "EAGLE-3 heads."),
+    ),
+)
+
+
+def _files(writer: Writer, values: Values) -> tuple[File, ...]:
+    start = f"python -m sglang.launch_server --model-path {shlex.quote(writer.context.target)}"
+    return (File("launch.sh", command(start, *values.items()), "bash"),)
+
+
+def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
+    flags = read_flags(text, switches=SWITCHES)
+    values = {key: value for key, value in flags.options.items() if key.startswith(PREFIX)}
+    return values, flags.first("--model-path", "--model")
+
+
+def _pick(reader: Reader) -> Method:
+    name = str(reader.values.get(ALGORITHM, "")).upper()
+    found = named(METHODS, name)
+    if found is None:
+        names = ", ".join(method.theirs for method in METHODS if method.theirs)
+        raise ConfigError(
+            f"--speculative-algorithm must be one of {names}, got {name or 'none'}. Others have no "
+            "counterpart here."
+        )
+    for key in THRESHOLDS:
+        if reader.find(key) and reader.typed(key, float) != 1.0:
+            reader.notes.append(f"{key} below 1 is lossy there; the method here is lossless.")
+    if found.ours == "Eagle" and reader.find(*MODEL) is None:
+        reader.notes.append("EAGLE without a draft model is the target's own MTP layer.")
+        return next(method for method in METHODS if method.ours == "MTP")
+    return found
+
+
+HEADS = "EAGLE or EAGLE-3 heads for the same target."
 ENGINE = Engine(
     name="sglang",
     title="SGLang",
@@ -192,19 +283,12 @@ ENGINE = Engine(
         ("0.5.2", "the first with draft models"),
     ),
     trees="dynamic trees from steps, topk and draft tokens; none that is drawn",
-    writers={
-        "Autoregressive": _flags(_plain),
-        "Draft_Target": _flags(_draft_target),
-        "NGram": _flags(_ngram),
-        "Eagle": _flags(_eagle),
-        "Eagle3": _flags(_eagle3),
-        "MTP": _flags(_mtp),
-        "DFlash": _flags(_dflash),
-    },
+    key=ALGORITHM,
+    methods=METHODS,
     refused={
-        "Medusa": ("SGLang has no Medusa.", "EAGLE or EAGLE-3 heads for the same target."),
+        "Medusa": ("SGLang has no Medusa.", HEADS),
         "Lookahead": ("SGLang has no lookahead decoding.", "NGram: it needs no weights either."),
-        "ReDrafter": ("SGLang has no ReDrafter.", "EAGLE or EAGLE-3 heads for the same target."),
+        "ReDrafter": ("SGLang has no ReDrafter.", HEADS),
         "Suffix": ("SGLang has no suffix decoding.", "NGram: its trie spans requests, too."),
         "Token_Recycling": ("SGLang has no token recycling.", "NGram."),
         "Combined": (
@@ -216,5 +300,13 @@ ENGINE = Engine(
             "Newer releases run a class registered with SpeculativeAlgorithm.register.",
         ),
     },
-    read=read_sglang,
+    files=_files,
+    parse=_parse,
+    pick=_pick,
+    known=KNOWN,
+    reasons={
+        "confidence_threshold": "SGLang always drafts all steps.",
+        "use_relaxed_acceptance_for_thinking": "SGLang's own lossy switch is "
+        "--speculative-accept-threshold-single.",
+    },
 )

@@ -1,4 +1,4 @@
-"""transformers: keyword arguments of `generate`, as a script that runs.
+"""transformers: keyword arguments of `generate`, as a script that runs; a script is never run here.
 
 `assistant_model` and `prompt_lookup_num_tokens` are in every 4.46+; `use_mtp` and DFlash
 (`speculation_type`) since 5.15. What the assistant drafts is set on its own generation config.
@@ -6,128 +6,227 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import ast
+from collections.abc import Mapping
 from typing import Any
 
-from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.dflash import DFlashConfig
-from engine.drafters.draft_target import DraftTargetConfig
-from engine.drafters.mtp import MTPConfig
-from engine.drafters.ngram import NGramConfig
-from engine.interop.handoff import Engine, File, NotTakenError, Sheet, Writer
-from engine.interop.transformers_read import read_transformers
+from engine.errors import ConfigError
+from engine.interop.fields import (
+    Engine,
+    Field,
+    Loss,
+    Method,
+    Reader,
+    Values,
+    Writer,
+    const,
+    weights,
+)
+from engine.interop.handoff import MAX_CHARS, File, ReadYaml
 
 NEW = (5, 15)
 """First release known to have MTP and DFlash."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What goes into `generate`, and onto the assistant's generation config."""
-
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    assistant: str | None = None
-    drafting: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _script(call_of: Callable[[Any, Sheet], Call]) -> Writer:
-    """A writer of a whole script from what makes the call."""
-
-    def write(config: Any, sheet: Sheet) -> tuple[File, ...]:
-        call = call_of(config, sheet)
-        target = repr(sheet.context.target)
-        lines = [
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            "",
-            f"tokenizer = AutoTokenizer.from_pretrained({target})",
-            f'model = AutoModelForCausalLM.from_pretrained({target}, dtype="auto")',
-        ]
-        kwargs = dict(call.kwargs)
-        output = [f"{name}={value!r}" for name, value in kwargs.items()]
-        if call.assistant is not None:
-            name = repr(call.assistant)
-            lines.append(f'assistant = AutoModelForCausalLM.from_pretrained({name}, dtype="auto")')
-            for key, value in call.drafting.items():
-                lines.append(f"assistant.generation_config.{key} = {value!r}")
-            output.insert(0, "assistant_model=assistant")
-        arguments = ", ".join(["**inputs", *output, "max_new_tokens=128"])
-        lines += [
-            'inputs = tokenizer("Write a haiku.", return_tensors="pt")',
-            f"output = model.generate({arguments})",
-            "print(tokenizer.decode(output[0], skip_special_tokens=True))",
-        ]
-        return (File("generate.py", "\n".join(lines) + "\n", "python"),)
-
-    return write
-
-
-def _plain(config: AutoregressiveConfig, sheet: Sheet) -> Call:
-    return Call()
-
-
-def _draft_target(config: DraftTargetConfig, sheet: Sheet) -> Call:
-    if not sheet.take("use_draft_probs"):
-        sheet.warn(
-            "use_draft_probs=false is dropped: when sampling, transformers samples the drafts and "
-            "verifies them with their probabilities."
-        )
-    sheet.note(
-        "With scikit-learn installed, transformers moves a confidence threshold above 0 as it goes."
-    )
-    return Call(
-        assistant=sheet.model(),
-        drafting={
-            "num_assistant_tokens": sheet.take("max_draft_len"),
-            "num_assistant_tokens_schedule": "constant",
-            "assistant_confidence_threshold": sheet.take("confidence_threshold"),
-        },
-    )
-
-
-def _ngram(config: NGramConfig, sheet: Sheet) -> Call:
-    if sheet.take("lookup") != "transformers":
-        sheet.warn(
+ASSISTANT = "assistant_model"
+DRAFTING = (
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+)
+"""Fields of the assistant's generation config."""
+KNOWN = frozenset(
+    "assistant_model prompt_lookup_num_tokens max_matching_ngram_size use_mtp speculation_type "
+    "assistant_early_exit assistant_lookbehind target_lookbehind tokenizer assistant_tokenizer "
+    "max_new_tokens max_length min_new_tokens do_sample temperature top_k top_p num_beams "
+    "use_cache streamer eos_token_id pad_token_id return_dict_in_generate repetition_penalty "
+    "generation_config stop_strings output_scores attention_mask input_ids custom_generate".split()
+)
+MTP = Method(
+    "MTP",
+    "",
+    (
+        const("use_mtp", True),
+        Loss(
+            "max_draft_len",
+            "max_draft_len={c.max_draft_len} is dropped: transformers drafts one token per MTP "
+            "layer.",
+            lambda config: config.max_draft_len > 1,
+        ),
+    ),
+    since=NEW,
+    outside=("transformers has MTP from 5.15 on.", "--engine-version 5.15, or NGram."),
+    read_notes=("transformers drafts one token per MTP layer; 1 is taken here.",),
+)
+NGRAM = Method(
+    "NGram",
+    "",
+    (
+        Field("max_draft_len", "prompt_lookup_num_tokens"),
+        Field("max_matching_ngram_size", "max_matching_ngram_size"),
+        Loss(
+            "lookup",
             "transformers has look-up rules of its own (lookup=transformers here): the pool rules "
             "(is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs more "
             "than once its pick may be another one.",
-            *("is_keep_all", "is_use_oldest", "is_public_pool"),
+            lambda config: config.lookup != "transformers",
+        ),
+        Loss("is_keep_all is_use_oldest is_public_pool", "", lambda config: False),
+    ),
+    fixed={"lookup": "transformers"},
+)
+DRAFT_MODEL = Method(
+    "Draft_Target",
+    "",
+    (
+        weights(ASSISTANT),
+        Field(
+            "max_draft_len",
+            "num_assistant_tokens",
+            absent=20,
+            note="num_assistant_tokens is not set: 20, transformers' default, is taken.",
+        ),
+        const("num_assistant_tokens_schedule", "constant", note="here the length stays constant."),
+        Field(
+            "confidence_threshold",
+            "assistant_confidence_threshold",
+            absent=0.4,
+            note="assistant_confidence_threshold is not set: 0.4, its default, is taken.",
+        ),
+        Loss(
+            "use_draft_probs",
+            "use_draft_probs=false is dropped: when sampling, transformers samples the drafts and "
+            "verifies them with their probabilities.",
+            lambda config: not config.use_draft_probs,
+        ),
+    ),
+    notes=(
+        "With scikit-learn installed, transformers moves a confidence threshold above 0 as it "
+        "goes.",
+    ),
+)
+DFLASH = Method(
+    "DFlash",
+    "",
+    (weights(ASSISTANT), const("speculation_type", "dflash")),
+    since=NEW,
+    outside=("transformers has DFlash from 5.15 on.", "--engine-version 5.15, or NGram."),
+)
+
+
+def _files(writer: Writer, values: Values) -> tuple[File, ...]:
+    target, model = repr(writer.context.target), values.pop(ASSISTANT, None)
+    lines = [
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f"tokenizer = AutoTokenizer.from_pretrained({target})",
+        f'model = AutoModelForCausalLM.from_pretrained({target}, dtype="auto")',
+    ]
+    arguments = ["**inputs"]
+    if model is not None:
+        lines.append(f'assistant = AutoModelForCausalLM.from_pretrained({model!r}, dtype="auto")')
+        arguments.append("assistant_model=assistant")
+    for key, value in values.items():
+        if key in DRAFTING:
+            lines.append(f"assistant.generation_config.{key} = {value!r}")
+        else:
+            arguments.append(f"{key}={value!r}")
+    lines += [
+        'inputs = tokenizer("Write a haiku.", return_tensors="pt")',
+        f"output = model.generate({', '.join(arguments)}, max_new_tokens=128)",
+        "print(tokenizer.decode(output[0], skip_special_tokens=True))",
+    ]
+    return (File("generate.py", "\n".join(lines) + "\n", "python"),)
+
+
+def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
+    """Keyword arguments of `generate`: of a mapping, or of a script's calls and assignments."""
+    if len(text) > MAX_CHARS:
+        raise ConfigError(f"The script has {len(text)} characters; {MAX_CHARS} are allowed.")
+    if "(" not in text:
+        values = read_yaml(text)
+        if not isinstance(values, Mapping):
+            raise ConfigError("Paste a script that calls generate(…), or its keyword arguments.")
+        return {str(key): value for key, value in values.items()}, None
+    try:
+        nodes = list(ast.walk(ast.parse(text.strip())))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        place = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise ConfigError(f"The script is not valid Python{place}.") from error
+    loaded, drafting = _assigned(nodes)
+    kwargs: dict[str, Any] = {}
+    target = None
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(attr="generate", value=owner), keywords=keywords):
+                target = loaded.get(owner.id) if isinstance(owner, ast.Name) else target
+            case ast.Call(
+                func=ast.Name(id="generate" | "GenerationConfig")
+                | ast.Attribute(attr="GenerationConfig"),
+                keywords=keywords,
+            ):
+                pass
+            case _:
+                continue
+        kwargs |= {word.arg: _constant(word.value) for word in keywords if word.arg}
+    if isinstance(kwargs.get(ASSISTANT), str):
+        kwargs[ASSISTANT] = loaded.get(kwargs[ASSISTANT], kwargs[ASSISTANT])
+    return drafting | kwargs, target
+
+
+def _assigned(nodes: list[ast.AST]) -> tuple[dict[str, str], dict[str, Any]]:
+    """What variables were loaded from, and what was set on a generation config."""
+    loaded: dict[str, str] = {}
+    settings: dict[str, Any] = {}
+    for node in nodes:
+        match node:
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Call(
+                    func=ast.Attribute(attr="from_pretrained"),
+                    args=[ast.Constant(value=str(model)), *_],
+                ),
+            ):
+                loaded[name] = model
+            case ast.Assign(
+                targets=[
+                    ast.Attribute(
+                        attr=key,
+                        value=ast.Name(id="generation_config")
+                        | ast.Attribute(attr="generation_config"),
+                    )
+                ],
+                value=value,
+            ):
+                settings[key] = _constant(value)
+    return loaded, settings
+
+
+def _constant(node: ast.expr) -> Any:
+    """A literal's value, or the name of a variable."""
+    if isinstance(node, ast.Name):
+        return node.id
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        return None
+
+
+def _pick(reader: Reader) -> Method:
+    if reader.find("assistant_early_exit"):
+        raise ConfigError("assistant_early_exit (LayerSkip) has no counterpart here.")
+    if reader.find("prompt_lookup_num_tokens"):
+        return NGRAM
+    if reader.values.get("use_mtp"):
+        return MTP
+    if reader.find(ASSISTANT) is None:
+        raise ConfigError(
+            "The call drafts nothing: it has neither assistant_model, prompt_lookup_num_tokens nor "
+            "use_mtp."
         )
-    return Call(
-        kwargs={
-            "prompt_lookup_num_tokens": sheet.take("max_draft_len"),
-            "max_matching_ngram_size": sheet.take("max_matching_ngram_size"),
-        }
-    )
-
-
-def _new_enough(sheet: Sheet, what: str) -> None:
-    if not sheet.at_least(*NEW):
-        raise NotTakenError(
-            f"transformers has {what} from 5.15 on.", "--engine-version 5.15, or NGram."
-        )
-
-
-def _mtp(config: MTPConfig, sheet: Sheet) -> Call:
-    _new_enough(sheet, "MTP")
-    sheet.explain("use_relaxed_acceptance_for_thinking", "transformers verifies exactly.")
-    length = sheet.take("max_draft_len")
-    if length > 1:
-        sheet.warn(
-            f"max_draft_len={length} is dropped: transformers drafts one token per MTP layer."
-        )
-    return Call(kwargs={"use_mtp": True})
-
-
-def _dflash(config: DFlashConfig, sheet: Sheet) -> Call:
-    _new_enough(sheet, "DFlash")
-    sheet.explain("max_draft_len", "transformers drafts the whole block.")
-    for name in ("mask_token_id", "target_layer_ids"):
-        sheet.explain(name, "transformers reads it from the checkpoint.")
-    return Call(kwargs={"speculation_type": "dflash"}, assistant=sheet.model())
+    return DFLASH if reader.values.get("speculation_type") == "dflash" else DRAFT_MODEL
 
 
 NEAREST = "Draft_Target or NGram."
+NO_WEIGHTS = "NGram: no weights either."
 ENGINE = Engine(
     name="transformers",
     title="transformers",
@@ -137,26 +236,25 @@ ENGINE = Engine(
         ("4.46", "draft models and prompt look-up"),
     ),
     trees="chains only",
-    writers={
-        "Autoregressive": _script(_plain),
-        "Draft_Target": _script(_draft_target),
-        "NGram": _script(_ngram),
-        "MTP": _script(_mtp),
-        "DFlash": _script(_dflash),
-    },
+    key="",
+    methods=(Method("Autoregressive", ""), DRAFT_MODEL, NGRAM, MTP, DFLASH),
     refused={
         "Medusa": ("transformers has no Medusa.", NEAREST),
         "Eagle": ("transformers has no EAGLE.", NEAREST),
         "Eagle3": ("transformers has no EAGLE-3.", NEAREST),
         "ReDrafter": ("transformers has no ReDrafter.", NEAREST),
-        "Lookahead": ("transformers has no lookahead decoding.", "NGram: no weights either."),
-        "Suffix": ("transformers has no suffix decoding.", "NGram: no weights either."),
-        "Token_Recycling": ("transformers has no token recycling.", "NGram: no weights either."),
+        "Lookahead": ("transformers has no lookahead decoding.", NO_WEIGHTS),
+        "Suffix": ("transformers has no suffix decoding.", NO_WEIGHTS),
+        "Token_Recycling": ("transformers has no token recycling.", NO_WEIGHTS),
         "Combined": ("transformers runs one drafting method at a time.", NEAREST),
         "User_Provided": (
             "A drafter written for this playground does not run in transformers.",
             "custom_generate there takes a decoding loop of your own.",
         ),
     },
-    read=read_transformers,
+    files=_files,
+    parse=_parse,
+    pick=_pick,
+    known=KNOWN,
+    reasons={"max_draft_len": "transformers drafts the whole block."},
 )

@@ -8,50 +8,44 @@ through TensorRT-LLM's LLM API and takes the same `speculative_config`.
 
 from __future__ import annotations
 
-import shlex
+import re
+from collections.abc import Mapping
 from typing import Any
 
-from engine.drafters.eagle import EagleConfig
-from engine.drafters.lookahead import LookaheadConfig
-from engine.drafters.medusa import MedusaConfig
-from engine.drafters.redrafter import ReDrafterConfig
-from engine.interop.handoff import Engine, File, NotTakenError, Sheet, Writer
-from engine.interop.plain import command, yaml_block
-from engine.interop.tree_writers import braces, pbtxt_parameter
-from engine.interop.triton_read import read_triton
-from engine.interop.trtllm import BLOCKS, REFUSED, non_leaves_per_layer, speculative_values
+from engine.errors import ConfigError
+from engine.interop import trtllm
+from engine.interop.fields import (
+    Engine,
+    Field,
+    Method,
+    NotTakenError,
+    Reader,
+    Values,
+    Writer,
+    const,
+)
+from engine.interop.handoff import File, ReadYaml, command, yaml_block
+from engine.interop.trees import format_tree, is_pbtxt, parse_tree, pbtxt_parameter
 from engine.tree import ChoiceTree
 
-Files = tuple[File, ...]
-TRITON_PART = {"triton_config": {"max_batch_size": 0, "decoupled": False}}
-MODEL_YAML = "model.yaml"
+MODE = "decoding_mode"
 WHERE = "all_models/llmapi/tensorrt_llm/1/model.yaml"
 ENGINE_WHERE = "all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt"
+HEADS = "EAGLE-3 heads for the same target."
+NO_WEIGHTS = "config.pbtxt names no drafter weights: they are in the engine. Set speculative_model."
+PLAIN_MODES = ("top_k", "top_p", "top_k_top_p", "beam_search", "auto")
+_PARAMETER = re.compile(
+    r"key\s*:\s*\"([^\"]*)\"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*\"([^\"]*)\"", re.DOTALL
+)
 
 
-def _model_yaml(config: Any, sheet: Sheet) -> Files:
-    """The LLM API backend's file, for every method that TensorRT-LLM takes."""
-    plain = config.decoding_type == "Autoregressive"
-    values = {} if plain else speculative_values(config, sheet)
-    whole = {"model": sheet.context.target, "backend": "pytorch", **values, **TRITON_PART}
-    sheet.note(f"Copy it over {WHERE} of TensorRT-LLM's triton_backend.")
-    return (File(MODEL_YAML, yaml_block(whole), "yaml"),)
+# ---- the engine backend's build
 
 
-def _parameters(sheet: Sheet, **values: object) -> File:
-    lines = [pbtxt_parameter(key, str(value)) for key, value in values.items()]
-    sheet.note(f"Put these parameters into {ENGINE_WHERE}, in place of the ones it has.")
-    sheet.note("The drafter's weights are built into the engine by build.sh, not named here.")
-    return File("config.pbtxt", "\n".join(lines) + "\n", "protobuf")
-
-
-def _build(
-    sheet: Sheet, example: str, convert: dict[str, object], build: dict[str, object]
-) -> File:
-    """Commands that turn the weights into an engine."""
-    script = f"python examples/{example}/convert_checkpoint.py"
+def _build(writer: Writer, example: str, convert: Values, build: Values, before: str = "") -> None:
+    """Adds the commands that turn the weights into an engine."""
     weights = command(
-        script,
+        f"python examples/{example}/convert_checkpoint.py",
         *((f"--{name}", value) for name, value in convert.items()),
         ("--output_dir", "checkpoint"),
         ("--dtype", "float16"),
@@ -62,123 +56,180 @@ def _build(
         ("--output_dir", "engine"),
         *((f"--{name}", value) for name, value in build.items()),
     )
-    return File("build.sh", f"set -e\n{weights}{made}", "bash")
+    writer.files.append(File("build.sh", f"set -e\n{before}{weights}{made}", "bash"))
 
 
-def _only_with_engines(sheet: Sheet, what: str, nearest: str) -> None:
-    if sheet.at_least(1, 3):
-        raise NotTakenError(
-            f"Triton served {what} through TensorRT-LLM's engine backend, which was removed in "
-            "July 2026; containers with TensorRT-LLM 1.2 still have it.",
-            nearest,
-        )
-
-
-def _medusa(config: MedusaConfig, sheet: Sheet) -> Files:
-    _only_with_engines(sheet, "Medusa", "EAGLE-3 heads for the same target.")
-    sheet.explain("acceptance", "Triton's parameters know no typical acceptance.")
-    tree = ChoiceTree(sheet.take("medusa_choices"))
-    heads = sheet.take("num_medusa_heads")
+def _write_medusa(writer: Writer, values: Values) -> None:
+    tree, heads = ChoiceTree(writer.config.medusa_choices), writer.take("num_medusa_heads")
     if heads is None:
-        sheet.note(f"build.sh converts {tree.depth} heads, as many as the tree is deep.")
-    return (
-        _parameters(sheet, decoding_mode="medusa", medusa_choices=braces(tree)),
-        _build(
-            sheet,
-            "medusa",
-            {
-                "model_dir": sheet.context.target,
-                "medusa_model_dir": sheet.model(),
-                "num_medusa_heads": heads or tree.depth,
-            },
-            {"speculative_decoding_mode": "medusa"},
-        ),
-    )
+        writer.notes.append(f"build.sh converts {tree.depth} heads, as many as the tree is deep.")
+    convert = {
+        "model_dir": writer.context.target,
+        "medusa_model_dir": writer.model(),
+        "num_medusa_heads": heads or tree.depth,
+    }
+    _build(writer, "medusa", convert, {"speculative_decoding_mode": "medusa"})
 
 
-def _eagle(config: EagleConfig, sheet: Sheet) -> Files:
-    _only_with_engines(sheet, "EAGLE-1 and EAGLE-2", "EAGLE-3 heads for the same target.")
-    if sheet.take("use_dynamic_tree"):
+def _write_eagle(writer: Writer, values: Values) -> None:
+    if writer.take("use_dynamic_tree"):
         raise NotTakenError(
             "Triton's config.pbtxt has no parameter for a dynamic tree (EAGLE-2).",
             "A drawn tree (EAGLE-1), or TensorRT-LLM 1.2's own server.",
         )
-    tree = ChoiceTree(sheet.take("eagle_choices"))
-    return (
-        _parameters(sheet, decoding_mode="eagle", eagle_choices=braces(tree)),
-        _build(
-            sheet,
-            "eagle",
-            {
-                "model_dir": sheet.context.target,
-                "eagle_model_dir": sheet.model(),
-                "max_draft_len": len(tree),
-                "num_eagle_layers": tree.depth,
-                "max_non_leaves_per_layer": non_leaves_per_layer(tree),
-            },
-            {"speculative_decoding_mode": "eagle", "max_draft_len": len(tree)},
-        ),
+    tree = ChoiceTree(writer.config.eagle_choices)
+    convert = {
+        "model_dir": writer.context.target,
+        "eagle_model_dir": writer.model(),
+        "max_draft_len": len(tree),
+        "num_eagle_layers": tree.depth,
+        "max_non_leaves_per_layer": trtllm.non_leaves_per_layer(tree),
+    }
+    build = {"speculative_decoding_mode": "eagle", "max_draft_len": len(tree)}
+    _build(writer, "eagle", convert, build)
+
+
+def _write_lookahead(writer: Writer, values: Values) -> None:
+    config = writer.config
+    window, size, guesses = (
+        config.max_window_size,
+        config.max_ngram_size,
+        config.max_verification_set_size,
     )
-
-
-def _lookahead(config: LookaheadConfig, sheet: Sheet) -> Files:
-    _only_with_engines(sheet, "lookahead", "NGram: it needs no weights either.")
-    sheet.explain("pool_from_text", "TensorRT-LLM also fills its pool from the prompt.")
-    window, size = sheet.take("max_window_size"), sheet.take("max_ngram_size")
-    guesses = sheet.take("max_verification_set_size")
     # What one step verifies: the window's rows and the guesses, N - 1 tokens each.
     rows = max(size - 2, 0) + (window - 1 + guesses) * (size - 1)
-    return (
-        _parameters(
-            sheet,
-            decoding_mode="lookahead",
-            lookahead_window_size=window,
-            lookahead_ngram_size=size,
-            lookahead_verification_set_size=guesses,
-        ),
-        _build(
-            sheet,
-            "models/core/llama",
-            {"model_dir": sheet.context.target},
-            {"speculative_decoding_mode": "lookahead_decoding", "max_draft_len": rows},
-        ),
-    )
+    build = {"speculative_decoding_mode": "lookahead_decoding", "max_draft_len": rows}
+    _build(writer, "models/core/llama", {"model_dir": writer.context.target}, build)
 
 
-def _redrafter(config: ReDrafterConfig, sheet: Sheet) -> Files:
-    _only_with_engines(sheet, "ReDrafter", "EAGLE-3 heads for the same target.")
-    width, length = sheet.take("beam_width"), sheet.take("beam_length")
-    sheet.note(
+def _write_redrafter(writer: Writer, values: Values) -> None:
+    width, length = writer.take("beam_width"), writer.take("beam_length")
+    writer.notes.append(
         f"beam_width={width} and beam_length={length} are fixed when build.sh builds the engine; "
         "config.pbtxt does not have them."
     )
-    target = shlex.quote(sheet.context.target)
-    built = _build(
-        sheet,
-        "redrafter",
-        {
-            "base_model_checkpoint_dir": "base",
-            "drafter_model_dir": sheet.model(),
-            "redrafter_num_beams": width,
-            "redrafter_draft_len_per_beam": length - 1,
-        },
-        {"speculative_decoding_mode": "explicit_draft_tokens"},
+    base = command(
+        "python examples/models/core/llama/convert_checkpoint.py",
+        ("--model_dir", writer.context.target),
+        ("--output_dir", "base"),
+        ("--dtype", "float16"),
     )
-    base = (
-        f"python examples/models/core/llama/convert_checkpoint.py --model_dir {target} \\\n"
-        "  --output_dir base --dtype float16\n"
-    )
-    text = built.text.replace("set -e\n", f"set -e\n{base}")
-    return (_parameters(sheet, decoding_mode="redrafter"), File(built.name, text, "bash"))
+    convert = {
+        "base_model_checkpoint_dir": "base",
+        "drafter_model_dir": writer.model(),
+        "redrafter_num_beams": width,
+        "redrafter_draft_len_per_beam": length - 1,
+    }
+    build = {"speculative_decoding_mode": "explicit_draft_tokens"}
+    _build(writer, "redrafter", convert, build, base)
 
 
-WRITERS: dict[str, Writer] = {
-    **dict.fromkeys(("Autoregressive", *BLOCKS), _model_yaml),
-    "Medusa": _medusa,
-    "Eagle": _eagle,
-    "Lookahead": _lookahead,
-    "ReDrafter": _redrafter,
+# ---- the table
+
+
+def _method(ours: str, what: str, nearest: str, *rows: Field, **rest: Any) -> Method:
+    """A method of the engine backend."""
+    removed = (
+        f"Triton served {what} through TensorRT-LLM's engine backend, which was removed in July "
+        "2026; containers with TensorRT-LLM 1.2 still have it."
+    )
+    mode = const(MODE, ours.lower())
+    return Method(ours, "", (mode, *rows), until=(1, 3), outside=(removed, nearest), **rest)
+
+
+def _tree(name: str) -> Field:
+    """A tree in braces."""
+    return Field(
+        name,
+        name,
+        out=lambda paths: format_tree(ChoiceTree(paths), "triton"),
+        back=lambda text: parse_tree(text, format="triton").paths,
+        note=f"{name} is not set; the tree of the method's defaults is taken here.",
+    )
+
+
+MODES = {
+    "medusa": _method(
+        "Medusa",
+        "Medusa",
+        HEADS,
+        _tree("medusa_choices"),
+        read_notes=(NO_WEIGHTS,),
+        write=_write_medusa,
+    ),
+    "eagle": _method(
+        "Eagle",
+        "EAGLE-1 and EAGLE-2",
+        HEADS,
+        _tree("eagle_choices"),
+        read_notes=(NO_WEIGHTS,),
+        write=_write_eagle,
+    ),
+    "lookahead": _method(
+        "Lookahead",
+        "lookahead",
+        "NGram: it needs no weights either.",
+        Field("max_window_size", "lookahead_window_size"),
+        Field("max_ngram_size", "lookahead_ngram_size"),
+        Field("max_verification_set_size", "lookahead_verification_set_size"),
+        write=_write_lookahead,
+    ),
+    "redrafter": _method(
+        "ReDrafter",
+        "ReDrafter",
+        HEADS,
+        read_notes=(
+            NO_WEIGHTS,
+            "Its beams are fixed in the engine; the defaults are taken here.",
+        ),
+        write=_write_redrafter,
+    ),
 }
+LLM_API = tuple(method for method in trtllm.METHODS if method.ours not in trtllm.LEGACY)
+
+
+def _files(writer: Writer, values: Values) -> tuple[File, ...]:
+    if MODE in values:
+        writer.notes += [
+            f"Put these parameters into {ENGINE_WHERE}, in place of the ones it has.",
+            "The drafter's weights are built into the engine by build.sh, not named here.",
+        ]
+        lines = [pbtxt_parameter(key, str(value)) for key, value in values.items()]
+        return (File("config.pbtxt", "\n".join(lines) + "\n", "protobuf"),)
+    whole = {
+        "model": writer.context.target,
+        "backend": "pytorch",
+        **trtllm.document(writer, values),
+        "triton_config": {"max_batch_size": 0, "decoupled": False},
+    }
+    writer.notes.append(f"Copy it over {WHERE} of TensorRT-LLM's triton_backend.")
+    return (File("model.yaml", yaml_block(whole), "yaml"),)
+
+
+def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
+    if not is_pbtxt(text):
+        return trtllm.parse(text, read_yaml)
+    found = {key: value.strip() for key, value in _PARAMETER.findall(text)}
+    values = {key: value for key, value in found.items() if value and "${" not in value}
+    trees = [mode for mode in ("medusa", "eagle") if f"{mode}_choices" in values]
+    mode = values.get(MODE) or (trees[0] if len(trees) == 1 else "none")
+    return {**values, MODE: mode}, None
+
+
+def _pick(reader: Reader) -> Method:
+    mode = reader.values.get(MODE)
+    if mode is None:
+        return trtllm.pick(reader)
+    reader.known.update(reader.values)
+    if mode not in MODES:
+        hint = " It drafts nothing." if mode in PLAIN_MODES else ""
+        raise ConfigError(
+            "decoding_mode must be one of medusa, eagle, lookahead and redrafter, got "
+            f"{mode}.{hint}"
+        )
+    return MODES[mode]
+
+
 ENGINE = Engine(
     name="triton",
     title="Triton",
@@ -188,7 +239,12 @@ ENGINE = Engine(
         ("1.0", "TensorRT-LLM 1.0 and 1.1"),
     ),
     trees="dynamic trees for EAGLE-3; drawn trees until TensorRT-LLM 1.2",
-    writers=WRITERS,
-    refused={key: value for key, value in REFUSED.items() if key != "ReDrafter"},
-    read=read_triton,
+    key=trtllm.TYPE,
+    methods=(*MODES.values(), *LLM_API),
+    refused=trtllm.REFUSED,
+    files=_files,
+    parse=_parse,
+    pick=_pick,
+    known=frozenset(),
+    reasons=trtllm.REASONS | {"acceptance": "Triton's parameters know no typical acceptance."},
 )

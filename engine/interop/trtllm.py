@@ -10,157 +10,87 @@ A dynamic tree must satisfy max_draft_len ≤ max_total_draft_tokens ≤ topK ·
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.combined import CombinedConfig
-from engine.drafters.dflash import DFlashConfig
-from engine.drafters.draft_target import DraftTargetConfig
-from engine.drafters.eagle import EagleConfig
-from engine.drafters.eagle3 import Eagle3Config
-from engine.drafters.lookahead import LookaheadConfig
-from engine.drafters.medusa import MedusaConfig
-from engine.drafters.mtp import MTPConfig
-from engine.drafters.ngram import NGramConfig
-from engine.drafters.suffix import SuffixConfig
-from engine.interop.handoff import (
+from engine.errors import ConfigError
+from engine.interop.fields import (
+    DYNAMIC,
+    POOL_RULES,
+    RELAXED,
     Engine,
-    File,
+    Field,
+    Loss,
+    Method,
     NotTakenError,
-    Sheet,
+    Reader,
+    Values,
     Writer,
-    chain_of_levels,
+    named,
+    same,
+    weights,
 )
-from engine.interop.plain import command, yaml_block
-from engine.interop.trtllm_read import read_trtllm
+from engine.interop.handoff import File, ReadYaml, command, read_mapping, yaml_block
+from engine.interop.trees import parse_tree
 from engine.tree import ChoiceTree
 
-Files = tuple[File, ...]
-Values = dict[str, Any]
-MODEL_KEY = "speculative_model"
+CURRENT = (1, 3)
+"""First release that has the PyTorch backend only."""
+TYPE = "decoding_type"
 LEGACY = ("Medusa", "Eagle", "Lookahead")
-"""Methods of the TensorRT backend, which 1.2 is the last to have."""
+"""Methods of the TensorRT backend."""
+REMOVED = (
+    "TensorRT-LLM removed {} with its TensorRT backend in July 2026; 1.2 is the last release that "
+    "has it."
+)
+LEGACY_NOTE = "It runs on the TensorRT backend, which builds an engine when it starts."
+COMMON = frozenset(
+    "decoding_type max_draft_len max_total_draft_tokens speculative_model speculative_model_dir "
+    "max_concurrency draft_len_schedule load_format acceptance_rate_window_size "
+    "acceptance_rate_threshold use_rejection_sampling advanced_sampling_mode enable_penalty "
+    "allow_advanced_sampling acceptance_window acceptance_length_threshold".split()
+)
+EAGLE_KEYS = frozenset(
+    "eagle_choices greedy_sampling posterior_threshold use_dynamic_tree dynamic_tree_max_topK "
+    "num_eagle_layers max_non_leaves_per_layer eagle3_one_model eagle3_layers_to_capture "
+    "eagle3_model_arch sa_config".split()
+)
+MTP_KEYS = frozenset(
+    "use_mtp_vanilla mtp_eagle_one_model use_dynamic_tree dynamic_tree_max_topK sa_config".split()
+)
+WEIGHTS = (
+    weights("speculative_model", since=CURRENT),
+    weights("speculative_model_dir", until=CURRENT),
+)
 
 
-def is_current(sheet: Sheet) -> bool:
-    """Whether the release has the PyTorch backend only."""
-    return sheet.at_least(1, 3)
+# ---- what no row can say
 
 
-def _write(config: Any, sheet: Sheet) -> Files:
-    """config.yaml and the command that serves with it."""
-    values = speculative_values(config, sheet)
-    target = shlex.quote(sheet.context.target)
-    legacy = not is_current(sheet) and config.decoding_type in LEGACY
-    option = "--config" if is_current(sheet) else "--extra_llm_api_options"
-    backend = "--backend tensorrt" if legacy else "--backend pytorch"
-    serve = command(f"trtllm-serve {target}", backend, (option, "config.yaml"))
-    return (
-        File("config.yaml", yaml_block(values), "yaml"),
-        File("serve.sh", serve, "bash"),
-    )
-
-
-def speculative_values(config: Any, sheet: Sheet) -> Values:
-    """The YAML file's content: `speculative_config`, and what must stand beside it.
-
-    Raises:
-        NotTakenError: this release cannot take the method.
-    """
-    block = BLOCKS[config.decoding_type](config, sheet)
-    beside = {}
-    if config.decoding_type in ("NGram", "Draft_Target"):
-        beside["disable_overlap_scheduler"] = True
-        sheet.note("TensorRT-LLM's documentation switches the overlap scheduler off for it.")
-    return {**beside, "speculative_config": block}
-
-
-def _plain(config: AutoregressiveConfig, sheet: Sheet) -> Files:
-    sheet.note("Without speculative_config, TensorRT-LLM decodes plainly.")
-    serve = command(f"trtllm-serve {shlex.quote(sheet.context.target)}", "--backend pytorch")
-    return (File("serve.sh", serve, "bash"),)
-
-
-def _drafter(sheet: Sheet) -> Values:
-    """The drafter's weights under the key that the release knows."""
-    return {MODEL_KEY if is_current(sheet) else "speculative_model_dir": sheet.model()}
-
-
-def _draft_target(config: DraftTargetConfig, sheet: Sheet) -> Values:
-    old = not sheet.at_least(1, 2)
-    values: Values = {
-        "decoding_type": "DraftTarget" if old else "Draft_Target",
-        "max_draft_len": sheet.take("max_draft_len"),
-        **_drafter(sheet),
-    }
-    sheet.explain("confidence_threshold", "TensorRT-LLM always drafts the full length.")
-    if not is_current(sheet) and not old:
-        sheet.note("Some 1.2 builds spell the type DraftTarget.")
-    if sheet.take("use_draft_probs"):
-        if is_current(sheet):
-            values["use_rejection_sampling"] = True
-            sheet.note("use_rejection_sampling is a prototype feature; greedy requests ignore it.")
-        else:
-            sheet.warn(
-                "use_draft_probs is dropped: this release accepts a drafted token only where the "
-                "target draws the same one; when sampling, acceptance falls."
-            )
-    return values
-
-
-def _ngram(config: NGramConfig, sheet: Sheet) -> Values:
-    sheet.explain("lookup", "TensorRT-LLM looks up by its pool's rules (lookup=pool here).")
-    names = ("max_draft_len", "max_matching_ngram_size")
-    pool = ("is_keep_all", "is_use_oldest", "is_public_pool")
-    return {"decoding_type": "NGram"} | {name: sheet.take(name) for name in (*names, *pool)}
-
-
-def _suffix(config: SuffixConfig, sheet: Sheet) -> Values:
-    if not is_current(sheet):
-        raise NotTakenError(
-            "TensorRT-LLM has suffix look-up (SA) from 1.3 on.", "NGram is in every release."
+def _write_draft_target(writer: Writer, values: Values) -> None:
+    if not writer.at_least(1, 2):
+        values[TYPE] = "DraftTarget"
+    elif not writer.at_least(*CURRENT):
+        writer.notes.append("Some 1.2 builds spell the type DraftTarget.")
+    if "use_rejection_sampling" in values:
+        writer.notes.append(
+            "use_rejection_sampling is a prototype feature; greedy requests ignore it."
         )
-    length = sheet.take("max_draft_len")
-    sheet.warn(
-        f"SA copies {length} tokens after the longest match, however long it is: max_spec_factor, "
-        "min_token_prob and max_tree_depth are dropped.",
-        *("max_spec_factor", "min_token_prob", "max_tree_depth"),
-    )
-    sheet.explain("use_tree_spec", "SA drafts one path.")
-    sheet.explain("global_pool_size", "It counts tokens; TensorRT-LLM counts requests.")
-    for name in ("escape", "text_weight"):
-        sheet.explain(name, "It only matters with mix_contexts.")
-    return {
-        "decoding_type": "SA",
-        "max_draft_len": length,
-        "max_matching_ngram_size": -1,
-        "enable_global_pool": sheet.take("use_global_pool"),
-    }
 
 
-def _medusa(config: MedusaConfig, sheet: Sheet) -> Values:
-    _needs_legacy(sheet, "Medusa", "EAGLE-3 heads for the same target, or TensorRT-LLM 1.2.")
-    sheet.explain("acceptance", "TensorRT-LLM verifies exactly: fewer tokens are accepted.")
-    tree = ChoiceTree(sheet.take("medusa_choices"))
-    heads = sheet.take("num_medusa_heads")
-    return {
-        "decoding_type": "Medusa",
-        "max_draft_len": len(tree),
-        **({} if heads is None else {"num_medusa_heads": heads}),
-        **_drafter(sheet),
-        "medusa_choices": tree.as_lists(),
-    }
+def _read_suffix(reader: Reader) -> None:
+    if reader.values.get("max_matching_ngram_size", -1) != -1:
+        reader.notes.append("max_matching_ngram_size is ignored: Suffix takes the longest match.")
 
 
-def _needs_legacy(sheet: Sheet, what: str, nearest: str) -> None:
-    if is_current(sheet):
-        raise NotTakenError(
-            f"TensorRT-LLM removed {what} with its TensorRT backend in July 2026; 1.2 is the last "
-            "release that has it.",
-            nearest,
-        )
-    sheet.note("It runs on the TensorRT backend, which builds an engine when it starts.")
+def _as_lists(paths: Iterable[Iterable[int]]) -> list[list[int]]:
+    return [list(path) for path in paths]
+
+
+def _tree(value: Any) -> object:
+    """Paths of a tree in a YAML file: lists, or a text in any format."""
+    tree = parse_tree(value) if isinstance(value, str) else ChoiceTree.parse(value)
+    return tree.paths
 
 
 def non_leaves_per_layer(tree: ChoiceTree) -> int:
@@ -170,162 +100,366 @@ def non_leaves_per_layer(tree: ChoiceTree) -> int:
     return max(inner.count(depth) for depth in set(inner))
 
 
-def _eagle(config: EagleConfig, sheet: Sheet) -> Values:
-    if is_current(sheet):
-        raise NotTakenError(
-            "TensorRT-LLM's PyTorch backend takes EAGLE-3 heads only.",
-            "EAGLE-3 heads for the same target; EAGLE-1 and EAGLE-2 ran until 1.2.",
-        )
-    _needs_legacy(sheet, "EAGLE-1 and EAGLE-2", "")
-    if sheet.take("use_dynamic_tree"):
-        return _eagle2(sheet)
-    tree = ChoiceTree(sheet.take("eagle_choices"))
-    return {
-        "decoding_type": "Eagle",
-        "max_draft_len": len(tree),
-        "num_eagle_layers": tree.depth,
-        "max_non_leaves_per_layer": non_leaves_per_layer(tree),
-        **_drafter(sheet),
-        "eagle_choices": tree.as_lists(),
-    }
-
-
-def _eagle2(sheet: Sheet) -> Values:
-    """In 1.2 max_draft_len counts levels and max_total_draft_tokens nodes; before, it was nodes."""
-    levels, keep = sheet.take("max_draft_len"), sheet.take("max_total_draft_tokens")
-    topk = sheet.take("dynamic_tree_max_topK")
-    expanded = sheet.take("max_non_leaves_per_layer")
-    new = sheet.at_least(1, 2)
-    size = {"max_draft_len": levels, "max_total_draft_tokens": keep} if new else {}
-    return {
-        "decoding_type": "Eagle",
-        **(size or {"max_draft_len": keep}),
+def _write_eagle(writer: Writer, values: Values) -> None:
+    """A drawn tree, or EAGLE-2's; before 1.2 max_draft_len counted the nodes of both."""
+    model = values.pop("speculative_model_dir")
+    if not writer.take("use_dynamic_tree"):
+        tree = ChoiceTree(writer.take("eagle_choices"))
+        values |= {
+            "max_draft_len": len(tree),
+            "num_eagle_layers": tree.depth,
+            "max_non_leaves_per_layer": non_leaves_per_layer(tree),
+            "speculative_model_dir": model,
+            "eagle_choices": tree.as_lists(),
+        }
+        return
+    levels, keep = writer.take("max_draft_len"), writer.take("max_total_draft_tokens")
+    topk, expanded = (writer.take("dynamic_tree_max_topK"), writer.take("max_non_leaves_per_layer"))
+    counts_levels = writer.at_least(1, 2)
+    values |= {"max_draft_len": levels if counts_levels else keep}
+    values |= {"max_total_draft_tokens": keep} if counts_levels else {}
+    values |= {
         "num_eagle_layers": levels,
         "max_non_leaves_per_layer": topk if expanded is None else expanded,
-        **_drafter(sheet),
+        "speculative_model_dir": model,
         "use_dynamic_tree": True,
         "dynamic_tree_max_topK": topk,
     }
 
 
-def _eagle3(config: Eagle3Config, sheet: Sheet) -> Values:
-    current = is_current(sheet)
-    values: Values = {"decoding_type": "Eagle3" if current else "Eagle"}
-    if not sheet.take("use_dynamic_tree"):
-        values |= {"max_draft_len": sheet.take("max_draft_len"), **_drafter(sheet)}
-    elif current:
-        values |= _dynamic(sheet)
-    else:
-        length = chain_of_levels(sheet, "The PyTorch backend drafts until 1.2")
-        values |= {"max_draft_len": length, **_drafter(sheet)}
-    layers = sheet.take("eagle3_layers_to_capture")
-    return values | ({} if layers is None else {"eagle3_layers_to_capture": list(layers)})
+def _read_eagle(reader: Reader) -> None:
+    reader.used |= {"max_draft_len", "num_eagle_layers", "max_non_leaves_per_layer"}
+    if not reader.settings.get("use_dynamic_tree"):
+        if reader.find("eagle_choices"):
+            reader.settings["eagle_choices"] = _tree(reader.values["eagle_choices"])
+        reader.used |= {"eagle_choices", "max_total_draft_tokens", "dynamic_tree_max_topK"}
+        return
+    if reader.find("max_non_leaves_per_layer"):
+        expanded = reader.typed("max_non_leaves_per_layer", int)
+        if expanded != reader.settings.get("dynamic_tree_max_topK"):
+            reader.settings["max_non_leaves_per_layer"] = expanded
+    counts_levels = reader.find("max_total_draft_tokens")
+    nodes = "max_total_draft_tokens" if counts_levels else "max_draft_len"
+    levels = "max_draft_len" if counts_levels else "num_eagle_layers"
+    for ours, theirs in (("max_total_draft_tokens", nodes), ("max_draft_len", levels)):
+        if reader.find(theirs):
+            reader.settings[ours] = reader.typed(theirs, int)
+            reader.used.add(theirs)
 
 
-def _dynamic(sheet: Sheet) -> Values:
+def _write_eagle3(writer: Writer, values: Values) -> None:
     """A dynamic tree within TensorRT-LLM's bounds; every change is told."""
-    levels, keep = sheet.take("max_draft_len"), sheet.take("max_total_draft_tokens")
-    topk = sheet.take("dynamic_tree_max_topK")
+    if not writer.config.use_dynamic_tree:
+        return
+    levels, keep = values["max_draft_len"], values["max_total_draft_tokens"]
+    topk = values["dynamic_tree_max_topK"]
     if keep > topk * levels:
-        sheet.warn(
+        writer.warnings.append(
             f"max_total_draft_tokens is lowered from {keep} to {topk * levels}: TensorRT-LLM takes "
             f"at most dynamic_tree_max_topK × max_draft_len = {topk} × {levels}. MAT may fall."
         )
-        keep = topk * levels
-    if keep < levels:
-        sheet.warn(
+    elif keep < levels:
+        writer.warnings.append(
             f"max_draft_len is lowered from {levels} to {keep}: TensorRT-LLM takes no fewer nodes "
             "than levels. The trees stay the same, for one of so few nodes is never deeper."
         )
-        levels = keep
-    expanded = sheet.take("max_non_leaves_per_layer")
-    sheet.note("Dynamic trees do not run on targets with sliding-window or MLA attention.")
-    return {
-        "max_draft_len": levels,
-        **_drafter(sheet),
-        "use_dynamic_tree": True,
-        "dynamic_tree_max_topK": topk,
-        "max_total_draft_tokens": keep,
-        **({} if expanded is None else {"max_non_leaves_per_layer": expanded}),
-    }
+    values["max_total_draft_tokens"] = min(keep, topk * levels)
+    values["max_draft_len"] = min(levels, keep)
+    writer.notes.append("Dynamic trees do not run on targets with sliding-window or MLA attention.")
 
 
-def _lookahead(config: LookaheadConfig, sheet: Sheet) -> Values:
-    _needs_legacy(sheet, "lookahead", "NGram or SA: they need no weights either.")
-    sheet.explain("pool_from_text", "TensorRT-LLM also fills its pool from the prompt.")
-    names = ("max_window_size", "max_ngram_size", "max_verification_set_size")
-    return {"decoding_type": "Lookahead"} | {name: sheet.take(name) for name in names}
-
-
-def _mtp(config: MTPConfig, sheet: Sheet) -> Values:
-    key = "max_draft_len" if is_current(sheet) else "num_nextn_predict_layers"
-    values: Values = {"decoding_type": "MTP", key: sheet.take("max_draft_len")}
-    relaxed = ("relaxed_topk", "relaxed_delta", "begin_thinking_phase_token")
-    if sheet.take("use_relaxed_acceptance_for_thinking"):
-        values["use_relaxed_acceptance_for_thinking"] = True
-        values |= {name: sheet.take(name) for name in (*relaxed, "end_thinking_phase_token")}
-    return values
-
-
-def _dflash(config: DFlashConfig, sheet: Sheet) -> Values:
-    if not is_current(sheet):
-        raise NotTakenError("TensorRT-LLM has DFlash from 1.3 on.", "EAGLE-3 as a chain.")
-    length = sheet.take("max_draft_len")
-    if length is None:
-        raise NotTakenError(
-            "TensorRT-LLM needs max_draft_len for DFlash, and it is not set.",
-            "Set max_draft_len, e.g. to the draft model's block size less one.",
+def _read_eagle3(reader: Reader) -> None:
+    settings = reader.settings
+    if reader.values.get(TYPE) == "Eagle":
+        reader.notes.append("Eagle on the PyTorch backend is EAGLE-3.")
+    if reader.find("eagle_choices"):
+        reader.notes.append(
+            "eagle_choices is ignored: EAGLE-3 here drafts a chain or a dynamic tree."
         )
-    mask, layers = sheet.take("mask_token_id"), sheet.take("target_layer_ids")
-    return {
-        "decoding_type": "DFlash",
-        "max_draft_len": length,
-        **_drafter(sheet),
-        **({} if mask is None else {"mask_token_id": mask}),
-        **({} if layers is None else {"target_layer_ids": list(layers)}),
-    }
+    if settings.get("use_dynamic_tree") and "max_total_draft_tokens" not in settings:
+        topk, levels = settings.get("dynamic_tree_max_topK", 10), settings.get("max_draft_len", 5)
+        settings["max_total_draft_tokens"] = topk * levels
 
 
-def _combined(config: CombinedConfig, sheet: Sheet) -> Values:
-    """Suffix look-up before Eagle3 or MTP is TensorRT-LLM's `sa_config`."""
-    first, second = sheet.take("retrieval"), sheet.take("model")
+def _write_combined(writer: Writer, values: Values) -> None:
+    """Suffix look-up before Eagle3 or MTP is `sa_config`."""
+    first, second = writer.take("retrieval"), writer.take("model")
     fits = first.decoding_type == "Suffix" and second.decoding_type in ("Eagle3", "MTP")
-    if not is_current(sheet) or not fits:
+    if not writer.at_least(*CURRENT) or not fits:
         raise NotTakenError(
             f"TensorRT-LLM cannot combine {first.decoding_type} with {second.decoding_type}.",
             "From 1.3 on it combines Suffix with Eagle3 or MTP (sa_config).",
         )
-    look_up, drafting = sheet.inner(first), sheet.inner(second)
-    pool = look_up.take("use_global_pool")
-    length = look_up.take("max_draft_len")
-    sheet.warn(
-        f"sa_config drafts as many tokens as {second.decoding_type} does, not {length}, and knows "
-        "no max_spec_factor, min_token_prob or max_tree_depth: these settings of Suffix are "
-        "dropped."
+    writer.warnings.append(
+        f"sa_config drafts as many tokens as {second.decoding_type} does, not "
+        f"{first.max_draft_len}, and knows no max_spec_factor, min_token_prob or max_tree_depth: "
+        "these settings of Suffix are dropped."
     )
-    look_up.used |= {"max_spec_factor", "min_token_prob", "max_tree_depth"}
-    values = BLOCKS[second.decoding_type](second, drafting)
+    look_up, model = writer.part(first), writer.part(second)
+    values |= model.values()
+    values["sa_config"] = {
+        "threshold": writer.take("min_match_len"),
+        "enable_global_pool": look_up.take("use_global_pool"),
+    }
+    look_up.used |= {"max_draft_len", "max_spec_factor", "min_token_prob", "max_tree_depth"}
     look_up.finish("Suffix: ")
-    drafting.finish(f"{second.decoding_type}: ")
-    threshold = sheet.take("min_match_len")
-    return values | {"sa_config": {"threshold": threshold, "enable_global_pool": pool}}
+    model.finish(f"{second.decoding_type}: ")
 
 
-BLOCKS: Mapping[str, Callable[[Any, Sheet], Values]] = {
-    "Draft_Target": _draft_target,
-    "NGram": _ngram,
-    "Suffix": _suffix,
-    "Medusa": _medusa,
-    "Eagle": _eagle,
-    "Eagle3": _eagle3,
-    "Lookahead": _lookahead,
-    "MTP": _mtp,
-    "DFlash": _dflash,
-    "Combined": _combined,
-}
-"""What writes each method's `speculative_config`."""
+def _read_combined(reader: Reader) -> None:
+    reader.notes.append("sa_config is suffix look-up before the method: Combined here.")
+    extra = reader.values["sa_config"]
+    pool = {"decoding_type": "Suffix", "use_global_pool": extra.get("enable_global_pool", False)}
+    model = reader.read(_named(reader))
+    reader.settings = {
+        "retrieval": pool,
+        "model": model,
+        "min_match_len": extra.get("threshold", 4),
+    }
+    reader.used.add("sa_config")
 
-WRITERS: Mapping[str, Writer] = {"Autoregressive": _plain, **dict.fromkeys(BLOCKS, _write)}
+
+# ---- the table
+
+
+def _switch(name: str) -> Field:
+    return Field(name, name, out=lambda on: on or None)
+
+
+def _layers(name: str) -> Field:
+    return Field(name, name, out=list)
+
+
+COMBINED = Method("Combined", "", write=_write_combined, read=_read_combined)
+METHODS = (
+    Method(
+        "Autoregressive", "", notes=("Without speculative_config, TensorRT-LLM decodes plainly.",)
+    ),
+    Method(
+        "Draft_Target",
+        "Draft_Target",
+        (
+            *same("max_draft_len"),
+            *WEIGHTS,
+            Field(
+                "use_draft_probs",
+                "use_rejection_sampling",
+                out=lambda on: on or None,
+                since=CURRENT,
+                absent=False,
+            ),
+            Loss(
+                "use_draft_probs",
+                "use_draft_probs is dropped: this release accepts a drafted token only where the "
+                "target draws the same one; when sampling, acceptance falls.",
+                lambda config: config.use_draft_probs,
+                until=CURRENT,
+            ),
+        ),
+        also=("DraftTarget",),
+        write=_write_draft_target,
+    ),
+    Method("NGram", "NGram", same("max_draft_len", "max_matching_ngram_size", *POOL_RULES.split())),
+    Method(
+        "Suffix",
+        "SA",
+        (
+            *same("max_draft_len"),
+            Field("", "max_matching_ngram_size", write=lambda writer: -1, back=lambda size: None),
+            Field("use_global_pool", "enable_global_pool"),
+            Loss(
+                "max_spec_factor min_token_prob max_tree_depth",
+                "SA copies {c.max_draft_len} tokens after the longest match, however long it is: "
+                "max_spec_factor, min_token_prob and max_tree_depth are dropped.",
+            ),
+        ),
+        since=CURRENT,
+        outside=(
+            "TensorRT-LLM has suffix look-up (SA) from 1.3 on.",
+            "NGram is in every release.",
+        ),
+        read_notes=(
+            "SA copies max_draft_len tokens always; Suffix here as long as it is confident.",
+        ),
+        known=frozenset({"global_pool_size"}),
+        read=_read_suffix,
+    ),
+    Method(
+        "Medusa",
+        "Medusa",
+        (
+            Field(
+                "medusa_choices",
+                "max_draft_len",
+                ("max_total_draft_tokens",),
+                write=lambda writer: len(writer.config.medusa_choices),
+                back=None,
+            ),
+            *same("num_medusa_heads"),
+            *WEIGHTS,
+            Field("medusa_choices", "medusa_choices", out=_as_lists, back=_tree),
+        ),
+        until=CURRENT,
+        outside=(
+            REMOVED.format("Medusa"),
+            "EAGLE-3 heads for the same target, or TensorRT-LLM 1.2.",
+        ),
+        notes=(LEGACY_NOTE,),
+    ),
+    Method(
+        "Eagle",
+        "Eagle",
+        (
+            *WEIGHTS,
+            Field("use_dynamic_tree", "use_dynamic_tree", write=lambda writer: None),
+            Field(
+                "dynamic_tree_max_topK",
+                "dynamic_tree_max_topK",
+                write=lambda writer: None,
+                given="use_dynamic_tree",
+            ),
+        ),
+        until=CURRENT,
+        outside=(
+            "TensorRT-LLM's PyTorch backend takes EAGLE-3 heads only.",
+            "EAGLE-3 heads for the same target; EAGLE-1 and EAGLE-2 ran until 1.2.",
+        ),
+        notes=(LEGACY_NOTE,),
+        read_notes=(
+            "num_eagle_layers or eagle_choices: read as EAGLE-1/2 of the TensorRT backend.",
+        ),
+        known=EAGLE_KEYS,
+        write=_write_eagle,
+        read=_read_eagle,
+    ),
+    Method(
+        "Eagle3",
+        "Eagle3",
+        (
+            *same("max_draft_len"),
+            *WEIGHTS,
+            _switch("use_dynamic_tree"),
+            *same(*DYNAMIC.split(), given="use_dynamic_tree"),
+            _layers("eagle3_layers_to_capture"),
+        ),
+        since=CURRENT,
+        known=EAGLE_KEYS,
+        write=_write_eagle3,
+        read=_read_eagle3,
+    ),
+    Method(
+        "Eagle3",
+        "Eagle",
+        (
+            Field(
+                "max_draft_len",
+                "max_draft_len",
+                write=lambda w: w.chain_of_levels("The PyTorch backend drafts until 1.2"),
+            ),
+            *WEIGHTS,
+            _layers("eagle3_layers_to_capture"),
+        ),
+        until=CURRENT,
+    ),
+    Method(
+        "Lookahead",
+        "Lookahead",
+        same("max_window_size", "max_ngram_size", "max_verification_set_size"),
+        until=CURRENT,
+        outside=(
+            REMOVED.format("lookahead"),
+            "NGram or SA: they need no weights either.",
+        ),
+        notes=(LEGACY_NOTE,),
+    ),
+    Method(
+        "MTP",
+        "MTP",
+        (
+            Field("max_draft_len", "max_draft_len", since=CURRENT),
+            Field("max_draft_len", "num_nextn_predict_layers", until=CURRENT),
+            _switch("use_relaxed_acceptance_for_thinking"),
+            *same(*RELAXED.split(), given="use_relaxed_acceptance_for_thinking"),
+        ),
+        known=MTP_KEYS,
+    ),
+    Method(
+        "DFlash",
+        "DFlash",
+        (
+            Field("max_draft_len", "max_draft_len", needed=True),
+            *WEIGHTS,
+            *same("mask_token_id"),
+            _layers("target_layer_ids"),
+        ),
+        since=CURRENT,
+        outside=("TensorRT-LLM has DFlash from 1.3 on.", "EAGLE-3 as a chain."),
+        known=frozenset({"attention_backend"}),
+    ),
+    COMBINED,
+)
+
+
+def document(writer: Writer, values: Values) -> Values:
+    """The YAML file's content: `speculative_config`, and what must stand beside it."""
+    if not values:
+        return {}
+    beside = {}
+    if writer.config.decoding_type in ("NGram", "Draft_Target"):
+        beside["disable_overlap_scheduler"] = True
+        writer.notes.append(
+            "TensorRT-LLM's documentation switches the overlap scheduler off for it."
+        )
+    return {**beside, "speculative_config": values}
+
+
+def _files(writer: Writer, values: Values) -> tuple[File, ...]:
+    serve = f"trtllm-serve {shlex.quote(writer.context.target)}"
+    if not values:
+        return (File("serve.sh", command(serve, "--backend pytorch"), "bash"),)
+    backend = "tensorrt" if writer.config.decoding_type in LEGACY else "pytorch"
+    option = "--config" if writer.at_least(*CURRENT) else "--extra_llm_api_options"
+    return (
+        File("config.yaml", yaml_block(document(writer, values)), "yaml"),
+        File("serve.sh", command(serve, f"--backend {backend}", (option, "config.yaml")), "bash"),
+    )
+
+
+def parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
+    """A YAML file with `speculative_config`, or the block alone."""
+    expected = "A TensorRT-LLM file must have speculative_config with decoding_type"
+    values, target = read_mapping(text, read_yaml, ("speculative_config",), expected)
+    if not isinstance(values.get(TYPE), str):
+        raise ConfigError(f"{expected}, got {text.strip()[:60]!r}.")
+    return values, target
+
+
+def pick(reader: Reader) -> Method:
+    """The method of a `speculative_config`."""
+    method = _named(reader)
+    return COMBINED if isinstance(reader.values.get("sa_config"), Mapping) else method
+
+
+def _named(reader: Reader) -> Method:
+    """By name; Eagle means EAGLE-1/2 only with what the TensorRT backend alone had."""
+    name = str(reader.values[TYPE])
+    model = str(reader.values.get("speculative_model", reader.values.get("speculative_model_dir")))
+    if name == "Eagle" and (
+        reader.find("eagle_choices", "num_eagle_layers") is None
+        or "eagle3" in model.lower().replace("-", "").replace("_", "")
+    ):
+        name = "Eagle3"
+    found = named(METHODS, name)
+    if found is None:
+        known = dict.fromkeys(method.theirs for method in METHODS if method.theirs)
+        raise ConfigError(
+            f"decoding_type must be one of {', '.join(known)}, got {name!r:.40}. Others have no "
+            "counterpart here."
+        )
+    reader.known |= COMMON
+    return found
+
+
 REFUSED = {
     "ReDrafter": (
         "TensorRT-LLM's LLM API never had ReDrafter; it was an engine built for Triton.",
@@ -337,7 +471,10 @@ REFUSED = {
         "User_Provided there takes a Drafter object from Python, not from YAML.",
     ),
 }
-
+REASONS = {
+    "global_pool_size": "It counts tokens; TensorRT-LLM counts requests.",
+    "lookup": "TensorRT-LLM looks up by its pool's rules (lookup=pool here).",
+}
 ENGINE = Engine(
     name="trtllm",
     title="TensorRT-LLM",
@@ -347,7 +484,12 @@ ENGINE = Engine(
         ("1.0", "1.0 and 1.1"),
     ),
     trees="dynamic trees for EAGLE-3; drawn trees until 1.2",
-    writers=WRITERS,
+    key=TYPE,
+    methods=METHODS,
     refused=REFUSED,
-    read=read_trtllm,
+    files=_files,
+    parse=parse,
+    pick=pick,
+    known=frozenset(),
+    reasons=REASONS,
 )

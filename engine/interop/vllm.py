@@ -1,4 +1,4 @@
-"""vLLM: `--speculative-config` JSON.
+"""vLLM: `--speculative-config` JSON, in a file, in YAML, or in a whole command.
 
 What changed between releases, read from the releases' own vllm/config/speculative.py:
 
@@ -14,195 +14,296 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.dflash import DFlashConfig
-from engine.drafters.draft_target import DraftTargetConfig
-from engine.drafters.eagle import EagleConfig
-from engine.drafters.eagle3 import Eagle3Config
-from engine.drafters.medusa import MedusaConfig
-from engine.drafters.mtp import MTPConfig
-from engine.drafters.ngram import NGramConfig
-from engine.drafters.suffix import SuffixConfig
-from engine.interop.handoff import (
+from engine.errors import ConfigError
+from engine.interop.fields import (
+    IGNORED,
+    POOL_RULES,
     Engine,
-    File,
-    NotTakenError,
-    Sheet,
+    Field,
+    Loss,
+    Method,
+    Reader,
+    Values,
     Writer,
-    chain_of_levels,
-    chain_or_warn,
+    const,
+    named,
+    weights,
 )
-from engine.interop.plain import command, dumps
-from engine.interop.tree_writers import counts_of, tuples
-from engine.interop.trees import parse_tree
-from engine.interop.vllm_read import read_vllm
+from engine.interop.handoff import File, ReadYaml, command, read_flags, read_mapping
+from engine.interop.trees import children_per_depth, format_tree, parse_tree
 from engine.tree import ChoiceTree
 
+LENGTH = "num_speculative_tokens"
+TREE = "speculative_token_tree"
+KNOWN = frozenset(
+    "method model num_speculative_tokens draft_tensor_parallel_size quantization kv_cache_dtype "
+    "moe_backend attention_backend revision code_revision max_model_len enforce_eager "
+    "prompt_lookup_max prompt_lookup_min suffix_decoding_max_tree_depth "
+    "suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor "
+    "suffix_decoding_min_token_prob parallel_drafting use_heterogeneous_vocab draft_load_config "
+    "num_speculative_tokens_per_batch_size rejection_sample_method synthetic_acceptance_rates "
+    "synthetic_acceptance_length draft_sample_method disable_padded_drafter_batch "
+    "disable_eagle_block_drop use_local_argmax_reduction enable_adaptive_verification "
+    "index_share_for_mtp_iteration dspark_draft_topk disable_lookahead_block_hashes "
+    "draft_lm_head_quantization xpress_topc fly_window_size fly_entropy_threshold "
+    "fly_entropy_top_k speculative_token_tree disable_by_batch_size disable_logprobs".split()
+)
+"""Keys of any release from 0.10 to 0.33."""
+NO_COUNTERPART = {
+    "mlp_speculator": "an MLP speculator",
+    "custom_class": "a proposer class of your own; register a drafter here instead",
+    "extract_hidden_states": "no drafting at all, it writes training data",
+    "dspark": "DSpark",
+}
 SAMPLED = (
     "When sampling, vLLM drafts the likeliest token; here EAGLE-1 draws its drafts. The law of the "
     "output is the same, acceptance differs."
 )
 POOL = 10_000
 """Requests that vLLM's global suffix tree keeps by default."""
-Files = tuple[File, ...]
 
 
-def _files(values: Mapping[str, Any], sheet: Sheet, *more: str | tuple[str, object]) -> Files:
-    serve = command(
-        f"vllm serve {shlex.quote(sheet.context.target)}",
-        ("--speculative-config", dumps(values)),
-        *more,
-    )
-    text = json.dumps(values, indent=2) + "\n"
-    return (File("speculative_config.json", text, "json"), File("serve.sh", serve, "bash"))
+def _read_ngram(reader: Reader) -> None:
+    """Of the two lengths, a missing one is the other; vLLM takes 5 where both are missing."""
+    given = [key for key in ("prompt_lookup_max", "prompt_lookup_min") if reader.values.get(key)]
+    reader.settings["max_matching_ngram_size"] = reader.typed(given[0], int) if given else 5
+    least = reader.typed(given[-1], int) if given else 5
+    if least > 1:
+        reader.notes.append(f"Here matches go down to 1 token, there they end at {least}.")
+    reader.used |= {"prompt_lookup_max", "prompt_lookup_min"}
 
 
-def _config(values_of: Callable[[Any, Sheet], Mapping[str, Any]]) -> Writer:
-    """A writer from what makes the JSON object."""
-    return lambda config, sheet: _files(values_of(config, sheet), sheet)
-
-
-def _plain(config: AutoregressiveConfig, sheet: Sheet) -> Files:
-    sheet.note("Without --speculative-config, vLLM decodes plainly.")
-    return (File("serve.sh", command(f"vllm serve {shlex.quote(sheet.context.target)}"), "bash"),)
-
-
-def _draft_target(config: DraftTargetConfig, sheet: Sheet) -> Mapping[str, Any]:
-    if not sheet.at_least(0, 15):
-        raise NotTakenError(
-            "vLLM's V1 engine refuses draft models until 0.14.", "Use 0.16 or newer, or NGram."
+def _read_suffix(reader: Reader) -> None:
+    if reader.settings["use_global_pool"]:
+        reader.notes.append(
+            "Here the pool of earlier runs is limited in tokens, there in requests."
         )
-    sheet.explain("confidence_threshold", "vLLM always drafts the full length.")
-    values = {
-        "method": "draft_model",
-        "model": sheet.model(),
-        "num_speculative_tokens": sheet.take("max_draft_len"),
-    }
-    if sheet.take("use_draft_probs"):
-        values |= _draft_probs(sheet)
-    return values
+    reader.settings.setdefault("max_draft_len", reader.settings.get("max_tree_depth", 24))
 
 
-def _draft_probs(sheet: Sheet) -> Mapping[str, Any]:
-    """How drafts are sampled and verified with their own probabilities, in this release."""
-    if sheet.at_least(0, 22):
-        return {"draft_sample_method": "probabilistic"}
-    if sheet.at_least(0, 21):
-        return {"draft_sample_method": "gumbel"}
-    if sheet.at_least(0, 18):
-        return {"rejection_sample_method": "probabilistic"}
-    sheet.warn(
-        "use_draft_probs is dropped: when sampling, this release drafts the likeliest token and "
-        "accepts it with the target's probability; acceptance falls with the temperature."
-    )
-    return {}
-
-
-def _ngram(config: NGramConfig, sheet: Sheet) -> Mapping[str, Any]:
-    sheet.warn(
-        "vLLM copies what followed the longest match in the request's own text: the pool rules "
-        "(lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs "
-        "more than once its pick may be another one.",
-        *("lookup", "is_keep_all", "is_use_oldest", "is_public_pool"),
-    )
-    return {
-        "method": "ngram",
-        "num_speculative_tokens": sheet.take("max_draft_len"),
-        "prompt_lookup_min": 1,
-        "prompt_lookup_max": sheet.take("max_matching_ngram_size"),
-    }
-
-
-def _suffix(config: SuffixConfig, sheet: Sheet) -> Mapping[str, Any]:
-    if not sheet.at_least(0, 11, 1):
-        raise NotTakenError("vLLM has suffix decoding from 0.11.1 on.", "NGram.")
-    sheet.explain("use_tree_spec", "vLLM verifies one path, not a tree.")
-    sheet.explain("max_total_draft_tokens", "It only matters with use_tree_spec.")
-    sheet.explain("global_pool_size", "It counts tokens; vLLM keeps 10000 requests.")
-    for name in ("escape", "text_weight"):
-        sheet.explain(name, "It only matters with mix_contexts.")
-    sheet.note("vLLM needs the package arctic-inference for it: pip install arctic-inference.")
-    return {
-        "method": "suffix",
-        "num_speculative_tokens": sheet.take("max_draft_len"),
-        "suffix_decoding_max_tree_depth": sheet.take("max_tree_depth"),
-        "suffix_decoding_max_spec_factor": sheet.take("max_spec_factor"),
-        "suffix_decoding_min_token_prob": sheet.take("min_token_prob"),
-        "suffix_decoding_max_cached_requests": POOL if sheet.take("use_global_pool") else 0,
-    }
-
-
-def _medusa(config: MedusaConfig, sheet: Sheet) -> Mapping[str, Any]:
-    if sheet.at_least(0, 33):
-        raise NotTakenError(
-            "vLLM 0.33 removed Medusa.", "vLLM 0.32 runs it as a chain: --engine-version 0.32."
-        )
-    sheet.explain("acceptance", "vLLM verifies exactly: fewer tokens are accepted.")
-    for name in ("posterior_threshold", "posterior_alpha"):
-        sheet.explain(name, "It only matters with typical acceptance.")
-    sheet.explain("num_medusa_heads", "vLLM reads it from the checkpoint.")
-    length = chain_or_warn(ChoiceTree(sheet.take("medusa_choices")), sheet, "vLLM runs Medusa")
-    return {"method": "medusa", "model": sheet.model(), "num_speculative_tokens": length}
-
-
-def _eagle(config: EagleConfig, sheet: Sheet) -> Files:
-    values: dict[str, Any] = {"method": "eagle", "model": sheet.model()}
-    if sheet.take("use_dynamic_tree"):
-        return _files(
-            values | {"num_speculative_tokens": chain_of_levels(sheet, "vLLM drafts")}, sheet
-        )
-    tree = ChoiceTree(sheet.take("eagle_choices"))
-    sheet.note(SAMPLED)
-    counts = counts_of(tree)
-    if sheet.at_least(0, 21) or tree == ChoiceTree.chain(tree.depth):
-        length = chain_or_warn(tree, sheet, "vLLM runs EAGLE")
-    elif counts is None:
-        length = chain_or_warn(tree, sheet, "vLLM runs EAGLE")
-        sheet.note(
+def _write_eagle(writer: Writer, values: Values) -> None:
+    """A drawn tree as a token tree where the release has them, else as a chain."""
+    if writer.config.use_dynamic_tree:
+        values[LENGTH] = writer.chain_of_levels("vLLM drafts")
+        return
+    tree = ChoiceTree(writer.config.eagle_choices)
+    writer.take("use_dynamic_tree")
+    writer.notes.append(SAMPLED)
+    takes_trees = not writer.at_least(0, 21) and tree != ChoiceTree.chain(tree.depth)
+    if takes_trees and children_per_depth(tree) is not None:
+        writer.take("eagle_choices")
+        values |= {LENGTH: len(tree), TREE: format_tree(tree, "tuples")}
+        writer.notes.append("vLLM 0.21 removed token trees; stay on 0.20 or older for this one.")
+        return
+    values[LENGTH] = writer.chain_of_tree("eagle_choices", "vLLM runs EAGLE")
+    if takes_trees:
+        writer.notes.append(
             "vLLM 0.20 takes trees in which every node of a depth has equally many children, e.g. "
-            f"{tuples(parse_tree('[1, 2, 2]'))}; this one is not of that kind."
+            f"{format_tree(parse_tree('[1, 2, 2]'), 'tuples')}; this one is not of that kind."
         )
-    else:
-        values |= {"num_speculative_tokens": len(tree), "speculative_token_tree": tuples(tree)}
-        sheet.note("vLLM 0.21 removed token trees; stay on 0.20 or older for this one.")
-        return _files(values, sheet, ("--attention-backend", "TREE_ATTN"))
-    return _files(values | {"num_speculative_tokens": length}, sheet)
 
 
-def _eagle3(config: Eagle3Config, sheet: Sheet) -> Mapping[str, Any]:
-    sheet.explain("eagle3_layers_to_capture", "vLLM reads the layers from the checkpoint.")
-    values = {"method": "eagle3", "model": sheet.model()}
-    dynamic = sheet.take("use_dynamic_tree")
-    length = chain_of_levels(sheet, "vLLM drafts") if dynamic else sheet.take("max_draft_len")
-    return values | {"num_speculative_tokens": length}
+def _read_eagle(reader: Reader) -> None:
+    given = reader.values.get(TREE)
+    tree = parse_tree(str(given)) if given else ChoiceTree.chain(reader.typed(LENGTH, int))
+    reader.settings["eagle_choices"] = tree.paths
+    reader.used |= {LENGTH, TREE}
 
 
-def _mtp(config: MTPConfig, sheet: Sheet) -> Mapping[str, Any]:
-    sheet.explain(
-        "use_relaxed_acceptance_for_thinking", "vLLM verifies exactly: fewer tokens are accepted."
+PROBS = "use_draft_probs"
+GREEDY = (
+    "use_draft_probs is dropped: when sampling, this release drafts the likeliest token and "
+    "accepts it with the target's probability; acceptance falls with the temperature."
+)
+RULES = (
+    "vLLM copies what followed the longest match in the request's own text: the pool rules "
+    "(lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs more "
+    "than once its pick may be another one."
+)
+
+
+def _sampled(theirs: str, word: str, words: Mapping[str, bool], **releases: Any) -> Field:
+    """Whether drafts are sampled and verified with their probabilities, as a word."""
+
+    def back(given: str) -> object:
+        return words.get(given, IGNORED)
+
+    out = {True: word}.get
+    return Field(PROBS, theirs, out=out, back=back, kind=str, absent=False, **releases)
+
+
+DRAFTS = {"probabilistic": True, "gumbel": True, "greedy": False}
+VERIFIES = {"probabilistic": True, "strict": False}
+METHODS = (
+    Method("Autoregressive", "", notes=("Without --speculative-config, vLLM decodes plainly.",)),
+    Method(
+        "Draft_Target",
+        "draft_model",
+        (
+            weights("model"),
+            Field("max_draft_len", LENGTH),
+            _sampled("draft_sample_method", "probabilistic", DRAFTS, since=(0, 22)),
+            _sampled("draft_sample_method", "gumbel", DRAFTS, since=(0, 21), until=(0, 22)),
+            _sampled(
+                "rejection_sample_method", "probabilistic", VERIFIES, since=(0, 18), until=(0, 21)
+            ),
+            Loss(PROBS, GREEDY, lambda config: config.use_draft_probs, until=(0, 18)),
+        ),
+        since=(0, 15),
+        outside=(
+            "vLLM's V1 engine refuses draft models until 0.14.",
+            "Use 0.16 or newer, or NGram.",
+        ),
+    ),
+    Method(
+        "NGram",
+        "ngram",
+        (
+            Field("max_draft_len", LENGTH),
+            const("prompt_lookup_min", 1),
+            Field("max_matching_ngram_size", "prompt_lookup_max", back=None),
+            Loss(f"lookup {POOL_RULES}", RULES),
+        ),
+        also=("ngram_gpu",),
+        read=_read_ngram,
+    ),
+    Method(
+        "Suffix",
+        "suffix",
+        (
+            Field("max_draft_len", LENGTH),
+            Field("max_tree_depth", "suffix_decoding_max_tree_depth"),
+            Field("max_spec_factor", "suffix_decoding_max_spec_factor"),
+            Field("min_token_prob", "suffix_decoding_min_token_prob"),
+            Field(
+                "use_global_pool",
+                "suffix_decoding_max_cached_requests",
+                out=lambda pooled: POOL if pooled else 0,
+                back=lambda requests: requests > 0,
+                kind=int,
+                absent=True,
+            ),
+        ),
+        notes=("vLLM needs the package arctic-inference for it: pip install arctic-inference.",),
+        read=_read_suffix,
+    ),
+    Method(
+        "Medusa",
+        "medusa",
+        (
+            weights("model"),
+            Field(
+                "medusa_choices",
+                LENGTH,
+                write=lambda writer: writer.chain_of_tree("medusa_choices", "vLLM runs Medusa"),
+                back=lambda length: ChoiceTree.chain(length).paths,
+                kind=int,
+            ),
+        ),
+        until=(0, 33),
+        outside=(
+            "vLLM 0.33 removed Medusa.",
+            "vLLM 0.32 runs it as a chain: --engine-version 0.32.",
+        ),
+    ),
+    Method("Eagle", "eagle", (weights("model"),), write=_write_eagle, read=_read_eagle),
+    Method(
+        "Eagle3",
+        "eagle3",
+        (
+            weights("model"),
+            Field("max_draft_len", LENGTH, write=lambda w: w.chain_of_levels("vLLM drafts")),
+        ),
+    ),
+    Method("MTP", "mtp", (Field("max_draft_len", LENGTH),)),
+    Method(
+        "DFlash",
+        "dflash",
+        (weights("model"), Field("max_draft_len", LENGTH, needed=True)),
+        since=(0, 20),
+        outside=("vLLM has DFlash from 0.20 on.", "EAGLE-3 as a chain."),
+    ),
+)
+
+
+def _files(writer: Writer, values: Values) -> tuple[File, ...]:
+    serve = f"vllm serve {shlex.quote(writer.context.target)}"
+    if not values:
+        return (File("serve.sh", command(serve), "bash"),)
+    config = ("--speculative-config", json.dumps(values, separators=(",", ":")))
+    tree = [("--attention-backend", "TREE_ATTN")] if TREE in values else []
+    return (
+        File("speculative_config.json", json.dumps(values, indent=2) + "\n", "json"),
+        File("serve.sh", command(serve, config, *tree), "bash"),
     )
-    method = "mtp" if sheet.at_least(0, 11, 1) else "deepseek_mtp"
-    return {"method": method, "num_speculative_tokens": sheet.take("max_draft_len")}
 
 
-def _dflash(config: DFlashConfig, sheet: Sheet) -> Mapping[str, Any]:
-    if not sheet.at_least(0, 20):
-        raise NotTakenError("vLLM has DFlash from 0.20 on.", "EAGLE-3 as a chain.")
-    length = sheet.take("max_draft_len")
-    if length is None:
-        raise NotTakenError(
-            "vLLM needs num_speculative_tokens for DFlash, and max_draft_len is not set.",
-            "Set max_draft_len, e.g. to the draft model's block size less one.",
+def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
+    """The speculative config as plain data, and the target if the text names it."""
+    if not text.lstrip().startswith("{") and "--spec" in text:
+        return _parse_command(text, read_yaml)
+    return read_mapping(
+        text,
+        read_yaml,
+        ("speculative_config", "speculative-config"),
+        'A vLLM config must be an object such as {"method": "ngram", …}, or a command with '
+        "--speculative-config",
+    )
+
+
+def _parse_command(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
+    flags = read_flags(text)
+    given = flags.first("--speculative-config", "--spec-config")
+    values = read_yaml(given) if given else {}
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"--speculative-config must be a JSON object, got {given!r:.80}.")
+    dotted = "--speculative-config."
+    more = {
+        name.removeprefix(dotted).replace("-", "_"): read_yaml(value)
+        for name, value in flags.options.items()
+        if name.startswith(dotted)
+    }
+    merged = {str(key): value for key, value in {**values, **more}.items()}
+    if not merged:
+        raise ConfigError("The command has no --speculative-config with a JSON object.")
+    served = flags.words[flags.words.index("serve") + 1 :] if "serve" in flags.words else ()
+    return merged, flags.first("--model") or (served[0] if served else None)
+
+
+def _pick(reader: Reader) -> Method:
+    """The method, inferred as vLLM does where it is not named."""
+    name = _name(reader)
+    found = named(METHODS, name)
+    if found is None:
+        what = NO_COUNTERPART.get(name)
+        raise ConfigError(
+            f"vLLM's method {name!r:.40} has no counterpart here" + (f": {what}." if what else ".")
         )
-    for name in ("mask_token_id", "target_layer_ids"):
-        sheet.explain(name, "vLLM reads it from the checkpoint.")
-    return {"method": "dflash", "model": sheet.model(), "num_speculative_tokens": length}
+    if found.ours != "Suffix" and reader.find(LENGTH, TREE) is None:
+        raise ConfigError(f"{LENGTH} is missing. Add it: how many tokens to draft.")
+    if reader.find("method") is None:
+        reader.notes.append(f"No method is named; vLLM's own rules make it {name}.")
+    return found
 
 
-NEAREST = "NGram or Suffix: they need no weights either."
+def _name(reader: Reader) -> str:
+    if reader.find("method"):
+        method = str(reader.values["method"]).strip("[]")
+        return "mtp" if method.endswith("_mtp") else method
+    if reader.find("model") is None:
+        raise ConfigError("The config names neither method nor model. Add one of them.")
+    model = str(reader.values["model"]).lower()
+    if model.strip("[]") == "ngram":
+        reader.used.add("model")
+        return "ngram"
+    guesses = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "medusa": "medusa"}
+    return next((name for sign, name in guesses.items() if sign in model), "draft_model")
+
+
+NO_WEIGHTS = "NGram or Suffix: they need no weights either."
 ENGINE = Engine(
     name="vllm",
     title="vLLM",
@@ -214,21 +315,12 @@ ENGINE = Engine(
         ("0.11.1", "the first with suffix decoding"),
     ),
     trees="chains only; token trees until 0.20",
-    writers={
-        "Autoregressive": _plain,
-        "Draft_Target": _config(_draft_target),
-        "NGram": _config(_ngram),
-        "Suffix": _config(_suffix),
-        "Medusa": _config(_medusa),
-        "Eagle": _eagle,
-        "Eagle3": _config(_eagle3),
-        "MTP": _config(_mtp),
-        "DFlash": _config(_dflash),
-    },
+    key="method",
+    methods=METHODS,
     refused={
-        "Lookahead": ("vLLM has no lookahead decoding.", NEAREST),
+        "Lookahead": ("vLLM has no lookahead decoding.", NO_WEIGHTS),
         "ReDrafter": ("vLLM has no ReDrafter.", "A draft model, or EAGLE-3 heads for the target."),
-        "Token_Recycling": ("vLLM has no token recycling.", NEAREST),
+        "Token_Recycling": ("vLLM has no token recycling.", NO_WEIGHTS),
         "Combined": (
             "vLLM runs one drafting method at a time.",
             "Export the method that drafts most of the accepted tokens by itself.",
@@ -239,5 +331,9 @@ ENGINE = Engine(
             "(0.22 and newer).",
         ),
     },
-    read=read_vllm,
+    files=_files,
+    parse=_parse,
+    pick=_pick,
+    known=KNOWN,
+    reasons={"max_total_draft_tokens": "It only matters with use_tree_spec."},
 )

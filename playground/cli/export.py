@@ -13,7 +13,7 @@ import typer
 
 import presets
 from engine.errors import ConfigError, PlaygroundError
-from engine.interop.engines import find_engine
+from engine.interop import find_engine
 from engine.interop.handoff import Export, Imported
 from playground.host import paths
 from playground.host.methods import choose_method

@@ -10,8 +10,8 @@ from typing import Any
 
 import presets
 from engine.errors import ConfigError, TreeError
-from engine.interop.growmap import read_growmap_file
 from engine.interop.trees import FORMATS, detect_format, format_tree, parse_tree
+from engine.interop.trees.growmap import read_growmap_file
 from engine.tree import MAX_NODES, ChoiceTree
 from presets.choice_trees import TreePreset, tree_yaml
 from storage import Artifact, RunLog

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.interop.engines import ENGINES, find_engine
+from engine.interop import ENGINES, find_engine
 from engine.interop.handoff import Export
 from engine.metrics import FORMULAS
 from playground.host.catalog import OWN_DRAFTERS, TYPE_PREFIX, Catalog
@@ -128,7 +128,7 @@ class DeployDesk:
             ConfigError: it cannot be read, or has no counterpart here.
         """
         engine = find_engine(asked.get("engine")).name
-        found = read_config(engine, asked.get("text"))
+        found = read_config(engine, str(asked.get("text") or ""))
         return {
             "title": type(found.config).title,
             "decoding_type": found.config.decoding_type,
@@ -147,7 +147,9 @@ class DeployDesk:
         Raises:
             ConfigError: it cannot be read, or the target is not offered this method.
         """
-        config = read_config(find_engine(asked.get("engine")).name, asked.get("text")).config
+        config = read_config(
+            find_engine(asked.get("engine")).name, str(asked.get("text") or "")
+        ).config
         name = self._catalog.target(target).name
         key = TYPE_PREFIX + config.decoding_type
         offered = [choice for _, choice in self._catalog.method_choices(name)]

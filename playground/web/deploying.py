@@ -13,7 +13,7 @@ import presets
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, SourceError
-from engine.interop.engines import export_method, find_engine, import_config
+from engine.interop import export_method, find_engine, import_config
 from engine.interop.handoff import Export, Imported
 from engine.model.sources import TargetSpec
 from storage import RunLog
@@ -116,7 +116,7 @@ def _target_notes(spec: TargetSpec | None, target: str, engine: str) -> tuple[st
     return tuple(notes)
 
 
-def read_config(engine: str, text: object) -> Imported:
+def read_config(engine: str, text: str) -> Imported:
     """A method from another engine's config.
 
     Raises:

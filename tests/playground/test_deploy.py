@@ -13,8 +13,8 @@ import yaml
 import presets
 from engine.drafters import methods, parse_method
 from engine.errors import ConfigError
-from engine.interop.engines import ENGINES
-from engine.interop.handoff import same_effect
+from engine.interop import ENGINES
+from engine.interop.fields import same_effect
 from engine.model.sources import TargetSpec
 from playground.host.catalog import Catalog
 from playground.host.methods import choose_method

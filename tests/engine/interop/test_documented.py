@@ -10,7 +10,7 @@ import yaml
 import presets
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
-from engine.interop.engines import ENGINES, export_method, import_config
+from engine.interop import ENGINES, export_method, import_config
 from engine.tree import ChoiceTree
 
 EAGLE3 = {"decoding_type": "Eagle3", "speculative_model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}

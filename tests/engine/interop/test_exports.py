@@ -12,8 +12,9 @@ import presets
 from engine.drafters import methods, parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.interop.engines import ENGINES, export_method, find_engine, import_config, read_version
-from engine.interop.handoff import Export, live_fields, same_effect
+from engine.interop import ENGINES, export_method, find_engine, import_config, read_version
+from engine.interop.fields import live_fields, same_effect
+from engine.interop.handoff import Export
 from engine.tree import ChoiceTree
 from tests.engine.interop.schemas import check
 

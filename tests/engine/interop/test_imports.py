@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
-from engine.interop.engines import ENGINES, import_config
-from engine.interop.flags import read_flags
-from engine.interop.handoff import Imported
+from engine.interop import ENGINES, import_config
+from engine.interop.handoff import Imported, read_flags
 
 
 def safe_yaml(text: str) -> Any:

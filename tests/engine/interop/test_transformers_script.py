@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from engine.drafters import parse_method
-from engine.interop.engines import ENGINES, export_method
+from engine.interop import ENGINES, export_method
 from tests.models import save_tiny
 
 

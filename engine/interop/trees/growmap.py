@@ -12,18 +12,52 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from pathlib import Path as FilePath
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import ConfigDict, Field
 
-from engine.errors import TreeError
+from engine.config import Settings
+from engine.errors import ConfigError, TreeError
 from engine.tree import MAX_NODES, ChoiceTree, Path
 
-KEYS = ("roots", "branches", "Successors", "mask", "depth", "size")
 MAX_FILE_BYTES = 64_000_000
+Numbers = Annotated[list[int], Field(max_length=MAX_NODES + 1)]
+Rows = Annotated[list[Numbers], Field(max_length=MAX_NODES + 1)]
 
 
-def growmap_of(tree: ChoiceTree) -> dict[str, Any]:
+class Growmap(Settings):
+    """The keys that make the tree; roots and mask follow from them."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    Successors: Rows | None = None
+    branches: Rows | None = None
+    depth: Numbers | None = None
+    size: int | None = None
+
+    def successors(self) -> list[list[int]]:
+        """As listed, or from how many children each node has, level by level."""
+        if self.Successors is not None:
+            return self.Successors
+        if self.branches is None:
+            raise TreeError(
+                "A growmap must have Successors, or roots and branches. Neither is here."
+            )
+        found: list[list[int]] = []
+        born = 1
+        for count in (count for level in self.branches for count in level):
+            if not 0 <= count <= MAX_NODES + 1 - born:
+                raise TreeError(
+                    f"Growmap branches must be counts for at most {MAX_NODES + 1} nodes, got "
+                    f"{count}."
+                )
+            found.append(list(range(born, born + count)))
+            born += count
+        return found + [[] for _ in range(born - len(found))]
+
+
+def write_growmap(tree: ChoiceTree) -> dict[str, Any]:
     """The growmap of a tree, every key that Sequoia writes.
 
     Raises:
@@ -50,20 +84,25 @@ def growmap_of(tree: ChoiceTree) -> dict[str, Any]:
     }
 
 
-def tree_of_growmap(values: Mapping[str, Any]) -> ChoiceTree:
-    """The tree that a growmap's successors make; its other keys are checked where they are there.
+def read_growmap(values: Mapping[str, Any]) -> ChoiceTree:
+    """The tree that a growmap's successors make; size and depth are checked where they are there.
 
     Raises:
         TreeError: naming the node that is wrong.
     """
-    successors = _successors(values)
+    try:
+        growmap = Growmap.parse(values)
+    except TreeError:
+        raise
+    except ConfigError as error:
+        raise TreeError(f"The growmap is malformed: {error}") from error
+    successors = growmap.successors()
     size = len(successors)
     if not 2 <= size <= MAX_NODES + 1:
         raise TreeError(
             f"A growmap must have 2 to {MAX_NODES + 1} nodes, the root among them, got {size}."
         )
-    paths: list[Path | None] = [None] * size
-    paths[0] = ()
+    paths: list[Path | None] = [(), *[None] * (size - 1)]
     for node, children in enumerate(successors):
         above = paths[node]
         if above is None:
@@ -78,7 +117,12 @@ def tree_of_growmap(values: Mapping[str, Any]) -> ChoiceTree:
                 raise TreeError(f"Growmap node {child} is the successor of two nodes.")
             paths[child] = (*above, rank)
     found = [path for path in paths if path]
-    _agrees(values, [0, *(len(path) for path in found)])
+    if growmap.size not in (None, size):
+        raise TreeError(
+            f"The growmap says size {growmap.size}, but its successors make {size} nodes."
+        )
+    if growmap.depth not in (None, [0, *map(len, found)]):
+        raise TreeError("The growmap's depth does not agree with its successors.")
     return ChoiceTree.parse(found, form="candidates")
 
 
@@ -98,53 +142,8 @@ def read_growmap_file(file: FilePath) -> ChoiceTree:
         raise TreeError(f"{file} could not be read as a growmap: {error!s:.200}.") from error
     if not isinstance(values, Mapping):
         raise TreeError(f"{file} must hold a growmap's keys, got {type(values).__name__}.")
-    return tree_of_growmap({key: _plain(value) for key, value in values.items()})
+    return read_growmap({str(key): _as_lists(value) for key, value in values.items()})
 
 
-def _successors(values: Mapping[str, Any]) -> list[list[int]]:
-    listed = values.get("Successors")
-    if listed is None:
-        listed = _of_branches(values)
-    if not isinstance(listed, list) or not all(isinstance(row, list) for row in listed):
-        raise TreeError("A growmap's Successors must be a list with one list per node.")
-    for node, row in enumerate(listed):
-        for child in row:
-            if isinstance(child, bool) or not isinstance(child, int):
-                raise TreeError(
-                    f"Growmap node {node} has successor {child!r:.40}; successors are node numbers."
-                )
-    return listed
-
-
-def _of_branches(values: Mapping[str, Any]) -> list[list[int]]:
-    """Successors from `branches` alone: how many children each node has, level by level."""
-    branches = values.get("branches")
-    if not isinstance(branches, list):
-        raise TreeError("A growmap must have Successors, or roots and branches. Neither is here.")
-    counts = [count for level in branches if isinstance(level, list) for count in level]
-    found: list[list[int]] = []
-    born = 1
-    for count in counts:
-        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_NODES:
-            raise TreeError(f"Growmap branches must be counts, got {count!r:.40}.")
-        if born + count > MAX_NODES + 1:
-            raise TreeError(f"A growmap must have at most {MAX_NODES + 1} nodes.")
-        found.append(list(range(born, born + count)))
-        born += count
-    return found + [[] for _ in range(born - len(found))]
-
-
-def _agrees(values: Mapping[str, Any], depths: list[int]) -> None:
-    size, depth = values.get("size"), values.get("depth")
-    if size is not None and size != len(depths):
-        raise TreeError(
-            f"The growmap says size {size!r:.40}, but its successors make {len(depths)} nodes."
-        )
-    if isinstance(depth, list) and depth != depths:
-        raise TreeError("The growmap's depth does not agree with its successors.")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.tolist() if value.dim() else value.item()
-    return value
+def _as_lists(value: Any) -> Any:
+    return value.tolist() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,345 @@
+"""Choice trees as text: every format that other tools write, in and out, with detection.
+
+`parse_tree` finds out by itself which format it was given, and names the place of a fault:
+
+    [[0], [0, 0], [1]]                        Medusa, EAGLE, TensorRT-LLM; also `name = [...]`
+    [(0,), (0, 0), (1,)]                      vLLM until 0.20
+    {0}, {0, 0}, {1}                          Triton; also a whole config.pbtxt
+    [1, 7, 6]                                 Cartesian: 1 root, 7 choices below it, 6 below each
+    {"Successors": [[1, 2], [3], [], []]}     Sequoia's growmap as JSON
+    medusa_choices: [[0], [0, 0], [1]]        YAML, in flow or block style
+
+Lists hold every candidate, or only the ends of paths (`ChoiceTree.parse` says which is which).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.errors import ConfigError, TreeError
+from engine.interop.trees.brackets import (
+    Placed,
+    place,
+    product_paths,
+    read_brackets,
+    read_cartesian,
+    tree_of,
+)
+from engine.interop.trees.growmap import read_growmap, write_growmap
+from engine.tree import ChoiceTree, Path
+
+OWN_KEYS = ("candidates", "choices", "tree")
+"""Keys of files of this playground's own."""
+TREE_KEYS = (
+    "medusa_choices",
+    "eagle_choices",
+    "recycling_choices",
+    "speculative_token_tree",
+    *OWN_KEYS,
+)
+"""Keys under which YAML, JSON and pbtxt files keep a tree."""
+_KEYS = "|".join(TREE_KEYS)
+_YAML_KEY = re.compile(rf"^([ \t]*)(?:- )?[\"']?({_KEYS})[\"']?[ \t]*:(?=\s)(.*)$", re.MULTILINE)
+_PBTXT = re.compile(
+    rf"key\s*:\s*\"({_KEYS})\"\s*,?\s*value\s*:?\s*\{{\s*string_value\s*:\s*\"([^\"]*)\""
+)
+_NESTED = re.compile(r"^( *)-( +)-( +)(.*)$")
+_DASH = re.compile(r"^( *)-( +)(.*)$")
+_ASSIGNED = re.compile(r"\A(?:\s|#[^\n]*\n)*[A-Za-z_]\w*\s*(?::[^=\n]*)?=\s*(?=[\[(])")
+_FLAT_LIST = re.compile(r"[\[(][\s\d,]*[\])]\Z")
+
+
+# ---- writing
+
+
+def _lists(paths: Sequence[Path]) -> str:
+    return json.dumps([list(path) for path in paths])
+
+
+def _braces(tree: ChoiceTree) -> str:
+    return ", ".join("{" + ", ".join(map(str, path)) + "}" for path in tree.paths)
+
+
+def pbtxt_parameter(key: str, value: str) -> str:
+    """One parameter of Triton's config.pbtxt."""
+    return f'parameters: {{ key: "{key}"  value: {{ string_value: "{value}" }} }}'
+
+
+def _yaml_list(tree: ChoiceTree, key: str = "medusa_choices", indent: str = "") -> str:
+    return f"{key}:\n" + "".join(f"{indent}- {json.dumps(path)}\n" for path in tree.as_lists())
+
+
+def _preset(tree: ChoiceTree) -> str:
+    return (
+        f"name: tree-{len(tree)}\ntitle: {len(tree)} nodes, depth {tree.depth}\n"
+        f"methods:\n- Medusa\n- Eagle\n{_yaml_list(tree, 'candidates', '  ')}"
+    )
+
+
+def _cartesian(tree: ChoiceTree) -> str:
+    counts = children_per_depth(tree)
+    if counts is None:
+        raise TreeError(
+            "Cartesian shorthand says trees in which every node of a depth has the same number of "
+            "children, ranks from 0 up; this tree is not one. Choose another format."
+        )
+    return json.dumps([1, *counts])
+
+
+def children_per_depth(tree: ChoiceTree) -> list[int] | None:
+    """Children per node at each depth, if all nodes of a depth have equally many, ranks 0 and up.
+
+    `[7, 6]` for seven choices with six below each; None for any other tree.
+    """
+    sizes = [sum(len(path) == depth for path in tree.paths) for depth in range(1, tree.depth + 1)]
+    widths = [size // above for above, size in itertools.pairwise([1, *sizes])]
+    return widths if set(product_paths(widths)) == set(tree.paths) else None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeFormat:
+    """A way to write a choice tree; `write` raises a TreeError where it cannot say the tree."""
+
+    name: str
+    title: str
+    write: Callable[[ChoiceTree], str]
+
+
+FORMATS: tuple[TreeFormat, ...] = (
+    TreeFormat(
+        "lists",
+        "Python lists, all nodes (Medusa, EAGLE, TensorRT-LLM)",
+        lambda tree: _lists(tree.paths),
+    ),
+    TreeFormat("leaves", "Python lists, ends of paths only", lambda tree: _lists(tree.leaves)),
+    TreeFormat("tuples", "Python tuples (vLLM until 0.20)", lambda tree: str(list(tree.paths))),
+    TreeFormat("yaml", "TensorRT-LLM YAML", _yaml_list),
+    TreeFormat("triton", "Triton braces", _braces),
+    TreeFormat(
+        "pbtxt",
+        "Triton config.pbtxt parameter",
+        lambda tree: pbtxt_parameter("medusa_choices", _braces(tree)),
+    ),
+    TreeFormat("cartesian", "Cartesian shorthand", _cartesian),
+    TreeFormat("sequoia", "Sequoia growmap (JSON)", lambda tree: json.dumps(write_growmap(tree))),
+    TreeFormat("preset", "Preset of this playground (YAML)", _preset),
+)
+
+
+def format_tree(tree: ChoiceTree, format: str) -> str:
+    """Write a tree; `parse_tree` reads it back equal.
+
+    Raises:
+        ConfigError: there is no such format.
+        TreeError: the format cannot say this tree (Cartesian, Sequoia), or the tree is empty.
+    """
+    found = _format(format)
+    if not tree.paths:
+        raise TreeError("Choice tree must have at least one path, got an empty list.")
+    return found.write(tree)
+
+
+def _format(name: str) -> TreeFormat:
+    for form in FORMATS:
+        if form.name == name:
+            return form
+    names = ", ".join(form.name for form in FORMATS)
+    raise ConfigError(f"format must be one of {names}, got {name!r:.40}.")
+
+
+# ---- reading
+
+
+def parse_tree(
+    text: str,
+    *,
+    format: str = "auto",
+    max_depth: int | None = None,
+    num_ranks: int | None = None,
+    what: str = "the drafter",
+) -> ChoiceTree:
+    """Read a tree.
+
+    Args:
+        format: the format; `auto` finds out.
+        max_depth, num_ranks: what the drafter offers, e.g. its number of heads; None = any.
+        what: the drafter's name in the message when the tree does not fit it.
+
+    Raises:
+        ConfigError: there is no such format.
+        TreeError: not a tree; names the path, and where it stands.
+    """
+    tree, places = _read(text, detect_format(text) if format == "auto" else _format(format).name)
+    for path, where in places.items():
+        if max_depth is not None and len(path) > max_depth:
+            raise TreeError(
+                f"Path {list(path)} ({where}) has depth {len(path)}, but {what} "
+                f"drafts {max_depth} tokens deep. Shorten it, or use a drafter with more heads."
+            )
+        if num_ranks is not None and max(path) >= num_ranks:
+            raise TreeError(
+                f"Path {list(path)} ({where}) uses rank {max(path)}, but {what} "
+                f"offers ranks 0 to {num_ranks - 1}. Use lower ranks."
+            )
+    return tree
+
+
+def detect_format(text: str) -> str:
+    """Which format a text is in, from its outermost signs.
+
+    Raises:
+        TreeError: it is none of them.
+    """
+    named = _ASSIGNED.match(text) is not None
+    start = _ASSIGNED.sub("", text, count=1).strip().strip("\"'").strip()
+    if not start:
+        raise TreeError("Choice tree text is empty. Paste a tree such as [[0], [0, 0], [1]].")
+    if is_pbtxt(text):
+        return "pbtxt"
+    if start[0] == "{" and '"' in start:
+        return "sequoia" if "Successors" in start or "branches" in start else "preset"
+    key = None if named else _YAML_KEY.search(text)
+    if key is not None:
+        return "preset" if key[2] in OWN_KEYS else "yaml"
+    if start[0] == "{":
+        return "triton"
+    if start[0] in "[(])}":
+        if _FLAT_LIST.match(start) and any(sign.isdigit() for sign in start):
+            return "cartesian"
+        return "tuples" if start.startswith(("[(", "((")) else "lists"
+    raise TreeError(
+        f"{start[:30]!r} does not begin like a choice tree. Paste lists such as [[0], [0, 0]], "
+        "Triton's {0}, {0, 0}, a YAML or pbtxt file that has one, or a Sequoia growmap."
+    )
+
+
+def is_pbtxt(text: str) -> bool:
+    """Whether the text is a Triton config or a parameter of one."""
+    return "string_value" in text or re.search(r"\bparameters\s*:?\s*\{", text) is not None
+
+
+def _read(text: str, format: str) -> Placed:
+    if format == "sequoia":
+        tree = read_growmap(_read_json(text))
+        return tree, {path: f"node {node}" for node, path in enumerate(tree.paths, 1)}
+    if format == "pbtxt":
+        return tree_of(read_brackets(_in_pbtxt(text)), "triton")
+    if format in ("yaml", "preset"):
+        found = _in_json(text) if text.lstrip().startswith("{") else _in_yaml(text)
+        return tree_of(read_brackets(found), "lists")
+    items = read_brackets(_bare(text))
+    return read_cartesian(items) if format == "cartesian" else tree_of(items, format)
+
+
+# ---- the tree inside a file; lines and columns stay as they were
+
+
+def _bare(text: str) -> str:
+    """The text with `name =` before it and quotes around it blanked out."""
+    head = _ASSIGNED.match(text)
+    if head:
+        text = re.sub(r"[^\n]", " ", head.group()) + text[head.end() :]
+    stripped = text.strip()
+    if len(stripped) > 1 and stripped[0] in "\"'" and stripped[-1] == stripped[0]:
+        start, end = text.index(stripped[0]), text.rindex(stripped[0])
+        text = f"{text[:start]} {text[start + 1 : end]}"
+    return text
+
+
+def _in_pbtxt(text: str) -> str:
+    """The braces of the one tree parameter that is filled in."""
+    filled = [m for m in _PBTXT.finditer(text) if "$" not in m[2] and m[2].strip()]
+    if len(filled) != 1:
+        found = " and ".join(match[1] for match in filled) or "none that is filled in"
+        raise TreeError(
+            "A config.pbtxt must have one parameter with a tree, medusa_choices or eagle_choices, "
+            f'such as string_value: "{{0}}, {{0, 0}}"; got {found}.'
+        )
+    return re.sub(r"[^\n]", " ", text[: filled[0].start(2)]) + filled[0][2]
+
+
+def _read_json(text: str) -> dict[str, object]:
+    try:
+        values = json.loads(text)
+    except json.JSONDecodeError as error:
+        at = place(error.lineno, error.colno)
+        raise TreeError(f"Malformed JSON at {at}: {error.msg}.") from error
+    except (RecursionError, ValueError) as error:
+        raise TreeError("The JSON nests too deep, or its numbers are too long.") from error
+    if not isinstance(values, dict):
+        raise TreeError("A tree in JSON must be an object with a key such as choices.")
+    return values
+
+
+def _in_json(text: str) -> str:
+    """The list under one of the keys, at the top or under speculative_config."""
+    values = _read_json(text)
+    inner = values.get("speculative_config", values)
+    for key in TREE_KEYS:
+        value = inner.get(key) if isinstance(inner, dict) else None
+        if value is not None:
+            return value if isinstance(value, str) else json.dumps(value)
+    raise TreeError(f"The JSON must have one of the keys {', '.join(TREE_KEYS)}; it has none.")
+
+
+def _in_yaml(text: str) -> str:
+    """The value under one of the keys as a list in flow style, whatever style it is in."""
+    found = list(_YAML_KEY.finditer(text))
+    if not found:
+        raise TreeError(f"The YAML must have one of the keys {', '.join(TREE_KEYS)}; it has none.")
+    if len(found) > 1:
+        keys = ", ".join(match[2] for match in found)
+        raise TreeError(f"The YAML has {len(found)} trees ({keys}). Paste one.")
+    (key,) = found
+    before, rest = re.sub(r"[^\n]", " ", text[: key.start(3)]), text[key.start(3) :]
+    if key[3].split("#")[0].strip():
+        return before + _flow(rest)
+    return "\n" * before.count("\n") + _block(rest, key[2])
+
+
+def _flow(rest: str) -> str:
+    """As much of a text as its brackets or quotes need; what follows belongs to other keys."""
+    lead = len(rest) - len(rest.lstrip())
+    if rest[lead] in "\"'":
+        end = rest.find(rest[lead], lead + 1)
+        return rest[:lead] + " " + rest[lead + 1 : end if end > 0 else None]
+    depth = 0
+    for at, sign in enumerate(rest):
+        depth += (sign in "[({") - (sign in "])}")
+        if depth <= 0 and sign in "])}":
+            return rest[: at + 1]
+        if depth == 0 and sign == "\n":
+            return rest[:at]
+    return rest
+
+
+def _block(rest: str, key: str) -> str:
+    """Lines `- [0]`, or `- - 0` with `  - 0` below, as one list: dashes become commas."""
+    written, base, opened = ["["], None, False
+    comma = " "
+    for line in rest.split("\n")[1:]:
+        body = line.split("#")[0].rstrip()
+        nested, dash = _NESTED.match(body), _DASH.match(body)
+        if not body:
+            written.append("")
+            continue
+        if dash is None or (base is not None and len(dash[1]) < base):
+            break
+        base = len(dash[1]) if base is None else base
+        if not nested and len(dash[1]) > base and opened:
+            written.append(f"{dash[1]},{dash[2]}{dash[3]}")
+            continue
+        written[-1] += "]" if opened else ""
+        opened = nested is not None
+        if nested:
+            written.append(f"{nested[1]}{comma}{nested[2]}[{nested[3]}{nested[4]}")
+        else:
+            written.append(f"{dash[1]}{comma}{dash[2]}{dash[3]}")
+        comma = ","
+    if base is None:
+        raise TreeError(f"{key} must have a list below it such as - [0, 0], got nothing.")
+    return "\n".join(written) + ("]" if opened else "") + "]"
