@@ -1,4 +1,4 @@
-"""What one forward over n rows costs: transformers' modules, the fused forward, and 4 bits.
+"""What one forward over n rows costs: plain modules, packed weights, compiled kernels, 4 bits.
 
     python -m benchmarks.cpu_forward [--context 256] [--rounds 15] [--rows 1,8,16,32,64] [--q4]
 
@@ -12,6 +12,7 @@ import argparse
 import copy
 import statistics
 import time
+from typing import Literal
 
 import torch
 
@@ -36,11 +37,15 @@ def main() -> None:
     options = parser.parse_args()
     targets: dict[str, Target] = {}
     for dtype in options.dtypes.split(","):
-        ours = _load(options.target, dtype)
-        targets[f"{ours.dtype_name} modules"] = _modules(ours)
-        targets[f"{ours.dtype_name} fused"] = ours
+        packed = _load(options.target, dtype, native="off")
+        targets[f"{dtype} modules"] = _modules(packed)
+        targets[f"{dtype} packed"] = packed
+        native = _load(options.target, dtype)
+        if native.kernels is not None:
+            targets[f"{dtype} native"] = native
     if options.q4:
-        targets["q4 fused"] = _load(options.target, "q4")
+        targets["q4 packed"] = _load(options.target, "q4", native="off")
+        targets["q4"] = _load(options.target, "q4")
     ours = next(reversed(targets.values()))
     print(f"{ours.name} on {ours.device_name}, {options.context} tokens of context")
     for name, target in targets.items():
@@ -48,14 +53,13 @@ def main() -> None:
     _curve(targets, options.context, [int(n) for n in options.rows.split(",")], options.rounds)
 
 
-def _load(name: str, dtype: str) -> Target:
-    return load_target(
-        presets.resolve(name), dtype=dtype, device="cpu", cache_dir=paths.cache_dir()
-    )
+def _load(name: str, dtype: str, native: Literal["auto", "off"] = "auto") -> Target:
+    spec = presets.resolve(name).model_copy(update={"native_kernels": native})
+    return load_target(spec, dtype=dtype, device="cpu", cache_dir=paths.cache_dir())
 
 
 def _modules(target: Target) -> Target:
-    """A copy of the target that transformers' modules run."""
+    """A copy of the target with plain weights."""
     model = copy.deepcopy(target.model)
     prepare_attention(model)
     return Target(model, target.tokenizer, name=target.name)

@@ -1,4 +1,4 @@
-"""How near decoding on a device comes to its memory bandwidth, with recorded forwards and without.
+"""How near decoding on a device comes to its memory bandwidth, by CUDA graphs and without.
 
     python -m benchmarks.cuda_decode [--out cuda_decode.json] [--shapes 8B,1B,32B] [--seconds 420]
     python -m benchmarks.cuda_decode --tiny --device cpu
@@ -33,18 +33,19 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import Drafter, Start, Workbench
-from engine.kernels.cuda.forward import capture
-from engine.kernels.cuda.recorder import CudaGraphs, Recorder, Tape
+from engine.kernels.cuda.graphs import Capturer, CudaGraphs
+from engine.kernels.cuda.runner import GraphRunner
 from engine.model.loading import pick_device
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal
 from engine.steps import Prefill, Step
 from engine.tuning.build import build_drafter
-from engine.tuning.latency import synchronise
+from engine.tuning.timing import synchronise
 
 NODES = 64
 """Of the tree, root included."""
-WAYS = ("eager", "graphs, modules", "graphs, packed", "graphs, packed, compiled")
+WAYS = ("eager", "graphs")
+CapturerOf = Callable[[torch.device], Capturer]
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,10 @@ class FixedTree(Drafter):
 class Bench:
     """Measures on one device."""
 
-    def __init__(self, device: torch.device, options: argparse.Namespace) -> None:
-        self.device = device
+    def __init__(
+        self, device: torch.device, options: argparse.Namespace, capturer: CapturerOf
+    ) -> None:
+        self.device, self.capturer = device, capturer
         self.tokens, self.rounds = options.tokens, options.rounds
         self.context = options.context
         self.bandwidth = Spread.of(list(self._copies(64 << 20 if options.tiny else 2 << 30)))
@@ -139,11 +142,8 @@ class Bench:
             if turn >= 4:
                 yield 4 * 2 * size / (time.perf_counter() - began)
 
-    def recorder(self) -> Recorder:
-        return CudaGraphs(self.device) if self.device.type == "cuda" else Tape()
-
     def steps(self, target: Target, drafter: Drafter) -> list[Step]:
-        """One text; its steps without the first few, which record and warm up."""
+        """One text; its steps without the first few, which capture and warm up."""
         prompt = [i % target.vocab_size for i in range(7, 7 + self.context)]
         limits = Limits(max_new_tokens=self.tokens, ignore_eos=True)
         records = list(decode(target, drafter, prompt, limits=limits))
@@ -188,13 +188,17 @@ class Bench:
             cache.free()
 
 
-def main(arguments: list[str] | None = None) -> list[Row]:
-    """Measure, print and write."""
+def main(arguments: list[str] | None = None, capturer: CapturerOf = CudaGraphs) -> list[Row]:
+    """Measure, print and write.
+
+    Args:
+        capturer: makes what captures graphs on a device.
+    """
     options = _options(arguments)
     device = pick_device(options.device)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     until = time.monotonic() + options.seconds
-    bench = Bench(device, options)
+    bench = Bench(device, options, capturer)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "processor"
     print(f"{name}, torch {torch.__version__}, {str(dtype).removeprefix('torch.')}")
     print(f"copy bandwidth {bench.bandwidth.median / 1e12:.3f} TB/s, context {bench.context}")
@@ -243,7 +247,7 @@ def _measure(
     has_time: Callable[[], bool],
     done: Callable[[Row], None],
 ) -> None:
-    """All ways of running one model; the packed ways last, because they take its weights over."""
+    """Both ways of running one model."""
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     read = random_llama.read_bytes(model, bench.context + bench.tokens // 2)
     expected = None
@@ -272,11 +276,7 @@ def _measure(
 
 def _target(model: PreTrainedModel, way: str, bench: Bench) -> Target:
     """The model, run in one way."""
-    if way == "eager":
-        return Target(model, None, name="random")
-    forward = capture(
-        model, bench.recorder(), packed="packed" in way, compiled=way.endswith("compiled")
-    )
+    forward = None if way == "eager" else GraphRunner(model, bench.capturer(bench.device))
     return Target(model, None, name="random", forward=forward)
 
 
@@ -357,7 +357,7 @@ def _print(row: Row) -> None:
     )
     print(
         f"  MiB: weights {row.weight_bytes / 2**20:.0f}, cache {row.cache_bytes / 2**20:.0f}, "
-        f"recordings {row.graph_bytes / 2**20:.0f}{beside}",
+        f"graphs {row.graph_bytes / 2**20:.0f}{beside}",
         flush=True,
     )
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from playground.runs.listing import RunList
+from playground.runs.query import TableQuery
+from playground.runs.table import RunTable
 from storage import RunDetail, RunLog, StoredRun
 
 TARGETS = ("smollm2-135m-instruct", "qwen3-0.6b", "llama-3.2-1b", "tinyllama-1.1b")
@@ -106,17 +107,20 @@ def build(log: RunLog, num_runs: int, num_prompts: int) -> None:
 
 def report(log: RunLog, repeats: int) -> None:
     """Ask every question several times."""
-    runs = RunList(log)
+    runs = RunTable(log)
+
+    def total(asked: dict[str, Any]) -> int:
+        return int(runs.view(TableQuery.parse(asked))["total"])
+
     print(f"{'question':42}{'median ms':>10}{'p95 ms':>9}{'CPU ms':>10}{'runs':>9}")
     for name, asked in QUESTIONS.items():
         if asked.get("page") == -1:
-            total = runs.page({**asked, "page": 0})["total"]
-            asked = {**asked, "page": max(0, (total - 1) // 50)}
-        _print(name, repeats, lambda asked=asked: runs.page(asked)["total"])  # type: ignore[misc]
+            asked = {**asked, "page": max(0, (total({**asked, "page": 0}) - 1) // 50)}
+        _print(name, repeats, lambda asked=asked: total(asked))  # type: ignore[misc]
     for by in GROUPS:
         asked = {"group": by}
-        _print(f"groups: {by}", repeats, lambda asked=asked: len(runs.groups(asked)["groups"]))  # type: ignore[misc]
-    _print("values to filter by", repeats, lambda: len(runs.facets({})["targets"]))
+        _print(f"groups: {by}", repeats, lambda asked=asked: total(asked))  # type: ignore[misc]
+    _print("values to filter by", repeats, lambda: len(log.facets().targets))
 
 
 def _print(name: str, repeats: int, ask: Any) -> None:

@@ -27,13 +27,10 @@ from engine.metrics import Metrics, measure
 from engine.model.loading import load_target
 from engine.model.target import Target
 from engine.tree import ChoiceTree
-from engine.tuning.latency import bucket_of, measure_curve
+from engine.tuning.latency import Clock, Prediction, bucket_of
 from engine.tuning.ranks import RankTable
-from engine.tuning.search import best_tree, curve
-from engine.tuning.shape import draft_shape, with_tree
-from engine.tuning.sizing import SIZES, fastest, predict_sizes
-from engine.tuning.step_latency import Clock, Prediction
-from engine.tuning.step_timing import measure_draft, measure_other
+from engine.tuning.search import SIZES, best_tree, curve, fastest, predict_sizes
+from engine.tuning.timing import measure_curve, measure_draft, measure_other
 from playground.host import paths
 from playground.trees.fitting import hold_out, stock_trees
 from playground.trees.sources import SHIPPED
@@ -111,7 +108,7 @@ def _report(
     plain = Contestant("plain", AutoregressiveConfig().build(bench), 0)
     _run([*made.values(), plain], target, prompts, tokens=options.tokens)
     _print_mats(made, pairs)
-    shape, clocks = draft_shape(with_tree(config, best)), []
+    shape, clocks = config.with_tree(best).draft_shape(), []
     for one in (made["best"], plain):
         one.runs = []
     for _ in range(options.rounds):
@@ -144,7 +141,7 @@ def _prompts(held: RankTable, target: Target, count: int) -> list[list[int]]:
 
 
 def _contestant(title: str, config: MethodConfig, tree: ChoiceTree, bench: Workbench) -> Contestant:
-    return Contestant(title, with_tree(config, tree).build(bench), len(tree))
+    return Contestant(title, config.with_tree(tree).build(bench), len(tree))
 
 
 def _run(

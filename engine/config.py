@@ -65,8 +65,8 @@ def _explain(cls: type[BaseModel], detail: ErrorDetails) -> str:
         return f"{key} is missing"
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"]) if "ctx" in detail else detail["msg"]
-    rule = detail["msg"].removeprefix("Input should be ").removeprefix("Value should be ")
-    return f"{key} must be {rule}, got {_short(detail['input'])}"
+    rule = detail["msg"].partition(" should ")[2] or f"be {detail['msg']}"
+    return f"{key} must {rule}, got {_short(detail['input'])}"
 
 
 def _short(value: object) -> str:

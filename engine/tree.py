@@ -22,13 +22,14 @@ from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from engine.errors import TreeError
 
 Path = tuple[int, ...]
 MAX_NODES = 1024
 """Largest choice tree accepted, root excluded."""
+MAX_CHARACTERS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class ChoiceTree:
             TreeError: not lists, an empty or repeated path, a negative rank, a gap (a node whose
                 parent is missing) or too many nodes. The message names the path.
         """
-        paths = [_path(item) for item in _listed(value)]
+        paths = _listed(value)
         seen: set[Path] = set()
         for path in paths:
             if path in seen:
@@ -154,36 +155,36 @@ def _order(path: Path) -> tuple[int, Path]:
     return len(path), path
 
 
-def _listed(value: object) -> Sequence[object]:
+_RANK = Annotated[int, Field(strict=True, ge=0)]
+_PATHS = TypeAdapter(list[Annotated[tuple[_RANK, ...], Field(min_length=1)]])
+
+
+def _listed(value: object) -> list[Path]:
+    """Paths of ranks as a person gave them, in any form."""
     if isinstance(value, ChoiceTree):
-        return value.paths
+        return list(value.paths)
     if isinstance(value, str):
-        if len(value) > 200_000:
-            raise TreeError(f"Choice tree text has {len(value)} characters; 200000 are allowed.")
+        if len(value) > MAX_CHARACTERS:
+            raise TreeError(
+                f"Choice tree text has {len(value)} characters; {MAX_CHARACTERS} are allowed."
+            )
         try:
             value = ast.literal_eval(value.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
             raise TreeError(
                 "Choice tree text must be a list of paths such as [[0], [0, 0], [1]]."
             ) from error
-    if not isinstance(value, list | tuple):
-        raise TreeError(
-            f"Choice tree must be a list of paths such as [[0], [0, 0]], got {value!r:.80}."
-        )
-    if not value:
+    if isinstance(value, list | tuple) and not value:
         raise TreeError("Choice tree must have at least one path, got an empty list.")
-    return value
-
-
-def _path(item: object) -> Path:
-    if not isinstance(item, list | tuple) or not item:
-        raise TreeError(f"Choice tree path must be a non-empty list of ranks, got {item!r:.80}.")
-    for rank in item:
-        if isinstance(rank, bool) or not isinstance(rank, int):
-            raise TreeError(f"Choice tree path {item!r:.80} has {rank!r:.40}; ranks are integers.")
-        if rank < 0:
-            raise TreeError(f"Choice tree path {item!r:.80} has rank {rank}; ranks start at 0.")
-    return tuple(item)
+    try:
+        return _PATHS.validate_python(value)
+    except ValidationError as error:
+        at = error.errors()[0]["loc"]
+        if at and isinstance(value, list | tuple):
+            value = value[int(at[0])]
+        raise TreeError(
+            f"Choice tree must list paths of ranks from 0, as [[0], [0, 0]], got {value!r:.80}."
+        ) from error
 
 
 class TreeShape:
@@ -197,47 +198,37 @@ class TreeShape:
         max_depth: of the deepest node.
     """
 
-    __slots__ = ("_ancestors", "_children", "_depths", "_on_device", "max_depth", "parents")
-
     def __init__(self, parents: Iterable[int]) -> None:
         self.parents = tuple(parents)
-        if not self.parents or self.parents[0] != -1:
-            raise TreeError(_bad_parents(self.parents))
-        depths = [0]
-        for node, parent in _edges(self.parents):
-            if not 0 <= parent < node:
-                raise TreeError(_bad_parents(self.parents))
-            depths.append(depths[parent] + 1)
+        depths: list[int] = []
+        for node, parent in enumerate(self.parents or (0,)):  # an empty list is no tree either
+            if not 0 <= parent < node and (node, parent) != (0, -1):
+                raise TreeError(
+                    f"Draft tree parents must be [-1, earlier nodes …], got {self.parents!r}."
+                )
+            depths.append(depths[parent] + 1 if node else 0)
         self.max_depth = max(depths)
         # A controller draws up many shapes that no forward ever sees: the rest is made when wanted.
-        self._depths: list[int] | torch.Tensor = depths
-        self._ancestors: torch.Tensor | None = None
-        self._children: tuple[tuple[int, ...], ...] | None = None
+        self._depths = depths
         self._on_device: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    @property
+    @functools.cached_property
     def depths(self) -> torch.Tensor:
-        if isinstance(self._depths, list):
-            self._depths = torch.tensor(self._depths)
-        return self._depths
+        return torch.tensor(self._depths)
 
-    @property
+    @functools.cached_property
     def ancestors(self) -> torch.Tensor:
-        if self._ancestors is None:
-            ancestors = np.eye(len(self), dtype=bool)
-            for node, parent in _edges(self.parents):
-                ancestors[node] |= ancestors[parent]
-            self._ancestors = torch.from_numpy(ancestors)
-        return self._ancestors
+        ancestors = np.eye(len(self), dtype=bool)
+        for node in range(1, len(self)):
+            ancestors[node] |= ancestors[self.parents[node]]
+        return torch.from_numpy(ancestors)
 
-    @property
+    @functools.cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
-        if self._children is None:
-            children: list[list[int]] = [[] for _ in self.parents]
-            for node, parent in _edges(self.parents):
-                children[parent].append(node)
-            self._children = tuple(map(tuple, children))
-        return self._children
+        children: list[list[int]] = [[] for _ in self.parents]
+        for node in range(1, len(self)):
+            children[self.parents[node]].append(node)
+        return tuple(map(tuple, children))
 
     @classmethod
     @functools.lru_cache(maxsize=256)
@@ -290,14 +281,6 @@ def upload(values: torch.Tensor, device: torch.device) -> torch.Tensor:
     if device.type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
-
-
-def _edges(parents: Sequence[int]) -> Iterable[tuple[int, int]]:
-    return enumerate(parents[1:], start=1)
-
-
-def _bad_parents(parents: Sequence[int]) -> str:
-    return f"Draft tree parents must be [-1, earlier nodes …], got {parents!r}."
 
 
 @functools.lru_cache(maxsize=512)

@@ -15,6 +15,7 @@ from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
+from engine.training.corpus.dialogues import DialogueTemplates
 from presets.choice_trees import TreePreset, tree_preset
 
 FOLDER = Path(__file__).parent
@@ -85,6 +86,13 @@ def suites() -> dict[str, PromptSuite]:
     folders = sorted(file.parent for file in (FOLDER / "prompts").glob("*/suite.yaml"))
     found += [read_suite_folder(folder) for folder in folders]
     return {suite.name: suite for suite in found}
+
+
+@functools.cache
+def dialogues() -> DialogueTemplates:
+    """What self-made training dialogues are written from."""
+    values = read_yaml(FOLDER / "dialogues.yaml")
+    return DialogueTemplates.parse(values, where="presets/dialogues.yaml")
 
 
 def read_suite_folder(folder: Path) -> PromptSuite:

@@ -1,31 +1,48 @@
 """The run log: every run with its step records, in SQLite or any database SQLAlchemy knows."""
 
-from storage.errors import (
-    SchemaError,
-    StorageError,
-    UnknownArtifactError,
-    UnknownBenchmarkError,
-    UnknownRunError,
-)
-from storage.filters import Circumstance, Facets, RunGroup, RunPage, RunQuery, Spread
-from storage.log import RunLog
+from storage.log import MAX_NAME_CHARS, MAX_NOTE_CHARS, RunLog
 from storage.records import (
+    LABEL_PREFIX,
     Arrival,
     Artifact,
     Benchmark,
+    Circumstance,
+    Facets,
+    Figure,
+    GroupKey,
     NewRun,
     RunDetail,
+    RunGroup,
+    RunPage,
+    RunQuery,
     RunSummary,
+    SchemaError,
+    SortKey,
+    Spread,
+    Status,
     StepRow,
+    StorageError,
     StoredRun,
+    UnknownArtifactError,
+    UnknownBenchmarkError,
+    UnknownRunError,
+    names_of,
 )
+from storage.writing import MAX_TAG_CHARS, MAX_TAGS
 
 __all__ = [
+    "LABEL_PREFIX",
+    "MAX_NAME_CHARS",
+    "MAX_NOTE_CHARS",
+    "MAX_TAGS",
+    "MAX_TAG_CHARS",
     "Arrival",
     "Artifact",
     "Benchmark",
     "Circumstance",
     "Facets",
+    "Figure",
+    "GroupKey",
     "NewRun",
     "RunDetail",
     "RunGroup",
@@ -34,11 +51,14 @@ __all__ = [
     "RunQuery",
     "RunSummary",
     "SchemaError",
+    "SortKey",
     "Spread",
+    "Status",
     "StepRow",
     "StorageError",
     "StoredRun",
     "UnknownArtifactError",
     "UnknownBenchmarkError",
     "UnknownRunError",
+    "names_of",
 ]

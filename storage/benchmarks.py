@@ -1,30 +1,40 @@
-"""Benchmarks in the log: begun, finished, resumed, and found again."""
+"""Benchmarks of the log: begun, finished, resumed; and artifacts: what was measured or drawn."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from datetime import UTC
+from dataclasses import fields
 from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from storage import codec, owner
+from storage import owner
 from storage.database import Database
-from storage.errors import StorageError, UnknownBenchmarkError
-from storage.records import Benchmark
-from storage.schema import benchmarks, runs
+from storage.records import (
+    Artifact,
+    Benchmark,
+    StorageError,
+    UnknownArtifactError,
+    UnknownBenchmarkError,
+)
+from storage.schema import artifacts, benchmarks, digest, runs
 
 MAX_LIST = 1000
+MAX_KIND_CHARS = 64
 
 
 class Benchmarks:
-    """The benchmarks of one database; their runs carry the benchmark's id."""
+    """The benchmarks of one database; their runs carry the benchmark's id.
+
+    Attributes:
+        begun: ids of those begun or resumed here and not finished.
+    """
 
     def __init__(self, database: Database, this_owner: str) -> None:
         self._database = database
         self._owner = this_owner
-        self._begun: set[str] = set()
+        self.begun: set[str] = set()
 
     def begin(self, name: str, plan: Mapping[str, Any]) -> str:
         """Write down a benchmark that is about to start; returns its id."""
@@ -39,11 +49,11 @@ class Benchmarks:
                     owner=self._owner,
                     status="running",
                     name=name,
-                    plan=codec.dump(plan),
-                    summary=codec.dump({}),
+                    plan=plan,
+                    summary={},
                 )
             )
-        self._begun.add(benchmark_id)
+        self.begun.add(benchmark_id)
         return benchmark_id
 
     def finish(
@@ -57,12 +67,12 @@ class Benchmarks:
         Raises:
             UnknownBenchmarkError: no such benchmark.
         """
-        values = {"status": status, "summary": codec.dump(summary), "finished_at": owner.now()}
+        values = {"status": status, "summary": summary, "finished_at": owner.now()}
         change = benchmarks.update().where(benchmarks.c.id == benchmark_id).values(values)
         with self._database.transaction() as connection:
-            if connection.execute(change).rowcount == 0:
-                raise UnknownBenchmarkError(f"No benchmark {benchmark_id!r:.80} is in the log.")
-        self._begun.discard(benchmark_id)
+            _row(connection, benchmark_id)
+            connection.execute(change)
+        self.begun.discard(benchmark_id)
 
     def resume(self, benchmark_id: str) -> Benchmark:
         """Go on with a benchmark here: it is `running` again and belongs to this process.
@@ -74,8 +84,6 @@ class Benchmarks:
         now = owner.now()
         with self._database.transaction() as connection:
             row = _row(connection, benchmark_id)
-            if row is None:
-                raise UnknownBenchmarkError(f"No benchmark {benchmark_id!r:.80} is in the log.")
             alive = owner.is_alive(row.owner, _last_sign(connection, row), now)
             if row.status == "running" and row.owner != self._owner and alive:
                 raise StorageError(
@@ -89,14 +97,13 @@ class Benchmarks:
                 .values(finished_at=None, **values)
             )
             row = _row(connection, benchmark_id)
-            assert row is not None
-        self._begun.add(benchmark_id)
+        self.begun.add(benchmark_id)
         return _benchmark(row)
 
     def get(self, benchmark_id: str) -> Benchmark | None:
         """One benchmark; None if there is none of this id."""
         with self._database.transaction(reading=True) as connection:
-            row = _row(connection, benchmark_id)
+            row = connection.execute(_of(benchmark_id)).one_or_none()
         return None if row is None else _benchmark(row)
 
     def list(self, limit: int = 50) -> tuple[Benchmark, ...]:
@@ -111,31 +118,20 @@ class Benchmarks:
         with self._database.transaction(reading=True) as connection:
             return tuple(_benchmark(row) for row in connection.execute(newest.limit(limit)))
 
-    def release(self) -> None:
-        """Those begun or resumed here and not finished become `interrupted`."""
-        if self._begun:
-            mine = benchmarks.c.id.in_(self._begun), benchmarks.c.status == "running"
-            with self._database.transaction() as connection:
-                connection.execute(benchmarks.update().where(*mine).values(status="interrupted"))
-
-    def mark_interrupted(self) -> None:
+    def interrupt_dead(self, connection: sa.Connection) -> None:
         """Those whose process is gone become `interrupted`."""
-        now = owner.now()
-        running = sa.select(benchmarks).where(benchmarks.c.status == "running")
-        with self._database.transaction() as connection:
-            dead = [
-                row.id
-                for row in connection.execute(running).all()
-                if not owner.is_alive(row.owner, _last_sign(connection, row), now)
-            ]
-            if dead:
-                over = benchmarks.update().where(benchmarks.c.id.in_(dead))
-                connection.execute(over.values(status="interrupted"))
+        owner.interrupt_dead(connection, benchmarks, lambda row: _last_sign(connection, row))
 
 
-def _row(connection: sa.Connection, benchmark_id: str) -> sa.Row[Any] | None:
-    wanted = sa.select(benchmarks).where(benchmarks.c.id == benchmark_id)
-    return connection.execute(wanted).one_or_none()
+def _of(benchmark_id: str) -> sa.Select[Any]:
+    return sa.select(benchmarks).where(benchmarks.c.id == benchmark_id)
+
+
+def _row(connection: sa.Connection, benchmark_id: str) -> sa.Row[Any]:
+    row = connection.execute(_of(benchmark_id)).one_or_none()
+    if row is None:
+        raise UnknownBenchmarkError(f"No benchmark {benchmark_id!r:.80} is in the log.")
+    return row
 
 
 def _last_sign(connection: sa.Connection, row: sa.Row[Any]) -> Any:
@@ -145,12 +141,103 @@ def _last_sign(connection: sa.Connection, row: sa.Row[Any]) -> Any:
 
 
 def _benchmark(row: sa.Row[Any]) -> Benchmark:
-    return Benchmark(
-        id=row.id,
-        name=row.name,
-        plan=codec.load(row.plan),
-        status=row.status,
-        created_at=row.created_at.replace(tzinfo=UTC),
-        finished_at=row.finished_at and row.finished_at.replace(tzinfo=UTC),
-        summary=codec.load(row.summary),
-    )
+    return Benchmark(**{field.name: getattr(row, field.name) for field in fields(Benchmark)})
+
+
+class Artifacts:
+    """The artifacts of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(
+        self,
+        kind: str,
+        key: Mapping[str, Any],
+        *,
+        meta: Mapping[str, Any],
+        payload: bytes,
+        run_id: str | None = None,
+        benchmark_id: str | None = None,
+    ) -> str:
+        """Keep bytes under a kind and a key; returns the artifact's id.
+
+        One that belongs to no run and no benchmark replaces an older such one of the same kind
+        and key.
+
+        Raises:
+            StorageError: the kind is empty or too long, or there is no such run or benchmark.
+        """
+        if not 1 <= len(kind) <= MAX_KIND_CHARS:
+            raise StorageError(f"kind must have 1 to {MAX_KIND_CHARS} characters, got {kind!r}.")
+        artifact_id, key_digest = secrets.token_hex(8), digest(key)
+        with self._database.transaction() as connection:
+            if run_id is None and benchmark_id is None:
+                connection.execute(
+                    artifacts.delete().where(
+                        artifacts.c.kind == kind,
+                        artifacts.c.key_digest == key_digest,
+                        artifacts.c.run_id.is_(None),
+                        artifacts.c.benchmark_id.is_(None),
+                    )
+                )
+            connection.execute(
+                artifacts.insert().values(
+                    id=artifact_id,
+                    kind=kind,
+                    key_digest=key_digest,
+                    key=key,
+                    meta=meta,
+                    run_id=run_id,
+                    benchmark_id=benchmark_id,
+                    created_at=owner.now(),
+                    payload=payload,
+                )
+            )
+        return artifact_id
+
+    def find(
+        self,
+        kind: str,
+        key: Mapping[str, Any] | None = None,
+        *,
+        run_id: str | None = None,
+        benchmark_id: str | None = None,
+    ) -> tuple[Artifact, ...]:
+        """Those of a kind, newest first; None lets every key, run and benchmark through."""
+        conditions = [artifacts.c.kind == kind]
+        if key is not None:
+            conditions.append(artifacts.c.key_digest == digest(key))
+        if run_id is not None:
+            conditions.append(artifacts.c.run_id == run_id)
+        if benchmark_id is not None:
+            conditions.append(artifacts.c.benchmark_id == benchmark_id)
+        columns = [artifacts.c[field.name] for field in fields(Artifact)]
+        wanted = sa.select(*columns).where(*conditions)
+        newest = wanted.order_by(artifacts.c.created_at.desc(), artifacts.c.id)
+        with self._database.transaction(reading=True) as connection:
+            return tuple(Artifact(**row._mapping) for row in connection.execute(newest))
+
+    def payload(self, artifact_id: str) -> bytes:
+        """Its bytes.
+
+        Raises:
+            UnknownArtifactError: no such artifact.
+        """
+        wanted = sa.select(artifacts.c.payload).where(artifacts.c.id == artifact_id)
+        with self._database.transaction(reading=True) as connection:
+            row = connection.execute(wanted).one_or_none()
+        if row is None:
+            raise UnknownArtifactError(f"No artifact {artifact_id!r:.80} is in the log.")
+        return bytes(row.payload)
+
+    def delete(self, artifact_id: str) -> None:
+        """Remove it for good.
+
+        Raises:
+            UnknownArtifactError: no such artifact.
+        """
+        with self._database.transaction() as connection:
+            gone = connection.execute(artifacts.delete().where(artifacts.c.id == artifact_id))
+            if gone.rowcount == 0:
+                raise UnknownArtifactError(f"No artifact {artifact_id!r:.80} is in the log.")

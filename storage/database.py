@@ -15,10 +15,11 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.pool import StaticPool
 
-from storage.errors import SchemaError, StorageError
+from storage.dialects import foreign_keys_off, in_memory, prepare
+from storage.records import SchemaError, StorageError
+from storage.schema import metadata
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-BUSY_TIMEOUT_MS = 15_000
 _MIGRATING = Lock()
 """Alembic keeps its context in module globals: one migration at a time per process."""
 
@@ -30,7 +31,7 @@ class Database:
         self.url = _url(url)
         self.engine = _engine(self.url)
         # The threads of an in-memory log share one connection, and so one transaction.
-        self._turn = RLock() if _in_memory(self.url) else nullcontext()
+        self._turn = RLock() if in_memory(self.url) else nullcontext()
         with ExitStack() as undo:
             undo.callback(self.engine.dispose)
             self._migrate()
@@ -62,15 +63,23 @@ class Database:
     def _migrate(self) -> None:
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        scripts = ScriptDirectory.from_config(config).walk_revisions()
+        known = sorted(script.revision for script in scripts)
         with _MIGRATING, self._connection() as connection:
-            with _foreign_keys_off(connection), connection.begin():
-                self._check(connection, known)
+            with foreign_keys_off(connection), connection.begin():
                 config.attributes["connection"] = connection
-                command.upgrade(config, "head")
+                if self._is_new(connection, known):
+                    metadata.create_all(connection)
+                    command.stamp(config, "head")
+                else:
+                    command.upgrade(config, "head")
 
-    def _check(self, connection: sa.Connection, known: set[str]) -> None:
-        """Refuse a database that is no run log or newer than this program."""
+    def _is_new(self, connection: sa.Connection, known: list[str]) -> bool:
+        """Whether the database is empty.
+
+        Raises:
+            SchemaError: it is no run log, or its schema is newer than this program or unreleased.
+        """
         where = self.url.render_as_string()
         current = MigrationContext.configure(connection).get_current_revision()
         if current is None and sa.inspect(connection).get_table_names():
@@ -79,10 +88,14 @@ class Database:
                 "Give the run log a database of its own with --db."
             )
         if current is not None and current not in known:
+            age, remedy = "a newer", "Update the program, or"
+            if current < known[0]:
+                age, remedy = "an unreleased", "Move it away, or"
             raise SchemaError(
-                f"The run log {where} was written by a newer version (schema {current}). "
-                "Update the program, or give another --db."
+                f"The run log {where} was written by {age} version (schema {current}). "
+                f"{remedy} give another --db."
             )
+        return current is None
 
     def _sentence(self, error: sa.exc.SQLAlchemyError) -> str:
         reason = next(iter(str(getattr(error, "orig", None) or error).strip().splitlines()), "")
@@ -107,14 +120,10 @@ def _url(url: str | None) -> sa.URL:
     return sa.URL.create("sqlite", database=str(Path(url).expanduser().absolute()))
 
 
-def _in_memory(url: sa.URL) -> bool:
-    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
-
-
 def _engine(url: sa.URL) -> sa.Engine:
     options: dict[str, Any] = {}
     sqlite = url.get_backend_name() == "sqlite"
-    if sqlite and not _in_memory(url):
+    if sqlite and not in_memory(url):
         try:
             Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -125,38 +134,5 @@ def _engine(url: sa.URL) -> sa.Engine:
         engine = sa.create_engine(url, **options)
     except (sa.exc.ArgumentError, ImportError) as error:
         raise StorageError(f"No driver for {url.drivername}: {error}.") from error
-    if sqlite:
-        sa.event.listen(engine, "connect", _prepare_sqlite)
-        sa.event.listen(engine, "begin", _begin_sqlite)
+    prepare(engine)
     return engine
-
-
-def _prepare_sqlite(connection: Any, record: Any) -> None:
-    """Write-ahead log, so that readers and the writer do not wait for each other."""
-    connection.isolation_level = None  # the driver begins late and never before DDL; we do
-    cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=NORMAL")
-    cursor.execute("PRAGMA foreign_keys=ON")
-    cursor.close()
-
-
-def _begin_sqlite(connection: sa.Connection) -> None:
-    """Writers take the write lock first, and so see what the writer before them left."""
-    reading = connection.get_execution_options().get("reading")
-    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
-
-
-@contextmanager
-def _foreign_keys_off(connection: sa.Connection) -> Iterator[None]:
-    """SQLite changes a table by copy and drop; that drop must not cascade to steps and tags."""
-    driver: Any = connection.connection.dbapi_connection
-    if connection.dialect.name != "sqlite":
-        yield
-        return
-    driver.execute("PRAGMA foreign_keys=OFF")  # has no effect once a transaction has begun
-    try:
-        yield
-    finally:
-        driver.execute("PRAGMA foreign_keys=ON")

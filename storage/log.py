@@ -8,31 +8,32 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from storage import codec, edits, owner
-from storage.archive import read_steps, read_whole, write_steps, write_whole
-from storage.artifacts import Artifacts
-from storage.benchmarks import Benchmarks
+from storage import owner, writing
+from storage.benchmarks import Artifacts, Benchmarks
 from storage.database import Database
-from storage.edits import change, change_details
-from storage.errors import StorageError
-from storage.filters import Circumstance, Facets, RunGroup, RunPage, RunQuery, Spread
-from storage.groups import read_facets, read_groups, read_rates
-from storage.marks import check_labels, check_tags, read_marks, write_labels, write_tags
-from storage.query import all_ids_statement, count_statement, page_statement
-from storage.records import Arrival, NewRun, RunDetail, StepRow, StoredRun
-from storage.rows import detail_of, figures_row, new_details, new_row, summary_of
-from storage.schema import run_details, runs, steps
-from storage.search import write_prompts, write_titles
+from storage.query import RunReader
+from storage.records import (
+    Arrival,
+    NewRun,
+    StepRow,
+    StorageError,
+    StoredRun,
+    UnknownRunError,
+)
+from storage.schema import benchmarks, run_details, runs, steps, tags
+
+MAX_NAME_CHARS = 255
+MAX_NOTE_CHARS = 20_000
 
 
-class RunLog:
+class RunLog(RunReader):
     """All runs in one database; safe to use from several threads and processes.
 
     One thread at a time writes a run. Reading never waits for writing (SQLite's write-ahead log).
     """
 
     def __init__(self, database: Database) -> None:
-        self._database = database
+        super().__init__(database)
         self._owner = owner.this_process()
         self._begun: set[str] = set()
         self.artifacts = Artifacts(database)
@@ -50,8 +51,9 @@ class RunLog:
             StorageError: not readable, or no driver for it.
         """
         log = cls(Database(url))
-        log._mark_interrupted()
-        log.benchmarks.mark_interrupted()
+        with log._database.transaction() as connection:
+            owner.interrupt_dead(connection, runs)
+            log.benchmarks.interrupt_dead(connection)
         return log
 
     @property
@@ -61,14 +63,12 @@ class RunLog:
 
     def close(self) -> None:
         """Give the connections back; what was begun here and not finished becomes `interrupted`."""
-        self.benchmarks.release()
-        if self._begun:
-            mine = runs.c.id.in_(self._begun), runs.c.status == "running"
+        begun = {runs: self._begun, benchmarks: self.benchmarks.begun}
+        if any(begun.values()):
             with self._database.transaction() as connection:
-                connection.execute(runs.update().where(*mine).values(status="interrupted"))
+                for table, ids in begun.items():
+                    owner.interrupt(connection, table, ids)
         self._database.close()
-
-    # ---- writing
 
     def begin(self, new: NewRun) -> str:
         """Write down a run that is about to start; returns its id.
@@ -76,17 +76,25 @@ class RunLog:
         Raises:
             StorageError: a tag or label is no text, or too long.
         """
-        check_labels(new.labels)
-        check_tags(new.tags)
-        run_id = secrets.token_hex(8)
-        row = new_row(new, run_id=run_id, owner=self._owner, now=owner.now())
+        run_id, now = secrets.token_hex(8), owner.now()
+        rows = writing.rows_of(
+            new,
+            id=run_id,
+            created_at=now,
+            heartbeat_at=now,
+            owner=self._owner,
+            status="running",
+            decoding_type=str(new.method["decoding_type"]),
+            num_prompt_tokens=len(new.prompt_ids),
+            num_new_tokens=0,
+            num_steps=0,
+            num_accepted=0,
+            name="",
+            note="",
+            first_text="",
+        )
         with self._database.transaction() as connection:
-            connection.execute(runs.insert().values(row))
-            connection.execute(run_details.insert().values(new_details(new, run_id=run_id)))
-            write_tags(connection, run_id, new.tags)
-            write_labels(connection, run_id, new.labels)
-            write_prompts(connection, {row["prompt_id"]: new.prompt_text})
-            write_titles(connection, {new.target, new.method_title})
+            writing.insert(connection, [new], [rows])
         self._begun.add(run_id)
         return run_id
 
@@ -95,7 +103,7 @@ class RunLog:
     ) -> None:
         """The first token is there."""
         with self._database.transaction() as connection:
-            change(
+            _change(
                 connection,
                 run_id,
                 num_prompt_tokens=num_prompt_tokens,
@@ -103,7 +111,7 @@ class RunLog:
                 ttft_s=ttft_s,
                 heartbeat_at=owner.now(),
             )
-            change_details(connection, run_id, first_token_id=token_id, first_text=text)
+            _change_details(connection, run_id, first_token_id=token_id, first_text=text)
 
     def add_steps(self, run_id: str, new: Sequence[StepRow]) -> None:
         """Add steps in one transaction; the summary's counts follow.
@@ -117,7 +125,7 @@ class RunLog:
         num_steps = runs.c.num_steps + len(new)
         num_accepted = runs.c.num_accepted + sum(len(step.accepted) for step in new)
         with self._database.transaction() as connection:
-            change(
+            _change(
                 connection,
                 run_id,
                 num_steps=num_steps,
@@ -128,7 +136,7 @@ class RunLog:
                 heartbeat_at=owner.now(),
             )
             _refuse_stored(connection, run_id, new)
-            write_steps(connection, run_id, new)
+            writing.write_steps(connection, run_id, new)
 
     def finish(
         self,
@@ -142,9 +150,9 @@ class RunLog:
         error: str | None = None,
     ) -> None:
         """The run is over."""
-        figures = {**figures_row(metrics), "num_new_tokens": len(output_ids)}
+        figures = {**writing.figures_of(metrics), "num_new_tokens": len(output_ids)}
         with self._database.transaction() as connection:
-            change(
+            _change(
                 connection,
                 run_id,
                 status=status,
@@ -152,47 +160,63 @@ class RunLog:
                 heartbeat_at=owner.now(),
                 **figures,
             )
-            change_details(
+            _change_details(
                 connection,
                 run_id,
-                output_ids=codec.dump(list(output_ids)),
+                output_ids=list(output_ids),
                 text=text,
-                metrics=codec.dump(metrics),
+                metrics=metrics,
                 error=error,
             )
         self._begun.discard(run_id)
 
     def rename(self, run_id: str, name: str) -> None:
         """Give the run a name."""
+        _check_length("name", name, MAX_NAME_CHARS)
         with self._database.transaction() as connection:
-            edits.rename(connection, run_id, name)
+            _change(connection, run_id, name=name)
+            writing.write_remark(connection, run_id)
 
     def set_note(self, run_id: str, note: str) -> None:
         """Write the run's note."""
+        _check_length("note", note, MAX_NOTE_CHARS)
         with self._database.transaction() as connection:
-            edits.set_note(connection, run_id, note)
+            _change_details(connection, run_id, note=note)
+            writing.write_remark(connection, run_id)
 
     def set_tags(self, run_id: str, new: Sequence[str]) -> None:
         """Replace the run's tags."""
+        writing.check_tags(new)
         with self._database.transaction() as connection:
-            edits.set_tags(connection, run_id, new)
+            writing.known_ids(connection, [run_id])
+            writing.write_tags(connection, run_id, new)
 
     def retag(
         self, run_ids: Sequence[str], *, add: Sequence[str] = (), remove: Sequence[str] = ()
     ) -> None:
         """Add tags to runs and take others from them; all of them or none."""
+        writing.check_tags(add)
         with self._database.transaction() as connection:
-            edits.retag(connection, run_ids, add=add, remove=remove)
+            for some in writing.known_ids(connection, run_ids):
+                changed = tags.c.tag.in_({*add, *remove})
+                connection.execute(tags.delete().where(tags.c.run_id.in_(some), changed))
+                new = [{"run_id": run_id, "tag": t} for run_id in some for t in dict.fromkeys(add)]
+                if new:
+                    connection.execute(tags.insert(), new)
 
     def delete(self, *run_ids: str) -> None:
         """Hide runs, all of them or none; `restore` brings them back."""
-        with self._database.transaction() as connection:
-            edits.set_deleted(connection, run_ids, True)
+        self._set_deleted(run_ids, owner.now())
 
     def restore(self, *run_ids: str) -> None:
         """Show deleted runs again."""
+        self._set_deleted(run_ids, None)
+
+    def _set_deleted(self, run_ids: Sequence[str], when: Any) -> None:
         with self._database.transaction() as connection:
-            edits.set_deleted(connection, run_ids, False)
+            for some in writing.known_ids(connection, run_ids):
+                wanted = runs.update().where(runs.c.id.in_(some))
+                connection.execute(wanted.values(deleted_at=when))
 
     def write_whole(self, new: Sequence[StoredRun]) -> tuple[Arrival, ...]:
         """Add runs of another log, all of them or none; what is here is never overwritten.
@@ -204,88 +228,30 @@ class RunLog:
             StorageError: a value that the log cannot hold.
         """
         with self._database.transaction() as connection:
-            return write_whole(connection, new)
+            return writing.write_whole(connection, new)
 
-    def _mark_interrupted(self) -> None:
-        """Runs whose process is gone are over."""
-        now = owner.now()
-        wanted = sa.select(runs.c.id, runs.c.owner, runs.c.heartbeat_at)
-        with self._database.transaction() as connection:
-            running = connection.execute(wanted.where(runs.c.status == "running")).all()
-            dead = [r.id for r in running if not owner.is_alive(r.owner, r.heartbeat_at, now)]
-            if dead:
-                connection.execute(
-                    runs.update().where(runs.c.id.in_(dead)).values(status="interrupted")
-                )
 
-    # ---- reading
+def _change(connection: sa.Connection, run_id: str, **values: Any) -> None:
+    """Set columns of a run; raises UnknownRunError."""
+    _update(connection, runs.update().where(runs.c.id == run_id).values(values), run_id)
 
-    def find(self, query: RunQuery | None = None) -> RunPage:
-        """One page of runs."""
-        query = query or RunQuery()
-        with self._database.transaction(reading=True) as connection:
-            rows = connection.execute(page_statement(query)).all()
-            total = int(connection.execute(count_statement(query)).scalar_one())
-            marks = read_marks(connection, [row.id for row in rows])
-        return RunPage(tuple(summary_of(row, marks[row.id]) for row in rows), total)
 
-    def ids(self, query: RunQuery) -> tuple[str, ...]:
-        """The ids of all runs that the filters let through, in order; limit and offset aside."""
-        with self._database.transaction(reading=True) as connection:
-            return tuple(connection.execute(all_ids_statement(query)).scalars())
+def _change_details(connection: sa.Connection, run_id: str, **values: Any) -> None:
+    """Set columns of a run's details; raises UnknownRunError."""
+    wanted = run_details.update().where(run_details.c.run_id == run_id)
+    _update(connection, wanted.values(values), run_id)
 
-    def get(self, run_id: str) -> RunDetail | None:
-        """A run without its steps; None if there is none of this id."""
-        wanted = sa.select(runs, run_details).join_from(runs, run_details)
-        with self._database.transaction(reading=True) as connection:
-            row = connection.execute(wanted.where(runs.c.id == run_id)).one_or_none()
-            if row is None:
-                return None
-            marks = read_marks(connection, [run_id])
-            streamed: list[StepRow] = []
-            if row.output_ids is None:
-                streamed = read_steps(connection, run_id, 0, None)
-        return detail_of(row, marks[run_id], streamed)
 
-    def read_whole(self, run_id: str) -> StoredRun | None:
-        """A run with its steps; None if there is none of this id."""
-        with self._database.transaction(reading=True) as connection:
-            return read_whole(connection, run_id)
+def _update(connection: sa.Connection, statement: sa.Update, run_id: str) -> None:
+    if connection.execute(statement).rowcount == 0:
+        raise UnknownRunError(f"No run {run_id!r:.80} is in the log.")
 
-    def groups(self, query: RunQuery, by: str, limit: int = 100) -> tuple[RunGroup, ...]:
-        """Runs with something in common, largest groups first; `by` as in `GroupKey`.
 
-        Raises:
-            StorageError: no such thing to group by, or limit out of range.
-        """
-        with self._database.transaction(reading=True) as connection:
-            return read_groups(connection, query, by, limit)
-
-    def rates(
-        self, prompt_ids: Sequence[str], *, setup_id: str | None = None, decoding_type: str = ""
-    ) -> Mapping[Circumstance, Spread]:
-        """Mean tok/s of completed runs on these prompts: of one setup, or of one decoding type.
-
-        It is what a speedup divides by; apart by target, prompt, dtype and device.
-        """
-        equal = {"setup_id": setup_id} if setup_id else {"decoding_type": decoding_type}
-        with self._database.transaction(reading=True) as connection:
-            return read_rates(connection, prompt_ids, **equal)
-
-    def facets(self) -> Facets:
-        """The different values of what can be filtered by."""
-        with self._database.transaction(reading=True) as connection:
-            return read_facets(connection)
-
-    def steps(self, run_id: str, start: int = 0, stop: int | None = None) -> tuple[StepRow, ...]:
-        """Steps `start` ≤ index < `stop`, in order."""
-        with self._database.transaction(reading=True) as connection:
-            return tuple(read_steps(connection, run_id, start, stop))
-
-    def step(self, run_id: str, index: int) -> StepRow | None:
-        """One step; None if the run has no such step."""
-        found = self.steps(run_id, index, index + 1)
-        return found[0] if found else None
+def _check_length(what: str, text: str, most: int) -> None:
+    if len(text) > most:
+        raise StorageError(
+            f"A {what} must have at most {most} characters, got {len(text)}. Shorten it."
+        )
 
 
 def _refuse_stored(connection: sa.Connection, run_id: str, new: Sequence[StepRow]) -> None:

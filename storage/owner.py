@@ -1,11 +1,15 @@
-"""Which process writes a run, and whether it still lives."""
+"""Which process writes a run or a benchmark, and what becomes of it when that process is gone."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
 
 STALE_AFTER = timedelta(minutes=10)
 """A run of another machine without a sign of life for so long is taken as dead."""
@@ -31,6 +35,25 @@ def is_alive(owner: str, heartbeat_at: datetime, now: datetime) -> bool:
     if host == socket.gethostname() and started and pid.isdigit():
         return boot == _boot_id() and _started(int(pid)) == started
     return now - heartbeat_at < STALE_AFTER
+
+
+def interrupt(connection: sa.Connection, table: sa.Table, ids: Collection[str]) -> None:
+    """Those of these that are still `running` become `interrupted`."""
+    if ids:
+        mine = table.c.id.in_(ids), table.c.status == "running"
+        connection.execute(table.update().where(*mine).values(status="interrupted"))
+
+
+def interrupt_dead(
+    connection: sa.Connection,
+    table: sa.Table,
+    last_sign: Callable[[Any], datetime] = lambda row: row.heartbeat_at,
+) -> None:
+    """Those whose process is gone become `interrupted`."""
+    wanted = sa.select(table.c.id, table.c.owner, table.c.heartbeat_at)
+    running = connection.execute(wanted.where(table.c.status == "running")).all()
+    dead = [row.id for row in running if not is_alive(row.owner, last_sign(row), now())]
+    interrupt(connection, table, dead)
 
 
 def _boot_id() -> str:

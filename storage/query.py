@@ -1,19 +1,57 @@
-"""A `RunQuery` as SQL: filtering, sorting and paging happen in the database."""
+"""What is read of the run log: pages, whole runs, groups; the database filters, sorts and sums."""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import fields
 from typing import Any
 
 import sqlalchemy as sa
 
-from storage.errors import StorageError
-from storage.filters import Figure, RunQuery, SortKey, names_of
-from storage.schema import labels, run_details, runs, tags
-from storage.search import matches
+from storage.database import Database
+from storage.dialects import Unindexed
+from storage.records import (
+    LABEL_PREFIX,
+    Circumstance,
+    Facets,
+    Figure,
+    GroupKey,
+    RunDetail,
+    RunGroup,
+    RunPage,
+    RunQuery,
+    RunSummary,
+    SortKey,
+    Spread,
+    StepRow,
+    StorageError,
+    StoredRun,
+    names_of,
+)
+from storage.schema import (
+    benchmarks,
+    fold,
+    labels,
+    prompt_texts,
+    remarks,
+    run_details,
+    runs,
+    steps,
+    tags,
+    titles,
+)
 
 MAX_PAGE = 1000
+MAX_GROUPS = 500
+MAX_FACETS = 200
+MAX_VALUES = 50
 SORT_KEYS = names_of(SortKey)
 FIGURES = names_of(Figure)
+GROUP_KEYS = names_of(GroupKey)
+AVERAGED = ("tok_s", "mat", "ttft_s", "draft_acceptance")
 SHORT_PROMPT = 200
 ESCAPED = 6
 """Characters that one character of the prompt may take in the database."""
@@ -28,55 +66,13 @@ EQUAL = (
     "prompt_id",
     "benchmark_id",
 )
+_MARKS = {"prompt_text", "tags", "labels", "deleted"}
+_SUMMARY = {f.name for f in fields(RunSummary)} - _MARKS
+_DETAIL = {f.name for f in fields(RunDetail)} - _MARKS
+"""Fields that are columns as they are."""
 
 
-def ids_statement(query: RunQuery) -> sa.Select[Any]:
-    """The page's ids; the id breaks ties, so that paging never shows a run twice.
-
-    Raises:
-        StorageError: limit or offset out of range, or no such sort key.
-    """
-    if not 1 <= query.limit <= MAX_PAGE or query.offset < 0:
-        raise StorageError(
-            f"A page must have limit in [1, {MAX_PAGE}] and offset ≥ 0, "
-            f"got {query.limit} and {query.offset}."
-        )
-    return all_ids_statement(query).limit(query.limit).offset(query.offset)
-
-
-def all_ids_statement(query: RunQuery) -> sa.Select[Any]:
-    """The ids of all that the filters let through, in order."""
-    return sa.select(runs.c.id).where(*conditions(query)).order_by(*_order(query))
-
-
-def page_statement(query: RunQuery) -> sa.Select[Any]:
-    """The page's rows; only they are read in full."""
-    page = ids_statement(query).subquery()
-    return summaries_statement().join(page, page.c.id == runs.c.id).order_by(*_order(query))
-
-
-def summaries_statement() -> sa.Select[Any]:
-    """Everything that the table of runs shows of them."""
-    start = sa.func.substr(run_details.c.prompt_text, 1, SHORT_PROMPT * ESCAPED)
-    shown = [run_details.c[name] for name in ("method", "sampling", "limits", "note")]
-    short = sa.type_coerce(start, run_details.c.prompt_text.type).label("prompt_text")
-    return sa.select(runs, *shown, short).join_from(runs, run_details)
-
-
-def count_statement(query: RunQuery) -> sa.Select[Any]:
-    """How many runs the filters let through."""
-    return sa.select(sa.func.count()).select_from(runs).where(*conditions(query))
-
-
-def _order(query: RunQuery) -> tuple[sa.ColumnElement[Any], ...]:
-    if query.sort not in SORT_KEYS:
-        allowed = ", ".join(SORT_KEYS)
-        raise StorageError(f"Runs must be sorted by one of {allowed}, got {query.sort!r:.80}.")
-    column = runs.c[query.sort]
-    order = column.desc() if query.descending else column.asc()
-    if column.nullable:
-        order = order.nulls_last()
-    return order, runs.c.id.desc() if query.descending else runs.c.id.asc()
+# ---- filters
 
 
 def conditions(query: RunQuery) -> list[sa.ColumnElement[bool]]:
@@ -90,10 +86,8 @@ def conditions(query: RunQuery) -> list[sa.ColumnElement[bool]]:
         found.append(runs.c.deleted_at.is_not(None))
     elif not query.include_deleted:
         found.append(runs.c.deleted_at.is_(None))
-    for key in EQUAL:
-        value = getattr(query, key)
-        if value is not None:
-            found.append(runs.c[key] == value)
+    wanted = {key: getattr(query, key) for key in EQUAL}
+    found += [runs.c[key] == value for key, value in wanted.items() if value is not None]
     if query.ids is not None:
         found.append(runs.c.id.in_(query.ids))
     if query.tag is not None:
@@ -102,29 +96,318 @@ def conditions(query: RunQuery) -> list[sa.ColumnElement[bool]]:
         same = (labels.c.key == key) & (labels.c.value == value)
         found.append(runs.c.id.in_(sa.select(labels.c.run_id).where(same)))
     for figure, (least, most) in query.ranges.items():
-        found += _range(figure, least, most)
+        _check("A range must be of", figure, FIGURES)
+        number = finite(runs.c[figure])
+        found.append(number.is_not(None))
+        if least is not None:
+            found.append(number >= least)
+        if most is not None:
+            found.append(number <= most)
     if query.text:
-        found.append(matches(query.text))
+        found.append(_matches(query.text))
     return found
 
 
-def _range(figure: str, least: float | None, most: float | None) -> list[sa.ColumnElement[bool]]:
-    if figure not in FIGURES:
-        allowed = ", ".join(FIGURES)
-        raise StorageError(f"A range must be of one of {allowed}, got {figure!r:.80}.")
-    number = finite(runs.c[figure])
-    found: list[sa.ColumnElement[bool]] = [number.is_not(None)]
-    if least is not None:
-        found.append(number >= least)
-    if most is not None:
-        found.append(number <= most)
-    return found
+def _matches(text: str) -> sa.ColumnElement[bool]:
+    """Runs whose prompt, name, note, method or target has this text somewhere."""
+    folded = fold(text)
+
+    def having(key: sa.Column[str]) -> sa.Select[Any]:
+        return sa.select(key).where(key.table.c.folded.contains(folded, autoescape=True))
+
+    named = having(titles.c.title)
+    return sa.or_(
+        Unindexed(runs.c.prompt_id).in_(having(prompt_texts.c.prompt_id)),
+        Unindexed(runs.c.id).in_(having(remarks.c.run_id)),
+        Unindexed(runs.c.method_title).in_(named),
+        Unindexed(runs.c.target).in_(named),
+    )
 
 
 def finite(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """The column where it is a finite number, else NULL.
-
-    Both databases order NaN above every number (in SQLite it is a text, see `storage.columns`).
-    """
+    """The column where it is a finite number, else NULL: databases order NaN above all numbers."""
     largest = sa.literal(1.7e308, sa.Float)
     return sa.case((sa.and_(column <= largest, column >= -largest), column), else_=None)
+
+
+def _check(rule: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise StorageError(f"{rule} one of {', '.join(allowed)}, got {value!r:.80}.")
+
+
+# ---- pages and runs
+
+
+def ids_statement(query: RunQuery) -> sa.Select[Any]:
+    """The page's ids; the id breaks ties, so that paging never shows a run twice.
+
+    Raises:
+        StorageError: limit or offset out of range, or no such sort key.
+    """
+    if not 1 <= query.limit <= MAX_PAGE or query.offset < 0:
+        raise StorageError(
+            f"A page must have limit in [1, {MAX_PAGE}] and offset ≥ 0, "
+            f"got {query.limit} and {query.offset}."
+        )
+    return _all_ids_statement(query).limit(query.limit).offset(query.offset)
+
+
+def _all_ids_statement(query: RunQuery) -> sa.Select[Any]:
+    """The ids of all that the filters let through, in order."""
+    return sa.select(runs.c.id).where(*conditions(query)).order_by(*_order(query))
+
+
+def _order(query: RunQuery) -> tuple[sa.ColumnElement[Any], ...]:
+    _check("Runs must be sorted by", query.sort, SORT_KEYS)
+    column = runs.c[query.sort]
+    order = column.desc() if query.descending else column.asc()
+    if column.nullable:
+        order = order.nulls_last()
+    return order, runs.c.id.desc() if query.descending else runs.c.id.asc()
+
+
+def _summaries() -> sa.Select[Any]:
+    """Everything that the table of runs shows of them; only the shown rows are read in full."""
+    start = sa.func.substr(run_details.c.prompt_text, 1, SHORT_PROMPT * ESCAPED)
+    shown = [run_details.c[name] for name in ("method", "sampling", "limits", "note")]
+    short = sa.type_coerce(start, run_details.c.prompt_text.type).label("prompt_text")
+    return sa.select(runs, *shown, short).join_from(runs, run_details)
+
+
+def _read_summaries(connection: sa.Connection, wanted: sa.Select[Any]) -> tuple[RunSummary, ...]:
+    rows = connection.execute(wanted).all()
+    marks = _read_marks(connection, rows)
+    return tuple(
+        RunSummary(
+            **{key: getattr(row, key) for key in _SUMMARY},
+            **marks[row.id],
+            prompt_text=row.prompt_text[:SHORT_PROMPT],
+        )
+        for row in rows
+    )
+
+
+def _read_marks(
+    connection: sa.Connection, rows: Sequence[sa.Row[Any]]
+) -> Mapping[str, dict[str, Any]]:
+    """The fields of runs that are not in their rows, by id; all but the prompt."""
+    ids = [row.id for row in rows]
+    names: dict[str, list[str]] = defaultdict(list)
+    pairs: dict[str, dict[str, str]] = defaultdict(dict)
+    wanted = sa.select(tags).where(tags.c.run_id.in_(ids)).order_by(tags.c.tag)
+    for row in connection.execute(wanted):
+        names[row.run_id].append(row.tag)
+    wanted = sa.select(labels).where(labels.c.run_id.in_(ids)).order_by(labels.c.key)
+    for row in connection.execute(wanted):
+        pairs[row.run_id][row.key] = row.value
+    return {
+        row.id: {
+            "tags": tuple(names[row.id]),
+            "labels": pairs[row.id],
+            "deleted": row.deleted_at is not None,
+        }
+        for row in rows
+    }
+
+
+def read_steps(
+    connection: sa.Connection, run_id: str, start: int = 0, stop: int | None = None
+) -> tuple[StepRow, ...]:
+    """Steps `start` ≤ index < `stop`, in order."""
+    wanted = sa.select(steps.c.payload).where(steps.c.run_id == run_id, steps.c.index >= start)
+    if stop is not None:
+        wanted = wanted.where(steps.c.index < stop)
+    return tuple(connection.execute(wanted.order_by(steps.c.index)).scalars())
+
+
+def read_run(connection: sa.Connection, run_id: str) -> RunDetail | None:
+    """A run without its steps; None if there is none of this id."""
+    wanted = sa.select(runs, run_details).join_from(runs, run_details)
+    row = connection.execute(wanted.where(runs.c.id == run_id)).one_or_none()
+    if row is None:
+        return None
+    values = {key: getattr(row, key) for key in _DETAIL}
+    if row.output_ids is None:
+        values |= _streamed(row, read_steps(connection, run_id))
+    return RunDetail(
+        **{
+            **values,
+            **_read_marks(connection, [row])[run_id],
+            "prompt_text": row.prompt_text,
+            "prompt_ids": tuple(row.prompt_ids),
+            "messages": tuple(row.messages),
+            "output_ids": tuple(values["output_ids"]),
+            "text": values["text"] or "",
+            "metrics": row.metrics or {},
+        }
+    )
+
+
+def _streamed(row: sa.Row[Any], streamed: Sequence[StepRow]) -> dict[str, Any]:
+    """The output of a run that has none written yet is its steps'."""
+    ids = [] if row.first_token_id is None else [row.first_token_id]
+    text = row.first_text
+    for step in streamed:
+        committed = [*(step.tokens[node] for node in step.accepted), step.bonus]
+        ids += committed[: step.num_committed]
+        text += "".join(step.committed_texts)
+    return {"output_ids": ids, "text": text}
+
+
+def read_whole(connection: sa.Connection, run_id: str) -> StoredRun | None:
+    """A run with all its steps; None if there is none of this id."""
+    run = read_run(connection, run_id)
+    return None if run is None else StoredRun(run, read_steps(connection, run_id))
+
+
+# ---- groups
+
+
+def _grouped(by: str) -> tuple[sa.FromClause, sa.ColumnElement[Any]]:
+    """Where the groups are read from, and what tells them apart."""
+    if by == "tag":
+        return runs.outerjoin(tags, tags.c.run_id == runs.c.id), tags.c.tag
+    if by.startswith(LABEL_PREFIX):
+        key = by.removeprefix(LABEL_PREFIX)
+        same = (labels.c.run_id == runs.c.id) & (labels.c.key == key)
+        return runs.outerjoin(labels, same), labels.c.value
+    if by not in GROUP_KEYS:
+        _check("Runs must be grouped by", by, [*GROUP_KEYS, "tag", LABEL_PREFIX + "KEY"])
+    return runs, Unindexed(runs.c[by])
+
+
+def _sums(name: str) -> list[sa.ColumnElement[Any]]:
+    number = sa.type_coerce(finite(runs.c[name]), sa.Float)
+    return [
+        sa.func.count(number).label(f"n_{name}"),
+        sa.func.sum(number).label(f"sum_{name}"),
+        sa.func.sum(number * number).label(f"squares_{name}"),
+    ]
+
+
+def _spread(row: sa.Row[Any], name: str) -> Spread | None:
+    num, total, squares = (getattr(row, f"{part}_{name}") for part in ("n", "sum", "squares"))
+    if not num:
+        return None
+    variance = max(0.0, squares - total * total / num) / (num - 1) if num > 1 else None
+    return Spread(total / num, None if variance is None else math.sqrt(variance), num)
+
+
+class RunReader:
+    """Everything that is read of the runs in a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def _reading(self) -> AbstractContextManager[sa.Connection]:
+        return self._database.transaction(reading=True)
+
+    def find(self, query: RunQuery | None = None) -> RunPage:
+        """One page of runs, and how many the filters let through."""
+        query = query or RunQuery()
+        page = ids_statement(query).subquery()
+        rows = _summaries().join(page, page.c.id == runs.c.id).order_by(*_order(query))
+        total = sa.select(sa.func.count()).select_from(runs).where(*conditions(query))
+        with self._reading() as connection:
+            return RunPage(_read_summaries(connection, rows), connection.scalar(total) or 0)
+
+    def ids(self, query: RunQuery) -> tuple[str, ...]:
+        """The ids of all runs that the filters let through, in order; limit and offset aside."""
+        with self._reading() as connection:
+            return tuple(connection.execute(_all_ids_statement(query)).scalars())
+
+    def get(self, run_id: str) -> RunDetail | None:
+        """A run without its steps; None if there is none of this id."""
+        with self._reading() as connection:
+            return read_run(connection, run_id)
+
+    def read_whole(self, run_id: str) -> StoredRun | None:
+        """A run with its steps; None if there is none of this id."""
+        with self._reading() as connection:
+            return read_whole(connection, run_id)
+
+    def steps(self, run_id: str, start: int = 0, stop: int | None = None) -> tuple[StepRow, ...]:
+        """Steps `start` ≤ index < `stop`, in order."""
+        with self._reading() as connection:
+            return read_steps(connection, run_id, start, stop)
+
+    def step(self, run_id: str, index: int) -> StepRow | None:
+        """One step; None if the run has no such step."""
+        return next(iter(self.steps(run_id, index, index + 1)), None)
+
+    def groups(self, query: RunQuery, by: str, limit: int = 100) -> tuple[RunGroup, ...]:
+        """Runs with something in common, largest groups first; `by` as in `GroupKey`.
+
+        Raises:
+            StorageError: no such thing to group by, or limit out of range.
+        """
+        if not 1 <= limit <= MAX_GROUPS:
+            raise StorageError(f"limit must be in [1, {MAX_GROUPS}], got {limit}.")
+        source, value = _grouped(by)
+        count = sa.func.count().label("num_runs")
+        wanted = (
+            sa.select(
+                value.label("value"),
+                count,
+                sa.func.max(runs.c.created_at).label("newest_at"),
+                sa.func.max(runs.c.id).label("example"),
+                *(total for name in AVERAGED for total in _sums(name)),
+            )
+            .select_from(source)
+            .where(*conditions(query))
+            .group_by(value)
+            .order_by(count.desc(), value)
+            .limit(limit)
+        )
+        with self._reading() as connection:
+            rows = connection.execute(wanted).all()
+            of_groups = _summaries().where(runs.c.id.in_([row.example for row in rows]))
+            examples = {run.id: run for run in _read_summaries(connection, of_groups)}
+        found = []
+        for row in rows:
+            spreads = {name: _spread(row, name) for name in AVERAGED}
+            figures = {name: spread for name, spread in spreads.items() if spread is not None}
+            example = examples[row.example]
+            found.append(RunGroup(row.value, row.num_runs, row.newest_at, example, figures))
+        return tuple(found)
+
+    def rates(
+        self, prompt_ids: Sequence[str], *, setup_id: str | None = None, decoding_type: str = ""
+    ) -> Mapping[Circumstance, Spread]:
+        """Mean tok/s of completed runs on these prompts: of one setup, or of one decoding type.
+
+        It is what a speedup divides by; apart by target, prompt, dtype and device.
+        """
+        equal = {"setup_id": setup_id} if setup_id else {"decoding_type": decoding_type}
+        circumstance = [runs.c[name] for name in Circumstance._fields]
+        counted = [
+            runs.c.prompt_id.in_(set(prompt_ids)),
+            runs.c.deleted_at.is_(None),
+            *(runs.c[name] == value for name, value in {"status": "completed", **equal}.items()),
+        ]
+        wanted = sa.select(*circumstance, *_sums("tok_s")).where(*counted).group_by(*circumstance)
+        with self._reading() as connection:
+            rows = connection.execute(wanted).all()
+        found = {Circumstance(*row[:4]): _spread(row, "tok_s") for row in rows}
+        return {where: spread for where, spread in found.items() if spread is not None}
+
+    def facets(self) -> Facets:
+        """The different values of what can be filtered by."""
+        newest = sa.select(benchmarks.c.id, benchmarks.c.name)
+        newest = newest.order_by(benchmarks.c.created_at.desc()).limit(MAX_FACETS)
+        with self._reading() as connection:
+
+            def different(column: sa.Column[Any], *where: Any, most: int) -> tuple[str, ...]:
+                wanted = sa.select(column).where(*where).distinct().order_by(column).limit(most)
+                return tuple(connection.execute(wanted).scalars())
+
+            return Facets(
+                targets=different(runs.c.target, most=MAX_FACETS),
+                methods=different(runs.c.method_title, most=MAX_FACETS),
+                tags=different(tags.c.tag, most=MAX_FACETS),
+                labels={
+                    key: different(labels.c.value, labels.c.key == key, most=MAX_VALUES)
+                    for key in different(labels.c.key, most=MAX_FACETS)
+                },
+                benchmarks={row.id: row.name for row in connection.execute(newest)},
+            )

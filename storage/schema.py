@@ -1,24 +1,123 @@
-"""Tables of the run log. Changes go through a new file in `storage/migrations/versions`."""
+"""Tables of the run log, and how values are kept in them: JSON, steps, ids, texts to search.
+
+A change of a table needs a migration in `storage/migrations/versions`.
+"""
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    Boolean,
-    Column,
-    DateTime,
-    ForeignKey,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    String,
-    Table,
-    Text,
-)
+import hashlib
+import json
+import unicodedata
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
 
-from storage.columns import AnyText, Real
+import sqlalchemy as sa
+from sqlalchemy import Boolean, Column, DateTime, ForeignKey, Index, Integer, String, Table
 
-metadata = MetaData(
+from storage.dialects import AnyText, Real
+from storage.records import StepRow
+
+ORDERS = ("created_at", "tok_s", "mat", "ttft_s", "num_steps")
+
+
+def dump(value: Any, *, sort_keys: bool = False) -> str:
+    """JSON text of plain values, NaN and infinities included; mappings may be any Mapping.
+
+    With sorted keys it is equal for equal values.
+    """
+    return json.dumps(value, separators=(",", ":"), sort_keys=sort_keys, default=_plain)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is not a plain value")
+
+
+def digest(value: Any) -> str:
+    """Equal for equal plain values; 64 hexadecimal digits."""
+    return hashlib.sha256(dump(value, sort_keys=True).encode()).hexdigest()
+
+
+def setup_id(
+    target: str,
+    method: Mapping[str, Any],
+    sampling: Mapping[str, Any],
+    limits: Mapping[str, Any],
+    dtype: str,
+    device: str,
+) -> str:
+    """Equal for runs of equal settings; the seed of the sampling may differ."""
+    drawn = {key: value for key, value in sampling.items() if key != "seed"}
+    return digest([target, method, drawn, limits, dtype, device])[:32]
+
+
+def prompt_id(text: str, messages: Sequence[Mapping[str, str]], token_ids: Sequence[int]) -> str:
+    """Equal for runs that were asked the same; token ids count where there is no text."""
+    return digest([text, messages, [] if text or messages else token_ids])[:32]
+
+
+def fold(text: str) -> str:
+    """Text as it is searched: `fold(a) in fold(b)` whatever the case, in any script."""
+    return unicodedata.normalize("NFC", text).casefold()
+
+
+class Json(sa.types.TypeDecorator[Any]):
+    """Plain values as JSON text."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> str | None:
+        return None if value is None else dump(value)
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
+        return None if value is None else json.loads(value)
+
+
+class Packed(sa.types.TypeDecorator[StepRow]):
+    """A step as compressed JSON: a 64-node tree takes one or two kilobytes.
+
+    Fields that it did not have yet when it was written take their defaults.
+    """
+
+    impl = sa.LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: StepRow | None, dialect: sa.Dialect) -> bytes | None:
+        return None if value is None else zlib.compress(dump(asdict(value)).encode(), 1)
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> StepRow | None:
+        if value is None:
+            return None
+        return _step(json.loads(zlib.decompress(value)))
+
+
+def _step(values: dict[str, Any]) -> StepRow:
+    for key, value in values.items():
+        values[key] = tuple(value) if isinstance(value, list) else value
+    return StepRow(**values)
+
+
+class Utc(sa.types.TypeDecorator[datetime]):
+    """An aware moment, kept in UTC without its zone: SQLite has none."""
+
+    impl = DateTime
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: sa.Dialect) -> datetime | None:
+        if value is None or value.tzinfo is None:
+            return value
+        return value.astimezone(UTC).replace(tzinfo=None)
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> datetime | None:
+        return None if value is None else value.replace(tzinfo=UTC)
+
+
+metadata = sa.MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
         "pk": "pk_%(table_name)s",
@@ -26,13 +125,11 @@ metadata = MetaData(
     }
 )
 
-ORDERS = ("created_at", "tok_s", "mat", "ttft_s", "num_steps")
-
 runs = Table(  # narrow: what is filtered, sorted and grouped; the rest is in run_details
     "runs",
     metadata,
     Column("id", String(32), primary_key=True),
-    Column("created_at", DateTime, nullable=False),  # UTC, naive: SQLite has no time zones
+    Column("created_at", Utc, nullable=False),
     Column("owner", String(255), nullable=False),  # process that writes it; see storage.owner
     Column("heartbeat_at", DateTime, nullable=False),
     Column("status", String(16), nullable=False),
@@ -42,7 +139,7 @@ runs = Table(  # narrow: what is filtered, sorted and grouped; the rest is in ru
     Column("lossless", Boolean, nullable=False),
     Column("dtype", String(32), nullable=False),
     Column("device", String(64), nullable=False),
-    Column("setup_id", String(32), nullable=False),  # see storage.identity
+    Column("setup_id", String(32), nullable=False),
     Column("prompt_id", String(32), nullable=False),
     Column("benchmark_id", String(32)),  # no foreign key: a run may be imported without it
     Column("num_prompt_tokens", Integer, nullable=False),
@@ -78,18 +175,18 @@ run_details = Table(
     "run_details",
     metadata,
     Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
-    Column("method", Text, nullable=False),  # JSON, as all Text columns of mappings and lists
-    Column("sampling", Text, nullable=False),
-    Column("limits", Text, nullable=False),
-    Column("environment", Text, nullable=False),
-    Column("prompt_ids", Text, nullable=False),
+    Column("method", Json, nullable=False),
+    Column("sampling", Json, nullable=False),
+    Column("limits", Json, nullable=False),
+    Column("environment", Json, nullable=False),
+    Column("prompt_ids", Json, nullable=False),
     Column("prompt_text", AnyText, nullable=False),
-    Column("messages", Text, nullable=False),
+    Column("messages", Json, nullable=False),
     Column("first_token_id", Integer),
     Column("first_text", AnyText, nullable=False),
-    Column("output_ids", Text),
+    Column("output_ids", Json),
     Column("text", AnyText),
-    Column("metrics", Text),
+    Column("metrics", Json),
     Column("error", AnyText),
     Column("note", AnyText, nullable=False),
 )
@@ -120,7 +217,7 @@ steps = Table(
     metadata,
     Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
     Column("index", Integer, primary_key=True, autoincrement=False),
-    Column("payload", LargeBinary, nullable=False),  # see storage.codec
+    Column("payload", Packed, nullable=False),
     sqlite_with_rowid=False,
 )
 
@@ -147,14 +244,14 @@ benchmarks = Table(
     "benchmarks",
     metadata,
     Column("id", String(32), primary_key=True),
-    Column("created_at", DateTime, nullable=False),
-    Column("finished_at", DateTime),
+    Column("created_at", Utc, nullable=False),
+    Column("finished_at", Utc),
     Column("owner", String(255), nullable=False),
     Column("heartbeat_at", DateTime, nullable=False),
     Column("status", String(16), nullable=False),
     Column("name", AnyText, nullable=False),
-    Column("plan", Text, nullable=False),
-    Column("summary", Text, nullable=False),
+    Column("plan", Json, nullable=False),
+    Column("summary", Json, nullable=False),
     Index(None, "created_at"),
 )
 
@@ -164,12 +261,12 @@ artifacts = Table(
     Column("id", String(32), primary_key=True),
     Column("kind", String(64), nullable=False),
     Column("key_digest", String(64), nullable=False),  # of key, which may be long
-    Column("key", Text, nullable=False),
-    Column("meta", Text, nullable=False),
+    Column("key", Json, nullable=False),
+    Column("meta", Json, nullable=False),
     Column("run_id", ForeignKey("runs.id", ondelete="CASCADE")),
     Column("benchmark_id", ForeignKey("benchmarks.id", ondelete="CASCADE")),
-    Column("created_at", DateTime, nullable=False),
-    Column("payload", LargeBinary, nullable=False),
+    Column("created_at", Utc, nullable=False),
+    Column("payload", sa.LargeBinary, nullable=False),
     Index(None, "kind", "key_digest"),
     Index(None, "run_id"),
     Index(None, "benchmark_id"),

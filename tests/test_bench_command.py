@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from engine.errors import ConfigError
 from playground.cli.bench import configurations_of
 from playground.cli.main import app
-from playground.experiments.bench.measured import summaries
-from playground.experiments.bench.plan import Plan
+from playground.experiments.finished import runs_of
+from playground.experiments.plan import ExperimentPlan
 from storage import RunLog, StorageError
 from tests.models import save_tiny
 
@@ -158,7 +158,7 @@ def test_configurations_have_names_and_their_own_settings(tmp_path: Path) -> Non
 
 def completed(log: RunLog, benchmark_id: str) -> dict[tuple[tuple[str, str], ...], str]:
     """Run ids by labels."""
-    runs = [run for run in summaries(log, benchmark_id) if run.status == "completed"]
+    runs = [run for run in runs_of(log, benchmark_id) if run.status == "completed"]
     found = {tuple(sorted(run.labels.items())): run.id for run in runs}
     assert len(found) == len(runs), "a request was completed twice"
     return found
@@ -206,9 +206,9 @@ def test_a_killed_process_loses_one_request_and_a_resume_does_the_rest(
     log = RunLog.open(str(db))
     stored = log.benchmarks.get(benchmark_id)
     assert stored is not None and stored.status == "interrupted"
-    plan = Plan.from_dict(stored.plan)
+    plan = ExperimentPlan.stored(stored.plan)
     kept = completed(log, benchmark_id)
-    statuses = Counter(run.status for run in summaries(log, benchmark_id))
+    statuses = Counter(run.status for run in runs_of(log, benchmark_id))
     log.close()
     assert 5 <= len(kept) < plan.num_requests == 4 * 3 * 6
     assert statuses["interrupted"] <= 1 and set(statuses) <= {"completed", "interrupted"}

@@ -94,7 +94,10 @@ def test_losses_and_remarks_go_to_stderr() -> None:
         (["export", "--to", "vllm", "--method", "NGran"], "Did you mean NGram?"),
         (["export", "--to", "vllm", "--method", "ngram", "--engine-version", "1"], ""),
         (["export", "--to", "vllm", "--method", "ngram", "--engine-version", "0.1"], "or newer"),
-        (["export", "--to", "vllm", "--method", "lookahead"], "Nearest: NGram or Suffix"),
+        (
+            ["export", "--to", "vllm", "--method", "lookahead"],
+            "Nearest: N-gram lookup, Suffix: without weights",
+        ),
         (["export", "--to", "vllm", "--run", "nope", "--set", "a=1"], "as it was"),
         (["import", "no/such/file", "--from", "vllm"], "could not be read"),
         (["import", "-", "--from", "vllm"], "Nothing to read"),

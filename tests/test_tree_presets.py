@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import presets
-from engine.drafters.eagle import MC_SIM_7B_63
+from engine.drafters.eagle.methods import MC_SIM_7B_63
 from engine.drafters.medusa import MedusaConfig
 from engine.errors import ConfigError
 from presets.choice_trees import tree_preset, tree_yaml
@@ -55,7 +55,7 @@ def test_one_name_with_two_meanings_is_two_presets() -> None:
         ({"candidates": [[0, 0, 0], [0]]}, r"gap.*\(in mine\.yaml\)"),
         ({"methods": ["Eagel"]}, "methods must name decoding types, got 'Eagel'"),
         ({"colour": 1}, "colour is not a setting of TreePreset"),
-        ({"name": "Not A Name"}, "name must be"),
+        ({"name": "Not A Name"}, "name must match"),
         ({"measured": {"target": "x", "mats": 2}}, "mats is not a setting of Measured"),
     ],
 )

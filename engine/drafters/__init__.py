@@ -1,4 +1,4 @@
-"""Drafting methods, one file each: its config class and its drafter.
+"""Drafting methods, one file each (a family: one folder): the config class and its drafter.
 
 Adding a method is adding a file: `methods` finds every config class in this folder.
 """
@@ -18,12 +18,13 @@ from engine.errors import ConfigError
 def methods() -> dict[str, type[MethodConfig]]:
     """Config class of every method, keyed by `decoding_type`, plain decoding first."""
     found: dict[str, type[MethodConfig]] = {}
-    for info in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{info.name}")
+    for info in pkgutil.walk_packages(__path__, f"{__name__}."):
+        module = importlib.import_module(info.name)
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, MethodConfig):
-                if value is not MethodConfig and value.__module__ == module.__name__:
-                    found[value.model_fields["decoding_type"].default] = value
+                kind = value.model_fields["decoding_type"]
+                if value.__module__ == module.__name__ and not kind.is_required():
+                    found[kind.default] = value
     return dict(sorted(found.items(), key=lambda item: (item[0] != "Autoregressive", item[0])))
 
 

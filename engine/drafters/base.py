@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from engine.accept import Lossless, Rule
 from engine.config import Limits, Sampling
+from engine.drafters.texts import Reading
+from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal, TargetOutput
@@ -32,6 +35,16 @@ class Workbench:
     resolve: Callable[[str], TargetSpec]
     load: Callable[[TargetSpec], Target]
     locate: Callable[[str], str] = str
+
+    def weights(self, named: str | None, what: str) -> str:
+        """Where the weights that a method's settings name are.
+
+        Raises:
+            ConfigError: they name none.
+        """
+        if named is None:
+            raise ConfigError(f"speculative_model must name {what}, got none. Set it.")
+        return self.locate(named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,10 @@ class Drafter(ABC):
     """Remarks for people on how well the drafter and the target fit, one sentence each."""
     flat_cost: bool = False
     """Whether a small draft costs as much as a large one, which is cheap."""
+    match_len: int | None = None
+    """Tokens of the text that the last draft was looked up by; None = it does not tell."""
+    num_ranks: int | None = None
+    """Ranks that it can offer; None = its whole vocabulary."""
 
     @abstractmethod
     def start(self, start: Start) -> None:
@@ -89,6 +106,18 @@ class Drafter(ABC):
         """How drafts are accepted; lossless unless the method is lossy by design."""
         return Lossless(sampling)
 
+    def ranks(self, reading: Reading, depths: int) -> Tensor:
+        """Ranks that the true tokens of a finished text have, drafting along it from every root.
+
+        Returns:
+            `(roots, depths)` int64, `BEYOND` for tokens that it cannot offer; fewer columns if it
+            drafts less deep. Without meaning where `Reading.true_tokens` is −1.
+
+        Raises:
+            ConfigError: it ranks no tokens.
+        """
+        raise ConfigError(f"{type(self).__name__} ranks no tokens. Measure it by running it.")
+
     def finish(self) -> None:  # noqa: B027 - most drafters have nothing to release
         """The generation ended (or was cancelled): release what only it needed."""
 
@@ -100,3 +129,11 @@ def root_only(root: int, device: torch.device) -> Proposal:
     """A proposal without drafts: one plain decoding step."""
     # Filled there: a copy from the host would wait for the device.
     return Proposal(torch.full((1,), root, device=device), TreeShape.chain(0))
+
+
+def chain(root: int | Tensor, drafted: Tensor, probs: Tensor) -> Proposal:
+    """The root and `drafted` `(n,)` one after the other, each with its probability `(n,)`."""
+    first = root if isinstance(root, Tensor) else drafted.new_full((1,), root)
+    draft_probs = torch.cat([probs.new_ones(1), probs])
+    shape = TreeShape.chain(len(drafted))
+    return Proposal(torch.cat([first, drafted]), shape, draft_probs=draft_probs)

@@ -4,9 +4,9 @@ Where the text's last tokens occurred before, copying what followed costs nothin
 for many tokens; elsewhere a model or heads draft. Both see every outcome, so either can take over
 at any step. The leaders of Spec-Bench work this way.
 
-With `merge` both draft at every step, and the likeliest paths of both are verified in one tree
-(`engine.drafters.merging`). Drafts that were sampled cannot be merged without their distributions:
-there the two take turns all the same.
+With `merge` both draft at every step, and the likeliest paths of both are verified in one tree.
+Drafts that were sampled cannot be merged without their distributions: there the two take turns all
+the same.
 
 Lossless: whose turn it is, and what is merged, follows from the committed text alone, and each
 proposal carries the distributions it was drawn from, or none.
@@ -16,23 +16,35 @@ Source: arXiv:2411.10666 (suffix automaton and model drafter by match length); a
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
 
+import torch
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo
 
 from engine.accept import Rule
 from engine.config import Sampling
 from engine.drafters.base import Drafter, Start, Workbench
-from engine.drafters.merging import Merger
 from engine.drafters.method import MethodConfig
-from engine.drafters.suffix import SuffixConfig, SuffixDrafter
+from engine.drafters.suffix.method import SuffixConfig
 from engine.drafters.token_recycling import TokenRecyclingConfig
 from engine.errors import ConfigError
 from engine.proposal import Outcome, Proposal
+from engine.tree import TreeShape
 
-RETRIEVAL = ("NGram", "Suffix")
-"""Methods that read tokens only and draft nothing where nothing matches."""
+UNSAID = 0.5
+"""Probability of a token after its parent, by a draft that does not say."""
+MEMORY = 0.97
+"""Weight of the past in the running sums, per token."""
+PRIOR = 1.0
+"""Of either sum, before anything was seen."""
+
+Children = dict[int, tuple[float, int]]
+"""Per token: its probability after its parent, and its node."""
+Place = tuple[int | None, int | None]
+"""The node of each draft that stands for the same words."""
 
 
 def _nested(value: object, info: ValidationInfo) -> object:
@@ -40,22 +52,22 @@ def _nested(value: object, info: ValidationInfo) -> object:
     from engine.drafters import methods
 
     values = value.model_dump() if isinstance(value, MethodConfig) else value
-    field = info.field_name
+    setting = info.field_name
     if not isinstance(values, Mapping):
-        raise ValueError(f"{field} must be a mapping with decoding_type, got {value!r:.80}")
+        raise ValueError(f"{setting} must be a mapping with decoding_type, got {value!r:.80}")
     known = {name: cls for name, cls in methods().items() if name != "Combined"}
-    allowed = RETRIEVAL if field == "retrieval" else tuple(known)
+    allowed = [name for name, cls in known.items() if cls.looks_up or setting != "retrieval"]
     kind = values.get("decoding_type")
     if kind not in allowed:
         raise ValueError(
-            f"{field}.decoding_type must be one of {', '.join(allowed)}, got {kind!r:.80}"
+            f"{setting}.decoding_type must be one of {', '.join(allowed)}, got {kind!r:.80}"
         )
     if values.get("adaptive"):
-        raise ValueError(f"{field}.adaptive must be off; set adaptive for both methods at once")
+        raise ValueError(f"{setting}.adaptive must be off; set adaptive for both methods at once")
     try:
         return known[kind].parse(values)
     except ConfigError as error:
-        raise ValueError(f"{field}: {str(error).removesuffix('.')}") from error
+        raise ValueError(f"{setting}: {str(error).removesuffix('.')}") from error
 
 
 Nested = Annotated[SerializeAsAny[MethodConfig], BeforeValidator(_nested)]
@@ -70,6 +82,8 @@ class CombinedConfig(MethodConfig):
         "Copies what followed the same words before; where they are new, another method drafts."
     )
     paper: ClassVar[str | None] = "2411.10666"
+
+    without_effect: ClassVar[Any] = (({"merge": False}, "max_total_draft_tokens"),)
 
     decoding_type: Literal["Combined"] = "Combined"
     retrieval: Nested = Field(
@@ -95,11 +109,6 @@ class CombinedConfig(MethodConfig):
         return self.model.lossless
 
     def build(self, bench: Workbench) -> CombinedDrafter:
-        """Build both drafters.
-
-        Raises:
-            ConfigError, DrafterError, SourceError: as the two methods do.
-        """
         return CombinedDrafter(self, self.retrieval.build(bench), self.model.build(bench))
 
 
@@ -140,10 +149,9 @@ class CombinedDrafter(Drafter):
         return found if trusted else drafted
 
     def _matches(self) -> bool:
-        """Whether the match is long enough; only Suffix looks beyond the text and tells."""
-        if isinstance(self.retrieval, SuffixDrafter):
-            return self.retrieval.match_len >= self.config.min_match_len
-        return self._repeats.now
+        """Whether the match is long enough; where retrieval does not tell, that of the text."""
+        length = self.retrieval.match_len
+        return self._repeats.now if length is None else length >= self.config.min_match_len
 
     def observe(self, outcome: Outcome) -> None:
         self.retrieval.observe(outcome)
@@ -184,3 +192,105 @@ class Repeats:
             self.now = self._last in self._seen
             if len(self._last) == self._length:
                 self._seen.add(self._last)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A proposal as a trie: per node that has any, its children."""
+
+    children: dict[int, Children] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, proposal: Proposal) -> _Draft:
+        tokens = proposal.tokens.tolist()
+        said = proposal.draft_probs
+        probs = [UNSAID] * len(tokens) if said is None else said.tolist()
+        draft = cls()
+        for node, parent in enumerate(proposal.shape.parents[1:], start=1):
+            draft.children.setdefault(parent, {})[tokens[node]] = (probs[node], node)
+        return draft
+
+    def after(self, node: int | None) -> Children:
+        return {} if node is None else self.children.get(node, {})
+
+
+class Merger:
+    """Merges a step's two drafts, each token as likely as both together make it.
+
+    A token that both have after the same words is one node. Where both say how the text goes on,
+    its probability is their weighted mean, where only one does, that one's:
+
+        P(token) = w · P_second(token) + (1 - w) · P_first(token)
+
+    The weight follows who was right of late: of each draft, the probability that it gave to the
+    tokens that came true where both had spoken, in a running sum (as in mixtures of experts with
+    forgetting, fixed-share forecasters).
+    """
+
+    def __init__(self) -> None:
+        self._drafts = (_Draft(), _Draft())
+        self._credit = [PRIOR, PRIOR]
+
+    @property
+    def weight(self) -> float:
+        """Of the second draft."""
+        return self._credit[1] / sum(self._credit)
+
+    def merge(self, first: Proposal, second: Proposal, room: int) -> Proposal:
+        """One tree of the likeliest paths of both, at most `room` nodes below the root.
+
+        Both must follow from the context alone (`dists` None) and have no extra rows.
+        """
+        self._drafts = drafts = _Draft.of(first), _Draft.of(second)
+        tokens, parents, probs = [int(first.tokens[0])], [-1], [1.0]
+        # (-probability of the path, order, probability, token, parent, place)
+        heap: list[tuple[float, int, float, int, int, Place]] = []
+        place: Place = (0, 0)
+        path_prob, parent, order = 1.0, 0, 0
+        while len(tokens) <= room:
+            one, two = (draft.after(node) for draft, node in zip(drafts, place, strict=True))
+            for token, prob in self._mixed(one, two).items():
+                order += 1
+                onward = (_node(one, token), _node(two, token))
+                heapq.heappush(heap, (-path_prob * prob, order, prob, token, parent, onward))
+            if not heap:
+                break
+            negated, _, prob, token, parent, place = heapq.heappop(heap)
+            path_prob = -negated
+            tokens.append(token)
+            parents.append(parent)
+            probs.append(prob)
+            parent = len(tokens) - 1
+        return Proposal(
+            torch.tensor(tokens, device=first.tokens.device),
+            TreeShape(parents),
+            draft_probs=torch.tensor(probs, device=first.tokens.device),
+        )
+
+    def _mixed(self, one: Children, two: Children) -> dict[int, float]:
+        if not one or not two:
+            return {token: prob for token, (prob, _) in (one or two).items()}
+        weight = self.weight
+        probs = {token: (1 - weight) * prob for token, (prob, _) in one.items()}
+        for token, (prob, _) in two.items():
+            probs[token] = probs.get(token, 0.0) + weight * prob
+        return probs
+
+    def learn(self, committed: Sequence[int]) -> None:
+        """What came after the root of the drafts merged in this step; nothing if none were."""
+        drafts = self._drafts
+        place: Place = (0, 0)
+        self._drafts = (_Draft(), _Draft())
+        for token in committed:
+            said = [draft.after(node) for draft, node in zip(drafts, place, strict=True)]
+            if not any(said):
+                return
+            if all(said):
+                for i, children in enumerate(said):
+                    prob = children[token][0] if token in children else 0.0
+                    self._credit[i] = MEMORY * self._credit[i] + (1 - MEMORY) * prob
+            place = (_node(said[0], token), _node(said[1], token))
+
+
+def _node(children: Children, token: int) -> int | None:
+    return children[token][1] if token in children else None

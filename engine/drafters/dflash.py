@@ -26,14 +26,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from engine.drafters.base import Drafter, Start, Workbench, root_only
+from engine.drafters.base import Drafter, Start, Workbench, chain, root_only
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, DrafterError
+from engine.errors import DrafterError
 from engine.model.cache import TreeCache
 from engine.model.checkpoints import Checkpoint, read_checkpoint
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal
-from engine.tree import TreeShape
 
 _RENAMED = {
     "fc.weight": "encoder.fc.weight",
@@ -67,17 +66,8 @@ class DFlashConfig(MethodConfig):
     )
 
     def build(self, bench: Workbench) -> DFlashDrafter:
-        """Read the draft model and check it against the target.
-
-        Raises:
-            ConfigError: no `speculative_model`.
-            SourceError: it cannot be found or read safely.
-            DrafterError: it is no DFlash model, or one for another target, or transformers has no
-                implementation.
-        """
-        if self.speculative_model is None:
-            raise ConfigError("speculative_model must name the DFlash model, got none. Set it.")
-        checkpoint = read_checkpoint(bench.locate(self.speculative_model))
+        location = bench.weights(self.speculative_model, "the DFlash model")
+        checkpoint = read_checkpoint(location)
         return DFlashDrafter(bench, self, load_model(checkpoint, self, bench.target))
 
 
@@ -85,7 +75,7 @@ def load_model(checkpoint: Checkpoint, settings: DFlashConfig, target: Target) -
     """transformers' DFlash model with the checkpoint's weights, in the target's dtype and device.
 
     Raises:
-        DrafterError: see `DFlashConfig.build`.
+        DrafterError: it is no DFlash model, or one for another target, or transformers has none.
     """
     try:
         from transformers.models.muse_glimmer_assistant import (
@@ -208,12 +198,7 @@ class DFlashDrafter(Drafter):
             return root_only(self._root, self._target.device)
         hidden = self._fill_block()[1 : length + 1]
         best = self._target.output(hidden).float().softmax(dim=-1).max(dim=-1)
-        root = torch.tensor([self._root], device=self._target.device)
-        return Proposal(
-            torch.cat([root, best.indices]),
-            TreeShape.chain(length),
-            draft_probs=torch.cat([torch.ones_like(best.values[:1]), best.values]),
-        )
+        return chain(self._root, best.indices, best.values)
 
     def _fill_block(self) -> Tensor:
         """`(block_size, hidden)` output of the block's rows; the cache gains the new context."""

@@ -11,7 +11,7 @@ the tokens it has not seen: one after a rejection, two after a fully accepted dr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -19,13 +19,15 @@ from pydantic import Field
 from torch import Tensor
 
 from engine.config import Sampling
-from engine.drafters.base import Drafter, Start, Workbench, root_only
-from engine.drafters.method import MethodConfig
-from engine.errors import DrafterError
+from engine.drafters.base import Drafter, Start, Workbench, chain, root_only
+from engine.drafters.method import DraftShape, MethodConfig
+from engine.drafters.texts import BEYOND, ROWS, Reading, rank_of
 from engine.model.text import common_vocabulary
 from engine.proposal import DraftDists, Needs, Outcome, Proposal
 from engine.sampling import Draws, SeededDraws, inverse_cdf, probabilities
 from engine.tree import TreeShape, upload
+
+_NAMED = "the draft model (a target preset, a local path or a hub id)"
 
 
 class DraftTargetConfig(MethodConfig):
@@ -55,26 +57,22 @@ class DraftTargetConfig(MethodConfig):
     def build(self, bench: Workbench) -> DraftTargetDrafter:
         return DraftTargetDrafter(self, bench)
 
+    @property
+    def offline(self) -> bool:
+        return True
+
+    def draft_shape(self) -> DraftShape:
+        return DraftShape((1,) * self.max_draft_len, self.max_draft_len, self.max_draft_len)
+
 
 class DraftTargetDrafter(Drafter):
     """Drafts with a model of its own, whose cache is never filled twice with the same tokens."""
 
     def __init__(self, config: DraftTargetConfig, bench: Workbench) -> None:
-        """Load the draft model.
-
-        Raises:
-            DrafterError: none is named, or its vocabulary differs.
-            SourceError, TargetError: it cannot be found or loaded.
-        """
-        if config.speculative_model is None:
-            raise DrafterError(
-                "speculative_model must name the draft model, got nothing. "
-                "Give a target preset, a local path or a hub id."
-            )
         self._config = config
         self._device = bench.target.device
         self._vocab = bench.target.vocab_size
-        self._model = bench.load(bench.resolve(bench.locate(config.speculative_model)))
+        self._model = bench.load(bench.resolve(bench.weights(config.speculative_model, _NAMED)))
         self._common = common_vocabulary(bench.target, self._model)
         self._cache = self._model.new_cache(0)
         self._sampling = Sampling()
@@ -92,22 +90,24 @@ class DraftTargetDrafter(Drafter):
         """A chain, empty where the draft model's context ends before the target's."""
         room = self._model.context_len - len(self._sequence) + 1
         length = min(self._config.max_draft_len, max_depth, room)
-        draft = self._draft(length) if length > 0 else _Chain([], [], [])
-        if not draft.tokens:
+        tokens, probs, drawn_from = self._draft(length) if length > 0 else ([], [], [])
+        if not tokens:
             self._drafted = None
             return root_only(self._sequence[-1], self._device)
-        self._drafted = torch.stack(draft.tokens)
-        root = self._drafted.new_full((1,), self._sequence[-1])
-        return Proposal(
-            torch.cat([root, self._drafted]),
-            TreeShape.chain(len(draft.tokens)),
-            draft_probs=torch.stack([torch.ones_like(draft.probs[0]), *draft.probs]),
-            dists=draft.dists(self._vocab),
-        )
+        self._drafted = torch.stack(tokens)
+        proposal = chain(self._sequence[-1], self._drafted, torch.stack(probs))
+        if not drawn_from:
+            return proposal
+        rows = torch.stack(drawn_from)
+        rows = torch.nn.functional.pad(rows, (0, self._vocab - rows.shape[-1]))
+        return replace(proposal, dists=DraftDists(rows, {i: i for i in range(len(rows))}))
 
-    def _draft(self, length: int) -> _Chain:
-        """Up to `length` tokens; the choice of every token stays on the device."""
-        chain = _Chain([], [], [])
+    def _draft(self, length: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """Up to `length` tokens and their probabilities (scalars), and what they were drawn from.
+
+        The choice of every token stays on the device.
+        """
+        tokens, probs, drawn_from = list[Tensor](), list[Tensor](), list[Tensor]()
         samples = self._config.use_draft_probs and not self._sampling.greedy
         drawn = [self._draws.uniform() for _ in range(length)] if samples else []
         uniforms = upload(torch.tensor(drawn, dtype=torch.float64), self._device)
@@ -119,14 +119,14 @@ class DraftTargetDrafter(Drafter):
             if self._unsure(confidence):
                 break
             if samples:
-                chain.drawn_from.append(probabilities(logits, self._sampling))
-                token = inverse_cdf(chain.drawn_from[-1], uniforms[i])
+                drawn_from.append(probabilities(logits, self._sampling))
+                token = inverse_cdf(drawn_from[-1], uniforms[i])
             else:
                 token = logits.argmax()
-            chain.tokens.append(token)
-            chain.probs.append(confidence[token])
+            tokens.append(token)
+            probs.append(confidence[token])
             feed = token[None]
-        return chain
+        return tokens, probs, drawn_from
 
     def _unseen(self) -> Tensor:
         """Committed tokens that the draft model has not read, as ids that it knows."""
@@ -150,24 +150,39 @@ class DraftTargetDrafter(Drafter):
         self._sequence.extend(outcome.committed)
         self._drafted = None
 
+    def ranks(self, reading: Reading, depths: int) -> Tensor:
+        """The model reads the text once; a token's rank is the same from whichever root.
+
+        Where it would have stopped (`confidence_threshold`, the end of its context) nothing is
+        offered. Exact for chains of every length.
+        """
+        last = min(len(reading.tokens) - 1, self._model.context_len)
+        ranks = torch.full((len(reading.tokens),), BEYOND)
+        ranks[1 : last + 1] = self._ranks_within(reading.tokens[: last + 1])
+        roots = torch.arange(reading.text.num_roots)[:, None] + reading.first
+        index = roots + torch.arange(1, depths + 1)
+        return ranks[index.clamp_max(len(ranks) - 1)]
+
+    def _ranks_within(self, tokens: Tensor) -> Tensor:
+        """Rank of every token but the first, given those before it."""
+        model, threshold = self._model, self._config.confidence_threshold
+        cache = model.new_cache(len(tokens))
+        found = []
+        try:
+            fed = tokens[:-1].clamp_max(model.vocab_size - 1).to(model.device)
+            wanted = tokens[1:].to(model.device)
+            for rows, ids in zip(fed.split(ROWS), wanted.split(ROWS), strict=True):
+                chain = Proposal(rows, TreeShape.chain(len(rows) - 1))
+                logits = model.verify(chain, cache, Needs()).logits[:, : self._common]
+                cache.commit(tuple(range(len(rows))))
+                rank = rank_of(logits, ids.clamp_max(self._common - 1))
+                sure = logits.float().softmax(dim=-1).amax(dim=-1) >= threshold
+                found.append(torch.where(sure & (ids < self._common), rank, BEYOND).cpu())
+        finally:
+            cache.free()
+        return torch.cat(found)
+
     def finish(self) -> None:
         self._cache.free()
         self._sequence = []
         self._drafted = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Chain:
-    """Drafted tokens and their probabilities (scalars), and what they were drawn from."""
-
-    tokens: list[Tensor]
-    probs: list[Tensor]
-    drawn_from: list[Tensor]
-
-    def dists(self, vocab: int) -> DraftDists | None:
-        """Draft distributions over the target's vocabulary; None if the tokens were not drawn."""
-        if not self.drawn_from:
-            return None
-        rows = torch.stack(self.drawn_from)
-        rows = torch.nn.functional.pad(rows, (0, vocab - rows.shape[-1]))
-        return DraftDists(rows, {i: i for i in range(len(rows))})

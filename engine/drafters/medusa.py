@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
@@ -20,9 +20,10 @@ from torch.nn.functional import silu
 from engine.accept import Rule, Typical
 from engine.config import Sampling
 from engine.drafters.base import Drafter, Start, Workbench
-from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, DrafterError, VocabularyError
-from engine.kernels.cpu.ranking import likeliest
+from engine.drafters.method import ChoiceLimits, DraftShape, MethodConfig
+from engine.drafters.texts import ROWS, Reading, rank_of
+from engine.errors import DrafterError, SourceError, VocabularyError
+from engine.kernels.cpu.operators import likeliest
 from engine.model.checkpoints import Checkpoint, read_checkpoint, tensor_names
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal
@@ -30,8 +31,6 @@ from engine.tree import ChoicePaths, ChoiceTree
 
 _MERGED_PREFIX = "medusa_head."
 _HEAD_TENSOR = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?(weight|bias)")
-_RANKED_ROWS = 64
-"""Rows whose full-vocabulary logits `ranks` holds at a time."""
 
 
 class MedusaConfig(MethodConfig):
@@ -43,6 +42,10 @@ class MedusaConfig(MethodConfig):
         "a choice tree says which guesses to verify."
     )
     paper: ClassVar[str | None] = "2401.10774"
+
+    without_effect: ClassVar[Any] = (
+        ({"acceptance": "lossless"}, "posterior_threshold posterior_alpha"),
+    )
 
     decoding_type: Literal["Medusa"] = "Medusa"
     speculative_model: str | None = Field(
@@ -70,26 +73,46 @@ class MedusaConfig(MethodConfig):
         return self.acceptance == "lossless"
 
     def build(self, bench: Workbench) -> MedusaDrafter:
-        """Read the heads and check them against the target and the tree.
-
-        Raises:
-            ConfigError: no `speculative_model`.
-            SourceError: it cannot be found or read safely.
-            DrafterError: it holds no Medusa heads, or heads for another target.
-            TreeError: the tree is deeper than there are heads.
-        """
-        if self.speculative_model is None:
-            raise ConfigError("speculative_model must name the Medusa heads, got none. Set it.")
-        heads = read_heads(bench.locate(self.speculative_model), bench.target)
+        location = bench.weights(self.speculative_model, "the Medusa heads")
+        heads = read_heads(location, bench.target)
         if self.num_medusa_heads not in (None, heads.count):
             raise DrafterError(
                 f"num_medusa_heads is {self.num_medusa_heads}, but {self.speculative_model} holds "
                 f"{heads.count} heads. Leave it empty to take as many as there are."
             )
-        tree = ChoiceTree(self.medusa_choices)
         what = f"{self.speculative_model} with its {heads.count} Medusa heads"
-        tree.check_fits(depth=heads.count, ranks=bench.target.vocab_size, what=what)
-        return MedusaDrafter(self, heads, tree)
+        return MedusaDrafter(self, heads, self._tree_for(heads, bench.target, what))
+
+    def _tree_for(self, heads: MedusaHeads, target: Target, what: str) -> ChoiceTree:
+        tree = ChoiceTree(self.medusa_choices)
+        tree.check_fits(depth=heads.count, ranks=target.vocab_size, what=what)
+        return tree
+
+    @property
+    def offline(self) -> bool:
+        return True
+
+    def draft_shape(self) -> DraftShape:
+        tree = ChoiceTree(self.medusa_choices)
+        return DraftShape((1,) * tree.depth, tree.depth, len(tree))
+
+    def build_sharing(self, drafter: Drafter, bench: Workbench) -> MedusaDrafter:
+        assert isinstance(drafter, MedusaDrafter)
+        tree = self._tree_for(drafter.heads, bench.target, "the drafter")
+        return MedusaDrafter(self, drafter.heads, tree)
+
+    def choice_limits(self, locate: Callable[[str], str]) -> ChoiceLimits:
+        heads = self.num_medusa_heads
+        if heads is None and self.speculative_model is not None:
+            try:
+                heads = count_heads(locate(self.speculative_model)) or None
+            except SourceError:
+                pass  # whoever loads the heads is told what is wrong with them
+        return ChoiceLimits(depth=heads, what=f"{heads} heads" if heads else "")
+
+    def timing_variants(self) -> list[Self]:
+        depth = ChoiceTree(self.medusa_choices).depth
+        return [self, *(self.with_tree(ChoiceTree.chain(n)) for n in sorted({1, depth}))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +142,19 @@ class MedusaHeads:
         if self.output is not None:
             return torch.bmm(x, self.output[:num_heads].mT)
         return self.lm_head(x)
+
+    def ranks(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
+        """Rank `(rows, depths)` that head d gives to the token in column d, 0 = its first choice.
+
+        Args:
+            hidden: `(rows, hidden)`.
+            token_ids: `(rows, depths)` int64, at most one column per head.
+        """
+        depths = token_ids.shape[1]
+        found, size = [], max(1, ROWS // depths)
+        for rows, wanted in zip(hidden.split(size), token_ids.split(size), strict=True):
+            found.append(rank_of(self.logits(rows, depths), wanted.T).T)
+        return torch.cat(found)
 
 
 def read_heads(location: str, target: Target) -> MedusaHeads:
@@ -193,7 +229,7 @@ class MedusaDrafter(Drafter):
 
     def __init__(self, config: MedusaConfig, heads: MedusaHeads, tree: ChoiceTree) -> None:
         self._config = config
-        self._heads = heads
+        self.heads = heads
         self._depth = tree.depth
         self._shape = tree.shape
         self._ranks = tree.ranks
@@ -209,7 +245,7 @@ class MedusaDrafter(Drafter):
         self._slots = self._slots.to(self._hidden.device)
 
     def propose(self, max_depth: int) -> Proposal:
-        best = likeliest(self._heads.logits(self._hidden, self._depth)[:, 0], self._num_choices)
+        best = likeliest(self.heads.logits(self._hidden, self._depth)[:, 0], self._num_choices)
         probs = best.log_probs.exp()
         root = best.ids.new_full((1,), self._root)
         return Proposal(
@@ -233,31 +269,17 @@ class MedusaDrafter(Drafter):
             sampling.temperature, self._config.posterior_threshold, self._config.posterior_alpha
         )
 
-    def ranks(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        """Rank that each head gives to a token: 0 = its first choice.
-
-        Args:
-            hidden: `(rows, hidden)`, the target's last hidden states.
-            token_ids: `(rows, depths)` int64; column d is judged by head d. At most one column
-                per head.
-
-        Returns:
-            `(rows, depths)` int64.
-        """
-        found = []
-        for rows, tokens in zip(
-            hidden.split(_RANKED_ROWS), token_ids.split(_RANKED_ROWS), strict=True
-        ):
-            logits = self._heads.logits(rows, token_ids.shape[1])
-            own = logits.gather(-1, tokens.T[..., None])
-            found.append((logits > own).sum(dim=-1).T)
-        return torch.cat(found)
+    def ranks(self, reading: Reading, depths: int) -> Tensor:
+        """Every head judges the token at its own distance: exact for every tree."""
+        hidden = reading.hidden_before_roots().to(self._slots.device)
+        tokens = reading.true_tokens(min(depths, self.heads.count)).clamp_min(0)
+        return self.heads.ranks(hidden, tokens.to(hidden.device)).cpu()
 
     def finish(self) -> None:
         self._hidden = torch.empty(0)
 
     def close(self) -> None:
-        self._heads = replace(self._heads, blocks=(), output=None)
+        self.heads = replace(self.heads, blocks=(), output=None)
 
 
 def choice_slots(tree: ChoiceTree, num_choices: int) -> Tensor:

@@ -1,8 +1,14 @@
-"""What a drafting method is to everybody but the decode loop: its settings, and what follows."""
+"""What a drafting method is before anything is loaded: its settings, and what they make it draft.
+
+Adding a method is one file with a subclass of `MethodConfig` and a drafter. What the tuner may do
+with it, the subclass says as well; the defaults here mean "measure it by running it".
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field
 
@@ -11,6 +17,31 @@ from engine.errors import ConfigError
 
 if TYPE_CHECKING:  # settings are read where nothing is drafted: without torch
     from engine.drafters.base import Drafter, Workbench
+    from engine.tree import ChoiceTree
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """The most that one step drafts.
+
+    Attributes:
+        levels: rows that the drafting network is run on, forward after forward; empty without one.
+        depth: longest path, in drafted tokens.
+        num_nodes: drafted nodes; an upper bound where the method merges or looks up.
+    """
+
+    levels: tuple[int, ...]
+    depth: int
+    num_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceLimits:
+    """How deep and how wide a choice tree may be, and what sets that; None where nothing does."""
+
+    depth: int | None = None
+    ranks: int | None = None
+    what: str = ""
 
 
 class MethodConfig(Settings):
@@ -30,6 +61,12 @@ class MethodConfig(Settings):
     requires: ClassVar[str | None] = None
     """What a target must carry for it, where not every target does."""
 
+    looks_up: ClassVar[bool] = False
+    """Whether it copies from texts, so that it ranks no tokens and drafts only what matches."""
+
+    without_effect: ClassVar[tuple[tuple[dict[str, Any], str], ...]] = ()
+    """Values of settings, and the settings (separated by blanks) that have no effect with them."""
+
     decoding_type: str
     adaptive: bool = Field(
         False, description="draft only as much as recent acceptance and measured latency justify"
@@ -40,10 +77,107 @@ class MethodConfig(Settings):
         """Whether the output follows the target's own distribution exactly."""
         return True
 
+    def live_settings(self) -> set[str]:
+        """Settings that have an effect under the other settings."""
+        names = set(type(self).model_fields) - {"decoding_type"}
+        for values, without_effect in self.without_effect:
+            if all(getattr(self, name) == value for name, value in values.items()):
+                names -= set(without_effect.split())
+        return names
+
     def build(self, bench: Workbench) -> Drafter:
         """Load what the method needs and make its drafter.
 
         Raises:
-            DrafterError: the weights do not fit the target, or cannot be found.
+            ConfigError: a setting that it needs is missing.
+            SourceError: the weights cannot be found or read safely.
+            DrafterError: they are of another method, or were made for another target.
+            TreeError: the settings ask for more than the weights can draft.
         """
         raise ConfigError(f"{type(self).__name__} has no drafter.")
+
+    # ---- for the tuner
+
+    @property
+    def offline(self) -> bool:
+        """Whether drafts follow from a text and the target's features along it alone.
+
+        Then a finished text is drafted again without running the target: the drafter has `ranks`
+        (unless it looks up), and the settings know their `draft_shape`.
+        """
+        return False
+
+    def draft_shape(self) -> DraftShape:
+        """The draft that these settings ask for.
+
+        Raises:
+            ConfigError: the method cannot be tuned offline.
+        """
+        raise ConfigError(
+            f"{self.decoding_type} cannot be tuned offline: it learns more from the target than a "
+            "text's features. Measure it by running it."
+        )
+
+    def build_sharing(self, drafter: Drafter, bench: Workbench) -> Drafter:
+        """A drafter with these settings and the weights of one built with other settings.
+
+        Raises:
+            TreeError, DrafterError: the settings do not fit the weights.
+        """
+        return self.build(bench)
+
+    def timing_variants(self) -> list[Self]:
+        """Settings whose drafts differ in depth and width, so that timing them tells levels apart.
+
+        Raises:
+            ConfigError: as `draft_shape`.
+        """
+        shape = self.draft_shape()
+        if not shape.levels:
+            return [self]
+        return [self.with_chain(length) for length in sorted({1, 4, shape.depth})]
+
+    @classmethod
+    def choices_field(cls) -> str | None:
+        """The setting that holds a choice tree, if the method drafts one: named `…_choices`."""
+        return next((name for name in cls.model_fields if name.endswith("_choices")), None)
+
+    def choice_limits(self, locate: Callable[[str], str]) -> ChoiceLimits:
+        """What is known of them before any weights are read.
+
+        Args:
+            locate: where the weights of a name are on this machine.
+        """
+        return ChoiceLimits()
+
+    @property
+    def chain_len(self) -> int | None:
+        """Tokens that are drafted in a row; None where no setting says so (see `with_chain`)."""
+        return getattr(self, "max_draft_len", None)
+
+    def with_tree(self, tree: ChoiceTree) -> Self:
+        """These settings with this tree; a method without choice trees takes chains.
+
+        Raises:
+            ConfigError: a tree that branches for a method that drafts chains, or a method with
+                neither.
+        """
+        field = self.choices_field()
+        if field is not None:
+            return self.replace(**{field: tree.paths})
+        if not tree.shape.is_chain or tree.max_rank:
+            raise ConfigError(
+                f"{self.decoding_type} drafts chains, but the tree has {len(tree.leaves)} leaves. "
+                "Use Medusa or Eagle for trees."
+            )
+        return self.with_chain(tree.depth)
+
+    def with_chain(self, length: int) -> Self:
+        """These settings, drafting a chain of so many tokens.
+
+        Raises:
+            ConfigError: the method has no draft length.
+        """
+        if "max_draft_len" not in type(self).model_fields:
+            raise ConfigError(f"{self.decoding_type} takes no tree and no draft length.")
+        return self.replace(max_draft_len=length)

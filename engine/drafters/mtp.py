@@ -28,14 +28,13 @@ from torch import Tensor
 
 from engine.accept import Lossless, Relaxed, Rule, ThinkingPhase
 from engine.config import Sampling
-from engine.drafters.base import Drafter, Start, Workbench, root_only
+from engine.drafters.base import Drafter, Start, Workbench, chain, root_only
 from engine.drafters.method import MethodConfig
 from engine.errors import DrafterError
 from engine.model.cache import TreeCache
 from engine.model.forward import MaskBuilder
 from engine.model.target import SUPPORTED_LAYERS, Target
 from engine.proposal import Needs, Outcome, Proposal
-from engine.tree import TreeShape
 
 
 class MTPConfig(MethodConfig):
@@ -48,6 +47,13 @@ class MTPConfig(MethodConfig):
     paper: ClassVar[str | None] = "2412.19437"
 
     requires: ClassVar[str | None] = "next-token (MTP) layers of its own, as DeepSeek V3 has"
+
+    without_effect: ClassVar[Any] = (
+        (
+            {"use_relaxed_acceptance_for_thinking": False},
+            "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token",
+        ),
+    )
 
     decoding_type: Literal["MTP"] = "MTP"
     max_draft_len: int = Field(
@@ -74,11 +80,6 @@ class MTPConfig(MethodConfig):
         return not self.use_relaxed_acceptance_for_thinking
 
     def build(self, bench: Workbench) -> MTPDrafter:
-        """Read the target's MTP layers.
-
-        Raises:
-            DrafterError: the target has none, fewer than `max_draft_len`, or transformers cannot.
-        """
         return MTPDrafter(bench, self, load_layers(bench.target, self.max_draft_len))
 
 
@@ -86,7 +87,7 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
     """transformers' `MtpModel` of a target, on its device and in its dtype.
 
     Raises:
-        DrafterError: see `MTPConfig.build`.
+        DrafterError: the target has none, fewer than `max_draft_len`, or transformers cannot.
     """
     try:
         from transformers.modeling_layers import MtpModel
@@ -176,12 +177,7 @@ class MTPDrafter(Drafter):
             return root_only(int(self._next[-1]), self._device)
         root = self._next[-1:]
         tokens, probs = self._draft(length)
-        ones = torch.ones(1, device=self._device)
-        return Proposal(
-            torch.cat([root, *tokens]),
-            TreeShape.chain(length),
-            draft_probs=torch.cat([ones, *probs]),
-        )
+        return chain(root, torch.cat(tokens), torch.cat(probs))
 
     def _draft(self, length: int) -> tuple[list[Tensor], list[Tensor]]:
         """`length` tokens `(1,)` and their probabilities `(1,)`; the cache gains final rows."""
@@ -204,7 +200,7 @@ class MTPDrafter(Drafter):
     def _chain(
         self, hidden: Tensor, length: int, tokens: list[Tensor], probs: list[Tensor]
     ) -> None:
-        """RunStream a single layer its own output until `length` tokens are drafted."""
+        """Feed a single layer its own output until `length` tokens are drafted."""
         kept = self._cache.length
         while len(tokens) < length:
             hidden = self._forward(0, hidden, tokens[-1])

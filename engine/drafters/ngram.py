@@ -11,13 +11,14 @@ Three sets of rules share this idea: TensorRT-LLM's pool, transformers' prompt l
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Protocol
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
 
 from engine.drafters.base import Drafter, Start, Workbench
-from engine.drafters.method import MethodConfig
+from engine.drafters.method import DraftShape, MethodConfig
 from engine.proposal import Outcome, Proposal
 from engine.tree import TreeShape
 
@@ -30,6 +31,12 @@ class NGramConfig(MethodConfig):
     title: ClassVar[str] = "N-gram lookup"
     summary: ClassVar[str] = "Proposes what followed the last tokens earlier in the text."
     paper: ClassVar[str | None] = "prompt-lookup-decoding"
+    looks_up: ClassVar[bool] = True
+
+    without_effect: ClassVar[Any] = (
+        ({"lookup": "transformers"}, "is_keep_all is_use_oldest is_public_pool"),
+        ({"lookup": "spec_bench"}, "is_keep_all is_use_oldest is_public_pool"),
+    )
 
     decoding_type: Literal["NGram"] = "NGram"
     max_draft_len: int = Field(10, ge=1, le=64, description="most tokens to draft")
@@ -53,6 +60,13 @@ class NGramConfig(MethodConfig):
     def build(self, bench: Workbench) -> NGramDrafter:
         return NGramDrafter(self, bench)
 
+    @property
+    def offline(self) -> bool:
+        return True
+
+    def draft_shape(self) -> DraftShape:
+        return DraftShape((), self.max_draft_len, self.max_draft_len)
+
 
 class Lookup(Protocol):
     """Rules that turn a growing sequence into a draft."""
@@ -69,7 +83,7 @@ class NGramDrafter(Drafter):
 
     def __init__(self, config: NGramConfig, bench: Workbench) -> None:
         self._target = bench.target
-        self._lookup = make_lookup(config)
+        self._lookup = LOOKUPS[config.lookup](config)
         self._sequence: list[int] = []
 
     def start(self, start: Start) -> None:
@@ -85,15 +99,6 @@ class NGramDrafter(Drafter):
 
     def observe(self, outcome: Outcome) -> None:
         self._sequence.extend(outcome.committed)
-
-
-def make_lookup(config: NGramConfig) -> Lookup:
-    """The lookup that a config describes."""
-    if config.lookup == "pool":
-        return PoolLookup(config)
-    if config.lookup == "transformers":
-        return TransformersLookup(config)
-    return SpecBenchLookup(config)
 
 
 class PoolLookup:
@@ -255,3 +260,10 @@ class SpecBenchLookup:
             if end <= len(sequence) and begin < len(sequence) - size:
                 return sequence[begin:end]
         return []
+
+
+LOOKUPS: dict[str, Callable[[NGramConfig], Lookup]] = {
+    "pool": PoolLookup,
+    "transformers": TransformersLookup,
+    "spec_bench": SpecBenchLookup,
+}

@@ -12,7 +12,7 @@ own: a state s is fed one drafted token at a time, and [c; s] is projected to th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
 from engine.drafters.base import Drafter, Start, Workbench
-from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, VocabularyError
+from engine.drafters.method import DraftShape, MethodConfig
+from engine.drafters.texts import ROWS, Reading, rank_of
+from engine.errors import VocabularyError
 from engine.model.checkpoints import read_checkpoint
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal
@@ -51,17 +52,31 @@ class ReDrafterConfig(MethodConfig):
     )
 
     def build(self, bench: Workbench) -> ReDrafterDrafter:
-        """Read the head and check it against the target.
-
-        Raises:
-            ConfigError: no `speculative_model`.
-            SourceError: it cannot be found or read safely.
-            DrafterError: it is no ReDrafter head, or one for another target.
-        """
-        if self.speculative_model is None:
-            raise ConfigError("speculative_model must name the ReDrafter head, got none. Set it.")
-        location = bench.locate(self.speculative_model)
+        location = bench.weights(self.speculative_model, "the ReDrafter head")
         return ReDrafterDrafter(self, read_head(location, bench.target))
+
+    @property
+    def offline(self) -> bool:
+        return True
+
+    def draft_shape(self) -> DraftShape:
+        depth, width = self.beam_length - 1, self.beam_width
+        return DraftShape((1, *(width,) * (depth - 1)), depth, width * depth)
+
+    def build_sharing(self, drafter: Drafter, bench: Workbench) -> ReDrafterDrafter:
+        assert isinstance(drafter, ReDrafterDrafter) and drafter.head is not None
+        return ReDrafterDrafter(self, drafter.head)
+
+    def timing_variants(self) -> list[Self]:
+        sizes = [(width, depth) for width in sorted({1, self.beam_width}) for depth in (2, 4)]
+        return [self.replace(beam_width=width, beam_length=1 + depth) for width, depth in sizes]
+
+    @property
+    def chain_len(self) -> int:
+        return self.beam_length - 1
+
+    def with_chain(self, length: int) -> Self:
+        return self.replace(beam_width=1, beam_length=length + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +111,7 @@ class RecurrentHead:
     output: Tensor
 
     def advance(self, state: Tensor, tokens: Tensor) -> Tensor:
-        """RunStream one token per beam: state `(beams, hidden)`, tokens `(beams,)` → next state.
+        """Feed one token per beam: state `(beams, hidden)`, tokens `(beams,)` → next state.
 
         Source: arXiv:2403.09919, section 3.1.
         """
@@ -157,8 +172,7 @@ def read_head(location: str, target: Target) -> RecurrentHead:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Beams:
+class Beams(NamedTuple):
     """Result of a beam search, best beam first.
 
     Attributes:
@@ -228,10 +242,11 @@ class ReDrafterDrafter(Drafter):
     """Searches beams from the hidden state at the last accepted row and merges them."""
 
     needs = Needs(hidden=True)
+    num_ranks = NUM_CANDIDATES
 
     def __init__(self, config: ReDrafterConfig, head: RecurrentHead) -> None:
         self._config = config
-        self._head: RecurrentHead | None = head
+        self.head: RecurrentHead | None = head
         self._root = 0
         self._context = torch.empty(0)
 
@@ -241,9 +256,9 @@ class ReDrafterDrafter(Drafter):
         self._context = start.output.hidden[-1:]
 
     def propose(self, max_depth: int) -> Proposal:
-        assert self._head is not None
+        assert self.head is not None
         beams = search_beams(
-            self._head,
+            self.head,
             self._context,
             self._root,
             width=self._config.beam_width,
@@ -257,11 +272,34 @@ class ReDrafterDrafter(Drafter):
         self._context = outcome.output.hidden[last : last + 1]
         self._root = outcome.next_root
 
+    def ranks(self, reading: Reading, depths: int) -> Tensor:
+        """The recurrence runs along the true path from every root at once.
+
+        Rank 0 at depths 1 … d means that greedy drafting (`beam_width` 1) has d tokens right: for
+        that the table is exact, at any length. Wider beams compete with each other, so whether the
+        true path survives does not follow from its ranks: draft the text again for those.
+        """
+        assert self.head is not None
+        device = self.head.output.device
+        contexts = reading.hidden_before_roots().to(device)
+        wanted = reading.true_tokens(depths).clamp_min(0).to(device)
+        roots = reading.tokens[reading.first :][: len(wanted)].to(device)
+        parts = zip(contexts.split(ROWS), roots.split(ROWS), wanted.split(ROWS), strict=True)
+        found = []
+        for context, fed, true in parts:
+            state, columns = torch.zeros_like(context), []
+            for following in true.unbind(dim=1):
+                state = self.head.advance(state, fed)
+                columns.append(rank_of(self.head.logits(context, state), following))
+                fed = following
+            found.append(torch.stack(columns, dim=1))
+        return torch.cat(found).cpu()
+
     def finish(self) -> None:
         self._context = torch.empty(0)
 
     def close(self) -> None:
-        self._head = None
+        self.head = None
 
 
 def merge(beams: Beams, root: int) -> Proposal:

@@ -16,7 +16,7 @@ Source: arXiv:2408.08696, section 3.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -24,8 +24,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from engine.drafters.base import Drafter, Start, Workbench
-from engine.drafters.method import MethodConfig
-from engine.kernels.cpu.ranking import likeliest
+from engine.drafters.method import ChoiceLimits, MethodConfig
+from engine.kernels.cpu.operators import likeliest
 from engine.proposal import Needs, Outcome, Proposal
 from engine.tree import ChoicePaths, ChoiceTree, Path, upload
 
@@ -82,6 +82,9 @@ class TokenRecyclingConfig(MethodConfig):
             what=f"matrix_top_k = {self.matrix_top_k}",
         )
         return self
+
+    def choice_limits(self, locate: Callable[[str], str]) -> ChoiceLimits:
+        return ChoiceLimits(ranks=self.matrix_top_k, what=f"matrix_top_k = {self.matrix_top_k}")
 
     def build(self, bench: Workbench) -> TokenRecyclingDrafter:
         return TokenRecyclingDrafter(bench, self)

@@ -130,12 +130,6 @@ class UserProvidedConfig(MethodConfig):
     )
 
     def build(self, bench: Workbench) -> UserProvidedDrafter:
-        """Make the drafter of the registered factory.
-
-        Raises:
-            ConfigError: nothing is registered under that name.
-            DrafterError: what the factory made has no method `draft`.
-        """
         if self.drafter is None or self.drafter not in _factories:
             known = ", ".join(registered_user_drafters()) or "none"
             raise ConfigError(

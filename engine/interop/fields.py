@@ -27,6 +27,12 @@ from engine.tree import ChoiceTree
 Values = dict[str, Any]
 NO_MODEL = "DRAFTER"
 """Stands for the drafter's weights where the method names none."""
+UNLIKE = ("Autoregressive", "Combined", "MTP")
+"""Methods that stand for no other: they draft nothing, combine, or need layers of the target."""
+ONE_AT_A_TIME = "Export the method that drafts most of the accepted tokens by itself."
+DYNAMIC = "dynamic_tree_max_topK max_total_draft_tokens max_non_leaves_per_layer"
+POOL_RULES = "is_keep_all is_use_oldest is_public_pool"
+RELAXED = "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token"
 IGNORED = object()
 """A value of the engine's that has no meaning here."""
 _KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a name or path"}
@@ -42,6 +48,26 @@ class NotTakenError(ConfigError):
 
 
 # ---- the tables
+
+
+_REASONS = {
+    "acceptance": "{title} verifies exactly: fewer tokens are accepted.",
+    "adaptive": "It drafts the same length at every step.",
+    "confidence_threshold": "{title} always drafts the full length.",
+    "eagle3_layers_to_capture": "{title} reads the layers from the checkpoint.",
+    "escape": "It only matters with mix_contexts.",
+    "global_pool_size": "It counts tokens; {title} counts requests.",
+    "mask_token_id": "{title} reads it from the checkpoint.",
+    "num_medusa_heads": "{title} reads it from the checkpoint.",
+    "pool_from_text": "{title} also fills its pool from the prompt.",
+    "posterior_alpha": "It only matters with typical acceptance.",
+    "posterior_threshold": "It only matters with typical acceptance.",
+    "target_layer_ids": "{title} reads it from the checkpoint.",
+    "text_weight": "It only matters with mix_contexts.",
+    "use_relaxed_acceptance_for_thinking": "{title} verifies exactly: fewer tokens are accepted.",
+    "use_tree_spec": "{title} verifies one path, not a tree.",
+}
+"""What to add to the warning that a setting is dropped."""
 
 
 def _same(value: Any) -> Any:
@@ -136,7 +162,7 @@ class Method(_Row):
         theirs: the engine's name for it, under the engine's `key`; empty if nothing names it.
         also: other names that are read as this method.
         fixed: our settings that the engine's method implies.
-        outside: why other releases do not take it, and what comes nearest.
+        outside: why later releases do not take it, and what comes nearest.
         notes: what to know on writing; `read_notes` on reading.
         known: further keys of the engine's method that mean nothing here.
     """
@@ -146,7 +172,7 @@ class Method(_Row):
     rows: tuple[Field | Loss, ...] = ()
     also: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    outside: tuple[str, str] = ("", "")
+    outside: tuple[str, str] | None = None
     notes: tuple[str, ...] = ()
     read_notes: tuple[str, ...] = ()
     known: frozenset[str] = frozenset()
@@ -281,16 +307,32 @@ class Writer:
         )
 
     def _method(self) -> Method:
-        title, ours = type(self.config).title, self.config.decoding_type
-        found = [method for method in self.engine.methods if method.ours == ours]
+        cls, title = type(self.config), self.engine.title
+        found = [m for m in self.engine.methods if m.ours == self.config.decoding_type]
         for method in found:
             if method.is_for(self.context.version):
                 return method
-        if found:
-            raise NotTakenError(*found[0].outside)
-        taken = dict.fromkeys(methods()[method.ours].title for method in self.engine.methods)
-        general = f"{self.engine.title} cannot take {title}.", f"It takes {', '.join(taken)}."
-        raise NotTakenError(*self.engine.refused.get(ours, general))
+        if not found:
+            none = f"{title} has no {cls.title}.", f"{self._nearest()}."
+            raise NotTakenError(*self.engine.refused.get(self.config.decoding_type, none))
+        since = ".".join(map(str, found[0].since))
+        later = f"{title} has {found[0].theirs or cls.title} from {since} on."
+        nearest = f"Release {since} or newer; before, {self._nearest()}."
+        raise NotTakenError(*(found[0].outside or (later, nearest)))
+
+    def _nearest(self) -> str:
+        """What this release takes that needs weights of its own, or none, as this method."""
+        own, known = type(self.config), methods()
+        takes = [
+            known[method.ours]
+            for method in self.engine.methods
+            if method.ours not in UNLIKE and method.is_for(self.context.version)
+        ]
+        like = [cls.title for cls in takes if _needs_weights(cls) == _needs_weights(own)]
+        if not like:
+            return ", ".join(cls.title for cls in takes)
+        why = "with weights of their own" if _needs_weights(own) else "without weights"
+        return f"{', '.join(dict.fromkeys(like))}: {why}, too"
 
     def _write(self, row: Field, values: Values) -> None:
         if row.given and not getattr(self.config, row.given):
@@ -312,7 +354,7 @@ class Writer:
     def finish(self, prefix: str = "") -> None:
         """Warn of every setting that has an effect, is not at its default and was not written."""
         title = self.engine.title
-        for name in sorted(live_fields(self.config) - self.used):
+        for name in sorted(self.config.live_settings() - self.used):
             value = getattr(self.config, name)
             if value == type(self.config).model_fields[name].default:
                 continue
@@ -321,6 +363,10 @@ class Writer:
             )
             reason = self.engine.reasons.get(name) or _REASONS.get(name, "").format(title=title)
             self.warnings.append(f"{dropped} {reason}".rstrip())
+
+
+def _needs_weights(cls: type[MethodConfig]) -> bool:
+    return "speculative_model" in cls.model_fields
 
 
 def _short(value: Any) -> str:
@@ -433,70 +479,3 @@ def import_(engine: Engine, text: str, read_yaml: ReadYaml) -> Imported:
 def _with_nearest(key: str, known: set[str]) -> str:
     near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.6)
     return f"{key} (did you mean {near[0]}?)" if near else key
-
-
-# ---- settings without effect
-
-
-DYNAMIC = "dynamic_tree_max_topK max_total_draft_tokens max_non_leaves_per_layer"
-POOL_RULES = "is_keep_all is_use_oldest is_public_pool"
-RELAXED = "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token"
-_INERT: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("Eagle", {"use_dynamic_tree": True}, "eagle_choices"),
-    ("Eagle", {"use_dynamic_tree": False}, f"max_draft_len {DYNAMIC}"),
-    ("Eagle3", {"use_dynamic_tree": False}, DYNAMIC),
-    ("Medusa", {"acceptance": "lossless"}, "posterior_threshold posterior_alpha"),
-    ("NGram", {"lookup": "transformers"}, POOL_RULES),
-    ("NGram", {"lookup": "spec_bench"}, POOL_RULES),
-    ("Suffix", {"use_tree_spec": False}, "max_total_draft_tokens mix_contexts escape text_weight"),
-    ("Suffix", {"mix_contexts": False}, "escape text_weight"),
-    ("Suffix", {"use_tree_spec": True, "mix_contexts": True}, "max_spec_factor"),
-    ("Suffix", {"use_global_pool": False}, "global_pool_size"),
-    ("Combined", {"merge": False}, "max_total_draft_tokens"),
-    ("MTP", {"use_relaxed_acceptance_for_thinking": False}, RELAXED),
-)
-"""Decoding type, values of settings, and the settings that have no effect then."""
-
-
-_REASONS = {
-    "acceptance": "{title} verifies exactly: fewer tokens are accepted.",
-    "adaptive": "It drafts the same length at every step.",
-    "confidence_threshold": "{title} always drafts the full length.",
-    "eagle3_layers_to_capture": "{title} reads the layers from the checkpoint.",
-    "escape": "It only matters with mix_contexts.",
-    "global_pool_size": "It counts tokens; {title} counts requests.",
-    "mask_token_id": "{title} reads it from the checkpoint.",
-    "num_medusa_heads": "{title} reads it from the checkpoint.",
-    "pool_from_text": "{title} also fills its pool from the prompt.",
-    "posterior_alpha": "It only matters with typical acceptance.",
-    "posterior_threshold": "It only matters with typical acceptance.",
-    "target_layer_ids": "{title} reads it from the checkpoint.",
-    "text_weight": "It only matters with mix_contexts.",
-    "use_relaxed_acceptance_for_thinking": "{title} verifies exactly: fewer tokens are accepted.",
-    "use_tree_spec": "{title} verifies one path, not a tree.",
-}
-"""What to add to the warning that a setting is dropped."""
-
-
-def live_fields(config: MethodConfig) -> set[str]:
-    """Settings that have an effect under the other settings."""
-    names = set(type(config).model_fields) - {"decoding_type"}
-    for decoding_type, conditions, inert in _INERT:
-        if decoding_type == config.decoding_type and all(
-            getattr(config, name) == value for name, value in conditions.items()
-        ):
-            names -= set(inert.split())
-    return names
-
-
-def same_effect(a: MethodConfig, b: MethodConfig) -> bool:
-    """Whether two configs draft and accept alike: settings without effect may differ."""
-    if type(a) is not type(b) or live_fields(a) != live_fields(b):
-        return False
-    return all(_alike(getattr(a, name), getattr(b, name)) for name in live_fields(a))
-
-
-def _alike(a: Any, b: Any) -> bool:
-    if isinstance(a, MethodConfig) and isinstance(b, MethodConfig):
-        return same_effect(a, b)
-    return bool(a == b)

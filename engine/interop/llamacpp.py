@@ -141,12 +141,8 @@ def _ngram(name: str, field: Field) -> tuple[Field, Field]:
 
 
 def _new(ours: str, kind: str, *rows: Field) -> Method:
-    """A type that builds have from `NEW` on."""
-    outside = (
-        f"llama.cpp has {kind} under this name from build {NEW[0]} on.",
-        f"Use a newer build: --engine-version {NEW[0]}.",
-    )
-    return Method(ours, kind, (*rows, *LEAST, *P_MIN), since=NEW, outside=outside)
+    """A type that builds have under this name from `NEW` on."""
+    return Method(ours, kind, (*rows, *LEAST, *P_MIN), since=NEW)
 
 
 DRAFTING = (
@@ -273,7 +269,6 @@ def _pick(reader: Reader) -> Method:
     return found
 
 
-NO_WEIGHTS = "NGram (ngram-simple): it needs no weights either."
 ENGINE = Engine(
     name="llamacpp",
     title="llama.cpp",
@@ -286,12 +281,10 @@ ENGINE = Engine(
     key=TYPE,
     methods=METHODS,
     refused={
-        "Medusa": ("llama.cpp has no Medusa.", "A draft model, or EAGLE-3 heads for the target."),
-        "Eagle": ("llama.cpp has no EAGLE-1 or EAGLE-2.", "EAGLE-3 heads for the same target."),
-        "Lookahead": ("llama-server has no lookahead; it is an example program only.", NO_WEIGHTS),
-        "ReDrafter": ("llama.cpp has no ReDrafter.", "A draft model, or EAGLE-3 heads."),
-        "Suffix": ("llama.cpp has no suffix decoding.", NO_WEIGHTS),
-        "Token_Recycling": ("llama.cpp has no token recycling.", NO_WEIGHTS),
+        "Lookahead": (
+            "llama-server has no lookahead; it is an example program only.",
+            "N-gram lookup: without weights, too.",
+        ),
         "User_Provided": (
             "A drafter written for this playground does not run in llama.cpp.",
             "Drafters there are C++ and part of the build.",

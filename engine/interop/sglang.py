@@ -20,6 +20,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop.fields import (
     IGNORED,
+    ONE_AT_A_TIME,
     POOL_RULES,
     Engine,
     Field,
@@ -220,7 +221,6 @@ METHODS = (
             ),
         ),
         since=(0, 5, 3),
-        outside=("SGLang has n-gram look-up (NGRAM) from 0.5.3 on.", "EAGLE heads."),
         read_notes=("SGLang's trie and the pool here choose continuations by different rules.",),
     ),
     Method(
@@ -237,7 +237,6 @@ METHODS = (
             ),
         ),
         since=(0, 5, 11),
-        outside=("SGLang has DFlash from 0.5.11 on.", "EAGLE-3 heads."),
     ),
 )
 
@@ -271,7 +270,6 @@ def _pick(reader: Reader) -> Method:
     return found
 
 
-HEADS = "EAGLE or EAGLE-3 heads for the same target."
 ENGINE = Engine(
     name="sglang",
     title="SGLang",
@@ -286,15 +284,7 @@ ENGINE = Engine(
     key=ALGORITHM,
     methods=METHODS,
     refused={
-        "Medusa": ("SGLang has no Medusa.", HEADS),
-        "Lookahead": ("SGLang has no lookahead decoding.", "NGram: it needs no weights either."),
-        "ReDrafter": ("SGLang has no ReDrafter.", HEADS),
-        "Suffix": ("SGLang has no suffix decoding.", "NGram: its trie spans requests, too."),
-        "Token_Recycling": ("SGLang has no token recycling.", "NGram."),
-        "Combined": (
-            "SGLang runs one drafting method at a time.",
-            "Export the method that drafts most of the accepted tokens by itself.",
-        ),
+        "Combined": ("SGLang runs one drafting method at a time.", ONE_AT_A_TIME),
         "User_Provided": (
             "A drafter written for this playground does not run in SGLang.",
             "Newer releases run a class registered with SpeculativeAlgorithm.register.",

@@ -12,6 +12,7 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.interop.fields import (
+    ONE_AT_A_TIME,
     Engine,
     Field,
     Loss,
@@ -53,7 +54,6 @@ MTP = Method(
         ),
     ),
     since=NEW,
-    outside=("transformers has MTP from 5.15 on.", "--engine-version 5.15, or NGram."),
     read_notes=("transformers drafts one token per MTP layer; 1 is taken here.",),
 )
 NGRAM = Method(
@@ -103,13 +103,7 @@ DRAFT_MODEL = Method(
         "goes.",
     ),
 )
-DFLASH = Method(
-    "DFlash",
-    "",
-    (weights(ASSISTANT), const("speculation_type", "dflash")),
-    since=NEW,
-    outside=("transformers has DFlash from 5.15 on.", "--engine-version 5.15, or NGram."),
-)
+DFLASH = Method("DFlash", "", (weights(ASSISTANT), const("speculation_type", "dflash")), since=NEW)
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
@@ -225,8 +219,6 @@ def _pick(reader: Reader) -> Method:
     return DFLASH if reader.values.get("speculation_type") == "dflash" else DRAFT_MODEL
 
 
-NEAREST = "Draft_Target or NGram."
-NO_WEIGHTS = "NGram: no weights either."
 ENGINE = Engine(
     name="transformers",
     title="transformers",
@@ -239,14 +231,7 @@ ENGINE = Engine(
     key="",
     methods=(Method("Autoregressive", ""), DRAFT_MODEL, NGRAM, MTP, DFLASH),
     refused={
-        "Medusa": ("transformers has no Medusa.", NEAREST),
-        "Eagle": ("transformers has no EAGLE.", NEAREST),
-        "Eagle3": ("transformers has no EAGLE-3.", NEAREST),
-        "ReDrafter": ("transformers has no ReDrafter.", NEAREST),
-        "Lookahead": ("transformers has no lookahead decoding.", NO_WEIGHTS),
-        "Suffix": ("transformers has no suffix decoding.", NO_WEIGHTS),
-        "Token_Recycling": ("transformers has no token recycling.", NO_WEIGHTS),
-        "Combined": ("transformers runs one drafting method at a time.", NEAREST),
+        "Combined": ("transformers runs one drafting method at a time.", ONE_AT_A_TIME),
         "User_Provided": (
             "A drafter written for this playground does not run in transformers.",
             "custom_generate there takes a decoding loop of your own.",

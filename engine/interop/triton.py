@@ -178,10 +178,7 @@ MODES = {
         "ReDrafter",
         "ReDrafter",
         HEADS,
-        read_notes=(
-            NO_WEIGHTS,
-            "Its beams are fixed in the engine; the defaults are taken here.",
-        ),
+        read_notes=(NO_WEIGHTS, "Its beams are fixed in the engine; the defaults are taken here."),
         write=_write_redrafter,
     ),
 }

@@ -274,10 +274,6 @@ METHODS = (
             ),
         ),
         since=CURRENT,
-        outside=(
-            "TensorRT-LLM has suffix look-up (SA) from 1.3 on.",
-            "NGram is in every release.",
-        ),
         read_notes=(
             "SA copies max_draft_len tokens always; Suffix here as long as it is confident.",
         ),
@@ -366,10 +362,7 @@ METHODS = (
         "Lookahead",
         same("max_window_size", "max_ngram_size", "max_verification_set_size"),
         until=CURRENT,
-        outside=(
-            REMOVED.format("lookahead"),
-            "NGram or SA: they need no weights either.",
-        ),
+        outside=(REMOVED.format("lookahead"), "NGram or SA: they need no weights either."),
         notes=(LEGACY_NOTE,),
     ),
     Method(
@@ -393,7 +386,6 @@ METHODS = (
             _layers("target_layer_ids"),
         ),
         since=CURRENT,
-        outside=("TensorRT-LLM has DFlash from 1.3 on.", "EAGLE-3 as a chain."),
         known=frozenset({"attention_backend"}),
     ),
     COMBINED,
@@ -465,7 +457,6 @@ REFUSED = {
         "TensorRT-LLM's LLM API never had ReDrafter; it was an engine built for Triton.",
         "Export to Triton for TensorRT-LLM 1.2, or use EAGLE-3 heads.",
     ),
-    "Token_Recycling": ("TensorRT-LLM has no token recycling.", "NGram: it needs no weights."),
     "User_Provided": (
         "A drafter written for this playground does not run in TensorRT-LLM.",
         "User_Provided there takes a Drafter object from Python, not from YAML.",

@@ -20,6 +20,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop.fields import (
     IGNORED,
+    ONE_AT_A_TIME,
     POOL_RULES,
     Engine,
     Field,
@@ -224,7 +225,6 @@ METHODS = (
         "dflash",
         (weights("model"), Field("max_draft_len", LENGTH, needed=True)),
         since=(0, 20),
-        outside=("vLLM has DFlash from 0.20 on.", "EAGLE-3 as a chain."),
     ),
 )
 
@@ -303,7 +303,6 @@ def _name(reader: Reader) -> str:
     return next((name for sign, name in guesses.items() if sign in model), "draft_model")
 
 
-NO_WEIGHTS = "NGram or Suffix: they need no weights either."
 ENGINE = Engine(
     name="vllm",
     title="vLLM",
@@ -318,13 +317,7 @@ ENGINE = Engine(
     key="method",
     methods=METHODS,
     refused={
-        "Lookahead": ("vLLM has no lookahead decoding.", NO_WEIGHTS),
-        "ReDrafter": ("vLLM has no ReDrafter.", "A draft model, or EAGLE-3 heads for the target."),
-        "Token_Recycling": ("vLLM has no token recycling.", NO_WEIGHTS),
-        "Combined": (
-            "vLLM runs one drafting method at a time.",
-            "Export the method that drafts most of the accepted tokens by itself.",
-        ),
+        "Combined": ("vLLM runs one drafting method at a time.", ONE_AT_A_TIME),
         "User_Provided": (
             "A drafter written for this playground does not run in vLLM.",
             'Write a proposer class for vLLM: {"method": "custom_class", "model": "module.Class"} '

@@ -1,1 +1,1 @@
-"""Fast forwards: compiled kernels on a processor, recorded graphs on CUDA."""
+"""Fast forwards: compiled kernels on a processor, graphs on CUDA."""

@@ -11,7 +11,6 @@ Rotary positions need no repair, because each row was computed at its final posi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -98,22 +97,6 @@ class TreeCache(Cache):
     def _allocate(like: Tensor, *shape: int) -> Tensor:
         """A buffer on the device of `like`, in its dtype."""
         return like.new_empty(shape)
-
-    def stacked(
-        self, rows: int, heads: int, head_dim: int, dtype: torch.dtype
-    ) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
-        """All layers at once, for a forward that writes its rows itself, on the processor.
-
-        Call `reserve` first. All layers must have the same shape.
-
-        Returns:
-            Per layer: where to write keys and values of the new rows, `(2, heads, rows, head_dim)`;
-            keys of all rows up to there, `(1, heads, length + rows, head_dim)`; values likewise.
-        """
-        buffer, end = self.whole(heads, head_dim, dtype), self.length + rows
-        new = buffer[:, :, self.length : end].unflatten(0, (self.num_layers, 2))
-        seen = buffer[:, None, :, :end]
-        return new.unbind(), seen[0::2].unbind(), seen[1::2].unbind()
 
     def whole(self, heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
         """The one buffer of a model whose layers all have this shape, on the processor.

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import DrafterError, SourceError
+from engine.model.sources import hub_error
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 
@@ -143,26 +144,12 @@ def _faults_named(file: Path) -> Iterator[None]:
 
 def _hub_snapshot(location: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub.errors import HFValidationError
 
     try:
         return Path(snapshot_download(location, revision=revision, allow_patterns=_HUB_PATTERNS))
     except HFValidationError as error:
         raise SourceError(f"{location!r:.200} is neither a path here nor a hub id.") from error
-    except GatedRepoError as error:
-        raise SourceError(
-            f"{location} is gated. Accept its licence on the hub and run `hf auth login`."
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise SourceError(f"The hub has no repository {location}, or it is private.") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
-        raise SourceError(
-            f"Could not reach the hub for {location}, and it is not in the local hub cache. "
-            "Connect once, or give a local folder."
-        ) from error
+    except OSError as error:
+        first = str(error).strip().splitlines()[0][:200]
+        raise hub_error(location, error) or SourceError(f"{location}: {first}") from error

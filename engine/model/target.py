@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from ctypes import CDLL
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from engine.errors import PromptError, TargetError
 from engine.model.cache import TreeCache
-from engine.model.forward import Capturing, Forward, ModulesForward, Together
+from engine.model.forward import Forward, ModulesForward, RaggedBatch
 from engine.proposal import Needs, Proposal, TargetOutput
-
-if TYPE_CHECKING:
-    from ctypes import CDLL
-
-    from engine.kernels.cpu.native import SideBySide
-    from engine.kernels.cuda.recorder import Recorder
 
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -129,13 +124,9 @@ class Target:
         assert isinstance(module, nn.Module)
         return module
 
-    @property
-    def output(self) -> Callable[[Tensor], Tensor]:
-        """What `lm_head` computes, `(…, hidden)` → `(…, vocab)`, by the fastest that there is.
-
-        For inference: what the compiled kernels compute is float32 and has no gradient.
-        """
-        return self._forward.output if isinstance(self._forward, Together) else self.lm_head
+    def output(self, hidden: Tensor) -> Tensor:
+        """What `lm_head` computes, `(…, hidden)` → `(…, vocab)`, by the fastest that there is."""
+        return self._forward.output(hidden)
 
     # ---- text in
 
@@ -176,23 +167,17 @@ class Target:
     # ---- forwards
 
     @property
-    def recorder(self) -> Recorder | None:
-        """What records its forwards, for drafters that record theirs; None = nothing does."""
-        return self._forward.recorder if isinstance(self._forward, Capturing) else None
-
-    @property
     def kernels(self) -> CDLL | None:
         """The compiled kernels that run it, for drafters to use; None = none do."""
-        kernels: CDLL | None = getattr(self._forward, "kernels", None)
-        return kernels
+        return self._forward.kernels
 
-    def texts(self, capacity: int) -> SideBySide | None:
+    def ragged_batch(self, capacity: int) -> RaggedBatch | None:
         """Room for reading many texts together, of so many tokens in all; None = not here."""
-        return self._forward.texts(capacity) if isinstance(self._forward, Together) else None
+        return self._forward.ragged_batch(capacity)
 
     def new_cache(self, rows: int) -> TreeCache:
         """An empty cache with room for about `rows` rows (it grows when needed)."""
-        own = self._forward.new_cache(rows) if isinstance(self._forward, Capturing) else None
+        own = self._forward.new_cache(rows)
         return TreeCache(self.num_layers, capacity=max(64, rows)) if own is None else own
 
     @torch.inference_mode()
@@ -207,9 +192,9 @@ class Target:
         n = len(tokens)
         cache.reserve(n)
         positions = torch.arange(cache.length, cache.length + n, device=self.device)
-        shown = self._forward(tokens, positions, None, cache, needs, last_only=True)
+        output = self._forward(tokens, positions, None, cache, needs, last_only=True)
         cache.length += n
-        return shown
+        return output
 
     @torch.inference_mode()
     def verify(self, proposal: Proposal, cache: TreeCache, needs: Needs) -> TargetOutput:
@@ -229,8 +214,7 @@ class Target:
             "device": str(self.device),
             "device_name": self.device_name,
             "threads": torch.get_num_threads(),
-            "forward": self._forward.name,
-            **(self._forward.environment() if isinstance(self._forward, Capturing) else {}),
+            **self._forward.environment(),
             **self.provenance,
         }
 

@@ -101,7 +101,7 @@ class StopStrings:
         self._tail = ""
 
     def push(self, token_ids: Sequence[int]) -> int | None:
-        """RunStream newly committed tokens.
+        """Feed newly committed tokens.
 
         Returns:
             How many of them belong to the output (the last one completes a stop string), or None.

@@ -1,23 +1,35 @@
-"""Measures a trained drafter by really decoding with it, on prompts that it was not trained on."""
+"""What a trained drafter is worth, by decoding on prompts that it was not trained on; its card."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import json
+import os
+import platform
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
 
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.base import Workbench
 from engine.drafters.method import MethodConfig
-from engine.metrics import Tally
+from engine.metrics import Metrics, Tally
 from engine.model.corpus import Corpus, Entry
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
-from engine.training.dialogue import Frame, GivenPrompt
+from engine.training.corpus.dialogues import ChatFormat, GivenPrompt
+from engine.training.trainer import Trainer
 from engine.tuning.build import build_drafter
+
+LOG_ENTRIES = 120
+"""Of the training log in a card; a learning curve has no more to show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +78,14 @@ def held_out_questions(
 
 def given_questions(target: Target, prompts: Sequence[GivenPrompt]) -> list[Question]:
     """First turns of a file's prompts, framed by the chat template."""
-    frame = Frame.of(target)
-    return [
-        Question(prompt.category, tuple(_encode(target, frame, prompt.turns[0])))
-        for prompt in prompts
-    ]
+    framed = bool(prompts) and bool(ChatFormat.of(target).to_answer)
 
-
-def _encode(target: Target, frame: Frame, turn: str) -> list[int]:
-    if not frame.to_answer:
+    def encoded(turn: str) -> list[int]:
+        if framed:
+            return target.encode_chat([{"role": "user", "content": turn}])
         return target.encode(turn)
-    return target.encode_chat([{"role": "user", "content": turn}])
+
+    return [Question(prompt.category, tuple(encoded(prompt.turns[0]))) for prompt in prompts]
 
 
 def score(
@@ -86,13 +95,11 @@ def score(
     *,
     max_new_tokens: int = 128,
     cache_dir: Path,
-    progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Score]:
     """Greedy acceptance per category, and overall under "overall".
 
     Args:
         cache_dir: where weights are kept if the drafter needs another model.
-        progress: told how many prompts are done.
 
     Raises:
         DrafterError: the drafter does not fit the target.
@@ -106,36 +113,151 @@ def score(
 
     drafter = build_drafter(config, Workbench(target, TargetSpec.of_path_or_hub, load))
     limits = Limits(max_new_tokens=max_new_tokens)
-    counted: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    counted: dict[str, list[Metrics]] = defaultdict(list)
     try:
-        for done, question in enumerate(questions, start=1):
+        for question in questions:
             tally = Tally()
             for record in decode(target, drafter, question.prompt_ids, limits=limits):
                 tally.add(record)
-            metrics = tally.metrics
-            counts = (metrics.num_new_tokens, metrics.num_steps, metrics.num_accepted)
-            counted[question.category].append(counts)
-            progress(done)
+            counted[question.category].append(tally.metrics)
     finally:
         drafter.close()
         for companion in companions:
             companion.close()
-    everything = [counts for category in counted.values() for counts in category]
-    return {
-        **{category: _score(counted[category]) for category in sorted(counted)},
-        "overall": _score(everything),
-    }
+    counted = dict(sorted(counted.items()))
+    counted["overall"] = [metrics for category in counted.values() for metrics in category]
+    return {category: _score(runs) for category, runs in counted.items()}
 
 
-def _score(counts: Sequence[tuple[int, int, int]]) -> Score:
-    tokens, steps, accepted = (sum(column) for column in zip(*counts, strict=True))
+def _score(runs: Sequence[Metrics]) -> Score:
+    steps = sum(run.num_steps for run in runs)
+    accepted = sum(run.num_accepted for run in runs)
     mat = 1 + accepted / steps if steps else 1.0
-    return Score(mat, len(counts), tokens, steps, accepted)
+    return Score(mat, len(runs), sum(run.num_new_tokens for run in runs), steps, accepted)
 
 
-def lines(scores: dict[str, Score]) -> Iterator[str]:
+def lines(scores: Mapping[str, Score]) -> Iterator[str]:
     """A table in Markdown."""
     yield "| category | MAT | new tokens | prompts |"
     yield "|---|---|---|---|"
     for category, one in scores.items():
         yield f"| {category} | {one.mat:.2f} | {one.num_tokens} | {one.num_prompts} |"
+
+
+def save_weights(trainer: Trainer, folder: Path) -> None:
+    """Write config and weights; each file replaces its predecessor whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as partial:
+        with trainer.average.applied():
+            trainer.student.save(Path(partial), trainer.settings.weights_dtype)
+        for file in sorted(Path(partial).iterdir()):
+            os.replace(file, folder / file.name)
+
+
+def evaluate(
+    trainer: Trainer,
+    folder: Path,
+    questions: Sequence[Question],
+    *,
+    cache_dir: Path,
+    max_new_tokens: int = 128,
+) -> dict[str, Score]:
+    """Save the weights as they are now, decode the questions with them, and write the card."""
+    save_weights(trainer, folder)
+    with trainer.average.applied():
+        rates = trainer.held_out_rates()
+    config = trainer.settings.decoding(folder, rates)
+    scores = score(
+        trainer.target, config, questions, max_new_tokens=max_new_tokens, cache_dir=cache_dir
+    )
+    values = card(trainer, rates, scores, config)
+    (folder / "card.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(_markdown(values, scores), encoding="utf-8")
+    return scores
+
+
+def card(
+    trainer: Trainer,
+    rates: Sequence[Sequence[float]],
+    scores: Mapping[str, Score],
+    config: MethodConfig,
+) -> dict[str, Any]:
+    """Everything a person should know about these weights, as plain data."""
+    target, corpus, settings = trainer.target, trainer.corpus, trainer.settings
+    return {
+        "method": settings.method,
+        "paper": settings.paper,
+        "target": target.name,
+        "target_weights": target.provenance.get("weights"),
+        "network": dict(trainer.student.describe()),
+        "num_parameters": sum(p.numel() for p in trainer.student.parameters()),
+        "dtype": str(settings.weights_dtype).removeprefix("torch."),
+        "data": {
+            "what": "self-distillation: the target's own answers to prompts it made itself"
+            " or was given",
+            "corpus_settings": corpus.manifest["settings"],
+            "num_dialogues": len(trainer.train),
+            "num_tokens": trainer.num_train_tokens,
+            "num_answer_tokens": sum(b - a for e in trainer.train for a, b in e.spans),
+            "categories": dict(sorted(Counter(e.category for e in trainer.train).items())),
+            "num_held_out_dialogues": len(trainer.held_out),
+        },
+        "settings": _settings(trainer),
+        "steps": trainer.step,
+        "seconds": round(trainer.seconds, 1),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "training_log": _thinned(trainer.log),
+        "rank_rates": [list(ranks) for ranks in rates],
+        "evaluated_with": config.model_dump(mode="json", exclude={"speculative_model"}),
+        "held_out": {category: asdict(one) for category, one in scores.items()},
+    }
+
+
+def _settings(trainer: Trainer) -> dict[str, Any]:
+    """Of the weights begun with only the folder's name: where it lay is nobody's business."""
+    values = trainer.settings.model_dump(mode="json")
+    if values["begin_with"] is not None:
+        values["begin_with"] = Path(values["begin_with"]).name
+    return values
+
+
+def _thinned(log: Sequence[Any]) -> list[Any]:
+    """About LOG_ENTRIES of the entries, evenly spaced, and the last."""
+    every = max(1, len(log) // LOG_ENTRIES)
+    return [entry for i, entry in enumerate(log) if i % every == 0 or i == len(log) - 1]
+
+
+def _markdown(values: Mapping[str, Any], scores: Mapping[str, Score]) -> str:
+    data, rates = values["data"], values["rank_rates"]
+    shares = ", ".join(f"{name} {count}" for name, count in data["categories"].items())
+    network = "; ".join(f"{name}: {value}" for name, value in values["network"].items())
+    parts = [
+        f"# {values['method']} drafter for {values['target']}",
+        "",
+        f"{values['num_parameters']:,} parameters, {values['dtype']}; arXiv {values['paper']}. "
+        f"{network}.",
+        "",
+        f"Trained by self-distillation on {data['num_tokens']:,} tokens in "
+        f"{data['num_dialogues']:,} dialogues ({data['num_answer_tokens']:,} tokens of answers) "
+        f"with the target's own answers: {shares}. "
+        f"{values['steps']:,} steps, seed {values['settings']['seed']}.",
+        "",
+        "Acceptance when decoding greedily, on prompts that were not trained on "
+        "(MAT = 1 + accepted draft tokens / steps):",
+        "",
+        *lines(scores),
+        "",
+        "How often each rank is right along the true text, per depth, on held-out dialogues:",
+        "",
+        "| depth | " + " | ".join(f"rank {i}" for i in range(4)) + " | ranks 0–9 |",
+        "|---|---|---|---|---|---|",
+    ]
+    for depth, ranks in enumerate(rates, start=1):
+        shown = " | ".join(f"{rate:.3f}" for rate in ranks[:4])
+        parts.append(f"| {depth} | {shown} | {sum(ranks):.3f} |")
+    versions = ", ".join(f"{name} {version}" for name, version in values["versions"].items())
+    return "\n".join([*parts, "", f"Made with {versions}.", ""])

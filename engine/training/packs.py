@@ -1,4 +1,4 @@
-"""Training texts laid end to end: a pack of dialogues, and what the target shows of it.
+"""Training texts laid end to end: packs of dialogues, and the target's features of them.
 
 Dialogues follow each other in one row without padding, each starts at position 0 and sees only
 itself.
@@ -13,9 +13,8 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
@@ -25,18 +24,15 @@ from torch.nn.functional import pad
 
 from engine.errors import ConfigError
 from engine.model.corpus import Corpus, Entry
-from engine.model.forward import FeatureTap, MaskBuilder
+from engine.model.forward import FeatureTap, MaskBuilder, RaggedBatch
 from engine.model.target import Target
 from engine.proposal import Needs
-from engine.training.dialogue import seed_of
-from engine.training.student import CHUNK, Likely, Output, Vocabulary
-
-if TYPE_CHECKING:
-    from engine.kernels.cpu.native import SideBySide
+from engine.training.corpus.dialogues import seed_of
+from engine.training.losses import CHUNK, LMHead, TopProbs, Vocabulary
 
 HELD_OUT_EVERY = 32
 """One dialogue in so many is never trained on."""
-NUM_LIKELY = 16
+TOP_PROBS = 16
 """Tokens of the target's distribution that are learnt per row."""
 
 
@@ -48,52 +44,52 @@ class Pack:
         tokens: `(n,)` int64.
         positions: `(n,)` int64, from 0 in every dialogue.
         segments: `(n,)` int64 number of the dialogue.
-        wanted: `(n,)` bool, whether a drafter is to learn to predict this token.
+        loss_mask: `(n,)` bool, whether a drafter is to learn to predict this token.
         hidden: `(n, hidden)` float32, the target's last hidden state after its final norm.
         layers: `(n, layers * hidden)` float32, inputs of the layers asked for; None if none were.
-        likely: the target's distributions of the token after each row.
+        teacher: the target's distributions of the token after each row.
         length: rows of dialogues; those behind them only fill up.
     """
 
     tokens: Tensor
     positions: Tensor
     segments: Tensor
-    wanted: Tensor
+    loss_mask: Tensor
     hidden: Tensor
     layers: Tensor | None
-    likely: Likely
+    teacher: TopProbs
     length: int
-
-    @property
-    def visible(self) -> Tensor:
-        """Who sees whom, `(n, n)` bool: what came before in the same dialogue, and itself."""
-        same = self.segments[:, None] == self.segments[None]
-        return same & (self.positions[:, None] >= self.positions[None])
 
     def filled(self, length: int) -> Pack:
         """At least so long, by one more text that teaches nothing."""
         more = length - len(self.tokens)
         if more <= 0:
             return self
-        zeros, likely, below = self.tokens.new_zeros(more), self.likely, (0, 0, 0, more)
+        zeros, teacher, below = self.tokens.new_zeros(more), self.teacher, (0, 0, 0, more)
         return Pack(
             torch.cat([self.tokens, zeros]),
             torch.cat([self.positions, torch.arange(more, device=zeros.device)]),
             torch.cat([self.segments, zeros + self.segments[-1] + 1]),
-            torch.cat([self.wanted, zeros.bool()]),
+            torch.cat([self.loss_mask, zeros.bool()]),
             pad(self.hidden, below),
             None if self.layers is None else pad(self.layers, below),
-            Likely(pad(likely.places, below), pad(likely.probs, below)),
+            TopProbs(pad(teacher.indices, below), pad(teacher.probs, below)),
             self.length,
         )
 
-    def ahead(self, offset: int) -> Tensor:
-        """Rows `(m,)` whose token `offset` places ahead is of the same dialogue and wanted."""
+    def rows_before(self, offset: int) -> Tensor:
+        """Rows `(m,)` whose token `offset` ahead is of the same dialogue and to be learnt."""
         n = len(self.tokens)
         if offset >= n:
             return self.tokens.new_empty(0)
         same = self.segments[: n - offset] == self.segments[offset:]
-        return (same & self.wanted[offset:]).nonzero()[:, 0]
+        return (same & self.loss_mask[offset:]).nonzero()[:, 0]
+
+
+def visible(positions: Tensor, segments: Tensor) -> Tensor:
+    """Who sees whom, `(n, n)` bool: what came before in the same dialogue, and itself."""
+    same = segments[:, None] == segments[None]
+    return same & (positions[:, None] >= positions[None])
 
 
 def split(corpus: Corpus, num_dialogues: int) -> tuple[list[Entry], list[Entry]]:
@@ -116,9 +112,7 @@ def split(corpus: Corpus, num_dialogues: int) -> tuple[list[Entry], list[Entry]]
     return train, held
 
 
-def arrange(
-    corpus: Corpus, entries: Sequence[Entry], pack_tokens: int, seed: int
-) -> list[tuple[Entry, ...]]:
+def arrange(entries: Sequence[Entry], pack_tokens: int, seed: int) -> list[tuple[Entry, ...]]:
     """Packs of up to `pack_tokens` tokens (or one longer dialogue), the same for the same seed."""
     shuffled = sorted(entries, key=lambda entry: entry.number)
     random.Random(seed).shuffle(shuffled)
@@ -135,7 +129,7 @@ def arrange(
 
 
 class FeatureStore:
-    """What the target shows of packs, on disk, up to a number of bytes.
+    """Features of packs on disk, up to a number of bytes.
 
     Packs are the same for every method with the same seed and size, so methods share them.
     """
@@ -191,9 +185,9 @@ class Teacher:
         self._corpus = corpus
         self._needs = Needs(hidden=True, layers=needs.layers)
         self._vocabulary = vocabulary
-        self._output = Output.of(target, vocabulary.ids)
+        self._lm_head = LMHead.of(target, vocabulary)
         self._answers_only = answers_only
-        self._texts: SideBySide | None = None
+        self._texts: RaggedBatch | None = None
         self._masks = MaskBuilder(target.model)
         self._tap = FeatureTap(target.model)
 
@@ -205,44 +199,37 @@ class Teacher:
             length: shorter packs are filled up to it with a text of zeros that teaches nothing.
         """
         device = self.target.device
+        lengths = torch.tensor([entry.length for entry in entries])
         ids = [torch.from_numpy(self._corpus.tokens(e).astype("int64")) for e in entries]
         tokens = torch.cat(ids).to(device)
-        positions = torch.cat([torch.arange(len(i)) for i in ids]).to(device)
-        numbers = torch.arange(len(ids)).repeat_interleave(torch.tensor([len(i) for i in ids]))
-        wanted = torch.cat([self._wanted(e) for e in entries]).to(device)
-        nothing = Likely(torch.empty(0), torch.empty(0))
-        blank = Pack(
+        positions = torch.cat([torch.arange(e.length) for e in entries]).to(device)
+        segments = torch.arange(len(entries)).repeat_interleave(lengths).to(device)
+        hidden, layers = self._features(entries, tokens, positions, segments)
+        pack = Pack(
             tokens,
             positions,
-            numbers.to(device),
-            wanted,
-            hidden=torch.empty(0),
-            layers=None,
-            likely=nothing,
-            length=len(tokens),
-        )
-        hidden, layers = self._features(entries, blank)
-        pack = replace(
-            blank,
-            hidden=hidden.float(),
-            layers=None if layers is None else layers.float(),
-            likely=self._likely(entries, hidden),
+            segments,
+            torch.cat([self._loss_mask(e) for e in entries]).to(device),
+            hidden.float(),
+            None if layers is None else layers.float(),
+            self._top_probs(entries, hidden),
+            len(tokens),
         )
         return pack.filled(length)
 
-    def _wanted(self, entry: Entry) -> Tensor:
-        wanted = torch.full((entry.length,), not self._answers_only)
+    def _loss_mask(self, entry: Entry) -> Tensor:
+        mask = torch.full((entry.length,), not self._answers_only)
         for start, end in entry.spans:
-            wanted[start:end] = True
-        return wanted
+            mask[start:end] = True
+        return mask
 
-    def _features(self, entries: Sequence[Entry], pack: Pack) -> tuple[Tensor, Tensor | None]:
-        """`hidden` and `layers` of a pack, kept or computed."""
+    def _features(self, entries: Sequence[Entry], *rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """`hidden` and `layers` of a pack, kept or computed from tokens, positions, segments."""
         kind, store = "-".join(["layers", *map(str, self._needs.layers)]), self._store
         hidden = store.find(entries, "hidden") if store else None
         layers = store.find(entries, kind) if store and self._needs.layers else {}
         if hidden is None or layers is None:
-            output, inputs = self._compute(pack)
+            output, inputs = self._compute(*rows)
             hidden, layers = {"hidden": output}, {} if inputs is None else {"layers": inputs}
             if store:
                 store.keep(entries, "hidden", hidden)
@@ -251,30 +238,31 @@ class Teacher:
         device, inputs = self.target.device, layers.get("layers")
         return hidden["hidden"].to(device), None if inputs is None else inputs.to(device)
 
-    def _compute(self, pack: Pack) -> tuple[Tensor, Tensor | None]:
-        count = len(pack.tokens)
+    def _compute(
+        self, tokens: Tensor, positions: Tensor, segments: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        count = len(tokens)
         if self._texts is None or self._texts.capacity < count:
-            self._texts = self.target.texts(count)
+            self._texts = self.target.ragged_batch(count)
         if self._texts is not None:
-            begins = torch.arange(count) - pack.positions
-            output = self._texts.read(pack.tokens, pack.positions, begins, needs=self._needs)
+            begins = torch.arange(count) - positions
+            output = self._texts.read(tokens, positions, begins, needs=self._needs)
             assert output.hidden is not None
             return output.hidden, output.layers
-        self._tap.watch(self._needs)
-        visible = None if not bool(pack.segments.any()) else pack.visible
-        mask = self._masks.build(pack.positions, visible, 0, self.target.dtype)
+        self._tap.capture(self._needs)
+        seen = visible(positions, segments) if bool(segments.any()) else None
         # The decoder alone: logits of all rows would be far larger than everything else.
         self.target.model.get_decoder()(
-            input_ids=pack.tokens[None],
-            position_ids=pack.positions[None],
-            attention_mask=mask,
+            input_ids=tokens[None],
+            position_ids=positions[None],
+            attention_mask=self._masks.build(positions, seen, 0, self.target.dtype),
             use_cache=False,
         )
         hidden, layers = self._tap.take()
         assert hidden is not None
         return hidden, layers
 
-    def _likely(self, entries: Sequence[Entry], hidden: Tensor) -> Likely:
+    def _top_probs(self, entries: Sequence[Entry], hidden: Tensor) -> TopProbs:
         """The likeliest tokens after each row; what they lack to 1 is shared out among them."""
         kind = f"likely-{self._vocabulary.key}"
         found = self._store.find(entries, kind) if self._store else None
@@ -282,17 +270,18 @@ class Teacher:
             found = self._likeliest(hidden)
             if self._store:
                 self._store.keep(entries, kind, found)
-        places, probs = (found[name].to(hidden.device) for name in ("places", "probs"))
-        return Likely(places.long(), probs.float())
+        indices, probs = (found[name].to(hidden.device) for name in ("places", "probs"))
+        return TopProbs(indices.long(), probs.float())
 
     def _likeliest(self, hidden: Tensor) -> dict[str, Tensor]:
         parts = []
         count = len(hidden)
         for rows in pad(hidden, (0, 0, 0, -count % CHUNK)).split(CHUNK):
-            best = self._output(rows).float().topk(min(NUM_LIKELY, len(self._output.weight)))
+            logits = self._lm_head(rows).float()
+            best = logits.topk(min(TOP_PROBS, logits.shape[-1]))
             parts.append((best.indices.int(), best.values.softmax(dim=-1)))
-        places, probs = (torch.cat(column)[:count] for column in zip(*parts, strict=True))
-        return {"places": places, "probs": probs}
+        indices, probs = (torch.cat(column)[:count] for column in zip(*parts, strict=True))
+        return {"places": indices, "probs": probs}
 
     def close(self) -> None:
         """Remove the hooks."""

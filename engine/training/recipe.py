@@ -1,26 +1,33 @@
-"""Settings of a training run: what all methods have in common; each method's own are beside it."""
+"""What a trainable method is: settings that make a student, and a student with a loss on packs."""
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import Field
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from engine.config import Settings
 from engine.drafters.method import MethodConfig
+from engine.model.checkpoints import read_checkpoint
 from engine.model.corpus import Corpus, Entry
 from engine.model.target import Target
-from engine.training import optimizers
-from engine.training.packs import frequent_tokens
-from engine.training.student import Student, Vocabulary
+from engine.proposal import Needs
+from engine.training.losses import NUM_RANKS, LMHead, LossOutput, Prediction, Vocabulary
+from engine.training.packs import Pack, frequent_tokens
+
+HITS_SAMPLE = 64
+"""Rows per pack and depth whose hits are counted while training."""
 
 
 class TrainSettings(Settings):
-    """How a drafter is trained."""
+    """How a drafter is trained: what all methods have in common."""
 
     method: ClassVar[str]
     """Name on the command line."""
@@ -32,7 +39,7 @@ class TrainSettings(Settings):
         1024, ge=16, le=1 << 17, description="tokens per forward; more needs more memory"
     )
     packs_per_step: int = Field(2, ge=1, le=1024, description="packs per optimizer step")
-    optimizer: optimizers.Name = Field(
+    optimizer: Literal["adamw", "muon"] = Field(
         "adamw", description="adamw, or muon for the matrices between hidden vectors"
     )
     learning_rate: float = Field(1e-3, gt=0.0, le=1.0, description="its highest rate")
@@ -57,6 +64,11 @@ class TrainSettings(Settings):
     )
     half_weights: bool = Field(True, description="store bfloat16 weights; off = float32")
 
+    @property
+    def weights_dtype(self) -> torch.dtype:
+        """Of the weights as stored; they are trained in float32."""
+        return torch.bfloat16 if self.half_weights else torch.float32
+
     @abstractmethod
     def student(self, target: Target, corpus: Corpus, entries: Sequence[Entry]) -> Student:
         """A fresh drafter for the target; its first weights follow from the seed."""
@@ -66,12 +78,114 @@ class TrainSettings(Settings):
         """The method's settings that decode with what was saved in a folder.
 
         Args:
-            rates: per depth, how often each rank was right (`Judged.rates`).
+            rates: per depth, how often each rank was right.
         """
 
     def vocabulary(self, target: Target, corpus: Corpus, entries: Sequence[Entry]) -> Vocabulary:
         """The tokens that the loss is computed over."""
         if self.loss_vocab is None or self.loss_vocab >= target.vocab_size:
             return Vocabulary(None, target.vocab_size)
-        ids: Tensor = frequent_tokens(corpus, entries, self.loss_vocab, target.vocab_size)
+        ids = frequent_tokens(corpus, entries, self.loss_vocab, target.vocab_size)
         return Vocabulary(ids.to(target.device), target.vocab_size)
+
+
+class Student(nn.Module):
+    """A drafter that can be trained; saved in the layout of published ones.
+
+    Attributes:
+        needs: features of the target that `predictions` reads.
+        depths: drafted depths.
+        depth_decay: weight of a depth's loss relative to the one before it.
+        weights_file: name of the file that `save` writes weights to.
+    """
+
+    needs = Needs()
+    depth_decay = 1.0
+    weights_file = "model.safetensors"
+
+    def __init__(self, target: Target, vocabulary: Vocabulary, depths: int) -> None:
+        super().__init__()
+        self.target = target
+        self.vocabulary = vocabulary
+        self.depths = depths
+
+    def compute_loss(self, pack: Pack, generator: torch.Generator | None) -> LossOutput:
+        """Loss and hits on a pack.
+
+        Args:
+            pack: has what `needs` and `vocabulary` ask for.
+            generator: source of training noise; None when evaluating, on all rows.
+        """
+        loss, device = pack.hidden.new_zeros(()), pack.hidden.device
+        hits = torch.zeros(self.depths, NUM_RANKS, device=device)
+        rows = torch.zeros(self.depths, device=device)
+        for depth, found in enumerate(self.predictions(pack, generator)):
+            sample = found.num_rows if generator is None else min(HITS_SAMPLE, found.num_rows)
+            hits[depth], rows[depth] = found.rank_hits(sample), sample
+            one = found.weight * found.cross_entropy() / max(1, found.num_rows)
+            if found.auxiliary is not None:
+                one = one + found.auxiliary
+            loss = loss + self.depth_decay**depth * one
+        return LossOutput(loss, hits, rows)
+
+    @abstractmethod
+    def predictions(self, pack: Pack, generator: torch.Generator | None) -> Iterator[Prediction]:
+        """What is predicted of a pack, depth by depth."""
+
+    def predicted(
+        self, pack: Pack, at: Tensor, ahead: int, hidden: Tensor, head: LMHead, *, num_rows: int
+    ) -> Prediction:
+        """`hidden` predicts, for the rows `at`, the token so many places ahead."""
+        labels = self.vocabulary.index(pack.tokens[at + ahead])
+        return Prediction(hidden, head, pack.teacher[at + ahead - 1], labels, num_rows)
+
+    @abstractmethod
+    def published(self) -> Mapping[str, Tensor]:
+        """Weights under their published names; writing to them changes the student."""
+
+    def config(self) -> dict[str, Any]:
+        """What `config.json` says."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def describe(self) -> Mapping[str, Any]:
+        """What the training card says about the network."""
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Take the weights that `save` wrote there.
+
+        Raises:
+            DrafterError, SourceError: there are none, or they are of another shape.
+        """
+        found = read_checkpoint(str(folder))
+        for name, value in self.published().items():
+            value.copy_(found.tensor(name, *value.shape))
+
+    def stored(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Copies of the weights as they are to be saved."""
+        return {
+            name: value.detach().to("cpu", dtype).contiguous().clone()
+            for name, value in self.published().items()
+        }
+
+    def save(self, folder: Path, dtype: torch.dtype) -> None:
+        """Write config and weights."""
+        file = folder / self.weights_file
+        save_file(self.stored(dtype), file, metadata={"format": "pt"})
+        config = {**self.config(), "torch_dtype": str(dtype).removeprefix("torch.")}
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def principal_directions(matrix: Tensor, count: int) -> Tensor:
+    """`(columns, count)` orthonormal directions that keep most of a `(rows, columns)` matrix."""
+    gram = matrix.double().T @ matrix.double()
+    vectors: Tensor = torch.linalg.eigh(gram).eigenvectors
+    return vectors[:, -count:].flip(-1).to(matrix.dtype)
+
+
+def weight_of(module: nn.Module) -> Tensor:
+    """Its weight, as a constant."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight.detach()

@@ -1,39 +1,29 @@
-"""A whole training session: make the corpus, train, measure now and then, publish."""
+"""A training session: train on a corpus, measure now and then, publish."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from pydantic import Field
 
 from engine.config import Settings
 from engine.model.corpus import Corpus
-from engine.model.loading import free_bytes
 from engine.model.target import Target
-from engine.training.corpus import CorpusSettings, grow
-from engine.training.dialogue import GivenPrompt
-from engine.training.evaluation import Question, Score, given_questions, held_out_questions
-from engine.training.memory import keep_freed_memory
+from engine.training.corpus.dialogues import GivenPrompt
+from engine.training.evaluation import Score, evaluate, given_questions, held_out_questions
+from engine.training.optimization import keep_freed_memory
 from engine.training.packs import FeatureStore
-from engine.training.publish import evaluate
 from engine.training.recipe import TrainSettings
-from engine.training.trainer import Progress, Trainer
+from engine.training.trainer import Trainer, TrainMetrics
 
 
 class SessionSettings(Settings):
     """What a session does besides training itself."""
 
-    num_tokens: int = Field(
-        1_000_000, ge=1, le=10**11, description="tokens of corpus to train on, prompts included"
-    )
-    rows: int | None = Field(
-        None, ge=1, le=4096, description="dialogues written at a time; None = as memory allows"
-    )
     feature_gib: float = Field(
         0.0, ge=0.0, le=1e5, description="disk for the target's features, computed once; 0 = none"
     )
@@ -44,66 +34,15 @@ class SessionSettings(Settings):
     evals: int = Field(
         1, ge=1, le=100, description="how often MAT is measured, evenly over the run"
     )
-    report_every: int = Field(20, ge=1, le=10**6, description="optimizer steps between reports")
+    report_every: int = Field(20, ge=1, le=10**6, description="optimizer steps between metrics")
 
 
 @dataclass(frozen=True, slots=True)
-class CorpusGrew:
-    """The corpus has so many tokens by now."""
-
-    num_tokens: int
-    goal: int
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """Another report of the training loop."""
-
-    progress: Progress
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluated:
-    """MAT was measured on held-out prompts; weights and card are in the output folder."""
+class Evaluation:
+    """MAT on held-out prompts; weights and card are in the output folder."""
 
     step: int
     scores: dict[str, Score]
-
-
-Event = CorpusGrew | Trained | Evaluated
-
-
-def make_corpus(
-    target: Target,
-    folder: Path,
-    corpus: CorpusSettings,
-    settings: SessionSettings,
-    prompts: Sequence[GivenPrompt] = (),
-) -> Iterator[CorpusGrew]:
-    """Grow the corpus to its size.
-
-    Raises:
-        ConfigError, PromptError: it is another target's, or the target cannot be asked.
-    """
-    rows = settings.rows or default_rows(target, corpus.max_len)
-    grown = grow(
-        target, folder, corpus, num_tokens=settings.num_tokens, rows=rows, prompts=list(prompts)
-    )
-    for known in grown:
-        yield CorpusGrew(known.num_tokens, settings.num_tokens)
-
-
-def default_rows(target: Target, max_len: int) -> int:
-    """Dialogues to write at a time: many on CUDA, as far as half of the free memory goes."""
-    most = 512 if target.device.type == "cuda" else 64
-    free, config = free_bytes(target.device), target.config
-    if free is None:
-        return most
-    heads = int(config.num_attention_heads)
-    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    head_dim = int(getattr(config, "head_dim", None) or target.hidden_size // heads)
-    row = 2 * target.num_layers * kv_heads * head_dim * max_len * target.dtype.itemsize
-    return max(1, min(most, free // 2 // row))
 
 
 def train(
@@ -115,8 +54,7 @@ def train(
     *,
     cache_dir: Path,
     eval_prompts: Sequence[GivenPrompt] = (),
-    evaluating: Callable[[int, int], None] = lambda done, total: None,
-) -> Generator[Trained | Evaluated]:
+) -> Generator[TrainMetrics | Evaluation]:
     """Train one drafter into `output`, or go on with the run that is there.
 
     Raises:
@@ -128,28 +66,21 @@ def train(
     if settings.feature_gib:
         store = FeatureStore(corpus.folder / "features", int(settings.feature_gib * 2**30))
     trainer = Trainer(target, corpus, recipe, output / "training", store=store)
-    questions: list[Question] = given_questions(target, eval_prompts) or held_out_questions(
+    questions = given_questions(target, eval_prompts) or held_out_questions(
         corpus, trainer.held_out, settings.eval_prompts, settings.eval_tokens
     )
     marks = {round(trainer.num_steps * (i + 1) / settings.evals) for i in range(settings.evals)}
 
-    def measured() -> Evaluated:
-        scores = evaluate(
-            trainer,
-            output,
-            questions,
-            dtype=torch.bfloat16 if recipe.half_weights else torch.float32,
-            cache_dir=cache_dir,
-            max_new_tokens=settings.eval_tokens,
-            progress=lambda done: evaluating(done, len(questions)),
-        )
-        return Evaluated(trainer.step, scores)
+    def evaluation() -> Evaluation:
+        tokens = settings.eval_tokens
+        scores = evaluate(trainer, output, questions, cache_dir=cache_dir, max_new_tokens=tokens)
+        return Evaluation(trainer.step, scores)
 
     steps = trainer.steps(report_every=settings.report_every, stops=marks)
     # Closed at once when this is: that is when a run that is broken off is saved.
     with closing(trainer), closing(steps):
-        for progress in steps:
-            yield Trained(progress)
-            if progress.step in marks and progress.step < trainer.num_steps:
-                yield measured()
-        yield measured()
+        for metrics in steps:
+            yield metrics
+            if metrics.step in marks and metrics.step < trainer.num_steps:
+                yield evaluation()
+        yield evaluation()

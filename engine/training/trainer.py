@@ -1,12 +1,18 @@
-"""The training loop: packs through the target, a student's loss, an optimizer, checkpoints."""
+"""The training loop: packs through the target, a student's loss, an optimizer, checkpoints.
+
+The order of packs and the noise of a step follow from the seed and the step's number, so weights,
+optimizer and step are all that a killed run needs to go on as if nothing had happened.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import pickle
 import random
 import time
-from collections.abc import Collection, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,23 +21,24 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError
-from engine.model.corpus import Corpus
+from engine.model.corpus import Corpus, Entry
 from engine.model.target import Target
-from engine.training.checkpoint import State, load_state, save_state
-from engine.training.dialogue import seed_of
-from engine.training.optimizers import Optimizers
-from engine.training.packs import FeatureStore, Teacher, arrange, split
+from engine.training.corpus.dialogues import seed_of
+from engine.training.losses import LossOutput
+from engine.training.optimization import AveragedWeights, Optimizers, learning_rate_at
+from engine.training.packs import FeatureStore, Pack, Teacher, arrange, split
 from engine.training.recipe import TrainSettings
-from engine.training.student import Student
+
+CHECKPOINT = "training.pt"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """A report from the loop.
+class TrainMetrics:
+    """Figures of the loop since the last ones.
 
     Attributes:
-        loss: mean since the last report.
-        rates: per depth, the share of rows that each rank got right, since the last report.
+        loss: mean per pack.
+        rates: per depth, the share of rows that each rank got right.
         seconds: of training so far, earlier sittings included.
     """
 
@@ -39,17 +46,24 @@ class Progress:
     num_steps: int
     loss: float
     rates: tuple[tuple[float, ...], ...]
-    rate: float
     seconds: float
     num_tokens: int
-
-    @property
-    def top1(self) -> tuple[float, ...]:
-        return tuple(ranks[0] for ranks in self.rates)
 
     def top(self, k: int) -> tuple[float, ...]:
         """Share of rows whose token was among the best k, per depth."""
         return tuple(sum(ranks[:k]) for ranks in self.rates)
+
+    @property
+    def log_entry(self) -> dict[str, Any]:
+        """As the checkpoint and the training card keep it."""
+        return {
+            "step": self.step,
+            "loss": self.loss,
+            "top1": list(self.top(1)),
+            "top4": list(self.top(4)),
+            "tokens": self.num_tokens,
+            "seconds": self.seconds,
+        }
 
 
 class Trainer:
@@ -57,7 +71,10 @@ class Trainer:
 
     Attributes:
         student: what is trained.
-        settings: as given.
+        average: of its weights; what is kept in the end.
+        step: optimizer steps done.
+        seconds: of training so far, earlier sittings included.
+        log: metrics so far.
     """
 
     def __init__(
@@ -86,16 +103,24 @@ class Trainer:
         self.settings = settings
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        state = self._found_state(num_dialogues)
-        count = num_dialogues or (state.run["dialogues"] if state else len(corpus.entries))
+        self._identity = {
+            "method": settings.method,
+            "settings": settings.model_dump(mode="json"),
+            "vocab_size": target.vocab_size,
+            "corpus seed": corpus.manifest["settings"]["seed"],
+        }
+        # Without a number given, that of the run that is there stands.
+        asked = {} if num_dialogues is None else {"dialogues": num_dialogues}
+        state = load_state(folder, self._identity | asked, target.device)
+        count = num_dialogues or (state["run"]["dialogues"] if state else len(corpus.entries))
         if count > len(corpus.entries):
             raise ConfigError(
                 f"The run in {folder} began with {count} dialogues, but the corpus in "
                 f"{corpus.folder} has {len(corpus.entries)}. Give the corpus it began with."
             )
-        self._run = {**self._identity(), "dialogues": count}
+        self._identity["dialogues"] = count
         self.train, self.held_out = split(corpus, count)
-        self._packs = arrange(corpus, self.train, settings.pack_tokens, settings.seed)
+        self._packs = arrange(self.train, settings.pack_tokens, settings.seed)
         self._order: tuple[int, list[int]] = (-1, [])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
@@ -110,34 +135,17 @@ class Trainer:
             answers_only=settings.answers_only,
             store=store,
         )
-        self._optimizer = Optimizers(
-            self.student, settings.optimizer, weight_decay=settings.weight_decay
-        )
-        self._average = {
-            name: value.detach().clone() for name, value in self.student.named_parameters()
-        }
+        self._optimizers = Optimizers(self.student, settings)
+        self.average = AveragedWeights(self.student, settings.ema)
         self.step = 0
         self.seconds = 0.0
         self.log: list[dict[str, Any]] = []
         self._stepping = False
         if state is not None:
-            self._restore(state)
-
-    def _identity(self) -> dict[str, Any]:
-        """What makes a run this run and no other."""
-        return {
-            "method": self.settings.method,
-            "settings": self.settings.model_dump(mode="json"),
-            "vocab_size": self.target.vocab_size,
-            "corpus seed": self.corpus.manifest["settings"]["seed"],
-        }
-
-    def _found_state(self, num_dialogues: int | None) -> State | None:
-        """The state in the folder; without a number given, its own number of dialogues stands."""
-        run = self._identity()
-        if num_dialogues is not None:
-            run["dialogues"] = num_dialogues
-        return load_state(self.folder, run, self.target.device)
+            self.step, self.seconds, self.log = state["step"], state["seconds"], state["log"]
+            self.student.load_state_dict(state["student"])
+            self._optimizers.load_state_dict(state["optimizer"])
+            self.average.values = state["average"]
 
     @property
     def num_steps(self) -> int:
@@ -155,8 +163,8 @@ class Trainer:
         report_every: int = 20,
         save_every_s: float = 120.0,
         stops: Collection[int] = (),
-    ) -> Generator[Progress]:
-        """Train to the end; yields a report now and then, after `stops`, and after the last step.
+    ) -> Generator[TrainMetrics]:
+        """Train to the end; yields metrics now and then, after `stops`, and after the last step.
 
         A checkpoint is written every `save_every_s` seconds, at the end, and when the iterator is
         closed early.
@@ -169,46 +177,37 @@ class Trainer:
                 self.seconds = seconds_before + time.perf_counter() - began
                 due = self.step % report_every == 0 or self.step in stops
                 if due or self.step == self.num_steps:
-                    progress = tally.progress(self)
-                    self.log.append(
-                        {
-                            "step": progress.step,
-                            "loss": progress.loss,
-                            "top1": list(progress.top1),
-                            "top4": list(progress.top(4)),
-                            "tokens": progress.num_tokens,
-                            "seconds": progress.seconds,
-                        }
-                    )
+                    metrics = self._metrics(tally)
+                    self.log.append(metrics.log_entry)
                     tally = _Tally()
-                    yield progress
+                    yield metrics
                 if time.perf_counter() - saved > save_every_s:
-                    self.save_state()
+                    self._save()
                     saved = time.perf_counter()
         finally:
             # What interrupts a step may leave weights that are half updated.
             if not self._stepping:
-                self.save_state()
+                self._save()
 
     def _one_step(self, tally: _Tally) -> None:
         settings = self.settings
         self._stepping = True
-        self._optimizer.set_rate(rate_at(self.step, self.num_steps, settings))
-        self._optimizer.zero_grad()
+        self._optimizers.zero_grad()
         generator = torch.Generator().manual_seed(seed_of(settings.seed, "step", self.step))
         for i in range(settings.packs_per_step):
-            entries = self._packs[self._pack_at(self.step, i)]
-            pack = self.teacher.read(entries, length=settings.pack_tokens)
+            pack = self._read(self._packs[self._pack_at(self.step, i)])
             with self.autocast():
-                judged = self.student.judge(pack, generator)
-            (judged.loss / settings.packs_per_step).backward()
-            tally.add(judged.loss.detach(), judged.hits, judged.rows, len(pack.tokens))
+                output = self.student.compute_loss(pack, generator)
+            (output.loss / settings.packs_per_step).backward()
+            tally.add(output)
         torch.nn.utils.clip_grad_norm_(self.student.parameters(), settings.clip)
-        self._optimizer.step()
+        self._optimizers.step(learning_rate_at(self.step, self.num_steps, settings))
         self.step += 1
-        if settings.ema:
-            self._update_average()
+        self.average.update(self.step)
         self._stepping = False
+
+    def _read(self, entries: Sequence[Entry]) -> Pack:
+        return self.teacher.read(entries, length=self.settings.pack_tokens)
 
     def _pack_at(self, step: int, i: int) -> int:
         """Which pack is the i-th of a step: every epoch has its own order."""
@@ -226,53 +225,47 @@ class Trainer:
         # float16 would need a scaled loss; bfloat16 does not. The student's weights are float32.
         return torch.autocast(self.target.device.type, dtype=torch.bfloat16, enabled=half)
 
-    @torch.no_grad()
-    def _update_average(self) -> None:
-        # Young averages follow faster, or the first weights would linger.
-        decay = min(self.settings.ema, (1 + self.step) / (10 + self.step))
-        for name, value in self.student.named_parameters():
-            self._average[name].lerp_(value, 1 - decay)
-
-    @contextmanager
-    def averaged(self) -> Iterator[Student]:
-        """The student to keep: with averaged weights for the time being, if there is an average."""
-        if not self.settings.ema:
-            yield self.student
-            return
-        trained = {name: value.detach().clone() for name, value in self.student.named_parameters()}
-        self.student.load_state_dict(self._average, strict=False)
-        try:
-            yield self.student
-        finally:
-            self.student.load_state_dict(trained, strict=False)
-
-    def save_state(self) -> None:
-        """Write a checkpoint."""
-        state = State(
-            self.step,
-            self._run,
-            self.student.state_dict(),
-            self._optimizer.state_dict(),
-            self._average if self.settings.ema else {},
-            self.log,
-            self.seconds,
+    def _metrics(self, tally: _Tally) -> TrainMetrics:
+        done = self.step / self.num_steps
+        return TrainMetrics(
+            step=self.step,
+            num_steps=self.num_steps,
+            loss=tally.loss,
+            rates=tally.rates,
+            seconds=self.seconds,
+            num_tokens=round(done * self.settings.epochs * self.num_train_tokens),
         )
+
+    @torch.no_grad()
+    def held_out_rates(self, *, max_packs: int = 16) -> tuple[tuple[float, ...], ...]:
+        """Per depth, how often each rank is right on dialogues that were not trained on."""
+        settings, tally = self.settings, _Tally()
+        packs = arrange(self.held_out, settings.pack_tokens, settings.seed)
+        for entries in packs[:max_packs]:
+            pack = self._read(entries)
+            with self.autocast():
+                tally.add(self.student.compute_loss(pack, None))
+        return tally.rates
+
+    def _save(self) -> None:
+        state = {
+            "step": self.step,
+            "run": self._identity,
+            "student": self.student.state_dict(),
+            "optimizer": self._optimizers.state_dict(),
+            "average": self.average.values,
+            "log": self.log,
+            "seconds": self.seconds,
+        }
         save_state(self.folder, state)
 
     def close(self) -> None:
         """Take the hooks off the target."""
         self.teacher.close()
 
-    def _restore(self, state: State) -> None:
-        self.step, self.seconds, self.log = state.step, state.seconds, state.log
-        self.student.load_state_dict(state.student)
-        self._optimizer.load_state_dict(state.optimizer)
-        if state.average:
-            self._average = state.average
-
 
 class _Tally:
-    """Sums since the last report; they stay on the device until it is due."""
+    """Sums over packs; they stay on the device until they are asked for."""
 
     def __init__(self) -> None:
         self._loss: Tensor | float = 0.0
@@ -280,48 +273,56 @@ class _Tally:
         self._rows: Tensor | float = 0.0
         self._packs = 0
 
-    def add(self, loss: Tensor, hits: Tensor, rows: Tensor, tokens: int) -> None:
-        self._loss = self._loss + loss
-        self._hits = self._hits + hits
-        self._rows = self._rows + rows
+    def add(self, output: LossOutput) -> None:
+        self._loss = self._loss + output.loss.detach()
+        self._hits = self._hits + output.hits
+        self._rows = self._rows + output.rows
         self._packs += 1
 
-    def progress(self, trainer: Trainer) -> Progress:
+    @property
+    def loss(self) -> float:
+        return float(self._loss) / self._packs
+
+    @property
+    def rates(self) -> tuple[tuple[float, ...], ...]:
         assert isinstance(self._hits, Tensor) and isinstance(self._rows, Tensor)
         rates = self._hits / self._rows[:, None].clamp_min(1)
-        share = trainer.step / trainer.num_steps
-        return Progress(
-            step=trainer.step,
-            num_steps=trainer.num_steps,
-            loss=float(self._loss) / self._packs,
-            rates=tuple(tuple(ranks) for ranks in rates.tolist()),
-            rate=rate_at(trainer.step - 1, trainer.num_steps, trainer.settings),
-            seconds=trainer.seconds,
-            num_tokens=round(share * trainer.settings.epochs * trainer.num_train_tokens),
-        )
+        return tuple(tuple(ranks) for ranks in rates.tolist())
 
 
-def rate_at(step: int, num_steps: int, settings: TrainSettings) -> float:
-    """Learning rate of a step: a linear rise, then half a cosine."""
-    rise = max(1, round(settings.warmup_share * num_steps))
-    if step < rise:
-        return settings.learning_rate * (step + 1) / rise
-    done = (step - rise) / max(1, num_steps - rise)
-    low = settings.final_rate_share
-    return settings.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
+def save_state(folder: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint whole or not at all."""
+    partial = folder / (CHECKPOINT + ".partial")
+    with partial.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, folder / CHECKPOINT)
 
 
-@torch.no_grad()
-def held_out_rates(trainer: Trainer, *, max_packs: int = 16) -> list[list[float]]:
-    """Per depth, how often each rank is right on dialogues that were not trained on."""
-    settings = trainer.settings
-    packs = arrange(trainer.corpus, trainer.held_out, settings.pack_tokens, settings.seed)
-    judged = []
-    for entries in packs[:max_packs]:
-        pack = trainer.teacher.read(entries, length=settings.pack_tokens)
-        with trainer.autocast():
-            judged.append(trainer.student.judge(pack, None))
-    hits = torch.stack([one.hits for one in judged]).sum(dim=0)
-    rows = torch.stack([one.rows for one in judged]).sum(dim=0)
-    rates: list[list[float]] = (hits / rows[:, None].clamp_min(1)).tolist()
-    return rates
+def load_state(
+    folder: Path, identity: Mapping[str, Any], device: torch.device
+) -> dict[str, Any] | None:
+    """The checkpoint of the run in this folder; None where there is none.
+
+    Raises:
+        ConfigError: damaged, or of another run; names what differs.
+    """
+    file = folder / CHECKPOINT
+    if not file.is_file():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
+        found = state["run"]
+    except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, KeyError, OSError) as error:
+        reason = str(error).split(".")[0].splitlines()[0][:200]
+        raise ConfigError(
+            f"{file} could not be read: {reason}. Remove it to start anew."
+        ) from error
+    for key, value in identity.items():
+        if found.get(key) != value:
+            raise ConfigError(
+                f"The run in {folder} was made with {key} = {found.get(key)!r:.200}, but now it is "
+                f"{value!r:.200}. Give the same, or another --output."
+            )
+    return state

@@ -1,1 +1,28 @@
-"""What a draft brings and what it costs: rank tables, replay, tree search, latency."""
+"""Measures what a drafter offers and costs, and finds the settings that pay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.errors import PlaygroundError
+
+OnProgress = Callable[[float], None]
+"""Told the fraction done, from 0 to 1; raises `StoppedError` to stop a measurement."""
+
+
+class StoppedError(PlaygroundError):
+    """A measurement was stopped; nothing of it is kept."""
+
+    def __init__(
+        self, message: str = "The measurement was stopped; nothing of it is kept."
+    ) -> None:
+        super().__init__(message)
+
+
+def ignore(done: float) -> None:
+    """Nobody is told, and nobody stops it."""
+
+
+def part(on_progress: OnProgress, begin: float, end: float) -> OnProgress:
+    """For a part of the work, which takes progress from `begin` to `end`."""
+    return lambda done: on_progress(begin + done * (end - begin))

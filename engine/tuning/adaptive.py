@@ -50,7 +50,7 @@ MARGIN = 1.03
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DraftBudget:
     """The draft that promises most, and how many times plain decoding's speed it promises."""
 
     depth: int
@@ -69,7 +69,7 @@ class AcceptanceEstimate:
         """Every child of an accepted node was tried."""
         accepted = set(path)
         depths = proposal.shape.depths.tolist()
-        ranks = ranks_of(proposal)
+        ranks = proposal.sibling_ranks()
         for parent in path:
             for child in proposal.shape.children[parent]:
                 key = (depths[child], ranks[child])
@@ -83,24 +83,13 @@ class AcceptanceEstimate:
         return (self.hits.get(key, 0.0) + prior) / (self.trials.get(key, 0.0) + 1.0)
 
 
-def ranks_of(proposal: Proposal) -> list[int]:
-    """Rank of every node: the drafter's, or the order of siblings."""
-    if proposal.ranks is not None:
-        return list(proposal.ranks)
-    ranks = [0] * len(proposal.shape)
-    for siblings in proposal.shape.children:
-        for rank, node in enumerate(siblings):
-            ranks[node] = rank
-    return ranks
-
-
 def path_probabilities(proposal: Proposal, estimate: AcceptanceEstimate) -> np.ndarray:
     """Estimated probability that each node is accepted, `(n,)`; the root's is 1.
 
     Never above that of an earlier sibling: sampled siblings are verified in the order drawn, so a
     smaller tree must keep a prefix of them.
     """
-    ranks = ranks_of(proposal)
+    ranks = proposal.sibling_ranks()
     depths = proposal.shape.depths.tolist()
     probs = np.ones(len(ranks))
     for parent, siblings in enumerate(proposal.shape.children):
@@ -159,7 +148,7 @@ class AdaptiveDrafter(Drafter):
     ) -> None:
         self.inner = inner
         self._clock = clock
-        self.needs = inner.needs
+        self.needs, self.notes = inner.needs, inner.notes
         self._device = target.device
         self._curve = curve
         self._by_rows = np.empty(0)
@@ -194,18 +183,34 @@ class AdaptiveDrafter(Drafter):
             return self._best_of_all(max_depth)
         if self._num_steps < WARM_UP_STEPS or self._template is None:
             return self._draft(max_depth, "whole draft: learning what is accepted")
-        plan = self._plan(self._template)
-        words = f"depth {plan.depth}, {plan.num_nodes} nodes: {plan.speedup:.2f} × plain expected"
-        if plan.speedup >= MARGIN:
+        budget = self._budget(self._template)
+        depth, num_nodes, speedup = budget.depth, budget.num_nodes, budget.speedup
+        decision = f"depth {depth}, {num_nodes} nodes: {speedup:.2f} × plain expected"
+        if speedup >= MARGIN:
             self._next_pause = FIRST_PAUSE
         elif self._probe:
             self._probe = False
-            words = "trying again: " + words
+            decision = "trying again: " + decision
         else:
-            self._pause = self._next_pause
-            self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
-            return self._plain(f"drafting does not pay: {plan.speedup:.2f} × plain at best")
-        return self._draft(min(max_depth, plan.depth), words, plan.num_nodes)
+            self._begin_pause()
+            return self._plain(f"drafting does not pay: {speedup:.2f} × plain at best")
+        return self._draft(min(max_depth, depth), decision, num_nodes)
+
+    def _begin_pause(self) -> None:
+        self._pause = self._next_pause
+        self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
+
+    def _drafted(self, max_depth: int) -> tuple[Proposal, float]:
+        """The inner drafter's draft, and how many milliseconds it took."""
+        began = self._clock()
+        self._asked = self.inner.propose(max_depth)
+        return self._asked, 1000 * (self._clock() - began)
+
+    def _learn_draft_ms(self, depth: int, taken_ms: float) -> None:
+        # The first draft also reads the prompt, which no later one does.
+        if self._num_steps:
+            before = self._draft_ms.get(depth, taken_ms)
+            self._draft_ms[depth] = before + 0.2 * (taken_ms - before)
 
     def _plain(self, decision: str) -> Proposal:
         self._asked = None
@@ -213,16 +218,11 @@ class AdaptiveDrafter(Drafter):
 
     def _best_of_all(self, max_depth: int) -> Proposal:
         """Draft everything, keep the nodes that pay."""
-        began = self._clock()
-        proposal = self.inner.propose(max_depth)
-        taken_ms = 1000 * (self._clock() - began)
-        self._asked = proposal
+        proposal, taken_ms = self._drafted(max_depth)
         self._rows = 0
         if proposal.draft_probs is None or proposal.dists is not None:
-            return _with_decision(proposal, "whole draft: it does not say how likely it is")
-        if self._num_steps:
-            before = self._draft_ms.get(0, taken_ms)
-            self._draft_ms[0] = before + 0.2 * (taken_ms - before)
+            return replace(proposal, decision="whole draft: it does not say how likely it is")
+        self._learn_draft_ms(0, taken_ms)
         probs = self._calibration.path_probabilities(proposal)
         order = np.lexsort((np.arange(len(probs)), -probs))
         verify_ms = self._verify_ms(len(probs))
@@ -231,15 +231,15 @@ class AdaptiveDrafter(Drafter):
         num_nodes = int(speedups.argmax())
         best = float(speedups[num_nodes])
         self._promise = MEMORY * self._promise + (1 - MEMORY) * best
-        words = f"{num_nodes} of {len(probs) - 1} nodes: {best:.2f} × plain expected"
+        decision = f"{num_nodes} of {len(probs) - 1} nodes: {best:.2f} × plain expected"
         if self._promise < 1:
-            self._promise, self._pause = 1.0, self._next_pause
-            self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
-            words += "; over the last steps drafting did not pay"
+            self._promise = 1.0
+            self._begin_pause()
+            decision += "; over the last steps drafting did not pay"
         elif best > MARGIN:
             self._next_pause = FIRST_PAUSE
         self._rows, self._asked_at = num_nodes + 1, self._clock()
-        return proposal.keep(sorted(order[: num_nodes + 1].tolist()), words)
+        return proposal.keep(sorted(order[: num_nodes + 1].tolist()), decision)
 
     def _verify_ms(self, count: int) -> np.ndarray:
         """Of 1 … `count` rows: the curve, as far as this run bears it out."""
@@ -260,29 +260,22 @@ class AdaptiveDrafter(Drafter):
             self._slope = 0.9 * self._slope + 0.1 * _bounded(ratio)
 
     def _draft(self, max_depth: int, decision: str, num_nodes: int | None = None) -> Proposal:
-        began = self._clock()
-        proposal = self.inner.propose(max_depth)
-        taken_ms = 1000 * (self._clock() - began)
+        proposal, taken_ms = self._drafted(max_depth)
         if max_depth > 0 and len(proposal.shape) > 1:
-            depth = proposal.shape.max_depth
-            if self._num_steps:
-                # The first draft also reads the prompt, which no later one does.
-                before = self._draft_ms.get(depth, taken_ms)
-                self._draft_ms[depth] = before + 0.2 * (taken_ms - before)
+            self._learn_draft_ms(proposal.shape.max_depth, taken_ms)
             if self._template is None or len(proposal.shape) >= len(self._template.shape):
                 self._template = proposal
-        self._asked = proposal
         if num_nodes is None or num_nodes >= len(proposal.shape) - 1 or proposal.extra is not None:
-            return _with_decision(proposal, decision)
+            return replace(proposal, decision=decision)
         probs = path_probabilities(proposal, self._estimate)
         order = np.lexsort((np.arange(len(probs)), -probs))
         return proposal.keep(sorted(order[: num_nodes + 1].tolist()), decision)
 
-    def _plan(self, template: Proposal) -> Plan:
+    def _budget(self, template: Proposal) -> DraftBudget:
         probs = path_probabilities(template, self._estimate)
         depths = template.shape.depths.numpy()
         plain_ms = self._curve.at(1)
-        best = Plan(1, 1, 0.0)
+        best = DraftBudget(1, 1, 0.0)
         for depth in range(1, template.shape.max_depth + 1):
             inside = np.sort(probs[(depths > 0) & (depths <= depth)])[::-1]
             tokens = 1 + np.cumsum(inside)
@@ -291,7 +284,7 @@ class AdaptiveDrafter(Drafter):
             gain = tokens / ms * plain_ms
             at = int(gain.argmax())
             if gain[at] > best.speedup:
-                best = Plan(depth, at + 1, float(gain[at]))
+                best = DraftBudget(depth, at + 1, float(gain[at]))
         return best
 
     def _draft_at(self, depth: int) -> float:
@@ -327,7 +320,3 @@ class AdaptiveDrafter(Drafter):
 def _bounded(ratio: float) -> float:
     """One hiccup of the machine must not count for much."""
     return min(max(ratio, 0.2), 5.0)
-
-
-def _with_decision(proposal: Proposal, decision: str) -> Proposal:
-    return replace(proposal, decision=decision)

@@ -8,7 +8,8 @@ from engine.drafters.base import Drafter, Workbench
 from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.tuning.adaptive import AdaptiveDrafter
-from engine.tuning.latency import LatencyCurve, measure_curve
+from engine.tuning.latency import LatencyCurve
+from engine.tuning.timing import measure_curve
 
 CONTROLLER_ROWS = (1, 2, 4, 8, 16, 32, 64)
 """Row counts that the controller measures: coarser than the chart's, done in a second or two."""

@@ -1,81 +1,31 @@
-"""How long a verify forward over n rows takes on this machine."""
+"""What a step costs on a machine, and the speed that follows; `engine.tuning.timing` measures it.
+
+A step is a verify forward, the draft (a start, then level by level), and the loop's own work. Each
+is a curve over rows, linear between the row counts that were measured.
+"""
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-import torch
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.model.cache import TreeCache
-from engine.model.target import Target
-from engine.proposal import Needs, Proposal
-from engine.tree import TreeShape
-from engine.tuning.watch import UNWATCHED, Watch
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128)
 BUCKETS = (256, 1024, 4096, 16384, 65536)
 """Context lengths that are told apart: a step's time grows with the rows in the cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyCurve:
-    """Median milliseconds of a verify forward at a few row counts; linear in between.
+def bucket_of(context_len: int) -> int:
+    """The bucket whose curve serves a context of this length: the nearest on a log scale.
 
-    Attributes:
-        rows: ascending row counts, root included.
-        verify_ms: one per row count.
-        context_len: committed rows in the cache while measuring.
+    Example: 300 → 256, 700 → 1024.
     """
-
-    rows: tuple[int, ...]
-    verify_ms: tuple[float, ...]
-    context_len: int
-
-    def at(self, n: int) -> float:
-        """Milliseconds for n rows; beyond the last point its slope goes on."""
-        return interpolate(self.rows, self.verify_ms, n)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return {
-            "rows": list(self.rows),
-            "verify_ms": list(self.verify_ms),
-            "context_len": self.context_len,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_dict` made.
-
-        Raises:
-            ConfigError: it is no curve.
-        """
-        rows, ms = points(values, "verify_ms")
-        try:
-            return cls(rows, ms, int(values["context_len"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"A latency curve must have a context_len, got {values}.") from error
-
-
-def points(values: Mapping[str, Any], name: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Ascending `rows` and as many milliseconds under `name`, from plain data.
-
-    Raises:
-        ConfigError: they are not there, or of different lengths.
-    """
-    try:
-        rows = tuple(int(n) for n in values["rows"])
-        ms = tuple(float(value) for value in values[name])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"A latency curve must have rows and {name}, got {values}.") from error
-    if not rows or len(rows) != len(ms) or list(rows) != sorted(set(rows)) or rows[0] < 0:
-        raise ConfigError(f"A latency curve must have ascending rows and a {name} each: {values}.")
-    return rows, ms
+    return min(BUCKETS, key=lambda bucket: max(bucket / context_len, context_len / bucket))
 
 
 def interpolate(rows: Sequence[int], ms: Sequence[float], n: float) -> float:
@@ -88,56 +38,154 @@ def interpolate(rows: Sequence[int], ms: Sequence[float], n: float) -> float:
     return ms[left] + slope * (n - rows[left])
 
 
-def bucket_of(context_len: int) -> int:
-    """The bucket whose curve serves a context of this length: the nearest on a log scale.
+class _Stored:
+    """A frozen dataclass that is kept as plain JSON."""
 
-    Example: 300 → 256, 700 → 1024.
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """What `to_dict` made.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        try:
+            return TypeAdapter(cls).validate_python(dict(values))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            where = ".".join(map(str, fault["loc"]))
+            raise ConfigError(
+                f"A {cls.__name__} must have a valid {where} ({fault['msg']}), got {values}."
+            ) from error
+
+
+def _check(rows: Sequence[int], ms: Sequence[float]) -> None:
+    if not rows or len(rows) != len(ms) or list(rows) != sorted(set(rows)) or rows[0] < 0:
+        raise ConfigError(f"A curve must have ascending rows and a time each, got {rows}, {ms}.")
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyCurve(_Stored):
+    """Median milliseconds of a verify forward at a few row counts.
+
+    Attributes:
+        rows: ascending row counts, root included.
+        verify_ms: one per row count.
+        context_len: committed rows in the cache while measuring.
     """
-    return min(BUCKETS, key=lambda bucket: max(bucket / context_len, context_len / bucket))
+
+    rows: tuple[int, ...]
+    verify_ms: tuple[float, ...]
+    context_len: int
+
+    def __post_init__(self) -> None:
+        _check(self.rows, self.verify_ms)
+
+    def at(self, n: float) -> float:
+        """Milliseconds for n rows."""
+        return interpolate(self.rows, self.verify_ms, n)
 
 
-def measure_curve(
-    target: Target,
-    *,
-    rows: tuple[int, ...] = ROWS,
-    context_len: int = 256,
-    repeats: int = 5,
-    watch: Watch = UNWATCHED,
-) -> LatencyCurve:
-    """Measure the curve; sizes take turns within each repeat, so drift hits all alike.
+@dataclass(frozen=True, slots=True)
+class OtherCurve(_Stored):
+    """Milliseconds of a step beside draft and verify (accept, commit, record), by rows."""
 
-    Raises:
-        StoppedError: somebody stopped it.
+    rows: tuple[int, ...]
+    other_ms: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check(self.rows, self.other_ms)
+
+    def at(self, n: float) -> float:
+        """Milliseconds for n rows."""
+        return interpolate(self.rows, self.other_ms, n)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLatency(_Stored):
+    """Milliseconds of drafting: once per step, and per level by the rows that it runs.
+
+    Attributes:
+        start_ms: reading what the last step committed, and whatever else every draft costs.
+        rows: ascending; empty for drafters without a network.
+        level_ms: one per row count.
     """
-    context_len = max(1, min(context_len, target.context_len - max(rows) - 1))
-    cache = target.new_cache(context_len + max(rows))
-    seconds: dict[int, list[float]] = {n: [] for n in rows}
-    try:
-        tokens = torch.arange(context_len) % target.vocab_size
-        target.prefill(tokens.tolist(), cache, Needs())
-        for repeat in range(repeats + 1):
-            for i, n in enumerate(rows):
-                watch.at(repeat * len(rows) + i, (repeats + 1) * len(rows))
-                taken = _time_verify(target, cache, n)
-                if repeat:
-                    seconds[n].append(taken)
-    finally:
-        cache.free()
-    medians = tuple(1000 * statistics.median(seconds[n]) for n in rows)
-    return LatencyCurve(rows, medians, context_len)
+
+    decoding_type: str
+    start_ms: float
+    rows: tuple[int, ...]
+    level_ms: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.rows:
+            _check(self.rows, self.level_ms)
+
+    def at(self, levels: Sequence[int]) -> float:
+        """Milliseconds of a draft with these rows per level (`DraftShape.levels`)."""
+        if not self.rows:
+            return self.start_ms
+        return self.start_ms + sum(interpolate(self.rows, self.level_ms, n) for n in levels)
 
 
-def _time_verify(target: Target, cache: TreeCache, n: int) -> float:
-    proposal = Proposal(
-        torch.arange(n, device=target.device) % target.vocab_size, TreeShape.chain(n - 1)
-    )
-    synchronise(target.device)
-    began = time.perf_counter()
-    target.verify(proposal, cache, Needs()).logits.argmax(dim=-1).tolist()
-    return time.perf_counter() - began
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a step is expected to cost and bring.
+
+    `tok_s` is MAT / step time; `speedup` is over plain decoding by the same curves.
+    """
+
+    mat: float
+    draft_ms: float
+    verify_ms: float
+    other_ms: float
+    plain_tok_s: float
+
+    @property
+    def step_ms(self) -> float:
+        return self.draft_ms + self.verify_ms + self.other_ms
+
+    @property
+    def tok_s(self) -> float:
+        return 1000 * self.mat / self.step_ms
+
+    @property
+    def speedup(self) -> float:
+        return self.tok_s / self.plain_tok_s
 
 
-def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """All curves that a prediction needs."""
+
+    verify: LatencyCurve
+    other: OtherCurve
+    draft: DraftLatency
+
+    def predict(
+        self, mat: float, *, levels: Sequence[int], num_nodes: int | Sequence[int]
+    ) -> Prediction:
+        """Speed of a draft with this MAT.
+
+        Args:
+            levels: rows per level of the draft.
+            num_nodes: drafted nodes; or those of every step, where they differ.
+        """
+        counts = [num_nodes] if isinstance(num_nodes, int) else list(num_nodes)
+        sizes, weights = np.unique(np.array(counts) + 1, return_counts=True)
+        shares = (weights / weights.sum()).tolist()
+        rows = list(zip(sizes.tolist(), shares, strict=True))
+        return Prediction(
+            mat,
+            self.draft.at(levels),
+            sum(share * self.verify.at(n) for n, share in rows),
+            sum(share * self.other.at(n) for n, share in rows),
+            1000 / (self.verify.at(1) + self.other.at(1)),
+        )
+
+    def predict_config(self, config: MethodConfig, mat: float) -> Prediction:
+        """Speed of a method with these settings, if its drafts are as large as they may be."""
+        shape = config.draft_shape()
+        return self.predict(mat, levels=shape.levels, num_nodes=shape.num_nodes)

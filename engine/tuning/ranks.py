@@ -10,6 +10,9 @@ Worked example, a text with outputs a b c d (three possible roots: a, b, c), two
     0    a     b  c          0  0     b c
     1    b     c  d          1  0     c (there is no [1, 0])
     2    c     d  (tail)     5  0     nothing
+
+Memory while measuring is bounded by one text at a time: its features, and the logits of
+`drafters.texts.ROWS` positions.
 """
 
 from __future__ import annotations
@@ -18,16 +21,29 @@ import io
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
+import torch
 
+from engine.drafters import methods
+from engine.drafters.base import Drafter, Workbench
+from engine.drafters.method import MethodConfig
+from engine.drafters.texts import Reading, Text
 from engine.errors import ConfigError
+from engine.proposal import Needs
+from engine.tree import ChoiceTree
+from engine.tuning import OnProgress, ignore, part
+from engine.tuning.redraft import NO_STEP, read, run_offline
 
 NOT_KEPT = -1
 """In `RankTable.ranks`: not among the ranks kept, or nothing can be drafted there."""
+NUM_RANKS = 64
+"""Ranks kept."""
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)
+"""Draft lengths tried for drafters that look up."""
 _FORMAT = 1
 _DAMAGED = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 
@@ -125,15 +141,13 @@ class RankTable:
         return RankTable(
             ranks=self.ranks[kept],
             num_ranks=self.num_ranks,
-            texts=_starts([len(r) for r in rows]),
+            texts=_starts(rows),
             categories=tuple(self.categories[i] for i in wanted),
             token_ids=np.concatenate(tokens),
-            token_starts=_starts([len(t) for t in tokens]),
+            token_starts=_starts(tokens),
             chains={length: _kept(steps, kept) for length, steps in self.chains.items()},
             about={**self.about, **_of_each(self.about, self.num_texts, wanted)},
         )
-
-    # ---- stored
 
     def to_bytes(self) -> bytes:
         """A compressed NumPy archive; `from_bytes` reads it."""
@@ -193,8 +207,9 @@ def _of_each(about: Mapping[str, Any], num_texts: int, wanted: Sequence[int]) ->
     return {"sources": [sources[i] for i in wanted]} if len(sources) == num_texts else {}
 
 
-def _starts(lengths: list[int]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.cumsum([0, *lengths])[:-1])
+def _starts(parts: Sequence[Any]) -> tuple[int, ...]:
+    """Where each part begins once they are joined."""
+    return tuple(int(i) for i in np.cumsum([0, *(len(part) for part in parts)])[:-1])
 
 
 def _kept(steps: ChainSteps, rows: np.ndarray) -> ChainSteps:
@@ -209,3 +224,106 @@ def _kept(steps: ChainSteps, rows: np.ndarray) -> ChainSteps:
 
 def _steps(packed: np.ndarray) -> ChainSteps:
     return ChainSteps(packed[0], packed[1].astype(np.int16), packed[2].astype(np.int16))
+
+
+def measure_ranks(
+    config: MethodConfig,
+    bench: Workbench,
+    texts: Iterable[Text],
+    *,
+    depths: int = 8,
+    on_progress: OnProgress = ignore,
+) -> RankTable:
+    """The rank table of a method on these texts.
+
+    The method's settings matter as far as they change what is drafted where: weights, confidence
+    threshold, look-up rules. Its tree and draft length do not; they are what the table is asked.
+    Drafters that look up have no ranks: they are run offline, once per draft length, over the texts
+    in this order (pools that outlive a text remember the ones before).
+
+    Args:
+        depths: how deep to rank, or the longest draft to try.
+
+    Raises:
+        ConfigError: the method has no ranks, or no text has a step.
+        PromptError: a text is not this target's.
+        SourceError, DrafterError: the drafter cannot be had.
+        StoppedError: somebody stopped it.
+    """
+    if depths < 1:
+        raise ConfigError(f"depths must be at least 1, got {depths}. Set it higher.")
+    wanted = [text for text in texts if text.num_roots]
+    if not wanted:
+        raise ConfigError(NO_STEP)
+    if not config.offline:
+        known = [cls.title for cls in methods().values() if cls.parse({}).offline]
+        raise ConfigError(
+            f"{config.title} has no rank table: it does not rank tokens per depth. "
+            f"Choose one of {', '.join(known)}."
+        )
+    drafter = None if config.looks_up else config.with_tree(ChoiceTree.chain(1)).build(bench)
+    parts, readings = list[torch.Tensor](), list[Reading]()
+    share = 0.5 if config.looks_up else 1.0
+    for done, text in enumerate(wanted):
+        on_progress(share * done / len(wanted))
+        needs = Needs() if drafter is None else drafter.needs
+        reading = read(bench.target, text, needs, tail=depths)
+        parts.append(_kept_ranks(drafter, reading, depths))
+        # Only tokens are needed from here on.
+        readings.append(Reading(text, reading.tokens, reading.context_len))
+    outputs = [reading.tokens[reading.first :].to(torch.int32).numpy() for reading in readings]
+    table = RankTable(
+        ranks=torch.cat(parts).to(torch.int16).numpy(),
+        num_ranks=1 if drafter is None else min(NUM_RANKS, drafter.num_ranks or NUM_RANKS),
+        texts=_starts(parts),
+        categories=tuple(text.category for text in wanted),
+        token_ids=np.concatenate(outputs),
+        token_starts=_starts(outputs),
+        about={
+            "decoding_type": config.decoding_type,
+            "method": config.model_dump(mode="json"),
+            "target": bench.target.name,
+            "dtype": bench.target.dtype_name,
+            "sources": [text.source for text in wanted],
+        },
+    )
+    if config.looks_up:
+        chains = _looked_up(config, bench, readings, depths, part(on_progress, 0.5, 1.0))
+        table = replace(table, chains=chains)
+    on_progress(1.0)
+    return table
+
+
+@torch.inference_mode()
+def _kept_ranks(drafter: Drafter | None, reading: Reading, depths: int) -> torch.Tensor:
+    """Ranks to keep, `NOT_KEPT` elsewhere."""
+    if drafter is None:
+        return torch.empty(reading.text.num_roots, 0)
+    found = drafter.ranks(reading, depths)
+    most = min(NUM_RANKS, drafter.num_ranks or NUM_RANKS)
+    known = (reading.true_tokens(found.shape[1]) >= 0) & (found < most)
+    return torch.where(known, found, NOT_KEPT)
+
+
+def _looked_up(
+    config: MethodConfig,
+    bench: Workbench,
+    readings: Sequence[Reading],
+    longest: int,
+    on_progress: OnProgress,
+) -> dict[int, ChainSteps]:
+    """Steps by draft length, each with a drafter of its own that sees the texts in order."""
+    lengths = [n for n in LENGTHS if n < longest] + [longest]
+    found: dict[int, ChainSteps] = {}
+    for i, length in enumerate(lengths):
+        drafter = config.with_chain(length).build(bench)
+        rows: list[tuple[int, int, int]] = []
+        begin = 0
+        for done, reading in enumerate(readings):
+            on_progress((i + done / len(readings)) / len(lengths))
+            for step in run_offline(drafter, reading, bench.target.device):
+                rows.append((begin + step.root, step.num_accepted, step.num_drafted))
+            begin += reading.text.num_roots
+        drafter.close()
+        found[length] = _steps(np.array(rows, dtype=np.int32).T)
+    return found

@@ -1,28 +1,171 @@
-"""Re-drafts finished texts with other settings, without running the target again.
+"""Drafts finished texts again, with any settings, without running the target for every step.
 
-The target reads the texts once; tokens and features are kept. After that every setting of the same
-weights (size of a dynamic tree, beams, draft length, choice tree) is tried by running the real
-drafter over them: accepted lengths are those of a real greedy run, and so are the drafted trees.
+What a drafter learns from the target is known of a finished text: which of its tokens are right,
+and the features along the true path. So the target reads the texts once, and then the real drafter,
+whatever its settings (size of a dynamic tree, beams, draft length, choice tree), is fed these: its
+steps are the steps of a real greedy run (in float32), and so are the drafted trees.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from engine.drafters.base import Workbench
+from engine.config import Sampling
+from engine.drafters import methods
+from engine.drafters.base import Drafter, Start, Workbench
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
+from engine.drafters.texts import Reading, Text
+from engine.errors import ConfigError, PromptError
+from engine.model.target import Target
+from engine.proposal import Needs, Outcome, Proposal, TargetOutput
+from engine.sampling import SeededDraws
 from engine.tree import Path
-from engine.tuning.measure import NO_STEP
-from engine.tuning.offline import Maker, drafter_maker, run_offline
-from engine.tuning.shape import draft_shape
-from engine.tuning.texts import Reading, Text, read
-from engine.tuning.watch import UNWATCHED, Watch
+from engine.tuning import OnProgress, ignore
+
+NO_STEP = "No text has two new tokens or more. Choose longer runs."
+_CHUNK = 1024
+"""Rows of a text that go through the target at a time."""
+
+
+@torch.inference_mode()
+def read(target: Target, text: Text, needs: Needs, *, tail: int) -> Reading:
+    """One forward over the whole text, and `tail` greedy tokens more (fewer at the context's end).
+
+    Raises:
+        PromptError: longer than the target's context, empty, or of another vocabulary.
+    """
+    ids = [*text.prompt_ids, *text.output_ids]
+    _check(target, text, ids)
+    cache = target.new_cache(len(ids) + tail)
+    hidden: list[Tensor] = []
+    layers: list[Tensor] = []
+    try:
+        for chunk in torch.tensor(ids).split(_CHUNK):
+            output = target.prefill(chunk, cache, needs)
+            if output.hidden is not None:
+                hidden.append(output.hidden.cpu())
+            if output.layers is not None:
+                layers.append(output.layers.cpu())
+        for _ in range(tail):
+            ids.append(int(output.logits[-1].argmax()))
+            if cache.length >= target.context_len:
+                break
+            output = target.prefill(ids[-1:], cache, Needs())
+    finally:
+        cache.free()
+    return Reading(
+        text,
+        torch.tensor(ids),
+        target.context_len,
+        torch.cat(hidden) if hidden else None,
+        torch.cat(layers) if layers else None,
+    )
+
+
+def _check(target: Target, text: Text, ids: list[int]) -> None:
+    where = f" of {text.source}" if text.source else ""
+    if not text.prompt_ids or not text.output_ids:
+        raise PromptError(f"The text{where} must have a prompt and an output. Choose another run.")
+    if len(ids) > target.context_len:
+        raise PromptError(
+            f"The text{where} has {len(ids)} tokens, but {target.name}'s context holds "
+            f"{target.context_len}. Choose runs of this target."
+        )
+    worst = max(ids) if min(ids) >= 0 else min(ids)
+    if not 0 <= worst < target.vocab_size:
+        raise PromptError(
+            f"The text{where} has token {worst}, but {target.name} has {target.vocab_size} tokens. "
+            "Choose runs of this target."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineStep:
+    """One step made offline.
+
+    Attributes:
+        root: which output of the text is the root.
+        path: accepted nodes in path order, root excluded.
+    """
+
+    root: int
+    proposal: Proposal
+    path: tuple[int, ...]
+
+    @property
+    def num_accepted(self) -> int:
+        return len(self.path)
+
+    @property
+    def num_drafted(self) -> int:
+        return len(self.proposal.shape) - 1
+
+
+@torch.inference_mode()
+def run_offline(drafter: Drafter, reading: Reading, device: torch.device) -> Iterator[OfflineStep]:
+    """The steps that the drafter makes on this text.
+
+    Raises:
+        ConfigError: a draft went on where the text is not known; read it with a longer tail.
+    """
+    tokens, first = reading.tokens.tolist(), reading.first
+    prompt_ids, limits = reading.text.prompt_ids, reading.text.limits
+    output = _output(reading, 0, range(1, first), device)
+    drafter.start(Start(prompt_ids, tokens[first], output, Sampling(), SeededDraws(0), limits))
+    try:
+        root = 0
+        while root < reading.text.num_roots:
+            at = first + root
+            max_depth = reading.context_len - 1 - at
+            proposal = drafter.propose(max_depth).cut(max_depth)
+            path = follow(proposal, tokens[at + 1 :])
+            committed = tuple(tokens[at + 1 : at + len(path) + 2])
+            if len(committed) <= len(path):
+                raise ConfigError(
+                    f"A draft is {proposal.shape.max_depth} tokens deep, further than the text is "
+                    "known beyond its end. Read the text with a longer tail."
+                )
+            yield OfflineStep(root, proposal, path)
+            output = _output(reading, at, path, device)
+            drafter.observe(Outcome(proposal, output, (0, *path), committed))
+            root += len(path) + 1
+    finally:
+        drafter.finish()
+
+
+def follow(proposal: Proposal, true: Sequence[int]) -> tuple[int, ...]:
+    """The accepted path: from the root, the child that carries the next true token."""
+    tokens = proposal.tokens.tolist()
+    at, path = 0, list[int]()
+    for wanted in true:
+        match = [c for c in proposal.shape.children[at] if tokens[c] == wanted]
+        if not match:
+            break
+        at = match[0]
+        path.append(at)
+    return tuple(path)
+
+
+def _output(reading: Reading, at: int, path: Sequence[int], device: torch.device) -> TargetOutput:
+    """Features of the text from `at` on where a forward has the root and the path; no others."""
+    nodes = [0, *path]
+
+    def spread(features: Tensor | None) -> Tensor | None:
+        if features is None:
+            return None
+        known = features[at : at + len(nodes)].to(device)
+        rows = known.new_zeros(max(nodes) + 1, known.shape[1])
+        rows[nodes[: len(known)]] = known
+        return rows
+
+    none = torch.empty(0, 0, device=device)
+    return TargetOutput(none, spread(reading.hidden), spread(reading.layers))
 
 
 @dataclass(slots=True)
@@ -56,23 +199,16 @@ class DraftedTrees:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Redraft:
-    """The steps of all texts with some settings.
+class GreedySteps:
+    """The steps of a greedy run that was replayed or drafted again.
 
     Attributes:
-        texts: `(steps,)` which text each step belongs to.
-        roots: `(steps,)` which of its outputs is the root.
-        accepted_lengths: `(steps,)`.
-        node_counts: `(steps,)` drafted nodes.
-        trees: shapes of the drafted trees.
+        roots: `(steps,)` where they begin: a row of a table, or which output of its text.
+        accepted_lengths: `(steps,)` draft tokens that each accepted.
     """
 
-    config: MethodConfig
-    texts: np.ndarray
     roots: np.ndarray
     accepted_lengths: np.ndarray
-    node_counts: np.ndarray
-    trees: DraftedTrees
 
     @property
     def num_steps(self) -> int:
@@ -94,6 +230,21 @@ class Redraft:
         return tuple((at_least[1:] / self.num_steps).tolist())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Redraft(GreedySteps):
+    """The steps of all texts with some settings.
+
+    Attributes:
+        texts: `(steps,)` which text each step belongs to.
+        node_counts: `(steps,)` drafted nodes.
+        trees: shapes of the drafted trees.
+    """
+
+    texts: np.ndarray
+    node_counts: np.ndarray
+    trees: DraftedTrees
+
+
 class Redrafter:
     """Finished texts with their features, and the drafter's weights to draft them again.
 
@@ -102,24 +253,14 @@ class Redrafter:
     """
 
     def __init__(
-        self, config: MethodConfig, bench: Workbench, readings: Sequence[Reading], make: Maker
-    ) -> None:
-        self._config = config
-        self._device = bench.target.device
-        self._readings = tuple(readings)
-        self._make: Maker | None = make
-        self.tail = min((_tail(reading) for reading in readings), default=0)
-
-    @classmethod
-    def read(
-        cls,
+        self,
         config: MethodConfig,
         bench: Workbench,
         texts: Iterable[Text],
         *,
         tail: int = 16,
-        watch: Watch = UNWATCHED,
-    ) -> Self:
+        on_progress: OnProgress = ignore,
+    ) -> None:
         """Read the texts through the target and keep the features that the method needs.
 
         Raises:
@@ -128,23 +269,25 @@ class Redrafter:
             SourceError, DrafterError: the drafter cannot be had.
             StoppedError: somebody stopped it.
         """
-        make, needs = drafter_maker(config, bench)
+        require_offline(config)
         wanted = [text for text in texts if text.num_roots]
         if not wanted:
             raise ConfigError(NO_STEP)
-        readings = []
+        self._config, self._bench = config, bench
+        self._drafter = config.build(bench)
+        self._readings: list[Reading] = []
         for done, text in enumerate(wanted):
-            watch.at(done, len(wanted))
-            readings.append(read(bench.target, text, needs, tail=tail))
-        watch.at(1, 1)
-        return cls(config, bench, readings, make)
+            on_progress(done / len(wanted))
+            self._readings.append(read(bench.target, text, self._drafter.needs, tail=tail))
+        on_progress(1.0)
+        self.tail = min(_tail(reading) for reading in self._readings)
 
     @property
     def num_bytes(self) -> int:
         """Memory of the kept texts and features."""
         return sum(reading.num_bytes for reading in self._readings)
 
-    def draft(self, config: MethodConfig, *, watch: Watch = UNWATCHED) -> Redraft:
+    def draft(self, config: MethodConfig, *, on_progress: OnProgress = ignore) -> Redraft:
         """All texts with these settings, in order.
 
         Raises:
@@ -152,22 +295,21 @@ class Redrafter:
             TreeError, DrafterError: the settings do not fit the weights.
             StoppedError: somebody stopped it.
         """
-        assert self._make is not None
         self._check(config)
-        drafter, trees = self._make(config), DraftedTrees()
+        drafter, trees = config.build_sharing(self._drafter, self._bench), DraftedTrees()
         rows: list[tuple[int, int, int, int]] = []
         try:
             for number, reading in enumerate(self._readings):
-                watch.at(number, len(self._readings))
-                for step in run_offline(drafter, reading, self._device):
-                    shape, ranks = step.proposal.shape, step.proposal.ranks
-                    trees.add(shape.parents, ranks or _sibling_ranks(shape.parents), step.path)
+                on_progress(number / len(self._readings))
+                for step in run_offline(drafter, reading, self._bench.target.device):
+                    shape = step.proposal.shape
+                    trees.add(shape.parents, step.proposal.sibling_ranks(), step.path)
                     rows.append((number, step.root, step.num_accepted, step.num_drafted))
         finally:
             drafter.finish()
-        watch.at(1, 1)
+        on_progress(1.0)
         texts, roots, accepted, nodes = np.array(rows).T
-        return Redraft(config, texts, roots, accepted, nodes, trees)
+        return Redraft(roots, accepted, texts, nodes, trees)
 
     def _check(self, config: MethodConfig) -> None:
         for name in ("decoding_type", "speculative_model"):
@@ -177,7 +319,7 @@ class Redrafter:
                     f"{name} must stay {ours} to draft these texts again, got {theirs}. "
                     "Read the texts for the other one."
                 )
-        depth = draft_shape(config).depth
+        depth = config.draft_shape().depth
         if depth > self.tail:
             raise ConfigError(
                 f"The draft must be at most {self.tail} tokens deep, got {depth}: the texts are "
@@ -186,7 +328,18 @@ class Redrafter:
 
     def close(self) -> None:
         """Forget texts, features and weights."""
-        self._readings, self._make = (), None
+        self._readings.clear()
+        self._drafter.close()
+
+
+def require_offline(config: MethodConfig) -> None:
+    """Raises ConfigError: the method learns more from the target than a text's features."""
+    if not config.offline:
+        known = [name for name, cls in methods().items() if cls.parse({}).offline]
+        raise ConfigError(
+            f"decoding_type must be one of {', '.join(known)} to draft without the target, got "
+            f"{config.decoding_type}. Measure other methods by running them."
+        )
 
 
 def _tail(reading: Reading) -> int:
@@ -194,13 +347,3 @@ def _tail(reading: Reading) -> int:
     end = reading.first + len(reading.text.output_ids)
     known = len(reading.tokens) - end
     return known if len(reading.tokens) <= reading.context_len else 1 << 30
-
-
-def _sibling_ranks(parents: Sequence[int]) -> list[int]:
-    """Order among siblings, for drafters that give no ranks."""
-    seen: Counter[int] = Counter()
-    ranks = []
-    for parent in parents:
-        ranks.append(seen[parent] if parent >= 0 else 0)
-        seen[parent] += 1
-    return ranks

@@ -18,6 +18,7 @@ import numpy as np
 from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable
+from engine.tuning.redraft import GreedySteps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,47 +47,23 @@ class NodeFigures:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Replay:
-    """The steps of a replayed run, over all texts of a table.
+class Replay(GreedySteps):
+    """The steps of a replayed run, over all texts of a table; `roots` are its rows.
 
     Attributes:
-        roots: `(steps,)` rows of the table at which the steps began.
-        accepted_lengths: `(steps,)` draft tokens that each accepted.
         num_drafted: draft tokens proposed in all steps together.
         num_positions: rows of the table.
         nodes: per node of the tree; None for chains that were looked up.
     """
 
-    roots: np.ndarray
-    accepted_lengths: np.ndarray
     num_drafted: int
     num_positions: int
     nodes: NodeFigures | None = None
 
     @property
-    def num_steps(self) -> int:
-        return len(self.roots)
-
-    @property
-    def num_accepted(self) -> int:
-        return int(self.accepted_lengths.sum())
-
-    @property
-    def mat(self) -> float:
-        """1 + accepted draft tokens / steps, before any cut by EOS or length."""
-        return 1 + self.num_accepted / self.num_steps
-
-    @property
     def draft_acceptance(self) -> float | None:
         """Accepted draft tokens / drafted tokens."""
         return self.num_accepted / self.num_drafted if self.num_drafted else None
-
-    @property
-    def position_rates(self) -> tuple[float, ...]:
-        """Rate i: steps that accepted at least i draft tokens / steps."""
-        counts = np.bincount(self.accepted_lengths)
-        at_least = counts[::-1].cumsum()[::-1]
-        return tuple((at_least[1:] / self.num_steps).tolist())
 
     @property
     def path_frequency(self) -> np.ndarray:

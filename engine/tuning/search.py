@@ -21,11 +21,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tree import MAX_NODES, ChoiceTree, Path
+from engine.tuning.latency import Clock, Prediction
 from engine.tuning.ranks import RankTable
 from engine.tuning.replay import Replay, replay
 
+SIZES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 63, 80, 96, 112, 127)
+"""Drafted nodes that are tried; one more row is verified, the root."""
 ROUNDS = 3
 """How often a tree is grown again for the positions that it visited itself."""
 
@@ -196,3 +200,30 @@ def grow(
         if depth < max_depth:
             offer(path, taking)
     return tuple(grown)
+
+
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """A tree and the speed that it promises."""
+
+    point: CurvePoint
+    prediction: Prediction
+
+
+def predict_sizes(
+    points: Sequence[CurvePoint], config: MethodConfig, clock: Clock
+) -> tuple[Sized, ...]:
+    """Predicted speed of every point of a curve: MAT / (draft + verify + other).
+
+    Raises:
+        ConfigError: the method does not draft such trees.
+    """
+    return tuple(
+        Sized(point, clock.predict_config(config.with_tree(point.tree), point.mat))
+        for point in points
+    )
+
+
+def fastest(sized: Sequence[Sized]) -> Sized:
+    """The one with the highest predicted tok/s; the smallest of equals."""
+    return max(sized, key=lambda one: (one.prediction.tok_s, -one.point.num_nodes))

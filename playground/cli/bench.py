@@ -1,155 +1,222 @@
-"""What `app.py bench` does: run suites on configurations, print the tables, write the files."""
+"""`app.py bench`: run suites on configurations, print the tables, write the files."""
 
 from __future__ import annotations
 
 import shlex
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bar
 
-import presets
-from engine.config import Limits, Sampling
-from engine.drafters.base import Drafter
-from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, PlaygroundError
-from engine.model.sources import TargetSpec
-from engine.model.target import Target
-from playground.experiments.bench import session
-from playground.experiments.bench.export import json_text, speedup_csv, write_files
-from playground.experiments.bench.plan import Configuration, Plan, make_plan
-from playground.experiments.bench.progress import Outcome, Progress, time_left
-from playground.experiments.bench.suites import choose_items, choose_suite
-from playground.experiments.bench.text_tables import WIDE, tables
-from playground.host import paths
-from playground.host.methods import choose_method
-from playground.host.models import Models
-from storage import RunLog, StorageError
+from playground.cli.options import (
+    EXIT_INTERRUPTED,
+    LogOptions,
+    SamplingOptions,
+    TargetOptions,
+    parts,
+    takes,
+)
 
-__all__ = ["BenchOptions", "LoadedBench", "configurations_of", "run_bench", "time_left"]
-EXIT_USER_ERROR = 2
-EXIT_STOPPED = 130
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from engine.drafters.base import Workbench
+    from engine.model.sources import TargetSpec
+    from playground.experiments.job import Progress
+    from playground.experiments.measurement import Summary
+    from playground.experiments.plan import Configuration, ExperimentPlan, Item, Workload
+    from storage import RunLog
+
+WIDE = 160
+"""Columns of text where no terminal says how many there are."""
+MAX_SKIPPED = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BenchOptions:
-    """Options of `bench`, as given."""
+@dataclass(kw_only=True)
+class WorkloadOptions(LogOptions, SamplingOptions, TargetOptions):
+    """What an experiment asks, and of which target."""
 
-    target: str
-    methods: tuple[str, ...]
-    settings: tuple[str, ...]
-    suites: tuple[str, ...]
-    categories: tuple[str, ...]
-    limit_per_category: int | None
-    repeats: int
-    sampling: Mapping[str, Any]
-    limits: Mapping[str, Any]
-    dtype: str
-    device: str
-    name: str
-    resume: str | None
-    output: Path | None
-    as_json: bool
-    as_csv: bool
-    save: bool
-    db: str | None
-    cache_dir: Path | None
+    suites: Annotated[
+        list[str],
+        typer.Option("--suite", help="Suite or file of prompts; repeatable.", metavar="NAME|FILE"),
+    ] = field(default_factory=lambda: ["quick"])
+    categories: Annotated[
+        str | None, typer.Option(help="Only these kinds of task: chat,maths.", metavar="A,B")
+    ] = None
+    limit_per_category: Annotated[
+        int | None, typer.Option(help="At most so many prompts of each kind of task.", min=1)
+    ] = None
+    repeats: Annotated[int, typer.Option(help="How often everything is run.", min=1)] = 1
+
+    def items(self) -> tuple[Item, ...]:
+        """Raises ConfigError: a suite or category that is not there."""
+        import presets
+        from playground.experiments.suites import choose_items, choose_suite
+
+        known = presets.suites()
+        return choose_items(
+            [choose_suite(name, known) for name in self.suites],
+            categories=parts(self.categories),
+            limit_per_category=self.limit_per_category,
+        )
+
+    def target_spec(self) -> TargetSpec:
+        """With an absolute path, so that a resume finds it from any folder."""
+        import presets
+
+        spec = presets.resolve(self.target)
+        return spec if spec.path is None else spec.replace(path=str(Path(spec.path).absolute()))
+
+    def load(self, workload: Workload, console: Console, stack: ExitStack) -> Workbench:
+        """The workload's target, until the stack ends."""
+        import presets
+        from playground.host.models import Models
+
+        models = Models(cache_dir=self.cache, device=self.device, resolve=presets.resolve)
+        stack.callback(models.close)
+        with console.status("loading") as status:
+            models.target(
+                workload.target, workload.dtype, lambda message, _: status.update(message)
+            )
+        return models.bench()
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedBench:
-    """A target in memory, and drafters for it."""
+@dataclass(kw_only=True)
+class BenchOptions(WorkloadOptions):
+    """Options of `bench`."""
 
-    target: Target
-    models: Models
+    methods: Annotated[
+        str | None,
+        typer.Option(help="Methods to measure, by name: ngram,suffix.", metavar="A,B"),
+    ] = None
+    method: Annotated[
+        list[str],
+        typer.Option(
+            help="One more, with settings of its own: 'NGram name=short max_draft_len=3'.",
+            metavar="METHOD",
+        ),
+    ] = field(default_factory=list)
+    settings: Annotated[
+        list[str],
+        typer.Option(
+            "--set", help="Change a setting of every method, or of one.", metavar="[NAME.]FIELD=V"
+        ),
+    ] = field(default_factory=list)
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128
+    name: Annotated[str, typer.Option(help="What the benchmark is called in the log.")] = ""
+    resume: Annotated[
+        str | None, typer.Option(help="Go on with a benchmark of the log.", metavar="ID")
+    ] = None
+    output: Annotated[
+        Path | None, typer.Option(help="Write report.json and CSV tables here.", metavar="DIR")
+    ] = None
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the speedups as CSV.")] = False
+    save: Annotated[
+        bool, typer.Option("--save/--no-save", help="Keep the runs in the run log.")
+    ] = True
 
-    def new_drafter(self, config: MethodConfig) -> Drafter:
-        return self.models.new_drafter(config)
+    def plan(self) -> ExperimentPlan:
+        """Raises ConfigError: naming the option that is wrong."""
+        from playground.experiments.plan import ExperimentPlan
+
+        items = self.items()
+        return ExperimentPlan.parse(
+            {
+                "target": self.target_spec(),
+                "dtype": self.dtype,
+                "configurations": configurations_of(
+                    [*parts(self.methods), *self.method], self.settings
+                ),
+                "items": items,
+                "repeats": self.repeats,
+                "sampling": self.sampling,
+                "limits": self.limits(),
+            }
+        )
 
 
-def run_bench(options: BenchOptions) -> None:
-    """Run or go on with a benchmark. Ctrl+C ends it after the running step; `--resume` goes on."""
+@takes(BenchOptions)
+def bench(options: BenchOptions) -> None:
+    """Measure methods against plain decoding over suites of prompts, one request at a time."""
+    from rich.console import Console
+
+    from engine.errors import ConfigError
+    from playground.experiments import benchmarks
+    from playground.experiments.finished import RunGroup
+    from playground.experiments.measurement import Measurement, check_same_target
+    from storage import RunLog
+
     console = Console(stderr=True)
-    try:
-        with ExitStack() as stack:
-            log = _open_log(options, stack)
-            outcome = _run(options, log, console, stack)
-    except (PlaygroundError, StorageError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(EXIT_USER_ERROR) from error
-    if outcome.cancelled:
-        raise typer.Exit(EXIT_STOPPED)
-
-
-def _open_log(options: BenchOptions, stack: ExitStack) -> RunLog:
     if options.resume and not options.save:
         raise ConfigError("--resume needs the log that --no-save would not keep. Drop one of them.")
-    log = RunLog.open((options.db or str(paths.run_log())) if options.save else None)
-    stack.callback(log.close)
-    return log
+    with ExitStack() as stack:
+        log = RunLog.open(options.log_url if options.save else None)
+        stack.callback(log.close)
+        resumed = options.resume
+        plan = benchmarks.plan_to_resume(log, resumed) if resumed else options.plan()
+        workbench = options.load(plan, console, stack)
+        if resumed:
+            then = benchmarks.environment_of(log, resumed)
+            check_same_target(then, workbench.target)
+            benchmark_id = log.benchmarks.resume(resumed).id
+        else:
+            benchmark_id = benchmarks.begin(log, plan, options.name)
+        target = workbench.target
+        how = "greedy" if plan.sampling.greedy else f"temperature {plan.sampling.temperature:g}"
+        console.print(
+            f"{target.name} · {target.dtype_name} · {target.device_name} · {how} · concurrency 1\n"
+            f"{len(plan.items)} prompts × {len(plan.configurations)} configurations "
+            f"({', '.join(c.name for c in plan.configurations)}) × {plan.repeats} repeats = "
+            f"{plan.num_requests} requests"
+            + (f"\nbenchmark {benchmark_id}" if options.save else ""),
+            highlight=False,
+        )
+        with until_interrupt() as stopped, progress_bar(console) as tell:
+            measurement = Measurement(
+                plan=plan, log=log, group=RunGroup(benchmark_id), tell=tell, cancelled=stopped
+            )
+            summary = benchmarks.conduct(log, benchmark_id, lambda: measurement.run(workbench))
+        _show(options, log, benchmark_id, summary, console)
+    if summary.cancelled:
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _run(options: BenchOptions, log: RunLog, console: Console, stack: ExitStack) -> Outcome:
-    plan = session.plan_to_resume(log, options.resume) if options.resume else _new_plan(options)
-    models = Models(
-        cache_dir=options.cache_dir or paths.cache_dir(),
-        device=options.device,
-        resolve=presets.resolve,
-    )
-    stack.callback(models.close)
-    with console.status("loading") as status:
-        target = models.target(plan.target, plan.dtype, lambda words, _: status.update(words))
-    if options.resume:
-        then = session.environment_of(log, options.resume)
-        session.check_same_target({"environment": then}, target)
-        benchmark_id = log.benchmarks.resume(options.resume).id
+def _show(
+    options: BenchOptions, log: RunLog, benchmark_id: str, summary: Summary, console: Console
+) -> None:
+    from playground.experiments.benchmarks import read_results
+    from playground.experiments.report.export import json_text, speedup_csv, write_files
+    from playground.experiments.report.tables import tables
+
+    results = read_results(log, benchmark_id)
+    if options.as_json:
+        typer.echo(json_text(results))
+    elif options.as_csv:
+        typer.echo(speedup_csv(results), nl=False)
     else:
-        benchmark_id = session.begin(log, plan, options.name)
-    _announce(plan, target, benchmark_id, options, console)
-    bench = LoadedBench(target, models)
-    with _until_interrupt() as stopped, _bar(console) as tell:
-        outcome = session.conduct(plan, bench, log, benchmark_id, tell=tell, cancelled=stopped)
-    _show(options, log, benchmark_id, outcome, console)
-    return outcome
-
-
-def _new_plan(options: BenchOptions) -> Plan:
-    known = presets.suites()
-    suites = [choose_suite(name, known) for name in options.suites]
-    items = choose_items(
-        suites,
-        categories=options.categories,
-        limit_per_category=options.limit_per_category,
-    )
-    return make_plan(
-        _target_spec(options.target),
-        options.dtype,
-        configurations_of(options.methods, options.settings),
-        items,
-        repeats=options.repeats,
-        sampling=Sampling.parse(options.sampling),
-        limits=Limits.parse(options.limits),
-    )
-
-
-def _target_spec(name: str) -> TargetSpec:
-    """With an absolute path, so that a resume finds it from any folder."""
-    spec = presets.resolve(name)
-    return spec if spec.path is None else spec.replace(path=str(Path(spec.path).absolute()))
+        print_wide(*tables(results.report))
+    for skip in summary.skipped[:MAX_SKIPPED]:
+        where = f"{skip.suite} {skip.prompt}, turn {skip.turn + 1}"
+        console.print(f"left out: {where}: {skip.reason}", highlight=False)
+    if summary.num_failed:
+        console.print(f"{summary.num_failed} requests failed; the log has their errors.")
+    if options.output is not None:
+        for path in write_files(results, options.output):
+            console.print(f"wrote {path}", highlight=False)
+    if summary.cancelled and options.save:
+        console.print(f"Stopped. Go on with: app.py bench --resume {benchmark_id}", highlight=False)
 
 
 def configurations_of(
     methods: Sequence[str], settings: Sequence[str] = ()
 ) -> tuple[Configuration, ...]:
-    """Configurations from the command line.
+    """Configurations by the names of their methods.
 
     Args:
         methods: `preset`, `FILE.yaml` or decoding type, then `field=value …` and `name=…`, parted
@@ -159,6 +226,10 @@ def configurations_of(
     Raises:
         ConfigError: an unknown method, field or name.
     """
+    import presets
+    from playground.experiments.plan import Configuration
+    from playground.host.methods import choose_method
+
     specs = [_spec(text) for text in methods]
     names = {name for name, _, _ in specs}
     found = []
@@ -166,18 +237,19 @@ def configurations_of(
         mine = [s for text in settings if (s := _setting_for(name, names, text)) is not None]
         config = choose_method(method, [*inline, *mine])
         preset = presets.methods().get(method)
-        title = preset.title if preset is not None and name == method else ""
-        found.append(Configuration(name, title or _title(name, config), config))
+        title = type(config).title
+        if preset is not None and name == method:
+            title = preset.title
+        elif name != config.decoding_type:
+            title = f"{title}: {name}"
+        found.append(Configuration(name, title, config))
     return tuple(found)
-
-
-def _title(name: str, config: MethodConfig) -> str:
-    kind = type(config).title
-    return kind if name == config.decoding_type else f"{kind}: {name}"
 
 
 def _spec(text: str) -> tuple[str, str, list[str]]:
     """Name, method and settings of `method field=value … name=…`."""
+    from engine.errors import ConfigError
+
     try:
         method, *inline = shlex.split(text)
     except ValueError as error:
@@ -191,8 +263,10 @@ def _spec(text: str) -> tuple[str, str, list[str]]:
 
 def _setting_for(name: str, names: set[str], text: str) -> str | None:
     """The setting without its configuration's name; None if it is meant for another one."""
+    from engine.errors import ConfigError
+
     key, equals, value = text.partition("=")
-    whose, _, field = key.rpartition(".")
+    whose, _, setting = key.rpartition(".")
     if not whose:
         return text
     if whose not in names:
@@ -200,26 +274,14 @@ def _setting_for(name: str, names: set[str], text: str) -> str | None:
             f"--set {text!r:.60}: no configuration is named {whose!r}; there are "
             f"{', '.join(sorted(names)) or 'none'}."
         )
-    return f"{field}{equals}{value}" if whose == name else None
+    return f"{setting}{equals}{value}" if whose == name else None
 
 
-def _announce(
-    plan: Plan, target: Target, benchmark_id: str, options: BenchOptions, console: Console
-) -> None:
-    names = ", ".join(c.name for c in plan.configurations)
-    how = "greedy" if plan.sampling.greedy else f"temperature {plan.sampling.temperature:g}"
-    console.print(
-        f"{target.name} · {target.dtype_name} · {target.device_name} · {how} · concurrency 1\n"
-        f"{len(plan.items)} prompts × {len(plan.configurations)} configurations ({names}) × "
-        f"{plan.repeats} repeats = {plan.num_requests} requests",
-        highlight=False,
-    )
-    if options.save:
-        console.print(f"benchmark {benchmark_id}", highlight=False)
+# ---- shared with `sweep`
 
 
 @contextmanager
-def _until_interrupt() -> Iterator[Callable[[], bool]]:
+def until_interrupt() -> Iterator[Callable[[], bool]]:
     """Whether Ctrl+C was pressed; a second time ends the program at once."""
     asked = threading.Event()
 
@@ -239,8 +301,15 @@ def _until_interrupt() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def _bar(console: Console) -> Iterator[Callable[[Progress], None]]:
+def progress_bar(
+    console: Console, message: Callable[[Progress], str] = lambda progress: progress.message
+) -> Iterator[Callable[[Progress], None]]:
     """A progress bar with the time that is left."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    from playground.experiments.job import time_left
+
     columns = (
         BarColumn(bar_width=30),
         MofNCompleteColumn(),
@@ -255,38 +324,21 @@ def _bar(console: Console) -> Iterator[Callable[[Progress], None]]:
             failed = f", {progress.num_failed} failed" if progress.num_failed else ""
             bar.update(
                 task,
-                total=progress.num_requests,
-                completed=progress.num_past,
+                total=progress.num_planned,
+                completed=progress.num_done,
                 left=time_left(progress.eta_s),
-                description=progress.words + failed,
+                description=message(progress) + failed,
             )
 
         yield tell
 
 
-def _show(
-    options: BenchOptions, log: RunLog, benchmark_id: str, outcome: Outcome, console: Console
-) -> None:
-    results = session.read_results(log, benchmark_id)
-    if options.as_json:
-        typer.echo(json_text(results))
-    elif options.as_csv:
-        typer.echo(speedup_csv(results), nl=False)
-    else:
-        out = Console()
-        if not out.is_terminal:
-            out = Console(width=WIDE)
-        for table in tables(results.report):
-            out.print(table)
-    for skip in outcome.skipped[:10]:
-        console.print(
-            f"left out: {skip.suite} {skip.prompt}, turn {skip.turn + 1}: {skip.reason}",
-            highlight=False,
-        )
-    if outcome.num_failed:
-        console.print(f"{outcome.num_failed} requests failed; the log has their errors.")
-    if options.output is not None:
-        for path in write_files(results, options.output):
-            console.print(f"wrote {path}", highlight=False)
-    if outcome.cancelled and options.save:
-        console.print(f"Stopped. Go on with: app.py bench --resume {benchmark_id}", highlight=False)
+def print_wide(*shown: Any) -> None:
+    """Tables as wide as they need to be where nobody's terminal limits them."""
+    from rich.console import Console
+
+    out = Console()
+    if not out.is_terminal:
+        out = Console(width=WIDE)
+    for one in shown:
+        out.print(one, highlight=False)

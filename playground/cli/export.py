@@ -1,147 +1,135 @@
-"""What `app.py export` and `app.py import` do: configs of other engines, out and in."""
+"""`app.py export` and `app.py import`: configs of other engines, out and in."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-import presets
-from engine.errors import ConfigError, PlaygroundError
-from engine.interop import find_engine
-from engine.interop.handoff import Export, Imported
-from playground.host import paths
-from playground.host.methods import choose_method
-from playground.host.request import read_run_id
-from playground.web.deploying import Handed, hand_over, method_yaml, of_run, read_config
-from storage import RunLog, StorageError
+from engine.errors import ConfigError
+from playground.cli.options import LogOptions, MethodOptions, Output, takes
 
-EXIT_USER_ERROR = 2
+if TYPE_CHECKING:
+    from engine.interop.handoff import File, Imported
+    from playground.deploy import Handed
+
+NAMES = "trtllm, vllm, sglang, triton, llamacpp or transformers."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportOptions:
-    """Options of `export`, as given."""
+@dataclass(kw_only=True)
+class ExportOptions(LogOptions, MethodOptions):
+    """Options of `export`."""
 
-    run: str | None
-    method: str | None
-    settings: tuple[str, ...]
-    drafter: str | None
-    target: str | None
-    to: str
-    engine_version: str | None
-    output: Path | None
-    db: str | None
+    to: Annotated[str, typer.Option(help=NAMES)]
+    run: Annotated[
+        str | None, typer.Option(help="Run of the log: its method and target.", metavar="ID")
+    ] = None
+    method: Annotated[str, typer.Option(help="Method: preset, FILE.yaml or decoding type.")] = ""
+    target: Annotated[
+        str | None,
+        typer.Option(help="Target: preset, path or hub id; default: the run's or method's."),
+    ] = None
+    engine_version: Annotated[
+        str | None, typer.Option(help="Release of the engine; default: the newest known.")
+    ] = None
+    output: Output = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class ImportOptions:
-    """Options of `import`, as given."""
+    """Options of `import`."""
 
-    file: str
-    source: str
-    output: Path | None
-
-
-@contextmanager
-def _errors_as_sentences() -> Iterator[None]:
-    """Our own errors end the command with one line on stderr."""
-    try:
-        yield
-    except (PlaygroundError, StorageError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(EXIT_USER_ERROR) from error
+    file: Annotated[str, typer.Argument(help="The config; - reads it from stdin.")]
+    source: Annotated[str, typer.Option("--from", help=NAMES)]
+    output: Annotated[
+        Path | None, typer.Option(help="Write the method here.", metavar="FILE.yaml")
+    ] = None
 
 
-def run_export(options: ExportOptions) -> None:
-    """Print or write the files; what is lost, and what to know, goes to stderr."""
-    with _errors_as_sentences():
-        engine = find_engine(options.to)
-        export = hand_over(_handed(options), options.to, options.engine_version)
-        if export.refusal:
-            nearest = f" Nearest: {export.nearest}" if export.nearest else ""
-            raise ConfigError(f"{export.refusal}{nearest}")
-        if options.output is not None:
-            _write(export, options.output)
-        else:
-            _print(export)
-    typer.echo(f"{engine.title} {export.version}: {export.verdict}", err=True)
-    for kind, sentences in (("warning", export.warnings), ("note", export.notes)):
+@takes(ExportOptions)
+def export(options: ExportOptions) -> None:
+    """Write the config of another engine for a method, and say what is lost on the way."""
+    from engine.interop import find_engine
+    from playground.deploy import hand_over
+
+    engine = find_engine(options.to)
+    made = hand_over(_handed(options), options.to, options.engine_version)
+    if made.refusal:
+        nearest = f" Nearest: {made.nearest}" if made.nearest else ""
+        raise ConfigError(f"{made.refusal}{nearest}")
+    if options.output is not None:
+        _write(made.files, options.output)
+    else:
+        for file in made.files:
+            head = f"# ---- {file.name}\n" if len(made.files) > 1 else ""
+            typer.echo(head + file.text, nl=not file.text.endswith("\n"))
+    typer.echo(f"{engine.title} {made.version}: {made.verdict}", err=True)
+    for kind, sentences in (("warning", made.warnings), ("note", made.notes)):
         for sentence in sentences:
             typer.echo(f"{kind}: {sentence}", err=True)
 
 
 def _handed(options: ExportOptions) -> Handed:
     """The method on its target, from a run or from the command line."""
-    if (options.run is None) == (options.method is None):
+    import presets
+    from playground.deploy import Handed, of_run
+    from playground.host.methods import choose_method
+
+    if options.run is not None and not options.method:
+        if options.settings or options.drafter is not None:
+            raise ConfigError("--set and --drafter change a --method; a run is exported as it was.")
+        with closing(options.open_log()) as log:
+            handed = of_run(log, options.run)
+        return dataclasses.replace(handed, target=options.target or handed.target)
+    if not options.method or options.run is not None:
         raise ConfigError("Give either --run ID or --method METHOD.")
-    if options.run is None:
-        assert options.method is not None
-        config = choose_method(options.method, options.settings, options.drafter)
-        return Handed(config, options.target or _target_of(options.method), type(config).title)
-    if options.settings or options.drafter is not None:
-        raise ConfigError("--set and --drafter change a --method; a run is exported as it was.")
-    with closing(RunLog.open(options.db or str(paths.run_log()))) as log:
-        handed = of_run(log, read_run_id(options.run))
-    return dataclasses.replace(handed, target=options.target or handed.target)
+    config = choose_method(options.method, options.settings, options.drafter)
+    preset = presets.methods().get(options.method)
+    made_for = preset.target if preset is not None else None
+    target = options.target or made_for or next(iter(presets.targets()))
+    return Handed(config, target, type(config).title)
 
 
-def _target_of(method: str) -> str:
-    """The target that a method preset was made for, else the embedded one."""
-    preset = presets.methods().get(method)
-    return next(iter(presets.targets())) if preset is None or not preset.target else preset.target
+@takes(ImportOptions)
+def import_(options: ImportOptions) -> None:
+    """Read another engine's config as a method file for `generate --method`."""
+    from engine.interop.handoff import File
+    from playground.deploy import method_yaml, read_config
+
+    found = read_config(options.source, _read(options.file))
+    text = method_yaml(found.config, options.source)
+    if options.output is None:
+        typer.echo(text, nl=False)
+    else:
+        _write([File(options.output.name, text)], options.output.parent)
+    for line in _remarks(found):
+        typer.echo(line, err=True)
 
 
-def _print(export: Export) -> None:
-    """All files, each under its name if there are several."""
-    for file in export.files:
-        if len(export.files) > 1:
-            typer.echo(f"# ---- {file.name}")
-        typer.echo(file.text, nl=not file.text.endswith("\n"))
+def _remarks(found: Imported) -> Iterable[str]:
+    """What a person should know of how a config was read."""
+    if found.target is not None:
+        yield f"note: It served {found.target}."
+    yield from (f"note: {note}" for note in found.notes)
+    yield from (f"ignored: {key} has no meaning here." for key in found.ignored)
+    yield from (f"unknown: {key} is no setting of that engine." for key in found.unknown)
 
 
-def _write(export: Export, folder: Path) -> None:
+def _write(files: Iterable[File], folder: Path) -> None:
+    """Write the files and print their paths."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for file in export.files:
+        for file in files:
             (folder / file.name).write_text(file.text, encoding="utf-8")
             typer.echo(str(folder / file.name))
     except OSError as error:
         raise ConfigError(f"--output: {folder} cannot be written: {error.strerror}.") from error
-
-
-def run_import(options: ImportOptions) -> None:
-    """Print or write the method's YAML; what was ignored goes to stderr."""
-    with _errors_as_sentences():
-        found = read_config(options.source, _read(options.file))
-        text = method_yaml(found.config, options.source)
-        if options.output is None:
-            typer.echo(text, nl=False)
-        else:
-            try:
-                options.output.parent.mkdir(parents=True, exist_ok=True)
-                options.output.write_text(text, encoding="utf-8")
-            except OSError as error:
-                raise ConfigError(
-                    f"--output: {options.output} cannot be written: {error.strerror}."
-                ) from error
-            typer.echo(str(options.output))
-    for line in remarks(found):
-        typer.echo(line, err=True)
-
-
-def remarks(found: Imported) -> list[str]:
-    """What a person should know of how a config was read, one line each."""
-    lines = [f"note: {note}" for note in found.notes]
-    if found.target is not None:
-        lines.insert(0, f"note: It served {found.target}.")
-    lines += [f"ignored: {key} has no meaning here." for key in found.ignored]
-    return lines + [f"unknown: {key} is no setting of that engine." for key in found.unknown]
 
 
 def _read(name: str) -> str:

@@ -1,128 +1,230 @@
-"""Command line of `runs`: `list`, `export`, `import`, `tag`, `delete`, `restore`."""
+"""`app.py runs`: `list`, `export`, `import`, `tag`, `delete`, `restore`."""
 
 from __future__ import annotations
 
+import json
+import sys
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from playground.cli.options import Json, LogOptions, takes
+
+if TYPE_CHECKING:
+    from storage import RunQuery, RunSummary
+
+DELETED = "deleted"
 runs = typer.Typer(
     name="runs",
     help="List, export, import, tag and delete the runs of the log.",
     no_args_is_help=True,
 )
 
-Db = Annotated[
-    str | None, typer.Option(help="Run log: a SQLite file or any SQLAlchemy URL.", metavar="URL")
-]
 Ids = Annotated[list[str], typer.Argument(help="Ids of runs.", metavar="ID…")]
-Search = Annotated[
-    str, typer.Option(help="Text of prompt, name, note, method or target, whatever the case.")
-]
-Target = Annotated[str | None, typer.Option(help="Only runs of this target.")]
-Method = Annotated[str | None, typer.Option(help="Only runs of this method, by title.")]
-Status = Annotated[
-    str | None,
-    typer.Option(help="completed, cancelled, failed, interrupted, running or deleted."),
-]
-Tag = Annotated[str | None, typer.Option(help="Only runs with this tag.")]
-Label = Annotated[
-    list[str] | None,
-    typer.Option(help="Only runs with this label; repeatable.", metavar="KEY=VALUE"),
-]
-Benchmark = Annotated[str | None, typer.Option(help="Only runs of this benchmark.", metavar="ID")]
+
+
+@dataclass(kw_only=True)
+class FilterOptions(LogOptions):
+    """Which runs of the log."""
+
+    search: Annotated[
+        str, typer.Option(help="Text of prompt, name, note, method or target, whatever the case.")
+    ] = ""
+    target: Annotated[str | None, typer.Option(help="Only runs of this target.")] = None
+    method: Annotated[str | None, typer.Option(help="Only runs of this method, by title.")] = None
+    status: Annotated[
+        str | None,
+        typer.Option(help="completed, cancelled, failed, interrupted, running or deleted."),
+    ] = None
+    tag: Annotated[str | None, typer.Option(help="Only runs with this tag.")] = None
+    label: Annotated[
+        list[str],
+        typer.Option(help="Only runs with this label; repeatable.", metavar="KEY=VALUE"),
+    ] = field(default_factory=list)
+    benchmark: Annotated[
+        str | None, typer.Option(help="Only runs of this benchmark.", metavar="ID")
+    ] = None
+
+    def query(self, **more: Any) -> RunQuery:
+        """Raises ConfigError: a status that there is not, or a label without a value."""
+        from engine.errors import ConfigError
+        from playground.runs.query import TableQuery
+
+        if lacking := [item for item in self.label if "=" not in item[1:]]:
+            raise ConfigError(f"--label takes KEY=VALUE, got {lacking[0]!r:.80}.")
+        query = TableQuery.parse(
+            {
+                "text": self.search,
+                "target": self.target,
+                "method_title": self.method,
+                "status": None if self.status == DELETED else self.status,
+                "deleted": self.status == DELETED,
+                "tag": self.tag,
+                "labels": dict(item.split("=", 1) for item in self.label),
+                "benchmark_id": self.benchmark,
+            }
+        )
+        return query.run_query(**more)
+
+
+@dataclass(kw_only=True)
+class ListOptions(FilterOptions):
+    """Options of `runs list`."""
+
+    sort: Annotated[
+        str, typer.Option(help="Figure or field: created_at, tok_s, mat, ttft_s, num_steps, …")
+    ] = "created_at"
+    ascending: Annotated[bool, typer.Option("--ascending", help="Smallest first.")] = False
+    limit: Annotated[int, typer.Option(help="Most runs to print.", min=1, max=1000)] = 20
+    as_json: Json = False
 
 
 @runs.command("list")
-def list_(
-    search: Search = "",
-    target: Target = None,
-    method: Method = None,
-    status: Status = None,
-    tag: Tag = None,
-    label: Label = None,
-    benchmark: Benchmark = None,
-    sort: Annotated[
-        str, typer.Option(help="Figure or field: created_at, tok_s, mat, ttft_s, num_steps, …")
-    ] = "created_at",
-    ascending: Annotated[bool, typer.Option("--ascending", help="Smallest first.")] = False,
-    limit: Annotated[int, typer.Option(help="Most runs to print.", min=1, max=1000)] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    db: Db = None,
-) -> None:
+@takes(ListOptions)
+def list_(options: ListOptions) -> None:
     """Print runs, the newest first."""
-    from playground.cli.runs_command import Choice, run_list
+    from playground.runs.transfer import run_values
 
-    choice = Choice(search, target, method, status, tag, tuple(label or ()), benchmark)
-    run_list(db, choice, sort=sort, descending=not ascending, limit=limit, as_json=as_json)
+    query = options.query(sort=options.sort, descending=not options.ascending, limit=options.limit)
+    with closing(options.open_log()) as log:
+        page = log.find(query)
+    if options.as_json:
+        typer.echo(json.dumps([run_values(run) for run in page.rows], indent=2))
+        return
+    for run in page.rows:
+        typer.echo(_line(run))
+    shown = f"{len(page.rows)} of {page.total} runs"
+    typer.echo(shown if page.total else "No run matches.", err=True)
 
 
-@runs.command()
-def export(
+def _line(run: RunSummary) -> str:
+    from playground.runs.columns import FIGURES
+
+    title = " ".join((run.name or run.prompt_text).split())[:50]
+    tags = "".join(f" #{tag}" for tag in run.tags)
+    tok_s, mat = FIGURES["tok_s"].text(run.tok_s), FIGURES["mat"].text(run.mat)
+    return (
+        f"{run.id:16}  {run.created_at.astimezone():%Y-%m-%d %H:%M}  {run.status:11}  "
+        f"{tok_s:>7} tok/s  MAT {mat:>5}  "
+        f"{run.method_title[:24]:24}  {run.target[:24]:24}  {title}{tags}"
+    )
+
+
+@dataclass(kw_only=True)
+class ExportOptions(FilterOptions):
+    """Options of `runs export`."""
+
     file: Annotated[
         Path,
         typer.Argument(help="FILE.json, FILE.json.gz or FILE.csv; - prints JSON.", metavar="FILE"),
-    ],
-    ids: Annotated[list[str] | None, typer.Argument(help="Only these runs.", metavar="ID…")] = None,
+    ]
+    ids: Annotated[list[str] | None, typer.Argument(help="Only these runs.", metavar="ID…")] = None
     steps: Annotated[
         bool, typer.Option("--steps", help="CSV: a line per step instead of a line per run.")
-    ] = False,
-    search: Search = "",
-    target: Target = None,
-    method: Method = None,
-    status: Status = None,
-    tag: Tag = None,
-    label: Label = None,
-    benchmark: Benchmark = None,
-    db: Db = None,
-) -> None:
-    """Write runs to a file, oldest first: JSON has all of them, with every step."""
-    from playground.cli.runs_command import Choice, run_export
+    ] = False
 
-    choice = Choice(
-        search, target, method, status, tag, tuple(label or ()), benchmark, tuple(ids or ())
-    )
-    run_export(db, choice, file, steps=steps)
+
+@runs.command()
+@takes(ExportOptions)
+def export(options: ExportOptions) -> None:
+    """Write runs to a file, oldest first: JSON has all of them, with every step."""
+    from contextlib import nullcontext
+
+    from engine.errors import ConfigError
+    from playground.runs.transfer import Kind, export_runs, writing
+
+    file, wanted = options.file, tuple(options.ids or ())
+    kind: Kind = ("steps" if options.steps else "csv") if file.suffix == ".csv" else "json"
+    if options.steps and kind == "json":
+        raise ConfigError("--steps is for FILE.csv; JSON has the steps anyway.")
+    with closing(options.open_log()) as log:
+        query = options.query(sort="created_at", descending=False, ids=wanted or None)
+        ids = log.ids(query)
+        if missing := sorted(set(wanted) - set(ids)):
+            raise ConfigError(f"No run {missing[0]!r:.60} is in the log, or it is deleted.")
+        if not ids:
+            raise ConfigError("No run matches; nothing was written.")
+        with nullcontext(sys.stdout) if str(file) == "-" else writing(file) as stream:
+            for number in export_runs(log, ids, stream, kind):
+                if sys.stderr.isatty():
+                    end = "\n" if number == len(ids) else ""
+                    typer.echo(f"\rexported {number} of {len(ids)}{end}", nl=False, err=True)
+    typer.echo(f"{len(ids)} runs written to {file}", err=True)
+
+
+@dataclass(kw_only=True)
+class ImportOptions(LogOptions):
+    """Options of `runs import`."""
+
+    files: Annotated[
+        list[Path], typer.Argument(help="Exported JSON files.", metavar="FILE…", exists=True)
+    ]
 
 
 @runs.command("import")
-def import_(
-    files: Annotated[
-        list[Path], typer.Argument(help="Exported JSON files.", metavar="FILE…", exists=True)
-    ],
-    db: Db = None,
-) -> None:
+@takes(ImportOptions)
+def import_(options: ImportOptions) -> None:
     """Add exported runs to the log; a run that is here already is left as it is."""
-    from playground.cli.runs_command import run_import
+    from playground.runs.transfer import Imported, import_runs, reading
 
-    run_import(db, files)
+    with closing(options.open_log()) as log:
+        for file in options.files:
+            with reading(file) as stream:
+                *_, total = Imported(), *import_runs(log, stream)
+            for given, own in total.renamed.items():
+                typer.echo(f"{given}: another run has this id; imported as {own}")
+            typer.echo(f"{file}: {total.added} runs imported, {total.known} were here already")
+
+
+@dataclass(kw_only=True)
+class TagOptions(LogOptions):
+    """Options of `runs tag`."""
+
+    ids: Ids
+    add: Annotated[list[str], typer.Option(help="Add this tag; repeatable.")] = field(
+        default_factory=list
+    )
+    remove: Annotated[list[str], typer.Option(help="Remove this tag.")] = field(
+        default_factory=list
+    )
 
 
 @runs.command("tag")
-def tag_(
-    ids: Ids,
-    add: Annotated[list[str] | None, typer.Option(help="Add this tag; repeatable.")] = None,
-    remove: Annotated[list[str] | None, typer.Option(help="Remove this tag.")] = None,
-    db: Db = None,
-) -> None:
+@takes(TagOptions)
+def tag_(options: TagOptions) -> None:
     """Add tags to runs, or take them off."""
-    from playground.cli.runs_command import run_tag
+    from engine.errors import ConfigError
 
-    run_tag(db, ids, add=add or [], remove=remove or [])
+    if not options.add and not options.remove:
+        raise ConfigError("Name a tag with --add or --remove.")
+    with closing(options.open_log()) as log:
+        log.retag(options.ids, add=options.add, remove=options.remove)
+    typer.echo(f"{len(set(options.ids))} runs tagged", err=True)
+
+
+@dataclass(kw_only=True)
+class IdOptions(LogOptions):
+    """Options of `runs delete` and `runs restore`."""
+
+    ids: Ids
 
 
 @runs.command()
-def delete(ids: Ids, db: Db = None) -> None:
+@takes(IdOptions)
+def delete(options: IdOptions) -> None:
     """Hide runs; `restore` brings them back."""
-    from playground.cli.runs_command import run_delete
-
-    run_delete(db, ids, restore=False)
+    with closing(options.open_log()) as log:
+        log.delete(*options.ids)
+    typer.echo(f"{len(set(options.ids))} runs deleted", err=True)
 
 
 @runs.command()
-def restore(ids: Ids, db: Db = None) -> None:
+@takes(IdOptions)
+def restore(options: IdOptions) -> None:
     """Show deleted runs again."""
-    from playground.cli.runs_command import run_delete
-
-    run_delete(db, ids, restore=True)
+    with closing(options.open_log()) as log:
+        log.restore(*options.ids)
+    typer.echo(f"{len(set(options.ids))} runs restored", err=True)

@@ -1,207 +1,192 @@
-"""What `app.py train` does: corpus, training and measuring, with a progress bar for each."""
+"""`app.py train`: corpus, training and measuring, with a progress bar for each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
-import presets
-from engine.errors import ConfigError, PlaygroundError
-from engine.model.corpus import MANIFEST, Corpus
-from engine.model.loading import load_target
-from engine.model.target import Target
-from engine.training.corpus import CorpusSettings
-from engine.training.dialogue import GivenPrompt, read_prompts
-from engine.training.evaluation import Score, lines
-from engine.training.methods import training_settings
-from engine.training.recipe import TrainSettings
-from engine.training.session import (
-    Evaluated,
-    SessionSettings,
-    Trained,
-    make_corpus,
-    train,
-)
-from engine.training.trainer import Progress as Report
-from playground.host import paths
+from playground.cli.options import TargetOptions, takes
 
-EXIT_USER_ERROR = 2
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from engine.training.corpus.dialogues import GivenPrompt
+    from engine.training.evaluation import Score
+    from engine.training.session import Evaluation
+    from engine.training.trainer import TrainMetrics
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainOptions:
-    """Options of `train`, as given."""
+@dataclass(kw_only=True)
+class TrainOptions(TargetOptions):
+    """Options of `train`."""
 
-    target: str
-    method: str
-    output: Path
-    corpus: Path | None
-    num_tokens: int
-    rows: int | None
-    prompts: tuple[Path, ...]
-    eval_prompts: tuple[Path, ...]
-    feature_gib: float
-    evals: int
-    settings: tuple[str, ...]
-    seed: int
-    dtype: str
-    device: str
-    cache_dir: Path | None
+    method: Annotated[str, typer.Option(help="medusa, eagle, eagle3, redrafter or draft_target.")]
+    output: Annotated[
+        Path, typer.Option(help="Folder of the drafter; a run that is there goes on.")
+    ]
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the target's texts; default: corpus, beside the output."),
+    ] = None
+    tokens: Annotated[
+        int, typer.Option(help="Tokens of corpus; what is missing is written first.", min=1)
+    ] = 1_000_000
+    rows: Annotated[
+        int | None,
+        typer.Option(help="Texts written at a time; default 64, on CUDA 512, if they fit.", min=1),
+    ] = None
+    prompts: Annotated[
+        list[Path], typer.Option(help="Prompts in Spec-Bench's layout, besides self-made ones.")
+    ] = field(default_factory=list)
+    eval_prompts: Annotated[
+        list[Path], typer.Option(help="Prompts to measure on, instead of held-out dialogues.")
+    ] = field(default_factory=list)
+    features: Annotated[
+        float,
+        typer.Option(
+            help="GiB of disk, beside the corpus, for what the target shows of it: several "
+            "drafters, and several epochs, then read it once.",
+            min=0.0,
+        ),
+    ] = 0.0
+    evals: Annotated[
+        int, typer.Option(help="How often acceptance is measured, evenly over the run.", min=1)
+    ] = 1
+    settings: Annotated[
+        list[str],
+        typer.Option("--set", help="Change a setting of the training.", metavar="FIELD=VALUE"),
+    ] = field(default_factory=list)
+    seed: Annotated[int, typer.Option(help="Seed of corpus and training.")] = 0
 
 
-def run_train(options: TrainOptions) -> None:
-    """Train one drafter; what a killed run had done is picked up."""
+@takes(TrainOptions)
+def train(options: TrainOptions) -> None:
+    """Train a drafter for a target on texts that the target writes itself."""
+    from rich.console import Console
+
+    import presets
+    from engine.model.corpus import Corpus
+    from engine.model.loading import load_target
+    from engine.training import session
+    from engine.training.corpus.writer import corpus_settings, grow
+    from engine.training.evaluation import lines
+    from engine.training.methods import training_settings
+    from playground.host.methods import read_overrides
+
     console = Console(stderr=True)
-    try:
-        _train(options, console)
-    except PlaygroundError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(EXIT_USER_ERROR) from error
-    except KeyboardInterrupt as error:
-        typer.echo("Stopped; the same command goes on from here.", err=True)
-        raise typer.Exit(130) from error
-
-
-def _train(options: TrainOptions, console: Console) -> None:
-    recipe = _recipe(options)
-    session = SessionSettings.parse(
-        {
-            "num_tokens": options.num_tokens,
-            "rows": options.rows,
-            "feature_gib": options.feature_gib,
-            "evals": options.evals,
-        }
+    values = {"seed": options.seed, **read_overrides(options.settings)}
+    recipe = training_settings(options.method, values)
+    settings = session.SessionSettings.parse(
+        {"feature_gib": options.features, "evals": options.evals}
     )
-    prompts, judged_by = _prompts(options.prompts), _prompts(options.eval_prompts)
-    cache_dir = options.cache_dir or paths.cache_dir()
-    spec = presets.resolve(options.target)
+    prompts, eval_prompts = read_prompts(options.prompts), read_prompts(options.eval_prompts)
     with console.status(f"Loading {options.target} …"):
-        target = load_target(spec, dtype=options.dtype, device=options.device, cache_dir=cache_dir)
-    try:
+        target = load_target(
+            presets.resolve(options.target),
+            dtype=options.dtype,
+            device=options.device,
+            cache_dir=options.cache,
+        )
+    with closing(target):
         folder = options.corpus or options.output.parent / "corpus"
-        settings = _corpus_settings(folder, target, options.seed)
-        made = make_corpus(target, folder, settings, session, prompts)
-        with _bar(console, "Writing the corpus", session.num_tokens, "") as bar:
-            for grew in made:
-                bar(min(grew.num_tokens, session.num_tokens))
+        grown = grow(
+            target,
+            folder,
+            corpus_settings(folder, target, seed=options.seed),
+            presets.dialogues(),
+            num_tokens=options.tokens,
+            rows=options.rows,
+            prompts=prompts,
+        )
+        with _bar(console, "Writing the corpus", options.tokens) as bar:
+            for corpus in grown:
+                bar(min(corpus.num_tokens, options.tokens))
         corpus = Corpus.open(folder)
         console.print(
             f"Corpus: {corpus.num_tokens:,} tokens in {len(corpus.entries):,} dialogues "
             f"({corpus.num_answer_tokens:,} of answers), {folder}"
         )
-        events = train(
+        events = session.train(
             target,
             corpus,
             options.output,
             recipe,
-            session,
-            cache_dir=cache_dir,
-            eval_prompts=judged_by,
+            settings,
+            cache_dir=options.cache,
+            eval_prompts=eval_prompts,
         )
-        with closing(events):
-            scores = _follow(events, console, recipe)
-    finally:
-        target.close()
+        try:
+            with closing(events), _bar(console, f"Training {recipe.method}", None) as bar:
+                scores = _follow(events, console, bar)
+        except KeyboardInterrupt:
+            console.print("The same command goes on from here.")
+            raise
     typer.echo("\n".join(lines(scores)))
     console.print(f"Weights and card: {options.output}")
 
 
-def _follow(events: Iterator[Trained | Evaluated], console: Console, recipe: TrainSettings) -> Any:
+def read_prompts(files: Sequence[Path]) -> list[GivenPrompt]:
+    """Prompts of files in any layout that benchmarks read.
+
+    Raises:
+        ConfigError: a file is unreadable or in no known layout.
+    """
+    from engine.training.corpus.dialogues import GivenPrompt
+    from playground.experiments.prompt_files import read_suite_file
+
+    prompts = [prompt for file in files for prompt in read_suite_file(file).prompts]
+    return [GivenPrompt(prompt.category, prompt.turns) for prompt in prompts]
+
+
+def _follow(
+    events: Iterator[TrainMetrics | Evaluation], console: Console, bar: Any
+) -> dict[str, Score]:
     """Show what happens; returns the last scores."""
+    from engine.training.session import Evaluation
+
     scores: dict[str, Score] = {}
-    with _bar(console, f"Training {recipe.method}", None, "starting") as bar:
-        for event in events:
-            if isinstance(event, Trained):
-                report = event.progress
-                bar(report.step, total=report.num_steps, note=_note(report))
-                if not console.is_terminal:
-                    console.print(f"{report.step}/{report.num_steps} {_note(report)}")
-            else:
-                scores = event.scores
-                overall = scores["overall"]
-                console.print(
-                    f"Step {event.step}: MAT {overall.mat:.2f} over {overall.num_tokens} tokens"
-                )
+    for event in events:
+        if isinstance(event, Evaluation):
+            scores = event.scores
+            overall = scores["overall"]
+            console.print(
+                f"Step {event.step}: MAT {overall.mat:.2f} over {overall.num_tokens} tokens"
+            )
+        else:
+            bar(event.step, total=event.num_steps, note=_note(event))
+            if not console.is_terminal:
+                console.print(f"{event.step}/{event.num_steps} {_note(event)}")
     return scores
 
 
-def _note(report: Report) -> str:
-    def shares(values: Sequence[float]) -> str:
-        return " ".join(f"{value:.2f}" for value in values)
-
-    speed = report.num_tokens / report.seconds if report.seconds else 0.0
-    return (
-        f"loss {report.loss:.3f} · top-1 {shares(report.top1)} · top-4 {shares(report.top(4))}"
-        f" · {speed:.0f} tok/s"
-    )
+def _note(metrics: TrainMetrics) -> str:
+    shares = (f"top-{k} " + " ".join(f"{share:.2f}" for share in metrics.top(k)) for k in (1, 4))
+    speed = metrics.num_tokens / metrics.seconds if metrics.seconds else 0.0
+    return " · ".join([f"loss {metrics.loss:.3f}", *shares, f"{speed:.0f} tok/s"])
 
 
 @contextmanager
-def _bar(console: Console, title: str, total: int | None, note: str) -> Iterator[Any]:
+def _bar(console: Console, title: str, total: int | None) -> Iterator[Any]:
     """A progress bar as a function of what is done."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=total, note=note)
+    from rich import progress
 
-        def show(done: int, *, total: int | None = total, note: str = note) -> None:
-            progress.update(task, completed=done, total=total, note=note)
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[note]}"),
+    )
+    with progress.Progress(*columns, console=console, disable=not console.is_terminal) as shown:
+        task = shown.add_task(title, total=total, note="")
+
+        def show(done: int, *, total: int | None = total, note: str = "") -> None:
+            shown.update(task, completed=done, total=total, note=note)
 
         yield show
-
-
-def _recipe(options: TrainOptions) -> TrainSettings:
-    values: dict[str, Any] = {"seed": options.seed}
-    for item in options.settings:
-        key, equals, text = item.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"--set takes field=value, got {item!r:.80}.")
-        values[key.strip()] = _value(key, text)
-    return training_settings(options.method, values)
-
-
-def _corpus_settings(folder: Path, target: Target, seed: int) -> CorpusSettings:
-    """A corpus that is there goes on with its own settings."""
-    if (folder / MANIFEST).is_file():
-        return CorpusSettings.parse(Corpus.open(folder).manifest["settings"], where=str(folder))
-    defaults = CorpusSettings(seed=seed)
-    return defaults.replace(max_len=min(defaults.max_len, target.context_len))
-
-
-def _value(key: str, text: str) -> Any:
-    """A YAML value; besides, 1e-3 is a number, which YAML takes for a text."""
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {key}: {text!r:.80} is not a YAML value.") from error
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
-def _prompts(files: Sequence[Path]) -> list[GivenPrompt]:
-    return [prompt for file in files for prompt in read_prompts(file)]

@@ -23,9 +23,9 @@ from playground.cli.options import (
 
 if TYPE_CHECKING:
     from engine.drafters.base import Workbench
+    from engine.tuning import OnProgress
+    from engine.tuning.latency import Clock
     from engine.tuning.ranks import RankTable
-    from engine.tuning.step_latency import Clock
-    from engine.tuning.watch import Watch
     from playground.trees.fitting import Fit
     from storage import RunLog
 
@@ -120,7 +120,7 @@ def ranks(options: RanksOptions) -> None:
         log = stack.enter_context(_log(options))
         target, dtype = _made_with(log, options)
         bench = stack.enter_context(_bench(options, target, dtype))
-        watch = stack.enter_context(_watch(f"Ranking with {config.decoding_type}"))
+        tell = stack.enter_context(_progress(f"Ranking with {config.decoding_type}"))
         artifact_id, table = make_table(
             log,
             config,
@@ -128,7 +128,7 @@ def ranks(options: RanksOptions) -> None:
             run_ids=parts(options.runs),
             benchmark_id=options.benchmark,
             depths=options.depths,
-            watch=watch,
+            on_progress=tell,
         )
     typer.echo("\n".join(_described(table)))
     typer.echo(f"table {artifact_id}")
@@ -191,9 +191,14 @@ def latency(options: LatencyOptions) -> None:
     with ExitStack() as stack:
         log = stack.enter_context(_log(options))
         bench = stack.enter_context(_bench(options, options.target or EMBEDDED, options.dtype))
-        watch = stack.enter_context(_watch("Measuring latency"))
+        tell = stack.enter_context(_progress("Measuring latency"))
         clock = measure_clock(
-            log, config, bench, context_len=options.context_len, again=options.again, watch=watch
+            log,
+            config,
+            bench,
+            context_len=options.context_len,
+            again=options.again,
+            on_progress=tell,
         )
     if options.as_json:
         verify, other = clock.verify.to_dict(), clock.other.to_dict()
@@ -246,17 +251,15 @@ def _bench(options: MeasureOptions, target: str, dtype: str | None) -> Iterator[
 
 
 @contextmanager
-def _watch(title: str) -> Iterator[Watch]:
+def _progress(title: str) -> Iterator[OnProgress]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from engine.tuning.watch import Watch
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=1.0)
-        yield Watch(lambda fraction: progress.update(task, completed=fraction))
+        yield lambda fraction: progress.update(task, completed=fraction)
 
 
 def _counts(text: str) -> tuple[int, ...]:

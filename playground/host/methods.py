@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from engine.drafters import methods, parse_method
 from engine.drafters.method import MethodConfig
 from engine.drafters.user_provided import load_user_drafter, register_user_drafter
 from engine.errors import ConfigError
+
+_EXPONENT = re.compile(r"[+-]?\d+e[+-]?\d+", re.IGNORECASE)
 
 
 def choose_method(
@@ -34,12 +37,7 @@ def choose_method(
     own = drafter is not None and ":" in drafter and not Path(drafter).exists()
     if own and name == "Autoregressive":
         name = "User_Provided"
-    values = _base(name)
-    for item in overrides:
-        key, equals, text = item.partition("=")
-        if not equals or not key.strip():
-            raise ConfigError(f"--set takes field=value, got {item!r:.80}.")
-        values[key.strip()] = _yaml_value(key, text)
+    values = {**_base(name), **read_overrides(overrides)}
     if drafter is not None and values.get("decoding_type") == "User_Provided":
         values["drafter"] = register_own(drafter)
     elif drafter is not None:
@@ -82,8 +80,22 @@ def _base(name: str) -> dict[str, Any]:
     )
 
 
-def _yaml_value(key: str, text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--set {key}: {text!r:.80} is not a YAML value.") from error
+def read_overrides(items: Sequence[str]) -> dict[str, Any]:
+    """Settings given as `field=value`, the value read as YAML.
+
+    Raises:
+        ConfigError: one has no `=`, or a value that is no YAML.
+    """
+    found: dict[str, Any] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"--set takes field=value, got {item!r:.80}.")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--set {key}: {text!r:.80} is not a YAML value.") from error
+        # 1e-3 is a number, which YAML takes for a text.
+        number = isinstance(value, str) and _EXPONENT.fullmatch(value)
+        found[key.strip()] = float(value) if number else value
+    return found

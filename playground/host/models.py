@@ -12,7 +12,7 @@ import presets
 from engine.drafters.base import Drafter, Workbench
 from engine.drafters.method import MethodConfig
 from engine.model.loading import load_target
-from engine.model.sources import Progress, TargetSpec
+from engine.model.sources import ProgressCallback, TargetSpec
 from engine.model.target import Target
 from engine.tuning.build import build_drafter, controller_curve
 from engine.tuning.latency import LatencyCurve
@@ -51,7 +51,7 @@ class Models:
         self._curve: LatencyCurve | None = None
         self.loaded: Loaded | None = None
 
-    def target(self, spec: TargetSpec, dtype: str, progress: Progress) -> Target:
+    def target(self, spec: TargetSpec, dtype: str, progress: ProgressCallback) -> Target:
         """The target, loaded if it is not; the one before it is freed first.
 
         Raises:

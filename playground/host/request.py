@@ -13,7 +13,7 @@ from engine.errors import ConfigError, PromptError
 from engine.model.loading import DtypeName
 from engine.model.sources import TargetSpec
 from playground.host.catalog import Catalog, Method
-from playground.web.controls import settings_from
+from playground.host.controls import settings_from
 
 Mode = Literal["chat", "raw"]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
@@ -60,7 +60,7 @@ def read_request(catalog: Catalog, raw: Mapping[str, Any]) -> GenerateRequest:
         target=catalog.target(raw.get("target")),
         dtype=read_dtype(raw.get("dtype")),
         method=method,
-        config=_config(method, form.get("method", {})),
+        config=config_of(method, form.get("method", {})),
         sampling=settings_from(Sampling, form.get("sampling", {}), where="sampling"),
         limits=settings_from(Limits, form.get("limits", {}), where="limits"),
         mode="chat" if mode == "chat" else "raw",
@@ -111,7 +111,12 @@ def _depth(value: object) -> int:
     return 1 + max((_depth(item) for item in inner), default=0)
 
 
-def _config(method: Method, raw: object) -> MethodConfig:
+def config_of(method: Method, raw: object) -> MethodConfig:
+    """The method's settings with those that a form changed.
+
+    Raises:
+        ConfigError: naming what is wrong.
+    """
     if not isinstance(raw, Mapping):
         raise ConfigError(f"The method's settings must be a mapping, got {type(raw).__name__}.")
     kept = {k: v for k, v in method.config.model_dump().items() if k not in raw}

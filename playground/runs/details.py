@@ -1,57 +1,80 @@
-"""Everything about the run that is open on the Runs page, in words."""
+"""One run of the log, to read and to annotate; and what is done to several runs at once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, Field
+
+from engine.config import Settings
 from engine.errors import ConfigError
-from playground.host.request import read_run_id
-from playground.runs.query import read_mapping
-from playground.runs.settings import Types, changed, flat, words
-from storage import RunDetail, RunLog
-
-Rows = list[tuple[str, str]]
+from playground.runs.query import RunId, RunIds, Text
+from playground.runs.settings import flatten, machine, short
+from storage import MAX_NAME_CHARS, MAX_NOTE_CHARS, MAX_TAG_CHARS, MAX_TAGS, RunDetail, RunLog
 
 
-def details(log: RunLog, asked: Any, types: Types) -> dict[str, Any]:
-    """Name, tags, note and error, and `facts`: tables of settings and surroundings.
+def _clean(tags: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(tag.strip() for tag in tags if tag.strip()))
 
-    Raises:
-        ConfigError: there is no such run.
-    """
-    run_id = read_run_id(read_mapping("The question", asked).get("id"))
+
+Tags = Annotated[
+    tuple[Annotated[Text, Field(max_length=MAX_TAG_CHARS)], ...],
+    Field(strict=False, max_length=MAX_TAGS),
+    AfterValidator(_clean),
+]
+
+
+class Annotation(Settings):
+    """New name, note or tags of a run; what is None stays."""
+
+    id: RunId
+    name: Annotated[Text, Field(max_length=MAX_NAME_CHARS)] | None = None
+    note: Annotated[str, Field(max_length=MAX_NOTE_CHARS, pattern=r"^[^\x00]*$")] | None = None
+    tags: Tags | None = None
+
+    def apply(self, log: RunLog) -> None:
+        """Raises StorageError: no such run."""
+        if self.name is not None:
+            log.rename(self.id, self.name.strip())
+        if self.note is not None:
+            log.set_note(self.id, self.note.strip())
+        if self.tags is not None:
+            log.set_tags(self.id, self.tags)
+
+
+class Selection(Settings):
+    """Ticked runs, and what is done to all of them or to none."""
+
+    ids: Annotated[RunIds, Field(min_length=1)]
+    add: Tags = ()
+    remove: Tags = ()
+    deleted: bool | None = None
+
+    def apply(self, log: RunLog) -> None:
+        """Raises StorageError: one of them is not in the log."""
+        if self.add or self.remove:
+            log.retag(self.ids, add=self.add, remove=self.remove)
+        if self.deleted is not None:
+            (log.delete if self.deleted else log.restore)(*self.ids)
+
+
+def split_tags(text: str) -> tuple[str, ...]:
+    """Tags as people type them, with commas between; in order."""
+    return tuple(sorted(_clean(tuple(text.split(",")))))
+
+
+def stored_run(log: RunLog, run_id: str) -> RunDetail:
+    """Raises ConfigError: there is no such run."""
     run = log.get(run_id)
     if run is None:
-        raise ConfigError(f"No run {run_id} is in the log. It may be in another one.")
-    return {
-        "id": run.id,
-        "name": run.name,
-        "note": run.note,
-        "tags": list(run.tags),
-        "deleted": run.deleted,
-        "error": run.error,
-        "setup_id": run.setup_id,
-        "method_title": run.method_title,
-        "settings": changed(run, types),
-        "facts": [[title, rows] for title, rows in _facts(run) if rows],
-    }
+        raise ConfigError(f"No run {run_id!r:.80} is in the log. It may be in another one.")
+    return run
 
 
-def _facts(run: RunDetail) -> list[tuple[str, Rows]]:
-    known = ("target", "dtype", "device")
-    machine = {k: v for k, v in run.environment.items() if k not in known}
-    return [
-        ("run", _run(run)),
-        ("method", _rows(run.method)),
-        ("sampling and limits", _rows({**run.sampling, **run.limits})),
-        ("labels", _rows(run.labels)),
-        ("machine and versions", _rows(machine)),
-    ]
-
-
-def _run(run: RunDetail) -> Rows:
-    shown = {
+def facts(run: RunDetail) -> dict[str, Sequence[tuple[str, str]]]:
+    """All settings of a run and where it ran: tables of names and short texts, by title."""
+    general = {
         "id": run.id,
         "began": run.created_at.isoformat(timespec="seconds"),
         "status": run.status,
@@ -64,8 +87,15 @@ def _run(run: RunDetail) -> Rows:
         "steps": run.num_steps,
         "benchmark": run.benchmark_id,
     }
-    return [(name, words(value)) for name, value in shown.items() if value is not None]
-
-
-def _rows(values: Mapping[str, Any]) -> Rows:
-    return [(name, words(value)) for name, value in flat(values).items()]
+    tables: dict[str, dict[str, Any]] = {
+        "run": {name: value for name, value in general.items() if value is not None},
+        "method": flatten(run.method),
+        "sampling and limits": {**run.sampling, **run.limits},
+        "labels": dict(run.labels),
+        "machine and versions": machine(run),
+    }
+    return {
+        title: [(name, short(value)) for name, value in table.items()]
+        for title, table in tables.items()
+        if table
+    }

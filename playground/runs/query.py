@@ -1,143 +1,212 @@
-"""Questions about the run log as a browser sends them, checked before the database sees them."""
+"""Which runs are asked for: the filters of the Runs page, and the link that restores them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Any, cast, get_args
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, cast, get_args
 
+from pydantic import AfterValidator, Field
+
+from engine.config import Settings
 from engine.errors import ConfigError
-from playground.host.request import read_count, read_run_id
-from storage import RunQuery
-from storage.filters import LABEL_PREFIX, Figure, GroupKey, SortKey, names_of
-from storage.records import Status
+from storage import LABEL_PREFIX, Figure, GroupKey, RunQuery, SortKey, Status, names_of
 
 PAGE_SIZE = 50
-MAX_PAGE = 1_000_000
-MAX_SEARCH_CHARS = 200
-MAX_VALUE_CHARS = 600
-MAX_LABELS = 16
-MAX_IDS = 500
-EQUAL = (
-    "target",
-    "decoding_type",
-    "method_title",
-    "dtype",
-    "device",
-    "setup_id",
-    "prompt_id",
-    "benchmark_id",
-    "tag",
-)
-KNOWN = {*EQUAL, "text", "status", "labels", "ranges", "ids", "deleted"}
-KNOWN |= {"sort", "descending", "page", "group", "baseline"}
+MAX_LINK_CHARS = 20_000
+PICKED = ("tag", "benchmark_id", "setup_id", "prompt_id", "dtype", "device", "decoding_type")
+EQUAL = ("target", "method_title", *PICKED)
+NUM_RUNS = "num_runs"
+"""Orders groups by their size; runs by time."""
 
 
-def read_query(asked: Any) -> RunQuery:
-    """A query from what the table sent; what is empty filters nothing.
+def _storable(text: str) -> str:
+    if "\x00" in text:
+        raise ValueError("text must not contain NUL characters")
+    return text
+
+
+def _one_of(name: str, allowed: Iterable[str], prefix: str = "\x00") -> Callable[[str], str]:
+    names = tuple(allowed)
+
+    def check(value: str) -> str:
+        if value not in names and not value.startswith(prefix):
+            raise ValueError(f"{name} must be one of {', '.join(filter(None, names))}")
+        return value
+
+    return check
+
+
+def _different(ids: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(ids))
+
+
+Text = Annotated[str, Field(max_length=600), AfterValidator(_storable)]
+RunId = Annotated[str, Field(pattern=r"^[!-~]{1,64}$")]
+"""As it may stand in a link; whether there is such a run is the log's to say."""
+RunIds = Annotated[
+    tuple[RunId, ...], Field(strict=False, max_length=500), AfterValidator(_different)
+]
+Bound = Annotated[float, Field(allow_inf_nan=False)] | None
+Range = Annotated[tuple[Bound, Bound], Field(strict=False)]
+StatusName = Annotated[str, AfterValidator(_one_of("status", ("", *get_args(Status))))]
+SortName = Annotated[str, AfterValidator(_one_of("sort", (NUM_RUNS, *names_of(SortKey))))]
+GroupName = Annotated[
+    Text, AfterValidator(_one_of("group", (*names_of(GroupKey), "tag"), LABEL_PREFIX))
+]
+
+
+class Baseline(Settings):
+    """A configuration whose tok/s speedups divide by."""
+
+    setup_id: Text
+    title: Text
+
+
+class TableQuery(Settings):
+    """Filters, grouping, order and page of the table; what is empty filters nothing."""
+
+    text: Annotated[Text, Field(max_length=200)] = ""
+    status: StatusName | None = None
+    deleted: bool = False
+    target: Text | None = None
+    decoding_type: Text | None = None
+    method_title: Text | None = None
+    dtype: Text | None = None
+    device: Text | None = None
+    setup_id: Text | None = None
+    prompt_id: Text | None = None
+    benchmark_id: Text | None = None
+    tag: Text | None = None
+    labels: Annotated[dict[Text, Text], Field(max_length=16)] = {}
+    ranges: dict[Figure, Range] = {}
+    ids: RunIds | None = None
+    group: GroupName | None = None
+    sort: SortName = "created_at"
+    descending: bool = True
+    page: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    compare: RunIds | None = None
+    baseline: Baseline | None = None
+
+    def run_query(self, **changes: Any) -> RunQuery:
+        """The question to the log."""
+        asked: dict[str, Any] = {name: getattr(self, name) or None for name in (*EQUAL, "status")}
+        asked |= {name: getattr(self, name) for name in ("text", "labels", "ranges", "ids")}
+        query = RunQuery(
+            **asked,
+            only_deleted=self.deleted,
+            sort=cast(SortKey, "created_at" if self.sort == NUM_RUNS else self.sort),
+            descending=self.descending,
+            limit=PAGE_SIZE,
+            offset=PAGE_SIZE * self.page,
+        )
+        return replace(query, **changes)
+
+    def in_group(self, value: str | None) -> TableQuery:
+        """The runs of one of the groups that this query makes, newest first."""
+        by, changes = self.group or "", dict[str, Any]({self.group or "": value})
+        if by.startswith(LABEL_PREFIX):
+            changes = {"labels": {**self.labels, by.removeprefix(LABEL_PREFIX): value}}
+        first = {"group": None, "page": 0, "sort": "created_at", "descending": True}
+        return self.parse({**self.model_dump(), **first, **changes})
+
+    def after(self, before: TableQuery) -> TableQuery:
+        """Back on the first page if the filters have changed, in the usual order if the groups."""
+        if self.group != before.group:
+            usual = NUM_RUNS if self.group else "created_at"
+            return self.replace(page=0, sort=usual, descending=True)
+        return self if self.filters == before.filters else self.replace(page=0)
+
+    def sorted_by(self, sort: str) -> TableQuery:
+        """In another order, largest first; in the same one turned round."""
+        return self.replace(page=0, sort=sort, descending=self.sort != sort or not self.descending)
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """What decides which runs are found."""
+        others = ("sort", "descending", "page", "compare", "baseline", "group")
+        return {name: value for name, value in self.link_values.items() if name not in others}
+
+    @property
+    def link_values(self) -> dict[str, Any]:
+        """What differs from the table as it opens: short enough for an address."""
+        return {
+            name: value
+            for name, value in self.model_dump(mode="json", exclude_defaults=True).items()
+            if value not in ("", {})
+        }
+
+
+def read_link(text: str) -> TableQuery:
+    """The query that a link's `runs` holds.
 
     Raises:
-        ConfigError: naming what is wrong with it.
+        ConfigError: it is malformed.
     """
-    raw = read_mapping("The question", asked)
-    unknown = sorted(str(key) for key in raw.keys() - KNOWN)
-    if unknown:
-        raise ConfigError(f"Runs cannot be asked for by {unknown[0]!r:.60}.")
-    status = _word("status", raw.get("status") or None, (None, *get_args(Status)))
-    equal: dict[str, Any] = {n: read_text(n, raw[n]) for n in EQUAL if raw.get(n)}
-    return RunQuery(
-        **equal,
-        text=read_text("text", raw.get("text") or "", most=MAX_SEARCH_CHARS),
-        status=cast(Status | None, status),
-        labels=_labels(raw.get("labels") or {}),
-        ranges=_ranges(raw.get("ranges") or {}),
-        ids=None if raw.get("ids") is None else read_ids(raw["ids"]),
-        only_deleted=_flag("deleted", raw.get("deleted", False)),
-        sort=cast(SortKey, _word("sort", raw.get("sort", "created_at"), names_of(SortKey))),
-        descending=_flag("descending", raw.get("descending", True)),
-        limit=PAGE_SIZE,
-        offset=PAGE_SIZE * read_count("page", raw.get("page", 0), most=MAX_PAGE),
-    )
-
-
-def read_group(raw: object) -> str:
-    """What to group by.
-
-    Raises:
-        ConfigError: no such thing.
-    """
-    text = read_text("group", raw)
-    return text if text.startswith(LABEL_PREFIX) else _word("group", text, (*_GROUPS, "tag"))
-
-
-def read_ids(raw: object) -> tuple[str, ...]:
-    """Ids of ticked runs.
-
-    Raises:
-        ConfigError: no list of ids, or too many.
-    """
-    if not isinstance(raw, list | tuple) or len(raw) > MAX_IDS:
-        raise ConfigError(f"ids must be a list of at most {MAX_IDS} runs.")
-    return tuple(dict.fromkeys(read_run_id(item) for item in raw))
-
-
-def read_mapping(name: str, raw: object) -> Mapping[str, Any]:
-    if not isinstance(raw, Mapping):
-        raise ConfigError(f"{name} must be a mapping, got {type(raw).__name__}.")
-    return raw
-
-
-def read_text(name: str, raw: object, *, most: int = MAX_VALUE_CHARS) -> str:
-    """Text that a database can be asked for."""
-    if not isinstance(raw, str) or len(raw) > most or "\x00" in raw or not _is_whole(raw):
-        raise ConfigError(f"{name} must be text of at most {most} characters, got {raw!r:.60}.")
-    return raw
-
-
-def _is_whole(text: str) -> bool:
+    if len(text) > MAX_LINK_CHARS:
+        raise ConfigError("The link is too long. Open the Runs page and filter there.")
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("The link is damaged. Open the Runs page and filter there.") from error
+    return TableQuery.parse(values, where="the link")
 
 
-def _labels(raw: object) -> dict[str, str]:
-    pairs = read_mapping("labels", raw)
-    if len(pairs) > MAX_LABELS:
-        raise ConfigError(f"At most {MAX_LABELS} labels are taken, got {len(pairs)}.")
-    return {read_text("label", k): read_text("label", v) for k, v in pairs.items()}
+# ---- further filters as short texts: `tag = keep`, `label:turn = 1`, `tok_s >= 90`
+
+FILTER = re.compile(r"(.+?)\s*(>=|<=|=)\s*(.*)", re.DOTALL)
 
 
-def _ranges(raw: object) -> dict[Figure, tuple[float | None, float | None]]:
-    found: dict[Figure, tuple[float | None, float | None]] = {}
-    for name, bounds in read_mapping("ranges", raw).items():
-        figure = cast(Figure, _word("range", name, names_of(Figure)))
-        if not isinstance(bounds, list | tuple) or len(bounds) != 2:
-            raise ConfigError(f"The range of {figure} must be [least, most].")
-        found[figure] = (_bound(figure, bounds[0]), _bound(figure, bounds[1]))
+def filter_texts(query: TableQuery) -> list[str]:
+    """The query's further filters, one text each."""
+    found = [f"{name} = {value}" for name in PICKED if (value := getattr(query, name))]
+    found += [f"{LABEL_PREFIX}{key} = {value}" for key, value in query.labels.items()]
+    for name, bounds in query.ranges.items():
+        found += [
+            f"{name} {sign} {bound:g}"
+            for sign, bound in zip((">=", "<="), bounds, strict=True)
+            if bound is not None
+        ]
+    return found + ([f"ids = {','.join(query.ids)}"] if query.ids else [])
+
+
+def read_filters(texts: Iterable[str], titles: Mapping[str, str]) -> dict[str, Any]:
+    """Values of a `TableQuery` for filters as written by `filter_texts` or by hand.
+
+    Args:
+        titles: the names under which figures are shown, which are taken for theirs.
+
+    Raises:
+        ConfigError: one of them is no filter.
+    """
+    keys = {title.casefold(): key for key, title in titles.items()}
+    found: dict[str, Any] = {"labels": {}, "ranges": {}}
+    for text in texts:
+        match = FILTER.fullmatch(text)
+        name, sign, value = match.groups() if match else ("", "", "")
+        name = keys.get(name.casefold(), name)
+        if sign == "=" and name in PICKED:
+            found[name] = value
+        elif sign == "=" and name == "ids":
+            found["ids"] = value.split(",")
+        elif sign == "=" and name.startswith(LABEL_PREFIX):
+            found["labels"][name.removeprefix(LABEL_PREFIX)] = value
+        elif sign in (">=", "<=") and name in names_of(Figure):
+            least, most = found["ranges"].get(name, (None, None))
+            bound = _number(text, value)
+            found["ranges"][name] = (bound, most) if sign == ">=" else (least, bound)
+        else:
+            raise ConfigError(
+                f"A filter must be like `tok/s >= 90`, `tag = keep` or `label:turn = 1`, got "
+                f"{text!r:.80}."
+            )
     return found
 
 
-def _bound(figure: str, raw: object) -> float | None:
-    if raw is None:
-        return None
-    if isinstance(raw, bool) or not isinstance(raw, int | float) or not math.isfinite(raw):
-        raise ConfigError(f"A bound of {figure} must be a number, got {raw!r:.40}.")
-    return float(raw)
-
-
-def _flag(name: str, raw: object) -> bool:
-    if not isinstance(raw, bool):
-        raise ConfigError(f"{name} must be true or false, got {raw!r:.40}.")
-    return raw
-
-
-_GROUPS = names_of(GroupKey)
-
-
-def _word(name: str, raw: Any, allowed: tuple[Any, ...]) -> Any:
-    if isinstance(raw, str | None) and raw in allowed:
-        return raw
-    words = ", ".join(str(item) for item in allowed if item)
-    raise ConfigError(f"{name} must be one of {words}, got {raw!r:.40}.")
+def _number(text: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError as error:
+        raise ConfigError(f"{text!r:.80} must end with a number.") from error

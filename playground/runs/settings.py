@@ -1,4 +1,4 @@
-"""A run's settings as flat names and short words, and which of them differ between runs."""
+"""A run's settings as flat names and short texts, and which of them differ between runs."""
 
 from __future__ import annotations
 
@@ -11,83 +11,80 @@ from typing import Any
 from engine.drafters.method import MethodConfig
 from storage import RunDetail, RunSummary
 
-MAX_WORD_CHARS = 80
+MAX_VALUE_CHARS = 80
 ABSENT = "–"
 Types = Mapping[str, type[MethodConfig]]
 
 
-def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one: `{"a": {"b": 1}}` → `{"a.b": 1}`; an empty one stays as it is."""
     found: dict[str, Any] = {}
     for key, inner in value.items():
         name = f"{prefix}{key}"
         if isinstance(inner, Mapping) and inner:
-            found |= flat(inner, f"{name}.")
+            found |= flatten(inner, f"{name}.")
         else:
             found[name] = inner
     return found
 
 
-def words(value: Any) -> str:
-    """A setting's value in a few words; different values have different words."""
+def short(value: Any) -> str:
+    """A setting's value in at most `MAX_VALUE_CHARS`; different values give different texts."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, float):
         return f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    if isinstance(value, int | str):
-        return _clipped(str(value))
-    if (
-        isinstance(value, list | tuple)
-        and value
-        and all(isinstance(v, list | tuple) for v in value)
-    ):
-        return f"{len(value)} paths #{_mark(value)}"
-    if isinstance(value, list | tuple) and value and all(isinstance(v, str) for v in value):
-        return _clipped(", ".join(value))
-    return _clipped(json.dumps(value, ensure_ascii=False, default=str))
-
-
-def _clipped(text: str) -> str:
-    if len(text) <= MAX_WORD_CHARS:
+    if isinstance(value, list | tuple) and value:
+        if all(isinstance(item, list | tuple) for item in value):
+            return f"{len(value)} paths #{_digest(value)}"
+        if all(isinstance(item, str) for item in value):
+            value = ", ".join(value)
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if len(text) <= MAX_VALUE_CHARS:
         return text
-    return f"{text[: MAX_WORD_CHARS - 7]}… #{_mark(text)}"
+    return f"{text[: MAX_VALUE_CHARS - 7]}… #{_digest(text)}"
 
 
-def _mark(value: Any) -> str:
+def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest()[:4]
 
 
-def settings_of(run: RunSummary) -> dict[str, Any]:
-    """Everything that was chosen for a run, flat: `method.max_draft_len`, `sampling.seed`, …"""
-    chosen = {"target": run.target, "dtype": run.dtype, "device": run.device}
-    return chosen | flat({"method": run.method, "sampling": run.sampling, "limits": run.limits})
+def chosen(run: RunSummary) -> dict[str, Any]:
+    """All that was chosen for a run, flat: `method.max_draft_len`, `sampling.top_k`, `label.turn`.
+
+    A greedy run comes without its seed, which decides nothing.
+    """
+    sampling = dict(run.sampling)
+    if not sampling.get("temperature"):
+        sampling.pop("seed", None)
+    groups = {"method": run.method, "sampling": sampling, "limits": run.limits, "label": run.labels}
+    return {"target": run.target, "dtype": run.dtype, "device": run.device} | flatten(
+        {name: values for name, values in groups.items() if values}
+    )
 
 
-def surroundings_of(run: RunDetail) -> dict[str, Any]:
-    """Where a run ran, flat: `environment.versions.torch`, …"""
+def machine(run: RunDetail) -> dict[str, Any]:
+    """Where a run ran, flat: `versions.torch`, …"""
     known = {"target", "dtype", "device"}
-    return flat({"environment": {k: v for k, v in run.environment.items() if k not in known}})
+    return flatten({k: v for k, v in run.environment.items() if k not in known})
 
 
-def changed(run: RunSummary, types: Types) -> str:
+def non_default(run: RunSummary, types: Types) -> str:
     """What tells a run's method and sampling from their defaults, in one line."""
     usual = defaults(run.decoding_type, types)
     own = {k: v for k, v in run.method.items() if k != "decoding_type" and usual.get(k) != v}
-    parts = [f"{key} {words(value)}" for key, value in own.items()]
-    temperature = run.sampling.get("temperature")
-    if temperature:
-        parts.append(f"temperature {words(temperature)}")
-    return " · ".join(parts)
+    if temperature := run.sampling.get("temperature"):
+        own["temperature"] = temperature
+    return " · ".join(f"{key} {short(value)}" for key, value in own.items())
 
 
 def defaults(decoding_type: str, types: Types) -> dict[str, Any]:
     """A method's default settings as stored; of an unknown one none."""
     cls = types.get(decoding_type)
-    if cls is None:
-        return {}
-    usual = {name: field.get_default() for name, field in cls.model_fields.items()}
+    fields = cls.model_fields.items() if cls else ()
+    usual = {name: field.get_default() for name, field in fields}
     return dict(json.loads(json.dumps(usual, default=_plain)))
 
 
@@ -96,8 +93,8 @@ def _plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """The settings of some runs: the different values of each, in words.
+class SettingTexts:
+    """The settings of some runs: the different values of each, as short texts.
 
     Attributes:
         usual: names whose value is their method's default; where others lack such a setting, that
@@ -107,35 +104,35 @@ class Column:
     values: Mapping[str, Sequence[str]]
     usual: frozenset[str] = frozenset()
 
+    @classmethod
+    def of(
+        cls, all_settings: Sequence[Mapping[str, Any]], usual: frozenset[str] = frozenset()
+    ) -> SettingTexts:
+        found: dict[str, dict[str, None]] = {}
+        for settings in all_settings:
+            for name, value in settings.items():
+                found.setdefault(name, {})[short(value)] = None
+        return cls({name: tuple(values) for name, values in found.items()}, usual)
 
-def differences(columns: Sequence[Column]) -> list[dict[str, Any]]:
-    """The names whose values are not the same in all columns; of one column, not in all its runs.
+
+def differences(configurations: Sequence[SettingTexts]) -> dict[str, list[str]]:
+    """The settings that are not the same in all configurations, or not in all runs of the only one.
 
     Returns:
-        Rows of `name` and `values`, one per column; a name that a column lacks has a dash there.
+        A text per configuration for each name; a dash where a configuration lacks it.
     """
-    names = dict.fromkeys(name for column in columns for name in column.values)
-    rows = []
-    for name in names:
-        if _differs(name, columns):
-            values = [", ".join(sorted(column.values.get(name, (ABSENT,)))) for column in columns]
-            rows.append({"name": name, "values": values})
-    return rows
+    names = dict.fromkeys(name for each in configurations for name in each.values)
+    return {
+        name: [", ".join(sorted(each.values.get(name, (ABSENT,)))) for each in configurations]
+        for name in names
+        if _differs(name, configurations)
+    }
 
 
-def _differs(name: str, columns: Sequence[Column]) -> bool:
-    having = [column for column in columns if name in column.values]
-    different = {frozenset(column.values[name]) for column in having}
-    if len(columns) == 1:
+def _differs(name: str, configurations: Sequence[SettingTexts]) -> bool:
+    having = [each for each in configurations if name in each.values]
+    different = {frozenset(each.values[name]) for each in having}
+    if len(configurations) == 1:
         return any(len(values) > 1 for values in different)
-    lacking = len(having) < len(columns)
-    return len(different) > 1 or (lacking and any(name not in c.usual for c in having))
-
-
-def values_in_words(all_settings: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """The different values of each name over several runs, in the order in which they came."""
-    found: dict[str, dict[str, None]] = {}
-    for settings in all_settings:
-        for name, value in settings.items():
-            found.setdefault(name, {})[words(value)] = None
-    return {name: tuple(values) for name, values in found.items()}
+    lacking = len(having) < len(configurations)
+    return len(different) > 1 or (lacking and any(name not in each.usual for each in having))

@@ -7,23 +7,30 @@ at a time. A float that JSON has no word for is {"$float": "nan"}.
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from datetime import UTC
-from typing import IO, Any
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, Literal, cast
 
 from engine.errors import ConfigError
-from playground.runs.transfer_check import check_run
-from storage import Arrival, RunDetail, RunLog, RunSummary, StepRow, StoredRun
-from storage.filters import Figure, names_of
+from playground.runs.imports import checked_run
+from storage import Figure, RunDetail, RunLog, RunSummary, StepRow, StoredRun, names_of
 
+Kind = Literal["json", "csv", "steps"]
+"""Whole runs, a line per run, a line per step."""
 FORMAT = "speculative-decoding-playground/runs"
 VERSION = 1
 HEAD = json.dumps({"format": FORMAT, "version": VERSION})[:-1] + ', "runs": [\n'
 TAIL = "\n]}\n"
+GZIP_MAGIC = b"\x1f\x8b"
 DERIVED = ("setup_id", "prompt_id")
 """Follow from the rest; a log computes them anew."""
 BATCH = 200
@@ -38,24 +45,49 @@ STEP_COLUMNS = (
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
-# ---- JSON
+# ---- out
 
 
-def write_json(log: RunLog, run_ids: Sequence[str], stream: IO[str]) -> Iterator[int]:
-    """Write whole runs; yields how many are written, after each."""
-    stream.write(HEAD)
+def export_runs(log: RunLog, run_ids: Sequence[str], stream: IO[str], kind: Kind) -> Iterator[int]:
+    """Write runs; yields how many are written, after each."""
+    stream.write({"json": HEAD, "csv": _runs_header(), "steps": _steps_header()}[kind])
     for number, run_id in enumerate(run_ids):
         stored = log.read_whole(run_id)
         if stored is not None:
-            stream.write((",\n" if number else "") + run_line(stored))
+            if kind == "json":
+                stream.write((",\n" if number else "") + run_line(stored))
+            elif kind == "csv":
+                stream.write(_run_row(stored.run))
+            else:
+                stream.writelines(_step_row(run_id, step) for step in stored.steps)
         yield number + 1
-    stream.write(TAIL)
+    stream.write(TAIL if kind == "json" else "")
+
+
+@contextmanager
+def writing(file: Path) -> Iterator[IO[str]]:
+    """A text stream into a file that appears only when all is written; gzip if it ends in .gz.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    part = file.with_name(f".{file.name}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        opener = cast(Any, gzip.open if file.suffix == ".gz" else open)
+        with opener(part, "wt", encoding="utf-8", newline="\n") as stream:
+            yield stream
+        os.replace(part, file)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror or error}.") from error
+    finally:
+        with suppress(OSError):
+            part.unlink()
 
 
 def run_line(stored: StoredRun) -> str:
     """A whole run as one line of JSON."""
-    values = run_values(stored.run)
-    values["steps"] = [asdict(step) for step in stored.steps]
+    values = run_values(stored.run) | {"steps": [asdict(step) for step in stored.steps]}
     try:
         return json.dumps(values, allow_nan=False)
     except ValueError:
@@ -79,105 +111,11 @@ def _without_odd_floats(value: Any) -> Any:
     return value
 
 
-def read_lines(lines: Iterable[str]) -> Iterator[StoredRun]:
-    """The runs of an export, one at a time.
-
-    Raises:
-        ConfigError: it is no such file, or a run in it is malformed; names the run.
-    """
-    source = iter(lines)
-    first = next(source, "")
-    if _is_head(first):
-        for number, line in enumerate(source, start=1):
-            text = line.strip().removesuffix(",")
-            if text == "]}":
-                return
-            if text:
-                yield parse_run(text, number)
-        raise ConfigError("The file ends in the middle. Copy or export it again.")
-    document = _json(first + "".join(source), "The file")
-    _check_head(document)
-    for number, raw in enumerate(document["runs"], start=1):
-        yield _stored(raw, number)
-
-
-def _is_head(line: str) -> bool:
-    """Whether the runs follow one by one, as `write_json` writes them."""
-    text = line.strip()
-    if not text.endswith('"runs": ['):
-        return False
-    _check_head(_json(text + "]}", "The file"))
-    return True
-
-
-def _check_head(document: Any) -> None:
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ConfigError(f"The file must be an export of runs (format {FORMAT}); this is not.")
-    version = document.get("version")
-    if version != VERSION or not isinstance(document.get("runs"), list):
-        raise ConfigError(
-            f"The file's version must be {VERSION}, got {version!r:.20}. Update the program, or "
-            "export the runs with this version."
-        )
-
-
-def parse_run(text: str, number: int) -> StoredRun:
-    """A run of an export.
-
-    Args:
-        number: its place in the file, for the error.
-
-    Raises:
-        ConfigError: it is malformed.
-    """
-    return _stored(_json(text, f"Run {number} of the file"), number)
-
-
-def _json(text: str, what: str) -> Any:
-    try:
-        return json.loads(text, object_hook=_odd_float)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{what} is not valid JSON: {error}.") from error
-
-
-def _odd_float(value: dict[str, Any]) -> Any:
-    if value.keys() == {"$float"}:
-        return float(value["$float"])
-    return value
-
-
-def _stored(raw: Any, number: int) -> StoredRun:
-    if not isinstance(raw, dict):
-        raise ConfigError(f"Run {number} of the file must be an object.")
-    where = f"Run {raw.get('id', number)!s:.40} of the file"
-    rows = raw.get("steps", [])
-    values = {key: value for key, value in raw.items() if key != "steps"}
-    run, steps = check_run({**values, **dict.fromkeys(DERIVED, "")}, rows, where)
-    return StoredRun(run, steps)
-
-
-def take_in(log: RunLog, runs: Iterable[StoredRun]) -> Iterator[tuple[Arrival, ...]]:
-    """Add runs to a log, a batch at a time; each batch arrives whole or not at all."""
-    batch: list[StoredRun] = []
-    for stored in runs:
-        batch.append(stored)
-        if len(batch) == BATCH:
-            yield log.write_whole(batch)
-            batch = []
-    if batch:
-        yield log.write_whole(batch)
-
-
-# ---- CSV
-
-
-def runs_header() -> str:
-    """The first line of the table of runs."""
+def _runs_header() -> str:
     return _csv_line([*RUN_COLUMNS, *names_of(Figure), "tags", *JSON_COLUMNS, "prompt", "text"])
 
 
-def runs_row(run: RunDetail) -> str:
-    """A run as a line: figures, settings as JSON, prompt and text."""
+def _run_row(run: RunDetail) -> str:
     values: list[Any] = [getattr(run, name) for name in RUN_COLUMNS]
     values[1] = run.created_at.astimezone(UTC).isoformat()
     values += [getattr(run, name) for name in names_of(Figure)]
@@ -186,13 +124,11 @@ def runs_row(run: RunDetail) -> str:
     return _csv_line([*values, run.prompt_text, run.text])
 
 
-def steps_header() -> str:
-    """The first line of the table of steps."""
+def _steps_header() -> str:
     return _csv_line(["run_id", *STEP_COLUMNS, "num_drafted", "num_accepted", "committed_text"])
 
 
-def steps_row(run_id: str, step: StepRow) -> str:
-    """A step as a line: its counts and times, and the text that it committed."""
+def _step_row(run_id: str, step: StepRow) -> str:
     values: list[Any] = [run_id, *(getattr(step, name) for name in STEP_COLUMNS)]
     text = "".join(step.committed_texts)
     return _csv_line([*values, len(step.tokens) - 1, len(step.accepted), text])
@@ -210,3 +146,105 @@ def _cell(value: Any) -> Any:
         whole = value.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
         return f"'{whole}" if whole.startswith(FORMULA_STARTS) else whole
     return value
+
+
+# ---- in
+
+
+@dataclass(slots=True)
+class Imported:
+    """What became of the runs of a file: added, known already, added under a new id."""
+
+    added: int = 0
+    known: int = 0
+    renamed: dict[str, str] = field(default_factory=dict)
+    """New ids by the given ones, which other runs have."""
+
+
+def import_runs(log: RunLog, lines: Iterable[str]) -> Iterator[Imported]:
+    """Add the runs of an export, a batch at a time; each batch arrives whole or not at all.
+
+    Raises:
+        ConfigError: it is no export, or a run in it is malformed; names the run.
+        StorageError: the log refuses a value.
+    """
+    found = Imported()
+    runs = read_runs(lines)
+    while batch := list(islice(runs, BATCH)):
+        for arrival in log.write_whole(batch):
+            found.added += arrival.kind != "known"
+            found.known += arrival.kind == "known"
+            if arrival.kind == "renamed":
+                found.renamed[arrival.given_id] = arrival.id
+        yield found
+
+
+@contextmanager
+def reading(file: Path) -> Iterator[IO[str]]:
+    """A text stream out of a file, gzip or not.
+
+    Raises:
+        ConfigError: it cannot be read, or is no text.
+    """
+    try:
+        with file.open("rb") as raw:
+            packed = raw.read(2) == GZIP_MAGIC
+            raw.seek(0)
+            with gzip.open(raw) if packed else raw as plain:
+                yield io.TextIOWrapper(cast(Any, plain), encoding="utf-8")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file.name} cannot be read: {error}.") from error
+
+
+def read_runs(lines: Iterable[str]) -> Iterator[StoredRun]:
+    """The runs of an export, one at a time; a reformatted one is read as a whole.
+
+    Raises:
+        ConfigError: it is no export, or a run in it is malformed; names the run.
+    """
+    source = iter(lines)
+    first = next(source, "")
+    if not first.strip().endswith('"runs": ['):
+        document = _json(first + "".join(source), "The file")
+        _check_head(document)
+        for number, raw in enumerate(document["runs"], start=1):
+            yield _stored(raw, number)
+        return
+    _check_head(_json(first + "]}", "The file"))
+    for number, line in enumerate(source, start=1):
+        text = line.strip().removesuffix(",")
+        if text == "]}":
+            return
+        if text:
+            yield _stored(_json(text, f"Run {number} of the file"), number)
+    raise ConfigError("The file ends in the middle. Copy or export it again.")
+
+
+def _check_head(document: Any) -> None:
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ConfigError(f"The file must be an export of runs (format {FORMAT}); this is not.")
+    version = document.get("version")
+    if version != VERSION or not isinstance(document.get("runs"), list):
+        raise ConfigError(
+            f"The file's version must be {VERSION}, got {version!r:.20}. Update the program, or "
+            "export the runs with this version."
+        )
+
+
+def _json(text: str, what: str) -> Any:
+    try:
+        return json.loads(text, object_hook=_odd_float)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{what} is not valid JSON: {error}.") from error
+
+
+def _odd_float(value: dict[str, Any]) -> Any:
+    return float(value["$float"]) if value.keys() == {"$float"} else value
+
+
+def _stored(raw: Any, number: int) -> StoredRun:
+    if not isinstance(raw, dict):
+        raise ConfigError(f"Run {number} of the file must be an object.")
+    values = {key: value for key, value in raw.items() if key != "steps"}
+    where = f"Run {raw.get('id', number)!s:.40} of the file"
+    return checked_run({**values, **dict.fromkeys(DERIVED, "")}, raw.get("steps", []), where)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.tuning.redraft import DraftedTrees
-from engine.tuning.shape import draft_shape
 from playground.trees.methods import DYNAMIC_FIELDS
 from playground.trees.sources import is_greedy
 from storage import RunLog
@@ -27,36 +25,28 @@ def drafted_row(
     accepted: Sequence[int],
     nodes: Sequence[int],
 ) -> dict[str, Any]:
-    """Figures and shapes as the page's `DynamicCard` reads them; plain JSON."""
+    """Figures and shapes as the page's `DynamicCard` reads them; plain JSON.
+
+    A path comes with the steps that drafted it and those that accepted it, its parent before it.
+    """
     steps, total = len(accepted), sum(accepted)
-    mat = 1 + total / steps
+    most = sorted(trees.drafted.items(), key=lambda item: (-item[1], len(item[0]), item[0]))
     at_least = np.bincount(np.array(accepted))[::-1].cumsum()[::-1][1:]
     return {
         "settings": {name: getattr(config, name) for name in DYNAMIC_FIELDS},
         "steps": steps,
         "tokens": steps + total,
-        "mat": mat,
+        "mat": 1 + total / steps,
         "rates": (at_least / steps).tolist(),
         "nodes": sum(nodes) / steps,
-        "levels": list(draft_shape(config).levels),
+        "levels": list(config.draft_shape().levels),
         "counts": {
-            "nodes": _sorted(trees.num_nodes),
-            "depths": _sorted(trees.depths),
-            "widths": _sorted(trees.widths),
+            "nodes": list(map(list, sorted(trees.num_nodes.items()))),
+            "depths": list(map(list, sorted(trees.depths.items()))),
         },
-        "paths": _most_drafted(trees),
+        "paths": [[list(path), n, trees.accepted[path]] for path, n in most[:MOST_PATHS]],
         "redrafted": False,
     }
-
-
-def _sorted(counts: Counter[int]) -> list[list[int]]:
-    return [[value, counts[value]] for value in sorted(counts)]
-
-
-def _most_drafted(trees: DraftedTrees) -> list[list[Any]]:
-    """Path, steps that drafted it, steps that accepted it; every parent comes with its child."""
-    order = sorted(trees.drafted.items(), key=lambda item: (-item[1], len(item[0]), item[0]))
-    return [[list(path), count, trees.accepted[path]] for path, count in order[:MOST_PATHS]]
 
 
 def recorded(log: RunLog, run_ids: Sequence[str], config: MethodConfig) -> dict[str, Any] | None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -14,12 +13,11 @@ from engine.config import Settings
 from engine.errors import ConfigError
 from engine.tree import MAX_NODES
 from engine.tuning.ranks import RankTable
-from engine.tuning.search import best_tree, curve
-from engine.tuning.shape import draft_shape, with_tree
-from engine.tuning.sizing import SIZES
+from engine.tuning.search import SIZES, best_tree, curve
 from playground.host.runner import EngineHost
 from playground.trees.drafted import recorded
 from playground.trees.files import (
+    ANY,
     forget_tree,
     formats,
     read_growmap,
@@ -32,26 +30,8 @@ from playground.trees.files import (
 from playground.trees.measurements import TEXT_TOKENS, Jobs, Measurements
 from playground.trees.methods import TreeMethod, tree_method, tree_methods
 from playground.trees.sources import Sources, TreeRuns
-from playground.trees.tables import Examples, pack, words_of
+from playground.trees.tables import Examples, describe, pack
 
-QUESTIONS = (
-    "start",
-    "sources",
-    "table",
-    "drafted",
-    "example",
-    "optimise",
-    "curve",
-    "read",
-    "write",
-    "save",
-    "forget",
-    "measured",
-    "measure",
-    "job",
-    "stop",
-)
-"""Methods of `TreeEditor` that the page may call."""
 TABLES_KEPT = 4
 NOT_DRAFTED = "Other methods wrote these texts: \u201cRe-draft the texts\u201d tries this one."
 Id = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -98,7 +78,7 @@ class Question(Settings):
 
 
 class TreeEditor:
-    """Answers the page: what it asks is one of `QUESTIONS`, what it gets is plain JSON.
+    """Answers the page: what it asks is one of the public methods, what it gets is plain JSON.
 
     Every question may raise ConfigError (or a subclass) with a sentence for the user.
 
@@ -115,16 +95,7 @@ class TreeEditor:
         self._jobs = Jobs(host)
         self._examples = Examples(host.log)
         self._runs = TreeRuns(host.log)
-        self._tables: OrderedDict[str, RankTable] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def ask(self, question: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one of `QUESTIONS`."""
-        assert question in QUESTIONS
-        answer: dict[str, Any] = getattr(self, question)(
-            Question.parse(asked, where="the tree page")
-        )
-        return answer
+        self._read_table = lru_cache(TABLES_KEPT)(self._sources.table)
 
     def start(self, asked: Question) -> dict[str, Any]:
         """All menus of the page."""
@@ -147,9 +118,9 @@ class TreeEditor:
         return {
             "sources": rows,
             "pick": pick,
-            "remark": self._sources.remark(method, target),
+            "remark": self._sources.remark(method),
             "weights": getattr(used, "speculative_model", None),
-            "limits": method.limits(used),
+            "limits": replace(method, config=used).limits_row(),
         }
 
     def table(self, asked: Question) -> dict[str, Any]:
@@ -158,7 +129,7 @@ class TreeEditor:
         table = self._table(asked)
         return {
             "table": pack(table),
-            "words": words_of(table),
+            "words": describe(table),
             "examples": self._examples.known_for(table),
             "speed": self._measurements.speed(method, target),
         }
@@ -199,7 +170,7 @@ class TreeEditor:
         for point in curve(table, SIZES, **asked.bounds):
             if points and len(point.tree) == points[-1]["size"]:
                 continue
-            levels = draft_shape(with_tree(method.config, point.tree)).levels
+            levels = method.config.with_tree(point.tree).draft_shape().levels
             size = len(point.tree)
             points.append({"nodes": size, "size": size, "mat": point.mat, "levels": list(levels)})
         return {"points": points}
@@ -208,7 +179,11 @@ class TreeEditor:
 
     def read(self, asked: Question) -> dict[str, Any]:
         """A tree from text, or from the bytes of a growmap file, that the drafter can take."""
-        limits = self._limits(asked) if asked.method else None
+        limits = ANY
+        if asked.method:
+            method = self._method(asked)
+            used = self._sources.effective(method, self._target(asked))
+            limits = replace(method, config=used).limits()
         if asked.file is not None:
             return read_growmap(asked.file, limits)
         return read_text(asked.text, limits)
@@ -235,9 +210,9 @@ class TreeEditor:
         method, target = self._method(asked), self._target(asked)
         used = replace(method, config=self._sources.effective(method, target))
         if method.kind == "dynamic":
-            config = used.config.replace(**used.changed(asked.settings))
+            config = used.with_settings(asked.settings)
         else:
-            config = used.with_tree(read_paths(asked.tree).paths)
+            config = used.config.with_tree(read_paths(asked.tree))
         return {"runs": self._runs.rows(config, target)}
 
     # ---- long actions
@@ -250,8 +225,8 @@ class TreeEditor:
         elif asked.kind == "ranks":
             work = self._measurements.ranks(method, target, asked.given("source"))
         else:
-            settings = method.changed(asked.settings)
-            work = self._measurements.redraft(method, target, asked.given("source"), settings)
+            wanted = method.with_settings(asked.settings)
+            work = self._measurements.redraft(method, target, asked.given("source"), wanted)
         return {"job": self._jobs.start(work, owner=f"{asked.tab}/tree")}
 
     def job(self, asked: Question) -> dict[str, Any]:
@@ -271,15 +246,16 @@ class TreeEditor:
     def _target(self, asked: Question) -> str:
         return self._catalog.target(asked.target).name
 
-    def _limits(self, asked: Question) -> dict[str, Any] | None:
-        method = self._method(asked)
-        return method.limits(self._sources.effective(method, self._target(asked)))
-
     def _table(self, asked: Question) -> RankTable:
-        source = asked.given("source")
-        with self._lock:
-            table = self._tables.pop(source, None) or self._sources.table(source)
-            self._tables[source] = table
-            while len(self._tables) > TABLES_KEPT:
-                self._tables.popitem(last=False)
-        return table
+        return self._read_table(asked.given("source"))
+
+
+QUESTIONS = tuple(name for name in vars(TreeEditor) if not name.startswith("_"))
+"""What the page may ask."""
+
+
+def ask(editor: TreeEditor, question: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to one of `QUESTIONS`, whose parts are checked first."""
+    assert question in QUESTIONS
+    answer: dict[str, Any] = getattr(editor, question)(Question.parse(asked, where="the tree page"))
+    return answer

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import presets
+from engine.drafters.method import ChoiceLimits
 from engine.errors import ConfigError, TreeError
 from engine.interop.trees import FORMATS, detect_format, format_tree, parse_tree
 from engine.interop.trees.growmap import read_growmap_file
@@ -20,7 +21,21 @@ KIND = "tree"
 MAX_NAME_CHARS = 80
 MAX_TEXT_CHARS = 1_000_000
 OWN_FORMAT = "preset"
+_TRITON = "For TensorRT-LLM's engine backend in Triton, removed in July 2026."
+_LISTS = (
+    "TensorRT-LLM takes medusa_choices up to 1.2 and drops eagle_choices with 1.4; the "
+    "repositories of Medusa and EAGLE take the lists."
+)
+NOTES = {
+    OWN_FORMAT: "Put it into presets/trees/NAME.yaml and give it a name of its own.",
+    "triton": _TRITON,
+    "pbtxt": _TRITON,
+    "tuples": "vLLM took speculative_token_tree until 0.20 and has removed tree attention since.",
+    "yaml": _LISTS,
+    "lists": _LISTS,
+}
 SUFFIXES = {"yaml": "yaml", "preset": "yaml", "pbtxt": "pbtxt", "sequoia": "json"}
+ANY = ChoiceLimits()
 TITLES: dict[str, str] = {form.name: form.title for form in FORMATS}
 
 
@@ -40,29 +55,20 @@ def read_paths(raw: object) -> ChoiceTree:
     return ChoiceTree.parse(raw, form="candidates")
 
 
-def read_text(raw: str, limits: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def read_text(raw: str, limits: ChoiceLimits = ANY) -> dict[str, Any]:
     """A tree from text in any known format.
-
-    Args:
-        limits: what the drafter can take, see `TreeMethod.limits`.
 
     Raises:
         TreeError: it is none, or the drafter cannot take it; names the place.
     """
     if len(raw) > MAX_TEXT_CHARS:
         raise TreeError(f"The text has {len(raw)} characters; at most {MAX_TEXT_CHARS} are read.")
-    bounds = limits or {"depth": None, "ranks": None, "what": ""}
-    tree = parse_tree(
-        raw, max_depth=bounds["depth"], num_ranks=bounds["ranks"], what=bounds["what"]
-    )
+    tree = parse_tree(raw, max_depth=limits.depth, num_ranks=limits.ranks, what=limits.what)
     return {"tree": tree.as_lists(), "format": TITLES[detect_format(raw)]}
 
 
-def read_growmap(raw: str, limits: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def read_growmap(raw: str, limits: ChoiceLimits = ANY) -> dict[str, Any]:
     """A tree from the bytes of Sequoia's .pt file, in base64.
-
-    Args:
-        limits: what the drafter can take, see `TreeMethod.limits`.
 
     Raises:
         TreeError: it is none, or the drafter cannot take it.
@@ -80,9 +86,8 @@ def read_growmap(raw: str, limits: Mapping[str, Any] | None = None) -> dict[str,
             tree = read_growmap_file(file)
         except TreeError as error:
             raise TreeError(str(error).replace(str(file), "The file")) from error
-    if limits:
-        depth, ranks = limits["depth"] or tree.depth, limits["ranks"] or tree.max_rank + 1
-        tree.check_fits(depth=depth, ranks=ranks, what=limits["what"])
+    depth, ranks = limits.depth or tree.depth, limits.ranks or tree.max_rank + 1
+    tree.check_fits(depth=depth, ranks=ranks, what=limits.what)
     return {"tree": tree.as_lists(), "format": "a Sequoia growmap"}
 
 
@@ -100,36 +105,17 @@ def write_text(tree: ChoiceTree, format: str, *, decoding_type: str) -> dict[str
     if found is None:
         raise ConfigError(f"format must be one of {', '.join(TITLES)}, got {format!r:.80}.")
     if found == OWN_FORMAT:
-        text = _own_preset(tree, decoding_type)
+        name, title = (
+            f"tree-{len(tree)}-depth-{tree.depth}",
+            f"{len(tree)} nodes, {tree.depth} deep",
+        )
+        methods = (decoding_type,)
+        text = tree_yaml(TreePreset(name=name, title=title, methods=methods, candidates=tree.paths))
     else:
         text = format_tree(tree, found)
     if decoding_type == "Eagle":
         text = text.replace("medusa_choices", "eagle_choices")
-    return {"text": text, "suffix": SUFFIXES.get(found, "txt"), "note": _note(found)}
-
-
-def _own_preset(tree: ChoiceTree, decoding_type: str) -> str:
-    """A file for presets/trees."""
-    name = f"tree-{len(tree)}-depth-{tree.depth}"
-    title = f"{len(tree)} nodes, {tree.depth} deep"
-    return tree_yaml(
-        TreePreset(name=name, title=title, methods=(decoding_type,), candidates=tree.paths)
-    )
-
-
-def _note(format: str) -> str:
-    if format == OWN_FORMAT:
-        return "Put it into presets/trees/NAME.yaml and give it a name of its own."
-    if format in ("triton", "pbtxt"):
-        return "For TensorRT-LLM's engine backend in Triton, removed in July 2026."
-    if format == "tuples":
-        return "vLLM took speculative_token_tree until 0.20 and has removed tree attention since."
-    if format in ("yaml", "lists"):
-        return (
-            "TensorRT-LLM takes medusa_choices up to 1.2 and drops eagle_choices with 1.4; the "
-            "repositories of Medusa and EAGLE take the lists."
-        )
-    return ""
+    return {"text": text, "suffix": SUFFIXES.get(found, "txt"), "note": NOTES.get(found, "")}
 
 
 # ---- presets

@@ -10,11 +10,10 @@ from typing import Any
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tree import ChoiceTree
+from engine.tuning.latency import Clock, Prediction
 from engine.tuning.ranks import RankTable
 from engine.tuning.replay import replay
 from engine.tuning.search import curve
-from engine.tuning.shape import draft_shape, with_tree
-from engine.tuning.step_latency import Clock, Prediction
 from presets.choice_trees import Measured, TreePreset, tree_preset, tree_yaml
 
 
@@ -129,9 +128,8 @@ def _judged(
     held_out_mat = None if other is None else replay(other, tree).mat
     prediction = None
     if clock is not None:
-        shape = draft_shape(with_tree(config, tree))
         expected = mat if held_out_mat is None else held_out_mat
-        prediction = clock.predict(expected, levels=shape.levels, num_nodes=shape.num_nodes)
+        prediction = clock.predict_config(config.with_tree(tree), expected)
     return Fit(
         title,
         tree,

@@ -10,16 +10,16 @@ from typing import Any
 from engine.drafters.base import Workbench
 from engine.drafters.method import MethodConfig
 from engine.model.target import Target
-from engine.tuning.latency import LatencyCurve, bucket_of, measure_curve
-from engine.tuning.shape import draft_shape
-from engine.tuning.step_latency import Clock, DraftLatency, OtherCurve
-from engine.tuning.step_timing import measure_draft, measure_other
-from engine.tuning.watch import UNWATCHED, Watch
+from engine.tree import ChoiceTree
+from engine.tuning import OnProgress, ignore, part
+from engine.tuning.latency import Clock, DraftLatency, LatencyCurve, OtherCurve, bucket_of
+from engine.tuning.timing import measure_curve, measure_draft, measure_other
 from playground.trees.methods import TreeMethod
 from playground.trees.tables import table_key
 from storage import Artifact, RunLog
 
 KIND = "latency"
+TWO_PATHS = ChoiceTree(((0,), (1,), (0, 0), (1, 0)))
 
 
 def machine_key(target: Target, context_len: int) -> dict[str, Any]:
@@ -88,15 +88,6 @@ def known_clock(
     return None
 
 
-def find_curves(log: RunLog, target: str) -> tuple[Artifact, ...]:
-    """All of a target's verify curves, newest first; their figures are in `meta`."""
-    return tuple(
-        a
-        for a in log.artifacts.find(KIND)
-        if a.key.get("target") == target and a.key.get("what") == "verify"
-    )
-
-
 def measure_clock(
     log: RunLog,
     config: MethodConfig,
@@ -104,7 +95,7 @@ def measure_clock(
     *,
     context_len: int = 256,
     again: bool = False,
-    watch: Watch = UNWATCHED,
+    on_progress: OnProgress = ignore,
 ) -> Clock:
     """Measure what is missing, keep it, and return all of it.
 
@@ -120,12 +111,14 @@ def measure_clock(
     target, bucket = bench.target, bucket_of(context_len)
     key = machine_key(target, context_len)
     if again or _newest(log, key) is None:
-        verify = measure_curve(target, context_len=bucket, watch=watch.part(0.0, 0.6))
-        other = measure_other(target, context_len=bucket, watch=watch.part(0.6, 0.75))
+        verify = measure_curve(target, context_len=bucket, on_progress=part(on_progress, 0.0, 0.6))
+        other = measure_other(target, context_len=bucket, on_progress=part(on_progress, 0.6, 0.75))
         _keep(log, key, {"verify": verify.to_dict(), "other": other.to_dict()})
     key = draft_key(config, target, context_len)
     if again or _newest(log, key) is None:
-        draft = measure_draft(config, bench, context_len=bucket, watch=watch.part(0.75, 1.0))
+        draft = measure_draft(
+            config, bench, context_len=bucket, on_progress=part(on_progress, 0.75, 1.0)
+        )
         _keep(log, key, {"draft": draft.to_dict()})
     clock = find_clock(log, config, target, context_len=context_len)
     assert clock is not None
@@ -177,6 +170,10 @@ def _points(rows: tuple[int, ...], ms: tuple[float, ...]) -> list[list[float]]:
 
 def levels_kind(method: TreeMethod) -> str:
     """How a tree's levels count for drafting: see `levelsOf` in the page's script."""
-    if not draft_shape(method.config).levels:
+    config = method.config
+    if not config.draft_shape().levels:
         return "none"
-    return "expanded" if method.config.decoding_type == "Eagle" else "depth"
+    # Two paths of two nodes: level 2 runs a row per path, or one for the whole depth.
+    drafts_trees = config.choices_field() is not None
+    shape = config.with_tree(TWO_PATHS).draft_shape() if drafts_trees else None
+    return "expanded" if shape is not None and shape.levels == (1, 2) else "depth"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.config import Limits, Sampling
@@ -10,9 +11,10 @@ from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.target import Target
+from engine.tuning import OnProgress, StoppedError
 from engine.tuning.redraft import Redrafter
-from engine.tuning.watch import StoppedError, Watch
-from playground.experiments.bench.suites import Item, choose_items
+from playground.experiments.plan import Item
+from playground.experiments.suites import choose_items
 from playground.host.catalog import Method
 from playground.host.live import LiveRun
 from playground.host.request import GenerateRequest
@@ -64,7 +66,7 @@ class Measurements:
                 run_ids=() if benchmark else run_ids,
                 benchmark_id=benchmark,
                 depths=depths_for(method),
-                watch=watch_of(run, "ranking every true token", begin=begin),
+                on_progress=progress_of(run, "ranking every true token", begin=begin),
             )
             words = f"measured {table.num_positions:,} positions of {table.num_texts} texts"
             return {"source": f"table:{kept}", "words": words}
@@ -90,14 +92,11 @@ class Measurements:
         """A suite's prompts, its categories in turn, so many as are measured."""
         if suite not in self._host.catalog.suites:
             raise ConfigError(f"No suite is named {suite!r:.80}. Pick one of the list.")
-        items = choose_items([self._host.catalog.suites[suite]])
         waiting: dict[str, list[Item]] = {}
-        for item in items:
+        for item in choose_items([self._host.catalog.suites[suite]]):
             waiting.setdefault(item.category, []).append(item)
-        columns = list(waiting.values())
-        longest = max(len(column) for column in columns)
-        rows = (column[i] for i in range(longest) for column in columns if i < len(column))
-        return [item for _, item in zip(range(RECENT), rows, strict=False)]
+        rows = itertools.zip_longest(*waiting.values())
+        return [item for row in rows for item in row if item is not None][:RECENT]
 
     def _answer(self, run: LiveRun, config: MethodConfig, target: str, item: Item) -> str:
         request = GenerateRequest(
@@ -129,8 +128,8 @@ class Measurements:
             config = self._sources.effective(method, target)
             self._prepare(run, target)
             bench = self._host.bench()
-            watch = watch_of(run, "timing verify forwards and drafts")
-            measure_clock(self._host.log, config, bench, again=True, watch=watch)
+            tell = progress_of(run, "timing verify forwards and drafts")
+            measure_clock(self._host.log, config, bench, again=True, on_progress=tell)
             return {"speed": self.speed(method, target), "words": "measured"}
 
         return work
@@ -144,16 +143,22 @@ class Measurements:
     # ---- dynamic trees
 
     def redraft(
-        self, method: TreeMethod, target: str, source: str, settings: Mapping[str, Any]
+        self,
+        method: TreeMethod,
+        target: str,
+        source: str,
+        wanted: MethodConfig,
     ) -> Work:
-        """Drafts a source's texts again with another size of the dynamic tree."""
+        """Drafts a source's texts again as `wanted`, another size of the dynamic tree, says."""
 
         def work(run: LiveRun) -> dict[str, Any]:
             config = self._sources.effective(method, target)
-            other = config.replace(**method.changed(settings))
+            other = wanted.replace(speculative_model=getattr(config, "speculative_model", None))
             self._prepare(run, target)
             redrafter = self._redrafter(run, config, target, source)
-            result = redrafter.draft(other, watch=watch_of(run, "drafting again", begin=0.5))
+            result = redrafter.draft(
+                other, on_progress=progress_of(run, "drafting again", begin=0.5)
+            )
             row = drafted_row(
                 other, result.trees, result.accepted_lengths.tolist(), result.node_counts.tolist()
             )
@@ -177,8 +182,8 @@ class Measurements:
             run_ids, _ = self._sources.run_ids(source, target)
         require_greedy(self._host.log, run_ids)
         texts = texts_of_runs(self._host.log, run_ids, target=target)
-        watch = watch_of(run, "the target reads the texts once", begin=0.3, end=0.5)
-        redrafter = Redrafter.read(config, bench, texts, tail=REDRAFT_TAIL, watch=watch)
+        tell = progress_of(run, "the target reads the texts once", begin=0.3, end=0.5)
+        redrafter = Redrafter(config, bench, texts, tail=REDRAFT_TAIL, on_progress=tell)
         self._kept = key, bench.target, redrafter
         return redrafter
 
@@ -251,11 +256,13 @@ class Jobs:
         return run
 
 
-def watch_of(run: LiveRun, words: str, *, begin: float = 0.0, end: float = 1.0) -> Watch:
+def progress_of(run: LiveRun, words: str, *, begin: float = 0.0, end: float = 1.0) -> OnProgress:
     """Tells the page how far a part of a job is, and stops it when the page asks."""
 
     def tell(fraction: float) -> None:
+        if run.cancel_asked.is_set():
+            raise StoppedError
         run.state, run.words = "running", words
         run.progress = begin + (end - begin) * fraction
 
-    return Watch(tell, run.cancel_asked.is_set)
+    return tell

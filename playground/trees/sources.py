@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import presets
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.tuning.offline import OFFLINE
 from engine.tuning.ranks import RankTable
 from playground.host.catalog import Catalog
 from playground.trees.methods import DYNAMIC_FIELDS, TreeMethod
@@ -47,9 +45,6 @@ class Source:
     what: str = ""
     examples: bool = False
 
-    def row(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class Sources:
     """Finds sources in the log and in the presets."""
@@ -81,9 +76,12 @@ class Sources:
             wanted: a source to have among them; of a benchmark its table, if there is one.
         """
         config = self.effective(method, target)
-        if config.decoding_type not in OFFLINE:
+        if not config.offline:
             return [], None
-        found = [] if method.kind == "dynamic" else self._ready(method, config, target)
+        found: list[Source] = []
+        if method.kind != "dynamic":
+            tables = find_tables(self._log, target=target, config=config)
+            found = [*map(self._stored, tables), *self._shipped_for(method, target)]
         found += self._texts(target)
         kind, _, name = (wanted or "").partition(":")
         if kind == "benchmark" and wanted not in {source.id for source in found}:
@@ -91,11 +89,11 @@ class Sources:
         if kind == "benchmark" and method.kind != "dynamic":
             tables = find_tables(self._log, target=target, config=config, benchmark_id=name)
             wanted = f"table:{tables[0].id}" if tables else wanted
-        return [source.row() for source in found], wanted
+        return [asdict(source) for source in found], wanted
 
-    def remark(self, method: TreeMethod, target: str) -> str:
+    def remark(self, method: TreeMethod) -> str:
         """Why there is nothing to replay on; empty where there may be something."""
-        if method.config.decoding_type in OFFLINE:
+        if method.config.offline:
             return ""
         return (
             f"{type(method.config).title} learns from every step, so no table can say what other "
@@ -103,11 +101,6 @@ class Sources:
         )
 
     # ---- ready
-
-    def _ready(self, method: TreeMethod, config: MethodConfig, target: str) -> list[Source]:
-        tables = find_tables(self._log, target=target, config=config)
-        stored = [self._stored(table) for table in tables]
-        return stored + self._shipped_for(method, target)
 
     def _stored(self, table: Artifact) -> Source:
         meta, day = table.meta, table.created_at.strftime("%b %d, %H:%M")
@@ -120,14 +113,17 @@ class Sources:
         return Source(f"table:{table.id}", title, "Measured here", ready=True, examples=True)
 
     def _shipped_for(self, method: TreeMethod, target: str) -> list[Source]:
-        file = self._shipped / f"{method.key}.npz"
-        if not file.is_file():
-            return []
-        table = RankTable.from_bytes(file.read_bytes())
-        if table.about.get("target") != target:
+        table = self._shipped_table(method.key)
+        if table is None or table.about.get("target") != target:
             return []
         title = f"shipped · {table.num_positions:,} positions of {table.num_texts} texts"
         return [Source(f"shipped:{method.key}", title, "Shipped", ready=True)]
+
+    def _shipped_table(self, method: str) -> RankTable | None:
+        file = self._shipped / f"{method}.npz"
+        if method not in self._catalog.presets or not file.is_file():
+            return None
+        return RankTable.from_bytes(file.read_bytes())
 
     def table(self, source: str) -> RankTable:
         """The table of a source that is ready.
@@ -139,10 +135,8 @@ class Sources:
         kind, _, name = source.partition(":")
         if kind == "table":
             return load_table(self._log, name)
-        if kind == "shipped" and name in self._catalog.presets:
-            file = self._shipped / f"{name}.npz"
-            if file.is_file():
-                return RankTable.from_bytes(file.read_bytes())
+        if kind == "shipped" and (shipped := self._shipped_table(name)) is not None:
+            return shipped
         raise ConfigError(f"No rank table is named {source!r:.80}. Pick one of the list.")
 
     # ---- to measure
@@ -211,7 +205,7 @@ def is_greedy(run: RunDetail) -> bool:
 
 def depths_for(method: TreeMethod) -> int:
     """How deep a table should be for a method."""
-    return 8 if method.kind == "tree" else max(16, method.length)
+    return 8 if method.kind == "tree" else max(16, method.tree.depth)
 
 
 def _short(text: str) -> str:
@@ -238,37 +232,23 @@ class TreeRuns:
 
     def __init__(self, log: RunLog) -> None:
         self._log = log
-        self._known: OrderedDict[str, RunDetail] = OrderedDict()
-        self._lock = threading.Lock()
+        self._read = lru_cache(REMEMBERED)(log.get)
 
     def rows(self, config: MethodConfig, target: str) -> list[dict[str, Any]]:
         """Greedy completed runs of this target with these very settings, newest first."""
         wanted = _compared(config)
+        kind = config.decoding_type
         query = RunQuery(
-            target=target,
-            decoding_type=config.decoding_type,
-            status="completed",
-            limit=LOOKED_THROUGH,
+            target=target, decoding_type=kind, status="completed", limit=LOOKED_THROUGH
         )
         found = []
         for row in self._log.find(query).rows:
-            run = self._detail(row.id)
+            run = self._read(row.id)
             if run is not None and is_greedy(run) and _made_with(run) == wanted:
                 found.append(_row(run))
             if len(found) == MOST_FOUND:
                 break
         return found
-
-    def _detail(self, run_id: str) -> RunDetail | None:
-        with self._lock:
-            if run_id not in self._known:
-                detail = self._log.get(run_id)
-                if detail is None:
-                    return None
-                self._known[run_id] = detail
-                while len(self._known) > REMEMBERED:
-                    self._known.popitem(last=False)
-            return self._known[run_id]
 
 
 def _made_with(run: RunDetail) -> dict[str, Any] | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,23 +13,25 @@ import numpy as np
 from engine.config import Limits
 from engine.drafters.base import Workbench
 from engine.drafters.method import MethodConfig
+from engine.drafters.texts import Text
 from engine.errors import ConfigError
-from engine.tuning.measure import measure_ranks
-from engine.tuning.ranks import RankTable
-from engine.tuning.texts import Text
-from engine.tuning.watch import UNWATCHED, Watch
-from storage import Artifact, RunDetail, RunLog, RunQuery, UnknownBenchmarkError, UnknownRunError
+from engine.tuning import OnProgress, ignore
+from engine.tuning.ranks import RankTable, measure_ranks
+from playground.experiments.finished import runs_of
+from playground.trees.methods import DYNAMIC_FIELDS
+from storage import Artifact, RunDetail, RunLog, UnknownBenchmarkError, UnknownRunError
 
 KIND = "ranks"
-PAGE = 500
-NOT_ASKED = ("medusa_choices", "eagle_choices", "max_draft_len", "adaptive", "acceptance")
+NOT_ASKED = (
+    *("medusa_choices", "eagle_choices", "beam_width", "beam_length", "adaptive", "acceptance"),
+    *("use_dynamic_tree", *DYNAMIC_FIELDS),
+)
 """Settings that a table answers for, rather than depends on."""
 MAX_PACKED_BYTES = 64_000_000
 BEFORE = 14
 """Tokens shown before an example's root."""
 MOST_TEXTS = 16
 """Texts whose tokens are remembered."""
-DYNAMIC = ("use_dynamic_tree", "dynamic_tree_max_topK", "max_total_draft_tokens")
 
 
 def texts_of_runs(log: RunLog, run_ids: Sequence[str], *, target: str | None = None) -> list[Text]:
@@ -64,21 +66,8 @@ def texts_of_benchmark(log: RunLog, benchmark_id: str, *, target: str | None = N
     """
     if log.benchmarks.get(benchmark_id) is None:
         raise UnknownBenchmarkError(f"No benchmark {benchmark_id!r:.80} is in the log.")
-    return _texts(_runs_of(log, benchmark_id), target)
-
-
-def _runs_of(log: RunLog, benchmark_id: str) -> Iterable[RunDetail]:
-    offset = 0
-    while True:
-        query = RunQuery(benchmark_id=benchmark_id, descending=False, limit=PAGE, offset=offset)
-        page = log.find(query)
-        for row in page.rows:
-            detail = log.get(row.id)
-            if detail is not None:
-                yield detail
-        offset += len(page.rows)
-        if not page.rows or offset >= page.total:
-            return
+    details = (log.get(row.id) for row in runs_of(log, benchmark_id))
+    return _texts((run for run in details if run is not None), target)
 
 
 def _texts(details: Iterable[RunDetail], target: str | None) -> list[Text]:
@@ -117,11 +106,10 @@ def _text(run: RunDetail) -> Text:
 def table_key(config: MethodConfig, bench_target: str, dtype: str) -> dict[str, Any]:
     """What a table depends on besides its texts: target, dtype, method, and what it drafts with."""
     settings = config.model_dump(mode="json")
-    left_out = (*NOT_ASKED, *DYNAMIC, "max_non_leaves_per_layer", "beam_width", "beam_length")
     return {
         "target": bench_target,
         "dtype": dtype,
-        "method": {name: value for name, value in settings.items() if name not in left_out},
+        "method": {name: value for name, value in settings.items() if name not in NOT_ASKED},
     }
 
 
@@ -133,7 +121,7 @@ def make_table(
     run_ids: Sequence[str] = (),
     benchmark_id: str | None = None,
     depths: int = 8,
-    watch: Watch = UNWATCHED,
+    on_progress: OnProgress = ignore,
 ) -> tuple[str, RankTable]:
     """Measure a method's rank table on stored texts and keep it; returns the artifact's id too.
 
@@ -152,7 +140,7 @@ def make_table(
         texts = texts_of_benchmark(log, benchmark_id, target=name)
     else:
         texts = texts_of_runs(log, run_ids, target=name)
-    table = measure_ranks(config, bench, texts, depths=depths, watch=watch)
+    table = measure_ranks(config, bench, texts, depths=depths, on_progress=on_progress)
     return keep_table(log, config, table, benchmark_id=benchmark_id), table
 
 
@@ -272,7 +260,7 @@ def _chains(table: RankTable) -> list[dict[str, Any]]:
     return rows
 
 
-def words_of(table: RankTable) -> str:
+def describe(table: RankTable) -> str:
     """The table in one line."""
     about = table.about
     ranks = f"{table.depths} depths, {table.num_ranks} ranks" if table.depths else "look-up chains"
@@ -287,8 +275,7 @@ class Examples:
 
     def __init__(self, log: RunLog) -> None:
         self._log = log
-        self._pieces: dict[str, tuple[str, ...]] = {}
-        self._lock = threading.Lock()
+        self._of = lru_cache(MOST_TEXTS)(self._tokens)
 
     def known_for(self, table: RankTable) -> bool:
         """Whether the log has the texts that the table was measured on."""
@@ -309,15 +296,10 @@ class Examples:
         before = "".join(pieces[max(0, at - BEFORE) : at + 1])
         return {"before": before, "tokens": list(pieces[at + 1 : at + depth + 1]), "run": run_id}
 
-    def _of(self, run_id: str) -> tuple[str, ...]:
+    def _tokens(self, run_id: str) -> tuple[str, ...]:
         """Every output token of a run as text."""
-        with self._lock:
-            if run_id not in self._pieces:
-                if len(self._pieces) >= MOST_TEXTS:
-                    self._pieces.clear()
-                detail = self._log.get(run_id)
-                pieces = [] if detail is None else [detail.first_text]
-                for step in () if detail is None else self._log.steps(run_id):
-                    pieces += step.committed_texts
-                self._pieces[run_id] = tuple(pieces)
-            return self._pieces[run_id]
+        detail = self._log.get(run_id)
+        pieces = [] if detail is None else [detail.first_text]
+        for step in () if detail is None else self._log.steps(run_id):
+            pieces += step.committed_texts
+        return tuple(pieces)

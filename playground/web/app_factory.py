@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from playground.host.runner import EngineHost
@@ -11,7 +12,7 @@ from storage import RunLog
 if TYPE_CHECKING:
     import gradio as gr
 
-MAX_UPLOAD = "8mb"
+MAX_UPLOAD = "64mb"
 
 
 def build(host: EngineHost, log: RunLog) -> gr.Blocks:
@@ -23,9 +24,10 @@ def build(host: EngineHost, log: RunLog) -> gr.Blocks:
 
 def launch_options(host: str, allowed_hosts: tuple[str, ...] = ()) -> dict[str, Any]:
     """Arguments of `Blocks.launch`: local, private, quiet, with our theme, styles and keys."""
-    from playground.web.components import static_text
+    from playground.web.components import module_address, module_routes, static_text
     from playground.web.theme import theme
 
+    address = json.dumps(module_address("page.js"))
     return {
         "server_name": host,
         "share": False,
@@ -39,11 +41,12 @@ def launch_options(host: str, allowed_hosts: tuple[str, ...] = ()) -> dict[str, 
         "ssr_mode": False,
         "app_kwargs": {
             "middleware": middleware(host, allowed_hosts),
+            "routes": module_routes(),
             "openapi_url": None,
             "docs_url": None,
             "redoc_url": None,
         },
         "theme": theme(),
-        "css": static_text("page.css", "compare_page.css"),
-        "js": static_text("page.js"),
+        "css": static_text("page.css", "compare_page.css", "runs/runs.css"),
+        "js": f"() => {{ import(new URL({address}, document.baseURI)); }}",
     }

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
 import gradio as gr
 
+from playground.deploy import Question
 from playground.errors import Fault, attempt
-from playground.experiments.compare.job import Comparison
+from playground.experiments.compare.form import FIELDS, MAX_CONFIGURATIONS, read_held, read_plan
+from playground.experiments.compare.job import CompareJob
 from playground.experiments.compare.links import first_methods, method_form, run_form
-from playground.experiments.compare.plan import FIELDS, MAX_CONFIGURATIONS, read_held, read_plan
-from playground.experiments.compare.race import Clocks
 from playground.experiments.compare.stream import fault_message, stream
+from playground.experiments.job import Jobs
 from playground.host.catalog import Catalog
 from playground.host.request import DTYPES, read_run_id
 from playground.host.runner import EngineHost
 from playground.host.stream import History
-from playground.web.compare_board import compare_board
 from playground.web.compare_links import updates_of
-from playground.web.components import settings_form, text_line
+from playground.web.compare_panels import compare_panels
+from playground.web.components import text_line
+from playground.web.deploy import DeployPage, Updates
+from playground.web.forms import SettingsForm
 
 OWN_PROMPT = ""
 NO_EXAMPLE = ""
@@ -39,14 +41,17 @@ class ComparePage:
         self.host = host
         self.catalog: Catalog = host.catalog
         self.history = history
+        self.jobs = Jobs()
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, elem_id="pg-cmp-side"):
                 self._side()
             with gr.Column(scale=4, elem_id="pg-cmp-main"):
                 self._main()
         self.held = [getattr(self, name) for name in FIELDS]
-        self.slots = [part for pair in zip(self.methods, self.forms, strict=True) for part in pair]
-        self.outputs = [*self.held, *self.slots, *self.columns, self.run_form, self.board]
+        forms = list(zip(self.methods, self.forms, strict=True))
+        self.slots = [part for method, form in forms for part in (method, form.asked)]
+        self.slots_held = [part for method, form in forms for part in (method, form.held)]
+        self.outputs = [*self.held, *self.slots, *self.columns, self.run_form.asked, self.panels]
         self._listen()
 
     def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
@@ -60,21 +65,20 @@ class ComparePage:
 
         page.load(load, None, [tabs, *self.outputs], queue=False, **QUIET)
 
-    def listen_to_deploy(self, tabs: gr.Tabs, deploy: gr.HTML) -> None:
+    def listen_to_deploy(self, tabs: gr.Tabs, deploy: DeployPage) -> None:
         """Take a configuration to the Deploy page, by a run of it."""
 
-        def hand_over(event: gr.EventData = None) -> tuple[Any, Any]:  # type: ignore[assignment]
+        def hand_over(event: gr.EventData = None) -> Updates:  # type: ignore[assignment]
             data = None if event is None else event._data
             run = attempt(
                 lambda: read_run_id(data.get("id") if isinstance(data, dict) else None),
                 where="handing over a configuration",
             )
             if isinstance(run, Fault):
-                return gr.skip(), gr.skip()
-            link = {"deploy": "", "version": "", "of": f"run:{run}", "target": ""}
-            return gr.Tabs(selected="deploy"), {"rev": secrets.token_urlsafe(6), "link": link}
+                return {tabs: gr.skip()}
+            return {tabs: gr.Tabs(selected="deploy"), **deploy.open(Question(run=run))}
 
-        self.board.deploy(hand_over, None, [tabs, deploy], queue=False, **QUIET)
+        self.panels.deploy(hand_over, None, [tabs, *deploy.outputs], queue=False, **QUIET)
 
     # ---- layout
 
@@ -87,7 +91,7 @@ class ComparePage:
             self.dtype = gr.Dropdown(
                 list(DTYPES), value="auto", label="dtype", elem_id="pg-cmp-dtype"
             )
-        self.run_form = settings_form(run_form(), elem_id="pg-cmp-run-form")
+        self.run_form = SettingsForm(run_form(), elem_id="pg-cmp-run-form")
 
     def _main(self) -> None:
         with gr.Row(elem_id="pg-cmp-head"):
@@ -109,16 +113,14 @@ class ComparePage:
             self.start = gr.Button("Compare", variant="primary", elem_id="pg-cmp-run")
             self.stop = gr.Button("Stop", elem_id="pg-cmp-stop")
             text_line("Ctrl+Enter compares · Esc stops", elem_id="pg-cmp-keys")
-        self.board = compare_board(
-            self.history, Clocks(self.host.runs, self.host.log), elem_id="pg-cmp-board"
-        )
+        self.panels = compare_panels(self.host, self.history, elem_id="pg-cmp-board")
 
     def _slots(self) -> None:
         choices = self.catalog.method_choices(self.target.value)
         starts = first_methods(self.catalog, choices)
         self.columns: list[gr.Column] = []
         self.methods: list[gr.Dropdown] = []
-        self.forms: list[gr.HTML] = []
+        self.forms: list[SettingsForm] = []
         for i, start in enumerate(starts):
             with gr.Column(visible=i < STARTS_WITH, min_width=200) as column:
                 method = gr.Dropdown(
@@ -127,7 +129,7 @@ class ComparePage:
                     label=f"Configuration {i + 1}",
                     elem_id=f"pg-cmp-method-{i}",
                 )
-                form = settings_form(
+                form = SettingsForm(
                     method_form(self.catalog.method(start)), elem_id=f"pg-cmp-form-{i}"
                 )
             self.columns.append(column)
@@ -184,8 +186,8 @@ class ComparePage:
     def _listen(self) -> None:
         self.start.click(
             self.run,
-            [*self.held, *self.slots, self.run_form, self.board],
-            self.board,
+            [*self.held, *self.slots_held, self.run_form.held, self.panels],
+            self.panels,
             concurrency_limit=None,
             api_name="compare",
             **QUIET,
@@ -196,7 +198,7 @@ class ComparePage:
             self.pick_target, [self.target, *self.methods], self.slots, queue=False, **QUIET
         )
         for method, form in zip(self.methods, self.forms, strict=True):
-            method.input(self.pick_method, method, form, queue=False, **QUIET)
+            method.input(self.pick_method, method, form.asked, queue=False, **QUIET)
         self.suite.change(
             self.pick_suite,
             [self.suite, self.mode],
@@ -219,12 +221,15 @@ class ComparePage:
         """Stream one comparison. Leaving the page closes this generator: it is cancelled.
 
         Args:
-            held: what the components hold, in the order of the inputs; the board comes last.
+            held: what the components hold, in the order of the inputs; the panels come last.
         """
         owner, shown = owner_of(request), held[-1] if held else None
         started = attempt(
-            lambda: Comparison.start(
-                self.host, read_plan(self.catalog, read_held(held[:-1])), owner=owner
+            lambda: CompareJob.start(
+                self.host,
+                self.jobs,
+                read_plan(self.catalog, read_held(held[:-1])),
+                owner=owner,
             ),
             where="starting a comparison",
         )
@@ -235,11 +240,11 @@ class ComparePage:
             async for message in stream(started, self.history):
                 yield message
         finally:
-            if not started.over:
+            if not started.over.is_set():
                 started.cancel()
 
     def stop_run(self, request: gr.Request) -> None:
-        self.host.cancel_owner(owner_of(request))
+        self.jobs.cancel_owner(owner_of(request))
 
     def pick_count(self, count: Any) -> list[Any]:
         shown = count if isinstance(count, int) else STARTS_WITH

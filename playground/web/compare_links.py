@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import gradio as gr
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
+from playground.experiments.compare.form import MAX_CONFIGURATIONS
 from playground.experiments.compare.links import (
     Filled,
     first_methods,
@@ -16,20 +17,28 @@ from playground.experiments.compare.links import (
     from_runs,
     method_form,
 )
-from playground.experiments.compare.plan import MAX_CONFIGURATIONS
 from playground.experiments.compare.stream import fault_message, reopened
+from playground.host.catalog import Catalog
 from playground.host.request import read_run_id
+from playground.host.runner import EngineHost
+from playground.host.stream import History
 
-if TYPE_CHECKING:
-    from playground.web.compare import ComparePage
+
+class FillablePage(Protocol):
+    """What a link fills: the Compare page's parts."""
+
+    host: EngineHost
+    catalog: Catalog
+    history: History
+    outputs: list[Any]
 
 
-def updates_of(compare: ComparePage, params: Mapping[str, str]) -> list[Any] | None:
+def updates_of(compare: FillablePage, params: Mapping[str, str]) -> list[Any] | None:
     """Updates of the page's `outputs`; None for any address that is not of this page.
 
     `compare=ID` shows a comparison; `compare=a,b` and `runs=a,b` take the configurations of runs
     (`runs={…}` is the table of the Runs page). A link that leads nowhere leaves the form alone and
-    says so on the board.
+    says so above the panels.
     """
     asked = params.get("compare") or ""
     runs = params.get("runs") or ""
@@ -41,12 +50,12 @@ def updates_of(compare: ComparePage, params: Mapping[str, str]) -> list[Any] | N
     return found
 
 
-def _opened(compare: ComparePage, asked: str, runs: str) -> list[Any]:
+def _opened(compare: FillablePage, asked: str, runs: str) -> list[Any]:
     is_run = "," in asked or (asked and compare.host.log.get(asked) is not None)
     return _comparison(compare, asked) if asked and not is_run else _runs(compare, asked or runs)
 
 
-def _comparison(compare: ComparePage, link: str) -> list[Any]:
+def _comparison(compare: FillablePage, link: str) -> list[Any]:
     compare_id, log, catalog = read_run_id(link), compare.host.log, compare.catalog
     message = reopened(compare_id, compare.history, log, catalog.types)
     try:
@@ -56,16 +65,16 @@ def _comparison(compare: ComparePage, link: str) -> list[Any]:
     return [*_fill(compare, filled), message]
 
 
-def _runs(compare: ComparePage, link: str) -> list[Any]:
+def _runs(compare: FillablePage, link: str) -> list[Any]:
     return [*_fill(compare, from_runs(compare.catalog, compare.host.log, link)), gr.skip()]
 
 
-def _untouched(compare: ComparePage) -> list[Any]:
+def _untouched(compare: FillablePage) -> list[Any]:
     return [gr.skip() for _ in compare.outputs[:-1]]
 
 
-def _fill(compare: ComparePage, filled: Filled) -> list[Any]:
-    """Updates of every output but the board."""
+def _fill(compare: FillablePage, filled: Filled) -> list[Any]:
+    """Updates of every output but the panels."""
     catalog = compare.catalog
     choices = catalog.method_choices(filled.target)
     count = max(1, len(filled.slots))

@@ -1,25 +1,80 @@
-"""The page's own components: `gr.HTML` with a constant template, drawn by scripts of `static/`.
+"""The page's own components: `gr.HTML` with a constant template, drawn by a module of `static/`.
 
-Model text never enters a template: it travels as JSON in `value`, and the scripts put it into text
-nodes. Browser → Python payloads are read by `playground.host.request`, which trusts nothing.
+Model text never enters a template: it travels as JSON in `value`, and the modules put it into text
+nodes. What comes back is anybody's to send, and is checked where it is read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+import plotly
+from starlette.responses import FileResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from engine.metrics import FORMULAS
 
 STATIC = Path(__file__).parent / "static"
-PANEL_SCRIPTS = ("dom.js", "tree.js", "text.js", "figures.js", "scrubber.js", "panel.js")
+PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+FOREVER = {"cache-control": "public, max-age=31536000, immutable"}
+"""The address of a module holds the hash of them all, so what it leads to never changes."""
 Served = Callable[[Any], Any]
-"""A function that a script calls as `server.name(one_argument)`."""
+"""A function that a module calls as `server.name(one_argument)`."""
+
+
+def drawn_by(
+    module: str,
+    *,
+    template: str,
+    css: Sequence[str],
+    functions: Sequence[Served] = (),
+    events: Sequence[str] = (),
+    given: dict[str, Any] | None = None,
+    value: Any = None,
+    elem_id: str,
+) -> gr.HTML:
+    """A component drawn by the function `mount` of a module, which is also told what is `given`.
+
+    What is given stands in the script itself: a component in a tab that is opened later is not
+    given the properties that it was made with. Gradio knows of the `events` that a module triggers
+    by their names in the script.
+    """
+    address, triggers = json.dumps(module_address(module)), json.dumps(list(events))
+    return gr.HTML(
+        value=value,
+        html_template=template,
+        css_template=static_text(*css),
+        js_on_load=f"/* triggers {triggers} */ import(new URL({address}, document.baseURI)).then("
+        "(module) => module.mount({ element, props, server, trigger, watch }, "
+        f"{json.dumps(given or {})}));",
+        apply_default_css=False,
+        server_functions=list(functions),
+        elem_id=elem_id,
+    )
+
+
+def token_panels(*, since: Served, step: Served, placeholder: str, elem_id: str) -> gr.HTML:
+    """One to four runs: text with every token coloured, live figures, step scrubber, draft tree.
+
+    Its value is a message of `host.stream`. `since` answers a resync and `step` one step.
+    """
+    return drawn_by(
+        "panel/panels.js",
+        template='<div class="panels" data-count="1"></div>',
+        css=["panel/panel.css"],
+        functions=[since, step],
+        events=["begun"],
+        given={"formulas": FORMULAS, "placeholder": placeholder},
+        elem_id=elem_id,
+    )
 
 
 @cache
@@ -28,20 +83,51 @@ def static_text(*names: str) -> str:
     return "\n".join((STATIC / name).read_text(encoding="utf-8") for name in names)
 
 
-def token_panels(*, since: Served, step: Served, placeholder: str, elem_id: str) -> gr.HTML:
-    """One to four runs: text with every token coloured, live figures, step scrubber, draft tree.
+# ---- modules: served beside the page, under an address that changes with them
 
-    Its value is a message of `host.stream`. `since` answers a resync and `step` one step.
-    """
-    return gr.HTML(
-        value=None,
-        html_template='<div class="panels" data-count="1"></div>',
-        css_template=static_text("panel.css"),
-        js_on_load=given(formulas=FORMULAS, placeholder=placeholder) + static_text(*PANEL_SCRIPTS),
-        apply_default_css=False,
-        server_functions=[since, step],
-        elem_id=elem_id,
-    )
+
+@cache
+def modules_hash() -> str:
+    """Of all modules and of the plotly that they load."""
+    digest = hashlib.sha256(plotly.__version__.encode())
+    for file in sorted(STATIC.rglob("*.js")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def module_address(module: str) -> str:
+    """Where a module is found, relative to the page."""
+    return f"modules/{modules_hash()}/{module}"
+
+
+class Modules(StaticFiles):
+    """The modules, to be kept by browsers for ever."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(FOREVER)
+        return response
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        if not path.endswith(".js"):
+            return Response(status_code=404)
+        return await super().get_response(path, scope)
+
+
+def module_routes() -> list[BaseRoute]:
+    """Routes of the modules, and of plotly beside them."""
+    root = f"/modules/{modules_hash()}"
+
+    def plotly_script(_: Any) -> Response:
+        return FileResponse(PLOTLY, media_type="text/javascript", headers=FOREVER)
+
+    return [
+        Route(f"{root}/plotly.min.js", plotly_script),
+        Mount(root, Modules(directory=STATIC)),
+    ]
+
+
+# ---- forms and texts of the former kind
 
 
 def given(**values: Any) -> str:
@@ -50,18 +136,6 @@ def given(**values: Any) -> str:
     A component in a tab that is opened later is not given the properties that it was made with.
     """
     return "".join(f"props.{name} = {json.dumps(value)};\n" for name, value in values.items())
-
-
-def settings_form(value: dict[str, Any], *, elem_id: str) -> gr.HTML:
-    """A form over groups of `controls.Control`; edits come back under `values`."""
-    return gr.HTML(
-        value=value,
-        html_template='<div class="form"></div>',
-        css_template=static_text("form.css"),
-        js_on_load=static_text("dom.js", "form.js"),
-        apply_default_css=False,
-        elem_id=elem_id,
-    )
 
 
 def text_line(value: str, *, elem_id: str) -> gr.HTML:

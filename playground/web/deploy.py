@@ -2,77 +2,230 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Mapping
+import hashlib
+import tempfile
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from engine.errors import ConfigError
+from engine.interop import ENGINES, find_engine
+from engine.interop.handoff import Export, File, Imported
+from engine.metrics import FORMULAS
+from playground.deploy import (
+    Handed,
+    Question,
+    hand_over,
+    matrix,
+    method_yaml,
+    read_config,
+    recent_runs,
+    shown_settings,
+    use,
+)
 from playground.errors import Fault, attempt
 from playground.host.runner import EngineHost
-from playground.web.components import static_text
-from playground.web.deploy_desk import DeployDesk
 from playground.web.generate import GeneratePage
-from playground.web.panel_server import answer
 
-SCRIPTS = ("dom.js", "deploy_parts.js", "deploy_import.js", "deploy.js")
-QUESTIONS = ("menus", "methods", "look", "matrix", "read")
-"""Methods of `DeployDesk` that the page may call."""
-LINK = ("deploy", "of", "target", "version")
-"""Parameters of an address that opens the page: engine, `run:ID` or `method:KEY`, and the rest."""
-OTHER_PAGES = ("run", "runs", "tree", "compare", "benchmark", "sweep")
-MAX_CHARS = 200
+MARKS = {"exact": "✓", "with losses": "~", "not taken": "✕"}
+MAX_FILES = 2
+LANGUAGES: dict[str, Any] = {"json": "json", "yaml": "yaml", "bash": "shell", "python": "python"}
+Updates = dict[Any, Any]
+"""New values by component."""
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}
+WRITE_LINK = """(query) => {
+  const page = document.querySelector("#pg-deploy-main");
+  if (!query?.startsWith("deploy=") || !page?.offsetParent) return;
+  const url = new URL(location.href), theme = url.searchParams.get("__theme");
+  url.search = query;
+  if (theme) url.searchParams.set("__theme", theme);
+  history.replaceState(null, "", url.href);
+}"""
+NO_RUNS = "No runs yet. Generate something, or pick a method."
+SAMPLES = {
+    "trtllm": "speculative_config:\n  decoding_type: Eagle3\n  max_draft_len: 4\n  …",
+    "vllm": '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5}',
+    "sglang": "--speculative-algorithm EAGLE3 --speculative-num-steps 3 …",
+    "triton": 'parameters: { key: "decoding_mode" value: { string_value: "medusa" } } …',
+    "llamacpp": "llama-server -m target.gguf --spec-type draft-simple -md draft.gguf …",
+    "transformers": "model.generate(**inputs, prompt_lookup_num_tokens=10)",
+}
 
 
 class DeployPage:
-    """The page's one component; it fires `use` with a config to try on the Generate page."""
+    """Components and listeners of the page."""
 
-    def __init__(self, host: EngineHost) -> None:
-        self.desk = DeployDesk(host.log, host.catalog)
-        self.board = gr.HTML(
-            value={"link": None},
-            html_template='<div class="deploy"></div>',
-            css_template=static_text("deploy.css"),
-            js_on_load=static_text(*SCRIPTS),
-            apply_default_css=False,
-            server_functions=[self._served(name) for name in QUESTIONS],
-            elem_id="pg-deploy",
+    def __init__(self, host: EngineHost, tab: gr.Tab) -> None:
+        self._log, self._catalog = host.log, host.catalog
+        self._folder = tempfile.TemporaryDirectory(prefix="deploy-")
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=1, elem_id="pg-deploy-side", min_width=290):
+                self._choice()
+                self._reader()
+            with gr.Column(scale=3, elem_id="pg-deploy-main"):
+                self._result()
+        self.asked = [self.kind, self.run, self.target, self.method, self.engine, self.version]
+        self.shown = [self.summary, self.told, *self.files, self.downloads, self.notes]
+        self.outputs = [*self.asked, *self.shown, self.command, self.link]
+        self._listen(tab)
+
+    # ---- layout
+
+    def _choice(self) -> None:
+        targets = self._catalog.target_choices()
+        with gr.Group():
+            self.kind = gr.Radio(
+                [("A run", "run"), ("A method", "method")],
+                value="run",
+                label="Hand over",
+                elem_id="pg-deploy-kind",
+            )
+            self.run = gr.Dropdown([], value=None, label="Run", elem_id="pg-deploy-run")
+            self.target = gr.Dropdown(
+                targets, label="Target", visible=False, elem_id="pg-deploy-target"
+            )
+            self.method = gr.Dropdown(
+                self._catalog.method_choices(targets[0][1]),
+                label="Method",
+                visible=False,
+                elem_id="pg-deploy-method",
+            )
+            self.summary = gr.HTML(elem_id="pg-deploy-summary", padding=True)
+
+    def _reader(self) -> None:
+        engines = [(engine.title, engine.name) for engine in ENGINES.values()]
+        with gr.Group():
+            self.source = gr.Dropdown(
+                engines, value="vllm", label="Read a config of", elem_id="pg-deploy-source"
+            )
+            self.paste = gr.Textbox(
+                label="Its file or command, as a method here",
+                lines=5,
+                max_lines=16,
+                placeholder=SAMPLES["vllm"],
+                elem_id="pg-deploy-paste",
+            )
+            self.found = gr.HTML(visible=False, elem_id="pg-deploy-found", padding=True)
+        self.yaml = gr.Code(
+            label="Method file",
+            language="yaml",
+            lines=1,
+            visible=False,
+            show_line_numbers=False,
+            elem_id="pg-deploy-yaml",
         )
+        with gr.Row(elem_id="pg-deploy-buttons"):
+            self.upload = gr.UploadButton("Open file", size="sm", min_width=90)
+            self.use = gr.Button(
+                "Use in Generate",
+                variant="primary",
+                size="sm",
+                visible=False,
+                min_width=120,
+                elem_id="pg-deploy-use",
+            )
 
-    def _served(self, name: str) -> Callable[[Any], dict[str, Any]]:
-        ask: Callable[[Mapping[str, Any]], dict[str, Any]] = getattr(self.desk, name)
+    def _result(self) -> None:
+        first = next(iter(ENGINES.values()))
+        self.engine = gr.Radio(
+            [(engine.title, engine.name) for engine in ENGINES.values()],
+            value=first.name,
+            label="Engine",
+            elem_id="pg-deploy-engine",
+        )
+        self.version = gr.Dropdown(
+            versions(first.name),
+            value=first.newest,
+            allow_custom_value=True,
+            label="Release",
+            elem_id="pg-deploy-version",
+        )
+        self.told = gr.HTML(visible=False, elem_id="pg-deploy-told")
+        self.files = [
+            gr.Code(
+                lines=1,
+                visible=False,
+                show_line_numbers=False,
+                buttons=["copy"],
+                elem_id=f"pg-deploy-file-{i}",
+            )
+            for i in range(MAX_FILES)
+        ]
+        self.downloads = gr.File(
+            label="Download",
+            file_count="multiple",
+            interactive=False,
+            visible=False,
+            elem_id="pg-deploy-downloads",
+        )
+        self.notes = gr.HTML(visible=False, elem_id="pg-deploy-notes")
+        self.command = gr.Textbox(
+            label="The same on the command line",
+            interactive=False,
+            buttons=["copy"],
+            elem_id="pg-deploy-command",
+        )
+        self.link = gr.Textbox(visible=False)
+        with gr.Accordion(
+            "Every method in every engine", open=False, elem_id="pg-deploy-all"
+        ) as self.all:
+            self.table = gr.HTML(elem_id="pg-deploy-table")
 
-        def served(asked: Any) -> dict[str, Any]:
-            def read() -> dict[str, Any]:
-                if not isinstance(asked, Mapping):
-                    raise ConfigError(f"The question must be a mapping, got {asked!r:.80}.")
-                return ask(asked)
+    # ---- listeners
 
-            return answer(read, where=f"the Deploy page ({name})")
+    def _listen(self, tab: gr.Tab) -> None:
+        def look_at_engine(*held: Any) -> Updates:
+            return self._answer(*held[:-1], "")
 
-        served.__name__ = name
-        return served
+        def come_into_view(link: Any, *held: Any) -> Updates:
+            return {self.run: gr.Dropdown(self._runs(held[1]))} if link else self._answer(*held)
+
+        inputs = [
+            self.kind.input,
+            self.run.input,
+            self.target.input,
+            self.method.input,
+            self.version.input,
+        ]
+        looks = [
+            gr.on(inputs, self._answer, self.asked, self.outputs, **QUIET),
+            self.engine.input(look_at_engine, self.asked, self.outputs, **QUIET),
+            tab.select(come_into_view, [self.link, *self.asked], self.outputs, **QUIET),
+        ]
+        for event in looks:
+            event.then(None, self.link, None, js=WRITE_LINK, **QUIET)
+        self.all.expand(lambda: method_table(self._catalog), None, self.table, **QUIET)
+        gr.on(
+            [self.paste.change, self.source.input],
+            self._read,
+            [self.source, self.paste],
+            [self.paste, self.found, self.yaml, self.use],
+            trigger_mode="always_last",
+            **QUIET,
+        )
+        self.upload.upload(_text_of, self.upload, self.paste, **QUIET)
 
     def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
         """Open the page for addresses with `deploy`."""
 
-        def load(request: gr.Request) -> tuple[Any, Any]:
-            link = read_link(dict(request.query_params))
-            if link is None:
-                return gr.skip(), gr.skip()
-            return gr.Tabs(selected="deploy"), {"link": link, "rev": secrets.token_urlsafe(6)}
+        def load(request: gr.Request) -> Updates:
+            params = dict(request.query_params)
+            asked = attempt(lambda: Question.of_link(params), where="opening a link")
+            if asked is None:
+                return {tabs: gr.skip()}
+            opened = self._fault(asked.sentence) if isinstance(asked, Fault) else self.open(asked)
+            return {tabs: gr.Tabs(selected="deploy"), **opened}
 
-        page.load(load, None, [tabs, self.board], **QUIET)
+        page.load(load, None, [tabs, *self.outputs], **QUIET)
 
     def listen_to_use(self, tabs: gr.Tabs, generate: GeneratePage) -> None:
         """Take a config that was read to the Generate page."""
 
-        def use(target: Any, event: gr.EventData = None) -> list[Any]:  # type: ignore[assignment]
-            data = None if event is None else event._data
+        def take(engine: Any, text: Any, target: Any) -> list[Any]:
             filled = attempt(
-                lambda: generate.take(*self.desk.used(_mapping(data), target)),
+                lambda: generate.take(*use(self._catalog, engine, str(text), target)),
                 where="using a config",
             )
             if isinstance(filled, Fault):
@@ -80,18 +233,195 @@ class DeployPage:
                 return [gr.skip()] * 4
             return [gr.Tabs(selected="generate"), *filled]
 
-        outputs = [tabs, generate.target, generate.method, generate.form]
-        self.board.use(use, generate.target, outputs, **QUIET)
+        outputs = [tabs, generate.target, generate.method, generate.form.asked]
+        self.use.click(take, [self.source, self.paste, generate.target], outputs, **QUIET)
+
+    # ---- answers
+
+    def open(self, asked: Question) -> Updates:
+        """Updates of `outputs` that show a run or a method in an engine."""
+        return self._answer(*(getattr(asked, name) for name in Question.model_fields))
+
+    def _answer(self, *held: Any) -> Updates:
+        given = ("" if value is None else value for value in held)
+        values = dict(zip(Question.model_fields, given, strict=True))
+        of_run = values["kind"] != "method"
+        picks: Updates = {
+            self.kind: "run" if of_run else "method",
+            self.run: gr.Dropdown(visible=of_run),
+        }
+        picks |= {part: gr.Dropdown(visible=not of_run) for part in (self.target, self.method)}
+        if of_run and not values["run"] and not recent_runs(self._log):
+            return picks | self._fault("")
+        found = attempt(lambda: self._found(Question.parse(values)), where="the Deploy page")
+        return picks | (self._fault(found.sentence) if isinstance(found, Fault) else found)
+
+    def _found(self, asked: Question) -> Updates:
+        asked = asked.filled(self._log, self._catalog)
+        handed, of_run = asked.find(self._log, self._catalog), asked.kind == "run"
+        exports = [
+            hand_over(handed, name, asked.version * (name == asked.engine), self._catalog.resolve)
+            for name in ENGINES
+        ]
+        export = next(one for one in exports if one.engine == asked.engine)
+        methods = self._catalog.method_choices(asked.target)
+        engines, newest = [engine_choice(one) for one in exports], find_engine(asked.engine).newest
+        return {
+            self.run: gr.Dropdown(
+                self._runs(asked.run, handed), value=asked.run or None, visible=of_run
+            ),
+            self.target: gr.update(value=asked.target, visible=not of_run),
+            self.method: gr.Dropdown(methods, value=asked.method, visible=not of_run),
+            self.engine: gr.Radio(engines, value=asked.engine),
+            self.version: gr.update(choices=versions(asked.engine), value=asked.version or newest),
+            self.summary: summary(handed),
+            self.told: shown(told(export)),
+            self.notes: shown(listed("note", "Notes", export.notes)),
+            self.command: asked.command,
+            self.link: asked.link,
+            **self._files(export.files),
+        }
+
+    def _runs(self, picked: Any, handed: Handed | None = None) -> list[tuple[str, str]]:
+        """The newest runs, and the one that is picked."""
+        runs = recent_runs(self._log)
+        if picked and picked not in [key for _, key in runs]:
+            title = f"{handed.title} · {handed.target} · " if handed else "run "
+            runs.insert(0, (f"{title}{picked}", picked))
+        return runs
+
+    def _fault(self, sentence: str) -> Updates:
+        """What is wrong, or that there are no runs yet."""
+        said = paragraph("alert", sentence) if sentence else paragraph("dim", NO_RUNS)
+        nothing = {self.summary: "", self.notes: shown(""), self.command: ""}
+        link = "fault" if sentence else ""
+        return {self.told: shown(said), self.link: link, **nothing, **self._files()}
+
+    def _files(self, files: Sequence[File] = ()) -> Updates:
+        """Each file with a copy button, and all of them to download."""
+        updates: Updates = {code: gr.Code(value="", visible=False) for code in self.files}
+        for code, file in zip(self.files, files, strict=False):
+            language = LANGUAGES.get(file.language)
+            updates[code] = gr.Code(file.text, language, label=file.name, visible=True)
+        paths = [self._saved(file.name, file.text) for file in files]
+        return updates | {self.downloads: gr.File(paths or None, visible=bool(paths))}
+
+    def _saved(self, name: str, text: str) -> str:
+        folder = Path(self._folder.name) / hashlib.sha256(text.encode()).hexdigest()[:16]
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+        return str(folder / name)
+
+    def _read(self, engine: Any, text: Any) -> Updates:
+        sample = {self.paste: gr.Textbox(placeholder=SAMPLES.get(engine, ""))}
+        nothing = sample | {p: gr.update(visible=False) for p in (self.found, self.yaml, self.use)}
+        if not isinstance(text, str) or not text.strip():
+            return nothing
+        read = attempt(lambda: read_config(engine, text), where="reading a config")
+        if isinstance(read, Fault):
+            return nothing | {self.found: shown(paragraph("alert", read.sentence))}
+        made = gr.Code(method_yaml(read.config, engine), visible=True)
+        said = shown(remarks(read))
+        return sample | {self.found: said, self.yaml: made, self.use: gr.Button(visible=True)}
 
 
-def _mapping(data: Any) -> Mapping[str, Any]:
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"The request must have engine and text, got {data!r:.80}.")
-    return data
+def shown(text: str) -> Any:
+    """A text, or no room for it."""
+    return gr.HTML(value=text, visible=bool(text))
 
 
-def read_link(params: Mapping[str, str]) -> dict[str, str] | None:
-    """What an address with `deploy` opens; None for any other, and where another page is meant."""
-    if not params.get("deploy") or any(params.get(name) for name in OTHER_PAGES):
-        return None
-    return {name: params.get(name, "")[:MAX_CHARS] for name in LINK}
+def _text_of(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8", errors="replace")
+
+
+def versions(engine: str) -> list[tuple[str, str]]:
+    return [(f"{name} – {words}", name) for name, words in ENGINES[engine].versions]
+
+
+def engine_choice(export: Export) -> tuple[str, str]:
+    """An engine's verdict in a line, and its name."""
+    engine = ENGINES[export.engine]
+    first = export.refusal or next(iter(export.warnings), f"Trees: {engine.trees}.")
+    return f"{engine.title} · {MARKS[export.verdict]} {export.verdict} · {first}", export.engine
+
+
+# ---- what is said, as HTML; everything is escaped
+
+
+def paragraph(kind: str, text: str) -> str:
+    return f'<p class="{kind}">{escape(text)}</p>'
+
+
+def listed(kind: str, title: str, sentences: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return f'<div class="told {kind}"><b>{title}</b><ul>{items}</ul></div>' if items else ""
+
+
+def told(export: Export) -> str:
+    """Why the engine cannot take the method, or what is lost."""
+    if not export.refusal:
+        return listed("warning", "Lost on the way", export.warnings)
+    nearest = f"<p><b>Nearest:</b> {escape(export.nearest)}</p>" if export.nearest else ""
+    return f'<div class="told refusal"><p>{escape(export.refusal)}</p>{nearest}</div>'
+
+
+def title_line(title: str, lossless: bool) -> str:
+    badge = "lossless" if lossless else "lossy"
+    return f'<p><b>{escape(title)}</b> <span class="badge {badge}">{badge}</span></p>'
+
+
+def settings_line(config: Any) -> str:
+    changed = shown_settings(config)
+    parts = [f"<span><i>{escape(k)}</i> {escape(v)}</span> " for k, v in changed.items()]
+    return f'<p class="settings">{"".join(parts) or "All settings at their defaults."}</p>'
+
+
+def summary(handed: Handed) -> str:
+    """What is handed over: a run's figures, and the settings that are not at their defaults."""
+    figures = "".join(
+        f'<span class="figure" tabindex="0" title="{escape(FORMULAS[name])}"><b>{value:.{digits}f}'
+        f"</b> {unit}</span> "
+        for name, value, digits, unit in (
+            ("mat", handed.mat, 2, "MAT"),
+            ("tok_s", handed.tok_s, 1, "tok/s"),
+        )
+        if value is not None
+    )
+    head = title_line(handed.title, handed.config.lossless)
+    return head + figures + paragraph("dim", f"on {handed.target}") + settings_line(handed.config)
+
+
+def remarks(read: Imported) -> str:
+    """What a pasted config is here, and what of it is ignored or unknown."""
+    return (
+        title_line(type(read.config).title, read.config.lossless)
+        + settings_line(read.config)
+        + (paragraph("dim", f"It served {read.target}.") if read.target else "")
+        + listed("unknown", "Not known", read.unknown)
+        + listed("ignored", "Ignored, no meaning here", read.ignored)
+        + listed("note", "Notes", read.notes)
+    )
+
+
+def method_table(catalog: Any) -> str:
+    """Methods down, engines across; every cell has its sentence as tooltip."""
+    heads = "".join(f'<th scope="col">{engine.title}</th>' for engine in ENGINES.values())
+    rows = "".join(
+        f'<tr><th scope="row">{escape(title)}</th>{"".join(_cell(title, e) for e in exports)}</tr>'
+        for title, exports in matrix(catalog)
+    )
+    legend = "✓ as it is · ~ with losses · ✕ not taken; newest releases, default settings."
+    return (
+        f'{paragraph("dim", legend)}<div class="frame"><table><thead><tr><th scope="col">method'
+        f"</th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _cell(title: str, export: Export) -> str:
+    first = export.refusal or next(iter(export.warnings), "")
+    nearest = f" Nearest: {export.nearest}" if export.nearest else ""
+    said = f"{title} in {ENGINES[export.engine].title}: {export.verdict}. {first}{nearest}".strip()
+    return (
+        f'<td data-verdict="{export.verdict}" title="{escape(said)}"><span aria-hidden="true">'
+        f'{MARKS[export.verdict]}</span><span class="unseen">{escape(said)}</span></td>'
+    )

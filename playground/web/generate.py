@@ -12,11 +12,12 @@ from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog, Method
+from playground.host.controls import controls_of
 from playground.host.request import DTYPES, read_dtype, read_request
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal
-from playground.web.components import plain_list, settings_form, text_line, token_panels
-from playground.web.controls import controls_of
+from playground.web.components import plain_list, text_line, token_panels
+from playground.web.forms import SettingsForm
 from playground.web.panel_server import panel_server
 
 PLACEHOLDER = "Write a prompt above and generate. Every token is coloured by where it came from."
@@ -91,8 +92,8 @@ class GeneratePage:
             self.method = gr.Dropdown(methods, value=picked, label="Method", elem_id="pg-method")
             self.unfit = plain_list(self.describe_unfit(first), elem_id="pg-unfit")
         start = self.catalog.method(picked)
-        self.form = settings_form(method_form(start, picked), elem_id="pg-method-form")
-        self.run_form = settings_form(run_form(), elem_id="pg-run-form")
+        self.form = SettingsForm(method_form(start, picked), elem_id="pg-method-form")
+        self.run_form = SettingsForm(run_form(), elem_id="pg-run-form")
 
     def _main(self) -> None:
         plain: dict[str, Any] = {"show_label": False, "container": False}
@@ -146,7 +147,7 @@ class GeneratePage:
 
     def _listen(self) -> None:
         fields = [getattr(self, name) for name in FIELDS]
-        inputs = [*fields, self.form, self.run_form, self.panel]
+        inputs = [*fields, self.form.held, self.run_form.held, self.panel]
         streams: list[Any] = []
         for button, run in ((self.generate, self.run), (self.again, self.run_again)):
             streams.append(
@@ -182,7 +183,7 @@ class GeneratePage:
         )
         self.target.change(self.describe_unfit, self.target, self.unfit, queue=False, **QUIET)
         self.method.change(
-            self.pick_method, [self.method, self.form], self.form, queue=False, **QUIET
+            self.pick_method, [self.method, self.form.asked], self.form.asked, queue=False, **QUIET
         )
         self.example.input(
             self.pick_example, self.example, [self.prompt, self.mode], queue=False, **QUIET

@@ -1,182 +1,374 @@
-"""The Runs page: the log as a table, and any run of it in the same panel as when it streamed."""
+"""The Runs page: the log as a table to filter, annotate, compare and carry away."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import AsyncIterator
-from typing import Any
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, get_args
 
 import gradio as gr
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
-from playground.host.live import LiveRun
-from playground.host.request import read_run_id
 from playground.host.runner import EngineHost
-from playground.host.stream import History, RunStream, follow, refusal
-from playground.runs.again import GenerateFields, fields_of, request_again
-from playground.runs.link import read_link
-from playground.web.components import token_panels
-from playground.web.controls import controls_of
-from playground.web.generate import GeneratePage, run_form, session_of
-from playground.web.panel_server import panel_server
-from playground.web.runs_board import runs_board
-from storage import RunDetail
+from playground.host.stream import History
+from playground.runs.columns import COLUMNS, FIGURES
+from playground.runs.details import Selection, split_tags, stored_run
+from playground.runs.query import (
+    Baseline,
+    TableQuery,
+    filter_texts,
+    read_filters,
+    read_link,
+)
+from playground.runs.table import RunTable
+from playground.web.components import drawn_by
+from playground.web.run_comparison import ComparisonView
+from playground.web.run_details import QUIET, OpenRun, message_html, plural
+from playground.web.run_files import RunFiles
+from storage import RunSummary, Status
 
-PLACEHOLDER = "Open a run of the table to read its text and walk its steps."
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+DELETED = "deleted"
+PLACE = ("sort", "descending", "page", "compare")
+"""What the table keeps of its query while filters change."""
+COPY_LINK = "() => { navigator.clipboard?.writeText(location.href); return []; }"
 
 
 class RunsPage:
-    """Components and listeners of the page."""
+    """Components and listeners of the page.
+
+    Attributes:
+        held: the table and what decides what is in it, in the order of `query`.
+    """
 
     def __init__(self, host: EngineHost, history: History) -> None:
-        self.host = host
-        self.history = history
-        self.table = runs_board(host.log, host.catalog.types, elem_id="pg-runs")
-        since, step = panel_server(history)
-        self.panel = token_panels(
-            since=since, step=step, placeholder=PLACEHOLDER, elem_id="pg-run-panel"
+        self.host, self.log = host, host.log
+        self.runs = RunTable(host.log, host.catalog.types)
+        with gr.Row(elem_id="pg-runs-filters"):
+            self._filters()
+        with gr.Row(elem_id="pg-runs-actions"):
+            self._actions()
+        self.message = gr.HTML(elem_id="pg-runs-message", apply_default_css=False)
+        self.table = drawn_by(
+            "runs/table.js",
+            template='<div class="runs"></div>',
+            css=[],
+            events=["turn", "narrow", "tick", "open", "refresh"],
+            value={},
+            elem_id="pg-runs",
         )
-        self.table.open(self.open_row, None, self.panel, queue=False, **QUIET)
-        self.table.again(
-            self.run_again, None, [self.panel, self.table], concurrency_limit=None, **QUIET
+        with gr.Accordion("columns", open=False, elem_id="pg-runs-columns"):
+            self.columns = gr.CheckboxGroup(
+                [(column.title, column.key) for column in COLUMNS],
+                value=[column.key for column in COLUMNS if column.usual],
+                show_label=False,
+                container=False,
+            )
+        self.comparison = ComparisonView(self.runs)
+        self.open_run = OpenRun(host, history)
+        self.filters: list[Any] = [self.search, self.status, self.target, self.method, self.further]
+        self.filters += [self.group, self.baseline]
+        self.shown = [self.table, *self.filters]
+        self.held = [*self.shown, self.columns]
+        self._listen()
+
+    # ---- layout
+
+    def _filters(self) -> None:
+        def menu(name: str, label: str, choices: Any, **more: Any) -> gr.Dropdown:
+            start = [] if more else choices[0][1]
+            about: dict[str, Any] = {"label": label, "elem_id": f"pg-runs-{name}", **more}
+            return gr.Dropdown(choices, value=start, allow_custom_value=True, **about)
+
+        everything = [("any", "")]
+        states = [*everything, *((name, name) for name in (*get_args(Status), DELETED))]
+        self.search = gr.Textbox(
+            label="Search", placeholder="prompt, name, note, method", elem_id="pg-runs-search"
         )
-        self.table.stop(self.stop_runs, None, None, queue=False, **QUIET)
+        self.status = menu("status", "Status", states)
+        self.target = menu("target", "Target", everything)
+        self.method = menu("method", "Method", everything)
+        title = "Filters: tags, labels, tok/s >= 90, …"
+        self.further = menu("further", title, [], multiselect=True)
+        self.group = menu("group", "Group by", [("none", "")])
+        self.baseline = menu("base", "Speedup over", [("plain decoding", "")])
 
-    def open_row(self, picked: gr.EventData = None) -> dict[str, Any]:  # type: ignore[assignment]
-        return self.open_run(_id_of(picked))
+    def _actions(self) -> None:
+        def button(name: str, label: str, **more: Any) -> gr.Button:
+            return gr.Button(label, size="sm", elem_id=f"pg-runs-{name}", **more)
 
-    def open_run(self, run_id: object) -> dict[str, Any]:
-        """The panel's message for a run, or the sentence that says why there is none."""
-
-        def read() -> dict[str, Any]:
-            if run_id is None:
-                raise ConfigError("No run was picked.")
-            return self.history.opened(read_run_id(run_id))
-
-        message = attempt(read, where="opening a run")
-        return refusal(message.sentence, None) if isinstance(message, Fault) else message
-
-    async def run_again(
-        self,
-        request: gr.Request,
-        picked: gr.EventData = None,  # type: ignore[assignment]
-    ) -> AsyncIterator[tuple[Any, Any]]:
-        """Stream a stored run once more. Leaving the page closes this generator."""
-        started = attempt(
-            lambda: self.start_again(_id_of(picked), owner=session_of(request)),
-            where="running a run again",
+        self.compare = button("do-compare", "compare", variant="primary", interactive=False)
+        self.tag_names = gr.Textbox(
+            label="tags", placeholder="tags, with commas", show_label=False, container=False
         )
-        if isinstance(started, Fault):
-            yield refusal(started.sentence, None), _fresh({})
-            return
-        try:
-            async for message in follow(RunStream([started], self.host.ahead_of)):
-                yield message, gr.skip()
-        finally:
-            started.cancel()
-        yield gr.skip(), _fresh({"opened": started.log_id})
+        self.tag = button("tag", "tag", interactive=False)
+        self.untag = button("untag", "untag", interactive=False)
+        self.delete = button("delete", "delete", interactive=False)
+        self.files = RunFiles(self.log, self.query)
+        self.undo = button("undo", "undo", visible=False)
+        self.refresh = button("refresh", "refresh")
+        self.copy = button("copy", "copy link")
+        self.deleted = gr.JSON(visible=False)
 
-    def start_again(self, run_id: object, *, owner: str) -> LiveRun:
-        """Queue a stored run once more.
+    # ---- listeners
+
+    def _listen(self) -> None:
+        fast: dict[str, Any] = {"queue": False, **QUIET}
+        held, table, message, run = self.held, self.table, self.message, self.open_run
+        compared = [*self.comparison.outputs, self.baseline]
+        buttons = [self.compare, self.tag, self.untag, self.delete, self.files.export]
+
+        # Gradio's `input` misses what is pasted, and filters that are typed.
+        typed = [part.change for part in (*self.filters[:-1], self.columns)]
+        gr.on(typed, self.draw, held, table, trigger_mode="always_last", **fast)
+        self.baseline.input(self.draw, held, table, **fast).then(
+            self.compare_runs, held, compared, **fast
+        )
+        table.turn(self.draw_asked, held, table, **fast)
+        table.narrow(self.narrow, held, [table, *self.filters], **fast)
+        table.tick(self.enable, [table, self.status], buttons, **fast)
+        table.open(self.open, table, [run.panel, *run.shown], **fast)
+        menus = [self.target, self.method, self.further, self.group]
+        for refresh in (table.refresh, self.refresh.click):
+            refresh(self.draw, held, table, **fast).then(
+                self.fill_menus, self.further, menus, **fast
+            )
+        self.copy.click(None, None, None, js=COPY_LINK, **fast)
+
+        self.compare.click(self.start_comparison, held, table, **fast).then(
+            self.compare_runs, held, compared, **fast
+        )
+        self.comparison.close.click(partial(self.draw, compare=None), held, table, **fast).then(
+            self.compare_runs, held, compared, **fast
+        )
+        for button, act in ((self.tag, "add"), (self.untag, "remove")):
+            change = partial(self.retag, act)
+            button.click(change, [table, self.tag_names], message, **fast).then(
+                self.draw, held, table, **fast
+            )
+        undoable = [message, self.deleted, self.undo]
+        self.delete.click(self.delete_ticked, [table, self.status], undoable, **fast).then(
+            self.draw_unticked, held, table, **fast
+        ).then(self.enable, [table, self.status], buttons, **fast)
+        self.undo.click(
+            partial(self.set_deleted, deleted=False), self.deleted, undoable, **fast
+        ).then(self.draw, held, table, **fast)
+
+        importing = self.files.listen(held, message)
+        importing.then(self.draw, held, table, **fast)
+
+        leaves: list[Any] = [part.submit for part in (run.name, run.tags)]
+        leaves += [part.blur for part in (run.name, run.tags, run.note)]
+        gr.on(leaves, run.save, run.texts, message, **fast).then(self.draw, held, table, **fast)
+        run.pin.click(self.pin, [run.id, *held], [table, self.baseline], **fast).then(
+            self.compare_runs, held, compared, **fast
+        )
+        repeated = [run.panel, run.again, run.stop, run.id]
+        run.again.click(run.run_again, run.id, repeated, concurrency_limit=None, **QUIET).then(
+            run.show, run.id, run.shown, **fast
+        ).then(self.draw_repeated, [run.id, *held], table, **fast)
+        run.stop.click(run.stop_runs, None, None, **fast)
+
+    # ---- the table
+
+    def query(self, held: Sequence[Any], **changes: Any) -> TableQuery:
+        """What the components ask for.
 
         Raises:
-            ConfigError, PromptError: it cannot be run again here.
-            QueueFullError: too many are waiting.
+            ConfigError: a filter is none.
         """
-        return self.host.generate(
-            request_again(self.host.catalog, self.stored(run_id)), owner=owner
+        table, search, status, target, method, further, group, baseline, _ = held
+        before = _mapping(_mapping(table).get("query"))
+        asked = {key: before[key] for key in PLACE if key in before}
+        asked |= {"text": search or "", "target": target or None, "method_title": method or None}
+        asked |= {"status": None if status == DELETED else status or None}
+        asked |= {"deleted": status == DELETED, "group": group or None}
+        asked |= read_filters(further or [], {n: figure.title for n, figure in FIGURES.items()})
+        asked["baseline"] = _parsed(baseline) if baseline else None
+        query = TableQuery.parse(asked).after(TableQuery.parse(before))
+        return query.replace(**changes) if changes else query
+
+    def draw(self, *held: Any, **changes: Any) -> dict[str, Any]:
+        """The table's value for what the components ask for; a fault stands above the old rows."""
+        found = attempt(
+            lambda: self.value(self.query(held, **changes), held[-1]), where="the run log"
         )
+        return {**held[0], "fault": found.sentence} if isinstance(found, Fault) else found
 
-    def stored(self, run_id: object) -> RunDetail:
-        """Raises ConfigError: there is no such run."""
-        checked = read_run_id(run_id)
-        run = self.host.log.get(checked)
-        if run is None:
-            raise ConfigError(f"No run {checked} is in the log. It may be in another one.")
-        return run
+    def value(self, query: TableQuery, columns: Any, **more: Any) -> dict[str, Any]:
+        link = query.link_values
+        text = json.dumps(link) if link else ""
+        return {**self.runs.view(query, columns or ()), "query": link, "link": text, **more}
 
-    def stop_runs(self, request: gr.Request) -> None:
-        self.host.cancel_owner(session_of(request))
+    def draw_unticked(self, *held: Any) -> dict[str, Any]:
+        return {**self.draw(*held), "untick": True, "ticked": []}
 
-    # ---- links, and the way to the Generate page
+    def draw_repeated(self, run_id: str, *held: Any) -> dict[str, Any]:
+        return {**self.draw(*held), "opened": run_id}
+
+    def open(self, table: Any) -> list[Any]:
+        return self.open_run.opened(_mapping(_mapping(table).get("asked")).get("id"))
+
+    def draw_asked(self, *held: Any) -> dict[str, Any]:
+        """Another page, or another order."""
+        asked = _mapping(_mapping(held[0]).get("asked"))
+        if "sort" not in asked:
+            return self.draw(*held, page=asked.get("page", 0))
+        query = attempt(lambda: self.query(held).sorted_by(asked["sort"]), where="the run log")
+        if isinstance(query, Fault):
+            return {**held[0], "fault": query.sentence}
+        return self.value(query, held[-1])
+
+    def narrow(self, *held: Any) -> list[Any]:
+        """Show the runs of the group that was picked."""
+        value = _mapping(_mapping(held[0]).get("asked")).get("value")
+        query = attempt(lambda: self.query(held).in_group(value), where="the run log")
+        if isinstance(query, Fault):
+            return [{**held[0], "fault": query.sentence}, *[gr.skip()] * len(self.filters)]
+        return self.restored(query, held[-1])
+
+    def restored(self, query: TableQuery, columns: Any = (), **more: Any) -> list[Any]:
+        """Updates of the table and all filters that show a query."""
+        further = filter_texts(query)
+        menus = self.runs.menus(further)
+        return [
+            self.value(query, columns, **more),
+            query.text,
+            DELETED if query.deleted else query.status or "",
+            gr.Dropdown(choices=menus["targets"], value=query.target or ""),
+            gr.Dropdown(choices=menus["methods"], value=query.method_title or ""),
+            gr.Dropdown(choices=menus["filters"], value=further),
+            gr.Dropdown(choices=menus["groups"], value=query.group or ""),
+            _baseline_menu([base for base in (query.baseline,) if base], query.baseline),
+        ]
+
+    def fill_menus(self, further: Any) -> list[Any]:
+        return [gr.Dropdown(choices=menu) for menu in self.runs.menus(further or []).values()]
+
+    # ---- ticked runs
+
+    def enable(self, table: Any, status: str) -> list[Any]:
+        """What can be done with the ticked runs."""
+        ticked = len(_ticked(table))
+        return [
+            gr.Button(f"compare {ticked or ''}", interactive=ticked > 1),
+            *[gr.Button(interactive=ticked > 0)] * 2,
+            gr.Button("restore" if status == DELETED else "delete", interactive=ticked > 0),
+            gr.Button(f"export {ticked or 'all'}"),
+        ]
+
+    def retag(self, act: str, table: Any, names: str) -> str:
+        """Add tags to the ticked runs, or take them off."""
+
+        def change() -> str:
+            tags = split_tags(names)
+            if not tags:
+                raise ConfigError("Name a tag.")
+            Selection.parse({"ids": _ticked(table), act: tags}).apply(self.log)
+            return (
+                f"{'Tagged' if act == 'add' else 'Untagged'} {plural(len(_ticked(table)), 'run')}."
+            )
+
+        return message_html(attempt(change, where="tagging runs"))
+
+    def delete_ticked(self, table: Any, status: str) -> list[Any]:
+        """Delete the ticked runs; where deleted ones are shown, restore them."""
+        return self.set_deleted(_ticked(table), status != DELETED)
+
+    def set_deleted(self, ids: Any, deleted: bool) -> list[Any]:
+        """Hide runs, or show them again; what was hidden can be brought back by one click."""
+
+        def change() -> str:
+            Selection.parse({"ids": ids, "deleted": deleted}).apply(self.log)
+            return f"{'Deleted' if deleted else 'Restored'} {plural(len(ids), 'run')}."
+
+        done = attempt(change, where="deleting runs")
+        undo = deleted and not isinstance(done, Fault)
+        return [message_html(done), ids if undo else None, gr.Button(visible=undo)]
+
+    # ---- comparison
+
+    def start_comparison(self, *held: Any) -> dict[str, Any]:
+        return self.draw(*held, compare=_ticked(held[0]))
+
+    def compare_runs(self, *held: Any) -> list[Any]:
+        """Updates of the comparison and of what can be chosen as baseline."""
+        query = attempt(lambda: self.query(held), where="comparing runs")
+        if isinstance(query, Fault):
+            return [gr.skip()] * (1 + len(self.comparison.outputs))
+        runs = [run for i in query.compare or () if (run := self.log.get(i)) is not None]
+        bases = [self._baseline(run) for run in runs] + [b for b in (query.baseline,) if b]
+        return [*self.comparison.show(query), _baseline_menu(bases, query.baseline)]
+
+    def pin(self, run_id: str, *held: Any) -> list[Any]:
+        """Make the open run's configuration the baseline."""
+        run = attempt(lambda: stored_run(self.log, run_id), where="choosing a baseline")
+        if isinstance(run, Fault):
+            return [{**held[0], "fault": run.sentence}, gr.skip()]
+        base = self._baseline(run)
+        return [self.draw(*held, baseline=base.model_dump()), _baseline_menu([base], base)]
+
+    def _baseline(self, run: RunSummary) -> Baseline:
+        return Baseline(setup_id=run.setup_id, title=self.runs.title(run)[:600])
+
+    # ---- links
 
     def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
         """`?run=ID` opens that run, `?runs=…` that table; other links leave the page as it is."""
-        page.load(
-            self.follow_link,
-            None,
-            [tabs, self.panel, self.table],
+        run = self.open_run
+        # Outside the tab: in one that was never opened it would not be read.
+        memory = gr.BrowserState([], storage_key="pg-runs", secret="pg-runs")
+        kept: list[Any] = [self.columns, self.baseline]
+        changed = [self.columns.input, self.baseline.input, run.pin.click]
+        gr.on(changed, lambda *both: both, kept, memory, queue=False, **QUIET)
+        shown = [tabs, self.message, self.columns, *self.shown, run.panel, *run.shown]
+        page.load(self.follow_link, memory, shown, queue=False, **QUIET).then(
+            self.compare_runs,
+            self.held,
+            [*self.comparison.outputs, self.baseline],
             queue=False,
             **QUIET,
         )
 
-    def follow_link(self, request: gr.Request) -> tuple[Any, Any, Any]:
-        """What a link makes of tabs, panel and table."""
+    def follow_link(self, memory: Any, request: gr.Request) -> list[Any]:
+        """What a link, and what this browser remembers, make of the page."""
         params = dict(request.query_params)
         run_id, link = params.get("run"), params.get("runs")
-        if not run_id and not link:
-            return gr.skip(), gr.skip(), gr.skip()
-        value: dict[str, Any] = {"opened": run_id or None}
-        if link:
-            query = attempt(lambda: read_link(link), where="following a link")
-            value |= {"fault": query.sentence} if isinstance(query, Fault) else {"query": query}
-        panel = self.open_run(run_id) if run_id else gr.skip()
-        return gr.Tabs(selected="runs"), panel, _fresh(value)
+        columns, baseline = (memory or [None, None])[:2]
 
-    def listen_to_generate(self, tabs: gr.Tabs, generate: GeneratePage) -> None:
-        """Take a run's settings and prompt to the Generate page."""
+        def read() -> TableQuery:
+            query = read_link(link) if link else TableQuery()
+            if query.baseline is None and baseline:
+                return TableQuery.parse({**query.link_values, "baseline": _parsed(baseline)})
+            return query
 
-        def take(picked: gr.EventData = None) -> tuple[Any, ...]:  # type: ignore[assignment]
-            asked = attempt(
-                lambda: fields_of(self.host.catalog, self.stored(_id_of(picked))),
-                where="opening a run in Generate",
-            )
-            if isinstance(asked, Fault):
-                return _fresh({"fault": asked.sentence}), *[gr.skip()] * len(outputs[1:])
-            return gr.skip(), gr.Tabs(selected="generate"), *_held(generate, asked)
-
-        outputs = [
-            self.table,
-            tabs,
-            generate.target,
-            generate.method,
-            generate.form,
-            generate.dtype,
-            generate.run_form,
-            generate.mode,
-            generate.system,
-            generate.prompt,
-        ]
-        self.table.generate(take, None, outputs, queue=False, **QUIET)
+        found = attempt(read, where="following a link")
+        message = message_html(found) if isinstance(found, Fault) else ""
+        query = TableQuery() if isinstance(found, Fault) else found
+        columns = columns or [column.key for column in COLUMNS if column.usual]
+        run = self.open_run
+        opened = run.opened(run_id) if run_id else [gr.skip()] * (1 + len(run.shown))
+        tab = gr.Tabs(selected="runs") if run_id or link else gr.skip()
+        return [tab, message, columns, *self.restored(query, columns, opened=run_id), *opened]
 
 
-def _held(generate: GeneratePage, asked: GenerateFields) -> tuple[Any, ...]:
-    """What the Generate page's components hold: target, method, forms, prompt."""
-    form = run_form()
-    form["values"] = {
-        name: {control["name"]: control["value"] for control in controls_of(chosen)}
-        for name, chosen in (("sampling", asked.sampling), ("limits", asked.limits))
-    }
-    target, method, settings = generate.take(asked.target, asked.method, dict(asked.settings))
-    return (
-        target,
-        method,
-        settings,
-        asked.dtype,
-        form,
-        asked.mode,
-        asked.system,
-        asked.prompt,
-    )
+def _baseline_menu(bases: Sequence[Baseline], chosen: Baseline | None) -> Any:
+    titles = {base.model_dump_json(): base.title for base in bases}
+    choices = [("plain decoding", ""), *((title, value) for value, title in titles.items())]
+    return gr.Dropdown(choices=choices, value=chosen.model_dump_json() if chosen else "")
 
 
-def _fresh(value: dict[str, Any]) -> dict[str, Any]:
-    """A value that the board takes up even if it is as the one before."""
-    return {**value, "rev": secrets.token_urlsafe(6)}
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
-def _id_of(picked: gr.EventData | None) -> Any:
-    data = None if picked is None else picked._data
-    return data.get("id") if isinstance(data, dict) else None
+def _ticked(table: Any) -> Any:
+    return _mapping(table).get("ticked") or []
+
+
+def _parsed(text: Any) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError("The baseline must be one of the menu.") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gradio as gr
 
-from playground.experiments.sweeps.service import SweepService
+from playground.experiments.sweep.service import Sweeps
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.web.benchmark import BenchmarkPage
@@ -34,19 +34,19 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
             with gr.Tab("Benchmark", id="benchmark"):
                 bench = BenchmarkPage(host)
             with gr.Tab("Sweep", id="sweep"):
-                sweep = SweepPage(SweepService(host))
+                sweep = SweepPage(Sweeps(host))
             with gr.Tab("Runs", id="runs"):
                 runs = RunsPage(host, history)
-            with gr.Tab("Deploy", id="deploy"):
-                deploy = DeployPage(host)
+            with gr.Tab("Deploy", id="deploy") as tab:
+                deploy = DeployPage(host, tab)
 
         runs.listen_to_links(page, tabs)
-        runs.listen_to_generate(tabs, generate)
+        runs.open_run.listen_to_generate(tabs, generate, runs.message)
         compare.listen_to_links(page, tabs)
-        compare.listen_to_deploy(tabs, deploy.board)
+        compare.listen_to_deploy(tabs, deploy)
         tree.listen_to_links(page, tabs)
         bench.listen_to_links(page, tabs)
-        bench.listen(tabs, runs.table, tree.component, deploy.board)
+        bench.listen(tabs, runs, tree.component, deploy)
         tree.listen_to_use(tabs, generate, compare)
         sweep.listen_to_links(page, tabs)
         sweep.listen(tabs, generate)

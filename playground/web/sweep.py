@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,14 @@ import plotly
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
-from playground.experiments.sweeps.form import (
-    menus,
-    method_fields,
-    method_menu,
-    outlook,
-    plan_of_form,
-)
-from playground.experiments.sweeps.plan import MAX_TRIALS
-from playground.experiments.sweeps.plots import plot
-from playground.experiments.sweeps.service import SweepService
-from playground.experiments.sweeps.store import MAX_NAME
+from playground.experiments.sweep.plan import MAX_TRIALS, OBJECTIVES, SweepForm, plan_of_form
+from playground.experiments.sweep.plots import plot
+from playground.experiments.sweep.service import Sweeps
+from playground.experiments.sweep.space import tunables_of
+from playground.experiments.sweep.store import MAX_NAME
 from playground.host.catalog import Catalog
-from playground.host.request import read_count
+from playground.host.request import DTYPES, read_count
+from playground.web.benchmark import method_menu
 from playground.web.components import given, static_text
 from playground.web.generate import GeneratePage
 from playground.web.panel_server import answer
@@ -38,7 +34,7 @@ Served = Callable[[Any], dict[str, Any]]
 class SweepPage:
     """The page's one component; it fires `use` with a trial's target, method and settings."""
 
-    def __init__(self, service: SweepService) -> None:
+    def __init__(self, service: Sweeps) -> None:
         gr.set_static_paths([PLOTLY])
         self.service = service
         self.board = gr.HTML(
@@ -47,7 +43,7 @@ class SweepPage:
             css_template=static_text("sweep.css"),
             js_on_load=given(plotly=f"gradio_api/file={PLOTLY}") + static_text(*SCRIPTS),
             apply_default_css=False,
-            server_functions=[*_form_server(service.host.catalog), *_sweep_server(service)],
+            server_functions=[*_form_server(service.catalog), *_sweep_server(service)],
             elem_id="pg-sweep",
         )
 
@@ -78,7 +74,7 @@ class SweepPage:
         self.board.use(
             use,
             None,
-            [tabs, generate.target, generate.method, generate.form],
+            [tabs, generate.target, generate.method, generate.form.asked],
             queue=False,
             **QUIET,
         )
@@ -88,7 +84,7 @@ def _form_server(catalog: Catalog) -> list[Served]:
     """What the form asks."""
 
     def menus_of(asked: Any) -> dict[str, Any]:
-        return answer(lambda: menus(catalog), where="listing the choices")
+        return answer(lambda: _menus(catalog), where="listing the choices")
 
     def methods_of(asked: Any) -> dict[str, Any]:
         def read() -> dict[str, Any]:
@@ -98,16 +94,56 @@ def _form_server(catalog: Catalog) -> list[Served]:
 
     def fields_of(asked: Any) -> dict[str, Any]:
         return answer(
-            lambda: method_fields(catalog, _field(asked, "method")), where="listing the settings"
+            lambda: _method_fields(catalog, _field(asked, "method")), where="listing the settings"
         )
 
     def outlook_of(asked: Any) -> dict[str, Any]:
-        return answer(lambda: outlook(plan_of_form(catalog, asked)), where="checking the sweep")
+        def read() -> dict[str, Any]:
+            plan = plan_of_form(catalog, asked)
+            return {
+                "num_points": plan.space.num_points,
+                "num_trials": plan.num_trials,
+                "num_pairs": plan.num_turns,
+            }
+
+        return answer(read, where="checking the sweep")
 
     return [menus_of, methods_of, fields_of, outlook_of]
 
 
-def _sweep_server(service: SweepService) -> list[Served]:
+def _menus(catalog: Catalog) -> dict[str, Any]:
+    """Everything that does not depend on target and method."""
+    suites = [[suite.title, name] for name, suite in catalog.suites.items()]
+    defaults = {
+        name: SweepForm.model_fields[name].default
+        for name in ("objective", "mode", "trials", "prune", "limit", "max_new_tokens", "seed")
+    }
+    first = SweepForm.model_fields["suite"].default
+    defaults["suite"] = first if first in catalog.suites else suites[0][1]
+    return {
+        "targets": [list(choice) for choice in catalog.target_choices()],
+        "dtypes": list(DTYPES),
+        "suites": suites,
+        "objectives": [
+            {"key": key, "title": title, "formula": formula}
+            for key, (title, formula) in OBJECTIVES.items()
+        ],
+        "defaults": defaults,
+    }
+
+
+def _method_fields(catalog: Catalog, key: object) -> dict[str, Any]:
+    """A method's settings as the form draws them."""
+    method = catalog.method(key)
+    return {
+        "title": method.title,
+        "summary": method.summary,
+        "lossless": method.config.lossless,
+        "fields": [{**asdict(k), "suggested": k.suggested} for k in tunables_of(method.config)],
+    }
+
+
+def _sweep_server(service: Sweeps) -> list[Served]:
     """What is asked of sweeps."""
 
     def start(asked: Any) -> dict[str, Any]:
@@ -137,7 +173,7 @@ def _sweep_server(service: SweepService) -> list[Served]:
         return answer(do, where="forgetting a sweep")
 
     def list_all(asked: Any) -> dict[str, Any]:
-        return answer(lambda: {"sweeps": service.list()}, where="listing the sweeps")
+        return answer(lambda: {"sweeps": service.newest()}, where="listing the sweeps")
 
     def look(asked: Any) -> dict[str, Any]:
         return answer(

@@ -4,43 +4,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
-import plotly
 
 from playground.errors import Fault, attempt
 from playground.host.runner import EngineHost
-from playground.trees.editor import QUESTIONS, TreeEditor
+from playground.trees.editor import QUESTIONS, TreeEditor, ask
 from playground.trees.methods import Used, read_used
 from playground.web.compare import ComparePage
-from playground.web.components import static_text
+from playground.web.components import drawn_by
 from playground.web.generate import GeneratePage
 from playground.web.panel_server import answer
 
-SCRIPTS = (
-    "dom.js",
-    "tree_model.js",
-    "tree_replay.js",
-    "tree_layout.js",
-    "tree_view.js",
-    "tree_figures.js",
-    "tree_info.js",
-    "tree_job.js",
-    "tree_chart.js",
-    "tree_pickers.js",
-    "tree_files.js",
-    "tree_card.js",
-    "tree_dynamic.js",
-    "tree_optimise.js",
-    "tree_side.js",
-    "tree_facts.js",
-    "tree_editor.js",
-    "tree_start.js",
-)
-PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-PLOTLY_URL = f"gradio_api/file={PLOTLY}"
 LINK_CHARS = 80_000
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}
 
@@ -51,25 +27,19 @@ class TreePage:
     def __init__(self, host: EngineHost) -> None:
         self.catalog = host.catalog
         self.editor = TreeEditor(host)
-        gr.set_static_paths([PLOTLY])
-        self.component = gr.HTML(
+        self.component = drawn_by(
+            "tree/editor.js",
+            template='<div class="editor"></div>',
+            css=["tree/editor.css"],
+            functions=[self._served(name) for name in QUESTIONS],
+            events=["use"],
             value={"rev": "", "link": None},
-            html_template='<div class="editor"></div>',
-            css_template=static_text("tree_editor.css"),
-            js_on_load=static_text(*SCRIPTS),
-            apply_default_css=False,
-            server_functions=[self._served(name) for name in QUESTIONS],
             elem_id="pg-tree",
         )
 
     def _served(self, name: str) -> Callable[[Any], dict[str, Any]]:
         def served(asked: Any) -> dict[str, Any]:
-            def read() -> dict[str, Any]:
-                found = self.editor.ask(name, asked)
-                # Not a property: those of a tab that was never opened do not outlive an update.
-                return {**found, "plotly": PLOTLY_URL} if name == "start" else found
-
-            return answer(read, where=f"the tree editor ({name})")
+            return answer(lambda: ask(self.editor, name, asked), where=f"the tree editor ({name})")
 
         served.__name__ = name
         return served
@@ -88,8 +58,8 @@ class TreePage:
     def listen_to_use(self, tabs: gr.Tabs, generate: GeneratePage, compare: ComparePage) -> None:
         """Put the tree into the settings of a method on another page, and go there."""
         places = {
-            "generate": [generate.target, generate.method, generate.form],
-            "compare": [compare.target, compare.methods[0], compare.forms[0]],
+            "generate": [generate.target, generate.method, generate.form.asked],
+            "compare": [compare.target, compare.methods[0], compare.forms[0].asked],
         }
 
         def use(where: str, event: gr.EventData | None) -> list[Any]:

@@ -34,16 +34,24 @@ class ComparePage:
 
     def pick_method(self, slot: int, text: str, first_field: str) -> None:
         self.pick(f"method-{slot}", text)
-        field = f"#pg-cmp-form-{slot} [data-field={first_field}]"
-        self.tab.wait_for_selector(field, state="attached")
+        self.field(f"#pg-cmp-form-{slot}", first_field)
+
+    def field(self, form: str, name: str) -> Any:
+        """A setting of a form, once it is drawn; opens the groups that are folded."""
+        self.tab.wait_for_selector(f"{form} .pg-group")
+        found = self.tab.locator(f"{form} .pg-field-{name}")
+        for _ in range(100):
+            for folded in self.tab.locator(f"{form} .pg-group > button:not(.open)").all():
+                folded.click()
+            if found.count():
+                break
+            self.tab.wait_for_timeout(50)
+        return found
 
     def set(self, slot: int | None, name: str, value: str | bool) -> None:
         """Set a configuration's setting, or (slot None) one that all share."""
         form = "#pg-cmp-run-form" if slot is None else f"#pg-cmp-form-{slot}"
-        field = self.tab.locator(f"{form} [data-field={name}]")
-        if not field.is_visible():
-            self.tab.click(f"{form} details:has([data-field={name}]) summary")
-        control = field.locator("input, textarea, select").first
+        control = self.field(form, name).locator("input, textarea").first
         if isinstance(value, bool):
             control.set_checked(value)
         else:

@@ -36,7 +36,12 @@ class GeneratePage:
 
     def _listen(self, url: str) -> None:
         def console(message: Any) -> None:
-            if message.type in ("error", "warning"):
+            known = (
+                "GL Driver Message",  # how fast software draws, not what is wrong
+                # A form that is drawn anew: Gradio gives old fields the new values for a moment.
+                "cannot be parsed, or is out of range",
+            )
+            if message.type in ("error", "warning") and not any(k in message.text for k in known):
                 self.complaints.append(message.text)
 
         def request(sent: Any) -> None:
@@ -59,11 +64,11 @@ class GeneratePage:
     def pick_method(self, text: str, first_field: str) -> None:
         """Choose a method and wait for its controls."""
         self.pick("method", text)
-        self.tab.wait_for_selector(f"#pg-method-form [data-field={first_field}]")
+        self.tab.wait_for_selector(f"#pg-method-form .pg-field-{first_field}")
 
     def set(self, name: str, value: str | bool) -> None:
         """Set a control of the settings forms."""
-        control = self.tab.locator(f"[data-field={name}]").locator("input, textarea, select").first
+        control = self.tab.locator(f".pg-field-{name}").locator("input, textarea").first
         if isinstance(value, bool):
             control.set_checked(value)
         else:

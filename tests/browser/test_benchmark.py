@@ -200,11 +200,11 @@ def test_it_leads_to_its_runs_and_to_the_deploy_page(bench: Any) -> None:
     start(bench)
     wait_for(bench, "completed")
     bench.click("#pg-bench [data-do=runs]")
-    bench.locator("#pg-runs .chip", has_text="benchmark").wait_for()
+    bench.locator("#pg-runs-further .token", has_text="benchmark").wait_for()
     bench.locator("#pg-runs .count", has_text="of 4").wait_for()
     bench.get_by_role("tab", name="Benchmark").click()
     bench.click('#pg-bench [data-row="scripted"] [data-do=deploy]')
-    bench.wait_for_selector("#pg-deploy")
+    bench.wait_for_selector("#pg-deploy-engine")
     assert bench.get_by_role("tab", name="Deploy").get_attribute("aria-selected") == "true"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from playground.experiments.compare.verdict import pieces
+from playground.experiments.compare.report import pieces
 from storage import RunLog
 from tests.browser.comparing import BOARD, COMPARE_MS, ComparePage
 from tests.browser.pages import GeneratePage
@@ -196,7 +196,7 @@ def test_a_permalink_shows_it_all_again(page: ComparePage, chromium: Any, served
         assert again.tab.inner_text(f"{BOARD} .compare-results") == table
         assert again.shown_text(0) == page.shown_text(0)
         assert again.tab.input_value("#pg-cmp-prompt textarea") == "Linked to."
-        length = again.tab.locator("#pg-cmp-form-0 [data-field=max_draft_len] input").first
+        length = again.field("#pg-cmp-form-0", "max_draft_len").locator("input").first
         assert length.input_value() == "4"
         again.set(0, "max_draft_len", "2")
         again.compare()
@@ -214,8 +214,8 @@ def test_a_link_of_runs_fills_the_form(chromium: Any, served: Served) -> None:
         page = ComparePage(opened)
         page.tab.wait_for_selector(f"{BOARD} .panel")
         assert page.tab.input_value("#pg-cmp-prompt textarea") == "Take me."
-        lengths = page.tab.locator("#pg-cmp-slots [data-field=max_draft_len] input[type=text]")
-        assert [lengths.nth(i).input_value() for i in range(2)] == ["2", "7"]
+        lengths = [page.field(f"#pg-cmp-form-{i}", "max_draft_len") for i in range(2)]
+        assert [field.locator("input").first.input_value() for field in lengths] == ["2", "7"]
         opened.check_clean()
 
 

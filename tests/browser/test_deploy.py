@@ -20,7 +20,8 @@ from tests.playground.serving import Served, serving
 from tests.playground.tiny import ScriptedConfig, save_tiny_llama, tiny_catalog
 
 pytestmark = pytest.mark.browser
-BOARD = "#pg-deploy .deploy"
+FILES = "#pg-deploy-main [id^=pg-deploy-file] .cm-content"
+ENGINE = "#pg-deploy-engine input"
 MEDUSA = parse_method({"decoding_type": "Medusa", "speculative_model": "owner/heads"})
 
 
@@ -51,110 +52,125 @@ def run_id(served: Served) -> str:
 def opened(page: GeneratePage) -> Any:
     """The Deploy page, ready."""
     page.tab.get_by_role("tab", name="Deploy").click()
-    page.tab.wait_for_selector(f"{BOARD} .file")
-    return page.tab.locator(BOARD)
+    page.tab.wait_for_selector(FILES)
+    return page.tab
 
 
 def pick(page: GeneratePage, engine: str) -> None:
-    page.tab.click(f"{BOARD} [data-engine={engine}]")
-    page.tab.wait_for_selector(f"{BOARD} [data-engine={engine}][aria-checked=true]")
+    page.tab.click(f"{ENGINE}[value={engine}]")
+    page.tab.wait_for_selector(f"{ENGINE}[value={engine}]:checked")
 
 
-def file_text(page: GeneratePage, name: str) -> str:
-    page.tab.wait_for_selector(f'{BOARD} [data-file="{name}"] code')
-    return str(page.tab.locator(f'{BOARD} [data-file="{name}"] code').inner_text())
+def release(page: GeneratePage, version: str) -> None:
+    page.tab.fill("#pg-deploy-version input", version)
+    page.tab.keyboard.press("Enter")
 
 
-def pick_method(page: GeneratePage, key: str) -> None:
-    page.tab.click(f"{BOARD} [data-kind=method]")
-    page.tab.select_option(f'{BOARD} select[aria-label="method"]', key)
+def file_text(page: GeneratePage, name: str, *, has: str = "") -> str:
+    """A file on show, once it has some text."""
+    block = f'[id^=pg-deploy-file]:has(label:text-is("{name}"))'
+    page.tab.locator(f"{block} .cm-content", has_text=has).wait_for()
+    return str(page.tab.locator(f"{block} .cm-content").inner_text())
+
+
+def pick_method(page: GeneratePage, title: str) -> None:
+    page.tab.click("#pg-deploy-kind input[value=method]")
+    page.tab.click("#pg-deploy-method input")
+    page.tab.locator("ul[role=listbox] li", has_text=title).first.click()
 
 
 def test_the_newest_run_becomes_every_engine_s_config(page: GeneratePage, served: Served) -> None:
-    board = opened(page)
+    tab = opened(page)
     assert "max_draft_len: 7" in file_text(page, "config.yaml")
-    assert board.locator(".engine").count() == 6
-    assert "tok/s" in board.locator(".summary").inner_text()
-    assert "decoding without prefill" in (
-        board.locator(".figure").last.get_attribute("title") or ""
-    )
+    assert tab.locator(ENGINE).count() == 6
+    assert "tok/s" in tab.locator("#pg-deploy-summary").inner_text()
+    title = tab.locator("#pg-deploy-summary .figure").last.get_attribute("title")
+    assert "decoding without prefill" in (title or "")
     pick(page, "vllm")
     values = json.loads(file_text(page, "speculative_config.json"))
     assert values["method"] == "ngram" and values["num_speculative_tokens"] == 7
-    assert "pool rules" in board.locator(".told.warning").inner_text()
-    assert "deploy=vllm" in page.tab.url and f"of=run%3A{run_id(served)}" in page.tab.url
+    assert "pool rules" in tab.locator("#pg-deploy-told .warning").inner_text()
+    tab.wait_for_url("**deploy=vllm&**")
+    assert f"of=run%3A{run_id(served)}" in tab.url
 
 
-def test_engines_are_walked_by_keyboard_and_releases_change_the_files(page: GeneratePage) -> None:
-    board = opened(page)
-    pick_method(page, "heads")
-    page.tab.locator(f"{BOARD} [data-engine=trtllm]").focus()
-    page.tab.keyboard.press("ArrowDown")
-    page.tab.wait_for_selector(f"{BOARD} [data-engine=vllm][aria-checked=true]:focus")
-    page.tab.wait_for_selector(f"{BOARD} .told.refusal")
-    assert "vLLM 0.33 removed Medusa." in board.locator(".told.refusal").inner_text()
-    page.tab.select_option(f'{BOARD} select[aria-label="engine version"]', "0.32")
+def test_engines_are_picked_by_keyboard_and_releases_change_the_files(page: GeneratePage) -> None:
+    tab = opened(page)
+    pick_method(page, "Medusa heads")
+    tab.locator("#pg-deploy-summary", has_text="Medusa heads").wait_for()
+    tab.locator(f"{ENGINE}[value=trtllm]").focus()
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("Space")
+    tab.wait_for_selector(f"{ENGINE}[value=vllm]:checked:focus")
+    tab.locator("#pg-deploy-told .refusal", has_text="vLLM 0.33 removed Medusa.").wait_for()
+    release(page, "0.32")
     assert json.loads(file_text(page, "speculative_config.json"))["method"] == "medusa"
-    assert "the tree of 9 nodes is dropped" in board.locator(".told.warning").inner_text()
+    assert "the tree of 9 nodes is dropped" in tab.locator("#pg-deploy-told").inner_text()
     pick(page, "triton")
-    page.tab.select_option(f'{BOARD} select[aria-label="engine version"]', "1.2")
+    tab.locator("#pg-deploy-told .refusal", has_text="Triton served Medusa").wait_for()
+    release(page, "1.2")
     assert 'string_value: "{0}, {1}, {0, 0}' in file_text(page, "config.pbtxt")
 
 
-def test_copy_buttons_copy_the_file_and_the_command(
-    chromium: Any, served: Served, page: GeneratePage
-) -> None:
+def test_copy_buttons_copy_the_file_and_the_command(page: GeneratePage) -> None:
     page.tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    opened(page)
-    pick_method(page, "type:Suffix")
+    tab = opened(page)
+    pick_method(page, "Suffix ·")
+    tab.locator("#pg-deploy-summary", has_text="Suffix").wait_for()
     pick(page, "vllm")
-    text = file_text(page, "serve.sh")
-    page.tab.click(f'{BOARD} [data-file="serve.sh"] .copy')
-    page.tab.wait_for_selector(f'{BOARD} [data-file="serve.sh"] .copy >> text=copied')
-    assert page.tab.evaluate("navigator.clipboard.readText()") == text
-    page.tab.click(f"{BOARD} >> text=copy command")
-    page.tab.wait_for_selector(f"{BOARD} >> text=copied")
-    assert page.tab.evaluate("navigator.clipboard.readText()") == (
-        "python app.py export --method Suffix --target tiny --to vllm"
+    text = file_text(page, "serve.sh", has="suffix")
+    tab.click('[id^=pg-deploy-file]:has(label:text-is("serve.sh")) [aria-label=Copy]')
+    tab.wait_for_function("async text => await navigator.clipboard.readText() === text", arg=text)
+    tab.click("#pg-deploy-command [aria-label=Copy]")
+    command = "python app.py export --method Suffix --target tiny --to vllm"
+    tab.wait_for_function(
+        "async text => await navigator.clipboard.readText() === text", arg=command
     )
+
+
+def test_files_are_downloaded_under_their_names(page: GeneratePage) -> None:
+    tab = opened(page)
+    for name in ("config.yaml", "serve.sh"):
+        with tab.expect_download() as download:
+            tab.click(f"#pg-deploy-downloads a[download='{name}']")
+        assert download.value.suggested_filename == name
+        text = Path(download.value.path()).read_text()
+        assert text.rstrip() == file_text(page, name).rstrip()
 
 
 def test_a_link_opens_run_engine_and_release(chromium: Any, served: Served) -> None:
     path = f"/?deploy=sglang&of=run:{run_id(served)}&version=0.5.9"
     with GeneratePage.opened(chromium, served.url, path=path) as page:
         assert "ngram-max-match-window-size" in file_text(page, "launch.sh")
-        assert page.tab.locator(f"{BOARD} [data-engine=sglang]").get_attribute("aria-checked") == (
-            "true"
-        )
+        assert page.tab.locator(f"{ENGINE}[value=sglang]").is_checked()
         page.check_clean()
 
 
 @pytest.mark.parametrize("of", ["run:nothing", "run:%3Cimg%20src=x%3E", "method:none"])
 def test_a_dead_link_says_so_and_the_page_goes_on(chromium: Any, served: Served, of: str) -> None:
     with GeneratePage.opened(chromium, served.url, path=f"/?deploy=vllm&of={of}") as page:
-        page.tab.wait_for_selector(f"{BOARD} .alert:not([hidden]), {BOARD} .file")
-        pick_method(page, "type:Suffix")
-        page.tab.wait_for_selector(f"{BOARD} .file")
-        assert page.tab.locator(f"{BOARD} .result > .alert").is_hidden()
+        page.tab.wait_for_selector("#pg-deploy-told .alert")
+        pick_method(page, "Suffix ·")
+        page.tab.wait_for_selector(FILES)
+        assert page.tab.locator("#pg-deploy-told .alert").count() == 0
         page.check_clean()
 
 
 def test_a_pasted_config_is_read_and_used_in_generate(page: GeneratePage, served: Served) -> None:
-    board = opened(page)
-    paste = board.locator(".paste")
+    tab = opened(page)
+    paste, found = tab.locator("#pg-deploy-paste textarea"), tab.locator("#pg-deploy-found")
     paste.fill('{"method": "ngram"}')
-    page.tab.wait_for_selector(f"{BOARD} .found .alert")
-    assert "num_speculative_tokens is missing" in board.locator(".found .alert").inner_text()
+    found.locator(".alert", has_text="num_speculative_tokens is missing").wait_for()
     paste.fill(
         '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "colour": 1,'
         ' "enforce_eager": true}'
     )
-    page.tab.wait_for_selector(f"{BOARD} .found .told.unknown")
-    assert "colour" in board.locator(".found .told.unknown").inner_text()
-    assert "enforce_eager" in board.locator(".found .told.ignored").inner_text()
-    board.get_by_role("button", name="Use in Generate").click()
-    page.tab.wait_for_selector("#pg-method-form [data-field=max_matching_ngram_size]")
-    box = page.tab.locator("#pg-method-form [data-field=max_draft_len] input").first
+    found.locator(".unknown", has_text="colour").wait_for()
+    assert "enforce_eager" in found.locator(".ignored").inner_text()
+    assert "max_draft_len: 5" in tab.locator("#pg-deploy-yaml .cm-content").inner_text()
+    tab.click("#pg-deploy-use")
+    tab.wait_for_selector("#pg-method-form .pg-field-max_matching_ngram_size")
+    box = tab.locator("#pg-method-form .pg-field-max_draft_len input").first
     assert box.input_value() == "5"
     page.short(12)
     page.generate("Use it.")
@@ -162,11 +178,19 @@ def test_a_pasted_config_is_read_and_used_in_generate(page: GeneratePage, served
     assert stored is not None and stored.method["max_matching_ngram_size"] == 4
 
 
+def test_a_file_is_opened_and_read(page: GeneratePage, tmp_path: Path) -> None:
+    tab = opened(page)
+    file = tmp_path / "config.json"
+    file.write_text('{"method": "suffix"}')
+    tab.locator("#pg-deploy-buttons input[type=file]").set_input_files(file)
+    tab.locator("#pg-deploy-found", has_text="Suffix").wait_for()
+
+
 def test_the_table_of_all_methods_tells_every_cell(page: GeneratePage) -> None:
-    board = opened(page)
-    board.locator(".all summary").click()
-    page.tab.wait_for_selector(f"{BOARD} .matrix tbody tr")
-    rows = board.locator(".matrix tbody tr")
+    tab = opened(page)
+    tab.click("#pg-deploy-all button")
+    rows = tab.locator("#pg-deploy-table tbody tr")
+    rows.first.wait_for()
     assert rows.count() == len(methods()) + 1
     medusa = rows.filter(has_text="Medusa").first.locator("td")
     assert [medusa.nth(i).get_attribute("data-verdict") for i in range(6)] == ["not taken"] * 6
@@ -181,14 +205,15 @@ def test_it_fits_and_is_looked_at(
     size = {"width": width, "height": 1000}
     path = f"/?__theme={theme}&deploy=vllm&of=method:heads&target=tiny&version=0.32"
     with GeneratePage.opened(chromium, served.url, path=path, viewport=size) as page:
+        tab = page.tab
         assert "owner/heads" in file_text(page, "serve.sh")
-        page.tab.locator(f"{BOARD} .paste").fill(
+        tab.locator("#pg-deploy-paste textarea").fill(
             '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3, "modle": 1}'
         )
-        page.tab.wait_for_selector(f"{BOARD} .found .told.unknown")
-        page.tab.locator(f"{BOARD} .all summary").click()
-        page.tab.wait_for_selector(f"{BOARD} .matrix tbody tr")
-        page.tab.screenshot(path=shots / f"deploy-{theme}-{width}.png", full_page=True)
+        tab.wait_for_selector("#pg-deploy-found .unknown")
+        tab.click("#pg-deploy-all button")
+        tab.wait_for_selector("#pg-deploy-table tbody tr")
+        tab.screenshot(path=shots / f"deploy-{theme}-{width}.png", full_page=True)
         wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        assert page.tab.evaluate(wide) <= 0
+        assert tab.evaluate(wide) <= 0
         page.check_clean()

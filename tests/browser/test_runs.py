@@ -1,16 +1,52 @@
-"""The Runs page in a real browser."""
+"""The Runs page in a real browser: filter, open, edit, delete, compare, repeat, carry away."""
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.pages import GeneratePage
+from tests.browser.pages import WAIT_MS, GeneratePage
 from tests.playground.asks import finished, start
 from tests.playground.serving import Served
 
 pytestmark = pytest.mark.browser
+ROWS = "#pg-runs tbody tr[data-id]"
+SEARCH = "#pg-runs-search :is(input, textarea)"
+
+
+def opened(page: GeneratePage, search: str) -> None:
+    """Go to the table and search in it."""
+    page.tab.get_by_role("tab", name="Runs").click()
+    page.tab.wait_for_selector(ROWS)
+    page.tab.fill(SEARCH, search)
+    shows(page, search)
+
+
+def shows(page: GeneratePage, text: str, *, rows: int | None = None) -> None:
+    """Wait until every row has this text, and the table so many rows."""
+    page.tab.wait_for_function(
+        """([selector, text, rows]) => {
+          const found = [...document.querySelectorAll(selector)];
+          return found.every((row) => row.textContent.includes(text)) && found.length > 0
+            && (rows === null || found.length === rows);
+        }""",
+        arg=[ROWS, text, rows],
+        timeout=WAIT_MS,
+    )
+
+
+def said(page: GeneratePage, words: str) -> None:
+    page.tab.wait_for_selector(f"#pg-runs-message .said >> text={words}", timeout=WAIT_MS)
+
+
+def choose(page: GeneratePage, file: Path) -> None:
+    with page.tab.expect_file_chooser() as chooser:
+        page.tab.click("#pg-runs-import")
+    chooser.value.set_files(file)
 
 
 def test_a_run_opens_from_the_table_and_scrubs(page: GeneratePage, served: Served) -> None:
@@ -54,13 +90,200 @@ def test_the_table_searches_and_sorts(page: GeneratePage, served: Served) -> Non
     finished(start(served.host, prompt="A haystack."))
     page.tab.get_by_role("tab", name="Runs").click()
     page.tab.wait_for_selector("#pg-runs tbody tr")
-    page.tab.fill("#pg-runs input[type=search]", "NEEDLE")
+    page.tab.fill(SEARCH, "NEEDLE")
     page.tab.wait_for_function(
         "[...document.querySelectorAll('#pg-runs tbody tr')]"
         ".every(row => row.textContent.includes('needle'))"
     )
-    page.tab.fill("#pg-runs input[type=search]", "no such prompt")
+    page.tab.fill(SEARCH, "no such prompt")
     page.tab.wait_for_selector("#pg-runs .empty")
-    page.tab.fill("#pg-runs input[type=search]", "")
+    page.tab.fill(SEARCH, "")
     page.tab.click("#pg-runs th >> text=tok/s")
     page.tab.wait_for_selector("#pg-runs th[aria-sort=descending] >> text=tok/s")
+
+
+def test_columns_are_picked_and_remembered(page: GeneratePage, served: Served) -> None:
+    finished(start(served.host, prompt="Columns, please."))
+    opened(page, "Columns")
+    assert page.count("#pg-runs th >> text=seed") == 0
+    page.tab.click("#pg-runs-columns >> text=columns")
+    page.tab.check("#pg-runs-columns label:has-text('seed') input")
+    page.tab.wait_for_selector("#pg-runs th >> text=seed")
+    page.tab.uncheck("#pg-runs-columns label:has-text('status') input")
+    page.tab.wait_for_selector("#pg-runs th >> text=status", state="detached")
+    page.tab.reload()
+    page.tab.get_by_role("tab", name="Runs").click()
+    page.tab.wait_for_selector("#pg-runs th >> text=seed")
+    assert page.count("#pg-runs th >> text=status") == 0
+    formula = page.tab.locator("#pg-runs th.number", has_text="MAT").get_attribute("title")
+    assert formula == "1 + accepted draft tokens / steps, before any cut by EOS or length"
+
+
+def test_name_tags_and_note_are_kept_and_found(page: GeneratePage, served: Served) -> None:
+    run = finished(start(served.host, prompt="Mark me."))
+    opened(page, "Mark me.")
+    page.tab.locator(ROWS).first.click()
+    page.tab.fill("#pg-run-name :is(input, textarea)", "The Ünique one")
+    page.tab.keyboard.press("Enter")
+    page.tab.fill("#pg-run-tags :is(input, textarea)", "keep, fast")
+    page.tab.keyboard.press("Enter")
+    page.tab.fill("#pg-run-note textarea", "by hand <b>not markup</b>")
+    page.tab.locator("#pg-run-note textarea").blur()
+    said(page, "Saved.")
+    page.tab.fill(SEARCH, "ÜNIQUE ONE")
+    shows(page, "The Ünique one", rows=1)
+    row = page.tab.locator(ROWS).first
+    assert row.locator(".tag").all_inner_texts() == ["fast", "keep"]
+    stored = served.log.get(run.log_id or "")
+    assert stored is not None and stored.note == "by hand <b>not markup</b>"
+    page.tab.click("#pg-run-all >> text=settings and machine")
+    facts = page.tab.inner_text("#pg-run-facts .facts")
+    assert "max_draft_len" in facts and "versions.torch" in facts
+
+
+def test_deleted_runs_come_back(page: GeneratePage, served: Served) -> None:
+    for _ in range(2):
+        finished(start(served.host, prompt="Delete me."))
+    opened(page, "Delete me.")
+    shows(page, "Delete me.", rows=2)
+    page.tab.locator(f"{ROWS} .tick input").first.check()
+    page.tab.locator(f"{ROWS} .tick input").nth(1).click(modifiers=["Shift"])
+    page.tab.click("#pg-runs-delete:enabled")
+    said(page, "Deleted 2 runs.")
+    page.tab.wait_for_selector("#pg-runs .empty")
+    page.tab.click("#pg-runs-undo")
+    shows(page, "Delete me.", rows=2)
+    page.tab.locator(f"{ROWS} .tick input").first.check()
+    page.tab.click("#pg-runs-delete:enabled")
+    said(page, "Deleted 1 run.")
+    page.pick("runs-status", "deleted")
+    page.tab.locator(f"{ROWS}.deleted", has_text="Delete me.").wait_for()
+    shows(page, "Delete me.", rows=1)
+    page.tab.locator(f"{ROWS} .tick input").first.check()
+    page.tab.click("#pg-runs-delete:enabled >> text=restore")
+    page.tab.wait_for_selector("#pg-runs .empty")
+
+
+def test_a_comparison_shows_only_what_differs(page: GeneratePage, served: Served) -> None:
+    for length in ("2", "5"):
+        for seed in ("0", "1"):
+            settings, sampling = {"max_draft_len": length}, {"seed": seed}
+            run = start(served.host, prompt="Compare.", settings=settings, sampling=sampling)
+            finished(run)
+    finished(start(served.host, prompt="Compare.", method="plain"))
+    opened(page, "Compare.")
+    shows(page, "Compare.", rows=5)
+    page.tab.check("#pg-runs th.tick input")
+    page.tab.click("#pg-runs-do-compare:enabled")
+    page.tab.wait_for_selector("#pg-runs-table table")
+    names = page.tab.locator("#pg-runs-table tr[data-name] th").all_inner_texts()
+    assert names[:2] == ["method.decoding_type", "method.max_draft_len"]
+    assert names[2:6] == ["tok/s", "speedup", "MAT", "acceptance"], "all else is the same"
+    cells = "#pg-runs-table tr[data-name='method.max_draft_len'] td"
+    assert page.tab.locator(cells).all_inner_texts() == ["–", "5", "2"]
+    page.tab.wait_for_selector("#pg-runs-parallel .parcoords", timeout=WAIT_MS)
+    charts = "#pg-runs-charts .js-plotly-plot"
+    page.tab.wait_for_function(f"document.querySelectorAll('{charts}').length === 6")
+    dots = f"{charts} >> nth=0 >> .scatterlayer .point"
+    assert page.count(dots) == 4, "a dot for every repeat"
+    page.pick("runs-base", "max_draft_len 5")
+    page.tab.wait_for_selector("#pg-runs-table th.setup .star")
+    speedups = page.tab.locator("#pg-runs-table tr[data-name=speedup] td").all_inner_texts()
+    assert re.match(r"1\.00×", speedups[1])
+    page.tab.reload()
+    page.tab.wait_for_selector("#pg-runs-table th.setup .star", timeout=WAIT_MS)
+    assert page.tab.input_value(SEARCH) == "Compare."
+    page.pick("runs-base", "plain decoding")
+    page.tab.wait_for_selector("#pg-runs-table th.setup .star", state="detached")
+
+
+def test_groups_lead_to_their_runs(page: GeneratePage, served: Served) -> None:
+    for length in ("3", "4", "4"):
+        finished(start(served.host, prompt="Group.", settings={"max_draft_len": length}))
+    opened(page, "Group.")
+    page.pick("runs-group", "configuration")
+    group = page.tab.locator("#pg-runs tr.group", has_text="max_draft_len 4")
+    group.wait_for()
+    assert re.search(r"\b2\b", group.locator("td").nth(1).inner_text())
+    assert "±" in group.locator("td").nth(2).inner_text()
+    group.click()
+    shows(page, "max_draft_len 4", rows=2)
+    page.tab.click("#pg-runs-further .token-remove")
+    shows(page, "Group.", rows=3)
+    page.tab.fill("#pg-runs-further input", "tok/s >= 1e9")
+    page.tab.keyboard.press("Enter")
+    page.tab.wait_for_selector("#pg-runs .empty")
+    page.tab.click("#pg-runs-further .token-remove")
+    shows(page, "Group.", rows=3)
+    page.tab.fill("#pg-runs-further input", "fast ones")
+    page.tab.keyboard.press("Enter")
+    page.tab.wait_for_selector("#pg-runs [role=alert] >> text=A filter must be like")
+    page.tab.click("#pg-runs-further .token-remove")
+    page.tab.wait_for_selector("#pg-runs [role=alert]", state="hidden")
+    shows(page, "Group.", rows=3)
+
+
+def test_a_run_is_repeated_and_taken_to_generate(page: GeneratePage, served: Served) -> None:
+    run = finished(start(served.host, prompt="Again.", settings={"note": "again"}))
+    assert run.finish is not None
+    opened(page, "Again.")
+    page.tab.locator(ROWS).first.click()
+    page.wait_done("pg-run-panel")
+    page.tab.click("#pg-run-again")
+    shows(page, "Again.", rows=2)
+    page.wait_done("pg-run-panel")
+    assert page.text("pg-run-panel") == run.finish.text
+    page.tab.wait_for_selector("#pg-run-again")
+    newest = page.tab.locator(ROWS).first
+    assert "open" in (newest.get_attribute("class") or "")
+    assert newest.get_attribute("data-id") != run.log_id
+    page.tab.click("#pg-run-generate")
+    page.tab.wait_for_function(
+        "document.querySelector('#pg-prompt textarea').value === 'Again.'", timeout=WAIT_MS
+    )
+    note = page.tab.locator("#pg-method-form .pg-field-note textarea")
+    note.wait_for()
+    assert note.input_value() == "again"
+    assert page.tab.input_value("#pg-run-form .pg-field-max_new_tokens input") == "24"
+
+
+def test_runs_are_carried_away_and_back(page: GeneratePage, served: Served, tmp_path: Path) -> None:
+    run = finished(start(served.host, prompt="Carry me."))
+    opened(page, "Carry me.")
+    page.tab.locator(f"{ROWS} .tick input").first.check()
+    page.tab.wait_for_selector("#pg-runs-export >> text=export 1")
+    with page.tab.expect_download() as download:
+        page.tab.click("#pg-runs-export")
+    file = tmp_path / "runs.json"
+    download.value.save_as(file)
+    said(page, "Exported 1 run.")
+    document = json.loads(file.read_text())
+    assert document["runs"][0]["id"] == run.log_id
+    assert len(document["runs"][0]["steps"]) == len(run.rows)
+    choose(page, file)
+    said(page, "Imported 0 runs; 1 were here already.")
+    document["runs"][0]["prompt_text"] = "Carry me. Changed."
+    file.write_text(json.dumps(document))
+    choose(page, file)
+    said(page, "Imported 1 run; 1 got a new id")
+    shows(page, "Carry me.", rows=2)
+    file.write_text('{"format": "something else"}')
+    choose(page, file)
+    said(page, "Imported 0 runs. The rest was not imported.")
+    page.tab.click("#pg-runs-refresh")
+    page.tab.fill(SEARCH, "Carry me. Changed.")
+    shows(page, "Carry me. Changed.", rows=1)
+    alert = page.tab.locator("#pg-runs-message .alert", has_text="must be an export of runs")
+    assert alert.is_visible(), "loading the table must not wipe it"
+
+
+def test_a_link_restores_the_table(chromium: Any, served: Served) -> None:
+    finished(start(served.host, prompt="Linked table."))
+    query = json.dumps({"text": "linked TABLE", "sort": "mat", "descending": False})
+    with GeneratePage.opened(chromium, served.url, path=f"/?runs={query}") as page:
+        shows(page, "Linked table.", rows=1)
+        page.tab.wait_for_selector("#pg-runs th[aria-sort=ascending] >> text=MAT")
+        page.check_clean()
+    with GeneratePage.opened(chromium, served.url, path="/?runs=%7Bbroken") as page:
+        page.tab.wait_for_selector("#pg-runs-message [role=alert] >> text=The link is damaged")
+        page.check_clean()

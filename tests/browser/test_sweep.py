@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from playground.experiments.sweeps.run import run_sweep
-from playground.experiments.sweeps.store import SweepStore
+from playground.experiments.sweep.run import run_sweep
+from playground.experiments.sweep.store import SweepStore
 from tests.browser.pages import WAIT_MS, GeneratePage
 from tests.playground.serving import Served
 from tests.playground.sweeps.scripted import Scripted, plan
@@ -103,8 +102,7 @@ def test_the_best_of_a_sweep_is_used_in_generate(tab: Any, tmp_path: Path) -> No
     assert yaml.safe_load(file.read_text())["config"]["decoding_type"] == "Scripted"
 
     tab.click(f"{SWEEP} [data-use=generate]")
-    box = "#pg-method-form [data-field=max_draft_len].changed .box, "
-    box += "#pg-method-form [data-field=max_draft_len] .box"
+    box = "#pg-method-form .pg-field-max_draft_len input"
     tab.wait_for_selector("#pg-generate", state="visible")
     tab.wait_for_function(
         "([at, value]) => document.querySelector(at)?.value === value", arg=[box, other[2]]
@@ -171,9 +169,10 @@ def fill(served: Served) -> None:
     store = SweepStore.beside(served.log, served.host.catalog.types)
     if not store.heads() or "shown" not in {head.name for head in store.heads()}:
         ranges = ("max_draft_len=1:12", "delay_ms=0:5", "adaptive=true,false")
-        asked = plan(*ranges, base=ScriptedConfig(), trials=16, prune=True, objective="tok_s")
-        asked = dataclasses.replace(asked, method="scripted", title="Scripted tree")
-        run_sweep(store.create("shown", asked), Scripted())
+        what: dict[str, Any] = {"trials": 16, "prune": True, "objective": "tok_s"}
+        what |= {"method": "scripted", "title": "Scripted tree"}
+        asked = plan(*ranges, base=ScriptedConfig(), **what)
+        run_sweep(store.create(asked, "shown"), Scripted())
     store.close()
 
 

@@ -473,7 +473,7 @@ def test_latency_is_measured_and_predicts_and_a_run_checks_it(tree: TreePage) ->
     tree.press("Delete")
     tree.tool("child").focus()
     tree.host.get_by_role("button", name="Use in Generate").click()
-    field = tree.tab.locator("#pg-method-form [data-field=medusa_choices] textarea")
+    field = tree.tab.locator("#pg-method-form .pg-field-medusa_choices textarea")
     field.wait_for(state="visible")
     assert field.input_value() == "[[0],[0,0],[0,1],[0,0,0],[0,1,0],[0,0,0,0]]"
     tree.tab.get_by_label("Completion").check()
@@ -490,8 +490,8 @@ def test_the_tree_goes_to_compare(tree: TreePage) -> None:
     tree.press("Delete")
     tree.host.get_by_role("button", name="Use in Compare").click()
     form = tree.tab.locator("#pg-cmp-form-0")
-    form.locator("summary").click()
-    field = form.locator("[data-field=medusa_choices] textarea")
+    form.locator(".pg-group > button").click()
+    field = form.locator(".pg-field-medusa_choices textarea")
     field.wait_for(state="visible")
     assert field.input_value() == "[[1],[1,0],[1,1]]"
 

@@ -210,12 +210,11 @@ def ratio_of(table: Any, name: str) -> float:
 
 def deploy(page: GeneratePage, shots: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The config on show for TensorRT-LLM and for vLLM."""
-    tab, board = page.tab, "#pg-deploy .deploy"
-    tab.wait_for_selector(f"{board} .engine")
+    tab = page.tab
     files = {}
     for engine, name in (("trtllm", "config.yaml"), ("vllm", "speculative_config.json")):
-        tab.click(f"{board} [data-engine={engine}]")
-        code = tab.locator(f'{board} [data-file="{name}"] code')
+        tab.click(f"#pg-deploy-engine input[value={engine}]")
+        code = tab.locator(f'[id^=pg-deploy-file]:has(label:text-is("{name}")) .cm-content')
         code.wait_for()
         files[engine] = code.inner_text()
         tab.screenshot(path=shots / f"walk-3-{engine}.png", full_page=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.errors import SourceError
-from engine.model.gguf import BLOCK, GGUFFile
+from engine.kernels.cpu.gguf import BLOCK, GGUFFile
 
 KINDS = ("Q4_0", "Q4_1", "Q4_K")
 ROWS, COLUMNS = 5, 512

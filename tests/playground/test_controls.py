@@ -10,7 +10,7 @@ from pydantic import Field
 from engine.config import Limits, Sampling, Settings
 from engine.drafters import methods
 from engine.errors import ConfigError
-from playground.web.controls import controls_of, settings_from
+from playground.host.controls import controls_of, settings_from
 
 
 class Everything(Settings):
@@ -36,8 +36,8 @@ def test_each_kind_of_field_gets_its_control() -> None:
     assert kinds == {
         "steps": "slider",
         "share": "slider",
-        "seed": "number",
-        "maybe": "number",
+        "seed": "text",
+        "maybe": "text",
         "mode": "choice",
         "on": "flag",
         "weights": "text",

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
+from urllib.parse import parse_qsl
 
 import pytest
 import yaml
 
 import presets
 from engine.drafters import methods, parse_method
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.interop import ENGINES
-from engine.interop.fields import same_effect
+from engine.interop.handoff import Export
 from engine.model.sources import TargetSpec
+from playground.deploy import (
+    Handed,
+    Question,
+    hand_over,
+    matrix,
+    method_yaml,
+    model_name,
+    of_run,
+    read_config,
+    recent_runs,
+    use,
+)
 from playground.host.catalog import Catalog
 from playground.host.methods import choose_method
-from playground.web.deploy import read_link
-from playground.web.deploy_desk import DeployDesk
-from playground.web.deploying import Handed, hand_over, method_yaml, model_name, of_run, read_config
 from storage import NewRun, RunLog
+from tests.engine.interop.schemas import same_effect
 
 
 @pytest.fixture
@@ -32,8 +45,8 @@ def log(tmp_path: Path) -> Iterator[RunLog]:
 
 
 @pytest.fixture
-def desk(log: RunLog) -> DeployDesk:
-    return DeployDesk(log, Catalog.shipped())
+def catalog() -> Catalog:
+    return Catalog.shipped()
 
 
 def stored(log: RunLog, target: str = "llama-3.1-8b-instruct", **settings: Any) -> str:
@@ -68,70 +81,89 @@ def test_layers_and_trees_of_a_run_come_back_from_the_log_as_they_were(log: RunL
     assert shown["eagle3_layers_to_capture"] == (2, 5) and shown["use_dynamic_tree"] is True
 
 
-def test_looking_tells_every_engine_s_verdict_and_the_chosen_one_s_files(
-    desk: DeployDesk, log: RunLog
-) -> None:
+def export_of(log: RunLog, catalog: Catalog, **asked: Any) -> Export:
+    question = Question.parse(asked)
+    handed = question.find(log, catalog)
+    return hand_over(handed, question.engine, question.version, catalog.resolve)
+
+
+def test_every_engine_gives_its_verdict_on_a_run(log: RunLog, catalog: Catalog) -> None:
     run = stored(log)
-    found = desk.look({"run": run, "engine": "vllm", "version": "0.20"})
-    assert [row["name"] for row in found["engines"]] == list(ENGINES)
-    assert found["export"]["version"] == "0.20" and found["export"]["verdict"] == "exact"
-    assert json.loads(found["export"]["files"][0]["text"])["method"] == "eagle3"
-    rows = {row["name"]: row for row in found["engines"]}
-    assert rows["transformers"]["words"] == "transformers has no EAGLE-3."
-    assert rows["sglang"]["verdict"] == "exact" and rows["vllm"]["version"] == "0.20"
-    json.dumps(found)
+    old = export_of(log, catalog, run=run, engine="vllm", version="0.20")
+    assert old.version == "0.20" and old.verdict == "exact"
+    assert json.loads(old.files[0].text)["method"] == "eagle3"
+    none = export_of(log, catalog, run=run, engine="transformers")
+    assert none.refusal == "transformers has no EAGLE-3."
+    assert export_of(log, catalog, run=run, engine="sglang").verdict == "exact"
 
 
-def test_a_method_of_the_menu_is_looked_at_with_its_target(desk: DeployDesk) -> None:
-    asked = {"method": "medusa-vicuna-7b", "target": "vicuna-7b-v1.3", "engine": "trtllm"}
-    found = desk.look(asked)
-    assert found["export"]["refusal"].startswith("TensorRT-LLM removed Medusa")
-    older = desk.look({**asked, "version": "1.2"})["export"]
-    assert "lmsys/vicuna-7b-v1.3" in older["files"][1]["text"]
+def test_a_method_of_the_menu_goes_with_its_target(log: RunLog, catalog: Catalog) -> None:
+    asked = {"kind": "method", "method": "medusa-vicuna-7b", "target": "vicuna-7b-v1.3"}
+    found = export_of(log, catalog, **asked, engine="trtllm")
+    assert found.refusal.startswith("TensorRT-LLM removed Medusa")
+    older = export_of(log, catalog, **asked, engine="trtllm", version="1.2")
+    assert "lmsys/vicuna-7b-v1.3" in older.files[1].text
+
+
+METHOD = {"kind": "method", "method": "ngram", "target": "qwen3-8b"}
 
 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
         ({"run": "nope"}, "No run nope is in the log"),
-        ({"run": 7}, "run must be the id of a run"),
-        ({"method": "ngram", "target": "nowhere"}, "target must be one of"),
-        ({"method": "nothing"}, "method must be one of"),
-        ({"method": "ngram", "target": "qwen3-8b", "engine": "x"}, "The engine must be one of"),
-        ({"method": "ngram", "target": "qwen3-8b", "version": 3}, "version must be the release"),
-        ({"method": "ngram", "target": "qwen3-8b", "version": "9" * 99}, "version must be the rel"),
-        ({"method": "ngram", "target": "qwen3-8b", "version": "old"}, "must be like"),
+        ({"run": 7}, "run must be a valid string, got 7"),
+        ({"run": "x" * 65}, "run must have at most 64 characters"),
+        (METHOD | {"target": "nowhere"}, "target must be one of"),
+        (METHOD | {"method": "nothing"}, "method must be one of"),
+        (METHOD | {"engine": "x"}, "The engine must be one of"),
+        (METHOD | {"version": 3}, "version must be a valid string, got 3"),
+        (METHOD | {"version": "9" * 99}, "version must have at most 40 characters"),
+        (METHOD | {"version": "old"}, "must be like"),
     ],
 )
 def test_malformed_questions_are_one_sentence(
-    desk: DeployDesk, asked: dict[str, Any], words: str
+    log: RunLog, catalog: Catalog, asked: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        desk.look(asked)
+        export_of(log, catalog, **asked)
 
 
-def test_the_table_has_every_method_and_tells_each_refusal(desk: DeployDesk) -> None:
-    found = desk.matrix({})
-    assert [row["name"] for row in found["rows"]] == list(methods())
-    for row in found["rows"]:
-        assert len(row["cells"]) == len(ENGINES)
-        for cell in row["cells"]:
-            assert cell["verdict"] == "exact" or cell["words"]
-            assert "is not set" not in cell["words"]
+def test_the_table_has_every_method_and_tells_each_refusal(catalog: Catalog) -> None:
+    rows = matrix(catalog)
+    assert [title for title, _ in rows] == [cls.title for cls in methods().values()]
+    for _, cells in rows:
+        assert [cell.engine for cell in cells] == list(ENGINES)
+        for cell in cells:
+            assert cell.verdict == "exact" or cell.refusal or cell.warnings
+            assert not any("is not set" in text for text in (cell.refusal, *cell.warnings))
 
 
-def test_a_pasted_config_becomes_a_method_file_that_the_command_line_takes(
-    desk: DeployDesk, tmp_path: Path
-) -> None:
+class FutureConfig(MethodConfig):
+    """A method that no engine knows."""
+
+    title: ClassVar[str] = "Future"
+    summary: ClassVar[str] = "Not written yet."
+    decoding_type: Literal["Future"] = "Future"
+
+
+def test_a_method_that_no_engine_knows_is_refused_with_what_it_takes(catalog: Catalog) -> None:
+    future = dataclasses.replace(catalog, types={**methods(), "Future": FutureConfig})
+    for export in matrix(future)[-1][1]:
+        assert export.refusal == f"{ENGINES[export.engine].title} has no Future."
+        assert "N-gram lookup" in export.nearest and "without weights" in export.nearest
+
+
+def test_a_pasted_config_becomes_a_method_file_that_the_command_line_takes(tmp_path: Path) -> None:
     text = "{0}, {0, 0}, {1}"
     pasted = f'parameters: {{ key: "medusa_choices" value: {{ string_value: "{text}" }} }}'
-    found = desk.read({"engine": "triton", "text": pasted})
-    assert found["title"] == "Medusa" and found["decoding_type"] == "Medusa"
+    found = read_config("triton", pasted).config
+    assert type(found).title == "Medusa"
     file = tmp_path / "method.yaml"
-    file.write_text(found["yaml"])
+    file.write_text(method_yaml(found, "triton"))
     config = choose_method(str(file))
     assert config.model_dump()["medusa_choices"] == ((0,), (1,), (0, 0))
-    assert "medusa_choices: [[0], [1], [0, 0]]" in found["yaml"]
+    assert "medusa_choices: [[0], [1], [0, 0]]" in file.read_text()
 
 
 @pytest.mark.parametrize("name", [n for n, p in presets.methods().items() if n != "plain"])
@@ -142,17 +174,17 @@ def test_every_preset_survives_its_method_file(name: str, tmp_path: Path) -> Non
     assert choose_method(str(file)) == config
 
 
-def test_used_in_generate_needs_a_target_that_fits(desk: DeployDesk) -> None:
-    ngram = {"engine": "vllm", "text": '{"method": "ngram", "num_speculative_tokens": 5}'}
-    assert desk.used(ngram, "qwen3-8b") == (
+def test_used_in_generate_needs_a_target_that_fits(catalog: Catalog) -> None:
+    ngram = '{"method": "ngram", "num_speculative_tokens": 5}'
+    assert use(catalog, "vllm", ngram, "qwen3-8b") == (
         "qwen3-8b",
         "type:NGram",
         {"max_draft_len": 5, "max_matching_ngram_size": 5},
     )
-    mtp = {"engine": "vllm", "text": '{"method": "mtp", "num_speculative_tokens": 1}'}
+    mtp = '{"method": "mtp", "num_speculative_tokens": 1}'
     with pytest.raises(ConfigError, match="MTP does not fit the target qwen3-8b"):
-        desk.used(mtp, "qwen3-8b")
-    assert desk.used(mtp, "deepseek-v3")[1] == "type:MTP"
+        use(catalog, "vllm", mtp, "qwen3-8b")
+    assert use(catalog, "vllm", mtp, "deepseek-v3")[1] == "type:MTP"
 
 
 def test_the_embedded_target_is_a_file_and_engines_are_told(log: RunLog) -> None:
@@ -195,24 +227,38 @@ def test_malformed_yaml_names_its_line() -> None:
         ({}, None),
         ({"run": "x", "deploy": "vllm"}, None),
         ({"tree": "x", "deploy": "vllm"}, None),
-        ({"deploy": "vllm"}, {"deploy": "vllm", "of": "", "target": "", "version": ""}),
+        ({"deploy": "vllm"}, Question(engine="vllm")),
+        ({"deploy": "what", "of": "else"}, Question()),
         (
             {"deploy": "vllm", "of": "run:1", "version": "0.20", "other": "x"},
-            {"deploy": "vllm", "of": "run:1", "target": "", "version": "0.20"},
+            Question(engine="vllm", run="1", version="0.20"),
+        ),
+        (
+            {"deploy": "sglang", "of": "method:type:NGram", "target": "tiny"},
+            Question(engine="sglang", kind="method", method="type:NGram", target="tiny"),
         ),
     ],
 )
-def test_links_are_read(params: dict[str, str], link: dict[str, str] | None) -> None:
-    assert read_link(params) == link
+def test_links_are_read_and_written(params: dict[str, str], link: Question | None) -> None:
+    assert Question.of_link(params) == link
     if link is not None:
-        long = read_link({"deploy": "v" * 999})
-        assert long is not None and len(long["deploy"]) == 200
+        assert Question.of_link(dict(parse_qsl(link.link))) == link
 
 
-def test_menus_name_everything_that_can_be_picked(desk: DeployDesk, log: RunLog) -> None:
+def test_a_link_that_is_too_long_is_one_sentence() -> None:
+    with pytest.raises(ConfigError, match="target must have at most 200 characters"):
+        Question.of_link({"deploy": "vllm", "target": "v" * 999})
+
+
+def test_the_command_is_the_same_on_the_command_line() -> None:
+    asked = Question(kind="method", method="type:NGram", target="my target", engine="vllm")
+    assert asked.command == ("python app.py export --method NGram --target 'my target' --to vllm")
+    asked = Question(run="abc", engine="sglang", version="0.5.9")
+    assert asked.command == ("python app.py export --run abc --to sglang --engine-version 0.5.9")
+
+
+def test_recent_runs_are_offered_newest_first(log: RunLog) -> None:
+    stored(log)
     run = stored(log)
-    menus = desk.menus({})
-    assert [engine["name"] for engine in menus["engines"]] == list(ENGINES)
-    assert menus["runs"][0]["id"] == run and set(menus["formulas"]) == {"mat", "tok_s"}
-    keys = {key for _, key in desk.methods({"target": "qwen3-8b"})["methods"]}
-    assert "eagle3-qwen3-8b" in keys and "type:NGram" in keys
+    title, key = recent_runs(log)[0]
+    assert key == run and title.startswith("EAGLE-3 · llama-3.1-8b-instruct · ")

@@ -10,9 +10,10 @@ import pytest
 
 from engine.drafters import methods
 from engine.errors import ConfigError
-from playground.runs.link import read_link
-from playground.runs.listing import RunList
-from playground.runs.query import PAGE_SIZE, read_group, read_query
+from engine.metrics import FORMULAS
+from playground.runs import columns
+from playground.runs.query import TableQuery, filter_texts, read_filters, read_link
+from playground.runs.table import RunTable
 from storage import RunLog
 from tests.storage.conftest import finished_run, new_run
 
@@ -32,20 +33,40 @@ def timed(log: RunLog, tok_s: float, **changes: Any) -> str:
     return run_id
 
 
+COLUMNS = [column.key for column in columns.COLUMNS]
+
+
+def cells(log: RunLog, asked: dict[str, Any], *, shown: list[str] = COLUMNS) -> list[Any]:
+    """The table's rows, each as its cells by column."""
+    view = json.loads(json.dumps(RunTable(log, methods()).view(TableQuery.parse(asked), shown)))
+    keys = [head["key"] for head in view["heads"]]
+    return [{"id": row["id"], **dict(zip(keys, row["cells"], strict=True))} for row in view["rows"]]
+
+
 def test_a_page_is_plain_json_with_every_column(log: RunLog) -> None:
     finished_run(log, labels={"turn": "1"}, tags=("t",), sampling={"temperature": 0.5, "seed": 3})
-    page = RunList(log, methods()).page({})
-    (row,) = json.loads(json.dumps(page))["rows"]
-    assert page["total"] == 1 and page["page_size"] == PAGE_SIZE
-    assert (row["tags"], row["labels"], row["seed"]) == (["t"], {"turn": "1"}, 3)
+    (row,) = cells(log, {})
+    assert list(row) == ["id", *COLUMNS]
+    assert (row["tags"], row["labels"], row["seed"]) == (["t"], "turn 1", 3)
     assert row["settings"] == "max_draft_len 4 · temperature 0.5", "defaults are not shown"
-    assert row["tok_s"] == 40.0 and row["speedup"] is None
+    assert row["tok_s"] == "40.0" and row["speedup"] == "–"
+    assert RunTable(log).view(TableQuery())["count"] == "1–1 of 1"
+
+
+def test_pages_and_heads_are_told(log: RunLog) -> None:
+    for _ in range(52):
+        log.begin(new_run())
+    view = RunTable(log).view(TableQuery(page=1, sort="mat", descending=False))
+    assert view["count"] == "51–52 of 52" and view["pages"] == [1, 2]
+    assert [h["key"] for h in view["heads"] if h["sorted"] == "ascending"] == ["mat"]
+    (tok_s,) = [head for head in view["heads"] if head["key"] == "tok_s"]
+    assert tok_s["help"] == FORMULAS["tok_s"]
+    assert RunTable(log).view(TableQuery(text="nothing"))["nothing"] == "No run matches."
 
 
 def test_filters_reach_the_database(log: RunLog) -> None:
     here = finished_run(log, target="a", labels={"category": "qa"}, tags=("x",), dtype="float32")
     finished_run(log, target="b")
-    runs = RunList(log)
     asked: list[dict[str, Any]] = [
         {"target": "a"},
         {"labels": {"category": "qa"}},
@@ -55,9 +76,9 @@ def test_filters_reach_the_database(log: RunLog) -> None:
         {"text": "HELLO", "target": "a", "status": "completed", "ranges": {"mat": [1, 3]}},
     ]
     for question in asked:
-        assert [row["id"] for row in runs.page(question)["rows"]] == [here], question
-    assert runs.page({"target": "", "labels": {}, "ranges": {}})["total"] == 2
-    assert runs.page({"deleted": True})["total"] == 0
+        assert [row["id"] for row in cells(log, question)] == [here], question
+    assert len(cells(log, {"target": "", "labels": {}, "ranges": {}})) == 2
+    assert cells(log, {"deleted": True}) == []
 
 
 def test_speedup_divides_by_plain_decoding_on_the_same_prompt(log: RunLog) -> None:
@@ -66,9 +87,9 @@ def test_speedup_divides_by_plain_decoding_on_the_same_prompt(log: RunLog) -> No
     timed(log, 99.0, method=PLAIN, prompt_text="p", dtype="float32")
     fast = timed(log, 50.0, prompt_text="p")
     alone = timed(log, 50.0, prompt_text="q")
-    rows = {row["id"]: row for row in RunList(log).page({})["rows"]}
-    assert rows[fast]["speedup"] == pytest.approx(2.0)
-    assert rows[alone]["speedup"] is None
+    rows = {row["id"]: row for row in cells(log, {})}
+    assert rows[fast]["speedup"] == "2.00×"
+    assert rows[alone]["speedup"] == "–"
 
 
 def test_speedup_divides_by_the_pinned_setup(log: RunLog) -> None:
@@ -76,27 +97,26 @@ def test_speedup_divides_by_the_pinned_setup(log: RunLog) -> None:
     fast = timed(log, 50.0, prompt_text="p", method={"decoding_type": "NGram", "max_draft_len": 9})
     run = log.get(base)
     assert run is not None
-    rows = {row["id"]: row for row in RunList(log).page({"baseline": run.setup_id})["rows"]}
-    assert rows[fast]["speedup"] == pytest.approx(2.0)
-    assert rows[base]["speedup"] == pytest.approx(1.0)
+    baseline = {"setup_id": run.setup_id, "title": "N-gram"}
+    rows = {row["id"]: row for row in cells(log, {"baseline": baseline})}
+    assert (rows[fast]["speedup"], rows[base]["speedup"]) == ("2.00×", "1.00×")
+    assert rows[base]["method_title"] == ["N-gram", True, True]
+    assert rows[fast]["method_title"] == ["N-gram", True, False]
 
 
-def test_groups_are_plain_json(log: RunLog) -> None:
+def test_groups_are_averaged_and_ordered(log: RunLog) -> None:
     for _ in range(3):
         finished_run(log)
-    (group,) = RunList(log).groups({"group": "method_title"})["groups"]
-    assert json.loads(json.dumps(group))["figures"]["tok_s"] == {
-        "mean": 40.0,
-        "std": 0.0,
-        "num_runs": 3,
-    }
-    assert group["value"] == "N-gram" and group["example"]["target"] == "tiny"
-
-
-def test_facets_are_plain_json(log: RunLog) -> None:
-    finished_run(log, tags=("x",), labels={"turn": "0"})
-    facets = json.loads(json.dumps(RunList(log).facets()))
-    assert facets["targets"] == ["tiny"] and facets["labels"] == {"turn": ["0"]}
+    timed(log, 90.0, method_title="Faster")
+    view = RunTable(log).view(TableQuery(group="method_title", sort="num_runs"))
+    assert view["grouped"] and view["count"] == "2 groups"
+    ngram, faster = json.loads(json.dumps(view["rows"]))
+    assert ngram["id"] == "N-gram" and ngram["cells"][:3] == [["N-gram", ""], 3, "40.0 ± 0.0"]
+    assert faster["cells"][:3] == [["Faster", ""], 1, "90.0"]
+    view = RunTable(log).view(TableQuery(group="method_title", sort="tok_s"))
+    assert [row["id"] for row in view["rows"]] == ["Faster", "N-gram"]
+    view = RunTable(log).view(TableQuery(group="method_title", sort="mat", descending=False))
+    assert [row["id"] for row in view["rows"]] == ["N-gram", "Faster"], "no figure comes last"
 
 
 BAD: list[Any] = [
@@ -138,14 +158,35 @@ BAD: list[Any] = [
 @pytest.mark.parametrize("asked", BAD, ids=range(len(BAD)))
 def test_malformed_questions_are_one_sentence(asked: Any) -> None:
     with pytest.raises(ConfigError, match=r"^\S.*\.$") as refused:
-        read_query(asked)
+        TableQuery.parse(asked)
     assert len(str(refused.value)) < 400
 
 
-@pytest.mark.parametrize("group", ["", None, "prompt_text", 3, "label:" + "x" * 700])
+@pytest.mark.parametrize("group", ["", "prompt_text", 3, "label:" + "x" * 700])
 def test_groups_that_there_are_not_are_refused(group: Any) -> None:
     with pytest.raises(ConfigError):
-        read_group(group)
+        TableQuery.parse({"group": group})
+
+
+def test_filters_are_written_and_read_as_short_texts() -> None:
+    values: dict[str, Any] = {
+        "tag": "keep",
+        "device": "cpu",
+        "labels": {"turn": "1"},
+        "ranges": {"mat": (1.5, None), "tok_s": (None, 90.0), "ttft_s": (0.1, 0.2)},
+        "ids": ["a1", "b2"],
+    }
+    query = TableQuery.parse(values)
+    texts = filter_texts(query)
+    assert {"tag = keep", "label:turn = 1", "mat >= 1.5", "ids = a1,b2"} < set(texts)
+    assert TableQuery.parse(read_filters(texts, {})) == query
+    assert read_filters(["Tok/S>=1e9"], {"tok_s": "tok/s"})["ranges"] == {"tok_s": (1e9, None)}
+
+
+@pytest.mark.parametrize("text", ["", "fast", "turn = 1", "tok_s >= x", "prompt_text >= 1", "= 3"])
+def test_what_is_no_filter_is_one_sentence(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^\S.*\.$"):
+        read_filters([text], {})
 
 
 def test_a_link_restores_a_query() -> None:
@@ -157,7 +198,7 @@ def test_a_link_restores_a_query() -> None:
         "compare": ["a1", "b2"],
         "baseline": {"setup_id": "c3", "title": "N-gram"},
     }
-    assert read_link(json.dumps(query)) == query
+    assert json.loads(json.dumps(read_link(json.dumps(query)).link_values)) == query
 
 
 @pytest.mark.parametrize(

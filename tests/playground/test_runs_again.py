@@ -14,7 +14,7 @@ from engine.model.sources import TargetSpec
 from playground.host.environment import _nvidia_driver, machine, weights_digest
 from playground.host.request import read_request
 from playground.host.runner import EngineHost
-from playground.runs.again import fields_of, request_again
+from playground.runs.again import nearest_method, request_again, request_of
 from storage import RunDetail, RunLog
 from tests.playground.asks import ask, finished, start
 
@@ -39,10 +39,11 @@ def test_a_run_again_has_the_same_settings_and_text(host: EngineHost) -> None:
 def test_a_run_fills_the_generate_page(host: EngineHost) -> None:
     asked = ask(prompt="Fill in.", system="Be brief.", settings={"note": "x"})
     run = stored(host, finished(host.generate(read_request(host.catalog, asked), owner="a")).log_id)
-    fields = fields_of(host.catalog, run)
-    assert (fields.target, fields.method, fields.dtype) == ("tiny", "scripted", "float32")
+    fields = request_of(host.catalog, run)
+    method = nearest_method(host.catalog, "tiny", run.method_title, fields.config)
+    assert (fields.target.name, method, fields.dtype) == ("tiny", "scripted", "float32")
     assert (fields.mode, fields.system, fields.prompt) == ("chat", "Be brief.", "Fill in.")
-    assert fields.settings["note"] == "x" and fields.limits.max_new_tokens == 24
+    assert fields.config.model_dump()["note"] == "x" and fields.limits.max_new_tokens == 24
 
 
 def test_what_cannot_be_run_again_is_said(host: EngineHost) -> None:

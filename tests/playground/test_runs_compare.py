@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import math
 from statistics import mean, stdev
-from typing import Any
 
 import pytest
 
 from engine.drafters import methods
 from engine.errors import ConfigError
-from playground.runs.compare import Comparison
-from playground.runs.settings import Column, differences, flat, words
+from engine.metrics import FORMULAS
+from playground.runs.charts import charts, parallel_chart
+from playground.runs.compare import Axis, compare_runs
+from playground.runs.settings import SettingTexts, differences, flatten, short
+from playground.web.run_comparison import comparison_html
 from storage import RunLog
 from tests.playground.test_run_list import timed
 
 NGRAM = {"decoding_type": "NGram", "max_draft_len": 4, "max_matching_ngram_size": 2}
 
 
-def test_runs_of_one_setup_are_its_spread(log: RunLog) -> None:
+def test_runs_of_one_configuration_are_its_spread(log: RunLog) -> None:
     speeds = [30.0, 34.0, 41.0]
     ids = [timed(log, s, sampling={"seed": i}, prompt_text="p") for i, s in enumerate(speeds)]
     ids.append(timed(log, 20.0, method={"decoding_type": "Autoregressive"}, prompt_text="p"))
-    found = json.loads(json.dumps(Comparison(log, methods()).compare({"ids": ids})))
-    ngram, plain = found["setups"]
-    assert ngram["runs"] == ids[:3] and ngram["num_prompts"] == 1
-    figure = ngram["figures"]["tok_s"]
-    assert figure["values"] == speeds and figure["num_runs"] == 3
-    assert figure["mean"] == pytest.approx(mean(speeds))
-    assert figure["std"] == pytest.approx(stdev(speeds))
-    assert ngram["figures"]["speedup"]["mean"] == pytest.approx(mean(speeds) / 20)
-    assert plain["figures"]["tok_s"]["std"] is None and plain["figures"]["ttft_s"] == {}
+    ngram, plain = compare_runs(log, ids, methods()).configurations
+    assert ngram.run_ids == tuple(ids[:3]) and ngram.num_prompts == 1
+    assert ngram.values["tok_s"] == speeds
+    tok_s, ratio = ngram.spread("tok_s"), ngram.spread("speedup")
+    assert tok_s is not None and tok_s.num_runs == 3 and ratio is not None
+    assert tok_s.mean == pytest.approx(mean(speeds)) and tok_s.std == pytest.approx(stdev(speeds))
+    assert ratio.mean == pytest.approx(mean(speeds) / 20)
+    alone = plain.spread("tok_s")
+    assert alone is not None and alone.std is None and plain.spread("ttft_s") is None
 
 
 def test_only_settings_that_differ_are_shown(log: RunLog) -> None:
@@ -40,58 +41,78 @@ def test_only_settings_that_differ_are_shown(log: RunLog) -> None:
         timed(log, 1.0, method={**usual, "max_draft_len": 5}, environment={"versions": {"t": "1"}}),
         timed(log, 1.0, method={**usual, "max_draft_len": 7}, environment={"versions": {"t": "2"}}),
     ]
-    found = Comparison(log, methods()).compare({"ids": ids})
-    assert found["differences"] == [{"name": "method.max_draft_len", "values": ["5", "7"]}]
-    assert found["surroundings"] == [{"name": "environment.versions.t", "values": ["1", "2"]}]
-    assert found["lines"]["axes"] == [
-        {"name": "method.max_draft_len", "values": [5, 7], "words": None}
-    ]
+    found = compare_runs(log, ids, methods())
+    assert found.differences == {"method.max_draft_len": ["5", "7"]}
+    assert found.machine == {"versions.t": ["1", "2"]}
+    assert found.axes == (Axis("method.max_draft_len", [5, 7]),)
     ids.append(timed(log, 1.0, method={"decoding_type": "Autoregressive"}))
-    names = [row["name"] for row in Comparison(log, methods()).compare({"ids": ids})["differences"]]
-    assert names == ["method.decoding_type", "method.max_draft_len"], (
+    found = compare_runs(log, ids, methods())
+    assert list(found.differences) == ["method.decoding_type", "method.max_draft_len"], (
         "what plain decoding has no such setting of is no difference while it is at its default"
     )
+    assert found.axes[0].texts == ["NGram", "Autoregressive"]
+    assert found.axes[1].values == [5, 7, None]
 
 
-def test_values_that_differ_between_runs_of_one_setup_are_told() -> None:
-    repeats = Column({"sampling.seed": ("0", "1"), "a": ("x",)})
-    assert [row["name"] for row in differences([repeats])] == ["sampling.seed"]
-    other = Column({"sampling.seed": ("1", "0"), "a": ("y",)})
-    assert [row["name"] for row in differences([repeats, other])] == ["a"]
-    fewer = Column({"sampling.seed": ("0",)})
-    rows = {row["name"]: row["values"] for row in differences([repeats, fewer])}
-    assert rows == {"sampling.seed": ["0, 1", "0"], "a": ["x", "–"]}
+def test_values_that_differ_between_runs_of_one_configuration_are_told() -> None:
+    repeats = SettingTexts({"sampling.seed": ("0", "1"), "a": ("x",)})
+    assert list(differences([repeats])) == ["sampling.seed"]
+    other = SettingTexts({"sampling.seed": ("1", "0"), "a": ("y",)})
+    assert list(differences([repeats, other])) == ["a"]
+    fewer = SettingTexts({"sampling.seed": ("0",)})
+    assert differences([repeats, fewer]) == {"sampling.seed": ["0, 1", "0"], "a": ["x", "–"]}
 
 
 def test_figures_that_are_no_numbers_are_left_out(log: RunLog) -> None:
     ids = [timed(log, speed) for speed in (10.0, math.nan, math.inf)]
-    (setup,) = Comparison(log).compare({"ids": ids})["setups"]
-    assert setup["figures"]["tok_s"]["values"] == [10.0, None, None]
-    assert setup["figures"]["tok_s"]["num_runs"] == 1
+    (only,) = compare_runs(log, ids, {}).configurations
+    spread = only.spread("tok_s")
+    assert only.values["tok_s"] == [10.0, None, None]
+    assert spread is not None and spread.num_runs == 1
 
 
-@pytest.mark.parametrize("asked", [None, {}, {"ids": "a"}, {"ids": []}, {"ids": ["nope", "no"]}])
-def test_fewer_than_two_runs_are_no_comparison(log: RunLog, asked: Any) -> None:
-    with pytest.raises(ConfigError):
-        Comparison(log).compare(asked)
+@pytest.mark.parametrize("ids", [[], ["nope", "no"]])
+def test_fewer_than_two_runs_are_no_comparison(log: RunLog, ids: list[str]) -> None:
+    with pytest.raises(ConfigError, match="at least two"):
+        compare_runs(log, ids, {})
 
 
 def test_too_many_runs_are_refused(log: RunLog) -> None:
     with pytest.raises(ConfigError, match="At most 200"):
-        Comparison(log).compare({"ids": [f"r{i}" for i in range(201)]})
+        compare_runs(log, [f"r{i}" for i in range(201)], {})
+
+
+def test_charts_have_a_bar_per_configuration_and_a_dot_per_repeat(log: RunLog) -> None:
+    ids = [timed(log, s, method={**NGRAM, "max_draft_len": n}) for n in (4, 5) for s in (30, 40)]
+    ids.append(timed(log, 20.0, method={"decoding_type": "Autoregressive"}))
+    found = compare_runs(log, ids, methods())
+    drawn = charts(found)
+    assert [chart.layout.annotations[0].text for chart in drawn] == [
+        "<b>tok/s</b>",
+        "<b>speedup</b>",
+    ]
+    bars, dots = drawn[0].data
+    assert list(bars.x) == [35.0, 35.0, 20.0] and sorted(dots.x) == [30, 30, 40, 40]
+    assert drawn[0].layout.annotations[0].hovertext == FORMULAS["tok_s"]
+    (lines,) = parallel_chart(found).data
+    by_name = {axis.label: list(axis["values"]) for axis in lines.dimensions}
+    assert by_name["max_draft_len"] == [4, 4, 5, 5, None]
+    assert by_name["tok/s"] == [30, 40, 30, 40, 20]
+
+
+def test_the_table_of_a_comparison_is_text(log: RunLog) -> None:
+    ids = [timed(log, s, method_title="<b>", prompt_text=f"<i>{s}") for s in (1.0, 2.0)]
+    found = comparison_html(compare_runs(log, ids, methods()))
+    assert "<i>" not in found and "&lt;b&gt;" in found
+    assert "2 runs in 1 configuration" in found and f'title="{FORMULAS["mat"]}"' not in found
+    assert "1.5 ± 0.7" in found
 
 
 def test_settings_are_flat_and_short() -> None:
-    assert flat({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": {}, "d": [1]}
-    assert [words(v) for v in (None, True, False, 0.1, 3, "x")] == [
-        "none",
-        "on",
-        "off",
-        "0.1",
-        "3",
-        "x",
-    ]
+    assert flatten({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "a.c": {}, "d": [1]}
+    texts = [short(v) for v in (None, True, False, 0.1, 3, "x")]
+    assert texts == ["none", "on", "off", "0.1", "3", "x"]
     tree, other = [[0], [0, 0]], [[0], [1]]
-    assert words(tree).startswith("2 paths #") and words(tree) != words(other)
+    assert short(tree).startswith("2 paths #") and short(tree) != short(other)
     long = "x" * 300
-    assert len(words(long)) < 100 and words(long) != words(long + "y")
+    assert len(short(long)) < 100 and short(long) != short(long + "y")

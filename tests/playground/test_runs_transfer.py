@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.runs.files import export_part, export_start, import_part
-from playground.runs.transfer import read_lines, run_line, take_in, write_json
+from playground.runs.transfer import Imported, Kind, export_runs, import_runs, read_runs, run_line
 from storage import RunLog, StoredRun
 from tests.storage.conftest import finished_run, new_run, step
 
@@ -61,8 +60,14 @@ def whole(log: RunLog, run_id: str) -> StoredRun:
 
 def document(log: RunLog, *run_ids: str) -> str:
     stream = io.StringIO()
-    assert list(write_json(log, run_ids, stream)) == list(range(1, len(run_ids) + 1))
+    done = list(export_runs(log, run_ids, stream, "json"))
+    assert done == list(range(1, len(run_ids) + 1))
     return stream.getvalue()
+
+
+def taken_in(log: RunLog, text: str) -> Imported:
+    *_, imported = Imported(), *import_runs(log, io.StringIO(text))
+    return imported
 
 
 def test_json_out_and_in_is_the_same_run(log: RunLog, other: RunLog) -> None:
@@ -70,37 +75,35 @@ def test_json_out_and_in_is_the_same_run(log: RunLog, other: RunLog) -> None:
     plain = finished_run(log)
     text = document(log, stored.run.id, plain)
     assert len(json.loads(text, parse_constant=pytest.fail)["runs"]) == 2, "strict JSON"
-    (batch,) = take_in(other, read_lines(io.StringIO(text)))
-    assert [arrival.kind for arrival in batch] == ["added", "added"]
+    assert taken_in(other, text) == Imported(added=2)
     for run_id in (stored.run.id, plain):
         assert repr(whole(other, run_id)) == repr(whole(log, run_id))
-    (again,) = take_in(other, read_lines(io.StringIO(text)))
-    assert [arrival.kind for arrival in again] == ["known", "known"]
+    assert taken_in(other, text) == Imported(known=2)
 
 
 def test_a_reformatted_file_is_read_too(log: RunLog) -> None:
     stored = odd_run(log)
     loose = json.dumps(json.loads(document(log, stored.run.id)), indent=2)
-    (read,) = read_lines(io.StringIO(loose))
+    (read,) = read_runs(io.StringIO(loose))
     assert run_line(read) == run_line(stored)
 
 
 def test_an_import_never_overwrites_another_run(log: RunLog, other: RunLog) -> None:
     stored = odd_run(log)
     text = document(log, stored.run.id)
-    list(take_in(other, read_lines(io.StringIO(text))))
+    taken_in(other, text)
     changed = json.loads(text)
     changed["runs"][0]["text"] = "something else"
-    ((arrival,),) = take_in(other, read_lines(io.StringIO(json.dumps(changed))))
-    assert arrival.kind == "renamed" and arrival.id != stored.run.id
+    ((given, new_id),) = taken_in(other, json.dumps(changed)).renamed.items()
+    assert given == stored.run.id != new_id
     assert whole(other, stored.run.id).run.text == stored.run.text
-    assert whole(other, arrival.id).run.text == "something else"
+    assert whole(other, new_id).run.text == "something else"
 
 
 @pytest.mark.parametrize("runs", [[], ["nope"]])
 def test_an_export_of_nothing_is_still_a_document(log: RunLog, runs: list[str]) -> None:
     assert json.loads(document(log, *runs))["runs"] == []
-    assert list(read_lines(io.StringIO(document(log, *runs)))) == []
+    assert list(read_runs(io.StringIO(document(log, *runs)))) == []
 
 
 @pytest.mark.parametrize(
@@ -109,19 +112,20 @@ def test_an_export_of_nothing_is_still_a_document(log: RunLog, runs: list[str]) 
 )
 def test_files_that_are_no_export_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="The file"):
-        list(read_lines(io.StringIO(text)))
+        list(read_runs(io.StringIO(text)))
 
 
 def test_a_newer_version_and_a_cut_file_are_refused(log: RunLog) -> None:
     text = document(log, finished_run(log))
     with pytest.raises(ConfigError, match="version must be 1, got 2"):
-        list(read_lines(io.StringIO(text.replace('"version": 1', '"version": 2'))))
+        list(read_runs(io.StringIO(text.replace('"version": 1', '"version": 2'))))
     with pytest.raises(ConfigError, match="ends in the middle"):
-        list(read_lines(io.StringIO(text.removesuffix("]}\n"))))
+        list(read_runs(io.StringIO(text.removesuffix("]}\n"))))
     with pytest.raises(ConfigError, match="not valid JSON"):
-        list(read_lines(io.StringIO(text[:-80])))
+        list(read_runs(io.StringIO(text[:-80])))
 
 
+HEAD = {"format": "speculative-decoding-playground/runs", "version": 1}
 BROKEN: list[tuple[str, Any]] = [
     ("id", "a/b"),
     ("id", 3),
@@ -172,61 +176,26 @@ def test_a_malformed_step_is_named(log: RunLog, changes: dict[str, Any]) -> None
 def refused_in_a_sentence(log: RunLog, raw: dict[str, Any]) -> None:
     before = log.find().total
     with pytest.raises(ConfigError, match=r"^Run .* of the file: .*\.$"):
-        import_part(log, {"lines": [json.dumps(raw)], "start": 1})
+        taken_in(log, json.dumps({**HEAD, "runs": [raw]}))
     assert log.find().total == before
 
 
-def test_the_browsers_parts_make_the_same_document(log: RunLog, other: RunLog) -> None:
-    ids = [finished_run(log, labels={"n": str(n)}) for n in range(7)]
-    log.delete(ids[3])
-    start = export_start(log, {"kind": "json", "query": {"text": "hello"}})
-    assert start["ids"] == [i for i in ids if i != ids[3]], "oldest first, deleted ones left out"
-    texts: list[str] = []
-    while len(texts) < len(start["ids"]):
-        rest = start["ids"][len(texts) : len(texts) + 2]
-        part = export_part(log, {"kind": "json", "ids": rest})
-        assert part["num_runs"] == len(part["texts"]) == len(rest)
-        texts += part["texts"]
-    text = start["head"] + start["between"].join(texts) + start["tail"]
-    assert text == document(log, *start["ids"])
-    assert import_part(other, {"lines": texts[:4], "start": 1})["added"] == 4
-    got = import_part(other, {"text": text})
-    assert got == {"added": 2, "known": 4, "renamed": []}
+def test_a_batch_arrives_whole_or_not_at_all(
+    log: RunLog, other: RunLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("playground.runs.transfer.BATCH", 2)
+    ids = [finished_run(log, labels={"n": str(n)}) for n in range(4)]
+    lines = document(log, *ids).replace('"n": "3"', '"n": 3')
+    with pytest.raises(ConfigError, match=ids[3]):
+        taken_in(other, lines)
+    assert {row.id for row in other.find().rows} == set(ids[:2]), "the first batch is there"
 
 
-def test_large_parts_end_early(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = [finished_run(log) for _ in range(3)]
-    monkeypatch.setattr("playground.runs.files.MAX_PART_CHARS", 10)
-    assert export_part(log, {"kind": "json", "ids": ids})["num_runs"] == 1
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [
-        None,
-        {},
-        {"lines": [3]},
-        {"lines": ["{}"] * 1001},
-        {"lines": ["{}"], "start": "x"},
-        {"text": 3},
-    ],
-)
-def test_malformed_imports_are_one_sentence(log: RunLog, asked: Any) -> None:
-    with pytest.raises(ConfigError):
-        import_part(log, asked)
-
-
-@pytest.mark.parametrize("kind", ["xml", None, ["json"]])
-def test_unknown_kinds_of_export_are_refused(log: RunLog, kind: Any) -> None:
-    for ask in (export_start, export_part):
-        with pytest.raises(ConfigError):
-            ask(log, {"kind": kind, "query": {}, "ids": []})
-
-
-def table(log: RunLog, kind: str, ids: list[str]) -> list[dict[str, str]]:
-    start = export_start(log, {"kind": kind, "query": {}})
-    texts = export_part(log, {"kind": kind, "ids": ids})["texts"]
-    return list(csv.DictReader(io.StringIO(start["head"] + "".join(texts), newline="")))
+def table(log: RunLog, kind: Kind, ids: list[str]) -> list[dict[str, str]]:
+    stream = io.StringIO(newline="")
+    list(export_runs(log, ids, stream, kind))
+    stream.seek(0)
+    return list(csv.DictReader(stream))
 
 
 def test_csv_of_runs_has_a_line_per_run(log: RunLog) -> None:

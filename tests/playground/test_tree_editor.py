@@ -17,7 +17,7 @@ from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable
 from engine.tuning.replay import replay
 from playground.host.runner import EngineHost
-from playground.trees.editor import TreeEditor
+from playground.trees.editor import TreeEditor, ask
 from playground.trees.files import formats, read_text, write_text
 from playground.trees.methods import read_used
 from playground.trees.tables import keep_table, load_table, pack
@@ -53,7 +53,7 @@ class Page:
         self._editor = editor
 
     def __getattr__(self, question: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-        return lambda asked: self._editor.ask(question, asked)
+        return lambda asked: ask(self._editor, question, asked)
 
 
 @pytest.fixture(scope="module")

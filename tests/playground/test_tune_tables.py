@@ -14,11 +14,10 @@ from engine.drafters.method import MethodConfig
 from engine.drafters.ngram import NGramConfig
 from engine.errors import ConfigError
 from engine.tree import ChoiceTree
+from engine.tuning import StoppedError
 from engine.tuning.replay import replay, replay_chain
-from engine.tuning.shape import with_tree
-from engine.tuning.watch import StoppedError, Watch
 from playground.host.recording import record_run
-from playground.trees.latency import find_clock, find_curves, known_clock, measure_clock
+from playground.trees.latency import find_clock, known_clock, machine_key, measure_clock
 from playground.trees.tables import (
     find_tables,
     load_table,
@@ -27,7 +26,7 @@ from playground.trees.tables import (
     texts_of_runs,
 )
 from storage import RunLog, UnknownBenchmarkError, UnknownRunError
-from tests.engine.tuning.runs import Case, golden, ran
+from tests.engine.tuning.runs import Case, golden, ran, stopped
 from tests.models import tiny_target, workbench
 
 LIMITS = Limits(max_new_tokens=14)
@@ -85,7 +84,7 @@ def test_a_run_s_table_replays_to_the_steps_of_a_run_with_the_tree(log: RunLog, 
     table = load_table(log, artifact_id)
     assert table.ranks.tolist() == made.ranks.tolist() and table.about["sources"] == [run_id]
     tree = ChoiceTree.parse([[0, 0, 0], [0, 1], [1, 0]])
-    drafter = with_tree(case.config, tree).build(case.bench)
+    drafter = case.config.with_tree(tree).build(case.bench)
     real = ran(case.bench.target, drafter, case.prompts[0], LIMITS)
     assert replay(table, tree).accepted_lengths.tolist() == real.accepted
     (found,) = find_tables(log, run_id=run_id)
@@ -110,7 +109,7 @@ def test_measuring_again_replaces_the_table_and_other_trees_find_it(
     run_ids = [stored_run(log, case, prompt) for prompt in case.prompts[:2]]
     older, _ = make_table(log, case.config, case.bench, run_ids=run_ids, depths=2)
     newer, _ = make_table(log, case.config, case.bench, run_ids=run_ids, depths=3)
-    other_tree = with_tree(case.config, ChoiceTree.chain(3))
+    other_tree = case.config.with_tree(ChoiceTree.chain(3))
     assert [a.id for a in find_tables(log, config=other_tree)] == [newer] != [older]
     one, _ = make_table(log, case.config, case.bench, run_ids=run_ids[:1])
     again, _ = make_table(log, case.config, case.bench, run_ids=run_ids[:1])
@@ -151,30 +150,31 @@ def test_runs_that_cannot_be_used_are_left_out_or_named(log: RunLog, case: Case)
 
 def test_a_stopped_measurement_leaves_nothing(log: RunLog, case: Case) -> None:
     run_id = stored_run(log, case, case.prompts[0])
-    stop = Watch(cancelled=lambda: True)
     with pytest.raises(StoppedError):
-        make_table(log, case.config, case.bench, run_ids=[run_id], watch=stop)
+        make_table(log, case.config, case.bench, run_ids=[run_id], on_progress=stopped)
     with pytest.raises(StoppedError):
-        measure_clock(log, case.config, case.bench, watch=stop)
-    assert find_tables(log) == () and find_curves(log, case.bench.target.name) == ()
+        measure_clock(log, case.config, case.bench, on_progress=stopped)
+    assert find_tables(log) == () and not log.artifacts.find("latency")
 
 
 def test_curves_are_measured_once_per_machine_and_method(log: RunLog, case: Case) -> None:
     target, told = case.bench.target, list[float]()
     assert find_clock(log, case.config, target) is None
-    clock = measure_clock(log, case.config, case.bench, watch=Watch(told.append))
+    clock = measure_clock(log, case.config, case.bench, on_progress=told.append)
     assert told == sorted(told) and told[-1] == 1.0
     assert find_clock(log, case.config, target, context_len=300) == clock
     assert find_clock(log, case.config, target, context_len=4000) is None
     assert measure_clock(log, case.config, case.bench) == clock, "read, not measured"
-    other = with_tree(case.config, ChoiceTree.chain(2))
+    other = case.config.with_tree(ChoiceTree.chain(2))
     assert find_clock(log, other, target) == clock, "a tree changes nothing about the machine"
     assert find_clock(log, NGramConfig(), target) is None
     looked_up = measure_clock(log, NGramConfig(), case.bench)
     assert looked_up.verify == clock.verify and looked_up.draft != clock.draft
     again = measure_clock(log, case.config, case.bench, again=True)
     assert again != clock
-    assert len(find_curves(log, target.name)) == 1, "the older curve is gone"
+    assert len(log.artifacts.find("latency", machine_key(target, 256))) == 1, (
+        "the older curve is gone"
+    )
     found = known_clock(log, case.config, target=target.name, dtype="float32")
     assert found is not None and found[0] == again
     assert found[1].key["device"] == target.device_name

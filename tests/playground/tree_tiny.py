@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.eagle import EagleConfig
+from engine.drafters.eagle.methods import EagleConfig
 from engine.drafters.medusa import MedusaConfig
 from engine.drafters.ngram import NGramConfig
 from engine.drafters.token_recycling import TokenRecyclingConfig

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from storage import RunLog, RunQuery, StorageError, StoredRun
-from storage.archive import content_of
+from storage.writing import content_of
 from tests.storage.conftest import finished_run, new_run, step
 
 ODD = {"a": [math.nan, -math.inf, None, {"b": "\x00"}], "": "lone \udcff"}

@@ -16,7 +16,6 @@ from engine.steps import Step
 from storage import (
     RunLog,
     RunQuery,
-    SchemaError,
     StepRow,
     StorageError,
     UnknownRunError,
@@ -151,17 +150,6 @@ def test_unknown_driver_and_broken_url_are_refused_in_a_sentence() -> None:
         RunLog.open("nosuchdb://x")
     with pytest.raises(StorageError, match="no database URL"):
         RunLog.open("://")
-
-
-def test_newer_schema_is_refused(path: str) -> None:
-    import sqlite3
-
-    RunLog.open(path).close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.close()
-    with pytest.raises(SchemaError, match="newer version"):
-        RunLog.open(path)
 
 
 def test_opening_storage_loads_no_torch_gradio_or_engine() -> None:

@@ -1,8 +1,8 @@
-"""Migrations lead to the schema of the code, from every released schema."""
+"""Databases: created as the code has them, opened if released, refused otherwise."""
 
 from __future__ import annotations
 
-import json
+import math
 import shutil
 import sqlite3
 from dataclasses import fields
@@ -13,59 +13,87 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from storage import NewRun, RunLog, RunQuery
+from storage import NewRun, RunLog, RunQuery, SchemaError
 from storage.database import Database
 from storage.schema import metadata
+from tests.storage.conftest import step
 
 ASSETS = Path(__file__).parent / "assets"
+RELEASED = sorted(ASSETS.glob("schema-*.sqlite3"))
 
 
-def test_migrated_database_has_the_schema_of_the_code(url: str) -> None:
+@pytest.fixture(params=RELEASED, ids=lambda file: file.stem)
+def released(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database of a released schema."""
+    return str(shutil.copy(request.param, tmp_path))
+
+
+def difference(url: str) -> object:
     database = Database(url)
     with database.transaction() as connection:
-        difference = compare_metadata(MigrationContext.configure(connection), metadata)
+        found = compare_metadata(MigrationContext.configure(connection), metadata)
     database.close()
-    assert difference == []
+    return found
 
 
-@pytest.mark.parametrize("file", sorted(ASSETS.glob("*.sqlite3")), ids=lambda f: f.stem)
-def test_database_of_every_released_schema_opens(file: Path, tmp_path: Path) -> None:
-    copy = tmp_path / file.name
-    shutil.copy(file, copy)
-    log = RunLog.open(str(copy))
-    page = log.find()
-    assert page.total >= 2
-    for row in page.rows:
-        run = log.get(row.id)
-        assert run is not None and len(log.steps(row.id)) == run.num_steps > 0
-    assert {row.status for row in page.rows} == {"completed", "interrupted"}
-    log.close()
+def test_a_new_database_has_the_schema_of_the_code(url: str) -> None:
+    assert difference(url) == []
 
 
-def test_runs_of_the_first_schema_can_be_searched_grouped_and_repeated(tmp_path: Path) -> None:
-    copy = tmp_path / "old.sqlite3"
-    shutil.copy(ASSETS / "schema-0001.sqlite3", copy)
-    with sqlite3.connect(copy) as connection:
-        old = connection.execute("SELECT id, prompt_text, note, metrics FROM runs").fetchall()
-    connection.close()
-    log = RunLog.open(str(copy))
-    for run_id, prompt, note, metrics in old:
-        run = log.get(run_id)
-        assert run is not None and (run.prompt_text, run.note) == (prompt, note)
-        assert log.find(RunQuery(text=prompt.upper(), setup_id=run.setup_id)).total >= 1
-        assert run.itl_ms == json.loads(metrics or "{}").get("itl_ms")
-        new = NewRun(
-            **{f.name: getattr(run, f.name) for f in fields(NewRun)}  # the same settings again
-        )
-        again = log.get(log.begin(new))
-        assert again is not None
-        assert (again.setup_id, again.prompt_id) == (run.setup_id, run.prompt_id)
-    assert sum(group.num_runs for group in log.groups(RunQuery(), "setup_id")) == 2 * len(old)
-    log.close()
+def test_a_migrated_database_has_the_schema_of_the_code(released: str) -> None:
+    assert difference(released) == []
 
 
 def test_there_is_a_database_of_the_first_schema() -> None:
-    assert (ASSETS / "schema-0001.sqlite3").is_file()
+    assert "schema-0003" in {file.stem for file in RELEASED}
+
+
+def test_a_database_of_every_released_schema_opens(released: str) -> None:
+    log = RunLog.open(released)
+    page = log.find()
+    assert {row.status for row in page.rows} == {"completed", "interrupted"}
+    for row in page.rows:
+        run = log.get(row.id)
+        assert run is not None and len(log.steps(row.id)) == run.num_steps > 0
+        assert run.output_ids and run.prompt_ids and run.method["decoding_type"]
+        assert log.find(RunQuery(text=run.prompt_text.upper(), setup_id=run.setup_id)).total == 1
+        new = NewRun(**{f.name: getattr(run, f.name) for f in fields(NewRun)})
+        again = log.get(log.begin(new))
+        assert again is not None
+        assert (again.setup_id, again.prompt_id) == (run.setup_id, run.prompt_id)
+    assert sum(group.num_runs for group in log.groups(RunQuery(), "setup_id")) == 2 * page.total
+    log.close()
+
+
+def test_what_the_first_schema_holds_comes_back_whole(tmp_path: Path) -> None:
+    """Written by the program before its migrations became one."""
+    log = RunLog.open(str(shutil.copy(ASSETS / "schema-0003.sqlite3", tmp_path)))
+    (named,) = log.find(RunQuery(text="übung")).rows
+    assert (named.name, named.note, named.tags) == ("The Übung", "a note", ("kept", "old"))
+    assert named.created_at.tzinfo is not None and named.tok_s and named.verify_s
+    (left,) = log.find(RunQuery(labels={"category": "qa"})).rows
+    run, (benchmark,) = log.get(left.id), log.benchmarks.list()
+    assert run is not None and run.environment == {"odd": math.inf}
+    assert run.messages == ({"role": "user", "content": "héllo \x00"},)
+    assert run.output_ids == (5, 6, 9, 6, 9) and run.benchmark_id == benchmark.id
+    first, second = log.steps(run.id)
+    assert first == step(0) and math.isnan(second.draft_probs[1] or 0)
+    assert (benchmark.plan, benchmark.summary) == ({"suite": "starter"}, {"speedup": 1.5})
+    (artifact,) = log.artifacts.find("latency", {"target": "tiny"})
+    assert log.artifacts.payload(artifact.id) == b"\x00\xff" and artifact.meta == {"ns": [1, 2]}
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("revision", "message"), [("9999", "a newer version"), ("0001", "an unreleased version")]
+)
+def test_other_schemas_are_refused_in_a_sentence(path: str, revision: str, message: str) -> None:
+    RunLog.open(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+    connection.close()
+    with pytest.raises(SchemaError, match=rf"{message} \(schema {revision}\)"):
+        RunLog.open(path)
 
 
 def test_opening_twice_migrates_once(path: str) -> None:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from alembic.ddl.impl import DefaultImpl
 
 from storage import RunLog, SchemaError, StorageError
-from storage.database import Database, _foreign_keys_off
+from storage.database import Database
+from storage.dialects import foreign_keys_off
+from storage.schema import tags
 from tests.storage.conftest import finished_run, new_run, step
 
 ROOT = Path(__file__).parents[2]
@@ -85,20 +86,16 @@ def test_threads_that_open_different_files_at_once_all_succeed(tmp_path: Path) -
     assert all_at_once(work, 6) == []
 
 
-def test_migration_cut_off_half_way_leaves_nothing_behind(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    create = DefaultImpl.create_table
+def test_creation_cut_off_half_way_leaves_nothing_behind(path: str) -> None:
+    def cut_off(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
 
-    def cut_off(self: DefaultImpl, table: sa.Table, **options: object) -> None:
-        if table.name == "tags":
-            raise KeyboardInterrupt
-        create(self, table, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(DefaultImpl, "create_table", cut_off)
+    sa.event.listen(tags, "before_create", cut_off)
+    try:
         with pytest.raises(KeyboardInterrupt):
             RunLog.open(path)
+    finally:
+        sa.event.remove(tags, "before_create", cut_off)
     log = RunLog.open(path)
     assert log.find().total == 0
     log.close()
@@ -110,7 +107,7 @@ def test_rebuilding_a_table_in_a_migration_keeps_its_steps(path: str) -> None:
     log.close()
     database = Database(path)
     with database.engine.connect() as connection:
-        with _foreign_keys_off(connection), connection.begin():
+        with foreign_keys_off(connection), connection.begin():
             connection.exec_driver_sql("CREATE TABLE copy AS SELECT * FROM runs")
             connection.exec_driver_sql("DROP TABLE runs")
             connection.exec_driver_sql("ALTER TABLE copy RENAME TO runs")

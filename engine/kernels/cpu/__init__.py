@@ -1,1 +1,1 @@
-"""Fast forwards on a processor: weights in its own layout, few operators between the products."""
+"""Packed weights under transformers' modules, and whole forwards by compiled kernels."""

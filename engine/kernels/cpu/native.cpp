@@ -8,7 +8,7 @@
 // bit, whether it is computed alone, in a tree or in a prompt. So a draft tree is verified with
 // exactly the logits that plain decoding has.
 //
-// Matrices (out, in) are stored in blocks of 16 columns of the product, see packing.py:
+// Matrices (out, in) are stored in blocks of 16 columns of the product, see operators.py:
 //   bfloat16  [out / 16][in / 2][16][2]
 //   4 bits    [out / 16][in / 32] of { 4 x 64 bytes of codes, 16 scales, 16 minima (float16) };
 //             word 2 c + p of group g holds in nibble t the code of column c, row 8 g + 2 t + p

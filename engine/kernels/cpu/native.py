@@ -1,50 +1,47 @@
-"""Matrices and forwards that the compiled kernels of `native.cpp` run, in bfloat16.
+"""The whole forward of Llama-like decoders in one call of the kernels in `native.cpp`, in bfloat16.
 
-The kernels read a matrix `(out, in)` in blocks of 16 of its rows, so that one instruction meets 16
-columns of the product:
-
-    bfloat16  (out / 16, in / 2, 16, 2)
-    4 bits    (out / 16, in / 32) of 320 bytes: codes, 16 scales, 16 minima (float16)
+A row's results are the same, bit by bit, whatever rows are computed with it: a draft tree is
+verified with exactly the logits of plain decoding.
 """
 
 from __future__ import annotations
 
 import ctypes
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import (
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
 
-from engine.kernels.cpu.decoder import Decoder
-from engine.kernels.cpu.rotary import RotaryTable
+from engine.errors import TargetError
+from engine.kernels.cpu.gguf import Blocks
+from engine.kernels.cpu.operators import EVEN, Matrix, MatrixStruct, NativeLinear
+from engine.kernels.cpu.weights import NOTHING_IN_4_BITS, GGUFMatrices
 from engine.model.cache import TreeCache
-from engine.model.gguf import BLOCK, Blocks
+from engine.model.forward import Forward, RaggedBatch
 from engine.proposal import Needs, TargetOutput
 
-LANES = 16
-EVEN = 32
-"""Heads and layers must be a multiple of this wide."""
+KNOWN = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+"""Exactly these: a subclass may differ in any line."""
+FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
+"""Kinds of rotary positions whose frequencies do not depend on the length of the text."""
+ROTARY_BLOCK = 2048
+"""The table of rotary positions grows to the next multiple of this many."""
 ALIGNMENT = 64
-_NOTHING = Needs()
-
-
-class _Matrix(Structure):
-    _fields_ = [
-        ("data", c_void_p),
-        ("bias", c_void_p),
-        ("out", c_int32),
-        ("columns", c_int32),
-        ("bits", c_int32),
-        ("unused", c_int32),
-    ]
 
 
 class _Layer(Structure):
     _fields_ = [
-        *((name, _Matrix) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, MatrixStruct) for name in ("qkv", "out", "gate_up", "down")),
         *((name, c_void_p) for name in ("input_norm", "mlp_norm", "query_norm", "key_norm")),
     ]
 
@@ -58,7 +55,7 @@ class _Model(Structure):
         ("layers", POINTER(_Layer)),
         ("norm", c_void_p),
         ("embedding", c_void_p),
-        ("lm_head", _Matrix),
+        ("lm_head", MatrixStruct),
     ]
 
 
@@ -73,118 +70,49 @@ class _Call(Structure):
     ]
 
 
-class NativeProjection(ABC):
-    """A matrix that the kernels multiply, whichever way it is stored.
-
-    Attributes:
-        bits: of a stored number, 16 or 4.
-        columns: of the matrix.
-    """
-
-    bits: int
-
-    def __init__(
-        self, library: ctypes.CDLL, packed: Tensor, shape: tuple[int, int], bias: Tensor | None
-    ) -> None:
-        self._library = library
-        self._packed = packed
-        self._rows, self.columns = shape
-        self._padded = -(-self._rows // LANES) * LANES
-        self._bias = None
-        if bias is not None:
-            self._bias = torch.zeros(self._padded)
-            self._bias[: self._rows] = bias.float()
-        self._struct = self._describe(self._bias)
-
-    def _describe(self, bias: Tensor | None) -> _Matrix:
-        at = None if bias is None else bias.data_ptr()
-        return _Matrix(self._packed.data_ptr(), at, self._padded, self.columns, self.bits, 0)
-
-    @property
-    def struct(self) -> _Matrix:
-        """For the kernels; valid as long as this object is."""
-        return self._struct
-
-    @property
-    def padded(self) -> int:
-        """Rows of the matrix, with those that fill its last block."""
-        return self._padded
-
-    def product(self, x: Tensor) -> Tensor:
-        """`(n, in)` bfloat16 → `(n, out)` float32."""
-        return self._multiply(self._struct, x)
-
-    def _multiply(self, struct: _Matrix, x: Tensor) -> Tensor:
-        x = x.contiguous()
-        y = torch.empty(len(x), self._padded)
-        sums = torch.empty(len(x) * self.columns // BLOCK if self.bits == 4 else 0)
-        self._library.linear(
-            ctypes.byref(struct),
-            c_void_p(x.data_ptr()),
-            c_void_p(y.data_ptr()),
-            c_void_p(sums.data_ptr()),
-            len(x),
-            torch.get_num_threads(),
-        )
-        return y[:, : self._rows]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.product(x).to(x.dtype)
-
-    def plus(self, x: Tensor, residual: Tensor) -> Tensor:
-        return self.product(x).add_(residual).to(x.dtype)
-
-    @abstractmethod
-    def weight(self) -> Tensor:
-        """The plain matrix, made anew."""
+def why_not(model: PreTrainedModel) -> str | None:
+    """What the kernels lack for this model, in words; None if nothing."""
+    config, base = model.config.get_text_config(), _base(model)
+    if type(model) not in KNOWN:
+        return f"{type(model).__name__} is computed by transformers' modules"
+    if model.dtype != torch.bfloat16:
+        return f"they compute in bfloat16, not {str(model.dtype).removeprefix('torch.')}"
+    if config.hidden_act not in ("silu", "swish"):
+        return f"its activation is {config.hidden_act}, not silu"
+    head_dim = int(base.layers[0].self_attn.head_dim)
+    if base.rotary_emb.rope_type not in FIXED_ROTARY:
+        kind = base.rotary_emb.rope_type
+        return f"its rotary positions ({kind}) depend on the length of the text"
+    if 2 * len(base.rotary_emb.inv_freq) != head_dim:
+        return "its rotary positions cover a part of each head only"
+    kinds = {getattr(layer.self_attn, "layer_type", None) for layer in base.layers}
+    if "sliding_attention" in kinds or getattr(config, "sliding_window", None) is not None:
+        return "they have no sliding-window attention"
+    sizes = (head_dim, config.hidden_size, config.intermediate_size)
+    if any(size % EVEN for size in sizes):
+        return f"heads and layers must be multiples of {EVEN} wide, got {sizes}"
+    return None
 
 
-class HalfProjection(NativeProjection):
-    """A matrix in bfloat16."""
-
-    bits = 16
-
-    def __init__(self, library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> None:
-        rows, columns = weight.shape
-        filled = _fill(weight.to(torch.bfloat16))
-        packed = filled.view(-1, LANES, columns // 2, 2).transpose(1, 2).contiguous()
-        super().__init__(library, packed, (rows, columns), bias)
-
-    def weight(self) -> Tensor:
-        return self._packed.transpose(1, 2).reshape(-1, self.columns)[: self._rows]
+def _base(model: PreTrainedModel) -> Any:
+    return model.base_model
 
 
-class BlockProjection(NativeProjection):
-    """A matrix in 4 bits; multiplied exactly as stored, with float16 scales and minima."""
+class _RotaryTable:
+    """Cosines and sines of every position, as the model's own module makes them."""
 
-    bits = 4
+    def __init__(self, module: Any) -> None:
+        """`module`: its frequencies do not depend on the length."""
+        self._module = module
+        self._table = torch.empty(0)
 
-    def __init__(self, library: ctypes.CDLL, blocks: Blocks, bias: Tensor | None) -> None:
-        rows, columns = blocks.codes.shape
-        codes = _fill(blocks.codes).to(torch.int32)
-        # Four codes to a word: group, nibble, pair.
-        nibbles = codes.view(-1, LANES, columns // BLOCK, 4, 4, 2)
-        shifts = torch.arange(4, dtype=torch.int32).view(4, 1) * 4
-        words = (nibbles << shifts).sum(dim=4).to(torch.int32)
-        words = words.permute(0, 2, 3, 1, 4).to(torch.uint16).contiguous().view(torch.uint8)
-        scales = torch.stack([_fill(blocks.scale), _fill(blocks.minimum)])
-        scales = scales.view(2, -1, LANES, columns // BLOCK).permute(1, 3, 0, 2)
-        halves = scales.to(torch.float16).contiguous().view(torch.uint8)
-        packed = torch.cat([words.flatten(2), halves.flatten(2)], dim=-1).contiguous()
-        super().__init__(library, packed, (rows, columns), bias)
-
-    def weight(self) -> Tensor:
-        ones = torch.eye(self.columns, dtype=torch.bfloat16)
-        rows = self._multiply(self._describe(None), ones)
-        return rows.t().to(torch.bfloat16).contiguous()
-
-
-def _fill(rows: Tensor) -> Tensor:
-    """With zero rows up to a whole block."""
-    lacking = -len(rows) % LANES
-    if not lacking:
-        return rows
-    return torch.cat([rows, rows.new_zeros(lacking, *rows.shape[1:])])
+    def rows(self, positions: Tensor) -> Tensor:
+        """Of these `(n,)`: cosines of one half of a head, then its sines, `(n, head_dim)`."""
+        count = -(-(int(positions.max()) + 1) // ROTARY_BLOCK) * ROTARY_BLOCK
+        if count > len(self._table):
+            both = self._module(torch.empty(0), torch.arange(count)[None])
+            self._table = torch.cat([part[0].chunk(2, dim=-1)[0] for part in both], dim=-1)
+        return self._table[positions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,19 +127,11 @@ class _Place:
     columns: Tensor | None = None
 
 
-class SideBySide:
-    """Keys and values of many texts, each in a stretch of one buffer, for reading them together."""
-
+class _NativeBatch(RaggedBatch):
     def __init__(
         self, run: Callable[[Tensor, Tensor, _Place, Needs, int], TargetOutput], buffer: Tensor
     ) -> None:
-        self._run = run
-        self._buffer = buffer
-
-    @property
-    def capacity(self) -> int:
-        """Tokens of all texts together."""
-        return self._buffer.shape[2]
+        self._run, self._buffer, self.capacity = run, buffer, buffer.shape[2]
 
     def read(
         self,
@@ -219,81 +139,116 @@ class SideBySide:
         positions: Tensor,
         begins: Tensor,
         *,
-        needs: Needs = _NOTHING,
+        needs: Needs | None = None,
         num_logits: int = 0,
     ) -> TargetOutput:
-        """Read new tokens of any texts; a text's earlier ones were read before, or come before.
-
-        A row's results are bit by bit those of its text alone.
-
-        Args:
-            tokens: `(n,)` int64.
-            positions: `(n,)` int64, within each row's text.
-            begins: `(n,)` int64, where the row's text begins in the buffer.
-            num_logits: the last so many rows get logits.
-        """
         begins = begins.contiguous()
         columns = begins + positions
         longest = int(positions.max()) + 1
         context = max(0, longest - len(tokens))
         place = _Place(self._buffer, self.capacity, context, begins=begins, columns=columns)
-        return self._run(tokens, positions, place, needs, len(tokens) - num_logits)
+        return self._run(tokens, positions, place, needs or Needs(), len(tokens) - num_logits)
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-class NativeForward:
-    """Runs a decoder whose projections are all native, in one call per forward.
-
-    A row's logits are the same, bit by bit, whatever rows are computed with it: a draft tree is
-    verified with exactly the logits of plain decoding.
+class NativeForward(Forward):
+    """Runs a model that `why_not` has nothing against, in one call per forward.
 
     Attributes:
         kernels: the library that it calls.
     """
 
-    def __init__(
-        self, library: ctypes.CDLL, decoder: Decoder, rotary: RotaryTable, *, name: str
-    ) -> None:
-        """`rotary` must be in float32."""
-        self.name = name
-        self.kernels = library
-        self._decoder: Decoder | None = decoder
-        self._rotary = rotary
-        self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._layers = (_Layer * len(decoder.layers))()
-        self._model = self._describe(decoder)
+    kernels: ctypes.CDLL
 
-    def _describe(self, decoder: Decoder) -> _Model:
-        for struct, layer in zip(self._layers, decoder.layers, strict=True):
-            for name in ("qkv", "out", "gate_up", "down"):
-                setattr(struct, name, getattr(layer, name).struct)
-            for name in ("input_norm", "mlp_norm", "query_norm", "key_norm"):
-                weight = getattr(layer, name)
-                setattr(struct, name, None if weight is None else weight.data_ptr())
-        lm_head = decoder.lm_head
-        assert isinstance(lm_head, NativeProjection)
-        first = decoder.layers[0].down
-        assert isinstance(first, NativeProjection)
-        heads = decoder.heads
+    def __init__(
+        self, model: PreTrainedModel, kernels: ctypes.CDLL, matrices: GGUFMatrices | None = None
+    ) -> None:
+        """Pack the model's matrices; its linear modules become parts of them.
+
+        Args:
+            matrices: keep these in 4 bits.
+
+        Raises:
+            TargetError: there are `matrices`, but none fits.
+        """
+        self.kernels = kernels
+        self._matrices = matrices
+        self._held: list[Any] = []
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._rotary = _RotaryTable(_base(model).rotary_emb)
+        self._layers = (_Layer * len(_base(model).layers))()
+        self._model: Any = self._describe(model)
+        self._lm_head: Any = model.get_output_embeddings()
+        four_bit = any(isinstance(x, Matrix) and x.bits == 4 for x in self._held)
+        if matrices is not None and not four_bit:
+            raise TargetError(NOTHING_IN_4_BITS)
+        self.name = "native, q4" if four_bit else "native"
+
+    # ---- weights
+
+    def _describe(self, model: PreTrainedModel) -> _Model:
+        base, config = _base(model), model.config.get_text_config()
+        struct: Any
+        for i, (struct, layer) in enumerate(zip(self._layers, base.layers, strict=True)):
+            attention, mlp, at = layer.self_attn, layer.mlp, f"layers.{i}"
+            struct.qkv = self._stack(attention, ["q_proj", "k_proj", "v_proj"], at)
+            struct.out = self._stack(attention, ["o_proj"], at)
+            struct.gate_up = self._stack(mlp, ["gate_proj", "up_proj"], at)
+            struct.down = self._stack(mlp, ["down_proj"], at)
+            struct.input_norm = self._address(layer.input_layernorm)
+            struct.mlp_norm = self._address(layer.post_attention_layernorm)
+            struct.query_norm = self._address(getattr(attention, "q_norm", None))
+            struct.key_norm = self._address(getattr(attention, "k_norm", None))
+        attention = base.layers[0].self_attn
         return _Model(
-            len(decoder.layers),
-            decoder.embedding.shape[1],
-            heads.query,
-            heads.key,
-            heads.dim,
-            first.columns,
+            len(base.layers),
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            attention.head_dim,
+            config.intermediate_size,
             torch.get_num_threads(),
-            decoder.embedding.shape[0],
-            decoder.eps,
-            heads.scale,
+            len(base.embed_tokens.weight),
+            base.norm.variance_epsilon,
+            attention.scaling,
             self._layers,
-            decoder.norm.data_ptr(),
-            decoder.embedding.data_ptr(),
-            lm_head.struct,
+            self._address(base.norm),
+            self._address(base.embed_tokens),
+            # Held both packed and plain: embedding, drafters and trainers read its rows.
+            self._stack(model, ["lm_head"], "", keep=True),
         )
+
+    def _stack(
+        self, owner: Any, names: Sequence[str], at: str, *, keep: bool = False
+    ) -> MatrixStruct:
+        """One matrix of several linear modules, which become its parts."""
+        linears = [getattr(owner, name) for name in names]
+        weights = [linear.weight.detach() for linear in linears]
+        blocks: list[Blocks] = []
+        if self._matrices is not None:
+            named = zip(names, weights, strict=True)
+            found = [self._matrices.find(f"{at}.{name}", weight) for name, weight in named]
+            blocks = [one for one in found if one is not None]
+        bias = None
+        if any(linear.bias is not None for linear in linears):
+            parts = zip(linears, weights, strict=True)
+            bias = torch.cat([w.new_zeros(len(w)) if x.bias is None else x.bias for x, w in parts])
+        whole = Blocks.joined(blocks) if len(blocks) == len(names) else torch.cat(weights)
+        matrix = Matrix.of(whole, bias)
+        self._held.append(matrix)
+        sizes = [linear.out_features for linear in linears]
+        for name, linear, part in zip(names, linears, matrix.split(sizes), strict=True):
+            setattr(owner, name, NativeLinear(linear, self.kernels, part, keep=keep))
+        return matrix.struct
+
+    def _address(self, module: Any) -> int | None:
+        """Of a module's weight, which is held."""
+        if module is None:
+            return None
+        weight: Tensor = module.weight.detach()
+        self._held.append(weight)
+        return weight.data_ptr()
+
+    # ---- forwards
 
     def __call__(
         self,
@@ -305,9 +260,9 @@ class NativeForward:
         *,
         last_only: bool,
     ) -> TargetOutput:
-        decoder = self._decoder
-        assert decoder is not None
-        buffer = cache.whole(decoder.heads.key, decoder.heads.dim, decoder.embedding.dtype)
+        model = self._model
+        assert model is not None
+        buffer = cache.whole(model.kv_heads, model.head_dim, torch.bfloat16)
         first = len(tokens) - 1 if last_only else 0
         if visible is not None:
             visible = visible.contiguous()
@@ -315,73 +270,72 @@ class NativeForward:
         return self._run(tokens, positions, place, needs, first)
 
     def output(self, hidden: Tensor) -> Tensor:
-        """Logits `(…, vocab)` float32 of hidden states `(…, hidden)`."""
-        decoder = self._decoder
-        assert decoder is not None
-        lm_head = decoder.lm_head
-        assert isinstance(lm_head, NativeProjection)
         rows = hidden.to(torch.bfloat16).reshape(-1, hidden.shape[-1])
-        logits: Tensor = lm_head.product(rows).unflatten(0, hidden.shape[:-1])
+        logits: Tensor = self._lm_head.float_product(rows).unflatten(0, hidden.shape[:-1])
         return logits
 
-    def texts(self, capacity: int) -> SideBySide:
-        """Room for many texts that are read together; `capacity` tokens in all."""
-        decoder = self._decoder
-        assert decoder is not None
-        shape = (2 * len(decoder.layers), decoder.heads.key, capacity, decoder.heads.dim)
-        return SideBySide(self._run, torch.empty(shape, dtype=decoder.embedding.dtype))
+    def ragged_batch(self, capacity: int) -> RaggedBatch:
+        model = self._model
+        assert model is not None
+        shape = (2 * model.num_layers, model.kv_heads, capacity, model.head_dim)
+        return _NativeBatch(self._run, torch.empty(shape, dtype=torch.bfloat16))
 
     def _run(
         self, tokens: Tensor, positions: Tensor, place: _Place, needs: Needs, first: int
     ) -> TargetOutput:
         """One forward; logits of the rows from `first` on."""
-        decoder = self._decoder
-        assert decoder is not None
-        n, hidden, vocab = len(tokens), decoder.embedding.shape[1], decoder.embedding.shape[0]
+        model = self._model
+        assert model is not None
+        n, hidden = len(tokens), model.hidden
         tokens = tokens.contiguous()
-        rotary = self._rotary.halves(positions)
+        rotary = self._rotary.rows(positions)
         taps = torch.tensor(needs.layers, dtype=torch.int32)
         tapped = torch.empty(n, len(needs.layers) * hidden, dtype=torch.bfloat16)
         normed = torch.empty(n, hidden, dtype=torch.bfloat16)
-        logits = torch.empty(n - first, self._model.lm_head.out)
+        logits = torch.empty(n - first, model.lm_head.out)
         totals, best = torch.empty(n - first), torch.empty(n - first, dtype=torch.int64)
-        self._model.threads = torch.get_num_threads()
+        model.threads = torch.get_num_threads()
+
+        def address(tensor: Tensor | None) -> int | None:
+            return None if tensor is None else tensor.data_ptr()
+
         call = _Call(
             n,
             place.context,
             first,
             len(needs.layers),
-            tokens.data_ptr(),
-            rotary.data_ptr(),
-            _address(place.visible),
-            place.buffer.data_ptr(),
+            address(tokens),
+            address(rotary),
+            address(place.visible),
+            address(place.buffer),
             place.capacity,
-            _address(place.begins),
-            _address(place.columns),
-            taps.data_ptr(),
-            tapped.data_ptr(),
-            normed.data_ptr(),
-            logits.data_ptr(),
-            totals.data_ptr(),
-            best.data_ptr(),
-            self._room(n, place.context + n),
+            address(place.begins),
+            address(place.columns),
+            address(taps),
+            address(tapped),
+            address(normed),
+            address(logits),
+            address(totals),
+            address(best),
+            self._room(model, n, place.context + n),
         )
-        self.kernels.forward(ctypes.byref(self._model), ctypes.byref(call))
+        self.kernels.forward(ctypes.byref(model), ctypes.byref(call))
         return TargetOutput(
-            logits[:, :vocab],
+            logits[:, : model.vocab],
             normed if needs.hidden else None,
             tapped if needs.layers else None,
             totals,
             best,
         )
 
-    def _room(self, n: int, keys: int) -> int:
+    def _room(self, model: Any, n: int, keys: int) -> int:
         """Address of scratch memory for a forward."""
-        size = self.kernels.scratch_bytes(ctypes.byref(self._model), n, c_int64(keys))
+        size = self.kernels.scratch_bytes(ctypes.byref(model), n, c_int64(keys))
         if len(self._scratch) < size + ALIGNMENT:
             self._scratch = torch.empty(size + size // 4 + ALIGNMENT, dtype=torch.uint8)
         return -(-self._scratch.data_ptr() // ALIGNMENT) * ALIGNMENT
 
     def close(self) -> None:
-        self._decoder = None
+        self._model = self._lm_head = None
+        self._held.clear()
         self._scratch = torch.empty(0, dtype=torch.uint8)

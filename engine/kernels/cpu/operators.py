@@ -1,67 +1,220 @@
-"""What happens between a decoder's matrix products, in as few torch operators as it takes."""
+"""Single operators of `native.cpp`: products with packed matrices, and the likeliest tokens.
+
+The kernels read a matrix `(out, in)` in blocks of 16 of its rows, so that one instruction meets 16
+columns of the product:
+
+    bfloat16  (out / 16, in / 2, 16, 2)
+    4 bits    (out / 16, in / 32) of 320 bytes: codes, 16 scales, 16 minima (float16)
+"""
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
+from ctypes import Structure, c_int32, c_int64, c_void_p
+from dataclasses import dataclass, replace
+
 import torch
-from torch import Tensor
-from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+from torch import Tensor, nn
 
-from engine.kernels.cpu.rotary import Rotary
+from engine.kernels.cpu.compile import loaded_library
+from engine.kernels.cpu.gguf import BLOCK, Blocks
+from engine.kernels.cpu.weights import PackedLinear
 
-
-def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last dimension."""
-    return rms_norm(x, weight.shape, weight, eps)
-
-
-def gated(gate_up: Tensor) -> Tensor:
-    """`(n, 2 · width)` → `silu(gate) · up` `(n, width)`."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return silu(gate).mul_(up)
+LANES = 16
+EVEN = 32
+"""Layers and heads must be a multiple of this wide."""
+MOST = 64
+"""More than so many likeliest tokens are sorted faster by torch."""
 
 
-def rotate(heads: Tensor, rotary: Rotary) -> None:
-    """Apply rotary positions to `(n, heads, head_dim)` in place.
+class MatrixStruct(Structure):
+    """`Matrix` of the kernels."""
 
-    Example, head_dim 4: (a b c d) · cos + (c d a b) · (-sin, -sin, sin, sin).
+    _fields_ = [
+        ("data", c_void_p),
+        ("bias", c_void_p),
+        ("out", c_int32),
+        ("columns", c_int32),
+        ("bits", c_int32),
+        ("unused", c_int32),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A packed matrix; parts of it that begin at a whole block share its memory.
+
+    Attributes:
+        packed: `(out / 16, …)`, see above.
+        bias: `(out,)` float32, filled up to whole blocks like the rows.
+        columns: `in`.
+        bits: of a stored number, 16 or 4.
     """
-    swapped = heads.unflatten(-1, (2, -1)).flip(-2).flatten(-2)
-    torch.addcmul(heads * rotary.cos, swapped, rotary.signed_sin, out=heads)
+
+    packed: Tensor
+    bias: Tensor | None
+    columns: int
+    bits: int
+
+    @classmethod
+    def of(cls, weight: Tensor | Blocks, bias: Tensor | None) -> Matrix:
+        """Pack a matrix in bfloat16, or one in 4 bits exactly as stored but for float16 scales."""
+        packed = _pack_4_bits(weight) if isinstance(weight, Blocks) else _pack_bfloat16(weight)
+        filled = None if bias is None else _fill(bias.detach().float())
+        if isinstance(weight, Blocks):
+            return cls(packed, filled, weight.codes.shape[1], 4)
+        return cls(packed, filled, weight.shape[1], 16)
+
+    @property
+    def struct(self) -> MatrixStruct:
+        """For the kernels; valid as long as this matrix is."""
+        bias = None if self.bias is None else self.bias.data_ptr()
+        out = len(self.packed) * LANES
+        return MatrixStruct(self.packed.data_ptr(), bias, out, self.columns, self.bits, 0)
+
+    def split(self, rows: Sequence[int]) -> list[Matrix]:
+        """Parts of so many rows each; all but the last are whole blocks."""
+        blocks = [-(-count // LANES) for count in rows]
+        packed = self.packed.split(blocks)
+        if self.bias is None:
+            return [replace(self, packed=part) for part in packed]
+        biases = self.bias.split([count * LANES for count in blocks])
+        return [
+            replace(self, packed=part, bias=bias) for part, bias in zip(packed, biases, strict=True)
+        ]
+
+    def product(self, kernels: ctypes.CDLL, x: Tensor) -> Tensor:
+        """`(n, in)` bfloat16 → `(n, out)` float32, `out` filled up to whole blocks."""
+        x = x.contiguous()
+        y = torch.empty(len(x), len(self.packed) * LANES)
+        sums = torch.empty(len(x) * self.columns // BLOCK if self.bits == 4 else 0)
+        kernels.linear(
+            ctypes.byref(self.struct),
+            c_void_p(x.data_ptr()),
+            c_void_p(y.data_ptr()),
+            c_void_p(sums.data_ptr()),
+            len(x),
+            torch.get_num_threads(),
+        )
+        return y
+
+    def unpacked(self, kernels: ctypes.CDLL) -> Tensor:
+        """The plain matrix in bfloat16, rows that fill the last block included."""
+        if self.bits == 16:
+            return self.packed.transpose(1, 2).reshape(-1, self.columns)
+        ones = torch.eye(self.columns, dtype=torch.bfloat16)
+        return replace(self, bias=None).product(kernels, ones).t().to(torch.bfloat16).contiguous()
 
 
-def attend(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float
-) -> Tensor:
-    """Attention of `n` new rows over all rows.
+class NativeLinear(PackedLinear):
+    """A matrix that the compiled kernels multiply."""
+
+    def __init__(
+        self, plain: nn.Linear, kernels: ctypes.CDLL, matrix: Matrix, *, keep: bool = False
+    ) -> None:
+        super().__init__(plain, keep=keep)
+        self._kernels, self._matrix = kernels, matrix
+
+    def float_product(self, x: Tensor) -> Tensor:
+        """As `product`, in float32."""
+        return self._matrix.product(self._kernels, x)[:, : self.out_features]
+
+    def product(self, x: Tensor) -> Tensor:
+        return self.float_product(x).to(x.dtype)
+
+    def unpacked(self) -> Tensor:
+        return self._matrix.unpacked(self._kernels)[: self.out_features]
+
+
+def pack_linears(module: nn.Module, kernels: ctypes.CDLL | None) -> None:
+    """Let the kernels multiply for a module that is done with training: a drafter's head.
 
     Args:
-        query: `(n, heads, head_dim)`; keys, values: `(1, kv_heads, rows, head_dim)`.
-        mask: additive `(1, 1, groups · n, rows)`, see `expand_mask`; None = everything for one
-            row, causal for a prompt (n == rows).
-
-    Returns:
-        `(n, heads · head_dim)`.
+        kernels: as `Target.kernels`; None = change nothing.
     """
-    n, heads, head_dim = query.shape
-    kv_heads = keys.shape[1]
-    groups = heads // kv_heads
-    if mask is None and n > 1:
-        out = scaled_dot_product_attention(
-            query.transpose(0, 1)[None], keys, values, is_causal=True, scale=scale, enable_gqa=True
-        )
-        return out[0].transpose(0, 1).reshape(n, heads * head_dim)
-    # The query heads of a group are extra rows of their key/value head: no key is copied.
-    packed = query.view(n, kv_heads, groups, head_dim).permute(1, 2, 0, 3)
-    out = scaled_dot_product_attention(
-        packed.reshape(1, kv_heads, groups * n, head_dim), keys, values, attn_mask=mask, scale=scale
+    if kernels is None:
+        return
+    for owner in list(module.modules()):
+        for name, child in list(owner.named_children()):
+            if type(child) is not nn.Linear or child.in_features % EVEN:
+                continue
+            if child.weight.dtype == torch.bfloat16 and child.weight.device.type == "cpu":
+                matrix = Matrix.of(child.weight.detach(), child.bias)
+                setattr(owner, name, NativeLinear(child, kernels, matrix))
+
+
+def _pack_bfloat16(weight: Tensor) -> Tensor:
+    filled = _fill(weight.to(torch.bfloat16))
+    return filled.view(-1, LANES, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
+
+
+def _pack_4_bits(blocks: Blocks) -> Tensor:
+    codes, columns = _fill(blocks.codes).to(torch.int32), blocks.codes.shape[1]
+    # Four codes to a word: group, nibble, pair.
+    nibbles = codes.view(-1, LANES, columns // BLOCK, 4, 4, 2)
+    shifts = torch.arange(4, dtype=torch.int32).view(4, 1) * 4
+    words = (nibbles << shifts).sum(dim=4).to(torch.int32)
+    words = words.permute(0, 2, 3, 1, 4).to(torch.uint16).contiguous().view(torch.uint8)
+    scales = torch.stack([_fill(blocks.scale), _fill(blocks.minimum)])
+    scales = scales.view(2, -1, LANES, columns // BLOCK).permute(1, 3, 0, 2)
+    halves = scales.to(torch.float16).contiguous().view(torch.uint8)
+    return torch.cat([words.flatten(2), halves.flatten(2)], dim=-1).contiguous()
+
+
+def _fill(rows: Tensor) -> Tensor:
+    """With zero rows up to a whole block."""
+    lacking = -len(rows) % LANES
+    if not lacking:
+        return rows
+    return torch.cat([rows, rows.new_zeros(lacking, *rows.shape[1:])])
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """The best k of each row, best first.
+
+    Attributes:
+        logits: `(n, k)` float32.
+        ids: `(n, k)` int64.
+        log_totals: `(n, 1)` float32, logsumexp of all of the row's logits; None if not asked for.
+    """
+
+    logits: Tensor
+    ids: Tensor
+    log_totals: Tensor | None
+
+    @property
+    def log_probs(self) -> Tensor:
+        """`(n, k)` natural log-probabilities."""
+        assert self.log_totals is not None
+        return self.logits - self.log_totals
+
+
+def likeliest(logits: Tensor, k: int, *, totals: bool = True) -> Ranked:
+    """The k likeliest tokens of each row of `logits` `(n, vocab)`, by any kernels there are.
+
+    Args:
+        totals: whether `log_totals` are wanted.
+    """
+    kernels = loaded_library()
+    logits = logits.float()
+    fits = logits.device.type == "cpu" and logits.stride(-1) == 1
+    if kernels is None or not fits or not 0 < k <= min(MOST, logits.shape[-1]):
+        best, ids = logits.topk(k, dim=-1)
+        return Ranked(best, ids, logits.logsumexp(dim=-1, keepdim=True) if totals else None)
+    n, vocab = logits.shape
+    best, log_totals = torch.empty(n, k), torch.empty(n, 1) if totals else None
+    ids = torch.empty(n, k, dtype=torch.int64)
+    kernels.likeliest(
+        c_void_p(logits.data_ptr()),
+        c_int64(logits.stride(0)),
+        n,
+        vocab,
+        k,
+        c_void_p(best.data_ptr()),
+        c_void_p(ids.data_ptr()),
+        None if log_totals is None else c_void_p(log_totals.data_ptr()),
+        torch.get_num_threads(),
     )
-    unpacked = out.view(kv_heads, groups, n, head_dim).permute(2, 0, 1, 3)
-    return unpacked.reshape(n, heads * head_dim)
-
-
-def expand_mask(mask: Tensor | None, groups: int, dtype: torch.dtype) -> Tensor | None:
-    """A boolean mask `(1, 1, n, rows)` in the form that `attend` takes, made once per forward."""
-    if mask is None:
-        return None
-    added = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
-    return added.repeat(1, 1, groups, 1)
+    return Ranked(best, ids, log_totals)

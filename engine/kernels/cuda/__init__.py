@@ -1,1 +1,1 @@
-"""Captured forwards: what a step launches is recorded once per size and replayed as a whole."""
+"""Graphs: what a forward launches is captured once per size and replayed as a whole."""

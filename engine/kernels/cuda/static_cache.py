@@ -1,7 +1,7 @@
 """A key/value cache at fixed addresses, lent to one generation after another.
 
-Recordings write to these addresses, so they outlive a generation; what a text left behind is wiped
-when the next one begins.
+Graphs write to these addresses, so they outlive a generation; what a text left behind is wiped when
+the next one begins.
 """
 
 from __future__ import annotations
@@ -14,15 +14,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.kernels.cuda.buckets import context_bucket
 from engine.model.cache import TreeCache
+
+SMALLEST_CONTEXT = 256
+
+
+def context_bucket(rows: int) -> int:
+    """The smallest bucket for this many rows of context, new ones included.
+
+    Powers of two and the halves between them: 256, 384, 512, 768, 1024, 1536, …
+
+    Example: 300 → 384, 400 → 512.
+    """
+    bucket = SMALLEST_CONTEXT
+    while bucket < rows:
+        bucket *= 2
+    between = bucket * 3 // 4
+    return between if bucket > SMALLEST_CONTEXT and between >= rows else bucket
 
 
 class StaticCache(TreeCache):
     """A `TreeCache` whose buffers belong to a `CacheStore`.
 
-    While `fixed`, rows go to places that a tensor names, and all rows of a context come back:
-    that is what a recorded forward of transformers' modules does.
+    While `fixed`, rows go to places that a tensor names, and all rows of a context come back.
     """
 
     def __init__(self, num_layers: int, store: CacheStore) -> None:
@@ -64,8 +78,7 @@ class StaticCache(TreeCache):
 
     @property
     def buffers(self) -> Sequence[Tensor]:
-        """As of `TreeCache`: `(slots, kv_heads, capacity, head_dim)`, a layer's keys before its
-        values where there is only one buffer."""
+        """As of `TreeCache`: `(slots, kv_heads, capacity, head_dim)` each."""
         return self._buffers
 
     @property
@@ -83,7 +96,7 @@ class StaticCache(TreeCache):
 
 
 class CacheStore:
-    """Owns the buffers that recordings use.
+    """Owns the buffers that graphs use.
 
     Attributes:
         capacity: rows that they hold; grows with what is asked for.

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from playground.experiments.bench.plan import BASELINE
-from playground.experiments.compare.board import stored_runs
-from playground.experiments.compare.plan import MAX_CONFIGURATIONS, CompareOptions
+from playground.experiments.compare.form import MAX_CONFIGURATIONS, CompareOptions
+from playground.experiments.compare.report import stored_runs
+from playground.experiments.plan import BASELINE, stored_config
 from playground.host.catalog import TYPE_PREFIX, Catalog, Method
+from playground.host.controls import controls_of
 from playground.host.request import DTYPES, read_run_id
-from playground.web.controls import controls_of
 from storage import RunDetail, RunLog
 
 
@@ -93,11 +93,7 @@ def first_methods(catalog: Catalog, choices: list[tuple[str, str]]) -> list[str]
 
 
 def slot_of(catalog: Catalog, config: MethodConfig, target: str) -> Slot:
-    """A configuration as the form holds it: the nearest method on offer, and what differs.
-
-    Raises:
-        ConfigError: no method of its kind is offered for the target.
-    """
+    """A configuration as the form holds it: the nearest method on offer, and what differs."""
     near: list[tuple[int, str, Method]] = []
     for _, key in catalog.method_choices(target):
         method = catalog.method(key)
@@ -110,11 +106,7 @@ def slot_of(catalog: Catalog, config: MethodConfig, target: str) -> Slot:
 
 
 def from_runs(catalog: Catalog, log: RunLog, link: str) -> Filled:
-    """`?runs=a,b`: the configurations of these runs, and the prompt of the first.
-
-    Raises:
-        ConfigError: a run is not in the log, or its method is not offered here.
-    """
+    """`?runs=a,b`: the configurations of these runs, and the prompt of the first."""
     details = []
     for part in link.split(",")[: 2 * MAX_CONFIGURATIONS]:
         run_id = read_run_id(part.strip())
@@ -126,14 +118,8 @@ def from_runs(catalog: Catalog, log: RunLog, link: str) -> Filled:
 
 
 def from_comparison(catalog: Catalog, log: RunLog, compare_id: str) -> Filled:
-    """`?compare=ID`: the form as it was for that comparison.
-
-    Raises:
-        ConfigError: the log has no such comparison, or its methods are not offered here.
-    """
+    """`?compare=ID`: the form as it was for that comparison."""
     details = stored_runs(log, compare_id)
-    if not details:
-        raise ConfigError(f"No comparison {compare_id!r:.80} is in the log. Was it deleted?")
     by_place: dict[str, RunDetail] = {}
     for run in details:
         by_place.setdefault(run.labels["place"], run)
@@ -156,7 +142,7 @@ def _filled(
     slots: dict[str, Slot] = {}
     for run in details:
         if run.decoding_type != BASELINE:
-            slot = slot_of(catalog, _config(catalog, run.method), target)
+            slot = slot_of(catalog, stored_config(run.method, catalog.types), target)
             slots.setdefault(str((slot.method, slot.form["values"])), slot)
     system = next((m["content"] for m in first.messages if m["role"] == "system"), "")
     return Filled(
@@ -169,10 +155,3 @@ def _filled(
         slots=tuple(slots.values())[:MAX_CONFIGURATIONS],
         run_form=run_form(Sampling.parse(first.sampling), Limits.parse(first.limits), options),
     )
-
-
-def _config(catalog: Catalog, values: Mapping[str, Any]) -> MethodConfig:
-    kind = catalog.types.get(str(values.get("decoding_type")))
-    if kind is None:
-        raise ConfigError(f"No method is called {values.get('decoding_type')!r:.80} here.")
-    return kind.parse(values)

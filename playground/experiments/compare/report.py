@@ -1,70 +1,298 @@
-"""A comparison as plain JSON for the page: figures, speedups, verdicts, explanations, runs."""
+"""A comparison as it stands, live or from the log alone, and its report as plain JSON."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
-from playground.experiments.bench.headline import Contender, headline
-from playground.experiments.bench.speedup import speedup_of
-from playground.experiments.compare.board import Board, Entry
-from playground.experiments.compare.explain import explain
-from playground.experiments.compare.figures import Pair, in_pairs, pool, speedup_dict
-from playground.experiments.compare.verdict import Verdict, judge
-from storage import RunLog
+from engine.config import Sampling
+from engine.errors import ConfigError
+from playground.experiments.finished import FinishedRequest, Pair, RunGroup, in_pairs, runs_of
+from playground.experiments.plan import ExperimentPlan, Types, stored_config
+from playground.experiments.report.audits import audits_of_pairs
+from playground.experiments.report.report import Report, Section, make_report
+from playground.experiments.report.statistics import speedup_of
+from playground.experiments.report.verdict import Divergence, Verdict
+from storage import RunDetail, RunLog
+
+LEFT_OUT = ("groups", "latency", "by_context")
+"""What a section has for benchmarks only."""
+SHOWN_TOKENS, SHOWN_BEFORE = 16, 12
+RunKey = tuple[str, int, str]
+"""Prompt, repeat, configuration."""
+Kind = Literal["baseline", "identical", "diverged", "lossy", "sampled", "none"]
 
 
-def report_text(log: RunLog, board: Board) -> str:
-    """The report as JSON text."""
-    return json.dumps(report(log, board))
+@dataclass(slots=True)
+class Comparison:
+    """Everything that the page shows of a comparison.
 
+    Attributes:
+        plan: its configurations and sampling, as `ExperimentPlan.to_dict` writes them.
+        setup: what is the same for all, in a sentence.
+        prompts: name of every prompt, and its begin.
+        runs: id in the log of every run so far, unfinished ones too.
+        faults: configurations that could not go on, and why.
+        skipped: prompts that the target cannot take, and why.
+    """
 
-def report(log: RunLog, board: Board) -> dict[str, Any]:
-    """Everything under the panels, and which run is whose."""
-    plain = board.of(board.plain)
-    rows = []
-    contenders = []
-    for entry in board.entries:
-        own = board.of(entry.name)
-        is_plain = entry.name == board.plain
-        pairs = [] if is_plain else in_pairs(own, plain)
-        pooled = pool(own)
-        verdict = _verdict(log, board, entry, pairs)
-        if not is_plain:
-            contenders.append(Contender(entry.name, speedup_of(pairs), verdict.trust))
-        rows.append(
+    id: str
+    plan: Mapping[str, Any]
+    setup: str
+    prompts: dict[str, str] = field(default_factory=dict)
+    runs: dict[RunKey, str] = field(default_factory=dict)
+    finished: list[FinishedRequest] = field(default_factory=list)
+    faults: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_plan(cls, compare_id: str, plan: ExperimentPlan, dtype: str, device: str) -> Comparison:
+        """One that is about to run."""
+        length = plan.limits.max_new_tokens
+        setup = setup_sentence(plan.target.name, dtype, device, plan.sampling, length)
+        return cls(compare_id, plan.to_dict(), setup)
+
+    @classmethod
+    def stored(cls, log: RunLog, compare_id: str) -> Comparison:
+        """One from its runs in the log."""
+        details = stored_runs(log, compare_id)
+        by_place: dict[int, RunDetail] = {}
+        for run in details:
+            by_place.setdefault(int(run.labels["place"]), run)
+        first = details[0]
+        configurations = [
             {
-                "name": entry.name,
-                "badge": "baseline" if is_plain else "lossless" if entry.lossless else "lossy",
-                "settings": entry.settings,
-                "fault": board.faults.get(entry.name),
-                "figures": None if pooled is None else pooled.to_dict(),
-                "speedup": speedup_dict(pairs),
-                "verdict": verdict.to_dict(),
-                "why": _why(pairs),
+                "name": run.labels["configuration"],
+                "title": run.labels["configuration"],
+                "lossless": run.lossless,
+                "config": dict(run.method),
+            }
+            for _, run in sorted(by_place.items())
+        ]
+        device = str(first.environment.get("device_name") or first.device)
+        sampling = Sampling.parse(first.sampling)
+        length = first.limits["max_new_tokens"]
+        setup = setup_sentence(first.target, first.dtype, device, sampling, length)
+        plan = {"configurations": configurations, "sampling": dict(first.sampling)}
+        comparison = cls(compare_id, plan, setup)
+        for run in details:
+            comparison.add(run)
+        return comparison
+
+    def add(self, run: RunDetail) -> None:
+        """A run of the log that is over."""
+        labels = run.labels
+        self.prompts.setdefault(labels["prompt"], _prompt_line(labels, run.prompt_text))
+        key = labels["prompt"], int(labels["repeat"]), labels["configuration"]
+        self.runs[key] = run.id
+        if run.status == "completed":
+            self.finished.append(FinishedRequest.of(run))
+        elif run.error:
+            self.faults.setdefault(labels["configuration"], run.error)
+
+    @property
+    def names(self) -> list[str]:
+        return [c["name"] for c in self.plan["configurations"]]
+
+    def last_round(self) -> list[str]:
+        """The runs of the last round that as many configurations finished as any other."""
+        rounds = dict.fromkeys((prompt, repeat) for prompt, repeat, _ in self.runs)
+        counts = dict.fromkeys(rounds, 0)
+        for run in self.finished:
+            counts[run.prompt, run.repeat] += 1
+        if not counts:
+            return []
+        most = max(counts.values())
+        prompt, repeat = [key for key in rounds if counts[key] == most][-1]
+        runs = [self.runs.get((prompt, repeat, name)) for name in self.names]
+        return [run for run in runs if run is not None]
+
+    def to_json(self, log: RunLog, types: Types) -> str:
+        """Everything under the panels, and which run is whose."""
+        by_name = {n: [r for r in self.finished if r.configuration == n] for n in self.names}
+        plain = by_name[self.names[0]]
+        pairs = {name: in_pairs(own, plain) for name, own in by_name.items()}
+        audits = {k: v for name in self.names for k, v in audits_of_pairs(log, pairs[name]).items()}
+        report = make_report(self.plan, self.finished, audits)
+        rows = []
+        for section, own in zip(report.configurations, self.plan["configurations"], strict=True):
+            figures = {k: v for k, v in asdict(section).items() if k not in LEFT_OUT}
+            badge = "lossless" if section.lossless else "lossy"
+            rows.append(
+                {
+                    **figures,
+                    "badge": "baseline" if section.reference else badge,
+                    "settings": _settings_sentence(own["config"], types),
+                    "fault": self.faults.get(section.name),
+                    "by_prompt": _by_prompt(pairs[section.name]),
+                    "verdict": _verdict(log, report, section),
+                }
+            )
+        return json.dumps(
+            {
+                "id": self.id,
+                "setup": self.setup,
+                "headline": report.headline,
+                "num_repeats": 1 + max((repeat for _, repeat, _ in self.runs), default=-1),
+                "configurations": rows,
+                "prompts": list(self.prompts.items()),
+                "skipped": list(self.skipped.items()),
+                "runs": [[*key, run] for key, run in self.runs.items()],
             }
         )
+
+
+def stored_runs(log: RunLog, compare_id: str) -> list[RunDetail]:
+    """All runs of a comparison, in the order in which they ran."""
+    summaries = runs_of(log, RunGroup(labels={"compare": compare_id}))
+    details = [log.get(run.id) for run in summaries if {"place", "prompt"} <= set(run.labels)]
+    found = [run for run in details if run is not None]
+    if not found:
+        raise ConfigError(f"No comparison {compare_id!r:.80} is in the log. Was it deleted?")
+    return found
+
+
+def setup_sentence(
+    target: str, dtype: str, device: str, sampling: Sampling, max_new_tokens: int
+) -> str:
+    """What is the same for every configuration."""
+    drawn = "greedy"
+    if not sampling.greedy:
+        drawn = f"temperature {sampling.temperature:g}, seed {sampling.seed}"
+    return f"{target} · {dtype} · {device} · {drawn} · at most {max_new_tokens} tokens"
+
+
+def _prompt_line(labels: Mapping[str, str], text: str) -> str:
+    """A prompt's category and begin, for a menu."""
+    flat = " ".join(text.split())
+    begin = flat if len(flat) <= 60 else flat[:59] + "…"
+    return begin if labels["category"] == labels["suite"] else f"{labels['category']}: {begin}"
+
+
+def _settings_sentence(values: Mapping[str, Any], types: Types) -> str:
+    """The settings that are not the method's defaults."""
+    try:
+        config = stored_config(values, types)
+    except ConfigError:
+        return "settings of another version"
+    own, fresh = config.model_dump(mode="json"), type(config).parse({}).model_dump(mode="json")
+    changed = [key for key in own if key != "decoding_type" and own[key] != fresh[key]]
+    return ", ".join(f"{key} {_short(own[key])}" for key in changed)
+
+
+def _short(value: Any) -> str:
+    return f"of {len(value)}" if isinstance(value, list) and len(str(value)) > 24 else str(value)
+
+
+def _by_prompt(pairs: Sequence[Pair]) -> list[tuple[str, float]]:
+    """Every prompt's own speedup, in the order of the prompts."""
+    of_prompt: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        of_prompt.setdefault(pair[0].prompt, []).append(pair)
+    found = {prompt: speedup_of(its) for prompt, its in of_prompt.items()}
+    return [(prompt, one.ratio) for prompt, one in found.items() if one is not None]
+
+
+# ---- the verdict in a sentence
+
+
+def _verdict(log: RunLog, report: Report, section: Section) -> dict[str, Any]:
+    """What the page says about losslessness; `near_tie` and `gap` where texts part."""
+    kind, label, sentence = verdict_sentence(section, greedy=report.greedy)
+    first = section.verdict.divergences[:1] if section.verdict is not None else ()
     return {
-        "id": board.id,
-        "setup": board.setup,
-        "headline": headline(contenders),
-        "num_repeats": board.num_repeats,
-        "configurations": rows,
-        "prompts": [[name, begin] for name, begin in board.prompts.items()],
-        "skipped": [[name, why] for name, why in board.skipped.items()],
-        "runs": [[*key, run] for key, run in board.runs.items()],
+        "kind": kind,
+        "label": label,
+        "sentence": sentence,
+        "near_tie": first[0].near_tie if first and kind == "diverged" else None,
+        "gap": first[0].gap if first else (),
+        "parting": _parting(log, first[0]) if first else None,
     }
 
 
-def _verdict(log: RunLog, board: Board, entry: Entry, pairs: list[Pair]) -> Verdict:
-    if entry.name == board.plain:
-        return Verdict.baseline(board.of(entry.name), greedy=board.greedy)
-    audit = board.audits.get(entry.name)
-    return judge(log, pairs, lossless=entry.lossless, greedy=board.greedy, audit=audit)
+def verdict_sentence(section: Section, *, greedy: bool) -> tuple[Kind, str, str]:
+    """A kind, two or three words, and a sentence."""
+    if section.reference:
+        return _of_baseline(section)
+    verdict = section.verdict
+    if verdict is None and section.overall.speedup is None:
+        return "none", "not compared", "No run has a finished plain run beside it."
+    if verdict is None:
+        return _of_sampled(section.lossless)
+    if verdict.identical:
+        same = f"{verdict.num_tokens} tokens in {_texts(verdict.num_compared)}, token for token "
+        same += "those of plain decoding."
+        if section.lossless:
+            return "identical", "identical", same
+        return "lossy", "lossy", f"Lossy by design, yet identical here: {same}"
+    where = _where(verdict)
+    if not section.lossless:
+        sentence = "Lossy by design: it may keep tokens that the target would not choose. "
+        return "lossy", "lossy", f"{sentence}Differs from plain decoding in {where}."
+    at = verdict.divergences[0].at
+    causes = {
+        None: "Not looked into.",
+        True: "The target is all but undecided there: rounding alone can flip it.",
+        False: "No rounding does this: the method is at fault. Please report it.",
+    }
+    cause = causes[verdict.divergences[0].near_tie]
+    sentence = f"Differs from plain decoding in {where}. {cause}"
+    return "diverged", f"differs at token {at + 1}", sentence
 
 
-def _why(pairs: list[Pair]) -> dict[str, Any] | None:
-    """The explanation over the requests that both sides decoded."""
-    both = [(own, plain) for own, plain in pairs if own.decode_s > 0 and plain.decode_s > 0]
-    ours, theirs = pool([own for own, _ in both]), pool([plain for _, plain in both])
-    return None if ours is None or theirs is None else explain(ours, theirs).to_dict()
+def _of_baseline(section: Section) -> tuple[Kind, str, str]:
+    if not section.num_unsteady:
+        return "baseline", "baseline", "The others are compared with this one."
+    sentence = (
+        "Plain decoding itself writes another text from repeat to repeat for "
+        f"{section.num_unsteady} of {section.num_prompts} prompts: this device rounds differently "
+        "each time, and so may others."
+    )
+    return "baseline", "not repeatable", sentence
+
+
+def _of_sampled(lossless: bool) -> tuple[Kind, str, str]:
+    if not lossless:
+        return "lossy", "lossy", "Lossy by design, and sampled: texts cannot be compared by token."
+    sentence = (
+        "Sampled: the method draws from the same distribution as plain decoding, but with other "
+        "random numbers, so that the texts differ token by token even with the same seed. "
+        "Set temperature to 0 to compare them."
+    )
+    return "sampled", "not comparable", sentence
+
+
+def _where(verdict: Verdict) -> str:
+    differing = verdict.num_compared - verdict.num_identical
+    many = verdict.num_compared > 1
+    where = f"{differing} of {verdict.num_compared} texts" if many else "the text"
+    return f"{where}, first at token {verdict.divergences[0].at + 1}"
+
+
+def _texts(count: int) -> str:
+    return f"{count} texts" if count > 1 else "1 text"
+
+
+def _parting(log: RunLog, first: Divergence) -> dict[str, Any]:
+    """Where two texts part: the last words in common, and what each says next."""
+    ours, theirs = pieces(log, first.run_id), pieces(log, first.reference_run_id)
+    at = first.at
+    return {
+        "prompt": first.prompt,
+        "repeat": first.repeat,
+        "index": at,
+        "own_run": first.run_id,
+        "plain_run": first.reference_run_id,
+        "before": "".join(theirs[max(0, at - SHOWN_BEFORE) : at]),
+        "own": "".join(ours[at : at + SHOWN_TOKENS]),
+        "plain": "".join(theirs[at : at + SHOWN_TOKENS]),
+    }
+
+
+def pieces(log: RunLog, run_id: str) -> list[str]:
+    """A stored run's text, one piece per token."""
+    detail = log.get(run_id)
+    first = [] if detail is None else [detail.first_text]
+    return first + [piece for row in log.steps(run_id) for piece in row.committed_texts]

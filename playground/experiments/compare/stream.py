@@ -10,83 +10,101 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from engine.drafters.method import MethodConfig
-from playground.experiments.compare.board import Board, stored_board
-from playground.experiments.compare.job import Comparison
-from playground.experiments.compare.report import report_text
+from engine.errors import ConfigError
+from playground.experiments.compare.job import CompareJob
+from playground.experiments.compare.report import Comparison
+from playground.experiments.plan import Types
+from playground.host.live import LiveRuns
 from playground.host.stream import NO_EVENTS, TICK_S, History, Message, RunStream, follow, run_meta
-from storage import RunLog
+from storage import RunLog, StepRow
+
+MAX_RUNS = 8
+"""That race at once."""
 
 
 async def stream(
-    comparison: Comparison, history: History, tick_s: float = TICK_S
+    job: CompareJob, history: History, tick_s: float = TICK_S
 ) -> AsyncIterator[Message]:
     """All messages of a comparison, in time; the last shows its last whole round, to be raced."""
     shown, last = 0, ""
-    waiting = {**_bare(), "runs": _planned(comparison)}
+    waiting = {**_bare(), "runs": _planned(job)}
     while True:
-        over, now = comparison.over, comparison.round
+        over, now = job.over.is_set(), job.round
         if now is not None and now.number > shown:
             shown = now.number
             async for message in follow(RunStream(now.runs, lambda run: 0), tick_s):
-                yield {**message, **_texts(comparison)}
+                yield {**message, **_texts(job)}
             continue
         if over:
             break
-        texts = _texts(comparison)
+        texts = _texts(job)
         if shown == 0 and texts["compare"] != last:
             yield {**waiting, **texts}
             last = texts["compare"]
         await asyncio.sleep(tick_s)
-    yield closing(comparison, history)
+    metas = [] if job.comparison is None else _metas(job.comparison, history)
+    yield {**_bare(), "runs": metas, "resync": True, **_texts(job, final=True)}
 
 
-def closing(comparison: Comparison, history: History) -> Message:
-    """The message that ends a stream: the last whole round from the log, and the whole report."""
-    board = comparison.board
-    metas = [] if board is None or not board.runs else _metas(board, history)
-    return {**_bare(), "runs": metas, "resync": True, **_texts(comparison, final=True)}
-
-
-def reopened(
-    compare_id: str, history: History, log: RunLog, types: Mapping[str, type[MethodConfig]]
-) -> Message:
-    """A message that shows a comparison of the log.
-
-    Raises:
-        ConfigError: the log has no such comparison.
-    """
-    board = stored_board(log, compare_id, types)
-    state = _state(compare_id, "completed", final=True)
-    texts = {"compare": json.dumps(state), "report": report_text(log, board)}
-    return {**_bare(), "runs": _metas(board, history), "resync": True, **texts}
+def reopened(compare_id: str, history: History, log: RunLog, types: Types) -> Message:
+    """A message that shows a comparison of the log."""
+    comparison = Comparison.stored(log, compare_id)
+    texts = {
+        "compare": json.dumps(_state(compare_id, "completed", final=True)),
+        "report": comparison.to_json(log, types),
+    }
+    return {**_bare(), "runs": _metas(comparison, history), "resync": True, **texts}
 
 
 def fault_message(sentence: str, shown: object = None) -> Message:
     """A message that shows an error, and leaves alone what is on show.
 
     Args:
-        shown: the message that the board holds; it comes from the browser and only goes back.
+        shown: the message that the page holds; it comes from the browser and only goes back.
     """
     state = {**_state("", "failed", final=True), "error": sentence}
     kept = shown if isinstance(shown, dict) and shown.get("stream") else None
     return {**(kept or {**_bare(), "report": ""}), "compare": json.dumps(state)}
 
 
-def _texts(comparison: Comparison, *, final: bool = False) -> dict[str, str]:
-    whole = comparison.whole
-    ahead = comparison.ahead()
-    words = f"waiting for the engine, {ahead} ahead" if whole.state == "queued" else whole.words
+def race_clocks(runs: LiveRuns, log: RunLog, run_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Of every run: `at_s`, seconds from its request to each commit, and `num` committed there.
+
+    Entry 0 is the prefill's first token; entry n is step n - 1, as the step records have it.
+    """
+    if len(run_ids) > MAX_RUNS:
+        raise ConfigError(f"At most {MAX_RUNS} runs race at once, got {len(run_ids)}.")
+    return [_clock(runs, log, run_id) for run_id in run_ids]
+
+
+def _clock(runs: LiveRuns, log: RunLog, run_id: str) -> dict[str, Any]:
+    live = runs.get(run_id)
+    ttft_s: float | None
+    rows: Sequence[StepRow]
+    if live is not None and live.first is not None:
+        ttft_s, rows = live.first.ttft_s, live.rows
+    else:
+        detail = log.get(run_id)
+        if detail is None:
+            raise ConfigError(f"No run {run_id:.80} is in the log. It may have been deleted.")
+        begun = detail.first_token_id is not None
+        ttft_s, rows = (detail.ttft_s or 0.0, log.steps(run_id)) if begun else (None, ())
+    commits = [] if ttft_s is None else [(ttft_s, 1)]
+    commits += [(row.at_s, row.num_committed) for row in rows]
+    return {"run": run_id, "at_s": [at for at, _ in commits], "num": [num for _, num in commits]}
+
+
+def _texts(job: CompareJob, *, final: bool = False) -> dict[str, str]:
     state = {
-        **_state(comparison.id, whole.state, final=final),
-        "words": words,
-        "progress": whole.progress,
-        "error": whole.error,
+        **_state(job.id, job.state, final=final),
+        "words": job.message,
+        "progress": None if job.over.is_set() else job.share,
+        "error": job.error,
     }
-    return {"compare": json.dumps(state), "report": comparison.report}
+    return {"compare": json.dumps(state), "report": job.report}
 
 
 def _state(compare_id: str, state: str, *, final: bool) -> dict[str, Any]:
@@ -95,20 +113,18 @@ def _state(compare_id: str, state: str, *, final: bool) -> dict[str, Any]:
     return {"id": compare_id, "state": state, **nothing, "final": final}
 
 
-def _metas(board: Board, history: History) -> list[dict[str, Any]]:
+def _metas(comparison: Comparison, history: History) -> list[dict[str, Any]]:
     """The last whole round's runs, as panels take them."""
-    prompt, repeat = _last_whole_round(board)
-    runs = [board.runs.get((prompt, repeat, entry.name)) for entry in board.entries]
-    return [meta for run in runs if run is not None for meta in history.opened(run)["runs"]]
+    return [meta for run in comparison.last_round() for meta in history.opened(run)["runs"]]
 
 
-def _planned(comparison: Comparison) -> list[dict[str, Any]]:
+def _planned(job: CompareJob) -> list[dict[str, Any]]:
     """Panels for the first prompt, before anything runs; one message after another is the same."""
-    plan, item = comparison.plan, comparison.plan.items[0]
+    plan, item = job.plan, job.plan.items[0]
     history = [dict(message) for message in item.history]
     return [
         run_meta(
-            f"{comparison.id}/{i}",
+            f"{job.id}/{i}",
             title=configuration.title,
             target=plan.target.title or plan.target.name,
             lossless=configuration.config.lossless,
@@ -117,16 +133,6 @@ def _planned(comparison: Comparison) -> list[dict[str, Any]]:
         )
         for i, configuration in enumerate(plan.configurations)
     ]
-
-
-def _last_whole_round(board: Board) -> tuple[str, int]:
-    """Prompt and repeat of the last round that as many configurations finished as any other."""
-    rounds = dict.fromkeys((prompt, repeat) for prompt, repeat, _ in board.runs)
-    finished = {key: 0 for key in rounds}
-    for run in board.measured:
-        finished[run.prompt, run.repeat] += 1
-    most = max(finished.values())
-    return [key for key in rounds if finished[key] == most][-1]
 
 
 def _bare() -> Message:

@@ -1,11 +1,11 @@
-"""Tiny targets under the fused forward, and the same under transformers' modules."""
+"""Tiny targets of the families that the kernels know, with packed weights and without."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from engine.kernels.cpu import architecture
-from engine.model.forward import prepare_attention
+from engine.kernels.cpu.weights import pack
+from engine.model.forward import ModulesForward, prepare_attention
 from engine.model.target import Target
 from tests.models import tiny_model, tiny_tokenizer
 
@@ -54,12 +54,12 @@ def variant_model(name: str, **overrides: Any) -> Any:
     return model
 
 
-def fused(model: Any) -> Target:
-    """A target under the fused forward; takes the model's weights over."""
-    assert architecture.why_not(model) is None
-    return Target(model, tiny_tokenizer(), name="fused", forward=architecture.fuse(model))
+def packed(model: Any) -> Target:
+    """A target under transformers' modules with packed weights; takes the model's over."""
+    forward = ModulesForward(model, weights=pack(model))
+    return Target(model, tiny_tokenizer(), name="packed", forward=forward)
 
 
 def plain(model: Any) -> Target:
-    """A target under transformers' modules."""
+    """A target under transformers' modules as they are."""
     return Target(model, tiny_tokenizer(), name="plain")

@@ -14,26 +14,30 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis.strategies import DataObject, data, floats, integers, lists, sampled_from
+from torch import nn
 
+import presets
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.kernels.cpu import architecture, compile
+from engine.kernels.cpu import compile
+from engine.kernels.cpu import native as native_module
 from engine.kernels.cpu.compile import NotNative, library
-from engine.kernels.cpu.native import BlockProjection, HalfProjection, NativeForward
-from engine.kernels.cpu.ranking import MOST, likeliest
+from engine.kernels.cpu.gguf import Blocks
+from engine.kernels.cpu.native import NativeForward, why_not
+from engine.kernels.cpu.operators import MOST, Matrix, NativeLinear, likeliest, pack_linears
 from engine.model.corpus import Corpus
-from engine.model.gguf import Blocks
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.steps import End
-from engine.training.corpus import CorpusSettings, grow
-from engine.training.dialogue import Answer, Frame, self_made
+from engine.training.corpus.dialogues import ChatFormat, Completion, CorpusSettings
 from engine.tree import TreeShape
 from tests.engine.cpu.targets import plain, variant_model
+from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.engine.scripted import ScriptedDrafter, random_parents
+from tests.engine.training.conftest import grow
 from tests.models import VOCAB, save_tiny, tiny_model, tiny_tokenizer, workbench
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
@@ -62,10 +66,9 @@ def wide_model(name: str) -> Any:
 
 
 def native(model: Any, kernels: ctypes.CDLL) -> Target:
-    assert architecture.why_not(model) is None and architecture.why_not_native(model) is None
-    packer = architecture.choose_packer(model, kernels, None, keep_many=False)
-    forward = architecture.fuse(model, packer)
-    assert isinstance(forward, NativeForward) and forward.name == "native"
+    assert why_not(model) is None
+    forward = NativeForward(model, kernels)
+    assert forward.name == "native"
     return Target(model, tiny_tokenizer(), name="native", forward=forward)
 
 
@@ -187,6 +190,12 @@ def test_drafts_never_change_a_greedy_text_in_bfloat16(kernels: ctypes.CDLL) -> 
         assert isinstance(end, End) and list(end.output_ids) == expected
 
 
+def linear_of(kernels: Any, matrix: Matrix, weight: torch.Tensor, bias: Any) -> NativeLinear:
+    plain = nn.Linear(weight.shape[1], len(weight), device="meta")
+    plain.weight, plain.bias = (nn.Parameter(x, requires_grad=False) for x in (weight, bias))
+    return NativeLinear(plain, kernels, matrix)
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(48, 64), (50, 96), (5, 32), (1024, 576)])
 @pytest.mark.parametrize("n", [1, 5, 7, 49, 130])
 def test_a_product_in_bfloat16(kernels: ctypes.CDLL, rows: int, columns: int, n: int) -> None:
@@ -194,12 +203,11 @@ def test_a_product_in_bfloat16(kernels: ctypes.CDLL, rows: int, columns: int, n:
     weight = torch.randn(rows, columns, generator=generator).bfloat16()
     bias = torch.randn(rows, generator=generator).bfloat16()
     x = torch.randn(n, columns, generator=generator).bfloat16()
-    projection = HalfProjection(kernels, weight, bias)
+    packed = linear_of(kernels, Matrix.of(weight, bias), weight, bias)
     expected = x.double() @ weight.double().t() + bias.double()
-    torch.testing.assert_close(projection.product(x).double(), expected, rtol=1e-4, atol=1e-4)
-    residual = torch.randn(n, rows, generator=generator).bfloat16()
-    assert projection.plus(x, residual).dtype == projection(x).dtype == torch.bfloat16
-    assert torch.equal(projection.weight(), weight)
+    torch.testing.assert_close(packed.float_product(x).double(), expected, rtol=1e-4, atol=1e-4)
+    assert packed(x).dtype == torch.bfloat16
+    assert torch.equal(packed.weight, weight)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(48, 64), (50, 96), (576, 1536)])
@@ -212,11 +220,36 @@ def test_a_product_in_4_bits(kernels: ctypes.CDLL, rows: int, columns: int, n: i
     blocks = Blocks(codes, scale, minimum)
     bias = torch.randn(rows, generator=generator)
     x = torch.randn(n, columns, generator=generator).bfloat16()
-    projection = BlockProjection(kernels, blocks, bias)
-    weight = blocks.dequantised().double()
-    expected = x.double() @ weight.t() + bias.double()
-    torch.testing.assert_close(projection.product(x).double(), expected, rtol=1e-4, atol=1e-4)
-    assert torch.equal(projection.weight(), weight.bfloat16())
+    weight = blocks.dequantised()
+    packed = linear_of(kernels, Matrix.of(blocks, bias), weight, bias)
+    expected = x.double() @ weight.double().t() + bias.double()
+    torch.testing.assert_close(packed.float_product(x).double(), expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(packed.weight, weight.bfloat16())
+
+
+def test_the_parts_of_a_matrix_are_matrices_of_its_memory(kernels: ctypes.CDLL) -> None:
+    weight, bias = torch.randn(70, 32).bfloat16(), torch.randn(70)
+    whole = Matrix.of(weight, bias)
+    x = torch.randn(3, 32).bfloat16()
+    expected = whole.product(kernels, x)
+    parts = whole.split([48, 22])
+    found = torch.cat([part.product(kernels, x) for part in parts], dim=1)
+    assert torch.equal(found[:, :70], expected[:, :70])
+    assert parts[1].packed.untyped_storage().data_ptr() == whole.packed.data_ptr()
+
+
+def test_a_drafters_linear_modules_are_multiplied_by_the_kernels(kernels: ctypes.CDLL) -> None:
+    torch.manual_seed(0)
+    head = nn.Sequential(nn.Linear(64, 50), nn.SiLU(), nn.Linear(50, 8)).bfloat16()
+    x = torch.randn(2, 3, 64).bfloat16()
+    with torch.inference_mode():
+        before = head(x)
+        pack_linears(head, None)
+        assert type(head[0]) is nn.Linear
+        pack_linears(head, kernels)
+        assert isinstance(head[0], NativeLinear)
+        assert type(head[2]) is nn.Linear, "50 columns are no whole number of blocks"
+        torch.testing.assert_close(head(x), before, rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize(
@@ -224,12 +257,68 @@ def test_a_product_in_4_bits(kernels: ctypes.CDLL, rows: int, columns: int, n: i
     [
         ("llama", {}, "must be multiples of 32 wide"),
         ("mistral", {**SIZES, "num_attention_heads": 2}, "sliding-window"),
+        ("gemma2", {}, "Gemma2ForCausalLM is computed by transformers' modules"),
+        ("gpt_neox", {}, "GPTNeoXForCausalLM"),
+        ("llama", {"hidden_act": "gelu"}, "activation is gelu"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "depend on the length",
+        ),
     ],
 )
 def test_models_that_they_do_not_take(family: str, overrides: dict[str, Any], reason: str) -> None:
     model = tiny_model(family, **overrides).to(torch.bfloat16)
-    assert reason in str(architecture.why_not_native(model))
-    assert "compute in bfloat16" in str(architecture.why_not_native(model.float()))
+    assert reason in str(why_not(model))
+
+
+def test_they_compute_in_bfloat16() -> None:
+    assert "not float32" in str(why_not(wide_model("llama").float()))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
+def test_q4_multiplies_the_files_own_codes(kind: str, tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", kind, num_attention_heads=2, num_key_value_heads=1)
+    spec = TargetSpec(name="tiny", path=str(path))
+    exact, ours = (
+        load_target(spec, dtype=dtype, device="cpu", cache_dir=tmp_path)
+        for dtype in ("float32", "q4")
+    )
+    assert ours.environment()["forward"] == "native, q4"
+    found = [t.prefill(list(range(40, 60)), t.new_cache(32), Needs()).logits for t in (exact, ours)]
+    assert 0 < (found[0] - found[1]).abs().max() < 0.4 * found[0].std()
+    layer = ours.model.model.layers[0]
+    weight = exact.model.model.layers[0].mlp.up_proj.weight
+    assert torch.equal(layer.mlp.up_proj.weight, weight.bfloat16())
+
+
+@pytest.mark.usefixtures("kernels")
+def test_wrong_kernels_step_aside_and_the_run_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
+    spec = TargetSpec(name="tiny", title="tiny", path=str(folder))
+    rows = native_module._RotaryTable.rows
+    monkeypatch.setattr(native_module._RotaryTable, "rows", lambda *args: rows(*args).flip(-1))
+    target = load_target(spec, dtype="bfloat16", device="cpu", cache_dir=tmp_path)
+    found = target.environment()
+    assert found["forward"] == "transformers' modules" and target.kernels is None
+    assert "other logits than transformers' modules" in found["fast_forward"]
+
+
+def test_positions_beyond_the_rotary_table_extend_it(
+    kernels: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = wide_model("llama")
+    theirs = native(copy.deepcopy(model), kernels)
+    prompt, needs = tokens_of(random.Random(1), 21), ALL
+    whole = theirs.prefill(prompt, theirs.new_cache(4), needs)
+    monkeypatch.setattr(native_module, "ROTARY_BLOCK", 8)
+    ours = native(model, kernels)
+    cache = ours.new_cache(4)
+    pieces = [ours.prefill(prompt[at : at + 3], cache, needs) for at in range(0, 21, 3)]
+    assert torch.equal(pieces[-1].logits, whole.logits)
 
 
 @pytest.fixture
@@ -294,7 +383,7 @@ def test_texts_that_are_read_together_show_what_each_shows_alone(
     target = native(wide_model(name), kernels)
     rng = random.Random(7)
     texts = [tokens_of(rng, count) for count in (9, 1, 30, 17)]
-    room = target.texts(4 * 40)
+    room = target.ragged_batch(4 * 40)
     assert room is not None
     begins = [40 * i for i, text in enumerate(texts) for _ in text[:-1]]
     heads = [token for text in texts for token in text[:-1]]
@@ -328,7 +417,8 @@ def test_the_output_matrix_gives_hidden_states_the_logits_of_the_forward(
     assert logits.shape == (3, 3, target.vocab_size)
     assert torch.equal(logits[-1, -1], shown.logits[-1])
     modules = plain(wide_model("llama-tied"))
-    assert modules.output is modules.lm_head
+    hidden = torch.randn(3, modules.hidden_size, dtype=modules.dtype)
+    assert torch.equal(modules.output(hidden), modules.lm_head(hidden))
 
 
 def test_a_batch_of_dialogues_writes_what_the_target_writes_alone(
@@ -340,8 +430,9 @@ def test_a_batch_of_dialogues_writes_what_the_target_writes_alone(
         pass
     corpus, compared = Corpus.open(tmp_path), 0
     for entry in corpus.entries:
-        plan = self_made(Frame.of(target), entry.number, seed=settings.seed, answer_tokens=24)
-        answer = next(s for s in plan.segments if isinstance(s, Answer))
+        chat = ChatFormat.of(target)
+        spec = presets.dialogues().dialogue(chat, entry.number, seed=0, answer_tokens=24)
+        answer = next(s for s in spec.segments if isinstance(s, Completion) and s.kind == "answer")
         if answer.temperature or not entry.spans:
             continue
         tokens = corpus.tokens(entry).tolist()

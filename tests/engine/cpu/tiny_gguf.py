@@ -9,10 +9,8 @@ import gguf
 import numpy as np
 import torch
 
-from engine.kernels.cpu.gguf_matrices import NAMES, rotary_order
+from engine.kernels.cpu.weights import GGUFMatrices, rotary_order
 from tests.models import tiny_model, tiny_tokenizer
-
-HEAD_DIM = 16
 
 
 def write_gguf(path: Path, kind: str = "Q4_1", **overrides: Any) -> Path:
@@ -24,12 +22,12 @@ def write_gguf(path: Path, kind: str = "Q4_1", **overrides: Any) -> Path:
     _add(writer, "token_embd.weight", model.model.embed_tokens.weight, "Q8_0")
     _add(writer, "output_norm.weight", model.model.norm.weight, "F32")
     for i, layer in enumerate(model.model.layers):
-        for name, theirs in NAMES.items():
+        for name, theirs in GGUFMatrices.NAMES.items():
             module = getattr(layer.self_attn, name, None) or getattr(layer.mlp, name)
             weight = module.weight.detach()
             if name in ("q_proj", "k_proj"):
                 turned = torch.empty_like(weight)
-                turned[rotary_order(len(weight), HEAD_DIM)] = weight
+                turned[rotary_order(len(weight), model.config.head_dim)] = weight
                 weight = turned
             _add(writer, f"blk.{i}.{theirs}.weight", weight, kind)
         _add(writer, f"blk.{i}.attn_norm.weight", layer.input_layernorm.weight, "F32")
@@ -57,7 +55,7 @@ def _write_fields(writer: Any, config: Any) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10_000.0)
-    writer.add_rope_dimension_count(HEAD_DIM)
+    writer.add_rope_dimension_count(config.head_dim)
     writer.add_vocab_size(config.vocab_size)
     tokens = [f"<pad{i}>" for i in range(config.vocab_size)]
     for token, index in tiny_tokenizer().get_vocab().items():

@@ -1,20 +1,19 @@
-"""Tiny targets whose forwards are recorded, and the same under transformers' modules."""
+"""Tiny targets that are run by graphs, and the same one operator at a time."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
-from engine.kernels.cuda.forward import CapturedForward, capture, why_not
-from engine.kernels.cuda.recorder import Recorder, Tape
+from engine.kernels.cuda.graphs import Capturer
+from engine.kernels.cuda.runner import GraphRunner, why_not
 from engine.model.forward import prepare_attention
 from engine.model.target import Target
 from tests.engine.cpu.targets import VARIANTS, variant_model
+from tests.engine.cuda.tape import Tape
 from tests.models import tiny_model, tiny_tokenizer
 
-PACKED = tuple(name for name in VARIANTS if "sliding" not in name)
-MODULES = ("gpt_neox", "opt", "phi", "llama")
-"""Families that are recorded as transformers' modules; Llama where packing is switched off."""
+FAMILIES = (*(name for name in VARIANTS if "sliding" not in name), "gpt_neox", "opt", "phi")
 
 
 def model_of(name: str, **overrides: Any) -> Any:
@@ -25,15 +24,15 @@ def model_of(name: str, **overrides: Any) -> Any:
     return model
 
 
-def captured(model: Any, recorder: Recorder | None = None, **options: Any) -> Target:
-    """A target whose forwards are recorded; takes the model's weights over."""
+def captured(model: Any, capturer: Capturer | None = None) -> Target:
+    """A target whose forwards are captured."""
     assert why_not(model) is None
-    forward = capture(model, recorder or Tape(), **{"compiled": False, **options})
+    forward = GraphRunner(model, capturer or Tape())
     return Target(model, tiny_tokenizer(), name="captured", forward=forward)
 
 
-def forward_of(target: Target) -> CapturedForward:
-    assert isinstance(target._forward, CapturedForward)
+def runner_of(target: Target) -> GraphRunner:
+    assert isinstance(target._forward, GraphRunner)
     return target._forward
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import cuda_decode, random_llama
+from tests.engine.cuda.tape import Tape
 
 
 def test_the_script_measures_every_way_and_writes_it_down(
@@ -15,7 +16,7 @@ def test_the_script_measures_every_way_and_writes_it_down(
 ) -> None:
     out = tmp_path / "found.json"
     options = ["--tiny", "--device", "cpu", "--rounds", "1", "--out", str(out)]
-    rows = cuda_decode.main(options)
+    rows = cuda_decode.main(options, lambda device: Tape())
     assert [row.way for row in rows] == list(cuda_decode.WAYS)
     eager, *recorded = rows
     assert eager.forward == "transformers' modules" and eager.graph_bytes == 0

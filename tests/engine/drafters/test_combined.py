@@ -16,7 +16,7 @@ from engine.drafters.autoregressive import AutoregressiveConfig, AutoregressiveD
 from engine.drafters.base import Start, Workbench
 from engine.drafters.combined import CombinedConfig, CombinedDrafter, Repeats
 from engine.drafters.medusa import MedusaConfig
-from engine.drafters.suffix import SuffixConfig, SuffixDrafter
+from engine.drafters.suffix.method import SuffixConfig, SuffixDrafter
 from engine.drafters.token_recycling import TokenRecyclingConfig
 from engine.errors import ConfigError
 from engine.proposal import TargetOutput

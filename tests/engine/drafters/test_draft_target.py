@@ -12,7 +12,7 @@ from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter
 from engine.drafters.draft_target import DraftTargetConfig
-from engine.errors import ConfigError, DrafterError, SourceError, VocabularyError
+from engine.errors import ConfigError, SourceError, VocabularyError
 from engine.model.cache import TreeCache
 from engine.model.target import Target
 from engine.model.text import common_vocabulary
@@ -206,7 +206,7 @@ def test_without_tokenizers_the_sizes_must_be_equal() -> None:
 
 
 def test_a_draft_model_must_be_named() -> None:
-    with pytest.raises(DrafterError, match="speculative_model"):
+    with pytest.raises(ConfigError, match="speculative_model"):
         DraftTargetConfig().build(workbench(target()))
 
 

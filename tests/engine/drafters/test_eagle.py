@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from engine.decode import decode
-from engine.drafters import methods, static_tree
-from engine.drafters.eagle import EagleConfig, EagleDrafter
-from engine.drafters.eagle3 import Eagle3Config
-from engine.drafters.eagle_session import HeadSession
+from engine.drafters import methods
+from engine.drafters.eagle import trees
+from engine.drafters.eagle.head import HeadSession
+from engine.drafters.eagle.methods import Eagle3Config, EagleConfig, EagleDrafter
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.target import Target
@@ -146,7 +146,7 @@ def test_drafts_that_were_not_drawn_as_they_claim_break_the_law(
 ) -> None:
     """The power of the test above: the likeliest tokens, passed off as draws."""
     monkeypatch.setattr(
-        static_tree,
+        trees,
         "draw_without_replacement",
         lambda probs, count, draws: probs.topk(count).indices,
     )

@@ -15,9 +15,8 @@ from torch import Tensor
 from engine.accept import Lossless, Verified
 from engine.config import Sampling
 from engine.drafters.base import Start
-from engine.drafters.eagle import MC_SIM_7B_63, EagleConfig, EagleDrafter
-from engine.drafters.eagle3 import Eagle3Config
-from engine.drafters.eagle_session import HeadSession
+from engine.drafters.eagle.head import HeadSession
+from engine.drafters.eagle.methods import MC_SIM_7B_63, Eagle3Config, EagleConfig, EagleDrafter
 from engine.proposal import DraftDists, Outcome
 from engine.sampling import SeededDraws
 from engine.steps import Step

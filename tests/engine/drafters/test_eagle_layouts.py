@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from engine.drafters.eagle import EagleConfig
-from engine.drafters.eagle3 import Eagle3Config
+from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError, TreeError, VocabularyError
 from engine.model.target import Target

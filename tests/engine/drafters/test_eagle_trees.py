@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch import Tensor
 
-from engine.drafters.dynamic_tree import Candidates, TreeSize, grow, rerank
-from engine.drafters.static_tree import draw_without_replacement
+from engine.drafters.eagle.trees import (
+    Candidates,
+    DynamicTree,
+    draw_without_replacement,
+    grow,
+    rerank,
+)
 from engine.sampling import SeededDraws
 
 VOCAB = 7
@@ -61,7 +66,7 @@ class TableNet:
         return torch.stack([b.indices for b in best]), torch.stack([b.values for b in best])
 
 
-def by_hand(net: TableNet, size: TreeSize) -> list[tuple[tuple[int, ...], float]]:
+def by_hand(net: TableNet, size: DynamicTree) -> list[tuple[tuple[int, ...], float]]:
     """EAGLE-2's procedure, a node at a time: kept paths with their scores, in node order."""
     frontier: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
     candidates: list[tuple[tuple[int, ...], float]] = []
@@ -81,15 +86,15 @@ def by_hand(net: TableNet, size: TreeSize) -> list[tuple[tuple[int, ...], float]
 @pytest.mark.parametrize(
     "size",
     [
-        TreeSize(3, 4, 12, 3),
-        TreeSize(3, 1, 2, 3),
-        TreeSize(2, 5, 9, 4),
-        TreeSize(4, 3, 24, 2),
-        TreeSize(1, 4, 4, 1),
-        TreeSize(5, 3, 55, 5),
+        DynamicTree(3, 4, 12, 3),
+        DynamicTree(3, 1, 2, 3),
+        DynamicTree(2, 5, 9, 4),
+        DynamicTree(4, 3, 24, 2),
+        DynamicTree(1, 4, 4, 1),
+        DynamicTree(5, 3, 55, 5),
     ],
 )
-def test_a_grown_tree_equals_the_procedure_done_by_hand(size: TreeSize) -> None:
+def test_a_grown_tree_equals_the_procedure_done_by_hand(size: DynamicTree) -> None:
     net = TableNet()
     candidates = grow(net, net.output(()), size)
     assert len(candidates.tokens) == size.num_candidates
@@ -136,16 +141,16 @@ def test_every_kept_node_s_parent_is_kept_even_when_scores_tie(
 
 def test_candidates_are_counted_as_in_the_reference() -> None:
     """top_k + depth · top_k², with depth = levels - 1."""
-    assert TreeSize(10, 6, 59, 10).num_candidates == 10 + 5 * 100
-    assert TreeSize(4, 4, 15, 4).num_candidates == 4 + 3 * 16
-    assert TreeSize(4, 3, 15, 2).num_candidates == 4 + 2 * 8
+    assert DynamicTree(10, 6, 59, 10).num_candidates == 10 + 5 * 100
+    assert DynamicTree(4, 4, 15, 4).num_candidates == 4 + 3 * 16
+    assert DynamicTree(4, 3, 15, 2).num_candidates == 4 + 2 * 8
 
 
 def test_a_depth_limit_shortens_the_tree() -> None:
-    size = TreeSize(3, 6, 10, 3).within(2)
+    size = DynamicTree(3, 6, 10, 3).within(2)
     candidates = grow(TableNet(), torch.zeros(1, 1), size)
     assert size.levels == 2 and len(candidates.tokens) == 3 + 9
-    assert TreeSize(3, 6, 2, 3).within(9).levels == 2, "two nodes reach no deeper than two"
+    assert DynamicTree(3, 6, 2, 3).within(9).levels == 2, "two nodes reach no deeper than two"
 
 
 def test_draws_without_replacement_follow_the_ordered_law() -> None:

@@ -13,8 +13,12 @@ from transformers import AutoModelForCausalLM
 
 from engine.config import Sampling
 from engine.drafters.base import Start
-from engine.drafters.jacobi import JacobiWindow, first_level_len
-from engine.drafters.lookahead import LookaheadConfig, LookaheadDrafter, NGramPool
+from engine.drafters.lookahead import (
+    JacobiWindow,
+    LookaheadConfig,
+    LookaheadDrafter,
+    NGramPool,
+)
 from engine.model.forward import prepare_attention
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
@@ -134,7 +138,7 @@ def test_window_of_the_docstring_moves_as_drawn():
 
 @pytest.mark.parametrize(("window_size", "ngram_size"), [(1, 2), (1, 5), (4, 2), (3, 6)])
 def test_window_reaches_its_size_after_filling(window_size: int, ngram_size: int):
-    window = JacobiWindow([0] * first_level_len(window_size, ngram_size), ngram_size=ngram_size)
+    window = JacobiWindow([0] * (window_size + ngram_size - 3), ngram_size=ngram_size)
     for _ in range(ngram_size - 2):
         newest = len(window.levels[-1]) + (len(window.levels) == 1)
         assert len(window.advance(1, [0] * newest)) == newest

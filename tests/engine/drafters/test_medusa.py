@@ -355,7 +355,7 @@ def test_ranks_are_places_in_each_heads_sorted_logits() -> None:
         [order[head, range(3), places[:, head]] for head in range(3)], dim=1
     ).repeat(50, 1)
     with torch.inference_mode():
-        assert torch.equal(drafter.ranks(hidden, tokens), places.repeat(50, 1))
+        assert torch.equal(drafter.heads.ranks(hidden, tokens), places.repeat(50, 1))
 
 
 def test_ranks_along_a_text_replay_what_a_chain_accepted(tmp_path: Path) -> None:
@@ -369,7 +369,7 @@ def test_ranks_along_a_text_replay_what_a_chain_accepted(tmp_path: Path) -> None
             row = step.context_len - 1
             true = ids[row + 2 : row + 5][None]
             with torch.inference_mode():
-                ranks = drafter.ranks(hidden[row : row + 1], true)[0]
+                ranks = drafter.heads.ranks(hidden[row : row + 1], true)[0]
             assert step.num_accepted == int((ranks == 0).cumprod(dim=0).sum())
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafters.merging import UNSAID, Merger
+from engine.drafters.combined import UNSAID, Merger
 from engine.proposal import Proposal
 from engine.tree import TreeShape, merge_prefixes
 

@@ -11,7 +11,7 @@ import pytest
 
 from engine.config import Limits
 from engine.decode import decode
-from engine.drafters.ngram import NGramConfig, make_lookup
+from engine.drafters.ngram import LOOKUPS, NGramConfig
 from engine.errors import ConfigError
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
@@ -36,7 +36,7 @@ def config_of(row: dict[str, Any], lookup: str) -> NGramConfig:
 def propose(
     config: NGramConfig, sequence: list[int], end: int = END, eos_ids: frozenset[int] = frozenset()
 ) -> list[int]:
-    lookup = make_lookup(config)
+    lookup = LOOKUPS[config.lookup](config)
     lookup.begin(end, eos_ids)
     return lookup.draft(sequence)
 
@@ -120,7 +120,7 @@ def test_the_incremental_index_equals_a_search_of_the_whole_sequence(
     config = NGramConfig(
         lookup=lookup, max_draft_len=rng.randint(1, 6), max_matching_ngram_size=rng.randint(1, 4)
     )
-    finder = make_lookup(config)
+    finder = LOOKUPS[config.lookup](config)
     for _ in range(2):
         finder.begin(END, frozenset())
         tokens = [rng.randrange(3)]
@@ -134,7 +134,7 @@ def test_the_incremental_index_equals_a_search_of_the_whole_sequence(
 
 def drafts(config: NGramConfig, *sequences: list[int]) -> list[int]:
     """What the pool proposes after the last sequence; each one is a run of its own."""
-    lookup = make_lookup(config)
+    lookup = LOOKUPS[config.lookup](config)
     for sequence in sequences:
         lookup.begin(END, frozenset())
         proposed = lookup.draft(sequence)
@@ -173,7 +173,7 @@ def test_the_longest_known_suffix_decides() -> None:
 def test_a_longer_match_drops_the_shorter_ones(keep: bool) -> None:
     """While (4) stands at the end its continuation is short; it grows with the text."""
     config = pool(max_draft_len=3, max_matching_ngram_size=1, is_keep_all=keep)
-    lookup = make_lookup(config)
+    lookup = LOOKUPS[config.lookup](config)
     lookup.begin(END, frozenset())
     assert lookup.draft([4, 5, 4]) == [5, 4]
     assert lookup.draft([4, 5, 4, 6, 4]) == [5, 4, 6]
@@ -201,7 +201,7 @@ def test_a_public_pool_outlives_the_run_and_a_private_one_does_not() -> None:
 
 def test_the_pool_drafts_no_more_than_the_text_still_needs() -> None:
     """Beside the drafts every step commits one token of the target's own."""
-    lookup = make_lookup(pool(max_draft_len=8))
+    lookup = LOOKUPS["pool"](pool(max_draft_len=8))
     for room, draft in ((10, [3, 4, 9, 1, 2]), (4, [3, 4, 9]), (2, [3]), (1, []), (0, [])):
         lookup.begin(7 + room, frozenset())
         assert lookup.draft([1, 2, 3, 4, 9, 1, 2]) == draft
@@ -216,7 +216,7 @@ def test_the_windowed_pool_equals_one_that_scans_everything(seed: int) -> None:
         max_matching_ngram_size=rng.randint(1, 4),
         is_keep_all=rng.random() < 0.5,
     )
-    lookup = make_lookup(config)
+    lookup = LOOKUPS[config.lookup](config)
     lookup.begin(END, frozenset())
     tokens = [rng.randrange(3)]
     for _ in range(20):

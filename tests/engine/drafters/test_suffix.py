@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from engine.config import Sampling
 from engine.drafters.base import Start
-from engine.drafters.overheard import COUNTS, Overheard
-from engine.drafters.suffix import GlobalPool, SuffixConfig, SuffixDrafter
+from engine.drafters.suffix.method import GlobalPool, SuffixConfig, SuffixDrafter
+from engine.drafters.suffix.mixing import COUNTS, TargetPredictions
 from engine.proposal import TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.drafters.judges import (
@@ -207,15 +207,15 @@ def test_mixed_probabilities_are_those_of_the_formula(text: list[int], escape: f
 
 
 def test_what_the_target_said_after_rejected_tokens_is_drafted_later():
-    heard = Overheard()
-    heard.note(4, [5, 7, 8], [-1, 0, 0], [8, 9, 6])
-    assert list(heard.matches([1, 5, 7])) == [(5, 7), (7,)]
-    assert heard.followers((5, 7)) == [(9, (7, 9), COUNTS[2])]
-    assert heard.followers((7,)) == [(9, (7, 9), COUNTS[1])]
-    assert heard.followers((4, 5)) == [(8, (5, 8), COUNTS[2])]
-    assert list(heard.matches([3])) == [] and heard.followers((7, 9)) == []
-    heard.note(5, [7], [-1], [3])
-    assert heard.followers((5, 7)) == [(3, (7, 3), COUNTS[2])]
+    predicted = TargetPredictions()
+    predicted.observe(4, [5, 7, 8], [-1, 0, 0], [8, 9, 6])
+    assert list(predicted.matches([1, 5, 7])) == [(5, 7), (7,)]
+    assert predicted.followers((5, 7)) == [(9, (7, 9), COUNTS[2])]
+    assert predicted.followers((7,)) == [(9, (7, 9), COUNTS[1])]
+    assert predicted.followers((4, 5)) == [(8, (5, 8), COUNTS[2])]
+    assert list(predicted.matches([3])) == [] and predicted.followers((7, 9)) == []
+    predicted.observe(5, [7], [-1], [3])
+    assert predicted.followers((5, 7)) == [(3, (7, 3), COUNTS[2])]
 
 
 def test_mixed_contexts_hear_what_was_said_of_rejected_tokens():
@@ -223,7 +223,7 @@ def test_mixed_contexts_hear_what_was_said_of_rejected_tokens():
     config = SuffixConfig(use_tree_spec=True, mix_contexts=True)
     drafter = config.build(workbench(target))
     write(target, drafter, [3, 200, 17, 99, 3, 200], tokens=30)
-    said = drafter._heard._next
+    said = drafter._predictions._next
     text = [3, 200, 17, 99, 3, 200]
     kept = set(zip(text, text[1:], strict=False))
     assert said and any(len(key) == 2 and key not in kept for key in said)

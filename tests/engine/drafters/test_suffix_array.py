@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from engine.config import Limits, Sampling
 from engine.decode import decode
-from engine.drafters import suffix_array
-from engine.drafters.suffix import SuffixConfig
-from engine.drafters.suffix_array import MOST_FOLLOWERS, SuffixArray
+from engine.drafters.suffix import array as suffix_array
+from engine.drafters.suffix.array import MOST_FOLLOWERS, SuffixArray
+from engine.drafters.suffix.method import SuffixConfig
 from engine.errors import ConfigError
 from engine.model.corpus import Corpus
 from engine.steps import End, Step
-from engine.training.corpus import CorpusSettings, grow
-from tests.engine.training.conftest import learnable_target
+from engine.training.corpus.dialogues import CorpusSettings
+from tests.engine.training.conftest import grow, learnable_target
 from tests.models import plain_greedy, tiny_target, workbench
 
 TEXTS = st.lists(st.lists(st.integers(0, 5), max_size=20), max_size=6)

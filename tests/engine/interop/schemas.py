@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from engine.drafters.method import MethodConfig
 from engine.interop.handoff import Export
 
 FOLDER = Path(__file__).parent / "recorded"
@@ -64,6 +65,14 @@ def sglang_parser(version: str) -> argparse.ArgumentParser:
 def check(export: Export) -> None:
     """The engine's release would read the files: every key is one of its own, and fits."""
     _CHECKS[export.engine](export, {file.name: file.text for file in export.files})
+
+
+def same_effect(a: MethodConfig, b: MethodConfig) -> bool:
+    """Whether two configs draft and accept alike: settings without effect may differ."""
+    if type(a) is not type(b) or a.live_settings() != b.live_settings():
+        return False
+    pairs = [(getattr(a, name), getattr(b, name)) for name in a.live_settings()]
+    return all(same_effect(x, y) if isinstance(x, MethodConfig) else x == y for x, y in pairs)
 
 
 def words(text: str) -> list[str]:

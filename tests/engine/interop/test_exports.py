@@ -13,10 +13,9 @@ from engine.drafters import methods, parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.interop import ENGINES, export_method, find_engine, import_config, read_version
-from engine.interop.fields import live_fields, same_effect
 from engine.interop.handoff import Export
 from engine.tree import ChoiceTree
-from tests.engine.interop.schemas import check
+from tests.engine.interop.schemas import check, same_effect
 
 VERSIONS = [(name, version) for name, e in ENGINES.items() for version, _ in e.versions]
 WEIGHTS = {"speculative_model": "owner/drafter"}
@@ -143,7 +142,7 @@ def test_no_setting_is_dropped_in_silence(engine: str) -> None:
     for version, _ in ENGINES[engine].versions:
         for base in BASES:
             plain = exported(base, engine, version)
-            for name in sorted(live_fields(base)) if plain.files else ():
+            for name in sorted(base.live_settings()) if plain.files else ():
                 value = other_value(base, name)
                 if value is None:
                     continue

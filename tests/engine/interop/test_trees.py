@@ -13,15 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import presets
-from engine.drafters.eagle import MC_SIM_7B_63
+from engine.drafters.eagle.methods import MC_SIM_7B_63
 from engine.errors import ConfigError, TreeError
-from engine.interop.trees import (
-    FORMATS,
-    children_per_depth,
-    detect_format,
-    format_tree,
-    parse_tree,
-)
+from engine.interop.trees import FORMATS, children_per_depth, detect_format, format_tree, parse_tree
 from engine.interop.trees.growmap import read_growmap, read_growmap_file, write_growmap
 from engine.tree import MAX_NODES, ChoiceTree
 from presets.choice_trees import tree_preset, tree_yaml

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+import presets
 from engine.model.corpus import Corpus
 from engine.model.target import Target
-from engine.training.corpus import CorpusSettings, grow
+from engine.training.corpus import writer
+from engine.training.corpus.dialogues import CorpusSettings, GivenPrompt
 from tests.models import tiny_target
 
 SETTINGS = CorpusSettings(max_len=128, answer_tokens=32)
@@ -28,6 +31,27 @@ def learnable_target() -> Target:
             if "o_proj" in name or "down_proj" in name:
                 parameter.mul_(0.1)
     return target
+
+
+def grow(
+    target: Target,
+    folder: Path,
+    settings: CorpusSettings = SETTINGS,
+    *,
+    num_tokens: int,
+    rows: int,
+    prompts: Sequence[GivenPrompt] = (),
+) -> Iterator[Corpus]:
+    """A corpus of the shipped templates, as it grows."""
+    return writer.grow(
+        target,
+        folder,
+        settings,
+        presets.dialogues(),
+        num_tokens=num_tokens,
+        rows=rows,
+        prompts=prompts,
+    )
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -10,15 +11,23 @@ import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import presets
 from engine.errors import ConfigError, PromptError
 from engine.model.corpus import Corpus
 from engine.model.target import Target
-from engine.training.corpus import CorpusSettings, grow
-from engine.training.dialogue import Answer, Frame, GivenPrompt, Say, read_prompts, self_made
-from tests.engine.training.conftest import SETTINGS, dialogues, learnable_target
+from engine.training.corpus.dialogues import (
+    ChatFormat,
+    Completion,
+    CorpusSettings,
+    DialogueTemplates,
+    GivenPrompt,
+    dialogue_specs,
+)
+from tests.engine.training.conftest import SETTINGS, dialogues, grow, learnable_target
 from tests.models import plain_greedy, tiny_target
 
 
@@ -29,12 +38,12 @@ def finish(made: Iterator[Corpus]) -> None:
 
 def first_answers(target: Target, corpus: Corpus) -> Iterator[tuple[list[int], list[int]]]:
     """Prompt and answer of dialogues whose answers are greedy."""
-    frame = Frame.of(target)
+    chat = ChatFormat.of(target)
     for entry in corpus.entries:
-        plan = self_made(
-            frame, entry.number, seed=SETTINGS.seed, answer_tokens=SETTINGS.answer_tokens
+        spec = presets.dialogues().dialogue(
+            chat, entry.number, seed=SETTINGS.seed, answer_tokens=SETTINGS.answer_tokens
         )
-        answer = next(s for s in plan.segments if isinstance(s, Answer))
+        answer = next(s for s in spec.segments if isinstance(s, Completion) and s.kind == "answer")
         if answer.temperature == 0 and entry.spans:
             tokens = corpus.tokens(entry).tolist()
             start, end = entry.spans[0]
@@ -96,8 +105,7 @@ def test_going_on_after_any_cut_ends_where_an_uninterrupted_run_ends(
 def test_a_killed_process_loses_no_finished_dialogue(target: Target, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"
-        "from engine.training.corpus import grow\n"
-        "from tests.engine.training.conftest import SETTINGS, learnable_target\n"
+        "from tests.engine.training.conftest import SETTINGS, grow, learnable_target\n"
         f"for _ in grow(learnable_target(), Path({str(tmp_path)!r}), SETTINGS,"
         " num_tokens=10**9, rows=4): pass"
     )
@@ -121,7 +129,7 @@ def test_a_killed_process_loses_no_finished_dialogue(target: Target, tmp_path: P
 def test_shards_are_closed_at_their_size_and_read_as_one(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.training.corpus.SHARD_TOKENS", 300)
+    monkeypatch.setattr("engine.training.corpus.writer.SHARD_TOKENS", 300)
     finish(grow(target, tmp_path / "many", SETTINGS, num_tokens=900, rows=4))
     monkeypatch.undo()
     finish(grow(target, tmp_path / "one", SETTINGS, num_tokens=900, rows=4))
@@ -149,22 +157,60 @@ def test_the_share_of_given_prompts_is_kept(target: Target, tmp_path: Path) -> N
     assert 0.1 < sum(mine) / len(mine) < 0.4
 
 
-def test_a_frame_puts_the_template_around_the_turns(target: Target) -> None:
-    frame = Frame.of(target)
-    assert (frame.head, frame.to_answer, frame.to_user) == (
-        "<|user|>",
-        "<|end|><|assistant|>",
-        "<|end|><|user|>",
+def test_a_chat_format_is_what_the_template_puts_around_the_turns(target: Target) -> None:
+    assert ChatFormat.of(target) == ChatFormat(
+        "<|user|>", "<|end|><|assistant|>", "<|end|><|user|>"
     )
 
 
-def test_texts_are_said_only_in_the_users_turns(target: Target) -> None:
-    frame = Frame.of(target)
+def test_a_seed_stands_for_the_same_dialogues_for_ever() -> None:
+    """Corpora go on where they were cut: code and presets/dialogues.yaml must not change them."""
+    settings = CorpusSettings(seed=7, given_share=0.025)
+    prompts = [GivenPrompt("mine", ("How old?", "And the sun?"))]
+    chat = ChatFormat("<u>", "<a>", "<e>")
+    digest = hashlib.sha256()
+    specs = dialogue_specs(chat, settings, presets.dialogues(), prompts, frozenset())
+    for spec in islice(specs, 2000):
+        segments = [
+            s if isinstance(s, str) else [s.kind, s.max_tokens, s.temperature]
+            for s in spec.segments
+        ]
+        digest.update(json.dumps([spec.number, spec.category, spec.seed, segments]).encode())
+    assert digest.hexdigest() == "644bbdf86587b84e1801fa74646c8e8d1155c619292587e0e8532ad2c5a490bf"
+
+
+def test_texts_are_fixed_only_in_the_users_turns(target: Target) -> None:
+    chat = ChatFormat.of(target)
     for number in range(200):
-        plan = self_made(frame, number, seed=0, answer_tokens=8)
-        said = "".join(s.text for s in plan.segments if isinstance(s, Say))
-        assert said.startswith(frame.head) and "{" not in said and "[turn]" not in said
-        assert isinstance(plan.segments[-1], Answer)
+        spec = presets.dialogues().dialogue(chat, number, seed=0, answer_tokens=8)
+        fixed = "".join(s for s in spec.segments if isinstance(s, str))
+        assert fixed.startswith(chat.head) and "{" not in fixed and "[turn]" not in fixed
+        last = spec.segments[-1]
+        assert isinstance(last, Completion) and last.kind == "answer"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("openings", {"chat": ["About {dogs}"]}, "slots must have dogs"),
+        ("shares", {"chat": 0.5, "qa": 0.5}, "openings must have qa"),
+        ("slots", {"topic": [8]}, "slots.topic.0 must be a valid string, got 8"),
+        ("follow_ups", [], "follow_ups must"),
+        ("slot", {}, "did you mean slots?"),
+    ],
+)
+def test_templates_that_cannot_be_filled_are_refused(key: str, value: Any, message: str) -> None:
+    values = {
+        "shares": {"chat": 1.0},
+        "openings": {"chat": ["About {topic_c} and {name2} [line]"]},
+        "follow_up_shares": {},
+        "follow_ups": ["Why?"],
+        "slots": {"topic": ["tea"], "name": ["Ann"]},
+    }
+    DialogueTemplates.parse(values)
+    with pytest.raises(ConfigError) as error:
+        DialogueTemplates.parse({**values, key: value})
+    assert message in str(error.value)
 
 
 def test_two_processes_never_write_to_one_corpus(target: Target, tmp_path: Path) -> None:
@@ -205,30 +251,6 @@ def test_a_target_without_tokenizer_is_refused(tmp_path: Path) -> None:
     target.tokenizer = None
     with pytest.raises(PromptError, match="has no tokenizer"):
         finish(grow(target, tmp_path, SETTINGS, num_tokens=100, rows=2))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{}", r"line 1 must be like"),
-        ('{"turns": ["a"]}\nnonsense', r"line 2 must be like"),
-        ('{"turns": [3]}', r"line 1: turns must be texts"),
-        ("\n", "holds no prompts"),
-    ],
-)
-def test_a_malformed_prompt_file_is_named_with_its_line(
-    text: str, message: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        read_prompts(file)
-
-
-def test_a_prompt_file_in_spec_benchs_layout_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text(json.dumps({"question_id": 1, "category": "qa", "turns": ["Who?"]}) + "\n")
-    assert read_prompts(file) == [GivenPrompt("qa", ("Who?",))]
 
 
 def test_a_missing_corpus_is_one_sentence(tmp_path: Path) -> None:

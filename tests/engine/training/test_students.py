@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.drafters.eagle_session import HeadSession
+from engine.drafters.eagle.head import HeadSession
 from engine.model.corpus import Corpus
 from engine.model.target import Target
 from engine.proposal import Needs
-from engine.training.eagle_layouts import fresh_eagle1, fresh_eagle3
+from engine.training.losses import NUM_RANKS, LMHead, Prediction, TopProbs, Vocabulary
 from engine.training.methods import METHODS, training_settings
+from engine.training.methods.eagle import fresh_eagle1, fresh_eagle3
+from engine.training.methods.eagle_unroll import unroll
 from engine.training.packs import Pack, Teacher, arrange, frequent_tokens
-from engine.training.student import NUM_RANKS, Lesson, Likely, Output, Vocabulary
-from engine.training.unroll import unroll
 from tests.models import tiny_target
 
 LAYERS = (2, 4, 5)
@@ -57,14 +57,14 @@ def test_only_answers_are_wanted(target: Target, corpus: Corpus) -> None:
     pack = read(target, corpus, dialogues=1)
     entry = corpus.entries[0]
     wanted = {i for start, end in entry.spans for i in range(start, end)}
-    assert set(pack.wanted.nonzero()[:, 0].tolist()) == wanted
-    assert set((pack.ahead(2) + 2).tolist()) == {i for i in wanted if i >= 2}
+    assert set(pack.loss_mask.nonzero()[:, 0].tolist()) == wanted
+    assert set((pack.rows_before(2) + 2).tolist()) == {i for i in wanted if i >= 2}
 
 
 def test_rows_do_not_look_ahead_into_the_next_dialogue(target: Target, corpus: Corpus) -> None:
     pack = read(target, corpus, answers_only=False)
     for offset in (1, 3):
-        at = pack.ahead(offset)
+        at = pack.rows_before(offset)
         assert torch.equal(pack.segments[at], pack.segments[at + offset])
         assert len(at) > 0
 
@@ -107,14 +107,14 @@ def test_unrolling_in_training_is_what_the_drafter_does(
 def test_fewer_chains_judge_fewer_rows_beyond_the_first_depth(
     method: str, target: Target, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.training.eagle.HITS_SAMPLE", 1 << 20)
+    monkeypatch.setattr("engine.training.recipe.HITS_SAMPLE", 1 << 20)
     pack_of = corpus.entries[:3]
     judged = {}
     for share in (1.0, 0.3):
         recipe = training_settings(method, {"depths": 3, "chain_share": share})
         student = recipe.student(target, corpus, corpus.entries)
         teacher = Teacher(target, corpus, student.needs, student.vocabulary, answers_only=True)
-        judged[share] = student.judge(teacher.read(pack_of), torch.Generator())
+        judged[share] = student.compute_loss(teacher.read(pack_of), torch.Generator())
         teacher.close()
     every, some = judged[1.0].rows.tolist(), judged[0.3].rows.tolist()
     assert some[0] == every[0] and 0 < some[1] < 0.6 * every[1] and 0 < some[2] < 0.6 * every[2]
@@ -123,11 +123,11 @@ def test_fewer_chains_judge_fewer_rows_beyond_the_first_depth(
 
 
 def test_packs_hold_every_dialogue_once_and_keep_their_size(corpus: Corpus) -> None:
-    packs = arrange(corpus, corpus.entries, 300, seed=3)
+    packs = arrange(corpus.entries, 300, seed=3)
     numbers = [entry.number for pack in packs for entry in pack]
     assert sorted(numbers) == sorted(entry.number for entry in corpus.entries)
     assert all(len(p) == 1 or sum(e.length for e in p) <= 300 for p in packs)
-    assert packs == arrange(corpus, list(reversed(corpus.entries)), 300, seed=3)
+    assert packs == arrange(list(reversed(corpus.entries)), 300, seed=3)
 
 
 def test_the_draft_vocabulary_is_what_answers_use_most(target: Target, corpus: Corpus) -> None:
@@ -150,7 +150,7 @@ def test_a_pack_that_teaches_nothing_has_a_loss_of_zero(
     student = training_settings(method, {}).student(target, corpus, corpus.entries)
     teacher = Teacher(target, corpus, student.needs, student.vocabulary, answers_only=True)
     mute = replace(corpus.entries[0], spans=())
-    judged = student.judge(teacher.read([mute]), torch.Generator())
+    judged = student.compute_loss(teacher.read([mute]), torch.Generator())
     teacher.close()
     assert float(judged.loss.detach()) == 0.0 and float(judged.rows.sum()) == 0.0
     judged.loss.backward()
@@ -162,45 +162,46 @@ def test_filling_a_pack_up_changes_nothing_of_what_it_teaches(
 ) -> None:
     student = training_settings(method, {}).student(target, corpus, corpus.entries)
     teacher = Teacher(target, corpus, student.needs, student.vocabulary, answers_only=True)
-    alone = student.judge(teacher.read(corpus.entries[:2]), None)
+    alone = student.compute_loss(teacher.read(corpus.entries[:2]), None)
     filled = teacher.read(corpus.entries[:2], length=400)
     teacher.close()
     assert len(filled.tokens) == 400
-    judged = student.judge(filled, None)
+    judged = student.compute_loss(filled, None)
     assert torch.equal(judged.rows, alone.rows) and torch.equal(judged.hits, alone.hits)
     torch.testing.assert_close(judged.loss, alone.loss, atol=1e-4, rtol=1e-4)
 
 
 def test_the_chunked_cross_entropy_is_the_plain_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.training.student.CHUNK", 3)
+    monkeypatch.setattr("engine.training.losses.CHUNK", 3)
     torch.manual_seed(0)
     x, weight = torch.randn(8, 6, requires_grad=True), torch.randn(11, 6, requires_grad=True)
-    likely = Likely(torch.randint(11, (8, 4)), torch.rand(8, 4))
-    wanted = torch.tensor([3, -1, 0, 10, 5, 5, -1, 2])
-    loss, hits, counted = Lesson(x, Output(weight), likely, wanted, 7).judge(sample=None)
+    teacher = TopProbs(torch.randint(11, (8, 4)), torch.rand(8, 4))
+    labels = torch.tensor([3, -1, 0, 10, 5, 5, -1, 2])
+    prediction = Prediction(x, LMHead(weight), teacher, labels, 7)
+    loss, hits = prediction.cross_entropy(), prediction.rank_hits(7)
     loss.backward()
     found = loss.detach(), x.grad, weight.grad
     x.grad = weight.grad = None
     logits = x @ weight.T
-    dense = torch.zeros(8, 11).scatter_add_(1, likely.places, likely.probs)[:7]
+    dense = torch.zeros(8, 11).scatter_add_(1, teacher.indices, teacher.probs)[:7]
     plain = -(dense * logits[:7].log_softmax(dim=-1)).sum()
     plain.backward()
     for ours, theirs in zip(found, (plain.detach(), x.grad, weight.grad), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
     order = logits.argsort(dim=-1, descending=True)
-    ranks = [order[i].tolist().index(w) for i, w in enumerate(wanted[:7].tolist()) if w >= 0]
+    ranks = [order[i].tolist().index(w) for i, w in enumerate(labels[:7].tolist()) if w >= 0]
     expected = torch.bincount(torch.tensor(ranks), minlength=NUM_RANKS)[:NUM_RANKS]
-    assert counted == 7 and torch.equal(hits, expected.float())
+    assert torch.equal(hits, expected.float())
 
 
 def test_a_softcapped_output_is_learnt_too() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(5, 6, requires_grad=True), torch.randn(11, 6)
-    likely = Likely(torch.randint(11, (5, 4)), torch.full((5, 4), 0.25))
-    lesson = Lesson(x, Output(weight, None, 2.0), likely, torch.zeros(5, dtype=torch.long), 5)
-    loss, _, _ = lesson.judge(sample=None)
+    teacher = TopProbs(torch.randint(11, (5, 4)), torch.full((5, 4), 0.25))
+    labels = torch.zeros(5, dtype=torch.long)
+    loss = Prediction(x, LMHead(weight, None, 2.0), teacher, labels, 5).cross_entropy()
     logits = 2 * torch.tanh(x @ weight.T / 2)
-    plain = -(likely.probs * logits.log_softmax(dim=-1).gather(1, likely.places)).sum()
+    plain = -(teacher.probs * logits.log_softmax(dim=-1).gather(1, teacher.indices)).sum()
     torch.testing.assert_close(loss, plain)
 
 
@@ -209,7 +210,7 @@ def test_likely_tokens_are_the_targets_own(target: Target, corpus: Corpus) -> No
     ids = corpus.tokens(corpus.entries[0]).astype("int64").tolist()
     shown = target.prefill(ids, target.new_cache(len(ids)), Needs())
     best = shown.logits[-1].float().softmax(dim=-1).topk(16)
-    assert set(pack.likely.places[-1].tolist()) == set(best.indices.tolist())
+    assert set(pack.teacher.indices[-1].tolist()) == set(best.indices.tolist())
     torch.testing.assert_close(
-        pack.likely.probs[-1], best.values / best.values.sum(), atol=1e-4, rtol=1e-3
+        pack.teacher.probs[-1], best.values / best.values.sum(), atol=1e-4, rtol=1e-3
     )

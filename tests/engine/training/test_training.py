@@ -17,14 +17,13 @@ from engine.model.corpus import Corpus
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
-from engine.training.card import card as card_of
-from engine.training.checkpoint import save_state
-from engine.training.evaluation import held_out_questions, score
-from engine.training.growth import grow_by_rates
+from engine.training.evaluation import card as card_of
+from engine.training.evaluation import evaluate, held_out_questions, save_weights, score
 from engine.training.methods import METHODS, training_settings
+from engine.training.methods.medusa import choices_by_rates
+from engine.training.optimization import learning_rate_at
 from engine.training.packs import FeatureStore
-from engine.training.publish import evaluate, save_weights
-from engine.training.trainer import Trainer, rate_at
+from engine.training.trainer import Trainer, save_state
 from tests.engine.drafters.fitted import decoded
 from tests.engine.training.conftest import learnable_target
 from tests.models import plain_greedy
@@ -57,20 +56,14 @@ def bench(target: Target, folder: Path) -> Workbench:
 def test_acceptance_rises_and_what_was_saved_decodes_losslessly(
     method: str, changes: dict[str, Any], target: Target, corpus: Corpus, tmp_path: Path
 ) -> None:
-    trainer = Trainer(target, corpus, settings(method, **changes), tmp_path / "training")
+    wanted = settings(method, half_weights=False, **changes)
+    trainer = Trainer(target, corpus, wanted, tmp_path / "training")
     questions = held_out_questions(corpus, [*trainer.held_out, *trainer.train[:3]], 2, 32)
     config = trainer.settings.decoding(tmp_path, [[0.5, 0.2]] * 4)
-    save_weights(trainer, tmp_path, torch.float32)
+    save_weights(trainer, tmp_path)
     before = score(target, config, questions, max_new_tokens=24, cache_dir=tmp_path)
     reports = list(trainer.steps())
-    after = evaluate(
-        trainer,
-        tmp_path,
-        questions,
-        dtype=torch.float32,
-        cache_dir=tmp_path,
-        max_new_tokens=24,
-    )
+    after = evaluate(trainer, tmp_path, questions, cache_dir=tmp_path, max_new_tokens=24)
     assert reports[-1].loss < reports[0].loss
     assert after["overall"].mat > before["overall"].mat + 0.3
     drafter = config.build(bench(target, tmp_path))
@@ -102,9 +95,9 @@ def test_resuming_gives_the_weights_of_an_uninterrupted_run(
     last = trained("parts")
     list(last.steps())
     assert last.step == whole.step
-    with whole.averaged() as one, last.averaged() as other:
-        for name, value in one.state_dict().items():
-            assert torch.equal(value, other.state_dict()[name]), name
+    with whole.average.applied(), last.average.applied():
+        for name, value in whole.student.state_dict().items():
+            assert torch.equal(value, last.student.state_dict()[name]), name
     for name, value in whole.student.state_dict().items():
         assert torch.equal(value, last.student.state_dict()[name]), name
 
@@ -145,14 +138,14 @@ def test_what_interrupts_a_step_saves_no_half_updated_weights(
     saved: list[int] = []
 
     def keep(folder: Path, state: Any) -> None:
-        saved.append(state.step)
+        saved.append(state["step"])
         save_state(folder, state)
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("engine.training.trainer.save_state", keep)
-    monkeypatch.setattr(trainer._optimizer, "step", interrupt)
+    monkeypatch.setattr(trainer._optimizers, "step", interrupt)
     with pytest.raises(KeyboardInterrupt):
         list(trainer.steps())
     assert saved == []
@@ -195,11 +188,12 @@ def test_kept_features_train_as_fresh_ones_do(
 def test_training_goes_on_from_a_trained_drafter(
     method: str, target: Target, corpus: Corpus, tmp_path: Path
 ) -> None:
-    first = Trainer(target, corpus, settings(method, half_weights=False), tmp_path / "first")
+    values = {"half_weights": False, "epochs": 1.0}
+    first = Trainer(target, corpus, settings(method, **values), tmp_path / "first")
     list(first.steps())
     (tmp_path / "weights").mkdir()
     first.student.save(tmp_path / "weights", torch.float32)
-    values = {"half_weights": False, "begin_with": str(tmp_path / "weights")}
+    values["begin_with"] = str(tmp_path / "weights")
     second = Trainer(target, corpus, settings(method, **values), tmp_path / "second")
     for name, value in first.student.named_parameters():
         assert torch.equal(value, second.student.get_parameter(name)), name
@@ -210,10 +204,11 @@ def test_a_method_reads_the_features_that_another_kept(
     target: Target, corpus: Corpus, tmp_path: Path
 ) -> None:
     store = FeatureStore(tmp_path / "features", 1 << 30)
-    list(Trainer(target, corpus, settings("eagle3"), tmp_path / "first", store=store).steps())
+    eagle3, medusa = settings("eagle3", epochs=1.0), settings("medusa", epochs=1.0)
+    list(Trainer(target, corpus, eagle3, tmp_path / "first", store=store).steps())
     kept = features_in(tmp_path)
-    plain = Trainer(target, corpus, settings("medusa"), tmp_path / "plain")
-    second = Trainer(target, corpus, settings("medusa"), tmp_path / "second", store=store)
+    plain = Trainer(target, corpus, medusa, tmp_path / "plain")
+    second = Trainer(target, corpus, medusa, tmp_path / "second", store=store)
     list(plain.steps())
     list(second.steps())
     assert kept and features_in(tmp_path) == kept
@@ -242,9 +237,7 @@ def test_the_card_tells_data_steps_seed_versions_and_mat(
     trainer = Trainer(target, corpus, settings("redrafter", epochs=0.2), tmp_path / "training")
     list(trainer.steps())
     questions = held_out_questions(corpus, trainer.held_out, 1, 32)
-    scores = evaluate(
-        trainer, tmp_path, questions, dtype=torch.bfloat16, cache_dir=tmp_path, max_new_tokens=8
-    )
+    scores = evaluate(trainer, tmp_path, questions, cache_dir=tmp_path, max_new_tokens=8)
     card = json.loads((tmp_path / "card.json").read_text())
     assert card["steps"] == trainer.step and card["settings"]["seed"] == 0
     assert card["data"]["num_tokens"] == trainer.num_train_tokens
@@ -265,7 +258,7 @@ def test_the_card_keeps_a_learning_curve_and_no_paths(
     trainer = Trainer(target, corpus, settings("medusa", **values), tmp_path / "second")
     trainer.log = [{"step": step} for step in range(1000)]
     config = trainer.settings.decoding(begun, [[0.5]])
-    written = card_of(trainer, [[0.5]], {}, config, dtype=torch.bfloat16)
+    written = card_of(trainer, [[0.5]], {}, config)
     assert written["settings"]["begin_with"] == "somebodys-heads"
     assert str(tmp_path) not in json.dumps(written)
     steps = [entry["step"] for entry in written["training_log"]]
@@ -274,13 +267,13 @@ def test_the_card_keeps_a_learning_curve_and_no_paths(
 
 def test_the_tree_grows_where_paths_are_frequent() -> None:
     rates = [[0.6, 0.2], [0.5, 0.1]]
-    assert grow_by_rates(rates, 4) == ((0,), (1,), (0, 0), (1, 0))
-    assert grow_by_rates(rates, 99) == ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1))
+    assert choices_by_rates(rates, 4) == ((0,), (1,), (0, 0), (1, 0))
+    assert choices_by_rates(rates, 99) == ((0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1))
 
 
 def test_the_rate_rises_then_falls_along_a_cosine() -> None:
     wanted = settings("medusa", warmup_share=0.1, final_rate_share=0.1)
-    rates = [rate_at(step, 100, wanted) for step in range(100)]
+    rates = [learning_rate_at(step, 100, wanted) for step in range(100)]
     assert rates[0] == pytest.approx(0.001) and max(rates) == pytest.approx(0.01)
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[-1] == pytest.approx(0.001, rel=0.01)
@@ -328,7 +321,7 @@ def test_a_bfloat16_target_trains_float32_weights(
     reports = list(trainer.steps(report_every=2))
     assert reports[-1].loss < reports[0].loss
     assert {p.dtype for p in trainer.student.parameters()} == {torch.float32}
-    save_weights(trainer, tmp_path, torch.bfloat16)
+    save_weights(trainer, tmp_path)
     weights = load_file(next(tmp_path.glob("*.safetensors")))
     floating = {t.dtype for t in weights.values() if t.is_floating_point()}
     assert floating == {torch.bfloat16}

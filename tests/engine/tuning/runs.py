@@ -12,17 +12,23 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.base import Drafter, Workbench
-from engine.drafters.eagle import EagleConfig
+from engine.drafters.eagle.methods import EagleConfig
 from engine.drafters.medusa import MedusaConfig
 from engine.drafters.method import MethodConfig
+from engine.drafters.texts import Text
 from engine.model.target import Target
 from engine.steps import End, Step
 from engine.tree import ChoiceTree, Path
-from engine.tuning.texts import Text
+from engine.tuning import StoppedError
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.models import workbench
 
 LIMITS = Limits(max_new_tokens=12)
+
+
+def stopped(done: float) -> None:
+    """Somebody stops the measurement at once."""
+    raise StoppedError
 
 
 @dataclass(frozen=True)

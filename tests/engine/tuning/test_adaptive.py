@@ -22,7 +22,8 @@ from engine.tuning.adaptive import (
     path_probabilities,
 )
 from engine.tuning.build import build_drafter
-from engine.tuning.latency import LatencyCurve, measure_curve
+from engine.tuning.latency import LatencyCurve
+from engine.tuning.timing import measure_curve
 from tests.models import plain_greedy, tiny_target, workbench
 
 FLAT = LatencyCurve((1, 64), (10.0, 10.0), 0)

@@ -11,19 +11,18 @@ import torch
 
 from engine.config import Limits
 from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.eagle import EagleConfig
-from engine.drafters.eagle3 import Eagle3Config
+from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
 from engine.drafters.lookahead import LookaheadConfig
 from engine.drafters.medusa import MedusaConfig
+from engine.drafters.suffix.method import SuffixConfig
+from engine.drafters.texts import Text, rank_of
 from engine.errors import ConfigError, PromptError
 from engine.proposal import Needs
-from engine.tuning.measure import measure_ranks
-from engine.tuning.rankers import rank_of
-from engine.tuning.ranks import ChainSteps, RankTable
-from engine.tuning.texts import Text, read
-from engine.tuning.watch import StoppedError, Watch
+from engine.tuning import StoppedError
+from engine.tuning.ranks import ChainSteps, RankTable, measure_ranks
+from engine.tuning.redraft import read
 from tests.engine.drafters.golden import ROOT, golden_case
-from tests.engine.tuning.runs import golden
+from tests.engine.tuning.runs import golden, stopped
 from tests.engine.tuning.tables import made_up
 from tests.models import plain_greedy, tiny_target, workbench
 
@@ -92,9 +91,7 @@ def test_medusa_ranks_are_those_that_the_drafter_tells() -> None:
     drafter = config.build(case.bench)
     text = case.texts[1]
     reading = read(case.bench.target, text, Needs(hidden=True), tail=5)
-    assert reading.hidden is not None
-    hidden = reading.hidden[reading.first - 1 :][: text.num_roots]
-    told = drafter.ranks(hidden, reading.true_tokens(5))
+    told = drafter.heads.ranks(reading.hidden_before_roots(), reading.true_tokens(5))
     begin, end = table.span(1)
     assert np.array_equal(table.ranks[begin:end], torch.where(told < 64, told, -1).numpy())
 
@@ -126,7 +123,7 @@ def test_the_tail_ends_with_the_context() -> None:
 def test_eagle_chunks_of_any_size_give_the_same_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     case = golden("eagle")
     whole = measure_ranks(case.config, case.bench, case.texts, depths=4)
-    monkeypatch.setattr("engine.tuning.rankers.ROWS", 7)
+    monkeypatch.setattr("engine.drafters.eagle.methods.ROWS", 7)
     pieces = measure_ranks(case.config, case.bench, case.texts, depths=4)
     assert np.array_equal(whole.ranks, pieces.ranks)
 
@@ -149,16 +146,16 @@ def test_tokens_that_a_draft_vocabulary_lacks_have_no_rank() -> None:
 def test_progress_is_told_and_stopping_keeps_nothing() -> None:
     case = golden("medusa")
     told: list[float] = []
-    measure_ranks(case.config, case.bench, case.texts, watch=Watch(told.append))
+    measure_ranks(case.config, case.bench, case.texts, on_progress=told.append)
     assert told == sorted(told) and told[0] == 0.0 and told[-1] == 1.0
-    stop = Watch(cancelled=lambda: len(told) > 0)
     with pytest.raises(StoppedError, match="nothing of it is kept"):
-        measure_ranks(case.config, case.bench, case.texts, watch=stop)
+        measure_ranks(case.config, case.bench, case.texts, on_progress=stopped)
 
 
 def test_methods_without_ranks_and_texts_without_steps_are_refused() -> None:
     case = golden("medusa")
-    for config in (AutoregressiveConfig(), LookaheadConfig()):
+    mixed = SuffixConfig(use_tree_spec=True, mix_contexts=True)
+    for config in (AutoregressiveConfig(), LookaheadConfig(), mixed):
         with pytest.raises(ConfigError, match="has no rank table"):
             measure_ranks(config, case.bench, case.texts)
     with pytest.raises(ConfigError, match="No text has two new tokens"):

@@ -9,22 +9,20 @@ import numpy as np
 import pytest
 
 from engine.config import Limits
-from engine.drafters.eagle import EagleConfig
-from engine.drafters.eagle3 import Eagle3Config
+from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
 from engine.drafters.lookahead import LookaheadConfig
 from engine.drafters.method import MethodConfig
 from engine.drafters.redrafter import ReDrafterConfig
-from engine.drafters.suffix import SuffixConfig
+from engine.drafters.suffix.method import SuffixConfig
+from engine.drafters.texts import Text
 from engine.errors import ConfigError, TreeError
 from engine.tree import ChoiceTree
-from engine.tuning.measure import measure_ranks
+from engine.tuning import StoppedError
+from engine.tuning.ranks import measure_ranks
 from engine.tuning.redraft import Redraft, Redrafter
 from engine.tuning.replay import replay
-from engine.tuning.shape import draft_shape, with_tree
-from engine.tuning.texts import Text
-from engine.tuning.watch import StoppedError, Watch
 from tests.engine.drafters.golden import ROOT, golden_case
-from tests.engine.tuning.runs import golden, ran, random_tree, texts_of
+from tests.engine.tuning.runs import golden, ran, random_tree, stopped, texts_of
 from tests.models import workbench
 
 DYNAMIC: dict[str, Any] = {"eagle2": EagleConfig, "eagle3": Eagle3Config}
@@ -59,7 +57,7 @@ def steps_of(redraft: Redraft, text: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_dynamic_trees_of_all_sizes_equal_the_reference_s_runs(name: str) -> None:
     case, config, texts = dynamic(name)
-    redrafter = Redrafter.read(config, workbench(case.target), texts, tail=8)
+    redrafter = Redrafter(config, workbench(case.target), texts, tail=8)
     assert redrafter.num_bytes > 0
     drafted: dict[str, Redraft] = {}
     for run in case.expected["runs"]:
@@ -84,7 +82,7 @@ def test_beams_of_all_widths_equal_real_runs_and_are_not_what_ranks_would_say() 
     config = ReDrafterConfig(speculative_model=head)
     bench = workbench(case.target)
     texts = texts_of(bench, [p["ids"] for p in case.expected["prompts"]])
-    redrafter = Redrafter.read(config, bench, texts, tail=8)
+    redrafter = Redrafter(config, bench, texts, tail=8)
     for width, length in ((1, 4), (3, 4), (6, 6)):
         other = config.replace(beam_width=width, beam_length=length)
         redraft = redrafter.draft(other)
@@ -100,11 +98,11 @@ def test_choice_trees_drafted_again_equal_their_replay(name: str) -> None:
     """Two ways to the same figures: the drafter itself, and its rank table."""
     case = golden(name)
     table = measure_ranks(case.config, case.bench, case.texts, depths=4)
-    redrafter = Redrafter.read(case.config, case.bench, case.texts, tail=4)
+    redrafter = Redrafter(case.config, case.bench, case.texts, tail=4)
     rng = random.Random(3)
     for _ in range(5):
         tree = random_tree(rng, table.depths)
-        redraft, replayed = redrafter.draft(with_tree(case.config, tree)), replay(table, tree)
+        redraft, replayed = redrafter.draft(case.config.with_tree(tree)), replay(table, tree)
         rows = np.array(table.texts)[redraft.texts] + redraft.roots
         assert rows.tolist() == replayed.roots.tolist()
         assert redraft.mat == replayed.mat
@@ -117,7 +115,7 @@ def test_choice_trees_drafted_again_equal_their_replay(name: str) -> None:
 
 def test_shapes_of_drafted_trees_are_counted() -> None:
     case, config, texts = dynamic("eagle2")
-    redrafter = Redrafter.read(config, workbench(case.target), texts[:1], tail=8)
+    redrafter = Redrafter(config, workbench(case.target), texts[:1], tail=8)
     redraft = redrafter.draft(sized(config, 16, 3, 4))
     trees = redraft.trees
     assert trees.num_nodes == {15: redraft.num_steps}
@@ -132,7 +130,7 @@ def test_shapes_of_drafted_trees_are_counted() -> None:
 def test_what_cannot_be_drafted_again_is_refused() -> None:
     case, config, texts = dynamic("eagle2")
     bench = workbench(case.target)
-    redrafter = Redrafter.read(config, bench, texts, tail=5)
+    redrafter = Redrafter(config, bench, texts, tail=5)
     assert redrafter.tail == 5
     with pytest.raises(ConfigError, match="at most 5 tokens deep, got 6"):
         redrafter.draft(config.replace(max_draft_len=6))
@@ -141,16 +139,16 @@ def test_what_cannot_be_drafted_again_is_refused() -> None:
     with pytest.raises(ConfigError, match="decoding_type must stay Eagle .* got Suffix"):
         redrafter.draft(SuffixConfig(max_draft_len=2))
     with pytest.raises(ConfigError, match="to draft without the target, got Lookahead"):
-        Redrafter.read(LookaheadConfig(), bench, texts)
+        Redrafter(LookaheadConfig(), bench, texts)
     with pytest.raises(StoppedError):
-        redrafter.draft(config.replace(max_draft_len=3), watch=Watch(cancelled=lambda: True))
+        redrafter.draft(config.replace(max_draft_len=3), on_progress=stopped)
 
 
 def test_settings_that_do_not_fit_the_weights_are_refused() -> None:
     case = golden("medusa")
-    redrafter = Redrafter.read(case.config, case.bench, case.texts[:1], tail=9)
+    redrafter = Redrafter(case.config, case.bench, case.texts[:1], tail=9)
     with pytest.raises(TreeError, match="has depth 6, but the drafter drafts 5"):
-        redrafter.draft(with_tree(case.config, ChoiceTree.chain(7)))
+        redrafter.draft(case.config.with_tree(ChoiceTree.chain(7)))
 
 
 @pytest.mark.parametrize(
@@ -177,5 +175,5 @@ def test_settings_that_do_not_fit_the_weights_are_refused() -> None:
 def test_a_draft_s_shape_follows_from_its_settings(
     config: MethodConfig, levels: tuple[int, ...], depth: int, nodes: int
 ) -> None:
-    shape = draft_shape(config)
+    shape = config.draft_shape()
     assert (shape.levels, shape.depth, shape.num_nodes) == (levels, depth, nodes)

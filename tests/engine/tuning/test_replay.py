@@ -11,7 +11,6 @@ import pytest
 from engine.errors import ConfigError, TreeError
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import ChainSteps, RankTable
-from engine.tuning.removal import removal_costs
 from engine.tuning.replay import chain_lengths, replay, replay_chain
 from engine.tuning.search import best_tree
 from tests.engine.tuning.runs import random_tree
@@ -89,18 +88,6 @@ def check_example(
     assert row in (visited or through or [-1])
 
 
-def test_removal_costs_equal_replays_of_the_smaller_trees() -> None:
-    for table, tree in cases(60):
-        costs = removal_costs(table, tree)
-        whole = replay(table, tree).mat
-        assert costs[0] == pytest.approx(whole - 1)
-        for node in range(1, len(tree) + 1):
-            below = tree.shape.ancestors[:, node].tolist()
-            kept = tuple(path for i, path in enumerate(tree.paths, start=1) if not below[i])
-            smaller = replay(table, ChoiceTree(kept)).mat if kept else 1.0
-            assert costs[node] == pytest.approx(whole - smaller, abs=1e-12)
-
-
 def test_categories_are_replayed_apart_and_together() -> None:
     table = made_up(np.random.default_rng(1), [12, 20, 9])
     tree = ChoiceTree.parse([[0, 0, 0], [1, 0]])
@@ -109,7 +96,6 @@ def test_categories_are_replayed_apart_and_together() -> None:
     assert sum(part.num_steps for part in parts) == whole.num_steps
     assert sum(part.num_accepted for part in parts) == whole.num_accepted
     assert table.only("a").about["sources"] == ["run 0", "run 2"]
-    assert removal_costs(table, tree, category="b")[0] == pytest.approx(parts[1].mat - 1)
     with pytest.raises(ConfigError, match="category must be one of a, b, got 'c'"):
         replay(table, tree, category="c")
 
@@ -119,7 +105,7 @@ def test_trees_that_the_table_cannot_answer_for_are_refused() -> None:
     with pytest.raises(TreeError, match=r"\[0, 0, 0\] has depth 3, but the rank table drafts 2"):
         replay(table, ChoiceTree.chain(3))
     with pytest.raises(TreeError, match=r"uses rank 3, but the rank table offers ranks 0 to 2"):
-        removal_costs(table, ChoiceTree.parse([[3]]))
+        replay(table, ChoiceTree.parse([[3]]))
 
 
 def test_chains_of_ranks_are_chain_trees_and_looked_up_ones_are_the_steps_made() -> None:

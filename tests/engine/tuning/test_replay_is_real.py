@@ -14,20 +14,18 @@ import presets
 from engine.config import Limits
 from engine.drafters.base import Workbench
 from engine.drafters.draft_target import DraftTargetConfig
-from engine.drafters.eagle3 import Eagle3Config
+from engine.drafters.eagle.methods import Eagle3Config
 from engine.drafters.method import MethodConfig
 from engine.drafters.ngram import NGramConfig
 from engine.drafters.redrafter import ReDrafterConfig
-from engine.drafters.suffix import SuffixConfig
+from engine.drafters.suffix.method import SuffixConfig
+from engine.drafters.texts import Text
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.tree import ChoiceTree
-from engine.tuning.measure import measure_ranks
-from engine.tuning.ranks import RankTable
+from engine.tuning.ranks import RankTable, measure_ranks
 from engine.tuning.replay import Replay, replay, replay_chain
-from engine.tuning.shape import with_tree
-from engine.tuning.texts import Text
 from playground.host import paths
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.engine.tuning.runs import LIMITS, Case, golden, ran, random_tree, texts_of
@@ -83,7 +81,7 @@ def test_replay_of_random_trees_equals_real_runs_step_by_step(name: str) -> None
     deepest = 0
     for tree in trees_of(table, NUM_TREES):
         result = replay(table, tree)
-        config = with_tree(case.config, tree)
+        config = case.config.with_tree(tree)
         assert_equals_runs(table, result, case.bench.target, config, case.bench, case.texts)
         deepest = max(deepest, len(result.position_rates))
     assert deepest >= 3, "the heads must be right often enough to tell trees apart"
@@ -138,7 +136,7 @@ def test_last_step_accepts_beyond_a_text_cut_by_eos_as_decoding_does(name: str) 
                 continue
             table = measure_ranks(case.config, case.bench, ended, depths=4)
             result = replay(table, tree)
-            config = with_tree(case.config, tree)
+            config = case.config.with_tree(tree)
             assert_equals_runs(table, result, target, config, case.bench, ended)
             beyond += int(result.roots[-1] + result.accepted_lengths[-1] + 1 >= len(cut))
     finally:
@@ -158,7 +156,7 @@ def test_drafts_are_cut_where_the_context_ends_as_decoding_cuts_them(
     assert len(texts[0].output_ids) == 20
     table = measure_ranks(case.config, case.bench, texts, depths=6)
     for tree in trees_of(table, 6):
-        config = with_tree(case.config, tree)
+        config = case.config.with_tree(tree)
         assert_equals_runs(table, replay(table, tree), target, config, case.bench, texts)
 
 
@@ -217,7 +215,7 @@ def test_chain_of_every_length_equals_real_runs_step_by_step(name: str) -> None:
     mats = set[float]()
     for length in (1, 5):
         result = replay_chain(table, length)
-        chosen = with_tree(config, ChoiceTree.chain(length))
+        chosen = config.with_tree(ChoiceTree.chain(length))
         assert_equals_runs(table, result, bench.target, chosen, bench, texts)
         mats.add(result.mat)
     assert len(mats) > 1, "no draft was right"
@@ -277,7 +275,7 @@ def test_replay_equals_real_runs_of_the_embedded_model(
     results = []
     for tree in trees_of(table, NUM_TREES, max_nodes=16):
         result = replay(table, tree)
-        assert_equals_runs(table, result, bench.target, with_tree(config, tree), bench, texts)
+        assert_equals_runs(table, result, bench.target, config.with_tree(tree), bench, texts)
         results.append(result)
     told(capsys, name, f"{len(results)} random trees", texts, results)
     assert len({result.mat for result in results}) >= 10, "the trees must be told apart"
@@ -303,7 +301,7 @@ def test_chains_of_the_embedded_model_equal_real_runs(
     results = []
     for length in (1, 2, 3, 5):
         result = replay_chain(table, length)
-        chosen = with_tree(config, ChoiceTree.chain(length))
+        chosen = config.with_tree(ChoiceTree.chain(length))
         assert_equals_runs(table, result, bench.target, chosen, bench, texts)
         results.append(result)
     told(capsys, name, "chains of 1, 2, 3, 5", texts, results)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine.errors import ConfigError
-from engine.training.growth import grow_by_rates
+from engine.training.methods.medusa import choices_by_rates
 from engine.tree import ChoiceTree, Path
 from engine.tuning.ranks import RankTable
 from engine.tuning.replay import reach, replay
@@ -59,7 +59,7 @@ def test_joint_frequencies_beat_independent_depths_where_depths_hang_together() 
     ranks = [[0, 0]] * 6 + [[1, 1]] * 5 + [[2, 0]] * 3
     table = table_of(ranks)
     rates = [[float(np.mean(column == r)) for r in range(8)] for column in table.ranks.T]
-    independent = ChoiceTree(grow_by_rates(rates, 4))
+    independent = ChoiceTree(choices_by_rates(rates, 4))
     assert best_tree(table, 4).paths == ((0,), (1,), (0, 0), (1, 1))
     assert replay(table, best_tree(table, 4)).mat > replay(table, independent).mat
 

@@ -9,22 +9,25 @@ import numpy as np
 import pytest
 
 from engine.drafters.draft_target import DraftTargetConfig
-from engine.drafters.eagle import EagleConfig
-from engine.drafters.eagle3 import Eagle3Config
+from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
 from engine.drafters.method import MethodConfig
 from engine.drafters.ngram import NGramConfig
 from engine.drafters.redrafter import ReDrafterConfig
 from engine.errors import ConfigError
 from engine.tree import ChoiceTree
-from engine.tuning.latency import LatencyCurve, bucket_of, interpolate, measure_curve
-from engine.tuning.search import curve
-from engine.tuning.shape import draft_shape, with_tree
-from engine.tuning.sizing import fastest, predict_sizes
-from engine.tuning.step_latency import Clock, DraftLatency, OtherCurve
-from engine.tuning.step_timing import measure_draft, measure_other, solve, variants
-from engine.tuning.watch import StoppedError, Watch
+from engine.tuning import StoppedError
+from engine.tuning.latency import (
+    Clock,
+    DraftLatency,
+    LatencyCurve,
+    OtherCurve,
+    bucket_of,
+    interpolate,
+)
+from engine.tuning.search import curve, fastest, predict_sizes
+from engine.tuning.timing import measure_curve, measure_draft, measure_other, solve
 from tests.engine.drafters.golden import ROOT, golden_case
-from tests.engine.tuning.runs import golden
+from tests.engine.tuning.runs import golden, stopped
 from tests.engine.tuning.tables import made_up
 from tests.models import tiny_target, workbench
 
@@ -79,7 +82,7 @@ def test_prediction_is_mat_over_the_step_s_time() -> None:
 
 def test_prediction_of_settings_counts_their_levels() -> None:
     tree = ChoiceTree.parse([[0], [1], [0, 0], [1, 0], [0, 0, 0]])
-    config = with_tree(EagleConfig(), tree)
+    config = EagleConfig().with_tree(tree)
     found = CLOCK.predict_config(config, 2.0)
     assert found == CLOCK.predict(2.0, levels=(1, 2, 1), num_nodes=5)
 
@@ -93,7 +96,7 @@ def test_the_fastest_size_weighs_mat_against_time() -> None:
     small, large = (fastest(predict_sizes(points, config, c)).point for c in (steep, flat))
     assert small.num_nodes == 1 and large.num_nodes > 4
     for sized in predict_sizes(points, config, flat):
-        shape = draft_shape(with_tree(config, sized.point.tree))
+        shape = config.with_tree(sized.point.tree).draft_shape()
         wanted = 1000 * sized.point.mat / (10.0 + CLOCK.draft.at(shape.levels))
         assert sized.prediction.tok_s == pytest.approx(wanted)
 
@@ -136,11 +139,11 @@ def test_drafting_is_timed_for_every_method(name: str) -> None:
         "eagle2": lambda: golden("eagle").bench,
     }.get(name, lambda: workbench(tiny_target(), small=tiny_target()))()
     told: list[float] = []
-    found = measure_draft(config, bench, context_len=16, repeats=1, watch=Watch(told.append))
+    found = measure_draft(config, bench, context_len=16, repeats=1, on_progress=told.append)
     assert found.decoding_type == config.decoding_type
-    assert found.at(draft_shape(config).levels) > 0
+    assert found.at(config.draft_shape().levels) > 0
     assert told == sorted(told) and told[-1] == 1.0
-    tried = [draft_shape(variant).levels for variant in variants(config)]
+    tried = [variant.draft_shape().levels for variant in config.timing_variants()]
     assert found.rows == tuple(sorted({n for levels in tried for n in levels}))
 
 
@@ -150,4 +153,4 @@ def test_the_loop_s_own_work_is_timed_on_real_steps_and_can_be_stopped() -> None
     assert found.rows == (1, 8) and all(ms > 0 for ms in found.other_ms)
     for measure in (measure_other, measure_curve):
         with pytest.raises(StoppedError):
-            measure(target, rows=(1, 2), context_len=8, watch=Watch(cancelled=lambda: True))
+            measure(target, rows=(1, 2), context_len=8, on_progress=stopped)

@@ -10,10 +10,9 @@ import pytest
 
 from engine.config import Limits
 from engine.drafters.autoregressive import AutoregressiveConfig
+from engine.drafters.base import Workbench
 from engine.model.sources import TargetSpec
-from playground.cli.bench import LoadedBench
-from playground.experiments.bench.plan import Configuration, Plan, make_plan
-from playground.experiments.bench.suites import Item
+from playground.experiments.plan import Configuration, ExperimentPlan, Item
 from playground.host.models import Models
 from tests.playground.tiny import ScriptedConfig, ScriptedDrafter
 
@@ -21,11 +20,12 @@ TYPES = {"Autoregressive": AutoregressiveConfig, "Scripted": ScriptedConfig}
 
 
 @pytest.fixture(scope="package")
-def bench(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadedBench]:
+def bench(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
     spec = TargetSpec(name="tiny", path=str(tiny_folder))
     cache = tmp_path_factory.mktemp("cache")
     models = Models(cache_dir=cache, device="cpu", resolve=lambda name: spec)
-    yield LoadedBench(models.target(spec, "float32", lambda words, share: None), models)
+    models.target(spec, "float32", lambda words, share: None)
+    yield models.bench()
     models.close()
 
 
@@ -45,13 +45,15 @@ def scripted(name: str = "scripted", **settings: Any) -> Configuration:
 
 def tiny_plan(
     *configurations: Configuration, items: tuple[Item, ...] = (), repeats: int = 1
-) -> Plan:
+) -> ExperimentPlan:
     """Two prompts, one of two turns, of eight tokens each."""
-    return make_plan(
-        TargetSpec(name="tiny", path="."),
-        "float32",
-        configurations or (scripted(),),
-        items or (item("a"), item("b", "One?", "Two?", group="maths")),
-        repeats=repeats,
-        limits=Limits(max_new_tokens=8, ignore_eos=True),
+    return ExperimentPlan.parse(
+        {
+            "target": TargetSpec(name="tiny", path="."),
+            "dtype": "float32",
+            "configurations": configurations or (scripted(),),
+            "items": items or (item("a"), item("b", "One?", "Two?", group="maths")),
+            "repeats": repeats,
+            "limits": Limits(max_new_tokens=8, ignore_eos=True),
+        }
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from playground.experiments.bench.measured import Measured
+from playground.experiments.finished import FinishedRequest
 
 
-def measured(configuration: str = "plain", **changes: Any) -> Measured:
+def measured(configuration: str = "plain", **changes: Any) -> FinishedRequest:
     """A request of 5 prompt tokens: first token after 0.1 s, four more in 0.4 s, four steps."""
     values: dict[str, Any] = {
         "run_id": f"run-{configuration}",
@@ -32,7 +32,7 @@ def measured(configuration: str = "plain", **changes: Any) -> Measured:
         "text": "text",
         "finish_reason": "length",
     }
-    return Measured(**{**values, **changes})
+    return FinishedRequest(**{**values, **changes})
 
 
 def plan_of(*names: str, temperature: float = 0.0) -> dict[str, Any]:

@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.metrics import first_divergence, percentile
 from engine.model.audit import Audit, View
-from playground.experiments.bench.latency import latency_table
-from playground.experiments.bench.report import make_report, position_rates
-from playground.experiments.bench.speedup import speedup_of
-from playground.experiments.bench.stats import Statistic, percentile, std
-from playground.experiments.bench.verdict import first_divergence
+from playground.experiments.report.report import make_report
+from playground.experiments.report.statistics import (
+    Statistic,
+    latency_table,
+    position_rates,
+    speedup_of,
+    std,
+)
 from tests.playground.bench.requests import measured, plan_of
 
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
@@ -194,7 +198,7 @@ def test_no_request_at_all_is_a_report_of_nothing() -> None:
 
 
 def test_a_text_of_the_csv_is_no_formula() -> None:
-    from playground.experiments.bench.export import _csv
+    from playground.experiments.report.export import _csv
 
     text = _csv(["name", "value"], [["=1+1", -1.5], ["a,b", None]])
     assert list(csv.reader(io.StringIO(text))) == [

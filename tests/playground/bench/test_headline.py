@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from playground.experiments.bench.headline import Contender, Trust, headline
-from playground.experiments.bench.speedup import Speedup
+from playground.experiments.report.statistics import Speedup
+from playground.experiments.report.verdict import Contender, Trust, headline
 
 
 def one(

@@ -10,9 +10,8 @@ import pytest
 
 import presets
 from engine.errors import ConfigError
-from playground.experiments.bench.groups import GROUPS, group_of
-from playground.experiments.bench.layouts import read_suite_file
-from playground.experiments.bench.suites import choose_items, choose_suite, items_of
+from playground.experiments.prompt_files import read_suite_file
+from playground.experiments.suites import GROUPS, choose_items, choose_suite, group_of, items_of
 
 
 def write(path: Path, *rows: Any) -> Path:

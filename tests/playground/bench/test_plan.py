@@ -11,8 +11,7 @@ from engine.config import Limits, Sampling
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
-from playground.experiments.bench.plan import Configuration, Plan, key_of, make_plan
-from playground.experiments.bench.suites import Item
+from playground.experiments.plan import Configuration, ExperimentPlan, Item
 
 TARGET = TargetSpec(name="t", hub="a/b")
 
@@ -21,9 +20,16 @@ def configuration(name: str, **config: Any) -> Configuration:
     return Configuration(name, name, parse_method({"decoding_type": "NGram", **config}))
 
 
-def plan(*names: str, items: int = 4, repeats: int = 3) -> Plan:
+def plan(*names: str, items: int = 4, repeats: int = 3) -> ExperimentPlan:
     prompts = [Item("s", str(i), "c", "chat", ("one", "two")[: 1 + i % 2]) for i in range(items)]
-    return make_plan(TARGET, "float32", [configuration(n) for n in names], prompts, repeats=repeats)
+    return make_plan("float32", [configuration(n) for n in names], prompts, repeats=repeats)
+
+
+def make_plan(
+    dtype: str, configurations: list[Configuration], items: list[Item], **more: Any
+) -> ExperimentPlan:
+    same = {"target": TARGET, "dtype": dtype, "configurations": configurations, "items": items}
+    return ExperimentPlan.parse({**same, **more})
 
 
 def test_every_request_comes_once_and_plain_decoding_always() -> None:
@@ -31,7 +37,13 @@ def test_every_request_comes_once_and_plain_decoding_always() -> None:
     requests = [request for requests in made.rounds() for request in requests]
     assert len(requests) == made.num_requests == len({r.key for r in requests}) == 6 * 3 * 3
     assert made.reference.is_baseline and made.reference.name == "plain"
-    assert [key_of(r.labels) for r in requests] == [r.key for r in requests]
+    assert [labelled(r.labels) for r in requests] == [r.key for r in requests]
+
+
+def labelled(labels: dict[str, str]) -> tuple[str, str, int, int, str]:
+    """The request whose run carries these labels."""
+    turn, repeat = int(labels["turn"]), int(labels["repeat"])
+    return labels["suite"], labels["prompt"], turn, repeat, labels["configuration"]
 
 
 def test_who_begins_rotates_over_prompts_and_repeats() -> None:
@@ -53,9 +65,7 @@ def test_a_turn_is_over_before_the_next_begins() -> None:
 
 def test_a_named_plain_configuration_is_the_baseline() -> None:
     plain = Configuration("bare", "Bare", parse_method({"decoding_type": "Autoregressive"}))
-    made = make_plan(
-        TARGET, "auto", [configuration("a"), plain], [Item("s", "1", "c", "c", ("x",))]
-    )
+    made = make_plan("auto", [configuration("a"), plain], [Item("s", "1", "c", "c", ("x",))])
     assert [c.name for c in made.configurations] == ["bare", "a"]
 
 
@@ -77,7 +87,6 @@ def test_a_plan_of_nothing_is_refused(changes: dict[str, int], words: str) -> No
 
 def test_a_stored_plan_is_the_same_plan() -> None:
     made = make_plan(
-        TARGET,
         "bfloat16",
         [configuration("a", max_draft_len=3)],
         [Item("s", "1", "c", "chat", ("x",), True, ({"role": "system", "content": "y"},))],
@@ -85,10 +94,10 @@ def test_a_stored_plan_is_the_same_plan() -> None:
         sampling=Sampling(temperature=0.5, seed=3),
         limits=Limits(max_new_tokens=9, stop=("z",)),
     )
-    assert Plan.from_dict(made.to_dict()) == made
+    assert ExperimentPlan.stored(made.to_dict()) == made
     with pytest.raises(ConfigError, match="not one of a benchmark"):
-        Plan.from_dict({"kind": "sweep"})
+        ExperimentPlan.stored({"kind": "sweep"})
     other = made.to_dict()
     other["configurations"][1]["config"]["decoding_type"] = "Gone"
     with pytest.raises(ConfigError, match="No method is called 'Gone'"):
-        Plan.from_dict(other)
+        ExperimentPlan.stored(other)

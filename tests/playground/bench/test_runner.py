@@ -7,29 +7,41 @@ from typing import Any
 
 import pytest
 
-from engine.drafters.base import Drafter
+from engine.drafters.base import Workbench
 from engine.errors import ConfigError
-from playground.cli.bench import LoadedBench
-from playground.experiments.bench import session
-from playground.experiments.bench.audits import audits_of
-from playground.experiments.bench.measured import Measured, measured_runs, summaries
-from playground.experiments.bench.plan import Plan
-from playground.experiments.bench.progress import Eta, Progress, time_left
-from playground.experiments.bench.runner import run_plan
+from playground.experiments import benchmarks
+from playground.experiments.finished import (
+    FinishedRequest,
+    RunGroup,
+    finished_requests,
+    in_pairs,
+    runs_of,
+)
+from playground.experiments.job import Eta, Progress, time_left
+from playground.experiments.measurement import Measurement, check_same_target
+from playground.experiments.plan import Configuration, ExperimentPlan
+from playground.experiments.report.audits import audit_divergences, audits_of
 from storage import RunLog, StepRow
 from tests.playground.bench.conftest import TYPES, item, scripted, tiny_plan
-from tests.playground.tiny import ScriptedDrafter
+from tests.playground.tiny import ScriptedConfig, ScriptedDrafter
 
 
-def run(plan: Plan, bench: LoadedBench, log: RunLog, **options: Any) -> tuple[str, Any]:
-    benchmark_id = session.begin(log, plan)
-    return benchmark_id, session.conduct(plan, bench, log, benchmark_id, **options)
+def run(plan: ExperimentPlan, bench: Workbench, log: RunLog, **options: Any) -> tuple[str, Any]:
+    benchmark_id = benchmarks.begin(log, plan)
+    return benchmark_id, go_on(plan, bench, log, benchmark_id, **options)
 
 
-def test_every_request_is_a_run_with_steps_and_labels(bench: LoadedBench, log: RunLog) -> None:
+def go_on(
+    plan: ExperimentPlan, bench: Workbench, log: RunLog, benchmark_id: str, **options: Any
+) -> Any:
+    measurement = Measurement(plan=plan, log=log, group=RunGroup(benchmark_id), **options)
+    return benchmarks.conduct(log, benchmark_id, lambda: measurement.run(bench))
+
+
+def test_every_request_is_a_run_with_steps_and_labels(bench: Workbench, log: RunLog) -> None:
     plan = tiny_plan(repeats=2)
     benchmark_id, outcome = run(plan, bench, log)
-    runs = list(summaries(log, benchmark_id))
+    runs = list(runs_of(log, benchmark_id))
     assert outcome.status == "completed" and outcome.num_new == len(runs) == plan.num_requests
     wanted = [request.labels for requests in plan.rounds() for request in requests]
     assert [dict(run.labels) for run in runs] == wanted
@@ -38,12 +50,12 @@ def test_every_request_is_a_run_with_steps_and_labels(bench: LoadedBench, log: R
         assert len(log.steps(stored.id)) == stored.num_steps > 0
     stored = log.benchmarks.get(benchmark_id)
     assert stored is not None and stored.status == "completed"
-    assert session.environment_of(log, benchmark_id)["dtype"] == "float32"
+    assert benchmarks.environment_of(log, benchmark_id)["dtype"] == "float32"
 
 
-def test_measured_figures_are_those_of_the_steps(bench: LoadedBench, log: RunLog) -> None:
+def test_measured_figures_are_those_of_the_steps(bench: Workbench, log: RunLog) -> None:
     benchmark_id, _ = run(tiny_plan(), bench, log)
-    for request in measured_runs(log, benchmark_id):
+    for request in finished_requests(log, benchmark_id):
         steps = log.steps(request.run_id)
         assert request.num_steps == len(steps)
         assert request.num_accepted == sum(len(step.accepted) for step in steps)
@@ -52,7 +64,7 @@ def test_measured_figures_are_those_of_the_steps(bench: LoadedBench, log: RunLog
         assert request.at_least == at_least(steps)
         parts = [sum(getattr(step, name) for step in steps) for name in SPLIT]
         assert request.split_s == pytest.approx(parts)
-    report = session.read_results(log, benchmark_id).report
+    report = benchmarks.read_results(log, benchmark_id).report
     assert report.section("scripted").overall.mat > 1.3  # type: ignore[operator]
     verdict = report.section("scripted").verdict
     assert verdict is not None and verdict.identical and verdict.num_compared == 3
@@ -66,9 +78,9 @@ def at_least(steps: tuple[StepRow, ...]) -> tuple[int, ...]:
     return tuple(sum(len(s.accepted) >= i for s in steps) for i in range(1, deepest + 1))
 
 
-def test_a_second_turn_follows_on_plain_decodings_answer(bench: LoadedBench, log: RunLog) -> None:
+def test_a_second_turn_follows_on_plain_decodings_answer(bench: Workbench, log: RunLog) -> None:
     benchmark_id, _ = run(tiny_plan(repeats=2), bench, log)
-    runs = [log.get(run.id) for run in summaries(log, benchmark_id)]
+    runs = [log.get(run.id) for run in runs_of(log, benchmark_id)]
     first = [r for r in runs if r and r.labels["prompt"] == "b" and r.labels["turn"] == "0"]
     second = [r for r in runs if r and r.labels["prompt"] == "b" and r.labels["turn"] == "1"]
     plain = next(r for r in first if r.labels["configuration"] == "plain")
@@ -83,7 +95,7 @@ def test_a_second_turn_follows_on_plain_decodings_answer(bench: LoadedBench, log
 
 
 def test_cancelling_keeps_what_is_done_and_resuming_does_exactly_the_rest(
-    bench: LoadedBench, log: RunLog
+    bench: Workbench, log: RunLog
 ) -> None:
     plan = tiny_plan(repeats=2)
     seen: list[Progress] = []
@@ -95,43 +107,43 @@ def test_cancelling_keeps_what_is_done_and_resuming_does_exactly_the_rest(
         cancelled=lambda: sum(p.last is not None for p in seen) >= 5,
     )
     assert outcome.status == "cancelled" and outcome.num_new == 5
-    kept = {request.key: request.run_id for request in measured_runs(log, benchmark_id)}
+    kept = {request.key: request.run_id for request in finished_requests(log, benchmark_id)}
     assert len(kept) == 5
 
-    again = session.plan_to_resume(log, benchmark_id, TYPES)
+    again = benchmarks.plan_to_resume(log, benchmark_id, TYPES)
     assert again == plan
     log.benchmarks.resume(benchmark_id)
-    more = session.conduct(again, bench, log, benchmark_id)
+    more = go_on(again, bench, log, benchmark_id)
     assert (more.status, more.num_new) == ("completed", plan.num_requests - 5)
-    all_runs = {request.key: request.run_id for request in measured_runs(log, benchmark_id)}
+    all_runs = {request.key: request.run_id for request in finished_requests(log, benchmark_id)}
     assert len(all_runs) == plan.num_requests and kept.items() <= all_runs.items()
-    assert session.conduct(again, bench, log, benchmark_id).num_new == 0
+    assert go_on(again, bench, log, benchmark_id).num_new == 0
 
 
-def test_a_run_stopped_in_the_middle_is_run_again(bench: LoadedBench, log: RunLog) -> None:
+def test_a_run_stopped_in_the_middle_is_run_again(bench: Workbench, log: RunLog) -> None:
     """The cancel comes during a request: its run stays as cancelled and counts for nothing."""
     plan = tiny_plan(scripted(delay_ms=20.0))
     asked: list[int] = []
 
     def cancelled() -> bool:
-        running = [r for r in summaries(log, benchmark_id) if r.status == "running"]
+        running = [r for r in runs_of(log, benchmark_id) if r.status == "running"]
         inside = any(r.decoding_type == "Scripted" for r in running)
         asked.append(1) if inside else None
         return len(asked) > 2
 
-    benchmark_id = session.begin(log, plan)
-    outcome = run_plan(plan, bench, log, benchmark_id, cancelled=cancelled)
-    statuses = [run.status for run in summaries(log, benchmark_id)]
+    benchmark_id = benchmarks.begin(log, plan)
+    outcome = go_on(plan, bench, log, benchmark_id, cancelled=cancelled)
+    statuses = [run.status for run in runs_of(log, benchmark_id)]
     assert outcome.cancelled and statuses.count("cancelled") == 1
-    assert run_plan(plan, bench, log, benchmark_id).num_new == plan.num_requests - outcome.num_new
+    assert go_on(plan, bench, log, benchmark_id).num_new == plan.num_requests - outcome.num_new
 
 
-def test_a_prompt_that_does_not_fit_is_left_out_and_said(bench: LoadedBench, log: RunLog) -> None:
+def test_a_prompt_that_does_not_fit_is_left_out_and_said(bench: Workbench, log: RunLog) -> None:
     plan = tiny_plan(items=(item("long", "x" * 600, "And then?"), item("short")))
     benchmark_id, outcome = run(plan, bench, log)
     assert outcome.status == "completed" and outcome.num_new == 2
     assert [(skip.prompt, skip.turn) for skip in outcome.skipped] == [("long", 0), ("long", 1)]
-    assert "do not fit the context of 512" in outcome.skipped[0].reason
+    assert "context holds 512 tokens" in outcome.skipped[0].reason
     stored = log.benchmarks.get(benchmark_id)
     assert stored is not None and stored.summary["skipped"][0] == asdict(outcome.skipped[0])
 
@@ -149,27 +161,22 @@ class Corrupted(ScriptedDrafter):
         return wrong
 
 
-class CorruptedBench:
-    """Makes a drafter that breaks the text for the configuration of this note."""
+class CorruptedConfig(ScriptedConfig):
+    """Makes the drafter that breaks the text."""
 
-    def __init__(self, bench: LoadedBench) -> None:
-        self.target = bench.target
-        self._bench = bench
-
-    def new_drafter(self, config: Any) -> Drafter:
-        if getattr(config, "note", "") == "corrupt":
-            from engine.drafters.base import Workbench
-
-            made = Workbench(self.target, lambda name: None, lambda spec: None)  # type: ignore[arg-type,return-value]
-            return Corrupted(config, made)
-        return self._bench.new_drafter(config)
+    def build(self, bench: Workbench) -> Corrupted:
+        return Corrupted(self, bench)
 
 
-def test_a_corrupted_method_is_found_out(bench: LoadedBench, log: RunLog) -> None:
-    plan = tiny_plan(scripted("good"), scripted("bad", note="corrupt"))
-    benchmark_id = session.begin(log, plan)
-    session.conduct(plan, CorruptedBench(bench), log, benchmark_id)
-    report = session.read_results(log, benchmark_id).report
+def corrupted(name: str) -> Configuration:
+    return Configuration(name, "Scripted", CorruptedConfig())
+
+
+def test_a_corrupted_method_is_found_out(bench: Workbench, log: RunLog) -> None:
+    plan = tiny_plan(scripted("good"), corrupted("bad"))
+    benchmark_id = benchmarks.begin(log, plan)
+    go_on(plan, bench, log, benchmark_id)
+    report = benchmarks.read_results(log, benchmark_id).report
     good, bad = report.section("good").verdict, report.section("bad").verdict
     assert good is not None and good.identical
     assert bad is not None and bad.num_identical == 0
@@ -183,63 +190,66 @@ def test_a_corrupted_method_is_found_out(bench: LoadedBench, log: RunLog) -> Non
     assert good.cause is None
 
 
-def test_differences_are_looked_into_once(bench: LoadedBench, log: RunLog) -> None:
-    plan = tiny_plan(scripted("bad", note="corrupt"))
-    benchmark_id = session.begin(log, plan)
-    corrupted = CorruptedBench(bench)
-    session.conduct(plan, corrupted, log, benchmark_id)
+def test_differences_are_looked_into_once(bench: Workbench, log: RunLog) -> None:
+    plan = tiny_plan(corrupted("bad"))
+    benchmark_id = benchmarks.begin(log, plan)
+    go_on(plan, bench, log, benchmark_id)
+    finished = finished_requests(log, benchmark_id)
+    own, plain = ([r for r in finished if r.configuration == name] for name in ("bad", "plain"))
     told: list[str] = []
-    session.look_into_differences(
-        bench.target, log, benchmark_id, tell=lambda progress: told.append(progress.words)
+    audit_divergences(
+        bench.target,
+        log,
+        in_pairs(own, plain),
+        benchmark_id=benchmark_id,
+        tell=lambda: told.append("asked"),
     )
     assert told == []
-    verdict = session.read_results(log, benchmark_id).report.section("bad").verdict
+    verdict = benchmarks.read_results(log, benchmark_id).report.section("bad").verdict
     assert verdict is not None and all(one.gap for one in verdict.divergences)
     assert len(audits_of(log, benchmark_id)) == len(verdict.divergences)
 
 
 def test_a_bug_in_a_drafter_ends_the_benchmark_and_leaves_it_resumable(
-    bench: LoadedBench, log: RunLog
+    bench: Workbench, log: RunLog
 ) -> None:
     plan = tiny_plan(scripted(fail_at=30))
-    benchmark_id = session.begin(log, plan)
+    benchmark_id = benchmarks.begin(log, plan)
     with pytest.raises(RuntimeError, match="scripted failure"):
-        session.conduct(tiny_plan(scripted(fail_at=1)), bench, log, benchmark_id)
+        go_on(tiny_plan(scripted(fail_at=1)), bench, log, benchmark_id)
     stored = log.benchmarks.get(benchmark_id)
     assert stored is not None and stored.status == "failed"
     log.benchmarks.resume(benchmark_id)
-    outcome = session.conduct(
-        session.plan_to_resume(log, benchmark_id, TYPES), bench, log, benchmark_id
-    )
+    outcome = go_on(benchmarks.plan_to_resume(log, benchmark_id, TYPES), bench, log, benchmark_id)
     assert outcome.status == "completed"
 
 
-def test_repeats_start_from_drafters_that_know_nothing(bench: LoadedBench, log: RunLog) -> None:
+def test_repeats_start_from_drafters_that_know_nothing(bench: Workbench, log: RunLog) -> None:
     """N-gram's public pool outlives a text: a second repeat must not copy from the first."""
+
     from engine.drafters.ngram import NGramConfig
-    from playground.experiments.bench.plan import Configuration
 
     ngram = Configuration("ngram", "N-gram", NGramConfig(max_draft_len=4))
     benchmark_id, _ = run(tiny_plan(ngram, repeats=3), bench, log)
     steps: dict[tuple[str, int], set[int]] = {}
-    for request in measured_runs(log, benchmark_id):
+    for request in finished_requests(log, benchmark_id):
         if request.configuration == "ngram":
             steps.setdefault((request.prompt, request.turn), set()).add(request.num_steps)
     assert all(len(counts) == 1 for counts in steps.values())
 
 
-def test_other_weights_are_refused_on_a_resume(bench: LoadedBench) -> None:
-    then = {"environment": {**bench.target.environment(), "dtype": "bfloat16"}}
+def test_other_weights_are_refused_on_a_resume(bench: Workbench) -> None:
+    then = {**bench.target.environment(), "dtype": "bfloat16"}
     with pytest.raises(ConfigError, match="began with dtype 'bfloat16'"):
-        session.check_same_target(then, bench.target)
-    session.check_same_target({"environment": bench.target.environment()}, bench.target)
+        check_same_target(then, bench.target)
+    check_same_target(bench.target.environment(), bench.target)
 
 
-def test_progress_counts_up_to_all_and_tells_the_time_left(bench: LoadedBench, log: RunLog) -> None:
+def test_progress_counts_up_to_all_and_tells_the_time_left(bench: Workbench, log: RunLog) -> None:
     seen: list[Progress] = []
     run(tiny_plan(), bench, log, tell=seen.append)
-    assert [p.num_past for p in seen] == sorted(p.num_past for p in seen)
-    assert seen[-1].num_past == seen[-1].num_requests == 6
+    assert [p.num_done for p in seen] == sorted(p.num_done for p in seen)
+    assert seen[-1].num_done == seen[-1].num_planned == 6
     assert seen[0].eta_s is None and seen[-1].eta_s == 0
     assert [p.last.configuration for p in seen if p.last] == [
         *("plain", "scripted", "scripted", "plain", "plain", "scripted")
@@ -264,12 +274,12 @@ def test_time_left_weighs_configurations_alike() -> None:
     ]
 
 
-def test_the_reference_is_measured_like_the_rest(bench: LoadedBench, log: RunLog) -> None:
+def test_the_reference_is_measured_like_the_rest(bench: Workbench, log: RunLog) -> None:
     benchmark_id, _ = run(tiny_plan(), bench, log)
-    plain: list[Measured] = [
-        r for r in measured_runs(log, benchmark_id) if r.configuration == "plain"
+    plain: list[FinishedRequest] = [
+        r for r in finished_requests(log, benchmark_id) if r.configuration == "plain"
     ]
     assert all(r.num_steps == 7 and r.num_new_tokens == 8 and r.mat == 1 for r in plain)
-    report = session.read_results(log, benchmark_id).report
+    report = benchmarks.read_results(log, benchmark_id).report
     own = report.section("plain").overall.speedup
     assert own is not None and own.ratio == 1 and own.mean_of_ratios == 1

@@ -5,23 +5,25 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from playground.experiments.compare.job import Comparison
-from playground.experiments.compare.plan import read_plan
+from playground.experiments.compare.form import read_plan
+from playground.experiments.compare.job import CompareJob
+from playground.experiments.job import Jobs
 from playground.host.runner import EngineHost
 from tests.playground.compare.corrupted import held
 
 WAIT_S = 60.0
+JOBS = Jobs()
 Slot = tuple[str, dict[str, Any]]
 
 
-def begun(host: EngineHost, *slots: Slot, owner: str = "tab", **changes: Any) -> Comparison:
+def begun(host: EngineHost, *slots: Slot, owner: str = "tab", **changes: Any) -> CompareJob:
     plan = read_plan(host.catalog, held(*slots, **changes))
-    return Comparison.start(host, plan, owner=owner)
+    return CompareJob.start(host, JOBS, plan, owner=owner)
 
 
-def ended(comparison: Comparison) -> dict[str, Any]:
+def ended(comparison: CompareJob) -> dict[str, Any]:
     """Its report, once it is over."""
-    assert comparison.whole.over.wait(WAIT_S), comparison.whole.words
+    assert comparison.over.wait(WAIT_S), comparison.message
     found: dict[str, Any] = json.loads(comparison.report or "{}")
     return found
 

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from playground.experiments.bench.measured import Measured
-from playground.experiments.compare.explain import balance_of, explain
-from playground.experiments.compare.figures import Pooled, in_pairs, pool, speedup_dict
-from playground.experiments.compare.verdict import Verdict
+from playground.experiments.compare.report import verdict_sentence
+from playground.experiments.finished import FinishedRequest, in_pairs
+from playground.experiments.report.explain import Explanation, balance_of, explain
+from playground.experiments.report.report import make_report
+from playground.experiments.report.statistics import Pool, position_rates, speedup_of
+from playground.experiments.report.verdict import num_unsteady
 
 
-def run(**changes: Any) -> Measured:
+def run(**changes: Any) -> FinishedRequest:
     """8 steps of 10 ms of which 12 drafts were accepted: MAT 2.5, 20 tokens after the first."""
     made: dict[str, Any] = {
         "run_id": "r",
@@ -38,10 +40,10 @@ def run(**changes: Any) -> Measured:
         "text": "",
         "finish_reason": "length",
     }
-    return Measured(**{**made, **changes})
+    return FinishedRequest(**{**made, **changes})
 
 
-def plain(**changes: Any) -> Measured:
+def plain(**changes: Any) -> FinishedRequest:
     """20 steps of 5 ms."""
     given = {
         "configuration": "plain",
@@ -55,25 +57,26 @@ def plain(**changes: Any) -> Measured:
     return run(**{**given, **changes})
 
 
-def pooled(*runs: Measured) -> Pooled:
-    found = pool(runs)
+def why(own: FinishedRequest, other: FinishedRequest) -> Explanation:
+    found = explain([(own, other)])
     assert found is not None
     return found
 
 
 def test_sums_are_divided_not_averaged() -> None:
     long = run(num_new_tokens=101, num_steps=80, num_accepted=20, decode_s=0.8, at_least=(20,))
-    both = pooled(run(), long)
+    both = Pool.of([run(), long])
     assert both.tok_s == pytest.approx((20 + 100) / 0.88)
     assert both.mat == pytest.approx(1 + 32 / 88)
-    assert both.to_dict()["position_rates"] == pytest.approx([28 / 88, 4 / 88])
-    assert both.to_dict()["num_new_tokens"] == 122
+    assert position_rates([run(), long]) == pytest.approx((28 / 88, 4 / 88))
+    assert both.num_new_tokens == 122
 
 
 def test_runs_that_ended_with_the_first_token_do_not_count() -> None:
     empty = run(num_new_tokens=1, num_steps=0, num_accepted=0, decode_s=0.0)
-    assert pool([empty]) is None
-    assert pooled(run(), empty) == pooled(run())
+    assert explain([(empty, plain())]) is None and speedup_of([(empty, plain())]) is None
+    assert Pool.of([run(), empty]).tok_s == Pool.of([run()]).tok_s
+    assert explain([(run(), plain()), (empty, plain())]) == explain([(run(), plain())])
 
 
 def test_a_run_is_paired_with_the_plain_run_of_its_prompt_and_repeat() -> None:
@@ -92,19 +95,18 @@ def test_speedup_and_its_spread_over_repeats() -> None:
         (run(repeat=1, decode_s=0.1), plain(repeat=1)),
         (run(repeat=2, decode_s=0.05), plain(repeat=2)),
     ]
-    found = speedup_dict(pairs)
+    found = speedup_of(pairs)
     assert found is not None
-    assert found["value"] == pytest.approx(0.300 / 0.230)
-    assert (found["low"], found["high"]) == pytest.approx((1.0, 2.0))
-    assert found["spread_over"] == "repeats" and found["num_repeats"] == 3
-    assert found["by_prompt"] == [["1", pytest.approx(0.300 / 0.230)]]
-    alone = speedup_dict(pairs[:1])
-    assert alone is not None and alone["spread_over"] is None
-    assert speedup_dict([]) is None
+    assert found.ratio == pytest.approx(0.300 / 0.230)
+    assert (found.low, found.high) == pytest.approx((1.0, 2.0))
+    assert found.spread_over == "repeats" and found.num_pairs == 3
+    alone = speedup_of(pairs[:1])
+    assert alone is not None and str(alone) == "1.25×", "one request has no spread"
+    assert speedup_of([]) is None
 
 
 def test_the_formula_with_the_measured_numbers() -> None:
-    found = explain(pooled(run()), pooled(plain()))
+    found = why(run(), plain())
     assert found.measured == pytest.approx((20 / 0.080) / (20 / 0.100))
     assert found.formula == pytest.approx(2.5 * 5 / (2 + 7 + 1))
     assert found.terms.endswith("= 2.50 · 5.00 ms / (2.00 + 7.00 + 1.00 ms) = 1.25")
@@ -113,7 +115,7 @@ def test_the_formula_with_the_measured_numbers() -> None:
 
 
 def test_what_a_step_saves_and_pays() -> None:
-    balance = balance_of(pooled(run()), pooled(plain()))
+    balance = balance_of(Pool.of([run()]), Pool.of([plain()]))
     assert balance.saved == pytest.approx(1.5)
     assert balance.paid == pytest.approx({"draft": 0.4, "verify": 0.44, "other": 0.16})
     assert 1 + balance.total == pytest.approx(2.0)
@@ -122,10 +124,10 @@ def test_what_a_step_saves_and_pays() -> None:
     assert balance.without_largest == pytest.approx(2.5 / 1.56)
 
 
-def cost(**ms: float) -> Pooled:
+def cost(**ms: float) -> FinishedRequest:
     """A configuration of MAT 2.5 whose steps cost this."""
     split = [ms.get(part, 0.0) * 0.008 for part in ("draft", "verify", "accept", "other")]
-    return pooled(run(split_s=tuple(split), decode_s=sum(split)))
+    return run(split_s=tuple(split), decode_s=sum(split))
 
 
 @pytest.mark.parametrize(
@@ -138,23 +140,21 @@ def cost(**ms: float) -> Pooled:
         (cost(draft=5.0, verify=7.4), "As fast as plain", "drafting"),
     ],
 )
-def test_the_sentence_names_what_costs_most(own: Pooled, begins: str, names: str) -> None:
-    found = explain(own, pooled(plain()))
+def test_the_sentence_names_what_costs_most(own: FinishedRequest, begins: str, names: str) -> None:
+    found = why(own, plain())
     assert found.because.startswith(begins)
     assert names in found.because
 
 
 def test_drafts_that_are_hardly_accepted_are_said_so() -> None:
     useless = replace(run(), num_accepted=0, num_steps=20, num_drafted=60, at_least=())
-    found = explain(pooled(useless), pooled(plain()))
+    found = why(useless, plain())
     assert found.because.startswith("Hardly any draft is accepted")
 
 
 def test_the_difference_to_the_measured_ratio_is_accounted_for() -> None:
     """Two tokens cut off (20 of 22 left), and 20 ms of the loop between 8 steps."""
-    own = pooled(run(num_accepted=14, decode_s=0.100))
-    others = pooled(plain(decode_s=0.104))
-    found = explain(own, others)
+    found = why(run(num_accepted=14, decode_s=0.100), plain(decode_s=0.104))
     kept = 20 / 22
     between = (104 / 100) / (100 / 80)
     assert found.measured == pytest.approx(found.formula * kept * between)
@@ -165,8 +165,17 @@ def test_the_difference_to_the_measured_ratio_is_accounted_for() -> None:
 
 def test_plain_decoding_that_does_not_repeat_itself_is_pointed_out() -> None:
     steady = [plain(repeat=0), plain(repeat=1), plain(repeat=1, prompt="2", output_ids=(9,))]
-    assert Verdict.baseline(steady, greedy=True).label == "baseline"
+    assert num_unsteady(steady) == 0
     moody = [*steady, plain(repeat=0, prompt="2", output_ids=(8,))]
-    assert Verdict.baseline(moody, greedy=True).label == "not repeatable"
-    assert "1 of 2 prompts" in Verdict.baseline(moody, greedy=True).sentence
-    assert Verdict.baseline(moody, greedy=False).label == "baseline"
+    assert num_unsteady(moody) == 1
+    heads = [{"name": "plain", "title": "", "lossless": True, "config": {"decoding_type": "x"}}]
+    reports = {
+        temperature: make_report(
+            {"configurations": heads, "sampling": {"temperature": temperature}}, moody
+        )
+        for temperature in (0.0, 1.0)
+    }
+    drawn, greedy = reports[1.0].section("plain"), reports[0.0].section("plain")
+    kind, label, sentence = verdict_sentence(greedy, greedy=True)
+    assert (kind, label) == ("baseline", "not repeatable") and "1 of 2 prompts" in sentence
+    assert verdict_sentence(drawn, greedy=False)[1] == "baseline"

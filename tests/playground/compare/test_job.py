@@ -7,18 +7,17 @@ import time
 
 import pytest
 
-from playground.experiments.compare.board import stored_board
-from playground.experiments.compare.job import Comparison
-from playground.experiments.compare.plan import PLAIN
-from playground.experiments.compare.report import report_text
-from playground.experiments.compare.verdict import pieces
+from playground.experiments.compare.form import PLAIN
+from playground.experiments.compare.job import CompareJob
+from playground.experiments.compare.report import Comparison, pieces
 from playground.host.runner import EngineHost
 from storage import RunDetail, RunLog, RunQuery
 from tests.playground.asks import finished, start
 from tests.playground.compare.running import begun, ended, row
+from tests.playground.tiny import ScriptedConfig
 
 
-def stored(log: RunLog, comparison: Comparison) -> list[RunDetail]:
+def stored(log: RunLog, comparison: CompareJob) -> list[RunDetail]:
     """Its runs, in the order in which they ran."""
     query = RunQuery(labels={"compare": comparison.id}, descending=False, limit=500)
     details = [log.get(run.id) for run in log.find(query).rows]
@@ -26,7 +25,7 @@ def stored(log: RunLog, comparison: Comparison) -> list[RunDetail]:
 
 
 @pytest.fixture(scope="module")
-def pair(host: EngineHost) -> Comparison:
+def pair(host: EngineHost) -> CompareJob:
     """Plain, scripted, and scripted with another tree, twice on each of two prompts."""
     comparison = begun(
         host,
@@ -38,9 +37,9 @@ def pair(host: EngineHost) -> Comparison:
     return comparison
 
 
-def test_every_request_is_a_run_of_the_log(pair: Comparison, log: RunLog) -> None:
+def test_every_request_is_a_run_of_the_log(pair: CompareJob, log: RunLog) -> None:
     runs = stored(log, pair)
-    assert pair.whole.state == "completed", pair.whole.error
+    assert pair.state == "completed", pair.error
     assert len(runs) == 3 * 2 * 2
     assert {run.status for run in runs} == {"completed"}
     keys = {(r.labels["configuration"], r.labels["prompt"], r.labels["repeat"]) for r in runs}
@@ -53,47 +52,61 @@ def test_every_request_is_a_run_of_the_log(pair: Comparison, log: RunLog) -> Non
     }
 
 
-def test_who_begins_moves_on_from_round_to_round(pair: Comparison, log: RunLog) -> None:
+def test_labels_say_all_that_a_link_needs(pair: CompareJob, log: RunLog) -> None:
+    assert stored(log, pair)[-1].labels == {
+        "compare": pair.id,
+        "place": "2",
+        "configuration": "Scripted tree (2)",
+        "suite": "starter",
+        "category": "code",
+        "group": "code",
+        "prompt": "2",
+        "turn": "0",
+        "repeat": "1",
+    }
+
+
+def test_who_begins_moves_on_from_round_to_round(pair: CompareJob, log: RunLog) -> None:
     places = [int(run.labels["place"]) for run in stored(log, pair)]
     rounds = [places[i : i + 3] for i in range(0, len(places), 3)]
     assert rounds == [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]]
 
 
-def test_raw_prompts_of_a_suite_are_continued(pair: Comparison, log: RunLog) -> None:
+def test_raw_prompts_of_a_suite_are_continued(pair: CompareJob, log: RunLog) -> None:
     by_prompt = {run.labels["prompt"]: run for run in stored(log, pair)}
     assert by_prompt["1"].messages and by_prompt["1"].prompt_text == "Say hello."
     assert not by_prompt["2"].messages and by_prompt["2"].prompt_text == "def f(x):"
 
 
-def test_the_report_has_figures_speedups_and_reasons(pair: Comparison) -> None:
+def test_the_report_has_figures_speedups_and_reasons(pair: CompareJob) -> None:
     report = ended(pair)
     assert [r["badge"] for r in report["configurations"]] == ["baseline", "lossless", "lossless"]
     plain, scripted = report["configurations"][:2]
-    assert plain["speedup"] is None and plain["verdict"]["kind"] == "baseline"
-    assert scripted["figures"]["num_runs"] == 4
-    assert scripted["figures"]["mat"] > 1.2
-    speedup = scripted["speedup"]
-    assert speedup["low"] <= speedup["value"] <= speedup["high"]
-    assert speedup["value"] == pytest.approx(
-        scripted["figures"]["tok_s"] / plain["figures"]["tok_s"]
+    assert plain["reference"] and plain["verdict"]["kind"] == "baseline"
+    assert scripted["overall"]["num_requests"] == 4
+    assert scripted["overall"]["mat"] > 1.2
+    speedup = scripted["overall"]["speedup"]
+    assert speedup["low"] <= speedup["ratio"] <= speedup["high"]
+    assert speedup["ratio"] == pytest.approx(
+        scripted["overall"]["tok_s"] / plain["overall"]["tok_s"]
     )
-    assert scripted["why"]["measured"] == pytest.approx(speedup["value"])
-    assert [name for name, _ in speedup["by_prompt"]] == ["1", "2"]
+    assert scripted["why"]["measured"] == pytest.approx(speedup["ratio"])
+    assert [name for name, _ in scripted["by_prompt"]] == ["1", "2"]
     assert report["num_repeats"] == 2 and len(report["runs"]) == 12
     assert "float32" in report["setup"] and "greedy" in report["setup"]
 
 
-def test_greedy_texts_of_a_lossless_method_are_identical(pair: Comparison) -> None:
+def test_greedy_texts_of_a_lossless_method_are_identical(pair: CompareJob) -> None:
     verdict = row(ended(pair), "Scripted tree (1)")["verdict"]
     assert verdict["kind"] == "identical" and "80 tokens in 4 texts" in verdict["sentence"]
 
 
-def test_the_log_alone_tells_the_same(pair: Comparison, host: EngineHost, log: RunLog) -> None:
-    board = stored_board(log, pair.id, host.catalog.types)
-    assert json.loads(report_text(log, board)) == ended(pair)
+def test_the_log_alone_tells_the_same(pair: CompareJob, host: EngineHost, log: RunLog) -> None:
+    again = Comparison.stored(log, pair.id).to_json(log, host.catalog.types)
+    assert json.loads(again) == ended(pair)
 
 
-def test_the_warm_up_is_no_run(pair: Comparison, host: EngineHost, log: RunLog) -> None:
+def test_the_warm_up_is_no_run(pair: CompareJob, host: EngineHost, log: RunLog) -> None:
     """Neither in the log nor on show; and it is done anew, with new drafters, for every repeat."""
     prompts = {run.prompt_text for run in stored(log, pair)}
     assert prompts == {"Say hello.", "def f(x):"}
@@ -120,9 +133,8 @@ def test_a_corrupted_method_is_caught(host: EngineHost, log: RunLog) -> None:
     assert verdict["parting"]["plain"] == "".join(said[at : at + 16])
     assert verdict["parting"]["own"] != verdict["parting"]["plain"]
     assert row(report, "Scripted tree")["verdict"]["kind"] == "identical"
-    again = stored_board(log, comparison.id, host.catalog.types)
-    assert again.audits.keys() == {"Corrupted"}
-    assert report_text(log, again) == comparison.report
+    again = Comparison.stored(log, comparison.id)
+    assert again.to_json(log, host.catalog.types) == comparison.report
 
 
 def test_a_lossy_method_is_called_lossy_whatever_it_writes(host: EngineHost) -> None:
@@ -149,10 +161,10 @@ def test_stop_ends_at_once_and_keeps_what_ran(host: EngineHost, log: RunLog) -> 
     comparison.cancel()
     report = ended(comparison)
     assert time.monotonic() - asked < 3
-    assert comparison.whole.state == "cancelled"
+    assert comparison.state == "cancelled"
     assert not host.runs.owned_by("stopper")
     assert {run.status for run in stored(log, comparison)} <= {"completed", "cancelled"}
-    assert report["configurations"][0]["figures"] is not None
+    assert report["configurations"][0]["overall"]["tok_s"] is not None
     assert finished(start(host)).state == "completed"
 
 
@@ -162,7 +174,7 @@ def test_a_waiting_comparison_can_be_stopped(host: EngineHost, log: RunLog) -> N
     comparison.cancel()
     finished(busy)
     ended(comparison)
-    assert comparison.whole.state == "cancelled" and not stored(log, comparison)
+    assert comparison.state == "cancelled" and not stored(log, comparison)
 
 
 def test_a_configuration_that_breaks_leaves_the_others_running(
@@ -170,10 +182,10 @@ def test_a_configuration_that_breaks_leaves_the_others_running(
 ) -> None:
     comparison = begun(host, ("scripted", {"fail_at": "3"}), ("corrupted", {"wrong_at": "99"}))
     report = ended(comparison)
-    assert comparison.whole.state == "completed"
+    assert comparison.state == "completed"
     broken = row(report, "Scripted tree")
     assert broken["fault"] and "Scripted tree" in broken["fault"]
-    assert broken["figures"] is None
+    assert broken["overall"]["num_requests"] == 0
     assert row(report, "Corrupted")["verdict"]["kind"] == "identical"
     assert len(stored(log, comparison)) == 2 * 2
 
@@ -181,8 +193,8 @@ def test_a_configuration_that_breaks_leaves_the_others_running(
 def test_a_prompt_that_does_not_fit_is_one_sentence(host: EngineHost) -> None:
     comparison = begun(host, prompt="word " * 400)
     ended(comparison)
-    assert comparison.whole.state == "failed"
-    assert comparison.whole.error is not None and "context" in comparison.whole.error
+    assert comparison.state == "failed"
+    assert comparison.error is not None and "context" in comparison.error
 
 
 def test_nothing_comes_between_the_runs_of_a_comparison(host: EngineHost, log: RunLog) -> None:
@@ -194,13 +206,14 @@ def test_nothing_comes_between_the_runs_of_a_comparison(host: EngineHost, log: R
     assert runs[0].labels == {} and {run.labels["compare"] for run in runs[1:5]} == {comparison.id}
 
 
-def test_drafters_of_a_comparison_have_learned_from_nothing(host: EngineHost) -> None:
+def test_drafters_of_a_comparison_have_learned_from_nothing(
+    host: EngineHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each repeat gets new ones: a method that remembers earlier texts would race with itself."""
     made: list[object] = []
-    forget = host.forget_drafters
-    host.forget_drafters = lambda: made.append(forget())  # type: ignore[method-assign]
-    try:
-        ended(begun(host, options={"repeats": "3"}))
-    finally:
-        del host.forget_drafters  # type: ignore[method-assign]
+    build = ScriptedConfig.build
+    monkeypatch.setattr(
+        ScriptedConfig, "build", lambda self, bench: made.append(self) or build(self, bench)
+    )
+    ended(begun(host, options={"repeats": "3"}))
     assert len(made) == 3

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.errors import PlaygroundError
-from playground.experiments.compare.plan import PLAIN, read_held, read_plan
+from playground.experiments.compare.form import PLAIN, read_held, read_plan
 from playground.host.catalog import Catalog
 from presets import Prompt, PromptSuite
 from tests.playground.compare.corrupted import held, with_corrupted
@@ -32,10 +32,12 @@ def test_everybody_begins_in_turn_and_answers_every_prompt_as_often(catalog: Cat
         held(("scripted", {}), ("corrupted", {}), suite="starter", options={"repeats": "3"}),
     )
     rounds = list(plan.rounds())
-    assert len(rounds) == plan.num_rounds == 3 * 2
-    assert all(sorted(order) == [0, 1, 2] for _, _, order in rounds)
-    assert [order[0] for _, _, order in rounds] == [0, 1, 2, 0, 1, 2]
-    assert [(repeat, item.id) for repeat, item, _ in rounds] == [
+    names = [c.name for c in plan.configurations]
+    orders = [[names.index(request.configuration) for request in asked] for asked in rounds]
+    assert len(rounds) == plan.num_turns == 3 * 2
+    assert all(sorted(order) == [0, 1, 2] for order in orders)
+    assert [order[0] for order in orders] == [0, 1, 2, 0, 1, 2]
+    assert [(asked[0].repeat, asked[0].item.id) for asked in rounds] == [
         (repeat, prompt) for repeat in range(3) for prompt in ("1", "2")
     ]
 
@@ -63,16 +65,9 @@ def test_trees_have_no_short_name_and_are_numbered(catalog: Catalog) -> None:
 
 def test_requests_share_everything_but_the_method(catalog: Catalog) -> None:
     plan = read_plan(catalog, held(limits={"max_new_tokens": "7"}, sampling={"seed": "3"}))
-    first, second = (plan.request(at, plan.items[0]) for at in (0, 1))
-    assert (first.target, first.dtype, first.sampling, first.limits, first.prompt) == (
-        second.target,
-        second.dtype,
-        second.sampling,
-        second.limits,
-        second.prompt,
-    )
-    assert first.limits.max_new_tokens == 7 and first.sampling.seed == 3
-    assert first.config != second.config
+    ((first, second),) = [requests for requests in plan.rounds() if requests[0].repeat == 0]
+    assert first.item == second.item and first.configuration != second.configuration
+    assert plan.limits.max_new_tokens == 7 and plan.sampling.seed == 3
 
 
 def test_a_suite_gives_prompts_of_every_category_in_turn(catalog: Catalog) -> None:
@@ -84,23 +79,7 @@ def test_a_suite_gives_prompts_of_every_category_in_turn(catalog: Catalog) -> No
     catalog.suites["s"] = suite  # type: ignore[index]
     plan = read_plan(catalog, held(suite="s", prompt="", options={"num_prompts": "5"}))
     assert [item.id for item in plan.items] == ["chat 0", "chat 1", "chat 2", "code 0", "code 1"]
-    assert plan.request(0, plan.items[3]).prompt == "code 0"
-
-
-def test_labels_say_all_that_a_link_needs(catalog: Catalog) -> None:
-    plan = read_plan(catalog, held(suite="starter"))
-    labels = plan.labels("abc", 1, plan.items[1], 2)
-    assert labels == {
-        "compare": "abc",
-        "place": "1",
-        "configuration": "Scripted tree",
-        "suite": "starter",
-        "category": "code",
-        "group": "code",
-        "prompt": "2",
-        "turn": "0",
-        "repeat": "2",
-    }
+    assert plan.items[3].turns == ("code 0",), "only the first turn is asked"
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from playground.experiments.compare.race import Clocks
 from playground.host.runner import EngineHost
 from playground.host.stream import History
-from playground.web.compare_board import race_server
-from storage import RunLog
+from playground.web.compare_panels import race_server
 from tests.playground.asks import finished, start
 
 BAD_ASKS: list[Any] = [
@@ -29,16 +27,16 @@ BAD_ASKS: list[Any] = [
 
 @pytest.mark.parametrize("asked", BAD_ASKS, ids=range(len(BAD_ASKS)))
 def test_bad_questions_about_runs_get_a_sentence(
-    host: EngineHost, history: History, log: RunLog, asked: Any
+    host: EngineHost, history: History, asked: Any
 ) -> None:
-    clocks, metas = race_server(history, Clocks(host.runs, log))
+    clocks, metas = race_server(host, history)
     assert list(clocks(asked)) == ["error"]
     assert list(metas(asked)) == ["error"]
 
 
-def test_runs_answer_with_clocks_and_metas(host: EngineHost, history: History, log: RunLog) -> None:
+def test_runs_answer_with_clocks_and_metas(host: EngineHost, history: History) -> None:
     run = finished(start(host))
-    clocks, metas = race_server(history, Clocks(host.runs, log))
+    clocks, metas = race_server(host, history)
     assert [clock["run"] for clock in clocks({"runs": [run.log_id]})["clocks"]] == [run.log_id]
     (meta,) = metas({"runs": [run.log_id]})["runs"]
     assert meta["id"] == run.log_id and meta["title"] == "Scripted tree"

@@ -9,23 +9,27 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.compare.job import Comparison
+from playground.experiments.compare.form import PLAIN, read_plan
+from playground.experiments.compare.job import CompareJob
 from playground.experiments.compare.links import from_comparison, from_runs
-from playground.experiments.compare.plan import PLAIN, read_plan
-from playground.experiments.compare.race import Clocks
-from playground.experiments.compare.stream import fault_message, reopened, stream
+from playground.experiments.compare.stream import (
+    fault_message,
+    race_clocks,
+    reopened,
+    stream,
+)
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from storage import RunLog
 from tests.playground.asks import finished, start
 from tests.playground.compare.corrupted import held
-from tests.playground.compare.running import begun, ended
+from tests.playground.compare.running import JOBS, begun, ended
 
 Messages = list[dict[str, Any]]
 
 
-def messages_of(comparison: Comparison, history: History) -> Messages:
+def messages_of(comparison: CompareJob, history: History) -> Messages:
     async def collect() -> Messages:
         return [message async for message in stream(comparison, history, tick_s=0.01)]
 
@@ -33,19 +37,19 @@ def messages_of(comparison: Comparison, history: History) -> Messages:
 
 
 @pytest.fixture(scope="module")
-def shown(host: EngineHost, history: History) -> tuple[Comparison, Messages]:
+def shown(host: EngineHost, history: History) -> tuple[CompareJob, Messages]:
     host.load(host.catalog.target("tiny"), "float32", owner="before")
     comparison = begun(host, ("scripted", {"delay_ms": "3"}), suite="starter")
     return comparison, messages_of(comparison, history)
 
 
-def test_panels_are_there_before_anything_runs(shown: tuple[Comparison, Messages]) -> None:
+def test_panels_are_there_before_anything_runs(shown: tuple[CompareJob, Messages]) -> None:
     first = shown[1][0]
     assert [meta["title"] for meta in first["runs"]] == [PLAIN, "Scripted tree"]
     assert first["runs"][0]["prompt"] == "Say hello." and first["report"] == ""
 
 
-def test_every_round_is_a_stream_of_its_own(shown: tuple[Comparison, Messages]) -> None:
+def test_every_round_is_a_stream_of_its_own(shown: tuple[CompareJob, Messages]) -> None:
     comparison, messages = shown
     streams = list(dict.fromkeys(message["stream"] for message in messages))
     assert len(streams) == 1 + 2 * 2 + 1
@@ -59,14 +63,14 @@ def test_every_round_is_a_stream_of_its_own(shown: tuple[Comparison, Messages]) 
     assert any(word.startswith("warming up") for word in words)
 
 
-def test_the_report_grows_from_round_to_round(shown: tuple[Comparison, Messages]) -> None:
+def test_the_report_grows_from_round_to_round(shown: tuple[CompareJob, Messages]) -> None:
     reports = [json.loads(m["report"]) for m in shown[1] if m["report"]]
     counts = [len(report["runs"]) for report in reports]
     assert counts == sorted(counts) and counts[-1] == 8 and counts[0] < 8
 
 
 def test_the_last_message_shows_a_round_of_the_log(
-    shown: tuple[Comparison, Messages], log: RunLog
+    shown: tuple[CompareJob, Messages], log: RunLog
 ) -> None:
     comparison, messages = shown
     last = messages[-1]
@@ -78,7 +82,7 @@ def test_the_last_message_shows_a_round_of_the_log(
 
 
 def test_a_link_shows_the_same_from_the_log_alone(
-    shown: tuple[Comparison, Messages], host: EngineHost, log: RunLog
+    shown: tuple[CompareJob, Messages], host: EngineHost, log: RunLog
 ) -> None:
     comparison, messages = shown
     again = reopened(comparison.id, History(LiveRuns(), log), log, host.catalog.types)
@@ -90,23 +94,23 @@ def test_a_link_shows_the_same_from_the_log_alone(
 
 
 def test_clocks_are_the_stored_step_times(
-    shown: tuple[Comparison, Messages], host: EngineHost, log: RunLog
+    shown: tuple[CompareJob, Messages], host: EngineHost, log: RunLog
 ) -> None:
     runs = [meta["id"] for meta in shown[1][-1]["runs"]]
-    for clock in Clocks(LiveRuns(), log).of(runs):
+    for clock in race_clocks(LiveRuns(), log, runs):
         detail, steps = log.get(clock["run"]), log.steps(clock["run"])
         assert detail is not None
         assert clock["at_s"] == [detail.ttft_s, *(step.at_s for step in steps)]
         assert sum(clock["num"]) == len(detail.output_ids)
-    assert Clocks(host.runs, log).of(runs) == Clocks(LiveRuns(), log).of(runs)
+    assert race_clocks(host.runs, log, runs) == race_clocks(LiveRuns(), log, runs)
     with pytest.raises(ConfigError, match="races|race"):
-        Clocks(host.runs, log).of(["x"] * 9)
+        race_clocks(host.runs, log, ["x"] * 9)
     with pytest.raises(ConfigError, match="nothing"):
-        Clocks(host.runs, log).of(["nothing"])
+        race_clocks(host.runs, log, ["nothing"])
 
 
 def test_stopping_on_the_way_still_ends_the_stream(host: EngineHost, history: History) -> None:
-    async def leave(comparison: Comparison) -> Messages:
+    async def leave(comparison: CompareJob) -> Messages:
         taken = []
         async for message in stream(comparison, history, tick_s=0.01):
             taken.append(message)
@@ -129,7 +133,7 @@ def test_a_link_of_a_comparison_fills_the_form(
         system="Be brief.",
         limits={"max_new_tokens": "9"},
     )
-    comparison = Comparison.start(host, read_plan(host.catalog, raw), owner="tab")
+    comparison = CompareJob.start(host, JOBS, read_plan(host.catalog, raw), owner="tab")
     ended(comparison)
     filled = from_comparison(host.catalog, log, comparison.id)
     again = read_plan(
@@ -165,7 +169,7 @@ def test_a_link_of_runs_takes_their_configurations_and_the_first_prompt(
             from_runs(host.catalog, log, bad)
 
 
-def test_an_error_leaves_what_is_on_show(shown: tuple[Comparison, Messages]) -> None:
+def test_an_error_leaves_what_is_on_show(shown: tuple[CompareJob, Messages]) -> None:
     last = shown[1][-1]
     message = fault_message("No.", last)
     assert json.loads(message["compare"])["error"] == "No."

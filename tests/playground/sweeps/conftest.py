@@ -10,7 +10,7 @@ import pytest
 from optuna.storages import InMemoryStorage
 
 from engine.drafters.ngram import NGramConfig
-from playground.experiments.sweeps.store import SweepStore
+from playground.experiments.sweep.store import SweepStore
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
 from presets import MethodPreset

@@ -10,8 +10,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from playground.experiments.sweeps.run import run_sweep
-from playground.experiments.sweeps.trials import key_of
+from playground.experiments.sweep.run import run_sweep
+from playground.experiments.sweep.trials import key_of
 from tests.playground.sweeps.scripted import Scripted, open_store
 
 WAIT_S = 60.0
@@ -27,11 +27,11 @@ class Hanging(Scripted):
         self._num_whole = num_whole
         self._sign = sign
 
-    def __call__(self, config: Any, run_group: str, watch: Any) -> Any:
+    def __call__(self, config: Any, run_group: str, trial: Any) -> Any:
         if len(self.configs) == self._num_whole:
             self._sign.write_text(key_of({"max_draft_len": config.max_draft_len}))
             time.sleep(WAIT_S)
-        return super().__call__(config, run_group, watch)
+        return super().__call__(config, run_group, trial)
 
 
 def run_and_hang(folder: Path, name: str, num_whole: int, sign: Path) -> None:

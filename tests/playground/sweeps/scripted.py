@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine.config import Limits, Sampling
+from engine.config import Limits
 from engine.drafters.method import MethodConfig
 from engine.drafters.ngram import NGramConfig
 from engine.model.sources import TargetSpec
-from playground.experiments.bench.measured import Measured
-from playground.experiments.bench.suites import Item
-from playground.experiments.sweeps.measure import Pair, Watch
-from playground.experiments.sweeps.plan import SweepPlan
-from playground.experiments.sweeps.space import Space, parse_vary
-from playground.experiments.sweeps.store import SweepStore
+from playground.experiments.finished import FinishedRequest, Pair
+from playground.experiments.plan import Item
+from playground.experiments.sweep.plan import SweepPlan
+from playground.experiments.sweep.run import RunningTrial
+from playground.experiments.sweep.space import parse_vary
+from playground.experiments.sweep.store import SweepStore
 from storage import RunLog
 
 PLAIN_TOK_S = 10.0
@@ -27,26 +26,24 @@ Speed = Callable[[Any], float]
 
 def plan(*vary: str, base: MethodConfig | None = None, **changes: Any) -> SweepPlan:
     """A sweep over n-gram lookup."""
-    config = NGramConfig() if base is None else base
-    items = tuple(Item("s", str(i), "chat", "chat", ("x",)) for i in range(NUM_PROMPTS))
-    made = SweepPlan(
-        target=TargetSpec(name="tiny", path="/nowhere"),
-        dtype="float32",
-        method="ngram",
-        title="N-gram",
-        space=Space(config, [parse_vary(text) for text in vary or ("max_draft_len=1:8",)]),
-        objective="speedup",
-        mode="search",
-        trials=5,
-        prune=False,
-        seed=0,
-        items=items,
-        suite="s",
-        repeats=1,
-        sampling=Sampling(),
-        limits=Limits(max_new_tokens=21),
-    )
-    return dataclasses.replace(made, **changes)
+    varied = [parse_vary(text) for text in vary or ("max_draft_len=1:8",)]
+    made: dict[str, Any] = {
+        "target": TargetSpec(name="tiny", path="/nowhere"),
+        "dtype": "float32",
+        "method": "ngram",
+        "title": "N-gram",
+        "base": NGramConfig() if base is None else base,
+        "varied": varied,
+        "objective": "speedup",
+        "mode": "search",
+        "trials": 5,
+        "prune": False,
+        "seed": 0,
+        "items": [Item("s", str(i), "chat", "chat", ("x",)) for i in range(NUM_PROMPTS)],
+        "suite": "s",
+        "limits": Limits(max_new_tokens=21),
+    }
+    return SweepPlan.parse({**made, **changes})
 
 
 def peak_at_5(config: Any) -> float:
@@ -56,9 +53,9 @@ def peak_at_5(config: Any) -> float:
 
 def answer(
     tok_s: float, prompt: int, configuration: str, *, accepted: int = 5, text: int = 7
-) -> Measured:
+) -> FinishedRequest:
     """Twenty-one tokens in ten steps."""
-    return Measured(
+    return FinishedRequest(
         run_id=f"{configuration}{prompt}",
         suite="s",
         category="chat",
@@ -84,9 +81,9 @@ def answer(
 
 
 def pair(tok_s: float, prompt: int = 0, *, drift: float = 1.0) -> Pair:
-    """Plain decoding's answer and the method's, on a machine that is `drift` times as fast."""
+    """The method's answer and plain decoding's, on a machine that is `drift` times as fast."""
     plain = answer(drift * PLAIN_TOK_S, prompt, "plain", accepted=0)
-    return plain, answer(drift * tok_s, prompt, "trial")
+    return answer(drift * tok_s, prompt, "trial"), plain
 
 
 class Scripted:
@@ -101,19 +98,18 @@ class Scripted:
         self.groups: list[str] = []
         self.num_answers: list[int] = []
 
-    def __call__(self, config: MethodConfig, run_group: str, watch: Watch) -> list[Pair]:
+    def __call__(self, config: MethodConfig, run_group: str, trial: RunningTrial) -> list[Pair]:
         drift = self.drift(len(self.configs))
         self.configs.append(config)
         self.groups.append(run_group)
         pairs: list[Pair] = []
         for prompt in range(NUM_PROMPTS):
-            watch.say(f"prompt {prompt}")
-            if watch.cancelled():
+            trial.say(f"prompt {prompt}")
+            if trial.is_over():
                 break
             # Prompts differ, as prompts do: every later one is a little faster.
             pairs.append(pair(self.speed(config) * (1 + prompt / 10), prompt, drift=drift))
-            if not watch.pair(pairs):
-                break
+            trial.report(pairs)
         self.num_answers.append(len(pairs))
         return pairs
 

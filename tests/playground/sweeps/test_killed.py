@@ -8,12 +8,11 @@ import optuna
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.sweeps.place import sqlite_file
-from playground.experiments.sweeps.report import shown_trials, state_of
-from playground.experiments.sweeps.run import run_sweep
-from playground.experiments.sweeps.search import DIED, MAX_TRIES
-from playground.experiments.sweeps.store import SweepStore, status_of
-from playground.experiments.sweeps.trials import OUTCOME, key_of
+from playground.experiments.sweep.report import shown_trials, state_of
+from playground.experiments.sweep.run import run_sweep
+from playground.experiments.sweep.search import DIED, MAX_TRIES
+from playground.experiments.sweep.store import SweepStore, sqlite_file
+from playground.experiments.sweep.trials import OUTCOME, key_of
 from tests.playground.sweeps.killing import kill, run_until_killed, start_until_it_hangs
 from tests.playground.sweeps.scripted import Scripted, plan
 
@@ -24,10 +23,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarni
 def test_resume_after_a_kill_does_exactly_what_was_planned(
     tmp_path: Path, filed: SweepStore, mode: str
 ) -> None:
-    filed.create("s", plan("max_draft_len=1:6", trials=6, mode=mode))
+    filed.create(plan("max_draft_len=1:6", trials=6, mode=mode), "s")
     broken_off = run_until_killed(tmp_path, "s", num_whole=2)
     sweep = filed.load("s")
-    assert status_of(sweep.attributes) == "interrupted"
+    assert sweep.status == "interrupted"
     assert [t.outcome for t in shown_trials(sweep)] == ["measured", "measured", "running"]
     assert [row["outcome"] for row in state_of(sweep)["trials"]][-1] == "killed"
     measure = Scripted()
@@ -43,7 +42,7 @@ def test_resume_after_a_kill_does_exactly_what_was_planned(
 def test_killed_again_and_again_it_still_ends_with_the_plan(
     tmp_path: Path, filed: SweepStore
 ) -> None:
-    filed.create("s", plan("max_draft_len=1:30", trials=5))
+    filed.create(plan("max_draft_len=1:30", trials=5), "s")
     for _ in range(2):
         run_until_killed(tmp_path, "s", num_whole=1)
     assert run_sweep(filed.load("s"), Scripted()) == "completed"
@@ -51,7 +50,7 @@ def test_killed_again_and_again_it_still_ends_with_the_plan(
 
 
 def test_a_point_that_kills_every_process_is_given_up(tmp_path: Path, filed: SweepStore) -> None:
-    filed.create("s", plan("max_draft_len=1:3", mode="grid"))
+    filed.create(plan("max_draft_len=1:3", mode="grid"), "s")
     for _ in range(MAX_TRIES):
         assert run_until_killed(tmp_path, "s", num_whole=0) == key_of({"max_draft_len": 1})
     measure = Scripted()
@@ -65,7 +64,7 @@ def test_a_point_that_kills_every_process_is_given_up(tmp_path: Path, filed: Swe
 
 def test_a_trial_noted_but_not_told_to_optuna_is_tried_again(filed: SweepStore) -> None:
     """The process died between the two writes that end a trial."""
-    sweep = filed.create("s", plan("max_draft_len=1:3", mode="grid"))
+    sweep = filed.create(plan("max_draft_len=1:3", mode="grid"), "s")
     sweep.study.enqueue_trial({"max_draft_len": 1})
     trial = sweep.study.ask({"max_draft_len": optuna.distributions.IntDistribution(1, 3)})
     trial.set_user_attr(OUTCOME, "measured")
@@ -76,7 +75,7 @@ def test_a_trial_noted_but_not_told_to_optuna_is_tried_again(filed: SweepStore) 
 
 def test_a_trial_without_its_settings_is_only_buried(filed: SweepStore) -> None:
     """The process died while the point was being chosen."""
-    sweep = filed.create("s", plan("max_draft_len=1:3", "lookup=pool,transformers", mode="grid"))
+    sweep = filed.create(plan("max_draft_len=1:3", "lookup=pool,transformers", mode="grid"), "s")
     sweep.study.enqueue_trial({"max_draft_len": 1, "lookup": "pool"})
     half = sweep.study.ask()
     half.suggest_int("max_draft_len", 1, 3)
@@ -87,7 +86,7 @@ def test_a_trial_without_its_settings_is_only_buried(filed: SweepStore) -> None:
 
 
 def test_two_processes_never_run_one_sweep(tmp_path: Path, filed: SweepStore) -> None:
-    filed.create("s", plan("max_draft_len=1:4", mode="grid"))
+    filed.create(plan("max_draft_len=1:4", mode="grid"), "s")
     process, _ = start_until_it_hangs(tmp_path, "s", num_whole=1)
     assert [head.status for head in filed.heads()] == ["running"]
     with pytest.raises(ConfigError, match="running already"):

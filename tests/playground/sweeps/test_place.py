@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from playground.experiments.sweeps.place import close_place, open_place
+from playground.experiments.sweep.store import close_storage, open_storage
 from tests.playground.sweeps.killing import FORKS, WAIT_S
 
 NUM_PROCESSES, NUM_FILES = 3, 8
@@ -17,7 +17,7 @@ def open_all(folder: Path, gate: object) -> None:
     """What each process does: open every file at the moment at which the others do."""
     for number in range(NUM_FILES):
         gate.wait(WAIT_S)  # type: ignore[attr-defined]
-        close_place(open_place(sa.make_url(f"sqlite:///{folder / f'{number}.sqlite3'}")))
+        close_storage(open_storage(sa.make_url(f"sqlite:///{folder / f'{number}.sqlite3'}")))
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

@@ -13,25 +13,27 @@ import yaml
 from scipy import stats
 
 import presets
-from engine.drafters.eagle import EagleConfig
+from engine.drafters.eagle.methods import EagleConfig
 from engine.errors import ConfigError
-from playground.experiments.sweeps.noise import QUANTILES, as_good, differ
-from playground.experiments.sweeps.plots import KINDS, MIN_FOR_IMPORTANCE, plot
-from playground.experiments.sweeps.report import (
+from playground.experiments.sweep.plots import MIN_FOR_IMPORTANCE, NOTES, plot
+from playground.experiments.sweep.report import (
+    QUANTILES,
+    as_good,
     best_of,
     config_of,
+    differ,
     preset_yaml,
     shown_trials,
     state_of,
 )
-from playground.experiments.sweeps.run import run_sweep
-from playground.experiments.sweeps.store import Sweep, SweepStore
+from playground.experiments.sweep.run import run_sweep
+from playground.experiments.sweep.store import Sweep, SweepStore
 from playground.host.methods import choose_method
 from tests.playground.sweeps.scripted import NUM_PROMPTS, Scripted, pair, plan
 
 
 def swept(store: SweepStore, *vary: str, measure: Any = None, **changes: Any) -> Sweep:
-    sweep = store.create(store.free_name("s"), plan(*vary, **changes))
+    sweep = store.create(plan(*vary, **changes), store.free_name("s"))
     run_sweep(sweep, measure or Scripted())
     return sweep
 
@@ -39,7 +41,7 @@ def swept(store: SweepStore, *vary: str, measure: Any = None, **changes: Any) ->
 class Noisy(Scripted):
     """All settings are equally fast; every answer is timed a little off, each time otherwise."""
 
-    def __call__(self, config: Any, run_group: str, watch: Any) -> Any:
+    def __call__(self, config: Any, run_group: str, trial: Any) -> Any:
         draw = random.Random(len(self.configs))
         self.configs.append(config)
         return [pair(draw.gauss(20.0, 2.0), prompt) for prompt in range(NUM_PROMPTS)]
@@ -108,7 +110,7 @@ def test_texts_that_differ_from_plain_decoding_are_told(store: SweepStore) -> No
     class Wrong(Scripted):
         def __call__(self, *asked: Any) -> Any:
             pairs = super().__call__(*asked)
-            plain, method = pairs[0]
+            method, _ = pairs[0]
             object.__setattr__(method, "output_ids", (0,))
             return pairs
 
@@ -135,7 +137,7 @@ def test_the_best_settings_are_a_method_file(store: SweepStore, tmp_path: Path) 
 
 
 def test_there_is_no_best_before_the_first_trial(store: SweepStore) -> None:
-    sweep = store.create("s", plan())
+    sweep = store.create(plan(), "s")
     assert state_of(sweep)["best"] is None
     with pytest.raises(ConfigError, match="measured nothing yet"):
         config_of(sweep)
@@ -143,7 +145,7 @@ def test_there_is_no_best_before_the_first_trial(store: SweepStore) -> None:
         config_of(sweep, 7)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", NOTES)
 def test_every_plot_is_plain_json_and_shows_every_measured_trial(
     store: SweepStore, kind: str
 ) -> None:
@@ -175,7 +177,7 @@ def test_every_plot_is_plain_json_and_shows_every_measured_trial(
 
 
 def test_plots_say_what_is_missing(store: SweepStore) -> None:
-    sweep = store.create("s", plan("max_draft_len=1:8", trials=2))
+    sweep = store.create(plan("max_draft_len=1:8", trials=2), "s")
     with pytest.raises(ConfigError, match="Nothing has been measured"):
         plot(sweep, "history")
     run_sweep(sweep, Scripted())

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.sweeps import form
-from playground.experiments.sweeps.service import SweepService
+from playground.experiments.sweep.plan import plan_of_form
+from playground.experiments.sweep.service import Sweeps
+from playground.experiments.sweep.space import tunables_of
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
+from playground.web.benchmark import method_menu
 from storage import RunLog, RunQuery
 from tests.playground.asks import finished
 from tests.playground.asks import start as generate
@@ -24,8 +26,8 @@ WAIT_S = 180.0
 
 
 @pytest.fixture
-def service(host: EngineHost) -> Iterator[SweepService]:
-    service = SweepService(host)
+def service(host: EngineHost) -> Iterator[Sweeps]:
+    service = Sweeps(host)
     yield service
     service.close()
 
@@ -54,7 +56,7 @@ def slow(*vary: str, delay_ms: int) -> dict[str, Any]:
     return asked(*vary, method="scripted", settings={"delay_ms": str(delay_ms)})
 
 
-def ended(service: SweepService, name: str) -> dict[str, Any]:
+def ended(service: Sweeps, name: str) -> dict[str, Any]:
     """The sweep, once it runs no more."""
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end:
@@ -65,7 +67,7 @@ def ended(service: SweepService, name: str) -> dict[str, Any]:
     raise AssertionError(state)
 
 
-def until(service: SweepService, name: str, ready: Any) -> dict[str, Any]:
+def until(service: Sweeps, name: str, ready: Any) -> dict[str, Any]:
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end:
         state = service.look(name)
@@ -79,7 +81,7 @@ def until(service: SweepService, name: str, ready: Any) -> dict[str, Any]:
 class Done:
     """A finished sweep of three points."""
 
-    service: SweepService
+    service: Sweeps
     log: RunLog
     name: str
 
@@ -93,7 +95,7 @@ def done(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     folder = tmp_path_factory.mktemp("done")
     log = RunLog.open(str(folder / "runs.db"))
     host = EngineHost(log, ngram_catalog(tiny_folder), cache_dir=folder / "cache", device="cpu")
-    service = SweepService(host)
+    service = Sweeps(host)
     name = service.start(asked("max_draft_len=5:7", settings={"lookup": "transformers"}))
     ended(service, name)
     yield Done(service, log, name)
@@ -148,7 +150,7 @@ def test_a_trial_can_be_used_elsewhere(done: Done) -> None:
     assert "max_draft_len: 7" in done.service.yaml(done.name, 2)["text"]
 
 
-def test_stop_and_resume_lose_no_answer(service: SweepService, log: RunLog) -> None:
+def test_stop_and_resume_lose_no_answer(service: Sweeps, log: RunLog) -> None:
     name = service.start(slow("max_draft_len=1:2", delay_ms=20))
     until(service, name, lambda s: s["progress"] and s["progress"]["num_pairs"] == 1)
     service.stop(name)
@@ -164,7 +166,7 @@ def test_stop_and_resume_lose_no_answer(service: SweepService, log: RunLog) -> N
     assert 2 <= whole < done
 
 
-def test_other_runs_come_in_between_trials(service: SweepService, host: EngineHost) -> None:
+def test_other_runs_come_in_between_trials(service: Sweeps, host: EngineHost) -> None:
     name = service.start(slow("max_draft_len=1:2", delay_ms=20))
     until(service, name, lambda s: s["progress"] and s["progress"]["num_pairs"] == 1)
     run = finished(generate(host, limits={"max_new_tokens": "4"}))
@@ -173,7 +175,7 @@ def test_other_runs_come_in_between_trials(service: SweepService, host: EngineHo
     assert ended(service, name)["status"] == "completed"
 
 
-def test_one_sweep_runs_at_a_time(service: SweepService) -> None:
+def test_one_sweep_runs_at_a_time(service: Sweeps) -> None:
     name = service.start(slow(delay_ms=20))
     with pytest.raises(ConfigError, match=f"Sweep {name} is running"):
         service.start(asked())
@@ -182,12 +184,12 @@ def test_one_sweep_runs_at_a_time(service: SweepService) -> None:
     service.stop(name)
     ended(service, name)
     service.delete(name)
-    assert service.list() == []
+    assert service.newest() == []
     with pytest.raises(ConfigError, match="not run by this server"):
         service.stop(name)
 
 
-def test_a_method_that_breaks_is_told_and_the_rest_goes_on(service: SweepService) -> None:
+def test_a_method_that_breaks_is_told_and_the_rest_goes_on(service: Sweeps) -> None:
     state = ended(service, service.start(asked("fail_at=1,none", method="scripted")))
     assert state["status"] == "completed", state["fault"]
     failed, fine = state["trials"]
@@ -195,46 +197,35 @@ def test_a_method_that_breaks_is_told_and_the_rest_goes_on(service: SweepService
     assert "Something broke in run" in failed["reason"]
 
 
-def test_closing_the_engine_stops_the_sweep(service: SweepService, host: EngineHost) -> None:
+def test_closing_the_engine_stops_the_sweep(service: Sweeps, host: EngineHost) -> None:
     name = service.start(slow("max_draft_len=1:9", delay_ms=30))
     until(service, name, lambda s: s["progress"] and s["progress"]["num_pairs"] == 1)
     host.close()
     assert ended(service, name)["status"] == "stopped"
 
 
-def test_menus_offer_what_can_be_swept(host: EngineHost) -> None:
-    catalog = host.catalog
-    found = form.menus(catalog)
-    assert found["targets"] == [["Tiny", "tiny"]] and found["defaults"]["suite"] == "starter"
-    keys = [key for _, key in form.method_menu(catalog, "tiny")]
-    assert keys == ["scripted", "ngram", "type:Scripted", "type:NGram"], "but plain decoding"
-    fields = {f["field"]: f for f in form.method_fields(catalog, "scripted")["fields"]}
-    assert fields["max_draft_len"]["suggested"] == (1, 6)
-    assert "scripted_choices" not in fields
-
-
-def test_the_outlook_counts_before_anything_runs(host: EngineHost) -> None:
-    made = form.plan_of_form(host.catalog, asked("max_draft_len=1:5", "adaptive=true,false"))
-    assert form.outlook(made) == {"num_points": 10, "num_trials": 10, "num_pairs": 2}
+def test_the_plan_counts_before_anything_runs(host: EngineHost) -> None:
+    made = plan_of_form(host.catalog, asked("max_draft_len=1:5", "adaptive=true,false"))
+    assert (made.space.num_points, made.num_trials, made.num_turns) == (10, 10, 2)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"vary": []}, "Tick at least one"),
-        ({"vary": "max_draft_len=1:2"}, "vary must be a list"),
-        ({"vary": [7]}, "short text"),
+        ({"vary": "max_draft_len=1:2"}, "vary must be a valid list"),
+        ({"vary": [7]}, "must be a valid string"),
         ({"vary": ["max_draft_len=1:99"]}, "got 99"),
         ({"target": "other"}, "target must be one of tiny"),
         ({"method": "plain"}, "cannot be varied"),
-        ({"method": None}, "method must be one of"),
+        ({"method": "none"}, "method must be one of"),
         ({"suite": "/etc/passwd"}, "suite must be one of starter"),
         ({"objective": "joy"}, "objective must be one of"),
-        ({"trials": "many"}, "trials must be an integer"),
+        ({"trials": "many"}, "trials must be a valid integer"),
         ({"trials": "0"}, r"trials must be in \[1, 10000\]"),
-        ({"limit": "-1"}, "prompts per kind of task must be"),
+        ({"limit": "-1"}, "limit_per_category must be"),
         ({"max_new_tokens": "0"}, "max_new_tokens must be"),
-        ({"settings": []}, "settings must be a mapping"),
+        ({"settings": []}, "settings must be a valid dictionary"),
         ({"settings": {"nope": 1}}, "nope is not a setting"),
         ({"dtype": "float8"}, "dtype must be one of"),
     ],
@@ -243,17 +234,27 @@ def test_a_wrong_form_is_one_sentence(
     host: EngineHost, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        form.plan_of_form(host.catalog, asked(**changes))
+        plan_of_form(host.catalog, asked(**changes))
 
 
 @pytest.mark.parametrize("sent", [None, [], "x", 7, {"vary": {"a": {}}}])
 def test_anything_else_is_refused(host: EngineHost, sent: Any) -> None:
     with pytest.raises(ConfigError):
-        form.plan_of_form(host.catalog, sent)
+        plan_of_form(host.catalog, sent)
 
 
 def test_the_shipped_methods_can_be_swept_as_they_stand() -> None:
     catalog = Catalog.shipped()
     for target in catalog.targets:
-        for _, key in form.method_menu(catalog, target):
-            assert form.method_fields(catalog, key)["fields"], key
+        for _, key in method_menu(catalog, target):
+            assert tunables_of(catalog.method(key).config), key
+
+
+def test_a_menu_offers_everything_but_plain_decoding(host: EngineHost) -> None:
+    keys = [key for _, key in method_menu(host.catalog, "tiny")]
+    assert keys == ["scripted", "ngram", "type:Scripted", "type:NGram"]
+    tunables = {
+        tunable.field: tunable for tunable in tunables_of(host.catalog.method("scripted").config)
+    }
+    assert tunables["max_draft_len"].suggested == (1, 6)
+    assert "scripted_choices" not in tunables

@@ -7,13 +7,19 @@ from typing import Any, get_args
 import pytest
 
 from engine.drafters import methods
-from engine.drafters.eagle import EagleConfig
+from engine.drafters.eagle.methods import EagleConfig
 from engine.drafters.ngram import NGramConfig
-from engine.drafters.suffix import SuffixConfig
+from engine.drafters.suffix.method import SuffixConfig
 from engine.errors import ConfigError, TreeError
-from playground.experiments.sweeps.fields import Knob, knobs_of
-from playground.experiments.sweeps.search import distributions
-from playground.experiments.sweeps.space import MAX_GRID, Space, Vary, parse_vary
+from playground.experiments.sweep.search import distributions
+from playground.experiments.sweep.space import (
+    MAX_GRID,
+    Space,
+    Tunable,
+    Vary,
+    parse_vary,
+    tunables_of,
+)
 
 NGRAM = NGramConfig()
 
@@ -27,19 +33,19 @@ def test_every_value_that_a_knob_allows_is_taken_by_the_method(name: str) -> Non
     """And one step outside of a bound is refused by both."""
     cls = methods()[name]
     base = cls.parse({})
-    for knob in knobs_of(base):
-        for value in tried(knob):
-            if knob.allows(value):
-                assert field_takes(cls, knob.field, value), (knob.field, value)
+    for tunable in tunables_of(base):
+        for value in tried(tunable):
+            if tunable.allows(value):
+                assert field_takes(cls, tunable.field, value), (tunable.field, value)
             else:
-                assert not field_takes(cls, knob.field, value), (knob.field, value)
+                assert not field_takes(cls, tunable.field, value), (tunable.field, value)
 
 
-def tried(knob: Knob) -> list[Any]:
-    values: list[Any] = [None, *knob.choices, "nonsense" if knob.kind == "choice" else "text"]
-    for end in (knob.low, knob.high):
+def tried(tunable: Tunable) -> list[Any]:
+    values: list[Any] = [None, *tunable.choices, "nonsense" if tunable.kind == "choice" else "text"]
+    for end in (tunable.low, tunable.high):
         if end is not None:
-            whole = knob.kind == "int"
+            whole = tunable.kind == "int"
             values += [int(end) + by if whole else end + by for by in (-1, 0, 1)]
     return values
 
@@ -58,25 +64,25 @@ def field_takes(cls: Any, field: str, value: Any) -> bool:
 def test_every_bounded_number_literal_and_bool_can_be_varied() -> None:
     for cls in methods().values():
         base = cls.parse({})
-        known = {knob.field: knob for knob in knobs_of(base)}
+        known = {tunable.field: tunable for tunable in tunables_of(base)}
         for field, info in cls.model_fields.items():
             if info.annotation is bool:
                 assert known[field].choices == (False, True)
             if info.annotation in (int, float):
                 assert known[field].kind == info.annotation.__name__
         assert "decoding_type" not in known
-    literal = {knob.field: knob for knob in knobs_of(NGRAM)}["lookup"]
+    literal = {tunable.field: tunable for tunable in tunables_of(NGRAM)}["lookup"]
     assert literal.choices == get_args(NGramConfig.model_fields["lookup"].annotation)
 
 
 def test_suggested_ranges_lie_within_the_bounds_and_hold_the_value() -> None:
     for cls in methods().values():
         base = cls.parse({})
-        for knob in knobs_of(base):
-            if knob.suggested is not None:
-                low, high = knob.suggested
-                assert knob.allows(low) and knob.allows(high) and low < high, knob
-                Space(base, [Vary(field=knob.field, low=low, high=high)])
+        for tunable in tunables_of(base):
+            if tunable.suggested is not None:
+                low, high = tunable.suggested
+                assert tunable.allows(low) and tunable.allows(high) and low < high, tunable
+                Space(base, [Vary(field=tunable.field, low=low, high=high)])
 
 
 @pytest.mark.parametrize(
@@ -96,7 +102,7 @@ def test_a_grid_has_exactly_these_values(text: str, values: tuple[Any, ...]) -> 
     made = space(text)
     field = made.varied[0].field
     assert tuple(point[field] for point in made.grid()) == values
-    assert made.varied[0].count(whole=True) == len(values)
+    assert made.num_grid == len(values)
 
 
 def test_a_grid_of_floats_ends_at_its_end() -> None:

@@ -11,9 +11,8 @@ from optuna.storages import InMemoryStorage
 
 from engine.drafters import methods
 from engine.errors import ConfigError
-from playground.experiments.sweeps.place import close_place, open_place, sqlite_file
-from playground.experiments.sweeps.run import run_sweep
-from playground.experiments.sweeps.store import SweepStore
+from playground.experiments.sweep.run import run_sweep
+from playground.experiments.sweep.store import SweepStore, close_storage, open_storage, sqlite_file
 from storage import RunLog, StorageError
 from tests.playground.sweeps.scripted import Scripted, open_store, plan
 from tests.storage.conftest import path, url
@@ -45,7 +44,7 @@ def test_run_log_and_sweeps_keep_their_own_versions(
 ) -> None:
     log, store = beside
     before = revision(log.url)
-    store.create("s", plan())
+    store.create(plan(), "s")
     again = RunLog.open(url)
     assert revision(log.url) == before
     tables = set(sa.inspect(engine := sa.create_engine(log.url)).get_table_names())
@@ -60,14 +59,14 @@ def test_run_log_and_sweeps_keep_their_own_versions(
 def test_a_stored_plan_is_the_plan(beside: tuple[RunLog, SweepStore]) -> None:
     _, store = beside
     made = plan("max_draft_len=1:16:3", "lookup=pool,transformers", objective="mat", prune=True)
-    store.create("s", made)
+    store.create(made, "s")
     read = store.load("s").plan
     assert read.to_dict() == made.to_dict()
     assert read.space.grid() == made.space.grid() and read.items == made.items
 
 
 def test_trials_are_there_in_another_process_view(tmp_path: Path, filed: SweepStore) -> None:
-    run_sweep(filed.create("s", plan(trials=3)), Scripted())
+    run_sweep(filed.create(plan(trials=3), "s"), Scripted())
     log, other = open_store(tmp_path)
     assert other.load("s").trials() == filed.load("s").trials()
     assert [head.status for head in other.heads()] == ["completed"]
@@ -76,27 +75,27 @@ def test_trials_are_there_in_another_process_view(tmp_path: Path, filed: SweepSt
 
 
 def test_names_are_unique_and_found_again(store: SweepStore) -> None:
-    store.create("s", plan())
+    store.create(plan(), "s")
     with pytest.raises(ConfigError, match="there already"):
-        store.create("s", plan())
+        store.create(plan(), "s")
     assert store.free_name("s") == "s-2" and store.free_name("t") == "t"
     with pytest.raises(ConfigError, match="No sweep is named 'u'. The newest: s"):
         store.load("u")
     for name in ("", " ", "x" * 81, "a\nb"):
         with pytest.raises(ConfigError, match="name must have"):
-            store.create(name, plan())
+            store.create(plan(), name)
 
 
 def test_forgetting_takes_all_trials_along(store: SweepStore) -> None:
-    run_sweep(store.create("s", plan()), Scripted())
+    run_sweep(store.create(plan(), "s"), Scripted())
     store.delete("s")
     assert store.heads() == []
-    run_sweep(store.create("s", plan(trials=2)), Scripted())
+    run_sweep(store.create(plan(trials=2), "s"), Scripted())
     assert len(store.load("s").trials()) == 2
 
 
 def test_a_sweep_over_a_method_that_is_gone_says_so(store: SweepStore) -> None:
-    store.create("s", plan())
+    store.create(plan(), "s")
     types = {name: cls for name, cls in methods().items() if name != "NGram"}
     poorer = SweepStore(store._storage, types)
     with pytest.raises(ConfigError, match="No method is called 'NGram' here"):
@@ -116,7 +115,7 @@ def test_a_plan_that_cannot_be_run_is_refused(
     store: SweepStore, changes: dict[str, object], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        store.create("s", plan(**changes))
+        store.create(plan(**changes), "s")
     assert store.heads() == []
 
 
@@ -135,26 +134,26 @@ def test_the_file_is_named_after_the_log(log: str, sweeps: str) -> None:
 def test_odd_paths_work(tmp_path: Path) -> None:
     folder = tmp_path / "100% {odd} 'name'"
     folder.mkdir()
-    place = open_place(sa.URL.create("sqlite", database=str(folder / "runs.db")))
-    SweepStore(place).create("s", plan())
-    close_place(place)
+    place = open_storage(sa.URL.create("sqlite", database=str(folder / "runs.db")))
+    SweepStore(place).create(plan(), "s")
+    close_storage(place)
     assert (folder / "runs.sweeps.db").is_file()
 
 
 def test_in_memory_and_unknown_databases() -> None:
-    assert isinstance(open_place(sa.make_url("sqlite://")), InMemoryStorage)
+    assert isinstance(open_storage(sa.make_url("sqlite://")), InMemoryStorage)
     with pytest.raises(StorageError, match="not in mysql"):
-        open_place(sa.make_url("mysql://host/db"))
+        open_storage(sa.make_url("mysql://host/db"))
 
 
 def test_a_file_that_is_no_database_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "runs.sweeps.db").write_text("no database at all, only words, " * 20)
     with pytest.raises(StorageError, match=r"The sweeps beside .*cannot be used"):
-        open_place(sa.URL.create("sqlite", database=str(tmp_path / "runs.db")))
+        open_storage(sa.URL.create("sqlite", database=str(tmp_path / "runs.db")))
 
 
 def test_a_broken_database_is_one_sentence_later_too(tmp_path: Path, filed: SweepStore) -> None:
-    sweep = filed.create("s", plan())
+    sweep = filed.create(plan(), "s")
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'runs.sweeps.sqlite3'}")
     with engine.begin() as connection:
         connection.execute(sa.text("DROP TABLE trials"))

@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 from optuna.trial import TrialState
 
-from engine.drafters.eagle import EagleConfig
+from engine.drafters.eagle.methods import EagleConfig
 from engine.errors import ConfigError, OutOfMemoryError, SourceError
-from playground.experiments.sweeps import session
-from playground.experiments.sweeps.report import best_of, shown_trials
-from playground.experiments.sweeps.run import PointError, SweepError, SweepProgress, run_sweep
-from playground.experiments.sweeps.store import REFERENCE, Sweep, SweepStore, status_of
-from playground.experiments.sweeps.trials import Trial
+from playground.experiments.job import BrokenOffError, Progress
+from playground.experiments.sweep.report import best_of, shown_trials
+from playground.experiments.sweep.run import SweepError, run_sweep
+from playground.experiments.sweep.store import REFERENCE, Sweep, SweepStore
+from playground.experiments.sweep.trials import Trial
 from tests.playground.sweeps.scripted import PLAIN_TOK_S, Scripted, plan
 
 EAGLE = EagleConfig(use_dynamic_tree=True)
 
 
 def swept(store: SweepStore, measure: Any, *vary: str, **changes: Any) -> Sweep:
-    sweep = store.create(store.free_name("s"), plan(*vary, **changes))
+    sweep = store.create(plan(*vary, **changes), store.free_name("s"))
     run_sweep(sweep, measure)
     return sweep
 
@@ -36,7 +36,7 @@ def test_a_grid_measures_every_combination_once(store: SweepStore) -> None:
     tried = [(c.max_draft_len, c.lookup) for c in measure.configs]
     assert tried == [(n, how) for n in (1, 2, 3) for how in ("pool", "transformers")]
     assert [t.outcome for t in sweep.trials()] == ["measured"] * 6
-    assert status_of(sweep.attributes) == "completed"
+    assert sweep.status == "completed"
 
 
 def test_a_search_finds_the_peak_and_repeats_nothing(store: SweepStore) -> None:
@@ -60,7 +60,7 @@ def test_a_search_of_few_points_takes_each_once_and_ends(store: SweepStore) -> N
     measure = Scripted()
     sweep = swept(store, measure, "max_draft_len=1:6", trials=50)
     assert sorted(c.max_draft_len for c in measure.configs) == [1, 2, 3, 4, 5, 6]
-    assert sweep.plan.num_trials == 6 and status_of(sweep.attributes) == "completed"
+    assert sweep.plan.num_trials == 6 and sweep.status == "completed"
 
 
 def test_what_drifts_divides_out_of_tok_s_and_speedup(store: SweepStore) -> None:
@@ -117,13 +117,13 @@ def test_refusals_cost_a_search_nothing(store: SweepStore) -> None:
 
 
 def test_a_space_without_any_fitting_point_ends(store: SweepStore) -> None:
-    sweep = store.create("s", plan("max_draft_len=1", "dynamic_tree_max_topK=1:9", base=EAGLE))
+    sweep = store.create(plan("max_draft_len=1", "dynamic_tree_max_topK=1:9", base=EAGLE), "s")
     assert run_sweep(sweep, Scripted()) == "completed"
     assert {t.outcome for t in shown_trials(sweep)} == {"refused"}
-    wide = store.create("w", plan("max_total_draft_tokens=200:1024", "max_draft_len=1", base=EAGLE))
+    wide = store.create(plan("max_total_draft_tokens=200:1024", "max_draft_len=1", base=EAGLE), "w")
     with pytest.raises(SweepError, match="100 combinations in a row refused"):
         run_sweep(wide, Scripted())
-    assert status_of(wide.attributes) == "failed"
+    assert wide.status == "failed"
 
 
 def test_a_target_that_fails_ends_the_sweep_and_it_can_go_on(store: SweepStore) -> None:
@@ -136,10 +136,10 @@ def test_a_target_that_fails_ends_the_sweep_and_it_can_go_on(store: SweepStore) 
                 raise SourceError("The weights are gone. Fetch them again.")
             return super().__call__(*asked)
 
-    sweep = store.create("s", plan(trials=4))
+    sweep = store.create(plan(trials=4), "s")
     with pytest.raises(SourceError):
         run_sweep(sweep, Failing())
-    assert status_of(sweep.attributes) == "failed"
+    assert sweep.status == "failed"
     assert sweep.attributes["fault"] == "The weights are gone. Fetch them again."
     assert [t.outcome for t in shown_trials(sweep)] == ["measured", "measured", "stopped"]
     measure = Scripted()
@@ -160,7 +160,7 @@ def test_points_that_fail_are_told_and_three_in_a_row_are_enough(store: SweepSto
                 raise self.kind("It broke.")
             return super().__call__(config, *asked)
 
-    for kind in (PointError, OutOfMemoryError):
+    for kind in (BrokenOffError, OutOfMemoryError):
         sweep = swept(store, Fragile(kind, 2, 4, 5), "max_draft_len=1:6", mode="grid")
         outcomes = [(t.outcome, t.reason) for t in shown_trials(sweep)]
         assert [outcome for outcome, _ in outcomes] == [
@@ -168,7 +168,7 @@ def test_points_that_fail_are_told_and_three_in_a_row_are_enough(store: SweepSto
         ]
         assert outcomes[1][1] == "It broke."
     with pytest.raises(SweepError, match="3 combinations in a row failed; the last one: It broke."):
-        swept(store, Fragile(PointError, 2, 3, 4), "max_draft_len=1:6", mode="grid")
+        swept(store, Fragile(BrokenOffError, 2, 3, 4), "max_draft_len=1:6", mode="grid")
 
 
 def test_poor_trials_are_broken_off_after_the_first_prompts(store: SweepStore) -> None:
@@ -193,7 +193,7 @@ def test_stop_ends_within_an_answer_and_resume_does_the_rest(store: SweepStore) 
         asked.append(1)
         return len(asked) > stop_at
 
-    sweep = store.create("s", plan(trials=5))
+    sweep = store.create(plan(trials=5), "s")
     first, second = Scripted(), Scripted()
     assert run_sweep(sweep, first, cancelled=cancelled) == "stopped"
     assert sweep.trials()[-1].outcome == "stopped"
@@ -208,15 +208,15 @@ def test_stop_ends_within_an_answer_and_resume_does_the_rest(store: SweepStore) 
 def test_more_trials_can_be_asked_of_a_finished_search(store: SweepStore) -> None:
     swept(store, Scripted(), "max_draft_len=1:30", trials=3)
     with pytest.raises(ConfigError, match="at least 3"):
-        session.reopen(store, "s", 2)
+        store.reopen("s", 2)
     measure = Scripted()
-    run_sweep(session.reopen(store, "s", 7), measure)
+    run_sweep(store.reopen("s", 7), measure)
     assert len(measure.configs) == 4
     assert len({t.key for t in store.load("s").trials()}) == 7
 
 
 def test_a_running_sweep_cannot_be_started_again(store: SweepStore) -> None:
-    sweep = store.create("s", plan())
+    sweep = store.create(plan(), "s")
 
     class Greedy(Scripted):
         def __call__(self, *asked: Any) -> Any:
@@ -231,15 +231,15 @@ def test_a_running_sweep_cannot_be_started_again(store: SweepStore) -> None:
 
 
 def test_progress_counts_up_and_tells_what_is_left(store: SweepStore) -> None:
-    told: list[SweepProgress] = []
-    sweep = store.create("s", plan("max_draft_len=1:3", mode="grid"))
+    told: list[Progress] = []
+    sweep = store.create(plan("max_draft_len=1:3", mode="grid"), "s")
     run_sweep(sweep, Scripted(), tell=told.append)
     done = [progress.num_done for progress in told]
     assert done == sorted(done) and (done[0], done[-1]) == (0, 3)
     assert told[0].eta_s is None and told[-1].eta_s == 0.0
-    assert {progress.num_trials for progress in told} == {3}
-    running = [progress for progress in told if progress.point]
-    assert {progress.num_pairs for progress in running} >= {0, 1, 2, 3}
+    assert {progress.num_planned for progress in told} == {3}
+    running = [progress for progress in told if progress.trial]
+    assert {p.trial.num_pairs for p in running if p.trial} >= {0, 1, 2, 3}
     estimates = [p.eta_s for p in running if p.num_done == 2 and p.eta_s is not None]
     assert estimates == sorted(estimates, reverse=True)
 
@@ -250,6 +250,6 @@ def test_a_trial_without_a_second_token_is_refused_with_advice(store: SweepStore
             made = super().__call__(*asked)
             return [tuple(dataclasses.replace(m, decode_s=0.0) for m in pair) for pair in made]
 
-    sweep = store.create("s", plan("max_draft_len=5", mode="grid"))
+    sweep = store.create(plan("max_draft_len=5", mode="grid"), "s")
     run_sweep(sweep, Short())
     assert "ignore_eos" in sweep.trials()[0].reason

@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from playground.cli.main import app
-from playground.experiments.sweeps.report import shown_trials
-from playground.experiments.sweeps.store import Sweep, SweepStore, status_of
+from playground.experiments.sweep.report import shown_trials
+from playground.experiments.sweep.store import Sweep, SweepStore
 from playground.host.methods import choose_method
 from storage import RunLog, RunQuery
 from tests.models import save_tiny
@@ -129,7 +129,7 @@ def test_a_killed_sweep_resumes_to_exactly_what_was_planned(folder: Path, tmp_pa
             process.kill()
     assert process.returncode == -signal.SIGKILL
     sweep = stored(db)["k"]
-    assert status_of(sweep.attributes) == "interrupted"
+    assert sweep.status == "interrupted"
     broken_off = shown_trials(sweep)[-1]
     assert broken_off.outcome == "running" and broken_off.number == running
     answers = whole_answers(db)

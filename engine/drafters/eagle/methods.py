@@ -1,0 +1,329 @@
+"""EAGLE-1 and EAGLE-2 draft from the target's last hidden state, EAGLE-3 from three of its layers.
+
+All use one drafter: it keeps the head's base entries in step with the target, and a `StaticTree` or
+`DynamicTree` drafts from them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from engine.drafters.base import Drafter, Start, Workbench, root_only
+from engine.drafters.eagle.checkpoint import EagleCheckpoint, load_eagle1, load_eagle3
+from engine.drafters.eagle.head import DraftHead, HeadCache, HeadSession
+from engine.drafters.eagle.trees import DynamicTree, StaticTree, expanded_rows
+from engine.drafters.method import DraftShape, MethodConfig
+from engine.drafters.texts import BEYOND, ROWS, Reading, rank_of
+from engine.errors import DrafterError
+from engine.kernels.cpu.operators import pack_linears
+from engine.model.checkpoints import read_checkpoint
+from engine.model.target import Target
+from engine.proposal import Needs, Outcome, Proposal, TargetOutput
+from engine.tree import ChoicePaths, ChoiceTree, upload
+
+MC_SIM_7B_63 = ChoiceTree.parse(
+    "[[0],[1],[2],[3],[0,0],[0,1],[0,2],[1,0],[1,1],[2,0],[2,1],[3,0],[0,0,0],[0,0,1],[0,0,2],"
+    "[0,1,0],[0,1,1],[0,2,0],[0,2,1],[1,0,0],[0,0,0,0],[0,0,0,1],[0,0,0,2],[0,0,0,0,0],[0,0,0,0,1]]",
+    form="candidates",
+)
+"""The reference's default tree; 25 nodes in spite of its name."""
+_WIDTHS = (1, 4, 16)
+"""Rows per level that are timed; others lie between."""
+
+
+DYNAMIC = "dynamic_tree_max_topK max_total_draft_tokens max_non_leaves_per_layer"
+"""Settings of a dynamic tree's size."""
+
+
+class _EagleMethod(MethodConfig):
+    """What EAGLE's generations share: a head, and a tree that may be grown by confidence."""
+
+    speculative_model: str | None = Field(
+        None, description="the EAGLE head of this target: folder, file or hub id"
+    )
+    use_dynamic_tree: bool = Field(
+        False, description="grow the tree by confidence, as EAGLE-2 does, instead of a fixed draft"
+    )
+    max_draft_len: int = Field(
+        6, ge=1, le=32, description="dynamic tree: drafted levels (EAGLE's depth + 1)"
+    )
+    dynamic_tree_max_topK: int = Field(
+        10, ge=1, le=64, description="dynamic tree: children of every expanded node"
+    )
+    max_total_draft_tokens: int = Field(
+        59, ge=1, le=1024, description="dynamic tree: drafted nodes kept (EAGLE's total_token - 1)"
+    )
+    max_non_leaves_per_layer: int | None = Field(
+        None, ge=1, le=64, description="dynamic tree: nodes expanded per level; None = the top K"
+    )
+
+    @model_validator(mode="after")
+    def _keeps_what_is_drafted(self) -> Self:
+        grown = self.grown_tree
+        if self.use_dynamic_tree and grown.keep > grown.num_candidates:
+            raise ValueError(
+                f"max_total_draft_tokens must be at most {grown.num_candidates}, all that "
+                f"{grown.levels} levels of top {grown.top_k} draft, got {grown.keep}"
+            )
+        return self
+
+    @property
+    def grown_tree(self) -> DynamicTree:
+        """How the dynamic tree may grow."""
+        return DynamicTree(
+            top_k=self.dynamic_tree_max_topK,
+            levels=self.max_draft_len,
+            keep=self.max_total_draft_tokens,
+            expanded=self.max_non_leaves_per_layer or self.dynamic_tree_max_topK,
+        )
+
+    @property
+    def offline(self) -> bool:
+        return True
+
+    def draft_shape(self) -> DraftShape:
+        return self.grown_tree.draft_shape
+
+    def build(self, bench: Workbench) -> EagleDrafter:
+        location = bench.weights(self.speculative_model, "an EAGLE head")
+        found = EagleCheckpoint(read_checkpoint(location))
+        head, needs = self._load(found, bench.target)
+        pack_linears(head, bench.target.kernels)
+        tree = self._tree_for(head, found.location)
+        return EagleDrafter(head, tree, needs, found.remarks(bench.target))
+
+    def build_sharing(self, drafter: Drafter, bench: Workbench) -> EagleDrafter:
+        assert isinstance(drafter, EagleDrafter)
+        tree = self._tree_for(drafter.head, "the drafter")
+        return EagleDrafter(drafter.head, tree, drafter.needs, drafter.notes)
+
+    def _load(self, found: EagleCheckpoint, target: Target) -> tuple[DraftHead, Needs]:
+        raise NotImplementedError
+
+    def _tree_for(self, head: DraftHead, what: str) -> StaticTree | DynamicTree:
+        grown = self.grown_tree
+        if grown.top_k > head.draft_vocab_size:
+            raise DrafterError(
+                f"dynamic_tree_max_topK is {grown.top_k}, but the head drafts from "
+                f"{head.draft_vocab_size} tokens. Lower it."
+            )
+        return grown
+
+    def timing_variants(self) -> list[Self]:
+        if not self.use_dynamic_tree:
+            return super().timing_variants()
+        widths = sorted({1, self.dynamic_tree_max_topK})
+        return [self, *(self._sized(width, depth) for width in widths for depth in (2, 4))]
+
+    def _sized(self, width: int, depth: int) -> Self:
+        most = width + (depth - 1) * width * width
+        return self.replace(
+            dynamic_tree_max_topK=width,
+            max_draft_len=depth,
+            max_total_draft_tokens=max(depth, min(most, self.max_total_draft_tokens)),
+            max_non_leaves_per_layer=None,
+        )
+
+
+class EagleConfig(_EagleMethod):
+    """EAGLE-1 drafts a static choice tree, EAGLE-2 a dynamic tree; the same heads serve both."""
+
+    title: ClassVar[str] = "EAGLE"
+    summary: ClassVar[str] = (
+        "One small layer continues the target's last hidden state; EAGLE-1 fills a fixed tree, "
+        "EAGLE-2 grows a tree where the draft is confident."
+    )
+    paper: ClassVar[str | None] = "2401.15077, 2406.16858"
+
+    without_effect: ClassVar[Any] = (
+        ({"use_dynamic_tree": True}, "eagle_choices"),
+        ({"use_dynamic_tree": False}, f"max_draft_len {DYNAMIC}"),
+    )
+
+    decoding_type: Literal["Eagle"] = "Eagle"
+    eagle_choices: ChoicePaths = Field(
+        MC_SIM_7B_63.paths, description="static tree of ranks (EAGLE-1), e.g. [[0], [0, 0], [1]]"
+    )
+
+    def draft_shape(self) -> DraftShape:
+        if self.use_dynamic_tree:
+            return super().draft_shape()
+        tree = ChoiceTree(self.eagle_choices)
+        return DraftShape(expanded_rows(tree), tree.depth, len(tree))
+
+    def with_tree(self, tree: ChoiceTree) -> Self:
+        return self.replace(eagle_choices=tree.paths, use_dynamic_tree=False)
+
+    def timing_variants(self) -> list[Self]:
+        if self.use_dynamic_tree:
+            return super().timing_variants()
+        # `width` chains below the root: every level but the first runs `width` rows.
+        combs = [
+            tuple((i, *(0,) * d) for d in range(depth) for i in range(width))
+            for width in _WIDTHS
+            for depth in (2, 4)
+        ]
+        return [self, *(self.replace(eagle_choices=comb) for comb in combs)]
+
+    def _load(self, found: EagleCheckpoint, target: Target) -> tuple[DraftHead, Needs]:
+        return load_eagle1(found, target), Needs(hidden=True)
+
+    def _tree_for(self, head: DraftHead, what: str) -> StaticTree | DynamicTree:
+        if self.use_dynamic_tree:
+            return super()._tree_for(head, what)
+        tree = ChoiceTree(self.eagle_choices)
+        tree.check_fits(depth=tree.depth, ranks=head.draft_vocab_size, what=what)
+        return StaticTree(tree, head.embedding_weight.device)
+
+
+class Eagle3Config(_EagleMethod):
+    """EAGLE-3 drafts a chain, or with `use_dynamic_tree` EAGLE-2's dynamic tree."""
+
+    title: ClassVar[str] = "EAGLE-3"
+    summary: ClassVar[str] = (
+        "One small layer drafts from three layers of the target, in a vocabulary of its own; "
+        "a chain, or a tree grown where the draft is confident."
+    )
+    paper: ClassVar[str | None] = "2503.01840"
+
+    without_effect: ClassVar[Any] = (({"use_dynamic_tree": False}, DYNAMIC),)
+
+    decoding_type: Literal["Eagle3"] = "Eagle3"
+    max_draft_len: int = Field(
+        5, ge=1, le=32, description="length of the chain, or levels of the tree (EAGLE's depth + 1)"
+    )
+    eagle3_layers_to_capture: tuple[Annotated[int, Field(ge=0, le=1023)], ...] | None = Field(
+        None,
+        strict=False,
+        min_length=1,
+        max_length=16,
+        description="target layers whose outputs the head reads; None = as its checkpoint says",
+    )
+
+    @property
+    def grown_tree(self) -> DynamicTree:
+        """How the draft may grow; a chain is a tree of one child per node."""
+        if self.use_dynamic_tree:
+            return super().grown_tree
+        return DynamicTree(top_k=1, levels=self.max_draft_len, keep=self.max_draft_len, expanded=1)
+
+    def with_chain(self, length: int) -> Self:
+        return self.replace(max_draft_len=length, use_dynamic_tree=False)
+
+    def _load(self, found: EagleCheckpoint, target: Target) -> tuple[DraftHead, Needs]:
+        named = self.eagle3_layers_to_capture
+        # The output of layer i is the input of layer i + 1.
+        inputs = None if named is None else tuple(i + 1 for i in named)
+        head, layers = load_eagle3(found, target, inputs)
+        return head, Needs(layers=layers)
+
+
+class EagleDrafter(Drafter):
+    """Keeps a head's base entries in step with the target, and drafts a tree from them."""
+
+    def __init__(
+        self,
+        head: DraftHead,
+        tree: StaticTree | DynamicTree,
+        needs: Needs,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.head = head
+        self.tree = tree
+        self.needs = needs
+        self.notes = notes
+        self.num_ranks = head.draft_vocab_size
+        self._device = head.embedding_weight.device
+        self._session = HeadSession(head)
+        self._pending: list[tuple[Tensor, Tensor]] = []
+
+    def start(self, start: Start) -> None:
+        tokens = torch.tensor([*start.prompt_ids[1:], start.root], device=self._device)
+        self._session = HeadSession(self.head)
+        self._pending = [(_features(start.output), tokens)]
+        self._sampling, self._draws = start.sampling, start.draws
+
+    def propose(self, max_depth: int) -> Proposal:
+        if self._pending:
+            # Several where steps went by without a draft: others drafted, or nobody did.
+            features, tokens = zip(*self._pending, strict=True)
+            self._session.feed_base(torch.cat(features), torch.cat(tokens))
+            self._pending.clear()
+        if max_depth < 1:
+            return root_only(int(self._session.root), self._device)
+        return self.tree.draft(self._session, max_depth, self._sampling, self._draws)
+
+    def observe(self, outcome: Outcome) -> None:
+        rows = upload(torch.tensor([outcome.path, outcome.committed]), self._device)
+        self._pending.append((_features(outcome.output)[rows[0]], rows[1]))
+
+    def ranks(self, reading: Reading, depths: int) -> Tensor:
+        """All roots draft along their true paths at once, depth by depth: exact for static trees.
+
+        The root at position p has the base entries 0 … p-1. Its entry of depth d carries the d-th
+        true token behind it, sits at position p + d - 1 and sees those base entries, its own
+        earlier entries and itself; entries of other roots are hidden from it.
+        """
+        features = _features(reading)
+        tokens = reading.tokens.to(self._device)
+        wanted = reading.true_tokens(depths).to(self._device)
+        first, end = reading.first - 1, reading.first - 1 + len(wanted)
+        cache = HeadCache()
+        found = []
+        for begin in range(0, end, ROWS):
+            entries = torch.arange(begin, min(begin + ROWS, end), device=self._device)
+            fused = self.head.fuse(features[entries.cpu()].to(self._device))
+            visible = torch.arange(len(entries) + begin, device=self._device) <= entries[:, None]
+            roots = entries >= first
+            fed, unused = tokens[entries + 1], not bool(roots.any())
+            out = self.head(fused, fed, entries, cache, visible, last_only=unused)
+            cache.keep()
+            if not unused:
+                mine = wanted[entries[roots] - first]
+                found.append(self._ranks_along(out[roots], entries[roots], mine, cache))
+        return torch.cat(found).cpu()
+
+    def _ranks_along(
+        self, hidden: Tensor, entries: Tensor, wanted: Tensor, cache: HeadCache
+    ) -> Tensor:
+        """Ranks `(m, depths)` of the roots whose last base entries these m are."""
+        mask = torch.arange(cache.num_base, device=self._device) <= entries[:, None]
+        itself = torch.eye(len(entries), dtype=torch.bool, device=self._device)
+        draft_ids = _draft_ids(self.head)
+        columns = []
+        for depth, true in enumerate(wanted.clamp_min(0).unbind(dim=1), start=1):
+            ids = draft_ids[true]
+            rank = rank_of(self.head.logits(hidden), ids.clamp_min(0))
+            columns.append(torch.where(ids < 0, BEYOND, rank))
+            if depth < wanted.shape[1]:
+                mask = torch.cat([mask, itself], dim=1)
+                hidden = self.head(hidden, true, entries + depth, cache, mask)
+        cache.drop()
+        return torch.stack(columns, dim=1)
+
+    def finish(self) -> None:
+        self._pending.clear()
+        self._session = HeadSession(self.head)
+
+    def close(self) -> None:
+        self.finish()
+        del self.head
+
+
+def _features(seen: TargetOutput | Reading) -> Tensor:
+    features = seen.hidden if seen.layers is None else seen.layers
+    assert features is not None, "the target was asked for no features"
+    return features
+
+
+def _draft_ids(head: DraftHead) -> Tensor:
+    """Draft id of every target id `(vocab,)`; −1 where the head cannot draft it."""
+    device = head.embedding_weight.device
+    draft_ids = torch.arange(head.draft_vocab_size, device=device)
+    inverse = torch.full((len(head.embedding_weight),), -1, device=device)
+    inverse[head.target_ids(draft_ids)] = draft_ids
+    return inverse

@@ -1,0 +1,294 @@
+"""The draft trees of EAGLE: a choice tree filled with ranks (EAGLE-1), or a grown one (EAGLE-2).
+
+`StaticTree` drafts the nodes of a choice tree. Greedy drafts take the k-th likeliest token; under a
+temperature the k-th *drawn* token, drawn without replacement, so that verification can be lossless
+with the draft's own distribution. Source: arXiv:2401.15077, section 3 and appendix.
+
+`DynamicTree` scores every node by the sum of the log-probabilities on its path, expands the best
+few nodes of the newest level, and in the end keeps the best nodes of all levels. Example, top_k 2,
+2 levels, 3 nodes kept (scores in brackets):
+
+    candidate   0 a(-0.1)  1 b(-2.4)   2 ac(-0.4)  3 ad(-1.3)   4 bc(-3.0)  5 bd(-3.1)
+    parent         root       root         0           0            1           1
+    kept by score: 0, 2, 3  →  nodes 1, 2, 3 in candidate order, parents [-1, 0, 1, 1]
+
+Source: arXiv:2406.16858, section 4 (expansion 4.1, rerank 4.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.config import Sampling
+from engine.drafters.eagle.head import HeadSession
+from engine.drafters.method import DraftShape
+from engine.kernels.cpu.operators import likeliest
+from engine.proposal import DraftDists, Proposal
+from engine.sampling import SeededDraws, probabilities
+from engine.tree import ChoiceTree, TreeShape, upload
+
+_TINY = 1e-30
+"""Added to every probability before drawing: never drawn while real mass is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Expanded nodes of one depth, and where their children come from.
+
+    Attributes:
+        nodes: the expanded nodes (the root at depth 0).
+        from_rows, from_ranks: `(e,)` which row and rank of the level above each of them is.
+        ancestors: `(e, m)` bool over the expanded nodes below the root so far; None at the root.
+        child_rows, child_ranks: `(c,)` row (of `nodes`) and rank of every child, in node order.
+        num_ranks: how many children the most demanding node needs.
+    """
+
+    nodes: tuple[int, ...]
+    from_rows: Tensor
+    from_ranks: Tensor
+    ancestors: Tensor | None
+    child_rows: Tensor
+    child_ranks: Tensor
+    num_ranks: int
+
+
+class StaticTree:
+    """Drafts the nodes of a choice tree, one batch per depth."""
+
+    def __init__(self, tree: ChoiceTree, device: torch.device) -> None:
+        self.tree = tree
+        self.device = device
+        self._levels = _levels(tree, device)
+        self._cut: dict[int, StaticTree] = {}
+
+    def draft(
+        self, session: HeadSession, max_depth: int, sampling: Sampling, draws: SeededDraws
+    ) -> Proposal:
+        """A tree below the session's root, at most `max_depth` deep."""
+        if max_depth < self.tree.depth:
+            if max_depth not in self._cut:
+                paths = tuple(path for path in self.tree.paths if len(path) <= max_depth)
+                self._cut[max_depth] = StaticTree(ChoiceTree(paths), self.device)
+            return self._cut[max_depth].draft(session, max_depth, sampling, draws)
+        tokens, draft_probs, dists = [session.root], [session.output.new_ones(1).float()], []
+        hidden, grid = session.output, session.root[None]
+        for depth, level in enumerate(self._levels):
+            if depth:
+                fed = grid[level.from_rows, level.from_ranks]
+                hidden = session.expand(hidden[level.from_rows], fed, depth, level.ancestors)
+            logits = session.head.logits(hidden)
+            if sampling.greedy:
+                ranked = likeliest(logits, level.num_ranks)
+                children = ranked.ids[level.child_rows, level.child_ranks]
+                probs, grid = ranked.log_probs.exp(), ranked.ids
+                draft_probs.append(probs[level.child_rows, level.child_ranks])
+            else:
+                probs = probabilities(logits, sampling)
+                grid = draw_without_replacement(probs, level.num_ranks, draws)
+                dists.append(probs)
+                children = grid[level.child_rows, level.child_ranks]
+                draft_probs.append(probs[level.child_rows, children])
+            tokens.append(children)
+        expanded = [node for level in self._levels for node in level.nodes]
+        row_of = {node: row for row, node in enumerate(expanded)}
+        return Proposal(
+            tokens=torch.cat(tokens),
+            shape=self.tree.shape,
+            ranks=self.tree.ranks,
+            draft_probs=torch.cat(draft_probs),
+            dists=DraftDists(torch.cat(dists), row_of) if dists else None,
+        )
+
+
+def _levels(tree: ChoiceTree, device: torch.device) -> list[_Level]:
+    shape, ranks = tree.shape, tree.ranks
+    depths = shape.depths.tolist()
+    by_depth: list[list[int]] = [[] for _ in range(tree.depth)]
+    for node, children in enumerate(shape.children):
+        if children:
+            by_depth[depths[node]].append(node)
+
+    def index(values: list[int]) -> Tensor:
+        return torch.tensor(values, device=device)
+
+    levels: list[_Level] = []
+    fed: list[int] = []
+    above = {0: 0}
+    for depth, nodes in enumerate(by_depth):
+        fed += nodes if depth else []
+        row_of = {node: row for row, node in enumerate(nodes)}
+        below = [child for node in nodes for child in shape.children[node]]
+        levels.append(
+            _Level(
+                nodes=tuple(nodes),
+                from_rows=index([above[max(0, shape.parents[n])] for n in nodes]),
+                from_ranks=index([ranks[n] for n in nodes]),
+                ancestors=shape.ancestors[nodes][:, fed].to(device) if depth else None,
+                child_rows=index([row_of[shape.parents[c]] for c in below]),
+                child_ranks=index([ranks[c] for c in below]),
+                num_ranks=1 + max(ranks[c] for c in below),
+            )
+        )
+        above = row_of
+    return levels
+
+
+def expanded_rows(tree: ChoiceTree) -> tuple[int, ...]:
+    """Nodes with children per depth, the root first: rows that the head runs, level by level."""
+    depths = tree.shape.depths.tolist()
+    expanded = [depths[node] for node, children in enumerate(tree.shape.children) if children]
+    return tuple(expanded.count(depth) for depth in range(tree.depth))
+
+
+def draw_without_replacement(probs: Tensor, count: int, draws: SeededDraws) -> Tensor:
+    """Draw distinct indices from each row, one after another, each from what is left of the row.
+
+    Where a row has fewer than `count` indices with mass, the rest are distinct indices without.
+
+    Args:
+        probs: `(n, vocab)`.
+
+    Returns:
+        `(n, count)` int64 in the order drawn.
+    """
+    # The random numbers come from the run's generator on the CPU: a seed means the same anywhere.
+    uniform = torch.rand(count, len(probs), 1, generator=draws.generator, dtype=torch.float64)
+    uniform = upload(uniform, probs.device)
+    left = probs.double() + _TINY
+    picked: list[Tensor] = []
+    for drawn in uniform:
+        mass = left.cumsum(dim=-1)
+        index = torch.searchsorted(mass, drawn * mass[:, -1:], right=True)
+        index = index.clamp_max(probs.shape[-1] - 1)
+        left.scatter_(-1, index, 0.0)
+        picked.append(index)
+    return torch.cat(picked, dim=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicTree:
+    """Drafts a tree grown by confidence, with top_k 1 a chain; drafts follow from the context.
+
+    Attributes:
+        top_k: children per expanded node.
+        levels: drafted levels; the reference's `depth` + 1.
+        keep: drafted nodes kept; the reference's `total_token` - 1.
+        expanded: nodes expanded per level; the reference expands `top_k`.
+    """
+
+    top_k: int
+    levels: int
+    keep: int
+    expanded: int
+
+    @property
+    def num_candidates(self) -> int:
+        """Nodes that exist before the rerank: top_k + (levels - 1) · top_k² if it expands top_k."""
+        return self.top_k * sum(self._rows(self.levels))
+
+    @property
+    def draft_shape(self) -> DraftShape:
+        rows = self._rows(min(self.levels, self.keep))
+        return DraftShape(rows, len(rows), self.keep)
+
+    def _rows(self, levels: int) -> tuple[int, ...]:
+        """Expanded nodes per level, the root first."""
+        rows = [1]
+        for _ in range(1, levels):
+            rows.append(min(self.expanded, rows[-1] * self.top_k))
+        return tuple(rows)
+
+    def within(self, max_depth: int) -> DynamicTree:
+        """The same tree, not deeper than `max_depth` nor than the kept nodes can reach."""
+        return replace(self, levels=min(self.levels, max_depth, self.keep))
+
+    def draft(
+        self, session: HeadSession, max_depth: int, sampling: Sampling, draws: SeededDraws
+    ) -> Proposal:
+        """A tree below the session's root, at most `max_depth` deep; sampling plays no part."""
+        size = self.within(max_depth)
+        candidates = grow(session, session.output, size)
+        if size.top_k == 1:
+            tokens, log_probs, ranks = candidates.tokens, candidates.log_probs, None
+            shape = TreeShape.chain(size.levels)
+        else:
+            kept, parents = rerank(candidates, size.keep)
+            tokens, log_probs = candidates.tokens[kept], candidates.log_probs[kept]
+            # The one wait for the device: the tree's topology is needed on the host.
+            rows = torch.stack([parents, kept % size.top_k]).tolist()
+            shape, ranks = TreeShape([-1, *rows[0]]), [0, *rows[1]]
+        return Proposal(
+            tokens=torch.cat([session.root, tokens]),
+            shape=shape,
+            ranks=ranks,
+            draft_probs=torch.cat([log_probs.new_zeros(1), log_probs]).exp(),
+        )
+
+
+class Candidates(NamedTuple):
+    """Nodes in the order produced: by level, then parent, then descending probability.
+
+    Number i of its level is child i % top_k of its parent.
+
+    Attributes:
+        tokens: `(c,)` int64 ids of the target's vocabulary.
+        log_probs: `(c,)` float32 of each token after its parent.
+        scores: `(c,)` float32, sum of `log_probs` along the path.
+        parents: `(c,)` int64 number of the parent candidate; -1 for the root.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    scores: Tensor
+    parents: Tensor
+
+
+def grow(session: HeadSession, output: Tensor, size: DynamicTree) -> Candidates:
+    """Expand level by level, each in one batch.
+
+    Args:
+        output: `(1, hidden)`, which predicts the children of the root.
+    """
+    k = size.top_k
+    tokens, log_probs = session.best_children(output, k)
+    root = torch.full_like(tokens[0], -1)
+    levels = [Candidates(tokens[0], log_probs[0], log_probs[0], root)]
+    hidden, ancestors, first = output, None, 0
+    frontier = torch.arange(min(size.expanded, k), device=output.device)
+    for depth in range(1, size.levels):
+        last = levels[-1]
+        came_from = frontier // k
+        if k > 1:
+            # Every newly expanded node sees what its parent saw, and itself.
+            itself = torch.eye(len(frontier), dtype=torch.bool, device=output.device)
+            seen = itself if ancestors is None else torch.cat([ancestors[came_from], itself], 1)
+            ancestors = seen
+        hidden = session.expand(hidden[came_from], last.tokens[frontier], depth, ancestors)
+        tokens, log_probs = session.best_children(hidden, k)
+        scores = (last.scores[frontier, None] + log_probs).flatten()
+        parents = (first + frontier).repeat_interleave(k)
+        first += len(last.tokens)
+        levels.append(Candidates(tokens.flatten(), log_probs.flatten(), scores, parents))
+        if depth + 1 < size.levels:
+            frontier = scores.topk(min(size.expanded, len(scores))).indices
+    return Candidates(*(torch.cat(column) for column in zip(*levels, strict=True)))
+
+
+def rerank(candidates: Candidates, keep: int) -> tuple[Tensor, Tensor]:
+    """The best-scoring candidates of all levels.
+
+    A child never scores above its parent and has the higher number; equal scores go to the lower
+    number, so a kept node's parent is always kept.
+
+    Returns:
+        Numbers of the kept candidates `(m,)` int64, ascending: candidate `kept[i]` is node i + 1;
+        and the parent nodes `(m,)` int64, 0 for the root.
+    """
+    best = candidates.scores.sort(descending=True, stable=True).indices[:keep]
+    kept = best.sort().values
+    parents = torch.searchsorted(kept, candidates.parents[kept], right=True)
+    return kept, parents

@@ -1,0 +1,1 @@
+"""Suffix decoding and the memories it looks contexts up in."""

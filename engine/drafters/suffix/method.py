@@ -1,0 +1,339 @@
+"""Suffix decoding: continue as the text, or an earlier one, went on after the same words.
+
+A suffix automaton over prompt and output, and optionally one over earlier runs, tells how often
+each token followed the text's last tokens. The longer the match, the longer the draft.
+
+A datastore, a large corpus of texts such as the target writes, is searched the same way through a
+suffix array (REST).
+
+Lossless under sampling: drafts follow from the committed tokens and from earlier forwards, so they
+are fixed before the step's random draws.
+Source: arXiv:2411.04975, section 3 (tree expansion, Alg. 1). Two differences: an automaton in
+place of suffix trees holds the same counts in less space, and a token's probability is its share
+of the occurrences *that went on*, so the text's own end does not count against its matches.
+The datastore: arXiv:2311.08252, section 3. Mixed contexts: `suffix/mixing.py`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.method import DraftShape, MethodConfig
+from engine.drafters.suffix.array import SuffixArray
+from engine.drafters.suffix.automaton import ROOT, Cursor, SuffixAutomaton
+from engine.drafters.suffix.mixing import (
+    Context,
+    Continuation,
+    Memory,
+    TargetPredictions,
+    draft,
+)
+from engine.model.corpus import Corpus
+from engine.proposal import Outcome, Proposal
+from engine.tree import TreeShape
+
+MIXED_PER_MEMORY = 4
+"""Contexts of each memory that are mixed."""
+
+
+class SuffixConfig(MethodConfig):
+    """Settings of suffix decoding, named as in ArcticInference and vLLM."""
+
+    title: ClassVar[str] = "Suffix"
+    summary: ClassVar[str] = (
+        "Drafts what followed the longest matching context in the prompt, the output and, if "
+        "wanted, earlier runs. No weights."
+    )
+    paper: ClassVar[str | None] = "2411.04975"
+    looks_up: ClassVar[bool] = True
+
+    without_effect: ClassVar[Any] = (
+        ({"use_tree_spec": False}, "max_total_draft_tokens mix_contexts escape text_weight"),
+        ({"mix_contexts": False}, "escape text_weight"),
+        ({"use_tree_spec": True, "mix_contexts": True}, "max_spec_factor"),
+        ({"use_global_pool": False}, "global_pool_size"),
+    )
+
+    decoding_type: Literal["Suffix"] = "Suffix"
+    max_draft_len: int = Field(16, ge=1, le=64, description="deepest draft, in tokens")
+    use_tree_spec: bool = Field(False, description="draft a tree of likely continuations")
+    max_total_draft_tokens: int = Field(
+        32, ge=1, le=256, description="nodes of the tree at most (with use_tree_spec)"
+    )
+    max_tree_depth: int = Field(
+        24, ge=2, le=256, description="longest context plus draft that is counted, in tokens"
+    )
+    max_spec_factor: float = Field(
+        1.0, gt=0.0, le=16.0, description="drafted tokens per matched token"
+    )
+    min_token_prob: float = Field(
+        0.1, ge=0.0, le=1.0, description="least estimated probability of a drafted path"
+    )
+    mix_contexts: bool = Field(
+        False,
+        description="estimate from long and short contexts together, and draft as many tokens as "
+        "are likely (with use_tree_spec; max_spec_factor plays no part)",
+    )
+    escape: float = Field(
+        3.0, gt=0.0, le=100.0, description="mixed contexts: how little a rare context is believed"
+    )
+    text_weight: float = Field(
+        4.0,
+        gt=0.0,
+        le=1000.0,
+        description="mixed contexts: what an occurrence in the text itself counts",
+    )
+    use_global_pool: bool = Field(False, description="also match texts of earlier runs")
+    global_pool_size: int = Field(
+        100_000, ge=1000, le=10_000_000, description="tokens of earlier runs to keep, at most"
+    )
+
+    datastore: str | None = Field(
+        None,
+        description="a corpus that `app.py train` made, to match as well: its folder, or the name "
+        "of a shipped one",
+    )
+
+    @property
+    def mixes(self) -> bool:
+        """Whether contexts are mixed: only trees can be drafted from them."""
+        return self.mix_contexts and self.use_tree_spec
+
+    @property
+    def offline(self) -> bool:
+        """Mixed contexts hold what the target predicts after rejected tokens too."""
+        return not self.mixes
+
+    def draft_shape(self) -> DraftShape:
+        nodes = self.max_total_draft_tokens if self.use_tree_spec else self.max_draft_len
+        return DraftShape((), self.max_draft_len, nodes)
+
+    def build(self, bench: Workbench) -> SuffixDrafter:
+        store = None
+        if self.datastore is not None:
+            folder = Path(bench.locate(self.datastore))
+            Corpus.open(folder).check_made_by(bench.target)
+            store = _sorted(folder, _stamp(folder), self.max_tree_depth)
+        return SuffixDrafter(bench, self, store)
+
+
+def _stamp(folder: Path) -> int:
+    """Changes when the corpus does."""
+    return max((file.stat().st_mtime_ns for file in folder.glob("shard-*")), default=0)
+
+
+@cache
+def _sorted(folder: Path, stamp: int, depth: int) -> SuffixArray:
+    """A corpus in order; sorting it takes a second per million tokens, so it is done once."""
+    corpus = Corpus.open(folder)
+    texts = (corpus.tokens(entry) for entry in corpus.entries)
+    return SuffixArray(texts, depth, int(corpus.manifest["vocab_size"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Where the text's last `length` tokens occurred; counts reach `deepest` tokens further."""
+
+    memory: Memory
+    state: Any
+    length: int
+    deepest: int
+
+
+class GlobalPool:
+    """Texts of earlier runs, in two automata: when the newer is half the pool, the older goes."""
+
+    def __init__(self, size: int, max_depth: int) -> None:
+        self.size = size
+        self.max_depth = max_depth
+        self.automata = [SuffixAutomaton(max_depth)]
+
+    def add(self, text: Iterable[int]) -> None:
+        """Keep a finished text."""
+        if self.automata[-1].num_tokens >= self.size // 2:
+            self.automata = [self.automata[-1], SuffixAutomaton(self.max_depth)]
+        self.automata[-1].extend(text)
+        self.automata[-1].end_sequence()
+
+
+class SuffixDrafter(Drafter):
+    """Drafts the continuation with the best score among all matched contexts."""
+
+    flat_cost = True
+
+    def __init__(
+        self, bench: Workbench, config: SuffixConfig, store: SuffixArray | None = None
+    ) -> None:
+        self.config = config
+        self._store = store
+        self.match_len: int | None = 0
+        self._device = bench.target.device
+        self._pool = GlobalPool(config.global_pool_size, config.max_tree_depth)
+        self._text: list[int] = []
+        self._predictions = TargetPredictions()
+        self._local = SuffixAutomaton(config.max_tree_depth)
+        self._cursors: list[Cursor] = []
+
+    def start(self, start: Start) -> None:
+        self._text = []
+        self._local = SuffixAutomaton(self.config.max_tree_depth)
+        self._predictions = TargetPredictions()
+        automata = self._pool.automata if self.config.use_global_pool else []
+        self._cursors = [Cursor(automaton) for automaton in automata]
+        self._extend(start.prompt_ids)
+        self._extend([start.root])
+
+    def propose(self, max_depth: int) -> Proposal:
+        mixes = self.config.mixes
+        best = self.mixed_continuation(max_depth) if mixes else self.best_continuation(max_depth)
+        self.match_len = best.match_len
+        tokens = torch.tensor([self._text[-1], *best.tokens], device=self._device)
+        probs = torch.tensor([1.0, *best.probs], device=self._device)
+        n = len(best.tokens)
+        if best.parents == list(range(n)):
+            return Proposal(tokens, TreeShape.chain(n), draft_probs=probs)
+        return Proposal(tokens, TreeShape([-1, *best.parents]), draft_probs=probs)
+
+    def best_continuation(self, max_depth: int) -> Continuation:
+        """The highest-scoring draft; the text itself wins ties, then the longer match."""
+        best = Continuation()
+        for match in self._matches():
+            room = min(
+                int(match.length * self.config.max_spec_factor + 1e-6),
+                self.config.max_total_draft_tokens
+                if self.config.use_tree_spec
+                else self.config.max_draft_len,
+            )
+            # No path is likelier than 1, so a shorter match with this room cannot score more.
+            if room > best.score:
+                found = self._continue(match, room, max_depth)
+                if found.score > best.score:
+                    found.match_len = match.length
+                    best = found
+        return best
+
+    def mixed_continuation(self, max_depth: int) -> Continuation:
+        """The likeliest continuations by all memories and context lengths together."""
+        config, matches = self.config, self._telling()
+        weights = {id(self._local): config.text_weight}
+        found = draft(
+            [
+                Context(m.memory, m.state, m.deepest, weights.get(id(m.memory), 1.0))
+                for m in matches
+            ],
+            escape=config.escape,
+            room=config.max_total_draft_tokens,
+            max_depth=min(max_depth, config.max_draft_len),
+            min_prob=config.min_token_prob,
+        )
+        found.match_len = matches[-1].length if matches and found.tokens else 0
+        return found
+
+    def _telling(self) -> list[Match]:
+        """Of each memory the longest matches that say something new, shortest of all first.
+
+        A shorter context that occurs only where a longer one does says nothing new.
+        """
+        told = [
+            Match(self._predictions, key, len(key), self.config.max_draft_len)
+            for key in self._predictions.matches(self._text)
+        ]
+        for _, group in groupby(self._matches(), key=lambda match: id(match.memory)):
+            count, taken = 0, 0
+            for match in group:
+                occurrences = match.memory.occurrences(match.state)
+                if occurrences > count:
+                    count, taken = occurrences, taken + 1
+                    told.append(match)
+                if taken == MIXED_PER_MEMORY:
+                    break
+        return sorted(told, key=lambda match: (match.length, match.memory is self._local))
+
+    def observe(self, outcome: Outcome) -> None:
+        if self.config.mixes:
+            proposal = outcome.proposal
+            tokens, parents = proposal.tokens.tolist(), proposal.shape.parents
+            self._predictions.observe(self._text[-2], tokens, parents, outcome.output.argmax())
+        self._extend(outcome.committed)
+
+    def finish(self) -> None:
+        if self.config.use_global_pool:
+            self._pool.add(self._text)
+        self._text = []
+        self._cursors = []
+        self._local = SuffixAutomaton(self.config.max_tree_depth)
+
+    def close(self) -> None:
+        self._pool = GlobalPool(self.config.global_pool_size, self.config.max_tree_depth)
+
+    def _extend(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            self._text.append(token)
+            self._local.append(token)
+            for cursor in self._cursors:
+                cursor.advance(token)
+
+    def _matches(self) -> Iterator[Match]:
+        """Every matched context, per memory longest first."""
+        depth = self.config.max_tree_depth
+        starts = [(self._local, self._local.suffix, depth)]
+        starts += [(cursor.automaton, cursor.state, cursor.length) for cursor in self._cursors]
+        for automaton, state, longest in starts:
+            while state != ROOT:
+                # Continuations of a state are those of its shortest string.
+                deepest = depth - automaton.shortest(state)
+                yield Match(automaton, state, min(automaton.length[state], longest), deepest)
+                state = automaton.link[state]
+        if self._store is not None:
+            for rows in self._store.matches(self._text[-depth:]):
+                yield Match(self._store, rows, rows.length, depth - rows.length)
+
+    def _continue(self, match: Match, room: int, max_depth: int) -> Continuation:
+        """Expand the likeliest paths first, until `room` tokens are drafted."""
+        config = self.config
+        max_depth = min(max_depth, config.max_draft_len, match.deepest)
+        found = Continuation()
+        if max_depth < 1:
+            return found
+        # (-probability of the path, order, probability, token, state, parent, depth)
+        heap: list[tuple[float, int, float, int, Any, int, int]] = []
+        self._offer(heap, match.memory, match.state, 1.0, parent=0, depth=1)
+        while heap and len(found.tokens) < room:
+            negated, _, prob, token, state, parent, depth = heapq.heappop(heap)
+            node = found.add(parent, token, prob, -negated)
+            if not config.use_tree_spec:
+                heap.clear()
+            if depth < max_depth:
+                self._offer(heap, match.memory, state, -negated, parent=node, depth=depth + 1)
+        return found
+
+    def _offer(
+        self,
+        heap: list[tuple[float, int, float, int, Any, int, int]],
+        memory: Memory,
+        state: Any,
+        path_prob: float,
+        *,
+        parent: int,
+        depth: int,
+    ) -> None:
+        """Put a state's likely enough continuations on the heap, newest first among equals."""
+        following = list(memory.followers(state))
+        total = sum(count for _, _, count in following)
+        order = -parent * (1 << 32)
+        for token, after, count in following:
+            order -= 1
+            prob = count / total
+            if path_prob * prob >= self.config.min_token_prob:
+                item = (-path_prob * prob, order, prob, token, after, parent, depth)
+                heapq.heappush(heap, item)

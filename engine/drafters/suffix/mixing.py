@@ -1,0 +1,191 @@
+"""Drafts from several matched contexts at once: long ones are believed as far as they are proven.
+
+What followed the longest match is often one occurrence of many possible ones. So every context,
+from the shortest to the longest, corrects the estimate of the shorter ones before it, and the more
+so the more often it occurred and the fewer tokens followed it:
+
+    P(token) = λ · count(token) / total + (1 - λ) · P_shorter(token)
+    λ = total / (total + e · kinds)
+
+with e the `escape`. Example, e = 1: a short context saw a 3 times and b once: λ = 4 / 6, so a 0.5,
+b 0.17; a longer one saw b once: λ = 1 / 2, so a 0.25, b 0.58.
+
+Source: prediction by partial matching, Cleary and Witten 1984 (doi:10.1109/TCOM.1984.1096090);
+λ as in method C of Moffat 1990 (doi:10.1109/26.61469) if e is 1.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+COUNTS = {1: 3, 2: 6}
+"""What a prediction counts, by the tokens of its context: it is the target's own."""
+
+Key = tuple[int, ...]
+
+
+class Memory(Protocol):
+    """Texts in which contexts are found again; a state stands for a context's places."""
+
+    def followers(self, state: Any) -> Sequence[tuple[int, Any, int]]:
+        """Per continuation: token, state with it, occurrences. Oldest first where that is known."""
+
+    def after(self, state: Any, token: int) -> Any:
+        """The state with this token, one of the continuations; None if it is none of them."""
+
+    def occurrences(self, state: Any) -> int:
+        """How often the state's context occurs."""
+
+
+class Context(NamedTuple):
+    """A matched context.
+
+    Attributes:
+        deepest: its continuations are counted so many tokens far.
+        weight: what an occurrence counts.
+    """
+
+    memory: Memory
+    state: Any
+    deepest: int
+    weight: float
+
+
+@dataclass(slots=True)
+class Continuation:
+    """A drafted tree without its root: node i + 1 has `tokens[i]` and `parents[i]`.
+
+    Attributes:
+        probs: estimated probability of each token after its parent.
+        score: sum of the paths' probabilities = expected number of accepted tokens.
+        match_len: tokens of the context that was matched.
+    """
+
+    match_len: int = 0
+    score: float = 0.0
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    probs: list[float] = field(default_factory=list)
+
+    def add(self, parent: int, token: int, prob: float, path_prob: float) -> int:
+        """Append a node; return its number."""
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.probs.append(prob)
+        self.score += path_prob
+        return len(self.tokens)
+
+
+def mixed(contexts: Sequence[Context], escape: float) -> dict[int, float]:
+    """Probability of each token that may come next.
+
+    Args:
+        contexts: shortest first.
+    """
+    probs: dict[int, float] = {}
+    for memory, state, deepest, weight in contexts:
+        following = memory.followers(state) if deepest > 0 else ()
+        total = weight * sum([count for _, _, count in following])
+        if not total:
+            continue
+        share = 1 / (total + escape * len(following))
+        rest = 1 - share * total
+        for token in probs:
+            probs[token] *= rest
+        share *= weight
+        for token, _, count in following:
+            probs[token] = probs.get(token, 0.0) + share * count
+    return probs
+
+
+def going_on(contexts: Sequence[Context], token: int) -> list[Context]:
+    """Those of the contexts that a token continues, with it."""
+    return [
+        Context(memory, after, deepest - 1, weight)
+        for memory, state, deepest, weight in contexts
+        if deepest > 0 and (after := memory.after(state, token)) is not None
+    ]
+
+
+def draft(
+    contexts: Sequence[Context], *, escape: float, room: int, max_depth: int, min_prob: float
+) -> Continuation:
+    """The likeliest paths first, until `room` tokens are drafted.
+
+    Args:
+        contexts: shortest first.
+        min_prob: least probability of a drafted path.
+    """
+    found = Continuation()
+    # (-probability of the path, order, probability, token, contexts before it, parent, depth)
+    heap: list[tuple[float, int, float, int, Sequence[Context], int, int]] = []
+    order = 0
+    here, path_prob, parent, depth = contexts, 1.0, 0, 1
+    while len(found.tokens) < room:
+        if depth <= max_depth:
+            least = min_prob / path_prob
+            for token, prob in mixed(here, escape).items():
+                if prob >= least:
+                    order += 1
+                    item = (-path_prob * prob, order, prob, token, here, parent, depth)
+                    heapq.heappush(heap, item)
+        if not heap:
+            break
+        negated, _, prob, token, before, parent, depth = heapq.heappop(heap)
+        here = going_on(before, token) if depth < max_depth else ()
+        path_prob, depth = -negated, depth + 1
+        parent = found.add(parent, token, prob, path_prob)
+    return found
+
+
+class TargetPredictions:
+    """The target's newest prediction after every one or two tokens; a memory of contexts.
+
+    Every row of a verify forward predicts the next token for the text that the row stands for. For
+    rejected rows that is no text that ever comes about, but after the same one or two tokens the
+    target often says the same again (arXiv:2402.02057 and 2408.08696 draft from this alone).
+
+    Example: the tree 5 → 7, 8 is verified and the target predicts 9 after 7, which is not kept.
+    From then on 9 is expected after 5 7, and after 7.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[Key, int] = {}
+
+    def observe(
+        self, before: int, tokens: Sequence[int], parents: Sequence[int], best: Sequence[int]
+    ) -> None:
+        """Remember a verified tree.
+
+        Args:
+            before: the token before the root.
+            tokens, parents: of every node, the root first.
+            best: what the target predicted after every node.
+        """
+        for node, parent in enumerate(parents):
+            earlier = tokens[parent] if node else before
+            self._next[tokens[node],] = best[node]
+            self._next[earlier, tokens[node]] = best[node]
+
+    def matches(self, text: Sequence[int]) -> Iterator[Key]:
+        """What is known after the text's last tokens, the longer context first."""
+        for length in sorted(COUNTS, reverse=True):
+            key = tuple(text[-length:])
+            if key in self._next:
+                yield key
+
+    def followers(self, state: Key) -> list[tuple[int, Key, int]]:
+        """The next token, the state with it, and what it counts."""
+        token = self._next.get(state)
+        return [] if token is None else [(token, (state[-1], token), COUNTS[len(state)])]
+
+    def after(self, state: Key, token: int) -> Key | None:
+        """The state with the next token, if it is this one."""
+        return (state[-1], token) if self._next.get(state) == token else None
+
+    def occurrences(self, state: Key) -> int:
+        """Of a context: the newest only is kept."""
+        return 1

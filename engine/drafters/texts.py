@@ -1,0 +1,111 @@
+"""Finished texts that drafters are tuned on: what is known of them, and the ranks of their tokens.
+
+A text of P prompt tokens and N output tokens has N - 1 possible roots, the outputs 0 … N - 2: with
+the last output as the root the text is over. A step near the end may accept tokens that were cut
+off (by EOS or a length limit), so the target writes the text a little further, greedily.
+
+    token index     0 … P-1 | P … P+N-2 | P+N-1 | P+N …
+                    prompt  | roots     | last  | tail, never recorded
+
+A drafter ranks the true tokens of all roots in one batch. That equals what it offers when decoding,
+because each method's offer at depth d depends only on the features up to the root and on the path
+to the node. In float32 a rank differs from the drafter's only where two logits agree to the last
+bits; in half precision a batch of another shape rounds differently, and ties are common.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.config import Limits
+
+ROWS = 128
+"""Positions whose full-vocabulary logits are held at a time."""
+BEYOND = 1 << 30
+"""Rank of a token that the drafter cannot offer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What a run wrote.
+
+    Attributes:
+        output_ids: new tokens, cut as the run cut them.
+        category: kind of task, e.g. a suite's category; may be empty.
+        limits: the run's; look-up drafters stop drafting where they would exceed them.
+        source: where it comes from, e.g. the run's id.
+    """
+
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    category: str = ""
+    limits: Limits = field(default_factory=Limits)
+    source: str = ""
+
+    @property
+    def num_roots(self) -> int:
+        """Outputs that can be the root of a step."""
+        return max(0, len(self.output_ids) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A text as the target sees it; all tensors on the CPU.
+
+    Attributes:
+        tokens: `(t,)` int64: prompt, output and tail.
+        context_len: the target's; no draft token may lie beyond it.
+        hidden: `(rows, hidden)` last hidden states of prompt and output; None unless asked for.
+        layers: `(rows, width)` inputs of the layers asked for.
+    """
+
+    text: Text
+    tokens: Tensor
+    context_len: int
+    hidden: Tensor | None = None
+    layers: Tensor | None = None
+
+    @property
+    def first(self) -> int:
+        """Index in `tokens` of the first root."""
+        return len(self.text.prompt_ids)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of tokens and features."""
+        tensors = (self.tokens, self.hidden, self.layers)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def true_tokens(self, depths: int) -> Tensor:
+        """What a draft would have to guess: `(roots, depths)` int64; −1 where none can be drafted.
+
+        Row r, column d − 1 is the token d places behind the r-th root. Nothing is drafted beyond
+        the context, and nothing is known beyond the tail.
+        """
+        index = torch.arange(self.text.num_roots)[:, None] + torch.arange(1, depths + 1)
+        index = index + self.first
+        known = index < min(len(self.tokens), self.context_len)
+        return torch.where(known, self.tokens[index.clamp_max(len(self.tokens) - 1)], -1)
+
+    def hidden_before_roots(self) -> Tensor:
+        """`(roots, hidden)`: the last hidden state from which each root was predicted."""
+        assert self.hidden is not None
+        return self.hidden[self.first - 1 :][: self.text.num_roots]
+
+
+def rank_of(logits: Tensor, token_ids: Tensor) -> Tensor:
+    """Tokens that come before each given one, by logit; equal logits by the lower id.
+
+    Args:
+        logits: `(…, vocab)`.
+        token_ids: `(…)` int64.
+
+    Example: logits 1 3 2 3, token 3 → 1, because token 1 ties and has the lower id.
+    """
+    own = logits.gather(-1, token_ids[..., None])
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    before = (logits > own) | ((logits == own) & (ids < token_ids[..., None]))
+    return before.sum(dim=-1)

@@ -1,0 +1,247 @@
+"""Dialogues to be written: fixed text, text of the user that the target infills, its answers.
+
+A dialogue follows from a seed and its number alone, so a corpus can be cut anywhere and continued.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, count
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from engine.config import Settings
+from engine.errors import PromptError
+
+if TYPE_CHECKING:
+    from engine.model.target import Target
+
+Kind = Literal["line", "question", "turn", "passage", "article", "answer"]
+_INFILL_TOKENS: dict[Kind, int] = {
+    "line": 40,
+    "question": 32,
+    "turn": 72,
+    "passage": 110,
+    "article": 200,
+}
+_LONG_TOKENS: dict[Kind, int] = {**_INFILL_TOKENS, "passage": 220, "article": 640}
+_LONG_BLOCK, _LONG_EVERY = 128, 5
+"""Blocks of dialogues, of which every so many have long texts: they run side by side then."""
+_ANSWER_TEMPERATURES = (0.0, 0.0, 0.0, 0.0, 0.3, 0.7)
+"""Mostly greedy, as drafters are used most; some livelier, so that more ground is covered."""
+_USER_TEMPERATURES = (0.7, 0.8, 0.9, 1.0)
+_SLOT = re.compile(r"\{(\w+)\}")
+_INFILL = re.compile(r" ?\[(line|question|turn|passage|article)\]")
+_MARKS = ("USERTURNONE", "ANSWERONE", "USERTURNTWO")
+_Texts = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Text that the target writes: its answer, or a part of the user's turn."""
+
+    kind: Kind
+    max_tokens: int
+    temperature: float
+
+    @property
+    def min_tokens(self) -> int:
+        """Articles and passages must reach half of their length."""
+        return self.max_tokens // 2 if self.kind in ("article", "passage") else 0
+
+
+Segment = str | Completion
+
+
+@dataclass(frozen=True, slots=True)
+class DialogueSpec:
+    """One dialogue to be.
+
+    Attributes:
+        seed: of every random draw in it.
+    """
+
+    number: int
+    category: str
+    seed: int
+    segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPrompt:
+    """A question of a file: its category and the user's turns."""
+
+    category: str
+    turns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    """What a chat template puts around turns: head USER to_answer ANSWER to_user USER …"""
+
+    head: str
+    to_answer: str
+    to_user: str
+
+    @classmethod
+    def of(cls, target: Target) -> ChatFormat:
+        """The target's format; three empty strings for a model without a chat template.
+
+        Raises:
+            PromptError: it has no tokenizer, or its template changes the turns' text.
+        """
+        if target.tokenizer is None:
+            raise PromptError(
+                f"{target.name} has no tokenizer. Training needs one to make prompts."
+            )
+        if not target.has_chat_template:
+            return cls("", "", "")
+        user, answer, again = _MARKS
+        roles = zip(("user", "assistant", "user"), _MARKS, strict=True)
+        turns = [{"role": role, "content": mark} for role, mark in roles]
+        first, text = (
+            str(
+                target.tokenizer.apply_chat_template(
+                    some, tokenize=False, add_generation_prompt=True
+                )
+            )
+            for some in (turns[:1], turns)
+        )
+        if not all(mark in text for mark in _MARKS) or user not in first:
+            raise PromptError(f"{target.name}'s chat template does not show the turns as given.")
+        head, to_answer = first.split(user)
+        return cls(head, to_answer, text.split(answer)[1].split(again)[0])
+
+
+class CorpusSettings(Settings):
+    """How dialogues are made. They are part of the corpus: it is continued only with the same."""
+
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of all dialogues")
+    max_len: int = Field(1024, ge=32, le=1 << 17, description="most tokens of a dialogue")
+    answer_tokens: int = Field(160, ge=8, le=8192, description="most tokens of an answer")
+    given_share: float = Field(
+        0.5, ge=0.0, le=1.0, description="share of dialogues from --prompts, where there are any"
+    )
+
+
+class DialogueTemplates(Settings):
+    """What self-made dialogues are written from.
+
+    In openings and follow-ups, `{slot}` stands for a text of that slot and `[kind]` for text that
+    the target infills.
+    """
+
+    shares: dict[str, Annotated[float, Field(gt=0.0)]] = Field(
+        description="share of each category", min_length=1
+    )
+    openings: dict[str, _Texts] = Field(description="user turns of each category")
+    follow_up_shares: dict[str, Annotated[float, Field(ge=0.0, le=1.0)]] = Field(
+        description="share of a category's dialogues that have a second turn"
+    )
+    follow_ups: _Texts = Field(description="second user turns")
+    slots: dict[str, _Texts] = Field(description="texts that {slot} stands for")
+
+    @model_validator(mode="after")
+    def _complete(self) -> DialogueTemplates:
+        turns = chain(self.follow_ups, *self.openings.values(), *self.slots.values())
+        used = {_slot(name) for text in turns for name in _SLOT.findall(text)}
+        for kind, names in (
+            ("openings", self.shares.keys() - self.openings.keys()),
+            ("slots", used - self.slots.keys()),
+        ):
+            if names:
+                raise ValueError(f"{kind} must have {', '.join(sorted(names))}")
+        return self
+
+    def dialogue(
+        self, chat: ChatFormat, number: int, *, seed: int, answer_tokens: int
+    ) -> DialogueSpec:
+        """Dialogue `number` of an endless stream."""
+        own = seed_of(seed, "dialogue", number)
+        draw = random.Random(own)
+        category = draw.choices(list(self.shares), list(self.shares.values()))[0]
+        long = number // _LONG_BLOCK % _LONG_EVERY == _LONG_EVERY - 1
+        opening = self._filled(draw.choice(self.openings[category]), draw)
+        answer = Completion("answer", answer_tokens, draw.choice(_ANSWER_TEMPERATURES))
+        segments = [chat.head, *_user_turn(opening, draw, long), chat.to_answer, answer]
+        share = self.follow_up_shares.get(category, 0.0)
+        if share and chat.to_user and draw.random() < share:
+            follow_up = _user_turn(self._filled(draw.choice(self.follow_ups), draw), draw, long)
+            segments += [chat.to_user, *follow_up, chat.to_answer, answer]
+        return DialogueSpec(number, category, own, tuple(segments))
+
+    def _filled(self, text: str, draw: random.Random) -> str:
+        """Fill every slot, again and again until none is left."""
+
+        def one(match: re.Match[str]) -> str:
+            value = draw.choice(self.slots[_slot(match[1])])
+            return value[0].upper() + value[1:] if match[1].endswith("_c") else value
+
+        while _SLOT.search(text):
+            text = _SLOT.sub(one, text)
+        return text
+
+
+def _slot(name: str) -> str:
+    """The slot behind `topic_c` (with a capital) and `name2` (another one)."""
+    return {"name2": "name", "name3": "name"}.get(name, name.removesuffix("_c"))
+
+
+def _user_turn(text: str, draw: random.Random, long: bool) -> list[Segment]:
+    """What is fixed of a user's turn, and what the target infills."""
+    segments: list[Segment] = []
+    temperature = draw.choice(_USER_TEMPERATURES)
+    at = 0
+    for match in _INFILL.finditer(text):
+        if match.start() > at:
+            segments.append(text[at : match.start()])
+        kind: Kind = match[1]  # type: ignore[assignment]
+        most = (_LONG_TOKENS if long else _INFILL_TOKENS)[kind]
+        segments.append(Completion(kind, int(most * draw.uniform(0.6, 1.0)), temperature))
+        at = match.end()
+    return [*segments, text[at:]] if at < len(text) else segments
+
+
+def given_dialogue(
+    chat: ChatFormat, prompt: GivenPrompt, number: int, *, seed: int, answer_tokens: int
+) -> DialogueSpec:
+    """A dialogue whose user turns come from a file."""
+    own = seed_of(seed, "given", number)
+    temperature = random.Random(own).choice(_ANSWER_TEMPERATURES)
+    answer = Completion("answer", answer_tokens, temperature)
+    segments: list[Segment] = []
+    for i, turn in enumerate(prompt.turns if chat.to_user else prompt.turns[:1]):
+        segments += [(chat.to_user if i else chat.head) + turn + chat.to_answer, answer]
+    return DialogueSpec(number, prompt.category, own, tuple(segments))
+
+
+def dialogue_specs(
+    chat: ChatFormat,
+    settings: CorpusSettings,
+    templates: DialogueTemplates,
+    prompts: Sequence[GivenPrompt],
+    done: frozenset[int],
+) -> Iterator[DialogueSpec]:
+    """All dialogues to be, without end, but for those that are done."""
+    share = settings.given_share if prompts else 0.0
+    how = {"seed": settings.seed, "answer_tokens": settings.answer_tokens}
+    for number in count():
+        if number in done:
+            continue
+        # Every k-th is given: an even share over any stretch of the stream.
+        if int((number + 1) * share) > int(number * share):
+            prompt = prompts[int(number * share) % len(prompts)]
+            yield given_dialogue(chat, prompt, number, **how)
+        else:
+            yield templates.dialogue(chat, number, **how)
+
+
+def seed_of(*parts: object) -> int:
+    """A seed in [0, 2^63) that depends on every part, the same on every machine."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

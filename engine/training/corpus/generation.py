@@ -1,0 +1,258 @@
+"""Writes many dialogues at once: every row of the batch is at its own place in its own dialogue.
+
+A row that ends is given the next dialogue at once, so the batch never waits for its longest text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.model.target import Target
+from engine.training.corpus.batch import batch_of
+from engine.training.corpus.dialogues import Completion, DialogueSpec
+
+TOP_K, TOP_P = 64, 0.95
+"""Sampling is limited to likely tokens; greedy rows take the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """A finished dialogue.
+
+    Attributes:
+        spans: `[start, end)` of tokens that the target wrote, answers only.
+        complete: False where it met the length limit before its last answer.
+    """
+
+    spec: DialogueSpec
+    token_ids: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    complete: bool
+
+
+class BatchGenerator:
+    """Writes dialogues, many at a time."""
+
+    def __init__(self, target: Target, *, rows: int, max_len: int) -> None:
+        """Prepare for `rows` dialogues of up to `max_len` tokens at a time.
+
+        Raises:
+            ConfigError: `max_len` exceeds the target's context.
+        """
+        if max_len > target.context_len:
+            raise ConfigError(
+                f"max_len must be at most {target.context_len}, the context of {target.name}, "
+                f"got {max_len}."
+            )
+        self._device = target.device
+        self._max_len = max_len
+        self._endings = _Endings(target)
+        self._batch = batch_of(target, rows, max_len)
+        self._rows: list[_Sequence | None] = [None] * rows
+        self._uniforms = torch.zeros(rows, max_len, device=target.device)
+
+    @torch.inference_mode()
+    def run(self, specs: Iterator[DialogueSpec]) -> Iterator[Dialogue]:
+        """Yield dialogues as they finish, until `specs` are used up."""
+        rows = self._rows = [None] * len(self._rows)
+        # Rows are admitted some at a time: their beginnings are read in one forward.
+        refill = max(1, min(64, len(rows) // 8))
+        more = True
+        while True:
+            free = [i for i, row in enumerate(rows) if row is None]
+            if more and (len(free) >= refill or len(free) == len(rows)):
+                more = self._admit(free, specs)
+            busy = [(i, row) for i, row in enumerate(rows) if row is not None]
+            if not busy and not more:
+                return
+            self._step([(i, row) for i, row in busy if not row.finished])
+            for i, row in busy:
+                if row.finished:
+                    rows[i] = None
+                    yield row.dialogue()
+
+    def _admit(self, free: list[int], specs: Iterator[DialogueSpec]) -> bool:
+        """Give free rows the next dialogues and read their beginnings; False when none is left."""
+        prompts: list[tuple[int, list[int]]] = []
+        for i in free:
+            spec = next(specs, None)
+            if spec is None:
+                break
+            row = self._rows[i] = _Sequence(spec, self._endings, self._max_len)
+            generator = torch.Generator().manual_seed(spec.seed)
+            self._uniforms[i] = torch.rand(self._max_len, generator=generator)
+            row.num_read = len(row.tokens) - 1
+            if row.num_read and not row.finished:
+                prompts.append((i, row.tokens[:-1]))
+        if prompts:
+            self._batch.prefill(prompts)
+        return spec is not None
+
+    def _step(self, busy: list[tuple[int, _Sequence]]) -> None:
+        """One token for each of these rows."""
+        if not busy:
+            return
+        read = [(i, row.tokens[row.num_read], row.num_read) for i, row in busy]
+        logits = self._batch.step(read)
+        early = [k for k, (_, row) in enumerate(busy) if row.too_early]
+        if early and self._endings.eos_ids:
+            eos = torch.tensor(sorted(self._endings.eos_ids), device=self._device)
+            logits[torch.tensor(early, device=self._device)[:, None], eos] = -torch.inf
+        temperatures = torch.tensor([row.temperature for _, row in busy], device=self._device)
+        places = torch.tensor([(i, position) for i, _, position in read], device=self._device)
+        uniforms = self._uniforms[places[:, 0], places[:, 1]]
+        sampled = _sample(logits, temperatures[:, None], uniforms[:, None]).tolist()
+        for (_, row), token in zip(busy, sampled, strict=True):
+            row.push(token)
+
+
+def _sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
+    """A token per row `(rows,)`: the likeliest where the temperature is 0, else drawn."""
+    best, tokens = logits.topk(min(TOP_K, logits.shape[-1]), dim=-1)
+    probs = (best.float() / temperatures.clamp_min(1e-3)).softmax(dim=-1)
+    before = probs.cumsum(dim=-1) - probs
+    probs = probs.masked_fill(before >= TOP_P, 0.0)
+    reached = probs.cumsum(dim=-1)
+    rank = (reached < uniforms * reached[:, -1:]).sum(dim=-1, keepdim=True)
+    rank = rank.clamp_max(best.shape[-1] - 1) * (temperatures > 0)
+    return tokens.gather(1, rank)[:, 0]
+
+
+class _Endings:
+    """The tokens that end a text, a line, a question or a sentence."""
+
+    def __init__(self, target: Target) -> None:
+        tokenizer = target.tokenizer
+        assert tokenizer is not None
+        self._tokenizer = tokenizer
+        self._encoded: dict[str, list[int]] = {}
+        pieces = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
+
+        def ending(*marks: str) -> frozenset[int]:
+            return frozenset(i for i, piece in enumerate(pieces) if piece.rstrip().endswith(marks))
+
+        self.eos_ids = target.eos_ids
+        self.line = frozenset(i for i, piece in enumerate(pieces) if "\n" in piece)
+        self.question, self.sentence = ending("?"), ending(".", "!", "?")
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of fixed text, much of which comes again and again."""
+        if text not in self._encoded:
+            if len(self._encoded) > 4096:
+                self._encoded.clear()
+            ids = self._tokenizer.encode(text, add_special_tokens=False) if text else []
+            self._encoded[text] = list(ids)
+        return self._encoded[text]
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One dialogue in the making.
+
+    Attributes:
+        tokens: all that is decided; the first `num_read` are in the cache.
+    """
+
+    spec: DialogueSpec
+    endings: _Endings
+    max_len: int
+    tokens: list[int] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    num_read: int = 0
+    finished: bool = False
+    complete: bool = False
+    _next_segment: int = 0
+    _completion: Completion | None = None
+    _began: int = 0
+
+    def __post_init__(self) -> None:
+        self._advance()
+        if not self.tokens:
+            self.tokens = [min(self.endings.eos_ids, default=0)]
+            self._began = 1
+        self.finished = len(self.tokens) >= self.max_len
+
+    @property
+    def temperature(self) -> float:
+        return self._completion.temperature if self._completion else 0.0
+
+    @property
+    def too_early(self) -> bool:
+        """Whether the text must not end yet: articles are to be long."""
+        written = len(self.tokens) - self._began
+        return self._completion is not None and written < self._completion.min_tokens
+
+    def push(self, token: int) -> None:
+        """The last token read was continued by this one; taken only where the target writes."""
+        self.num_read += 1
+        if self.num_read < len(self.tokens):
+            return
+        assert self._completion is not None  # a dialogue ends with an answer
+        if self._completion.kind == "answer":
+            self._answer(self._completion, token)
+        else:
+            self._infill(self._completion, token)
+        self.finished = self.finished or len(self.tokens) >= self.max_len
+
+    def _infill(self, part: Completion, token: int) -> None:
+        endings, written = self.endings, len(self.tokens) - self._began
+        one_line = part.kind not in ("turn", "article") and written >= part.min_tokens
+        if token in endings.eos_ids or (one_line and token in endings.line):
+            self._advance()
+            return
+        self.tokens.append(token)
+        if part.kind == "question" and token in endings.question:
+            self._advance()
+        elif written + 1 >= part.max_tokens:
+            self._cut_at_sentence()
+            self._advance()
+
+    def _cut_at_sentence(self) -> None:
+        """Cut the text after its last sentence, if that leaves half of it."""
+        least = self._began + (len(self.tokens) - self._began) // 2
+        for end in range(len(self.tokens), least, -1):
+            if self.tokens[end - 1] in self.endings.sentence:
+                del self.tokens[end:]
+                return
+
+    def _answer(self, part: Completion, token: int) -> None:
+        self.tokens.append(token)
+        eos = token in self.endings.eos_ids
+        if not eos and len(self.tokens) - self._began < part.max_tokens:
+            return
+        self.spans.append((self._began, len(self.tokens)))
+        if eos and self._next_segment < len(self.spec.segments):
+            self._advance()
+        else:
+            self.finished, self.complete = True, True
+
+    def _advance(self) -> None:
+        """Take the fixed text up to what the target writes next; it needs the last one's logits."""
+        segments, text = self.spec.segments, ""
+        self._completion = None
+        while self._completion is None and self._next_segment < len(segments):
+            segment = segments[self._next_segment]
+            self._next_segment += 1
+            if isinstance(segment, Completion):
+                self._completion = segment
+            else:
+                text += segment
+        ids = self.endings.encode(text)
+        # The answer's own end-of-text token is the first of what the template puts behind it.
+        if ids and self.tokens and self.tokens[-1] == ids[0] and ids[0] in self.endings.eos_ids:
+            ids = ids[1:]
+        self.tokens.extend(ids)
+        self._began = len(self.tokens)
+        self.num_read = min(self.num_read, len(self.tokens) - 1)
+
+    def dialogue(self) -> Dialogue:
+        tokens, spans = self.tokens[: self.max_len], self.spans
+        if not self.complete and self._completion and self._completion.kind == "answer":
+            spans = [*spans, (self._began, len(tokens))]
+        kept = tuple((a, min(b, len(tokens))) for a, b in spans if a < len(tokens))
+        return Dialogue(self.spec, tuple(tokens), kept, self.complete)

@@ -1,0 +1,224 @@
+"""Grows a corpus: the target writes dialogues until there are enough."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+import transformers
+
+from engine.errors import ConfigError
+from engine.model.corpus import MANIFEST, Corpus, Entry
+from engine.model.loading import free_bytes
+from engine.model.target import Target
+from engine.training.corpus.dialogues import (
+    ChatFormat,
+    CorpusSettings,
+    DialogueTemplates,
+    GivenPrompt,
+    dialogue_specs,
+)
+from engine.training.corpus.generation import BatchGenerator, Dialogue
+
+try:
+    import fcntl
+except ImportError:  # Windows: two writers are not told apart there
+    fcntl = None  # type: ignore[assignment]
+
+SHARD_TOKENS = 4 << 20
+"""A shard is closed when it holds this many tokens."""
+
+
+class CorpusWriter:
+    """Appends dialogues to a corpus; makes it if it is not there."""
+
+    def __init__(self, folder: Path, target: Target, settings: CorpusSettings) -> None:
+        """Open for appending, after cutting off what was not finished.
+
+        Raises:
+            ConfigError: the corpus there is another target's, was made with other settings, or is
+                being written by another process.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            self._lock = stack.enter_context(_locked(folder))
+            self.corpus = _opened(folder, target, settings)
+            self._dtype = np.dtype(self.corpus.manifest["token_dtype"])
+            self._shard = max((entry.shard for entry in self.corpus.entries), default=0)
+            self._open_shard()
+            stack.pop_all()
+
+    def _open_shard(self) -> None:
+        """Continue the shard behind its last finished dialogue."""
+        base = self.corpus.folder / f"shard-{self._shard:05}"
+        own = [entry for entry in self.corpus.entries if entry.shard == self._shard]
+        self._stored = max((entry.start + entry.length for entry in own), default=0)
+        self._data, self._index = open(f"{base}.bin", "ab"), open(f"{base}.jsonl", "ab")
+        self._data.truncate(self._stored * self._dtype.itemsize)
+        lines = Path(f"{base}.jsonl").read_bytes().split(b"\n")[: len(own)]
+        self._index.truncate(sum(len(line) + 1 for line in lines))
+
+    def append(self, dialogue: Dialogue) -> None:
+        """Store one dialogue; on disk (in the system's hands) when this returns."""
+        ids = np.asarray(dialogue.token_ids, dtype=self._dtype)
+        spec, start = dialogue.spec, self._stored
+        entry = Entry(spec.number, spec.category, self._shard, start, len(ids), dialogue.spans)
+        self._data.write(ids.tobytes())
+        self._data.flush()
+        line = {
+            "n": entry.number,
+            "category": entry.category,
+            "seed": spec.seed,
+            "start": entry.start,
+            "length": entry.length,
+            "answers": entry.spans,
+            "complete": dialogue.complete,
+        }
+        self._index.write(json.dumps(line).encode() + b"\n")
+        self._index.flush()
+        self.corpus.entries.append(entry)
+        self._stored += len(ids)
+        if self._stored >= SHARD_TOKENS:
+            self._close_shard()
+            self._shard += 1
+            self._open_shard()
+
+    def _close_shard(self) -> None:
+        for file in (self._data, self._index):
+            os.fsync(file.fileno())
+            file.close()
+
+    def close(self) -> None:
+        """Close the files, safely on disk; others may write then."""
+        self._close_shard()
+        self._lock.close()
+
+
+def _locked(folder: Path) -> IO[bytes]:
+    """A file that is locked while it is open; the system unlocks it when a process dies."""
+    file = (folder / "writing.lock").open("wb")
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise ConfigError(
+                f"The corpus in {folder} is being written by another process. Wait for it, or "
+                "give another folder."
+            ) from error
+    return file
+
+
+def _opened(folder: Path, target: Target, settings: CorpusSettings) -> Corpus:
+    """The corpus in a folder, made if it is not there, if it is this target's with these settings.
+
+    Raises:
+        ConfigError: it is another's, or was made with other settings.
+    """
+    manifest, file = _manifest(target, settings), folder / MANIFEST
+    if not file.is_file():
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        os.replace(partial, file)
+    corpus = Corpus.open(folder)
+    corpus.check_made_by(target)
+    theirs = corpus.manifest["settings"]
+    if theirs != manifest["settings"]:
+        raise ConfigError(
+            f"The corpus in {folder} was made with {theirs}, but the settings are "
+            f"{manifest['settings']}. Give the same, or another folder."
+        )
+    return corpus
+
+
+def _manifest(target: Target, settings: CorpusSettings) -> dict[str, Any]:
+    return {
+        "target": target.name,
+        "weights": target.provenance.get("weights"),
+        "vocab_size": target.vocab_size,
+        "hidden_size": target.hidden_size,
+        "num_layers": target.num_layers,
+        "dtype": target.dtype_name,
+        "token_dtype": "<u2" if target.vocab_size <= 1 << 16 else "<u4",
+        "settings": settings.model_dump(mode="json"),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    }
+
+
+def corpus_settings(folder: Path, target: Target, *, seed: int = 0) -> CorpusSettings:
+    """Settings to grow a corpus with: those of the one that is there, or new ones that fit."""
+    if (folder / MANIFEST).is_file():
+        return CorpusSettings.parse(Corpus.open(folder).manifest["settings"], where=str(folder))
+    new = CorpusSettings(seed=seed)
+    return new.replace(max_len=min(new.max_len, target.context_len))
+
+
+def grow(
+    target: Target,
+    folder: Path,
+    settings: CorpusSettings,
+    templates: DialogueTemplates,
+    *,
+    num_tokens: int,
+    rows: int | None = None,
+    prompts: Sequence[GivenPrompt] = (),
+) -> Iterator[Corpus]:
+    """Let the target write until the corpus holds `num_tokens`; yields after every dialogue.
+
+    What was there is kept and counted. Dialogues follow from the settings' seed and their number;
+    closing the iterator loses only the unfinished ones.
+
+    Args:
+        rows: dialogues written at a time; None = as memory allows.
+
+    Raises:
+        ConfigError, PromptError: the corpus is another target's, or the target cannot be asked.
+    """
+    if (folder / MANIFEST).is_file():
+        # A corpus that is large enough is only read: another process may be writing to it.
+        there = Corpus.open(folder)
+        there.check_made_by(target)
+        if there.num_tokens >= num_tokens:
+            return
+    chat = ChatFormat.of(target)
+    writer = CorpusWriter(folder, target, settings)
+    corpus = writer.corpus
+    try:
+        stored = corpus.num_tokens
+        done = frozenset(entry.number for entry in corpus.entries)
+        rows = rows or _default_rows(target, settings.max_len)
+        generator = BatchGenerator(target, rows=rows, max_len=settings.max_len)
+        for dialogue in generator.run(dialogue_specs(chat, settings, templates, prompts, done)):
+            if not dialogue.spans:
+                continue
+            writer.append(dialogue)
+            stored += len(dialogue.token_ids)
+            yield corpus
+            if stored >= num_tokens:
+                return
+    finally:
+        writer.close()
+
+
+def _default_rows(target: Target, max_len: int) -> int:
+    """Dialogues to write at a time: many on CUDA, as far as half of the free memory goes."""
+    most = 512 if target.device.type == "cuda" else 64
+    free, config = free_bytes(target.device), target.config
+    if free is None:
+        return most
+    heads = int(config.num_attention_heads)
+    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    head_dim = int(getattr(config, "head_dim", None) or target.hidden_size // heads)
+    row = 2 * target.num_layers * kv_heads * head_dim * max_len * target.dtype.itemsize
+    return max(1, min(most, free // 2 // row))

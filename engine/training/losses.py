@@ -1,0 +1,215 @@
+"""Distillation losses of drafters: cross-entropy against the target's likeliest tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, log_softmax
+
+from engine.model.target import Target
+
+NUM_RANKS = 10
+"""Ranks that are told apart when counting which of a drafter's guesses was right."""
+CHUNK = 512
+"""Rows whose logits are in memory together."""
+ROW_MULTIPLE = 128
+"""Rows are learnt in multiples of this: kernels are made for a number of rows, and so once."""
+
+
+class Vocabulary:
+    """The target's tokens that a loss is computed over; None = all of them."""
+
+    def __init__(self, ids: Tensor | None, vocab_size: int) -> None:
+        self.ids = ids
+        self._index: Tensor | None = None
+        if ids is not None:
+            self._index = torch.full((vocab_size,), -1, dtype=torch.long, device=ids.device)
+            self._index[ids] = torch.arange(len(ids), device=ids.device)
+
+    @property
+    def key(self) -> str:
+        """A short name of just these tokens."""
+        if self.ids is None:
+            return "all"
+        return hashlib.sha256(self.ids.cpu().numpy().tobytes()).hexdigest()[:16]
+
+    def index(self, tokens: Tensor) -> Tensor:
+        """Token ids → their indices in the vocabulary, −1 for those outside."""
+        return tokens if self._index is None else self._index[tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class TopProbs:
+    """A distribution per row, of which only the likeliest tokens are known.
+
+    Attributes:
+        indices: `(rows, k)` int64, in the vocabulary that is learnt.
+        probs: `(rows, k)` float32; a row may add up to less than 1, and then counts less.
+    """
+
+    indices: Tensor
+    probs: Tensor
+
+    def __getitem__(self, rows: Tensor) -> TopProbs:
+        return TopProbs(self.indices[rows], self.probs[rows])
+
+    def weighted(self, weights: Tensor) -> TopProbs:
+        """Rows times these weights `(rows,)`."""
+        return TopProbs(self.indices, self.probs * weights[:, None])
+
+    def mixed(self, labels: Tensor, share: float) -> TopProbs:
+        """With so much of every row put on its label; labels < 0 add nothing."""
+        hard = (labels >= 0).float() * share
+        indices = torch.cat([self.indices, labels.clamp_min(0)[:, None]], dim=-1)
+        return TopProbs(indices, torch.cat([self.probs * (1 - share), hard[:, None]], dim=-1))
+
+
+@dataclass(frozen=True, slots=True)
+class LMHead:
+    """What turns a hidden vector into logits of the tokens that are learnt.
+
+    Attributes:
+        weight: `(vocabulary, hidden)`.
+        softcap: logits are `softcap · tanh(logits / softcap)`; None = as they are.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+    softcap: float | None = None
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        logits = linear(hidden.to(self.weight.dtype), self.weight, self.bias)
+        if self.softcap is None:
+            return logits
+        return self.softcap * torch.tanh(logits / self.softcap)
+
+    @classmethod
+    def of(cls, target: Target, vocabulary: Vocabulary) -> LMHead:
+        """The target's, of these tokens only."""
+        head, ids = target.lm_head, vocabulary.ids
+        weight, bias = head.weight, getattr(head, "bias", None)
+        assert isinstance(weight, Tensor)
+        weight, bias = weight.detach(), None if bias is None else bias.detach()
+        if ids is not None:
+            weight, bias = weight[ids], None if bias is None else bias[ids]
+        return cls(weight, bias, getattr(target.config, "final_logit_softcapping", None))
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a drafter predicts at one depth, and what it should.
+
+    Attributes:
+        hidden: `(rows, hidden)`, what `lm_head` is applied to.
+        teacher: the target's distributions.
+        labels: `(rows,)` int64, the text's own tokens in the vocabulary; < 0 = not in it.
+        num_rows: rows that count; those behind them only fill up.
+        weight: of the cross-entropy in the loss.
+        auxiliary: another loss, added as it is.
+    """
+
+    hidden: Tensor
+    lm_head: LMHead
+    teacher: TopProbs
+    labels: Tensor
+    num_rows: int
+    weight: float = 1.0
+    auxiliary: Tensor | None = None
+
+    def cross_entropy(self) -> Tensor:
+        """Summed over the rows that count."""
+        hidden, head = self.hidden, self.lm_head
+        counts = (torch.arange(len(hidden)) < self.num_rows).to(hidden)
+        teacher = self.teacher.weighted(counts)
+        if head.bias is None and head.softcap is None:
+            hidden = hidden if head.weight.requires_grad else hidden.to(head.weight.dtype)
+            chunked: Any = _ChunkedCrossEntropy.apply
+            loss: Tensor = chunked(hidden, head.weight, teacher.indices, teacher.probs)
+            return loss
+        log_probs = log_softmax(head(hidden).float(), dim=-1)
+        return -(teacher.probs * log_probs.gather(1, teacher.indices)).sum()
+
+    @torch.no_grad()
+    def rank_hits(self, num_rows: int) -> Tensor:
+        """`(NUM_RANKS,)`: of the first rows, how many rank their label so."""
+        hits = torch.zeros(NUM_RANKS, device=self.hidden.device)
+        for i in range(0, num_rows, CHUNK):
+            at = slice(i, min(i + CHUNK, num_rows))
+            logits, labels = self.lm_head(self.hidden[at]), self.labels[at]
+            score = logits.gather(1, labels.clamp_min(0)[:, None])
+            ranks = (logits > score).sum(dim=-1)[labels >= 0]
+            hits += torch.bincount(ranks[ranks < NUM_RANKS], minlength=NUM_RANKS)
+        return hits
+
+
+@dataclass(slots=True)
+class LossOutput:
+    """A loss, and how good the predictions behind it were, per drafted depth.
+
+    Attributes:
+        loss: scalar; what is minimised.
+        hits: `(depths, NUM_RANKS)` float, rows whose label had that rank.
+        rows: `(depths,)` float, rows counted.
+    """
+
+    loss: Tensor
+    hits: Tensor
+    rows: Tensor
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Cross-entropy through an output matrix, chunk by chunk.
+
+    The logits of a chunk give its loss and its gradient at once, and are dropped: a vocabulary's
+    worth of logits for every row of a pack is never in memory.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, indices: Tensor, probs: Tensor) -> Tensor:
+        half = x.dtype
+        if torch.is_autocast_enabled(x.device.type):
+            half = torch.get_autocast_dtype(x.device.type)
+        with torch.autocast(x.device.type, enabled=False):
+            matrix, rows = weight.to(half), x.to(half)
+            loss = x.new_zeros((), dtype=torch.float32)
+            grad_x = torch.empty_like(rows)
+            grad_weight = None
+            if ctx.needs_input_grad[1]:
+                grad_weight = torch.zeros(weight.shape, device=x.device)
+            for i in range(0, len(x), CHUNK):
+                at = slice(i, i + CHUNK)
+                logits = linear(rows[at], matrix).float()
+                picked, mass = logits.gather(1, indices[at]), probs[at].sum(dim=-1)
+                highest = logits.amax(dim=-1, keepdim=True)
+                logits.sub_(highest).exp_()
+                total = logits.sum(dim=-1, keepdim=True)
+                loss += (mass * (total.log() + highest)[:, 0]).sum() - (probs[at] * picked).sum()
+                logits.mul_(mass[:, None] / total).scatter_add_(1, indices[at], -probs[at])
+                slope = logits.to(half)
+                torch.mm(slope, matrix, out=grad_x[at])
+                if grad_weight is not None:
+                    grad_weight += (slope.T @ rows[at]).float()
+        ctx.save_for_backward(grad_x, grad_weight)
+        ctx.dtypes = x.dtype, weight.dtype
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x, grad_weight = ctx.saved_tensors
+        of_x, of_weight = ctx.dtypes
+        return (
+            (grad_x * grad).to(of_x),
+            None if grad_weight is None else (grad_weight * grad).to(of_weight),
+            None,
+            None,
+        )
+
+
+def pad_rows(rows: Tensor) -> Tensor:
+    """Rows `(m,)`, the last one repeated up to a multiple of `ROW_MULTIPLE`."""
+    lacking = -len(rows) % ROW_MULTIPLE
+    return torch.cat([rows, rows[-1:].expand(lacking)]) if len(rows) else rows

@@ -1,0 +1,144 @@
+"""Trains a small language model to draft: distilled from the target, with its tokenizer.
+
+The embedding begins as the target's, projected onto its principal directions, and is tied to the
+output. Every row of a text learns the target's whole distribution (arXiv:2211.17192 leaves open
+where the draft model comes from; the recipe is plain distillation, arXiv:1503.02531).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from engine.drafters.draft_target import DraftTargetConfig
+from engine.model.corpus import Corpus, Entry
+from engine.model.target import Target
+from engine.training.losses import LMHead, Prediction, Vocabulary, pad_rows
+from engine.training.packs import Pack, visible
+from engine.training.recipe import Student, TrainSettings, principal_directions, weight_of
+
+NUM_OTHERS = 2048
+"""Tokens drawn per pack beside the vocabulary of the loss."""
+
+
+class DraftModelTraining(TrainSettings):
+    """A small Llama."""
+
+    method: ClassVar[str] = "draft_target"
+    paper: ClassVar[str] = "2211.17192, 1503.02531"
+
+    answers_only: bool = Field(False, description="learn from the target's answers only")
+    hidden_size: int = Field(96, ge=8, le=8192, description="width of the model")
+    layers: int = Field(4, ge=1, le=64, description="decoder layers")
+    heads: int = Field(4, ge=1, le=128, description="attention heads; they divide the width")
+    intermediate_size: int = Field(384, ge=8, le=1 << 16, description="width of the MLP")
+    max_draft_len: int = Field(5, ge=1, le=64, description="tokens drafted when evaluating")
+
+    @model_validator(mode="after")
+    def _fits(self) -> DraftModelTraining:
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(
+                f"hidden_size must be a multiple of twice the {self.heads} heads, "
+                f"got {self.hidden_size}"
+            )
+        return self
+
+    def student(self, target: Target, corpus: Corpus, entries: Sequence[Entry]) -> Student:
+        return DraftModelStudent(self, target, self.vocabulary(target, corpus, entries))
+
+    def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> DraftTargetConfig:
+        return DraftTargetConfig(
+            speculative_model=str(folder.resolve()), max_draft_len=self.max_draft_len
+        )
+
+
+class DraftModelStudent(Student):
+    """A small Llama with tied embedding, in float32 while it learns."""
+
+    def __init__(
+        self, settings: DraftModelTraining, target: Target, vocabulary: Vocabulary
+    ) -> None:
+        super().__init__(target, vocabulary, depths=1)
+        eos = sorted(target.eos_ids)
+        rope = getattr(target.config, "rope_parameters", None) or {}
+        self.settings = settings
+        config = LlamaConfig(
+            vocab_size=target.vocab_size,
+            hidden_size=settings.hidden_size,
+            intermediate_size=settings.intermediate_size,
+            num_hidden_layers=settings.layers,
+            num_attention_heads=settings.heads,
+            num_key_value_heads=settings.heads,
+            max_position_embeddings=target.context_len,
+            rope_parameters={
+                "rope_type": "default",
+                "rope_theta": float(rope.get("rope_theta") or 10000.0),
+            },
+            tie_word_embeddings=True,
+            bos_token_id=getattr(target.config, "bos_token_id", None),
+            eos_token_id=eos[0] if len(eos) == 1 else eos or None,
+            pad_token_id=None,
+        )
+        config._attn_implementation = "sdpa"
+        self.model = LlamaForCausalLM(config)
+        self.to(target.device)
+        self._begin()
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        ours, theirs = self._embedding, weight_of(self.target.embedding).float()
+        width = min(ours.shape[1], theirs.shape[1])
+        ours.zero_()
+        ours[:, :width] = theirs @ principal_directions(theirs, width)
+
+    @property
+    def _embedding(self) -> Tensor:
+        """Of tokens read and of tokens predicted."""
+        weight = self.model.get_output_embeddings().weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    def predictions(self, pack: Pack, generator: torch.Generator | None) -> Iterator[Prediction]:
+        ids = self.vocabulary.ids
+        if ids is not None and generator is not None:
+            # Output and embedding are one: some of the other tokens must learn to be unlikely.
+            drawn = torch.randint(self.target.vocab_size, (NUM_OTHERS,), generator=generator)
+            drawn = drawn.to(ids.device)
+            ids = torch.cat([ids, drawn[self.vocabulary.index(drawn) < 0].unique()])
+        out: Tensor = self.model.model(
+            input_ids=pack.tokens[None],
+            position_ids=pack.positions[None],
+            attention_mask=visible(pack.positions, pack.segments)[None, None],
+            use_cache=False,
+        ).last_hidden_state[0]
+        rows = pack.rows_before(1)
+        at = pad_rows(rows)
+        head = LMHead(self._embedding if ids is None else self._embedding[ids])
+        yield self.predicted(pack, at, 1, out[at], head, num_rows=len(rows))
+
+    def published(self) -> Mapping[str, Tensor]:
+        return dict(self.model.named_parameters())
+
+    def save(self, folder: Path, dtype: torch.dtype) -> None:
+        """transformers' own layout, with the target's tokenizer."""
+        stored = copy.deepcopy(self.model)
+        for parameter in stored.parameters():
+            parameter.data = parameter.data.to(dtype)
+        stored.config.dtype = dtype
+        stored.save_pretrained(folder)
+        if self.target.tokenizer is not None:
+            self.target.tokenizer.save_pretrained(folder)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {
+            "width": self.settings.hidden_size,
+            "layers": self.settings.layers,
+            "embedding": "tied; begun from the target's principal directions",
+        }

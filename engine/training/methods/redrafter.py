@@ -1,0 +1,135 @@
+"""Trains a ReDrafter head by distillation: its guesses learn the target's distribution.
+
+Row t is a context; the recurrence is fed the tokens t + 1 … t + d, and its guess of token t + 1 + d
+learns what the target thinks at row t + d. Source: arXiv:2403.09919, section 3.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import embedding, silu
+
+from engine.drafters.redrafter import ReDrafterConfig
+from engine.model.corpus import Corpus, Entry
+from engine.model.target import Target
+from engine.training.losses import LMHead, Prediction, Vocabulary, pad_rows
+from engine.training.packs import Pack
+from engine.training.recipe import Student, TrainSettings, principal_directions, weight_of
+
+
+class ReDrafterTraining(TrainSettings):
+    """Apple's recurrent head; a narrow exit keeps it small."""
+
+    method: ClassVar[str] = "redrafter"
+    paper: ClassVar[str] = "2403.09919"
+
+    depths: int = Field(5, ge=1, le=16, description="tokens drafted ahead in training")
+    layers: int = Field(2, ge=0, le=8, description="residual blocks")
+    exit_dim: int = Field(
+        64, ge=2, le=1 << 15, description="width before the output matrix (vocabulary × exit_dim)"
+    )
+    depth_decay: float = Field(
+        0.9, gt=0.0, le=1.0, description="weight of a depth's loss relative to the one before it"
+    )
+    beam_width: int = Field(4, ge=1, le=50, description="beams when evaluating")
+    beam_length: int = Field(5, ge=2, le=17, description="beam length when evaluating")
+
+    def student(self, target: Target, corpus: Corpus, entries: Sequence[Entry]) -> Student:
+        return ReDrafterStudent(self, target, self.vocabulary(target, corpus, entries))
+
+    def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> ReDrafterConfig:
+        return ReDrafterConfig(
+            speculative_model=str(folder),
+            beam_width=self.beam_width,
+            beam_length=self.beam_length,
+        )
+
+
+class ReDrafterStudent(Student):
+    """The recurrence, the exit projection, residual blocks and an output matrix of its own.
+
+    The output matrix begins as the best approximation of the target's `lm_head` at that width.
+    """
+
+    def __init__(self, settings: ReDrafterTraining, target: Target, vocabulary: Vocabulary) -> None:
+        super().__init__(target, vocabulary, settings.depths)
+        size, width = target.hidden_size, settings.exit_dim
+        self.settings = settings
+        self.depth_decay = settings.depth_decay
+        self.rnn_w = nn.Linear(size, size, bias=False)
+        self.rnn_u = nn.Linear(size, size)
+        self.input_proj = nn.Linear(2 * size, width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(settings.layers))
+        self.output = nn.Linear(width, target.vocab_size, bias=False)
+        self.to(target.device)
+        self._embedding = weight_of(target.embedding).float()
+        self._begin(weight_of(target.lm_head).float())
+
+    @torch.no_grad()
+    def _begin(self, lm_head: Tensor) -> None:
+        size, width = self.target.hidden_size, self.settings.exit_dim
+        main = principal_directions(lm_head, min(width, size))
+        self.input_proj.weight.mul_(0.1)
+        self.input_proj.weight[: main.shape[1], :size] = main.T
+        self.input_proj.bias.zero_()
+        self.output.weight.zero_()
+        self.output.weight[:, : main.shape[1]] = lm_head @ main
+        for parameter in self.blocks.parameters():
+            parameter.zero_()
+
+    def predictions(self, pack: Pack, generator: torch.Generator | None) -> Iterator[Prediction]:
+        ids = self.vocabulary.ids
+        head = LMHead(self.output.weight if ids is None else self.output.weight[ids])
+        state = torch.zeros_like(pack.hidden)
+        for depth in range(1, self.depths + 1):
+            fed = embedding(pack.tokens.roll(-depth), self._embedding)
+            state = silu(self.rnn_w(fed) + self.rnn_u(state))
+            rows = pack.rows_before(1 + depth)
+            at = pad_rows(rows)
+            x = self.input_proj(torch.cat([pack.hidden[at], state[at]], dim=-1))
+            for block in self.blocks:
+                x = x + silu(block(x))
+            yield self.predicted(pack, at, 1 + depth, x, head, num_rows=len(rows))
+
+    def published(self) -> Mapping[str, Tensor]:
+        """Apple's layout: with `input_proj` only where exit_dim is not twice the hidden size."""
+        named: dict[str, nn.Module] = {"rnn_w": self.rnn_w, "rnn_u": self.rnn_u}
+        if self.settings.exit_dim != 2 * self.target.hidden_size:
+            named["input_proj"] = self.input_proj
+        named |= {f"lm_head.{i}.linear": block for i, block in enumerate(self.blocks)}
+        named[f"lm_head.{self.settings.layers}"] = self.output
+        return {
+            f"{name}.{part}": value
+            for name, module in named.items()
+            for part, value in module.named_parameters()
+        }
+
+    def stored(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        tensors = super().stored(dtype)
+        if self.vocabulary.ids is not None:
+            # Nothing was learnt of the other tokens: a score of 0 keeps them out of every beam.
+            others = torch.ones(self.target.vocab_size, dtype=torch.bool)
+            others[self.vocabulary.ids.cpu()] = False
+            tensors[f"lm_head.{self.settings.layers}.weight"][others] = 0
+        return tensors
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "model_type": "recurrent_drafting_drafter",
+            "architectures": ["Drafter"],
+            "vocab_size": self.target.vocab_size,
+            "hidden_size": self.target.hidden_size,
+            "exit_dim": self.settings.exit_dim,
+            "num_draft_layers": self.settings.layers,
+            "num_lookback_tokens": -1,
+            "rnn": True,
+        }
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"exit width": self.settings.exit_dim, "residual blocks": self.settings.layers}

@@ -1,0 +1,115 @@
+"""How weights are stepped: optimizers, learning rate, running mean of weights.
+
+Sources: arXiv:1711.05101 (AdamW); Muon: https://kellerjordan.github.io/posts/muon/ and
+arXiv:2502.16982, section 2.2 (its rate, scaled so that updates are as large as AdamW's).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Muon, Optimizer
+
+from engine.training.recipe import TrainSettings
+
+_VOCABULARY = ("lm_head", "output", "embed_tokens")
+"""Modules with a row per token: their rows are vectors of their own, which AdamW suits better."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_LARGEST_BLOCK = 32 << 20
+"""As much as glibc allows."""
+_KEPT = (1 << 31) - 1
+
+
+class Optimizers:
+    """AdamW for all of a student's parameters, or Muon for matrices between hidden vectors."""
+
+    def __init__(self, student: nn.Module, settings: TrainSettings) -> None:
+        matrices: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for key, parameter in student.named_parameters():
+            inner = parameter.ndim == 2 and key.split(".")[-2:-1] not in [[v] for v in _VOCABULARY]
+            own = settings.optimizer == "muon" and inner
+            (matrices if own else others).append(parameter)
+        self._all: list[Optimizer] = []
+        decay = settings.weight_decay
+        if matrices:
+            self._all.append(Muon(matrices, weight_decay=decay, adjust_lr_fn="match_rms_adamw"))
+        if others:
+            self._all.append(AdamW(others, betas=(0.9, 0.95), weight_decay=decay, fused=True))
+
+    def zero_grad(self) -> None:
+        for optimizer in self._all:
+            optimizer.zero_grad(set_to_none=True)
+
+    def step(self, learning_rate: float) -> None:
+        for optimizer in self._all:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint: names are those of the optimizers."""
+        return {type(one).__name__: one.state_dict() for one in self._all}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up what `state_dict` gave for the same student and settings."""
+        for optimizer in self._all:
+            optimizer.load_state_dict(state[type(optimizer).__name__])
+
+
+def learning_rate_at(step: int, num_steps: int, settings: TrainSettings) -> float:
+    """A linear rise, then half a cosine."""
+    rise = max(1, round(settings.warmup_share * num_steps))
+    if step < rise:
+        return settings.learning_rate * (step + 1) / rise
+    done = (step - rise) / max(1, num_steps - rise)
+    low = settings.final_rate_share
+    return settings.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+class AveragedWeights:
+    """An exponential moving average of a module's parameters; decay 0 keeps none."""
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self._module = module
+        self._decay = decay
+        self.values = self._copy() if decay else {}
+
+    def _copy(self) -> dict[str, Tensor]:
+        return {name: p.detach().clone() for name, p in self._module.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Follow the weights after so many steps."""
+        # Young averages follow faster, or the first weights would linger.
+        decay = min(self._decay, (1 + step) / (10 + step))
+        for name, average in self.values.items():
+            average.lerp_(self._module.get_parameter(name), 1 - decay)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The module has averaged weights for the time being."""
+        trained = self._copy() if self.values else {}
+        self._module.load_state_dict(self.values, strict=False)
+        try:
+            yield
+        finally:
+            self._module.load_state_dict(trained, strict=False)
+
+
+def keep_freed_memory() -> bool:
+    """From now on freed memory stays in the process; False where the C library is not glibc.
+
+    glibc gives every block above a few hundred KiB back to the system at once, and the next step,
+    which allocates the same arrays, pays more for fresh pages than for what goes into them.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK) and mallopt(_TRIM_THRESHOLD, _KEPT))

@@ -1,0 +1,217 @@
+"""Times verify forwards, drafts by level and width, and the loop's own work, on the real things."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from engine.config import Limits, Sampling
+from engine.decode import decode
+from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.method import MethodConfig
+from engine.model.cache import TreeCache
+from engine.model.target import Target
+from engine.proposal import Needs, Outcome, Proposal, TargetOutput
+from engine.sampling import SeededDraws
+from engine.steps import Step
+from engine.tree import TreeShape
+from engine.tuning import OnProgress, ignore
+from engine.tuning.latency import DraftLatency, LatencyCurve, OtherCurve
+from engine.tuning.redraft import require_offline
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128)
+OTHER_ROWS = (1, 16, 64)
+
+
+def measure_curve(
+    target: Target,
+    *,
+    rows: tuple[int, ...] = ROWS,
+    context_len: int = 256,
+    repeats: int = 5,
+    on_progress: OnProgress = ignore,
+) -> LatencyCurve:
+    """Measure the curve; sizes take turns within each repeat, so drift hits all alike.
+
+    Raises:
+        StoppedError: somebody stopped it.
+    """
+    context_len = max(1, min(context_len, target.context_len - max(rows) - 1))
+    cache = target.new_cache(context_len + max(rows))
+    seconds: dict[int, list[float]] = {n: [] for n in rows}
+    try:
+        tokens = torch.arange(context_len) % target.vocab_size
+        target.prefill(tokens.tolist(), cache, Needs())
+        for repeat in range(repeats + 1):
+            for i, n in enumerate(rows):
+                on_progress((repeat + i / len(rows)) / (repeats + 1))
+                taken = _time_verify(target, cache, n)
+                if repeat:
+                    seconds[n].append(taken)
+    finally:
+        cache.free()
+    medians = tuple(1000 * statistics.median(seconds[n]) for n in rows)
+    return LatencyCurve(rows, medians, context_len)
+
+
+def _time_verify(target: Target, cache: TreeCache, n: int) -> float:
+    proposal = Proposal(
+        torch.arange(n, device=target.device) % target.vocab_size, TreeShape.chain(n - 1)
+    )
+    synchronise(target.device)
+    began = time.perf_counter()
+    target.verify(proposal, cache, Needs()).logits.argmax(dim=-1).tolist()
+    return time.perf_counter() - began
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class _FixedChain(Drafter):
+    """Proposes the same chain at every step."""
+
+    def __init__(self, num_rows: int, target: Target) -> None:
+        self._tokens = torch.arange(num_rows, device=target.device) % target.vocab_size
+        self._probs = torch.full((num_rows,), 0.5, device=target.device)
+        self._shape = TreeShape.chain(num_rows - 1)
+
+    def start(self, start: Start) -> None:
+        self._root = start.root
+
+    def propose(self, max_depth: int) -> Proposal:
+        tokens = self._tokens.clone()
+        tokens[0] = self._root
+        return Proposal(tokens, self._shape, draft_probs=self._probs)
+
+    def observe(self, outcome: Outcome) -> None:
+        self._root = outcome.next_root
+
+
+def measure_other(
+    target: Target,
+    *,
+    rows: tuple[int, ...] = OTHER_ROWS,
+    context_len: int = 256,
+    repeats: int = 8,
+    on_progress: OnProgress = ignore,
+) -> OtherCurve:
+    """Measure what real steps of the loop spend on neither drafting nor verifying.
+
+    Raises:
+        StoppedError: somebody stopped it.
+    """
+    room = repeats + 2
+    context_len = max(1, min(context_len, target.context_len - (max(rows) + 1) * room))
+    prompt = [i % target.vocab_size for i in range(context_len)]
+    limits = Limits(max_new_tokens=max(rows) * room, ignore_eos=True)
+    medians = []
+    for done, n in enumerate(rows):
+        on_progress(done / len(rows))
+        taken = []
+        records = decode(target, _FixedChain(n, target), prompt, limits=limits)
+        for record in records:
+            if isinstance(record, Step):
+                taken.append(record.accept_s + record.other_s)
+            if len(taken) > repeats:
+                break
+        records.close()  # type: ignore[attr-defined]
+        medians.append(1000 * statistics.median(taken[1:] or taken))
+    on_progress(1.0)
+    return OtherCurve(rows, tuple(medians))
+
+
+def measure_draft(
+    config: MethodConfig,
+    bench: Workbench,
+    *,
+    context_len: int = 256,
+    repeats: int = 5,
+    on_progress: OnProgress = ignore,
+) -> DraftLatency:
+    """Time drafts of several widths and depths, and solve for what a level of each width costs.
+
+    The drafter really drafts, from made-up features: its speed does not depend on their values.
+
+    Raises:
+        ConfigError: the method cannot draft without the target.
+        SourceError, DrafterError: the drafter cannot be had.
+        StoppedError: somebody stopped it.
+    """
+    require_offline(config)
+    built, tried = config.build(bench), config.timing_variants()
+    timed: list[tuple[tuple[int, ...], float]] = []
+    for done, variant in enumerate(tried):
+        on_progress(done / len(tried))
+        drafter = variant.build_sharing(built, bench)
+        ms = _time_drafts(drafter, bench.target, context_len, repeats)
+        timed.append((variant.draft_shape().levels, ms))
+    on_progress(1.0)
+    return solve(config.decoding_type, timed)
+
+
+def solve(decoding_type: str, timed: Sequence[tuple[tuple[int, ...], float]]) -> DraftLatency:
+    """Start and level costs that explain the timed drafts best (least squares, none negative).
+
+    Example: levels (1,) 3 ms, (1, 1) 5 ms → start 1 ms, a level of one row 2 ms.
+    """
+    widths = sorted({n for levels, _ in timed for n in levels})
+    counts = np.array([[1, *(levels.count(n) for n in widths)] for levels, _ in timed], dtype=float)
+    ms = np.array([taken for _, taken in timed])
+    solved = np.linalg.lstsq(counts, ms, rcond=None)[0]
+    if (solved < 0).any():
+        # A negative start is noise around nothing: explain the times without it.
+        solved = np.maximum(0.0, np.r_[0.0, np.linalg.lstsq(counts[:, 1:], ms, rcond=None)[0]])
+    return DraftLatency(
+        decoding_type,
+        float(solved[0]),
+        tuple(widths),
+        tuple(float(value) for value in solved[1:]),
+    )
+
+
+@torch.inference_mode()
+def _time_drafts(drafter: Drafter, target: Target, context_len: int, repeats: int) -> float:
+    """Median milliseconds of a draft after a step that accepted two tokens, if it drafted two."""
+    context_len = max(2, min(context_len, target.context_len // 2))
+    prompt = [(7 * i) % min(97, target.vocab_size) for i in range(context_len)]
+    features = _made_up(drafter.needs, target, context_len)
+    drafter.start(Start(prompt, 1, features, Sampling(), SeededDraws(0), Limits()))
+    taken = []
+    try:
+        for _ in range(repeats + 1):
+            synchronise(target.device)
+            began = time.perf_counter()
+            proposal = drafter.propose(64)
+            tokens = proposal.tokens.tolist()
+            taken.append(time.perf_counter() - began)
+            path = [0]
+            while len(path) < 3 and proposal.shape.children[path[-1]]:
+                path.append(proposal.shape.children[path[-1]][0])
+            output = _made_up(drafter.needs, target, len(tokens))
+            committed = (*(tokens[node] for node in path[1:]), 1)
+            drafter.observe(Outcome(proposal, output, tuple(path), committed))
+    finally:
+        drafter.finish()
+    return 1000 * statistics.median(taken[1:])
+
+
+def _made_up(needs: Needs, target: Target, rows: int) -> TargetOutput:
+    """Random features."""
+    generator = torch.Generator().manual_seed(rows)
+
+    def features(width: int) -> torch.Tensor:
+        return torch.randn(rows, width, generator=generator).to(target.device, target.dtype)
+
+    size = target.hidden_size
+    return TargetOutput(
+        torch.empty(0, 0, device=target.device),
+        features(size) if needs.hidden else None,
+        features(size * len(needs.layers)) if needs.layers else None,
+    )

@@ -1,0 +1,404 @@
+"""Benchmarks: suites × methods, kept in the log, run and shown for as many pages as look."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import CancelledError
+from dataclasses import asdict
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from engine.config import Limits, Sampling, Settings
+from engine.errors import ConfigError, PlaygroundError
+from engine.model.target import Target
+from playground.experiments.finished import FinishedRequest, RunGroup, finished_requests
+from playground.experiments.job import EngineWorker, Job, Jobs, Progress, State, time_left
+from playground.experiments.measurement import Measurement, Summary, check_same_target
+from playground.experiments.plan import Configuration, ExperimentPlan, Types
+from playground.experiments.prompt_files import read_suite_text
+from playground.experiments.report.audits import audits_of
+from playground.experiments.report.export import FILES, Results
+from playground.experiments.report.report import make_report
+from playground.experiments.suites import GROUPS, choose_items
+from playground.host.catalog import Catalog
+from playground.host.controls import settings_from
+from playground.host.request import check_form, config_of, read_dtype
+from playground.host.runner import EngineHost
+from presets import PromptSuite
+from storage import Benchmark, RunLog, RunQuery, StorageError
+
+KIND = "benchmark"
+"""`kind` of a plan in the log that is a benchmark of this package."""
+MAX_CONFIGURATIONS = 12
+MAX_REQUESTS = 200_000
+MAX_NAME = 60
+MAX_FILES = 16
+MAX_LISTED = 40
+MAX_SKIPPED = 50
+MAX_KEPT = 8
+"""Reports that are kept ready."""
+REPORT_EVERY_S = 3.0
+
+
+# ---- in the log
+
+
+def begin(log: RunLog, plan: ExperimentPlan, name: str = "") -> str:
+    """Write a plan down before its first request; returns the benchmark's id."""
+    suites = " + ".join(dict.fromkeys(item.suite for item in plan.items))
+    own = f"{suites}: {', '.join(c.name for c in plan.configurations[1:]) or 'plain'}"
+    return log.benchmarks.begin(name or own, {"kind": KIND, **plan.to_dict()})
+
+
+def stored_benchmark(log: RunLog, benchmark_id: str) -> Benchmark:
+    """A benchmark as it stands in the log."""
+    found = log.benchmarks.get(benchmark_id)
+    if found is None or found.plan.get("kind") != KIND:
+        raise ConfigError(f"No benchmark {benchmark_id!r:.80} is in the log.")
+    return found
+
+
+def plan_to_resume(log: RunLog, benchmark_id: str, types: Types | None = None) -> ExperimentPlan:
+    """The plan of a benchmark, to go on with."""
+    return ExperimentPlan.stored(stored_benchmark(log, benchmark_id).plan, types)
+
+
+def environment_of(log: RunLog, benchmark_id: str) -> Mapping[str, Any]:
+    """Where the benchmark's first request ran; empty before it."""
+    query = RunQuery(benchmark_id=benchmark_id, descending=False, limit=1)
+    first = next(iter(log.find(query).rows), None)
+    detail = None if first is None else log.get(first.id)
+    return {} if detail is None else detail.environment
+
+
+def conduct(log: RunLog, benchmark_id: str, measure: Callable[[], Summary]) -> Summary:
+    """Measure what is missing of a benchmark and write down how it ended."""
+    status: Literal["completed", "cancelled", "failed"] = "failed"
+    ended: dict[str, Any] = {"skipped": [], "num_failed": 0}
+    try:
+        summary = measure()
+        status = summary.status
+        ended["skipped"] = [asdict(skip) for skip in summary.skipped]
+        ended["num_failed"] = summary.num_failed
+        return summary
+    except CancelledError:
+        status = "cancelled"
+        raise
+    except (PlaygroundError, StorageError) as error:
+        ended["error"] = str(error)
+        raise
+    finally:
+        log.benchmarks.finish(benchmark_id, status, ended)
+
+
+def read_results(
+    log: RunLog, benchmark_id: str, requests: Iterable[FinishedRequest] | None = None
+) -> Results:
+    """Everything that a benchmark has shown so far.
+
+    Args:
+        requests: its finished requests where they are at hand; else they are read from the log.
+    """
+    benchmark = stored_benchmark(log, benchmark_id)
+    found = tuple(finished_requests(log, benchmark_id) if requests is None else requests)
+    report = make_report(benchmark.plan, found, audits_of(log, benchmark_id))
+    return Results(benchmark, found, report, environment_of(log, benchmark_id))
+
+
+# ---- what a page asks for
+
+
+class Extent(Settings):
+    """How much of the suites is run, and how often."""
+
+    limit_per_category: int | None = Field(
+        None, ge=1, le=10_000, description="most prompts of each kind of task; empty = all"
+    )
+    repeats: int = Field(
+        2, ge=1, le=20, description="everything is run so often; more show the noise"
+    )
+
+
+class ConfigurationForm(Settings):
+    """One method with settings and a name of its own."""
+
+    method: str
+    name: str
+    settings: dict[str, Any] = {}
+
+    @field_validator("name")
+    @classmethod
+    def _readable(cls, name: str) -> str:
+        if not 0 < len(name.strip()) <= MAX_NAME:
+            raise ValueError(f"A configuration's name must have 1 to {MAX_NAME} characters")
+        if not name.isprintable():
+            raise ValueError("A configuration's name must be printable")
+        return name.strip()
+
+
+class BenchmarkForm(Settings):
+    """What the Benchmark page's form holds; settings as their controls hold them."""
+
+    target: str
+    dtype: str
+    suites: list[str]
+    categories: list[str] = []
+    configurations: list[ConfigurationForm]
+    extent: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
+    sampling: dict[str, Any] = {}
+
+    @field_validator("configurations")
+    @classmethod
+    def _some(cls, given: list[ConfigurationForm]) -> list[ConfigurationForm]:
+        if not 1 <= len(given) <= MAX_CONFIGURATIONS:
+            raise ValueError(
+                f"A benchmark takes 1 to {MAX_CONFIGURATIONS} configurations beside plain "
+                "decoding. Add a method"
+            )
+        return given
+
+    def plan(self, catalog: Catalog, suites: Mapping[str, PromptSuite]) -> ExperimentPlan:
+        """Raises ConfigError: naming what is wrong."""
+        keys = list(dict.fromkeys(self.suites))
+        unknown = next((key for key in keys if key not in suites), None)
+        if unknown is not None:
+            raise ConfigError(f"suites must be some of {', '.join(suites)}, got {unknown!r:.60}.")
+        if not keys:
+            raise ConfigError("No suite is ticked. Tick one, or add a file of prompts.")
+        extent = settings_from(Extent, self.extent, where="extent")
+        configurations = []
+        for one in self.configurations:
+            method = catalog.method(one.method)
+            config = config_of(method, one.settings)
+            configurations.append(Configuration(one.name, method.title, config))
+        plan = ExperimentPlan.parse(
+            {
+                "target": catalog.target(self.target),
+                "dtype": read_dtype(self.dtype),
+                "configurations": configurations,
+                "items": choose_items(
+                    [suites[key] for key in keys],
+                    categories=self.categories,
+                    limit_per_category=extent.limit_per_category,
+                ),
+                "repeats": extent.repeats,
+                "sampling": settings_from(Sampling, self.sampling, where="sampling"),
+                "limits": settings_from(Limits, {"max_new_tokens": 128, **self.limits}),
+            }
+        )
+        if plan.num_requests > MAX_REQUESTS:
+            raise ConfigError(
+                f"A benchmark may have {MAX_REQUESTS} requests, this one has {plan.num_requests}. "
+                "Limit the prompts of each kind."
+            )
+        return plan
+
+
+class Benchmarks:
+    """Benchmarks of one server."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self._log = host.log
+        self._catalog = host.catalog
+        self._worker = EngineWorker(host)
+        self._jobs = Jobs()
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, PromptSuite] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[str, Results]] = OrderedDict()
+        """Reports that are ready, by benchmark, under a version that tells one from the next."""
+
+    @property
+    def suites(self) -> dict[str, PromptSuite]:
+        """The shipped suites, and the files that browsers sent."""
+        with self._lock:
+            return {**self._catalog.suites, **self._files}
+
+    def add_file(self, name: str, text: str) -> str:
+        """Read a file of prompts; its suite is offered under this key until the server ends."""
+        if not 0 < len(name) <= 200:
+            raise ConfigError("A file of prompts must have a name and a text.")
+        suite = read_suite_text(text, name, where=name)
+        key = "file:" + hashlib.sha256(f"{name}\n{text}".encode(errors="replace")).hexdigest()[:16]
+        with self._lock:
+            self._files[key] = suite
+            while len(self._files) > MAX_FILES:
+                self._files.popitem(last=False)
+        return key
+
+    def plan(self, form: Mapping[str, Any]) -> ExperimentPlan:
+        """What a form asks for."""
+        checked = check_form({"values": form})
+        return BenchmarkForm.parse(checked).plan(self._catalog, self.suites)
+
+    def start(self, form: Mapping[str, Any]) -> str:
+        """Begin a benchmark and queue it; returns its id.
+
+        Raises:
+            ConfigError: the form is wrong.
+            QueueFullError: too many are waiting; it can be resumed.
+        """
+        plan = self.plan(form)
+        benchmark_id = begin(self._log, plan)
+        self._launch(benchmark_id, plan)
+        return benchmark_id
+
+    def resume(self, benchmark_id: str) -> None:
+        """Go on with a benchmark."""
+        plan = plan_to_resume(self._log, benchmark_id, self._catalog.types)
+        if self._jobs.get(benchmark_id) is not None:
+            raise ConfigError("This benchmark is running already.")
+        self._log.benchmarks.resume(benchmark_id)
+        self._launch(benchmark_id, plan)
+
+    def stop(self, benchmark_id: str) -> None:
+        """End a benchmark that runs here; what is done is kept."""
+        job = self._jobs.get(benchmark_id)
+        if job is None:
+            raise ConfigError("This benchmark is not run by this server. Stop it where it runs.")
+        job.cancel()
+
+    def newest(self) -> list[dict[str, Any]]:
+        """Heads of the newest benchmarks, newest first."""
+        found = self._log.benchmarks.list(MAX_LISTED)
+        return [self._head(one) for one in found if one.plan.get("kind") == KIND]
+
+    def look(self, benchmark_id: str, have: object = None) -> dict[str, Any]:
+        """A benchmark as it stands; without the report if `have` names its version."""
+        job = self._jobs.get(benchmark_id)
+        benchmark = stored_benchmark(self._log, benchmark_id)
+        version, results = self._report(benchmark, running=job is not None)
+        found = {
+            **self._head(benchmark),
+            "here": job is not None,
+            "version": version,
+            "progress": None if job is None else _progress(job),
+        }
+        return found if have == version else {**found, **_view_of(results)}
+
+    def file(self, benchmark_id: str, name: object) -> str:
+        """One of the report's files, as text."""
+        if not isinstance(name, str) or name not in FILES:
+            raise ConfigError(f"name must be one of {', '.join(FILES)}, got {name!r:.60}.")
+        return FILES[name](read_results(self._log, benchmark_id))
+
+    # ---- running
+
+    def _launch(self, benchmark_id: str, plan: ExperimentPlan) -> None:
+        job = Job(benchmark_id, owner=f"benchmark {benchmark_id}")
+        requests = finished_requests(self._log, benchmark_id)
+        drawn_s = time.monotonic()
+
+        def tell(progress: Progress) -> None:
+            """A report every few seconds, made between two requests so that it slows none."""
+            nonlocal drawn_s
+            job.tell(progress)
+            if progress.last is not None:
+                requests.append(progress.last)
+                if time.monotonic() - drawn_s >= REPORT_EVERY_S or len(requests) == 1:
+                    results = read_results(self._log, benchmark_id, requests)
+                    self._keep(f"running here {len(requests)}", results)
+                    drawn_s = time.monotonic()
+
+        measurement = Measurement(
+            plan=plan,
+            log=self._log,
+            group=RunGroup(benchmark_id),
+            tell=tell,
+            cancelled=job.cancelled,
+        )
+
+        def check(target: Target) -> None:
+            check_same_target(environment_of(self._log, benchmark_id), target)
+
+        try:
+            submitted = self._worker.submit(job, plan, measurement.run, check=check)
+        except PlaygroundError as error:
+            self._log.benchmarks.finish(benchmark_id, "cancelled", {"error": str(error)})
+            raise
+
+        def work() -> State:
+            try:
+                return conduct(self._log, benchmark_id, submitted.result).status
+            except CancelledError:
+                return "cancelled"
+
+        self._jobs.start(job, work)
+
+    # ---- what is shown
+
+    def _keep(self, version: str, results: Results) -> tuple[str, Results]:
+        with self._lock:
+            self._kept[results.benchmark.id] = version, results
+            self._kept.move_to_end(results.benchmark.id)
+            while len(self._kept) > MAX_KEPT:
+                self._kept.popitem(last=False)
+        return version, results
+
+    def _report(self, benchmark: Benchmark, *, running: bool) -> tuple[str, Results]:
+        """The report; of a benchmark that runs here, the last that was made."""
+        with self._lock:
+            kept = self._kept.get(benchmark.id)
+        done = RunQuery(benchmark_id=benchmark.id, status="completed", limit=1)
+        version = f"{benchmark.status} {self._log.find(done).total}"
+        if kept is not None and (running or kept[0] == version):
+            return kept
+        known = () if kept is None else kept[1].requests
+        requests = finished_requests(self._log, benchmark.id, known)
+        return self._keep(version, read_results(self._log, benchmark.id, requests))
+
+    def _head(self, benchmark: Benchmark) -> dict[str, Any]:
+        plan = benchmark.plan
+        turns = sum(len(item["turns"]) for item in plan["items"])
+        return {
+            "id": benchmark.id,
+            "name": benchmark.name,
+            "status": benchmark.status,
+            "here": self._jobs.get(benchmark.id) is not None,
+            "created_at": benchmark.created_at.isoformat(),
+            "target": plan["target"].get("title") or plan["target"]["name"],
+            "target_name": plan["target"]["name"],
+            "configurations": [c["name"] for c in plan["configurations"]],
+            "num_prompts": len(plan["items"]),
+            "num_repeats": plan["repeats"],
+            "num_requests": turns * plan["repeats"] * len(plan["configurations"]),
+            "error": benchmark.summary.get("error"),
+        }
+
+
+def _progress(job: Job) -> dict[str, Any]:
+    now = job.progress
+    if now is None:
+        return {"num_failed": 0, "share": None, "words": job.message, "left": "", "counts": ""}
+    return {
+        "num_failed": now.num_failed,
+        "share": now.num_done / max(1, now.num_planned),
+        "words": job.message,
+        "left": time_left(now.eta_s),
+        "counts": f"{now.num_done} of {now.num_planned}",
+    }
+
+
+def _view_of(results: Results) -> dict[str, Any]:
+    """The report, and what it was made on."""
+    plan, summary = results.benchmark.plan, results.benchmark.summary
+    sampling = plan["sampling"]
+    drawn = "greedy" if results.report.greedy else f"temperature {sampling['temperature']:g}"
+    return {
+        "report": results.report.to_dict(),
+        "group_titles": {group: GROUPS.get(group, group) for group in results.report.groups},
+        "conditions": {
+            "dtype": results.environment.get("dtype", plan["dtype"]),
+            "device": results.environment.get("device_name", ""),
+            "sampling": drawn,
+            "max_new_tokens": plan["limits"]["max_new_tokens"],
+            "concurrency": 1,
+        },
+        "skipped": summary.get("skipped", [])[:MAX_SKIPPED],
+        "num_failed": summary.get("num_failed", 0),
+    }

@@ -1,0 +1,147 @@
+"""What a comparison is to do, read from what the Compare page holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import Field
+
+from engine.config import Settings
+from engine.drafters import parse_method
+from engine.drafters.method import MethodConfig
+from engine.errors import ConfigError
+from playground.experiments.plan import BASELINE, TYPED, Configuration, ExperimentPlan, Item
+from playground.experiments.suites import evenly, items_of
+from playground.host.catalog import Catalog
+from playground.host.controls import settings_from
+from playground.host.request import GenerateRequest, check_form, read_request
+
+PLAIN = "Plain decoding"
+"""Name of the baseline in every comparison."""
+MAX_CONFIGURATIONS = 4
+"""Besides plain decoding."""
+PLACEHOLDER = "x"
+FIELDS = ("target", "dtype", "mode", "system", "prompt", "suite", "count")
+"""What the page sends before the slots and the form."""
+
+
+class CompareOptions(Settings):
+    """How often and on how much a comparison runs."""
+
+    repeats: int = Field(3, ge=1, le=10, description="rounds of every prompt; more show the noise")
+    num_prompts: int = Field(
+        6, ge=1, le=20, description="prompts of a suite, taken from its categories in turn"
+    )
+
+
+def read_held(held: Sequence[Any]) -> dict[str, Any]:
+    """What the page's components hold, in the order of its inputs, for `read_plan`."""
+    if len(held) < len(FIELDS) + 1:
+        raise ConfigError("The comparison must have every field of the page's form.")
+    raw = dict(zip(FIELDS, held, strict=False))
+    slots = held[len(FIELDS) : -1]
+    count = raw.pop("count")
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(slots) // 2:
+        raise ConfigError(
+            f"count must be an integer in [1, {MAX_CONFIGURATIONS}], got {count!r:.40}."
+        )
+    pairs = [(slots[2 * i], slots[2 * i + 1]) for i in range(count)]
+    return {**raw, "slots": pairs, "form": held[-1]}
+
+
+def read_plan(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
+    """A plan from what the page's components hold.
+
+    Args:
+        raw: `target`, `dtype`, `mode`, `system`, `prompt` as on the Generate page; `suite`, empty
+            for the typed prompt; `form` with groups sampling, limits and compare; `slots`, one
+            `(method, form)` per configuration.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range, or there is nothing to compare.
+        PromptError: the prompt is empty or too long to look at.
+    """
+    form = check_form(raw.get("form"))
+    options = settings_from(CompareOptions, form.get("compare", {}), where="compare")
+    slots = raw.get("slots")
+    if not isinstance(slots, Sequence) or not 1 <= len(slots) <= MAX_CONFIGURATIONS:
+        raise ConfigError(f"A comparison takes one to {MAX_CONFIGURATIONS} configurations.")
+    suite = raw.get("suite")
+    asked = {**raw, "prompt": PLACEHOLDER} if suite else raw
+    requests = [_slot(catalog, asked, form, slot) for slot in slots]
+    first = requests[0]
+    return ExperimentPlan.parse(
+        {
+            "target": first.target,
+            "dtype": first.dtype,
+            "configurations": configurations([(r.method.title, r.config) for r in requests]),
+            "items": _items(catalog, suite, options.num_prompts) if suite else [_typed(first)],
+            "repeats": options.repeats,
+            "sampling": first.sampling,
+            "limits": first.limits,
+        }
+    )
+
+
+def _slot(
+    catalog: Catalog, raw: Mapping[str, Any], form: Mapping[str, Any], slot: Any
+) -> GenerateRequest:
+    """One configuration, checked by the same rules as a run of the Generate page."""
+    if not isinstance(slot, Sequence) or len(slot) != 2:
+        raise ConfigError("Every configuration must have a method and its settings.")
+    method, own = slot
+    values = {key: form.get(key, {}) for key in ("sampling", "limits")}
+    values["method"] = check_form(own).get("method", {})
+    same = {key: raw.get(key) for key in ("target", "dtype", "mode", "system", "prompt")}
+    return read_request(catalog, {**same, "method": method, "form": {"values": values}})
+
+
+def configurations(given: Sequence[tuple[str, MethodConfig]]) -> list[Configuration]:
+    """The configurations behind plain decoding; methods that stand twice are told apart."""
+    drafting = [(title, c) for title, c in given if c.decoding_type != BASELINE]
+    if not drafting:
+        raise ConfigError(
+            "Choose at least one method that drafts: plain decoding runs beside it anyway."
+        )
+    for i, (title, config) in enumerate(drafting):
+        if config in [other for _, other in drafting[:i]]:
+            raise ConfigError(
+                f"Two configurations of {title} are the same. Change a setting of one, or compare "
+                "fewer."
+            )
+    names = [_name(title, c, [o for t, o in drafting if t == title]) for title, c in drafting]
+    plain = Configuration(PLAIN, PLAIN, parse_method({"decoding_type": BASELINE}))
+    found = [plain]
+    for i, (name, (_, config)) in enumerate(zip(names, drafting, strict=True)):
+        own = f"{name} ({names[: i + 1].count(name)})" if names.count(name) > 1 else name
+        found.append(Configuration(own, own, config))
+    return found
+
+
+def _name(title: str, config: MethodConfig, alike: Sequence[MethodConfig]) -> str:
+    """The title, with the first setting that tells the configurations of that title apart."""
+    if len(alike) == 1:
+        return title
+    others = [other.model_dump(mode="json") for other in alike]
+    for key, value in config.model_dump(mode="json").items():
+        short = isinstance(value, bool | int | float | str) and len(str(value)) <= 24
+        if short and len({str(other.get(key)) for other in others}) == len(others):
+            return f"{title} · {key} {value}"
+    return title
+
+
+def _typed(request: GenerateRequest) -> Item:
+    system = request.system.strip() if request.mode == "chat" else ""
+    history = ({"role": "system", "content": system},) if system else ()
+    return Item(TYPED, "1", TYPED, TYPED, (request.prompt,), request.mode == "raw", history)
+
+
+def _items(catalog: Catalog, suite: Any, most: int) -> list[Item]:
+    """The first turn of a suite's first prompts, from its categories in turn."""
+    if not isinstance(suite, str) or suite not in catalog.suites:
+        known = ", ".join(catalog.suites)
+        raise ConfigError(f"suite must be one of {known}, got {suite!r:.80}.")
+    chosen = evenly(items_of(catalog.suites[suite]), most)
+    return [replace(item, turns=item.turns[:1]) for item in chosen]

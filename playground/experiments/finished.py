@@ -1,0 +1,169 @@
+"""The finished requests of an experiment, read from their runs in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from engine.metrics import mat, tok_s
+from playground.experiments.plan import Key
+from storage import RunDetail, RunLog, RunQuery, RunSummary
+
+PAGE = 500
+SPLIT = ("draft_s", "verify_s", "accept_s", "other_s")
+
+
+@dataclass(frozen=True, slots=True)
+class RunGroup:
+    """By what the runs of an experiment are found in the log: a benchmark's id, or labels."""
+
+    benchmark_id: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedRequest:
+    """A finished request. Seconds; counts of accepted tokens are before any cut.
+
+    Attributes:
+        decode_s: first commit → last commit; 0 where the first token was the only one.
+        at_least: steps that accepted at least 1, 2, … draft tokens.
+        split_s: seconds in draft, verify, accept and other, over all steps.
+        itl_s: mean over steps of step latency / tokens it committed.
+    """
+
+    run_id: str
+    suite: str
+    category: str
+    group: str
+    prompt: str
+    turn: int
+    repeat: int
+    configuration: str
+    num_prompt_tokens: int
+    num_new_tokens: int
+    num_steps: int
+    num_drafted: int
+    num_accepted: int
+    ttft_s: float
+    decode_s: float
+    itl_s: float | None
+    at_least: tuple[int, ...]
+    split_s: tuple[float, ...]
+    output_ids: tuple[int, ...]
+    text: str
+    finish_reason: str | None
+
+    @property
+    def key(self) -> Key:
+        return self.suite, self.prompt, self.turn, self.repeat, self.configuration
+
+    @property
+    def pair(self) -> tuple[str, str, int, int]:
+        """What the same request to another configuration shares with it."""
+        return self.suite, self.prompt, self.turn, self.repeat
+
+    @property
+    def latency_s(self) -> float:
+        """Request in the engine → last commit."""
+        return self.ttft_s + self.decode_s
+
+    @property
+    def tok_s(self) -> float | None:
+        """Decoding without prefill; None where nothing was decoded after the first token."""
+        return tok_s([(self.num_new_tokens, self.decode_s)])
+
+    @property
+    def mat(self) -> float | None:
+        return mat(self.num_accepted, self.num_steps)
+
+    @property
+    def step_s(self) -> float | None:
+        """Mean seconds per step."""
+        return sum(self.split_s) / self.num_steps if self.num_steps else None
+
+    @property
+    def context_len(self) -> float:
+        """Mean length of the context while decoding."""
+        return self.num_prompt_tokens + self.num_new_tokens / 2
+
+    @classmethod
+    def of(cls, run: RunDetail) -> Self:
+        """From a completed run of an experiment."""
+        metrics, labels = run.metrics, run.labels
+        steps = int(metrics["num_steps"])
+        rate, itl_ms = metrics["tok_s"], metrics["itl_ms"]
+        split = metrics["time_split"] or dict.fromkeys(SPLIT, 0.0)
+        return cls(
+            run_id=run.id,
+            suite=labels["suite"],
+            category=labels["category"],
+            group=labels["group"],
+            prompt=labels["prompt"],
+            turn=int(labels["turn"]),
+            repeat=int(labels["repeat"]),
+            configuration=labels["configuration"],
+            num_prompt_tokens=metrics["num_prompt_tokens"],
+            num_new_tokens=metrics["num_new_tokens"],
+            num_steps=steps,
+            num_drafted=metrics["num_drafted"],
+            num_accepted=metrics["num_accepted"],
+            ttft_s=metrics["ttft_s"],
+            decode_s=(metrics["num_new_tokens"] - 1) / rate if rate else 0.0,
+            itl_s=itl_ms / 1000 if itl_ms is not None else None,
+            at_least=tuple(round(rate * steps) for rate in metrics["position_rates"]),
+            split_s=tuple(steps * split[part] for part in SPLIT),
+            output_ids=run.output_ids,
+            text=run.text,
+            finish_reason=run.finish_reason,
+        )
+
+
+Pair = tuple[FinishedRequest, FinishedRequest]
+"""A request as a configuration answered it, and as plain decoding did."""
+
+
+def in_pairs(own: Iterable[FinishedRequest], plain: Iterable[FinishedRequest]) -> list[Pair]:
+    """The requests that plain decoding answered too, with its answers."""
+    partners = {request.pair: request for request in plain}
+    return [(request, partners[request.pair]) for request in own if request.pair in partners]
+
+
+def runs_of(log: RunLog, group: RunGroup | str) -> Iterator[RunSummary]:
+    """Every run of an experiment, oldest first; a text is a benchmark's id."""
+    by = RunGroup(group) if isinstance(group, str) else group
+    offset = 0
+    while True:
+        query = RunQuery(
+            benchmark_id=by.benchmark_id,
+            labels=by.labels,
+            descending=False,
+            limit=PAGE,
+            offset=offset,
+        )
+        page = log.find(query)
+        yield from page.rows
+        offset += PAGE
+        if offset >= page.total:
+            return
+
+
+def finished_requests(
+    log: RunLog, group: RunGroup | str, known: Iterable[FinishedRequest] = ()
+) -> list[FinishedRequest]:
+    """Every completed request of an experiment, each once (the newest run of it).
+
+    Args:
+        known: read before, and not read again.
+    """
+    read = {request.run_id: request for request in known}
+    found: dict[Key, FinishedRequest] = {}
+    for run in runs_of(log, group):
+        if run.status == "completed" and "configuration" in run.labels:
+            request = read.get(run.id)
+            if request is None and (detail := log.get(run.id)) is not None:
+                request = FinishedRequest.of(detail)
+            if request is not None:
+                found[request.key] = request
+    return list(found.values())

@@ -1,0 +1,276 @@
+"""Experiments under way: jobs that belong to no page, their progress, and where they are measured.
+
+A page or command starts a job and then only asks for it by its id: closing the page leaves it
+running, and every tab sees the same. What is to be timed goes to a worker; the engine's thread is
+one, and a remote one would only have to take the same measurements.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from engine.drafters.base import Workbench
+from engine.errors import ConfigError, PlaygroundError, TargetError
+from engine.model.target import Target
+from playground.errors import Fault, attempt
+from playground.experiments.finished import FinishedRequest
+from playground.experiments.plan import Workload
+from playground.host.live import LiveRun
+from playground.host.runner import EngineHost, QueueFullError
+from storage import StorageError
+
+State = Literal["queued", "running", "completed", "cancelled", "failed"]
+Result = TypeVar("Result")
+WAIT_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class TrialProgress:
+    """The trial of a sweep that is running, and prompts that both methods have answered."""
+
+    number: int
+    point: Mapping[str, Any]
+    num_pairs: int
+    num_planned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an experiment is.
+
+    Attributes:
+        num_done: requests (of a sweep: trials) done, failed or left out.
+        eta_s: None until there is something to judge by.
+        last: the request that was finished just now.
+    """
+
+    num_done: int
+    num_planned: int
+    message: str
+    eta_s: float | None
+    num_failed: int = 0
+    last: FinishedRequest | None = None
+    trial: TrialProgress | None = None
+
+
+class Eta:
+    """Time that is left: requests to come, at the mean seconds of those that were run."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, list[float]] = {}
+
+    def add(self, configuration: str, seconds: float) -> None:
+        """A request of this configuration took so long."""
+        self._seconds.setdefault(configuration, []).append(seconds)
+
+    def seconds(self, num_left: int) -> float | None:
+        """Every configuration weighs alike; None before the first request."""
+        means = [sum(taken) / len(taken) for taken in self._seconds.values()]
+        return num_left * sum(means) / len(means) if means else None
+
+
+def time_left(eta_s: float | None) -> str:
+    """Time to go, as people say it: `about 3 min left`; empty where nothing is known or left."""
+    if not eta_s:
+        return ""
+    if eta_s < 90:
+        return f"about {max(1, round(eta_s))} s left"
+    minutes = round(eta_s / 60)
+    long = f"{minutes // 60} h {minutes % 60} min" if minutes >= 90 else f"{minutes} min"
+    return f"about {long} left"
+
+
+class Job:
+    """One experiment from the queue to its end.
+
+    The thread that runs it writes, any thread reads.
+
+    Attributes:
+        owner: who is to be stopped together: a new job ends the owner's last one.
+        error: one sentence, of a job that failed.
+    """
+
+    def __init__(self, job_id: str, *, owner: str = "") -> None:
+        self.id = job_id
+        self.owner = owner
+        self.state: State = "queued"
+        self.progress: Progress | None = None
+        self.error: str | None = None
+        self.over = threading.Event()
+        self._cancel = threading.Event()
+        self._waiting: Callable[[], str] = lambda: "starting"
+        self._stopped: Callable[[], bool] = lambda: False
+
+    def cancel(self) -> None:
+        """Ask it to end; what is decoding ends within a step."""
+        self._cancel.set()
+
+    def cancelled(self) -> bool:
+        return self._cancel.is_set() or self._stopped()
+
+    def follow(self, stopped: Callable[[], bool]) -> None:
+        """It ends with something else too, such as the engine."""
+        self._stopped = stopped
+
+    def wait_for(self, message: Callable[[], str]) -> None:
+        """It waits for something else; `message` says for what."""
+        self._waiting = message
+
+    def tell(self, progress: Progress) -> None:
+        self.progress = progress
+
+    @property
+    def message(self) -> str:
+        """What is being done."""
+        if self.cancelled():
+            return "stopping"
+        return self._waiting() if self.progress is None else self.progress.message
+
+
+class Jobs:
+    """The jobs of one process, by id."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Job] = {}
+
+    def get(self, job_id: str) -> Job | None:
+        """The job if it is not over."""
+        return self._jobs.get(job_id)
+
+    def running(self) -> list[Job]:
+        with self._lock:
+            return list(self._jobs.values())
+
+    def start(self, job: Job, work: Callable[[], State]) -> None:
+        """Do a job's work in a thread of its own; it returns how it ended."""
+
+        def run() -> None:
+            job.state = "running"
+            ended = attempt(work, where=f"job {job.id}")
+            with self._lock:
+                self._jobs.pop(job.id, None)
+            if isinstance(ended, Fault):
+                job.error = ended.sentence
+            job.state = "failed" if isinstance(ended, Fault) else ended
+            job.over.set()
+
+        self.cancel_owner(job.owner)
+        with self._lock:
+            self._jobs[job.id] = job
+        threading.Thread(target=run, name=f"job {job.id}", daemon=True).start()
+
+    def cancel_owner(self, owner: str) -> None:
+        """Stop what an owner has under way."""
+        for job in self.running():
+            if owner and job.owner == owner:
+                job.cancel()
+
+    def close(self) -> None:
+        """Stop everything and wait for it."""
+        jobs = self.running()
+        for job in jobs:
+            job.cancel()
+        for job in jobs:
+            job.over.wait()
+
+
+class BrokenOffError(PlaygroundError):
+    """A measurement broke off for a reason that nobody foresaw; others may do."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementFuture(Generic[Result]):
+    """A measurement in a worker's queue."""
+
+    run: LiveRun
+    job: Job
+    found: list[Result]
+    faults: list[PlaygroundError | StorageError]
+
+    def result(self) -> Result:
+        """What it came to, once it is over.
+
+        Raises:
+            CancelledError: it was stopped before it began.
+            PlaygroundError, StorageError: it could not be done.
+        """
+        while not self.run.over.wait(WAIT_S):
+            if self.job.cancelled():
+                self.run.cancel()
+        if self.faults:
+            raise self.faults[0]
+        if self.run.state == "failed":
+            raise BrokenOffError(self.run.error or "The engine could not run it.")
+        if not self.found:
+            raise CancelledError
+        return self.found[0]
+
+
+class EngineWorker:
+    """Measures on the engine's thread, in one queue with everybody's runs."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self._host = host
+
+    def submit(
+        self,
+        job: Job,
+        workload: Workload,
+        measure: Callable[[Workbench], Result],
+        *,
+        check: Callable[[Target], None] = lambda target: None,
+        patient: bool = False,
+    ) -> MeasurementFuture[Result]:
+        """Queue a measurement that nothing may come between.
+
+        Args:
+            measure: is given the loaded target.
+            check: refuses a target by raising.
+            patient: wait for room in the queue.
+
+        Raises:
+            QueueFullError: too many are waiting.
+            CancelledError: the job was stopped while it waited.
+        """
+        found: list[Result] = []
+        faults: list[PlaygroundError | StorageError] = []
+
+        def work(run: LiveRun) -> None:
+            job.follow(run.cancel_asked.is_set)
+            try:
+                self._prepare(run, workload, check)
+                run.state = "running"
+                found.append(measure(self._host.bench()))
+            except (PlaygroundError, StorageError) as error:
+                faults.append(error)
+            run.end("failed" if faults else "completed")
+
+        def message() -> str:
+            ahead = self._host.ahead_of(run)
+            return f"waiting for the engine, {ahead} ahead" if run.state == "queued" else run.words
+
+        while True:
+            try:
+                run = self._host.submit(work, owner=job.owner)
+                break
+            except QueueFullError:
+                if not patient:
+                    raise
+                if job.cancelled():
+                    raise CancelledError from None
+                time.sleep(WAIT_S)
+        job.wait_for(message)
+        return MeasurementFuture(run, job, found, faults)
+
+    def _prepare(self, run: LiveRun, workload: Workload, check: Callable[[Target], None]) -> None:
+        """Raises TargetError: whatever is measured on it, the target is not the right one."""
+        try:
+            check(self._host.prepare(run, workload.target, workload.dtype))
+        except ConfigError as error:
+            raise TargetError(str(error)) from error

@@ -1,0 +1,371 @@
+"""The one loop that measures: every request is decoded alone and timed by the engine's own clock.
+
+Nothing but the loop runs while a request is timed: its records go to the log when its text is
+finished (where people watch, they are streamed, by a thread that takes milliseconds of a core).
+What is in the log as completed is never run again: killing the process loses the running request at
+most, and measuring the same plan again does the rest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from engine.config import Limits
+from engine.decode import check_prompt, decode
+from engine.drafters.base import Drafter, Workbench
+from engine.errors import ConfigError, PlaygroundError, PromptError
+from engine.model.target import Target
+from engine.steps import Record
+from engine.tuning.build import build_drafter
+from playground.errors import Fault, attempt
+from playground.experiments.finished import FinishedRequest, RunGroup, finished_requests, in_pairs
+from playground.experiments.job import Eta, Progress
+from playground.experiments.plan import TYPED, Configuration, ExperimentPlan, Item, Key, Request
+from playground.experiments.report.audits import AUDITS_EACH, audit_divergences
+from playground.host.live import LiveRun, Message, State
+from playground.host.recording import record_run
+from playground.host.stream import REASON_WORDS
+from storage import RunDetail, RunLog
+
+WARM_UP_PROMPT = "Write the numbers from one to twenty as words, and then backwards."
+WARM_UP_TOKENS = 24
+
+
+def check_same_target(then: Mapping[str, Any], target: Target) -> None:
+    """Refuse to go on with an experiment on other weights or in another dtype.
+
+    Args:
+        then: environment of its first run; empty before it.
+    """
+    now = target.environment()
+    for key in ("weights", "revision", "dtype"):
+        if then and then.get(key) != now.get(key):
+            raise ConfigError(
+                f"The experiment began with {key} {then.get(key)!r}, but the target here has "
+                f"{now.get(key)!r}: the figures could not be compared. Begin a new one."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A turn that the target cannot take, and why."""
+
+    suite: str
+    prompt: str
+    turn: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How one pass over a plan ended.
+
+    Attributes:
+        faults: configurations that could not go on, and why.
+    """
+
+    cancelled: bool
+    num_new: int
+    num_failed: int
+    skipped: tuple[Skipped, ...]
+    faults: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def status(self) -> Literal["completed", "cancelled"]:
+        return "cancelled" if self.cancelled else "completed"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a round is asked; no messages for plain text."""
+
+    text: str
+    messages: tuple[Message, ...]
+    prompt_ids: tuple[int, ...]
+
+
+STATES: dict[str, State] = {"completed": "completed", "cancelled": "cancelled"}
+Announce = Callable[[int, Sequence[Request], Prompt], Mapping[str, LiveRun]]
+"""Told of every round before it begins (counted from 1); the runs to stream, by configuration."""
+
+
+@dataclass(kw_only=True)
+class Measurement:
+    """One pass over what the log lacks of a plan.
+
+    Attributes:
+        group: the runs' place in the log.
+        announce: for experiments that people watch: their runs stream while they are decoded.
+        drop_faulty: a configuration that fails is left out from then on; otherwise a request that
+            fails is in the log as failed and tried again by a later pass, and a bug ends it all.
+        audits_each: answers of a configuration that are looked into where they differ from plain
+            decoding's.
+    """
+
+    plan: ExperimentPlan
+    log: RunLog
+    group: RunGroup
+    tell: Callable[[Progress], None] = lambda progress: None
+    cancelled: Callable[[], bool] = lambda: False
+    announce: Announce | None = None
+    drop_faulty: bool = False
+    audits_each: int = AUDITS_EACH
+
+    def __post_init__(self) -> None:
+        self.faults: dict[str, str] = {}
+        self._done: dict[Key, FinishedRequest] = {}
+        self._drafters: dict[str, Drafter] = {}
+        self._skipped: dict[tuple[str, str, int], Skipped] = {}
+        self._num_past = self._num_new = self._num_failed = 0
+        self._eta = Eta()
+
+    def run(self, bench: Workbench) -> Summary:
+        """Measure on a loaded target.
+
+        Raises:
+            PlaygroundError: a drafter cannot be made, or the target cannot take text at all.
+        """
+        self._bench, self._target = bench, bench.target
+        self._done = {r.key: r for r in finished_requests(self.log, self.group)}
+        whole = self._rounds()
+        if whole and self.plan.sampling.greedy and self.audits_each:
+            self._audit()
+        return Summary(
+            not whole,
+            self._num_new,
+            self._num_failed,
+            tuple(self._skipped.values()),
+            dict(self.faults),
+        )
+
+    # ---- rounds
+
+    def _rounds(self) -> bool:
+        """False if it was cancelled."""
+        repeat = 0
+        try:
+            for number, requests in enumerate(self.plan.rounds(), start=1):
+                if requests[0].repeat != repeat:
+                    repeat = requests[0].repeat
+                    self._close_drafters()
+                if not self._round(number, requests):
+                    return False
+                if len(self.faults) == len(self.plan.configurations):
+                    break
+            self._say("done")
+            return True
+        finally:
+            self._close_drafters()
+
+    def _round(self, number: int, requests: Sequence[Request]) -> bool:
+        """One turn of one prompt by every configuration; False if it was cancelled."""
+        missing = [request for request in requests if request.key not in self._done]
+        self._num_past += len(requests) - len(missing)
+        if not missing:
+            return True
+        item, turn = missing[0].item, missing[0].turn
+        try:
+            prompt = self._prompt(item, turn)
+        except PromptError as error:
+            skipped = Skipped(item.suite, item.id, turn, str(error))
+            self._skipped[item.suite, item.id, turn] = skipped
+            self._num_past += len(missing)
+            return True
+        if not self._drafters and not self._make_drafters():
+            return False
+        fit = [request for request in missing if request.configuration in self._drafters]
+        self._num_past += len(missing) - len(fit)
+        runs = {} if self.announce is None else self.announce(number, fit, prompt)
+        try:
+            return all(
+                not self.cancelled()
+                and self._answer(number, request, prompt, runs.get(request.configuration))
+                for request in fit
+            )
+        finally:
+            for run in runs.values():
+                if not run.over.is_set():
+                    run.words = "stopped before it started"
+                    run.end("cancelled")
+
+    # ---- drafters
+
+    def _make_drafters(self) -> bool:
+        """New drafters, warmed up: some learn from text to text, and a repeat starts from none.
+
+        Nobody sees the tokens of the warm-up, and the log has none of them: they are no result.
+        """
+        for configuration in self.plan.configurations:
+            if self.cancelled():
+                return False
+            if configuration.name not in self.faults:
+                self._say(f"warming up · {configuration.name}")
+                self._guarded(configuration, lambda c=configuration: self._warm_up(c))  # type: ignore[misc]
+        return True
+
+    def _warm_up(self, configuration: Configuration) -> None:
+        drafter = build_drafter(configuration.config, self._bench)
+        self._drafters[configuration.name] = drafter
+        prompt_ids = self._encoded([{"role": "user", "content": WARM_UP_PROMPT}], raw=False)
+        limits = Limits(max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
+        for _ in decode(self._target, drafter, prompt_ids, limits=limits, cancelled=self.cancelled):
+            pass
+
+    def _guarded(self, configuration: Configuration, work: Callable[[], None]) -> None:
+        """Do work for a configuration that is left out from then on if it fails."""
+        if not self.drop_faulty:
+            work()
+            return
+        done = attempt(work, where=f"running {configuration.name}")
+        if isinstance(done, Fault):
+            self._drop(configuration.name, done.sentence)
+
+    def _drop(self, name: str, sentence: str) -> None:
+        self.faults.setdefault(name, sentence)
+        if (drafter := self._drafters.pop(name, None)) is not None:
+            drafter.close()
+
+    def _close_drafters(self) -> None:
+        while self._drafters:
+            self._drafters.popitem()[1].close()
+
+    # ---- prompts
+
+    def _prompt(self, item: Item, turn: int) -> Prompt:
+        """The conversation up to a turn, with plain decoding's answers of the first repeat.
+
+        Raises:
+            PromptError: an earlier turn has no answer, or the target cannot take the prompt.
+        """
+        messages = [dict(message) for message in item.history]
+        for earlier in range(turn):
+            key = (item.suite, item.id, earlier, 0, self.plan.reference.name)
+            if (answer := self._done.get(key)) is None:
+                raise PromptError(f"Turn {earlier + 1} has no answer to go on from.")
+            messages.append({"role": "user", "content": item.turns[earlier]})
+            messages.append({"role": "assistant", "content": answer.text})
+        messages.append({"role": "user", "content": item.turns[turn]})
+        raw = item.raw or not (self._target.has_chat_template or item.suite == TYPED)
+        prompt_ids = self._encoded(messages, raw=raw)
+        check_prompt(self._target, prompt_ids)
+        return Prompt(item.turns[turn], () if raw else tuple(messages), tuple(prompt_ids))
+
+    def _encoded(self, messages: Sequence[Message], *, raw: bool) -> list[int]:
+        """Token ids of a conversation; plain text where there is no chat template."""
+        if raw:
+            return self._target.encode("\n\n".join(message["content"] for message in messages))
+        return self._target.encode_chat(list(messages))
+
+    # ---- one request
+
+    def _answer(self, number: int, request: Request, prompt: Prompt, live: LiveRun | None) -> bool:
+        """Decode and record one request; False if it was cancelled on the way."""
+        name = request.configuration
+        if name in self.faults:
+            self._num_past += 1
+            return True
+        rounds = self.plan.num_turns
+        self._say(message := f"round {number} of {rounds} · {name}")
+        began_s = time.perf_counter()
+        detail = self._recorded(request, prompt, live)
+        if live is not None:
+            self._end(live, name, detail)
+        if detail is not None and detail.status == "cancelled":
+            return False
+        self._num_past += 1
+        last = None
+        if detail is not None and detail.status == "completed":
+            last = self._done[request.key] = FinishedRequest.of(detail)
+            self._num_new += 1
+            self._eta.add(name, time.perf_counter() - began_s)
+        else:
+            self._num_failed += 1
+            if self.drop_faulty:
+                self._drop(name, (detail and detail.error) or "The run failed.")
+        self._say(message, last)
+        return True
+
+    def _recorded(self, request: Request, prompt: Prompt, live: LiveRun | None) -> RunDetail | None:
+        """The run as the log has it, however it ended; None if it never got there."""
+        configuration = self.plan.configuration(request.configuration)
+        run_ids: list[str] = []
+
+        def record() -> None:
+            sampling = self.plan.sampling
+            if not sampling.greedy:
+                sampling = sampling.replace(seed=(sampling.seed + request.repeat) % 2**63)
+            limits = self.plan.limits
+            with record_run(
+                self.log,
+                self._target,
+                configuration.config,
+                sampling=sampling,
+                limits=limits,
+                prompt_ids=prompt.prompt_ids,
+                prompt_text=prompt.text,
+                messages=prompt.messages,
+                stored=self._stored(request, configuration),
+                run=live,
+            ) as recording:
+                run_ids.append(recording.run_id)
+                records: Iterable[Record] = decode(
+                    self._target,
+                    self._drafters[configuration.name],
+                    prompt.prompt_ids,
+                    sampling=sampling,
+                    limits=limits,
+                    cancelled=self.cancelled,
+                )
+                for one in records if live is not None else list(records):
+                    recording.put(one)
+
+        try:
+            self._guarded(configuration, record)
+        except PlaygroundError:
+            if not run_ids:
+                raise
+        return self.log.get(run_ids[0]) if run_ids else None
+
+    def _end(self, live: LiveRun, name: str, detail: RunDetail | None) -> None:
+        """Tell who watches a run how it ended."""
+        status = "failed" if detail is None else detail.status
+        reason = None if detail is None else detail.finish_reason
+        error = self.faults.get(name) or (None if detail is None else detail.error)
+        live.words = "failed" if error else REASON_WORDS.get(reason or "", "done")
+        live.end(STATES.get(status, "failed"), error=error)
+
+    def _stored(self, request: Request, configuration: Configuration) -> dict[str, object]:
+        labels = request.labels
+        if self.group.labels:
+            place = self.plan.configurations.index(configuration)
+            labels |= {**self.group.labels, "place": str(place)}
+        return {
+            "method_title": configuration.title,
+            "benchmark_id": self.group.benchmark_id,
+            "labels": labels,
+        }
+
+    # ---- afterwards
+
+    def _audit(self) -> None:
+        finished = list(self._done.values())
+        plain = [r for r in finished if r.configuration == self.plan.reference.name]
+        for configuration in self.plan.configurations[1:]:
+            own = [r for r in finished if r.configuration == configuration.name]
+            audit_divergences(
+                self._target,
+                self.log,
+                in_pairs(own, plain),
+                benchmark_id=self.group.benchmark_id,
+                most=self.audits_each,
+                tell=lambda c=configuration: self._say(f"looking into differences · {c.name}"),  # type: ignore[misc]
+                cancelled=self.cancelled,
+            )
+
+    def _say(self, message: str, last: FinishedRequest | None = None) -> None:
+        planned = self.plan.num_requests
+        eta_s = self._eta.seconds(planned - self._num_past)
+        self.tell(Progress(self._num_past, planned, message, eta_s, self._num_failed, last))

@@ -1,0 +1,225 @@
+"""What an experiment is to do: prompts × configurations × repeats, and in which order.
+
+    round 1   plain  A  B          for every prompt all configurations answer in turn, and who
+    round 2   A  B  plain          begins moves on by one: whatever drifts (heat, other load)
+    round 3   B  plain  A          hits all alike
+
+Compare is one prompt or a few on a few configurations, a benchmark whole suites, and every trial of
+a sweep one configuration on a few prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pydantic import ConfigDict, field_serializer, field_validator
+
+from engine.config import Limits, Sampling, Settings
+from engine.drafters import methods, parse_method
+from engine.drafters.method import MethodConfig
+from engine.errors import ConfigError
+from engine.model.sources import TargetSpec
+
+BASELINE = "Autoregressive"
+"""Decoding type of plain decoding."""
+BASELINE_NAME = "plain"
+TYPED = "own prompt"
+"""Suite of a prompt that was typed. It is asked as it was meant: a chat prompt is refused by a
+target without a chat template, where one of a suite is continued as plain text."""
+MAX_REPEATS = 100
+Types = Mapping[str, type[MethodConfig]]
+"""Methods by decoding type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One prompt.
+
+    Attributes:
+        suite: name of its suite.
+        id: its name within the suite.
+        category: as its file has it.
+        group: one of the kinds of task, or the category itself.
+    """
+
+    suite: str
+    id: str
+    category: str
+    group: str
+    turns: tuple[str, ...]
+    raw: bool = False
+    history: tuple[dict[str, str], ...] = ()
+
+
+def stored_config(values: Mapping[str, Any], types: Types, *, where: str = "") -> MethodConfig:
+    """A method's settings as the log has them."""
+    kind = types.get(str(values.get("decoding_type")))
+    if kind is None:
+        raise ConfigError(f"No method is called {values.get('decoding_type')!r:.60} here.")
+    return kind.parse(values, where=where)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """A method's settings under a name that is unique in its experiment."""
+
+    name: str
+    title: str
+    config: MethodConfig
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.config.decoding_type == BASELINE
+
+    def to_dict(self) -> dict[str, Any]:
+        config = self.config.model_dump(mode="json")
+        lossless = self.config.lossless
+        return {"name": self.name, "title": self.title, "lossless": lossless, "config": config}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], types: Types) -> Self:
+        where = f"configuration {values['name']}"
+        return cls(
+            values["name"], values["title"], stored_config(values["config"], types, where=where)
+        )
+
+
+Key = tuple[str, str, int, int, str]
+"""Suite, prompt, turn, repeat, configuration: what makes a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One turn of one prompt, to be answered by one configuration in one repeat."""
+
+    item: Item
+    turn: int
+    repeat: int
+    configuration: str
+
+    @property
+    def key(self) -> Key:
+        return self.item.suite, self.item.id, self.turn, self.repeat, self.configuration
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What its run carries in the log."""
+        return {
+            "suite": self.item.suite,
+            "category": self.item.category,
+            "group": self.item.group,
+            "prompt": self.item.id,
+            "turn": str(self.turn),
+            "repeat": str(self.repeat),
+            "configuration": self.configuration,
+        }
+
+
+class Workload(Settings):
+    """What a target is asked, whatever drafts for it.
+
+    Attributes:
+        target: with `dtype`, what answers; its weights may be fetched again on a resume.
+        sampling: greedy unless told otherwise; repeat r samples with `seed + r`.
+    """
+
+    model_config = ConfigDict(strict=False, extra="ignore")
+
+    target: TargetSpec
+    dtype: str
+    items: tuple[Item, ...]
+    repeats: int = 1
+    sampling: Sampling = Sampling()
+    limits: Limits = Limits(max_new_tokens=128)
+
+    @field_validator("items")
+    @classmethod
+    def _some(cls, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        if not items:
+            raise ValueError("There is no prompt to run. Choose a suite, or fewer restrictions")
+        return items
+
+    @field_validator("repeats")
+    @classmethod
+    def _in_range(cls, repeats: int) -> int:
+        if not 1 <= repeats <= MAX_REPEATS:
+            raise ValueError(f"repeats must be in [1, {MAX_REPEATS}], got {repeats}")
+        return repeats
+
+    @property
+    def num_turns(self) -> int:
+        """Answers that each configuration gives."""
+        return self.repeats * sum(len(item.turns) for item in self.items)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON, as the log keeps it."""
+        return self.model_dump(mode="json")
+
+
+class ExperimentPlan(Workload):
+    """Configurations on a workload; the first is plain decoding, whether asked for or not.
+
+    Turn n + 1 of a prompt follows on plain decoding's answer to turn n in repeat 0, so that all
+    configurations get the same conversation.
+    """
+
+    configurations: tuple[Configuration, ...]
+
+    @field_validator("configurations")
+    @classmethod
+    def _behind_baseline(cls, given: tuple[Configuration, ...]) -> tuple[Configuration, ...]:
+        plain = next((c for c in given if c.is_baseline), None)
+        if plain is None:
+            config = parse_method({"decoding_type": BASELINE})
+            plain = Configuration(BASELINE_NAME, type(config).title, config)
+        found = (plain, *(c for c in given if not c.is_baseline))
+        names = [c.name for c in found]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(
+                    f"Two configurations are named {name}. Give each a name of its own"
+                )
+        return found
+
+    @field_serializer("configurations")
+    def _as_dicts(self, configurations: Sequence[Configuration]) -> list[dict[str, Any]]:
+        return [configuration.to_dict() for configuration in configurations]
+
+    @property
+    def reference(self) -> Configuration:
+        return self.configurations[0]
+
+    @property
+    def num_requests(self) -> int:
+        return self.num_turns * len(self.configurations)
+
+    def rounds(self) -> Iterator[tuple[Request, ...]]:
+        """Requests in order, those of one turn together.
+
+        Where a repeat would begin as the one before it did, everybody moves on by one more.
+        """
+        names = [c.name for c in self.configurations]
+        extra = int(self.num_turns // self.repeats % len(names) == 0)
+        number = 0
+        for repeat in range(self.repeats):
+            for item in self.items:
+                for turn in range(len(item.turns)):
+                    start = (number + extra * repeat) % len(names)
+                    rotated = names[start:] + names[:start]
+                    yield tuple(Request(item, turn, repeat, name) for name in rotated)
+                    number += 1
+
+    def configuration(self, name: str) -> Configuration:
+        return next(c for c in self.configurations if c.name == name)
+
+    @classmethod
+    def stored(cls, values: Mapping[str, Any], types: Types | None = None) -> Self:
+        """A plan of the log; `types` are the methods that it may name, by default all."""
+        known = types or methods()
+        try:
+            made = [Configuration.from_dict(c, known) for c in values["configurations"]]
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"The stored plan is not one of a benchmark: {error!r}.") from error
+        return cls.parse({**values, "configurations": made}, where="the stored plan")

@@ -1,0 +1,1 @@
+"""What came of an experiment: figures, verdicts, explanations, tables, plots and files."""

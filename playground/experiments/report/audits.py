@@ -1,0 +1,116 @@
+"""Why answers part from plain decoding's: the target is asked once more; its word stays in the log.
+
+In half precision a near-tie between two tokens can fall either way, in any engine. An audit tells
+that from a fault of the method; see `engine.model.audit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from engine.metrics import first_divergence
+from engine.model.audit import Audit, View, audit
+from engine.model.target import Target
+from playground.errors import Fault, attempt
+from playground.experiments.finished import FinishedRequest, Pair
+from storage import Artifact, RunLog
+
+ARTIFACT = "audit"
+"""Kind of an audit in the log; its key names the two runs."""
+AUDITS_EACH = 8
+"""Answers of a configuration that are looked into, where they differ from plain decoding's."""
+Audits = Mapping[tuple[str, str], Audit]
+"""By run and plain decoding's run."""
+
+
+def divergences(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, int]]:
+    """The pairs whose texts differ, and at which token."""
+    for own, plain in pairs:
+        at = first_divergence(own.output_ids, plain.output_ids)
+        if at is not None:
+            yield (own, plain), at
+
+
+def audit_divergences(
+    target: Target,
+    log: RunLog,
+    pairs: Sequence[Pair],
+    *,
+    benchmark_id: str | None,
+    most: int = AUDITS_EACH,
+    tell: Callable[[], None] = lambda: None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> None:
+    """Audit the first answers of a configuration that differ, and keep what was found.
+
+    The very first is also asked of a float32 copy, where the target is small.
+    """
+    for n, ((own, plain), _) in enumerate(list(divergences(pairs))[:most]):
+        if cancelled():
+            return
+        stored = log.get(plain.run_id)
+        if stored is None or _find(log, own, plain) is not None:
+            continue
+        tell()
+        texts = plain.output_ids, own.output_ids
+        found = attempt(
+            lambda prompt=stored.prompt_ids, texts=texts, first=n == 0: audit(  # type: ignore[misc]
+                target, prompt, *texts, in_float32=first
+            ),
+            where=f"the audit of {own.run_id}",
+        )
+        if found is not None and not isinstance(found, Fault):
+            log.artifacts.put(
+                ARTIFACT,
+                {"own": own.run_id, "plain": plain.run_id},
+                meta=asdict(found),
+                payload=b"",
+                run_id=own.run_id,
+                benchmark_id=benchmark_id,
+            )
+
+
+def audits_of(log: RunLog, benchmark_id: str) -> Audits:
+    """Every audit of a benchmark."""
+    kept = log.artifacts.find(ARTIFACT, benchmark_id=benchmark_id)
+    return {(one.key["own"], one.key["plain"]): _audit_of(one) for one in kept}
+
+
+def audits_of_pairs(log: RunLog, pairs: Sequence[Pair]) -> Audits:
+    """The audits of the first difference among these."""
+    first = next(divergences(pairs), None)
+    if first is None:
+        return {}
+    (own, plain), _ = first
+    found = _find(log, own, plain)
+    return {} if found is None else {(own.run_id, plain.run_id): found}
+
+
+def _find(log: RunLog, own: FinishedRequest, plain: FinishedRequest) -> Audit | None:
+    kept = log.artifacts.find(ARTIFACT, {"own": own.run_id, "plain": plain.run_id})
+    return _audit_of(kept[0]) if kept else None
+
+
+def _audit_of(kept: Artifact) -> Audit:
+    meta: Mapping[str, Any] = kept.meta
+    exact = meta["exact"]
+    views = {"view": View(**meta["view"]), "exact": None if exact is None else View(**exact)}
+    return Audit(**{**meta, **views})
+
+
+def gap_sentences(audit: Audit) -> tuple[str, ...]:
+    """What the target says at the place where two texts part, one sentence per dtype."""
+    views = [audit.view] if audit.exact is None else [audit.view, audit.exact]
+    return tuple(_gap_sentence(audit, view) for view in views)
+
+
+def _gap_sentence(audit: Audit, view: View) -> str:
+    behind = view.plain_logit - view.own_logit
+    return (
+        f"{view.dtype}: top-2 logit gap {view.gap:.3g} ({view.best!r} over {view.second!r}; "
+        f"numbers lie {view.unit:.2g} apart there). The method's {audit.own_token!r} is choice "
+        f"{view.own_rank}, {abs(behind):.3g} {'below' if behind >= 0 else 'above'} plain "
+        f"decoding's {audit.plain_token!r}."
+    )

@@ -1,0 +1,168 @@
+"""Why a configuration is faster or slower: its speedup as a formula with the measured numbers.
+
+    speedup = MAT · t_plain / (t_draft + t_verify + t_other)
+
+In units of a plain step, a step saves MAT - 1 of them and pays for drafting, for verifying more
+rows than one and for everything else; it is faster where it saves more than it pays. The measured
+ratio of tok/s differs from the formula by two factors, which are known as well:
+
+    measured = formula · kept / kept_plain · between_plain / between
+    kept     share of tokens that no cut by EOS, stop string or length took away
+    between  (step + time until the next one) / step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from playground.experiments.finished import Pair
+from playground.experiments.report.statistics import Pool
+from playground.experiments.report.verdict import SAME
+
+AGREES = 0.005
+HARDLY = 1.05
+"""A MAT below it: hardly any draft is accepted."""
+COSTS = {
+    "draft": "drafting",
+    "verify": "verifying more rows than one",
+    "other": "accepting and everything else",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What one step saves and pays, in units of a plain step.
+
+    Attributes:
+        paid: what it costs beyond a plain step, by part; negative where it costs less.
+    """
+
+    mat: float
+    paid: Mapping[str, float]
+
+    @property
+    def saved(self) -> float:
+        """Plain steps that it stands for beyond the one that it replaces."""
+        return self.mat - 1
+
+    @property
+    def total(self) -> float:
+        return sum(self.paid.values())
+
+    @property
+    def largest(self) -> str:
+        return max(self.paid, key=lambda part: self.paid[part])
+
+    @property
+    def formula(self) -> float:
+        return self.mat / (1 + self.total)
+
+    @property
+    def without_largest(self) -> float:
+        """The speedup if the largest cost were nothing."""
+        return self.mat / (1 + self.total - max(0.0, self.paid[self.largest]))
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Sentences with the numbers in them.
+
+    Attributes:
+        measured: tok/s over plain decoding's.
+        formula: MAT · t_plain / (t_draft + t_verify + t_other).
+        terms: the formula with its numbers.
+        because: what made it faster or slower.
+        differs: why the formula's product is not the measured ratio.
+    """
+
+    measured: float
+    formula: float
+    terms: str
+    because: str
+    differs: str
+
+
+def explain(pairs: Sequence[Pair]) -> Explanation | None:
+    """Over the requests that both sides decoded; None where there is none."""
+    both = [(own, plain) for own, plain in pairs if own.decode_s > 0 and plain.decode_s > 0]
+    own, plain = Pool.of([own for own, _ in both]), Pool.of([plain for _, plain in both])
+    if not own.step_s or not plain.step_s:
+        return None
+    balance = balance_of(own, plain)
+    measured = (own.tok_s or 0.0) / (plain.tok_s or 1.0)
+    draft, verify, other = (1000 * part for part in _parts(own))
+    terms = (
+        f"MAT · t_plain / (t_draft + t_verify + t_other) = {balance.mat:.2f} · "
+        f"{_ms(1000 * sum(_parts(plain)))} ms / ({_ms(draft)} + {_ms(verify)} + {_ms(other)} ms) = "
+        f"{balance.formula:.2f}"
+    )
+    differs = _differs(own, plain, measured, balance.formula)
+    return Explanation(measured, balance.formula, terms, _because(balance, measured), differs)
+
+
+def balance_of(own: Pool, plain: Pool) -> Balance:
+    """What a step of `own` saves and pays against one of `plain`."""
+    unit = sum(_parts(plain))
+    paid = [(ours - theirs) / unit for ours, theirs in zip(_parts(own), _parts(plain), strict=True)]
+    return Balance(1 + own.num_accepted / own.num_steps, dict(zip(COSTS, paid, strict=True)))
+
+
+def _parts(pool: Pool) -> tuple[float, float, float]:
+    """Seconds of a step in draft, verify, and the rest."""
+    draft_s, verify_s, accept_s, other_s = (part / pool.num_steps for part in pool.split_s)
+    return draft_s, verify_s, accept_s + other_s
+
+
+def _ms(ms: float) -> str:
+    return f"{ms:.2f}" if ms < 10 else f"{ms:.1f}"
+
+
+def _because(balance: Balance, measured: float) -> str:
+    largest = COSTS[balance.largest]
+    names = {"draft": "draft", "verify": "wider verify", "other": "accept and other"}
+    listed = ", ".join(f"{names[part]} {value:+.2f}" for part, value in balance.paid.items())
+    account = (
+        f"a step saves {balance.saved:.2f} plain steps (MAT {balance.mat:.2f}) and pays "
+        f"{balance.total:.2f} ({listed})"
+    )
+    without = f"without it the speedup would be {balance.without_largest:.2f}."
+    if balance.mat < HARDLY:
+        end = "It costs little, and gains nothing." if measured > 1 - SAME else "That is a loss."
+        return f"Hardly any draft is accepted: {account}. {end}"
+    if measured > 1 + SAME:
+        small = balance.paid[balance.largest] <= 0
+        return f"Faster: {account}." + ("" if small else f" Most goes into {largest}; {without}")
+    if measured >= 1 - SAME:
+        return f"As fast as plain decoding: {account}. Most goes into {largest}."
+    if balance.without_largest <= 1:
+        without = (
+            "even without it too little is accepted. At these costs MAT must be "
+            f"{1 + balance.total:.2f}."
+        )
+    return f"Slower: {account}. Most goes into {largest}; {without}"
+
+
+def _differs(own: Pool, plain: Pool, measured: float, formula: float) -> str:
+    prefill = "Prefill is in neither figure."
+    if abs(measured / formula - 1) < AGREES:
+        return f"Measured: {measured:.2f}, as the formula says. {prefill}"
+    kept = _kept(own) / _kept(plain) - 1
+    between = _stretch(plain) / _stretch(own) - 1
+    causes = []
+    if abs(kept) >= AGREES / 2:
+        causes.append(f"tokens cut off at the end of the text ({100 * kept:+.1f} %)")
+    if abs(between) >= AGREES / 2:
+        causes.append(f"time between steps ({100 * between:+.1f} %)")
+    why = " and ".join(causes) or "rounding of the clocks"
+    return f"Measured: {measured:.2f}; the difference is {why}. {prefill}"
+
+
+def _kept(pool: Pool) -> float:
+    """Share of the tokens of all steps that was left after cuts by EOS, stop or length."""
+    return pool.num_committed / (pool.num_steps + pool.num_accepted)
+
+
+def _stretch(pool: Pool) -> float:
+    """Time from step to step over the step's own."""
+    return max(1.0, pool.decode_s / sum(pool.split_s))

@@ -1,0 +1,141 @@
+"""A report as JSON and as CSV tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from playground.experiments.finished import SPLIT, FinishedRequest
+from playground.experiments.report.report import FORMULAS, Cell, Report, Section
+from playground.experiments.report.statistics import LATENCY_ROWS, Statistic
+from storage import Benchmark
+
+OVERALL = "overall"
+_STATISTICS = tuple(field.name for field in fields(Statistic))
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """A benchmark, its finished requests and the report over them."""
+
+    benchmark: Benchmark
+    requests: tuple[FinishedRequest, ...]
+    report: Report
+    environment: Mapping[str, Any]
+
+
+def json_text(results: Results) -> str:
+    """The whole report, with what was run and how each figure is defined."""
+    benchmark = results.benchmark
+    plan = {key: value for key, value in benchmark.plan.items() if key != "items"}
+    whole = {
+        "benchmark": benchmark.id,
+        "name": benchmark.name,
+        "status": benchmark.status,
+        "created_at": benchmark.created_at.isoformat(),
+        "concurrency": 1,
+        **plan,
+        "environment": results.environment,
+        "num_prompts": len(benchmark.plan["items"]),
+        "skipped": benchmark.summary.get("skipped", []),
+        "definitions": FORMULAS,
+        "report": results.report.to_dict(),
+        "requests": [_request(request) for request in results.requests],
+    }
+    return json.dumps(whole, ensure_ascii=False, indent=1)
+
+
+def _request(request: FinishedRequest) -> dict[str, Any]:
+    facts = {k: v for k, v in asdict(request).items() if k not in ("output_ids", "text")}
+    return facts | {k: getattr(request, k) for k in ("latency_s", "tok_s", "mat", "step_s")}
+
+
+def speedup_csv(results: Results) -> str:
+    """One line per configuration and group, and one per configuration overall."""
+    head = (
+        "configuration,decoding_type,lossless,group,requests,new_tokens,steps,mat,tok_s,step_ms,"
+        "speedup,mean_of_ratios,speedup_low,speedup_high,spread_over,speedup_std,pairs"
+    )
+    return _csv(
+        head.split(","),
+        [
+            _speedup_row(section, group, cell)
+            for section in results.report.configurations
+            for group, cell in [*section.groups.items(), (OVERALL, section.overall)]
+        ],
+    )
+
+
+def _speedup_row(section: Section, group: str, cell: Cell) -> list[Any]:
+    known = ("ratio", "mean_of_ratios", "low", "high", "spread_over", "std", "num_pairs")
+    return [
+        *(section.name, section.decoding_type, section.lossless, group),
+        *(cell.num_requests, cell.num_new_tokens, cell.num_steps),
+        *(cell.mat, cell.tok_s, cell.step_ms),
+        *(getattr(cell.speedup, name, None) for name in known),
+    ]
+
+
+def latency_csv(results: Results) -> str:
+    """genai-perf's table of every configuration, one under the other."""
+    rows: list[list[Any]] = []
+    for section in results.report.configurations:
+        table = section.latency
+        if table is None:
+            continue
+        for key, (title, _) in LATENCY_ROWS.items():
+            values = [getattr(table.rows[key], name, None) for name in _STATISTICS]
+            rows.append([section.name, title, *values])
+        for key in ("output_token_throughput", "request_throughput"):
+            title = key.replace("_", " ").capitalize() + " (per sec)"
+            rows.append([section.name, title, getattr(table, key)])
+    return _csv(["configuration", "metric", *_STATISTICS], rows)
+
+
+def requests_csv(results: Results) -> str:
+    """One line per finished request."""
+    left_out = ("at_least", "split_s", "output_ids", "text")
+    names = [f.name for f in fields(FinishedRequest) if f.name not in left_out]
+    names += ["latency_s", "tok_s", "mat"]
+    rows = [[*(getattr(r, n) for n in names), *r.split_s] for r in results.requests]
+    return _csv([*names, *SPLIT], rows)
+
+
+def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows([_field(value) for value in row] for row in rows)
+    return out.getvalue()
+
+
+def _field(value: Any) -> Any:
+    """A text that a spreadsheet would take for a formula is quoted with an apostrophe."""
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@"):
+        return "'" + value
+    return "" if value is None else value
+
+
+FILES = {
+    "report.json": json_text,
+    "speedup.csv": speedup_csv,
+    "latency.csv": latency_csv,
+    "requests.csv": requests_csv,
+}
+"""What `write_files` writes."""
+
+
+def write_files(results: Results, folder: Path) -> list[Path]:
+    """Write every file of a report into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, text_of in FILES.items():
+        path = folder / name
+        path.write_text(text_of(results), encoding="utf-8")
+        written.append(path)
+    return written

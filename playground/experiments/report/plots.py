@@ -1,0 +1,175 @@
+"""Figures of a report, built by plotly: one style that is readable on light and on dark.
+
+Plain decoding is grey; every other configuration keeps its colour from plot to plot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from playground.experiments.finished import FinishedRequest
+from playground.experiments.report.report import Report, Section
+from playground.plots import GREY, HUES, TEXT, styled
+
+LEVELS = (1, 2, 4)
+"""Speedups whose lines are drawn where MAT meets the cost of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A figure that can be asked for, with its title and a note on what it shows."""
+
+    title: str
+    note: str
+    draw: Callable[[Report, Sequence[FinishedRequest]], go.Figure]
+
+
+def _colour(report: Report, section: Section) -> str:
+    place = report.configurations.index(section) - 1
+    return GREY if place < 0 else HUES[place % len(HUES)]
+
+
+def _speedups(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
+    figure = go.Figure()
+    for section in report.configurations[1:]:
+        cells = [*(section.groups.get(group) for group in report.groups), section.overall]
+        fast = [None if cell is None else cell.speedup for cell in cells]
+        figure.add_bar(
+            name=section.name,
+            x=[*report.groups, "overall"],
+            y=[f and f.ratio for f in fast],
+            marker_color=_colour(report, section),
+            error_y={
+                "type": "data",
+                "symmetric": False,
+                "array": [f.high - f.ratio if f else 0 for f in fast],
+                "arrayminus": [f.ratio - f.low if f else 0 for f in fast],
+                "thickness": 1,
+                "width": 3,
+                "color": TEXT,
+            },
+            hovertemplate=f"{section.name} %{{x}}: %{{y:.2f}}×<extra></extra>",
+        )
+    figure.add_hline(y=1, line={"width": 1, "dash": "dot", "color": GREY})
+    figure.update_layout(barmode="group", bargap=0.25, yaxis={"rangemode": "tozero"})
+    return figure
+
+
+def _cost(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
+    figure = go.Figure()
+    points = [
+        (section, section.overall.mat, section.overall.step_ms)
+        for section in report.configurations
+        if section.overall.mat is not None and section.overall.step_ms
+    ]
+    longest = 1.12 * max((step_ms or 0 for *_, step_ms in points), default=1)
+    highest = 1.15 * max((mat or 0 for _, mat, _ in points), default=1.5)
+    for section, mat, step_ms in points:
+        figure.add_scatter(
+            name=section.name,
+            x=[step_ms],
+            y=[mat],
+            mode="markers",
+            marker={"size": 11, "color": _colour(report, section)},
+            hovertemplate=f"{section.name}: MAT %{{y:.2f}}, %{{x:.2f}} ms a step<extra></extra>",
+        )
+    plain = report.configurations[0].overall.step_ms
+    for level in LEVELS:
+        if not plain:
+            break
+        end = min(longest, highest * plain / level)
+        line = {"width": 1, "dash": "dot", "color": GREY}
+        height = level * end / plain
+        figure.add_shape(type="line", x0=0, y0=0, x1=end, y1=height, line=line, layer="below")
+        figure.add_annotation(x=end, y=height, text=f"{level}×", showarrow=False, xanchor="right")
+    figure.update_xaxes(title="ms per step", range=[0, longest])
+    figure.update_yaxes(title="MAT", range=[0, highest])
+    return figure
+
+
+def _positions(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
+    figure = go.Figure()
+    for section in report.configurations[1:]:
+        if section.position_rates:
+            rates = [100 * rate for rate in section.position_rates]
+            _line(figure, report, section, list(range(1, len(rates) + 1)), rates)
+    figure.update_xaxes(title="draft tokens accepted, at least")
+    figure.update_yaxes(title="% of steps", rangemode="tozero")
+    return figure
+
+
+def _context(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
+    figure = go.Figure()
+    for section in report.configurations:
+        lengths = [one.context_len for one in section.by_context]
+        _line(figure, report, section, lengths, [one.tok_s for one in section.by_context])
+    figure.update_xaxes(title="tokens of context", rangemode="tozero")
+    figure.update_yaxes(title="tok/s", rangemode="tozero")
+    return figure
+
+
+def _line(
+    figure: go.Figure, report: Report, section: Section, x: Sequence[float], y: Sequence[float]
+) -> None:
+    figure.add_scatter(
+        name=section.name,
+        x=list(x),
+        y=list(y),
+        mode="lines+markers",
+        line={"color": _colour(report, section), "width": 2},
+        marker={"size": 5},
+    )
+
+
+def _split(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
+    figure = go.Figure()
+    sections = [section for section in report.configurations if section.split_ms]
+    colours = {"draft": HUES[2], "verify": HUES[0], "accept": HUES[3], "other": GREY}
+    for part, colour in colours.items():
+        figure.add_bar(
+            name=part,
+            y=[section.name for section in sections],
+            x=[(section.split_ms or {})[part] for section in sections],
+            orientation="h",
+            marker_color=colour,
+        )
+    figure.update_layout(barmode="stack", yaxis={"autorange": "reversed"})
+    figure.update_xaxes(title="ms per step")
+    return figure
+
+
+def _latency(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
+    figure = go.Figure()
+    for section in report.configurations:
+        own = [1000 * r.latency_s for r in requests if r.configuration == section.name]
+        colour = _colour(report, section)
+        figure.add_box(name=section.name, y=own, marker_color=colour, boxpoints="outliers")
+    figure.update_yaxes(title="request latency (ms)", rangemode="tozero")
+    figure.update_layout(showlegend=False)
+    return figure
+
+
+PLOTS: dict[str, Plot] = {
+    "speedup": Plot(
+        "Speedup over plain decoding", "bars: speedup; whiskers: its spread", _speedups
+    ),
+    "cost": Plot("MAT against step time", "dotted lines: speedup = MAT × plain step / step", _cost),
+    "positions": Plot(
+        "Acceptance by position", "share of steps that accepted at least so many drafts", _positions
+    ),
+    "split": Plot("Where a step's time goes", "mean milliseconds of a step", _split),
+    "latency": Plot(
+        "Latency of requests", "box: quartiles; whiskers: 1.5 times their distance", _latency
+    ),
+    "context": Plot(
+        "tok/s over context length", "requests binned by prompt + half of the answer", _context
+    ),
+}
+
+
+def report_figure(report: Report, requests: Sequence[FinishedRequest], kind: str) -> go.Figure:
+    """One of `PLOTS`."""
+    return styled(PLOTS[kind].draw(report, requests))

@@ -1,0 +1,222 @@
+"""What came of an experiment, from its finished requests alone: figures, ratios, verdicts.
+
+`FORMULAS` says how each figure is computed; it travels with every report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from playground.experiments.finished import FinishedRequest, Pair, in_pairs
+from playground.experiments.report.audits import Audits
+from playground.experiments.report.explain import Explanation, explain
+from playground.experiments.report.statistics import (
+    LATENCY_ROWS,
+    LatencyTable,
+    Pool,
+    Speedup,
+    latency_table,
+    mean,
+    position_rates,
+    speedup_of,
+)
+from playground.experiments.report.verdict import (
+    Contender,
+    Verdict,
+    headline,
+    num_unsteady,
+    trust_in,
+    verdict_of,
+)
+from playground.experiments.suites import in_order
+
+FORMULAS: dict[str, str] = {
+    "speedup": (
+        "tok/s over the tok/s of plain decoding on the same requests, tok/s = "
+        "Σ (new tokens - 1) / Σ (last commit - first commit)"
+    ),
+    "mean_of_ratios": "mean over requests of tok/s / tok/s of plain decoding for that request",
+    "spread": (
+        "lowest … highest speedup of a repeat; with one repeat the quartiles of the requests"
+    ),
+    "mat": "1 + Σ accepted draft tokens / Σ steps, before any cut by EOS or length",
+    "tok_s": "Σ (new tokens - 1) / Σ (last commit - first commit): decoding without prefill",
+    "step_ms": "Σ step latency / steps: draft + verify + accept + other",
+    "position_rates": "rate i = steps that accepted at least i draft tokens / steps",
+    "draft_acceptance": "accepted draft tokens / drafted tokens",
+    "itl_ms": "mean over requests of the mean over steps of step latency / tokens committed",
+    "ttft_ms": "mean over requests of request in the engine → first commit",
+    "split_ms": "Σ seconds in draft, verify, accept and other / steps",
+    "by_context": "tok/s of the requests by prompt tokens + half of the new tokens",
+    "output_token_throughput": "Σ output tokens / Σ request latency: one request at a time",
+    "request_throughput": "requests / Σ request latency: one request at a time",
+    **{key: definition for key, (_, definition) in LATENCY_ROWS.items()},
+    "verdict": "greedy answers that are token for token those of plain decoding / answers",
+}
+CONTEXT_EDGES = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One configuration on one group of prompts, or on all of them."""
+
+    num_requests: int
+    num_new_tokens: int
+    num_steps: int
+    mat: float | None
+    tok_s: float | None
+    step_ms: float | None
+    speedup: Speedup | None
+
+
+@dataclass(frozen=True, slots=True)
+class ContextBin:
+    """tok/s of the requests whose mean context length lies in [`low`, `high`)."""
+
+    low: int
+    high: int
+    num_requests: int
+    context_len: float
+    tok_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Everything about one configuration.
+
+    Attributes:
+        num_unsteady: prompts to which it gave another greedy answer in another repeat.
+        why: what made it faster or slower than plain decoding.
+        example_run: one of its runs in the log.
+    """
+
+    name: str
+    title: str
+    decoding_type: str
+    lossless: bool
+    reference: bool
+    overall: Cell
+    groups: Mapping[str, Cell]
+    latency: LatencyTable | None
+    position_rates: tuple[float, ...]
+    draft_acceptance: float | None
+    split_ms: Mapping[str, float] | None
+    itl_ms: float | None
+    ttft_ms: float | None
+    by_context: tuple[ContextBin, ...]
+    verdict: Verdict | None
+    num_prompts: int
+    num_unsteady: int
+    why: Explanation | None
+    example_run: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A whole experiment so far; `headline` says which configuration is fastest, in sentences."""
+
+    configurations: tuple[Section, ...]
+    groups: tuple[str, ...]
+    num_done: int
+    greedy: bool
+    headline: str
+
+    def section(self, name: str) -> Section:
+        return next(section for section in self.configurations if section.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make_report(
+    plan: Mapping[str, Any], requests: Sequence[FinishedRequest], audits: Audits | None = None
+) -> Report:
+    """The report over a stored plan and what is finished of it.
+
+    Args:
+        plan: has `configurations` and `sampling` as `ExperimentPlan.to_dict` writes them; the first
+            configuration is plain decoding.
+        audits: of answers that differ from plain decoding's.
+    """
+    greedy = plan["sampling"]["temperature"] < 1e-5
+    by_name: dict[str, list[FinishedRequest]] = {c["name"]: [] for c in plan["configurations"]}
+    for request in requests:
+        by_name.setdefault(request.configuration, []).append(request)
+    plain = by_name[plan["configurations"][0]["name"]]
+    sections = tuple(
+        _section(c, by_name[c["name"]], plain, audits=(audits or {}) if greedy else None)
+        for c in plan["configurations"]
+    )
+    contenders = [
+        Contender(s.name, s.overall.speedup, trust_in(s.verdict, lossless=s.lossless))
+        for s in sections[1:]
+    ]
+    groups = tuple(in_order(request.group for request in requests))
+    return Report(sections, groups, len(requests), greedy, headline(contenders))
+
+
+def _section(
+    head: Mapping[str, Any],
+    requests: Sequence[FinishedRequest],
+    plain: Sequence[FinishedRequest],
+    *,
+    audits: Audits | None,
+) -> Section:
+    """One configuration; without `audits` its answers are not compared with plain decoding's."""
+    reference = requests is plain
+    pairs = in_pairs(requests, plain)
+    pool = Pool.of(requests)
+    itl = [r.itl_s for r in requests if r.itl_s is not None]
+    return Section(
+        name=head["name"],
+        title=head["title"],
+        decoding_type=head["config"]["decoding_type"],
+        lossless=head["lossless"],
+        reference=reference,
+        overall=_cell(requests, pairs),
+        groups={
+            group: _cell(
+                [r for r in requests if r.group == group], [p for p in pairs if p[0].group == group]
+            )
+            for group in in_order(r.group for r in requests)
+        },
+        latency=latency_table(requests),
+        position_rates=position_rates(requests),
+        draft_acceptance=pool.draft_acceptance,
+        split_ms=pool.split_ms,
+        itl_ms=1000 * mean(itl) if itl else None,
+        ttft_ms=1000 * mean([r.ttft_s for r in requests]) if requests else None,
+        by_context=by_context(requests),
+        verdict=None if reference or audits is None else verdict_of(pairs, audits),
+        num_prompts=len({(r.suite, r.prompt, r.turn) for r in requests}),
+        num_unsteady=0 if audits is None else num_unsteady(requests),
+        why=None if reference else explain(pairs),
+        example_run=requests[0].run_id if requests else None,
+    )
+
+
+def _cell(requests: Sequence[FinishedRequest], pairs: Sequence[Pair]) -> Cell:
+    pool = Pool.of(requests)
+    return Cell(
+        num_requests=pool.num_requests,
+        num_new_tokens=pool.num_new_tokens,
+        num_steps=pool.num_steps,
+        mat=pool.mat,
+        tok_s=pool.tok_s,
+        step_ms=None if pool.step_s is None else 1000 * pool.step_s,
+        speedup=speedup_of(pairs),
+    )
+
+
+def by_context(requests: Sequence[FinishedRequest]) -> tuple[ContextBin, ...]:
+    """tok/s over the length of the context: prompt + half of the answer, in bins that double."""
+    bins = []
+    for low, high in zip(CONTEXT_EDGES, CONTEXT_EDGES[1:], strict=False):
+        members = [r for r in requests if r.decode_s > 0 and low <= r.context_len < high]
+        tok_s = Pool.of(members).tok_s
+        if tok_s is not None:
+            middle = mean([r.context_len for r in members])
+            bins.append(ContextBin(low, high, len(members), middle, tok_s))
+    return tuple(bins)

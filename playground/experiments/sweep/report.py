@@ -1,0 +1,217 @@
+"""What a sweep has found so far: its trials, the best of them, and that one as a method file.
+
+Every trial answers the same prompts, so trials are compared prompt by prompt: what makes one prompt
+faster than another cancels out. With d the difference of log speedups of a prompt, two trials are
+told apart when |mean d| > t · sd(d) / sqrt(prompts), t being Student's 97.5 % quantile.
+
+Worked example: speedups 2.0, 1.5, 1.0 and 1.8, 1.4, 0.9 on the same prompts give d = 0.105, 0.069,
+0.105, mean 0.093 and 4.30 · 0.021 / sqrt(3) = 0.052: the first is faster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from engine.drafters.method import MethodConfig
+from engine.errors import ConfigError
+from playground.experiments.report.statistics import mean, std
+from playground.experiments.sweep.plan import OBJECTIVES, Objective, SweepPlan
+from playground.experiments.sweep.space import shown
+from playground.experiments.sweep.store import FAULT, Sweep
+from playground.experiments.sweep.trials import Trial, key_of, last_of_slots, num_done
+
+MOST_NAMED = 5
+"""Trials that the verdict names."""
+MIN_PROMPTS = 3
+"""Fewer do not tell how much they scatter."""
+_T = "12.71 4.30 3.18 2.78 2.57 2.45 2.36 2.31 2.26 2.23 2.20 2.18 2.16 2.14 2.13 2.12 2.11 2.10"
+QUANTILES = tuple(map(float, _T.split()))
+"""Student's t at 97.5 % for 1, 2, … degrees of freedom; 2 beyond."""
+FORMULAS: dict[str, str] = {
+    "value": "what the sweep maximises",
+    "speedup": OBJECTIVES["speedup"][1],
+    "tok_s": "new tokens after the first / seconds of decoding, over all answers of the trial",
+    "plain_tok_s": "the same of plain decoding, which answers every prompt in turn with the method",
+    "mat": OBJECTIVES["mat"][1],
+    "same": "answers that are token for token plain decoding's / answers compared",
+    "seconds": "from the trial's start to its end, loading of the drafter included",
+    "as_good": "its speedups do not differ from the best trial's, compared prompt by prompt as "
+    "logarithms (Student's t at 95 %)",
+}
+"""Formula of every column."""
+
+
+def shown_trials(sweep: Sweep) -> list[Trial]:
+    """The trials that a person wants to see: one per slot, by number.
+
+    One that was broken off while its point was being chosen stands for nothing.
+    """
+    num_fields = len(sweep.plan.varied)
+    last = last_of_slots(sweep.trials()).values()
+    told = (t for t in last if len(t.point) == num_fields or t.outcome == "running")
+    return sorted(told, key=lambda trial: trial.number)
+
+
+def best_of(trials: Sequence[Trial]) -> Trial | None:
+    """The trial with the largest value; the earlier one of two equal ones."""
+    measured = [
+        (t.figures.value, -t.number, t)
+        for t in trials
+        if t.outcome == "measured" and t.figures is not None
+    ]
+    return max(measured, key=lambda one: one[:2])[2] if measured else None
+
+
+def as_good(best: Trial, trials: Sequence[Trial], objective: Objective) -> list[Trial]:
+    """Measured trials that cannot be told from the best one; none for MAT, which has no noise."""
+    if objective == "mat" or best.figures is None:
+        return []
+    ours = best.figures.ratios
+    others = [t for t in trials if t.outcome == "measured" and t.number != best.number]
+    return [t for t in others if t.figures is not None and not differ(ours, t.figures.ratios)]
+
+
+def differ(ours: Mapping[str, float], theirs: Mapping[str, float]) -> bool:
+    """Whether two trials' speedups by prompt differ by more than they scatter."""
+    both = [math.log(ours[prompt] / theirs[prompt]) for prompt in ours if prompt in theirs]
+    if len(both) < MIN_PROMPTS:
+        return True
+    freedom = len(both) - 1
+    quantile = QUANTILES[freedom - 1] if freedom <= len(QUANTILES) else 2.0
+    return abs(mean(both)) > quantile * (std(both) or 0.0) / math.sqrt(len(both))
+
+
+def state_of(sweep: Sweep) -> dict[str, Any]:
+    """Everything that a page or a file shows of a sweep, as plain JSON."""
+    plan, status = sweep.plan, sweep.status
+    trials = shown_trials(sweep)
+    if status != "running":
+        trials = [
+            dataclasses.replace(t, outcome="killed") if t.outcome == "running" else t
+            for t in trials
+        ]
+    best = best_of(trials)
+    title, formula = OBJECTIVES[plan.objective]
+    most = plan.space.num_points
+    return {
+        "name": sweep.name,
+        "status": status,
+        "fault": sweep.attributes.get(FAULT, ""),
+        "objective": {"key": plan.objective, "title": title, "formula": formula},
+        "about": about(plan),
+        "target": plan.target.name,
+        "method": plan.method,
+        "fields": [vary.field for vary in plan.varied],
+        "num_trials": plan.num_trials,
+        "num_done": num_done(trials, plan.mode),
+        # whether a finished search would find points that it has not measured
+        "more_to_try": plan.mode == "search" and (most is None or most > plan.trials),
+        "trials": [_row(trial) for trial in trials],
+        "best": None if best is None else best.number,
+        "as_good": [] if best is None else _numbers(as_good(best, trials, plan.objective)),
+        "verdict": "" if best is None else verdict(plan, trials, best),
+        "formulas": FORMULAS,
+    }
+
+
+def about(plan: SweepPlan) -> str:
+    """The plan in one line."""
+    space = " × ".join(f"{vary.field} {vary}" for vary in plan.varied)
+    target = plan.target.title or plan.target.name
+    prompts = f"{plan.num_turns} answers of {plan.limits.max_new_tokens} tokens, {plan.suite}"
+    return f"{target} · {plan.title} · {plan.mode} · {space} · {prompts}"
+
+
+def _row(trial: Trial) -> dict[str, Any]:
+    figures = None if trial.figures is None else trial.figures.to_dict()
+    if figures is not None:
+        del figures["ratios"]
+    return {
+        "number": trial.number,
+        "point": trial.point,
+        "outcome": trial.outcome,
+        "reason": trial.reason,
+        "figures": figures,
+        "seconds": trial.seconds,
+    }
+
+
+def verdict(plan: SweepPlan, trials: Sequence[Trial], best: Trial) -> str:
+    """What the best trial means, in a sentence or two."""
+    figures = best.figures
+    assert figures is not None
+    settings = ", ".join(f"{field} {shown(value)}" for field, value in best.point.items())
+    title = OBJECTIVES[plan.objective][0]
+    gain = _gain(plan, trials, best, figures.value)
+    said = [f"Best so far: {settings}, with {title} {figures.value:.2f}{gain}."]
+    ties = _numbers(as_good(best, trials, plan.objective))
+    if ties:
+        more = f" and {len(ties) - MOST_NAMED} more" if len(ties) > MOST_NAMED else ""
+        named = ", ".join(map(str, ties[:MOST_NAMED]))
+        said.append(f"As good within the noise: trial{'s' * (len(ties) > 1)} {named}{more}.")
+    if figures.speedup is not None and figures.speedup < 1:
+        said.append(f"Plain decoding is faster: the speedup is {figures.speedup:.2f}.")
+    differing = figures.num_prompts - figures.num_same
+    if differing and plan.sampling.greedy and plan.base.lossless:
+        said.append(f"{differing} of {figures.num_prompts} answers differ from plain decoding's.")
+    return " ".join(said)
+
+
+def _gain(plan: SweepPlan, trials: Sequence[Trial], best: Trial, value: float) -> str:
+    """How much better the best is than the settings that the sweep began from."""
+    key = key_of(plan.space.start)
+    start = next((t for t in trials if t.outcome == "measured" and t.key == key), None)
+    if start is None or start.figures is None or not start.figures.value:
+        return ""
+    if start.number == best.number:
+        return "; these are the settings it began from"
+    return f", {value / start.figures.value:.2f} times that of the settings it began from"
+
+
+def _numbers(trials: Sequence[Trial]) -> list[int]:
+    return [trial.number for trial in trials]
+
+
+def chosen_trial(sweep: Sweep, number: int | None = None) -> Trial:
+    """A trial by number; without one the best."""
+    trials = shown_trials(sweep)
+    if number is None:
+        if (best := best_of(trials)) is None:
+            raise ConfigError(f"Sweep {sweep.name} has measured nothing yet. Let it run on.")
+        return best
+    found = next((trial for trial in trials if trial.number == number), None)
+    if found is None:
+        raise ConfigError(f"Sweep {sweep.name} has no trial {number}.")
+    return found
+
+
+def config_of(sweep: Sweep, number: int | None = None) -> MethodConfig:
+    """The method's settings in a trial; in the best one without a number."""
+    return sweep.plan.space.config(chosen_trial(sweep, number).point)
+
+
+def preset_yaml(sweep: Sweep, number: int | None = None) -> str:
+    """A trial's settings as a method file, for `--method FILE.yaml` or `presets/methods`."""
+    trial, plan = chosen_trial(sweep, number), sweep.plan
+    config = plan.space.config(trial.point)
+    defaults = type(config).parse({}).model_dump(mode="json")
+    description = f"Trial {trial.number} of sweep {sweep.name} on {plan.target.name}"
+    if trial.figures is not None:
+        title, figures = OBJECTIVES[plan.objective][0], trial.figures
+        description += f": {title} {figures.value:.3g} over {figures.num_prompts} answers"
+    values = {
+        "name": f"{sweep.name}-{trial.number}",
+        "title": f"{type(config).title}, tuned",
+        "description": f"{description}.",
+        "config": {
+            key: value
+            for key, value in config.model_dump(mode="json").items()
+            if key == "decoding_type" or value != defaults[key]
+        },
+    }
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=100)

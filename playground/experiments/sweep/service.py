@@ -1,0 +1,169 @@
+"""Sweeps of one server: started, watched, stopped, gone on with, forgotten.
+
+page ── start ──► job, a thread of its own ── one measurement per trial ──► the engine's queue
+                      │ trials                                (other runs go between trials)
+                      ▼
+                  Optuna's tables ◄── page asks once a second, in any tab, after any reload
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import asdict
+from typing import Any
+
+from engine.drafters.method import MethodConfig
+from engine.errors import ConfigError
+from playground.experiments.finished import Pair
+from playground.experiments.job import EngineWorker, Job, Jobs, State
+from playground.experiments.sweep.plan import plan_of_form
+from playground.experiments.sweep.report import config_of, preset_yaml, state_of
+from playground.experiments.sweep.run import RunningTrial, measure_on, run_claimed
+from playground.experiments.sweep.store import Sweep, SweepStore
+from playground.host.runner import EngineHost
+
+MAX_LISTED = 200
+STATES: dict[str, State] = {"completed": "completed", "stopped": "cancelled"}
+
+
+class Sweeps:
+    """Sweeps of one server: at most one runs at a time."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self.catalog = host.catalog
+        self._log = host.log
+        self._worker = EngineWorker(host)
+        self._jobs = Jobs()
+        self._lock = threading.Lock()
+        self._store: SweepStore | None = None
+
+    @property
+    def store(self) -> SweepStore:
+        """Opened when it is first needed."""
+        with self._lock:
+            if self._store is None:
+                self._store = SweepStore.beside(self._log, self.catalog.types)
+            return self._store
+
+    def close(self) -> None:
+        """Stop what runs, wait for it, give the database back."""
+        self._jobs.close()
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+
+    def start(self, form: object, name: str = "") -> str:
+        """Begin a sweep and run it; returns its name."""
+        plan = plan_of_form(self.catalog, form)
+        return self._launch(lambda store: store.create(plan, name or None))
+
+    def resume(self, name: str, trials: int | None = None) -> str:
+        """Go on with a sweep."""
+        return self._launch(lambda store: store.reopen(name, trials))
+
+    def stop(self, name: str) -> None:
+        """End a sweep that this server runs; it can be gone on with."""
+        job = self._jobs.get(name)
+        if job is None:
+            raise ConfigError(f"Sweep {name} is not run by this server. Stop it where it runs.")
+        job.cancel()
+
+    def delete(self, name: str) -> None:
+        """Forget a sweep that does not run. Its runs stay in the log."""
+        self.store.delete(name)
+
+    def newest(self) -> list[dict[str, Any]]:
+        """Heads of the newest sweeps, newest first."""
+        return [asdict(head) for head in self.store.heads()[:MAX_LISTED]]
+
+    def look(self, name: str, have: object = None) -> dict[str, Any]:
+        """A sweep as it stands, and its progress if it runs here.
+
+        Args:
+            have: `version` of the trials that the page has; they are left out if it is the newest.
+        """
+        job = self._jobs.get(name)
+        state = state_of(self.store.load(name))
+        state["version"] = zlib.crc32(json.dumps(state["trials"]).encode())
+        if state["version"] == have:
+            del state["trials"]
+        return {
+            **state,
+            "here": job is not None,
+            "stopping": job is not None and job.cancelled(),
+            "progress": None if job is None else _progress(job),
+        }
+
+    def yaml(self, name: str, number: int | None) -> dict[str, str]:
+        """A trial's settings as a method file."""
+        text = preset_yaml(self.store.load(name), number)
+        return {"file": f"{name}.yaml", "text": text}
+
+    def use(self, name: str, number: int | None) -> dict[str, Any]:
+        """A trial's target, method and settings, for the form of another page."""
+        sweep = self.store.load(name)
+        plan = sweep.plan
+        start = self.catalog.method(plan.method).config.model_dump(mode="json")
+        own = config_of(sweep, number).model_dump(mode="json")
+        changed = {key: value for key, value in own.items() if start.get(key) != value}
+        return {"target": plan.target.name, "method": plan.method, "settings": changed}
+
+    # ---- running
+
+    def _launch(self, make: Callable[[SweepStore], Sweep]) -> str:
+        store = self.store
+        with self._lock:
+            running = next(iter(self._jobs.running()), None)
+            if running is not None:
+                raise ConfigError(
+                    f"Sweep {running.id} is running. Stop it, or wait until it is done."
+                )
+            sweep = make(store)
+            sweep.claim()
+            job = Job(sweep.name, owner=f"sweep {sweep.name}")
+            self._jobs.start(job, lambda: self._run(job, sweep))
+        return sweep.name
+
+    def _run(self, job: Job, sweep: Sweep) -> State:
+        def measure(config: MethodConfig, run_group: str, trial: RunningTrial) -> Sequence[Pair]:
+            """One point as one measurement of the worker: other runs go between trials."""
+            trial.say(f"loading {sweep.plan.target.title or sweep.plan.target.name}")
+            try:
+                submitted = self._worker.submit(
+                    job,
+                    sweep.plan,
+                    lambda bench: measure_on(bench, self._log, sweep.plan)(
+                        config, run_group, trial
+                    ),
+                    check=sweep.check_target,
+                    patient=True,
+                )
+                return submitted.result()
+            except CancelledError:
+                job.cancel()
+                return []
+
+        ended = run_claimed(sweep, measure, tell=job.tell, cancelled=job.cancelled)
+        return STATES.get(ended, "failed")
+
+
+def _progress(job: Job) -> dict[str, Any] | None:
+    now = job.progress
+    if now is None:
+        return None
+    trial = now.trial
+    return {
+        "num_done": now.num_done,
+        "num_trials": now.num_planned,
+        "words": now.message,
+        "eta_s": now.eta_s,
+        "number": None if trial is None else trial.number,
+        "point": None if trial is None else trial.point,
+        "num_pairs": 0 if trial is None else trial.num_pairs,
+        "of_pairs": 0 if trial is None else trial.num_planned,
+    }

@@ -1,0 +1,353 @@
+"""What of a method a sweep varies, and over which values; read from the method's class alone.
+
+| field | can be varied over |
+|---|---|
+| bool | both values |
+| Literal | some or all of its values |
+| int, float | a range within the field's bounds, or listed values |
+| str | listed values, such as two drafters |
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import Field, model_validator
+
+from engine.config import Settings
+from engine.drafters.method import MethodConfig
+from engine.errors import ConfigError
+
+Scalar = bool | int | float | str | None
+Point = dict[str, Scalar]
+"""One value per varied setting."""
+MAX_GRID = 10_000
+"""Combinations that a grid may have; also the largest space that is searched without repeats."""
+MAX_VARIED = 16
+Kind = Literal["flag", "choice", "int", "float", "text"]
+_KINDS: dict[str, Kind] = {"boolean": "flag", "integer": "int", "number": "float", "string": "text"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tunable:
+    """One setting that can be varied.
+
+    Attributes:
+        value: what the method has now.
+        low, high: bounds of the field, None where it has none.
+        above: whether `low` itself is excluded.
+        choices: values of a flag or choice.
+        optional: whether the setting may be none.
+    """
+
+    field: str
+    kind: Kind
+    help: str
+    value: Scalar
+    low: float | None = None
+    high: float | None = None
+    above: bool = False
+    choices: tuple[Scalar, ...] = ()
+    optional: bool = False
+
+    def allows(self, value: object) -> bool:
+        """Whether the field takes this value, other settings aside."""
+        if value is None:
+            return self.optional
+        if self.choices:
+            return any(value == c and type(value) is type(c) for c in self.choices)
+        if self.kind == "text":
+            return isinstance(value, str)
+        numbers = int if self.kind == "int" else (int, float)
+        if isinstance(value, bool) or not isinstance(value, numbers) or not math.isfinite(value):
+            return False
+        if self.low is not None and (value < self.low or (self.above and value == self.low)):
+            return False
+        return self.high is None or value <= self.high
+
+    @property
+    def rule(self) -> str:
+        """What is allowed, in words."""
+        end = " or none" if self.optional else ""
+        if self.choices:
+            return "one of " + ", ".join(shown(choice) for choice in self.choices) + end
+        if self.kind == "text":
+            return "text" + end
+        number = "an integer" if self.kind == "int" else "a number"
+        if self.low is None and self.high is None:
+            return number + end
+        if self.low is None:
+            return f"{number} ≤ {shown(self.high)}{end}"
+        if self.high is None:
+            return f"{number} {'>' if self.above else '≥'} {shown(self.low)}{end}"
+        opening = "(" if self.above else "["
+        return f"{number} in {opening}{shown(self.low)}, {shown(self.high)}]{end}"
+
+    @property
+    def suggested(self) -> tuple[float, float] | None:
+        """A range to start from, around the value: a quarter to twice of it."""
+        if self.kind not in ("int", "float") or self.low is None or self.high is None:
+            return None
+        middle = self.value if isinstance(self.value, int | float) and self.value else self.high / 4
+        low, high = max(self.low, middle / 4), min(self.high, middle * 2)
+        if self.kind == "int":
+            first = math.ceil(low)
+            return first, min(int(self.high), max(first + 3, round(high)))
+        return float(f"{low:.1g}"), float(f"{high:.1g}")
+
+
+def tunables_of(config: MethodConfig) -> tuple[Tunable, ...]:
+    """What can be varied, in the order of the method's fields."""
+    properties: Mapping[str, Any] = type(config).model_json_schema()["properties"]
+    made = (_tunable(name, schema, getattr(config, name)) for name, schema in properties.items())
+    return tuple(tunable for tunable in made if tunable is not None)
+
+
+def _tunable(name: str, schema: Mapping[str, Any], value: Any) -> Tunable | None:
+    every = schema.get("anyOf", [schema])
+    options = [part for part in every if part.get("type") != "null"]
+    if len(options) != 1 or "const" in options[0]:
+        return None
+    inner = options[0]
+    kind = "choice" if "enum" in inner else _KINDS.get(inner.get("type", ""))
+    if kind is None:
+        return None
+    return Tunable(
+        name,
+        kind,
+        schema.get("description", ""),
+        value,
+        low=inner.get("minimum", inner.get("exclusiveMinimum")),
+        high=inner.get("maximum"),
+        above="exclusiveMinimum" in inner,
+        choices=(False, True) if kind == "flag" else tuple(inner.get("enum", ())),
+        optional=len(options) < len(every),
+    )
+
+
+def shown(value: Scalar) -> str:
+    """A setting's value as people write it."""
+    if value is None or isinstance(value, bool):
+        return "none" if value is None else str(value).lower()
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+class Vary(Settings):
+    """One varied setting: a range (`low` to `high`, by `step` or by factors) or `values`."""
+
+    field: str
+    low: int | float | None = None
+    high: int | float | None = None
+    step: int | float | None = Field(None, gt=0)
+    log: bool = False
+    values: tuple[Scalar, ...] = Field((), strict=False)
+
+    @model_validator(mode="after")
+    def _either(self) -> Self:
+        ranged = self.low is not None and self.high is not None
+        if ranged == bool(self.values) or (self.low is None) != (self.high is None):
+            raise ValueError(f"{self.field} must have either a range (low and high) or values")
+        if len({(type(value), value) for value in self.values}) < len(self.values):
+            raise ValueError(f"{self.field} must list each value once, got {self}")
+        if ranged:
+            low, high = self.ends
+            if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+                raise ValueError(f"{self.field} must have low ≤ high, got {self}")
+            if self.log and (low <= 0 or self.step is not None):
+                raise ValueError(f"{self.field} by factors must begin above 0 and has no step")
+        return self
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Low and high of a range."""
+        assert self.low is not None and self.high is not None
+        return self.low, self.high
+
+    def __str__(self) -> str:
+        if self.values:
+            return ",".join(map(shown, self.values))
+        low, high = self.ends
+        tail = ":log" if self.log else "" if self.step is None else f":{self.step:g}"
+        return f"{low:g}:{high:g}{tail}"
+
+    def holds(self, value: Scalar) -> bool:
+        """Whether the value is one of those listed, or in the range and on its steps."""
+        if self.values:
+            return any(value == v and type(value) is type(v) for v in self.values)
+        if value is None or isinstance(value, bool | str):
+            return False
+        low, high = self.ends
+        steps = 0.0 if self.step is None else (value - low) / self.step
+        return low <= value <= high and abs(steps - round(steps)) < 1e-8
+
+    def axis(self, *, whole: bool, search: bool = False) -> Sequence[Scalar] | None:
+        """The values to try; None where they are without number.
+
+        A range by factors is a grid of factors of two; a search takes every integer between.
+        """
+        if self.values:
+            return self.values
+        low, high = self.ends
+        if whole and (search or not self.log):
+            return range(int(low), int(high) + 1, int(self.step or 1))
+        if self.log:
+            doublings = math.log2(high / low)
+            count = int(doublings + 1e-9) + 1 + (doublings % 1 > 1e-9)
+            found = [min(high, low * 2**i) for i in range(count)]
+        else:
+            count = 0 if self.step is None else int((high - low) / self.step + 1e-9) + 1
+            if not 0 < count < MAX_GRID:
+                return None
+            found = [low + i * (self.step or 1) for i in range(count)]
+        if search and self.log:
+            return None
+        return tuple(dict.fromkeys(round(x) if whole else float(f"{x:.12g}") for x in found))
+
+
+def parse_vary(text: str) -> Vary:
+    """`field=1:16`, `field=1:16:3`, `field=1:64:log` or `field=a,b,c`; values are read as YAML."""
+    name, equals, given = text.partition("=")
+    parts = given.split(":")
+    if not equals or not name.strip() or not given.strip():
+        raise ConfigError(
+            f"--vary takes field=low:high, field=low:high:step, field=low:high:log or "
+            f"field=a,b,c, got {text!r:.80}."
+        )
+    values: dict[str, Any] = {"field": name.strip()}
+    numbers = [_number(part) for part in parts]
+    if len(parts) > 3 and None not in numbers:
+        raise ConfigError(f"--vary {text}: a range is low:high or low:high:step.")
+    if len(parts) in (2, 3) and None not in numbers[:2]:
+        values |= {"low": numbers[0], "high": numbers[1]}
+        if parts[2:] == ["log"]:
+            values["log"] = True
+        elif len(parts) == 3 and numbers[2] is None:
+            raise ConfigError(f"--vary {text}: the step must be a number or log.")
+        elif len(parts) == 3:
+            values["step"] = numbers[2]
+    else:
+        values["values"] = tuple(_scalar(part.strip(), text) for part in given.split(","))
+    return Vary.parse(values, where=f"--vary {text}")
+
+
+def _number(text: str) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None
+
+
+def _scalar(text: str, where: str) -> Scalar:
+    number = _number(text)
+    if number is not None or text == "none":
+        return number
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--vary {where}: {text!r:.80} is not a YAML value.") from error
+    return value if isinstance(value, Scalar) else text
+
+
+class Space:
+    """The varied settings of one method, checked against its class."""
+
+    def __init__(self, base: MethodConfig, varied: Sequence[Vary]) -> None:
+        """Raises ConfigError: an unknown setting, or a value that the method never takes."""
+        self.base = base
+        self.varied = tuple(varied)
+        known = {tunable.field: tunable for tunable in tunables_of(base)}
+        can = f"{type(base).title} can vary {', '.join(known) or 'nothing'}."
+        if not 1 <= len(varied) <= MAX_VARIED:
+            raise ConfigError(
+                f"A sweep must vary 1 to {MAX_VARIED} settings, got {len(varied)}. {can}"
+            )
+        if len({vary.field for vary in varied}) < len(varied):
+            raise ConfigError("Every setting can be varied once. Join the lists of its values.")
+        for vary in varied:
+            if vary.field not in known:
+                raise ConfigError(f"{vary.field!r:.60} cannot be varied. {can}")
+            _check(vary, known[vary.field])
+        self.tunables = tuple(known[vary.field] for vary in varied)
+
+    def config(self, point: Mapping[str, Any]) -> MethodConfig:
+        """The method at a point."""
+        return self.base.replace(**point)
+
+    @property
+    def start(self) -> Point:
+        """Where the method is now; may lie outside of what is varied."""
+        return {vary.field: getattr(self.base, vary.field) for vary in self.varied}
+
+    def holds(self, point: Mapping[str, Any]) -> bool:
+        """Whether a search could come to a point."""
+        return all(vary.holds(point[vary.field]) for vary in self.varied)
+
+    @property
+    def num_points(self) -> int | None:
+        """How many combinations a search can try; None = without number."""
+        axes = [axis for axis in self._axes(search=True).values() if axis is not None]
+        return math.prod(map(len, axes)) if len(axes) == len(self.varied) else None
+
+    @property
+    def num_grid(self) -> int:
+        """How many combinations the grid has."""
+        return math.prod(len(axis) for axis in self._grid_axes().values())
+
+    def points(self) -> tuple[Point, ...] | None:
+        """All that a search can try; None where they are too many to list."""
+        count, axes = self.num_points, self._axes(search=True)
+        if count is None or count > MAX_GRID:
+            return None
+        return _points({field: axis for field, axis in axes.items() if axis is not None})
+
+    def grid(self) -> tuple[Point, ...]:
+        """Every combination, the last setting changing fastest."""
+        axes = self._grid_axes()
+        if self.num_grid > MAX_GRID:
+            raise ConfigError(
+                f"The grid has {self.num_grid:,} combinations; at most {MAX_GRID:,} are taken. "
+                "Narrow a range, set a step, or search instead."
+            )
+        return _points(axes)
+
+    def _axes(self, *, search: bool = False) -> dict[str, Sequence[Scalar] | None]:
+        pairs = zip(self.varied, self.tunables, strict=True)
+        return {v.field: v.axis(whole=k.kind == "int", search=search) for v, k in pairs}
+
+    def _grid_axes(self) -> dict[str, Sequence[Scalar]]:
+        found: dict[str, Sequence[Scalar]] = {}
+        for vary, axis in zip(self.varied, self._axes().values(), strict=True):
+            if axis is None:
+                raise ConfigError(
+                    f"{vary.field} is a number: a grid needs its step, such as {vary}:0.1, or "
+                    "values."
+                )
+            found[vary.field] = axis
+        return found
+
+
+def _points(axes: Mapping[str, Sequence[Scalar]]) -> tuple[Point, ...]:
+    combinations = itertools.product(*axes.values())
+    return tuple(dict(zip(axes, values, strict=True)) for values in combinations)
+
+
+def _check(vary: Vary, tunable: Tunable) -> None:
+    """Refuse what the field never takes, whatever the other settings."""
+    ranged = not vary.values
+    if ranged and tunable.kind not in ("int", "float"):
+        raise ConfigError(f"{vary.field} must be {tunable.rule}; it has no range. List its values.")
+    for value in vary.ends if ranged else vary.values:
+        if not tunable.allows(value):
+            raise ConfigError(
+                f"{vary.field} must be {tunable.rule}, got {shown(value)}. Set another range or "
+                "list."
+            )
+    if ranged and tunable.kind == "int" and not isinstance(vary.step or 1, int):
+        raise ConfigError(f"{vary.field} is an integer, so its step must be one, got {vary}.")

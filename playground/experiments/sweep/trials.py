@@ -1,0 +1,150 @@
+"""What came of every trial of a sweep, read from Optuna's records.
+
+A *slot* is one place of the plan: a trial that was killed or stopped is tried again under a new
+number and the same slot, and only the last word on a slot counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from optuna.trial import FrozenTrial, TrialState
+
+from engine.errors import ConfigError
+from playground.experiments.finished import Pair
+from playground.experiments.report.statistics import Pool
+from playground.experiments.sweep.plan import Objective
+from playground.experiments.sweep.space import Point
+
+Status = Literal[
+    "running", "measured", "pruned", "refused", "failed", "killed", "stopped", "repeated"
+]
+FINAL: frozenset[Status] = frozenset({"measured", "pruned", "refused", "failed"})
+"""What is not tried again."""
+BUDGET: frozenset[Status] = FINAL - {"refused"}
+"""What uses up one of a search's trials; what cannot be run costs nothing."""
+OUTCOME, SLOT, REASON, FIGURES = "outcome", "slot", "reason", "figures"
+"""Names of the attributes that a trial carries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was measured in one trial, over all prompts that both methods answered.
+
+    Attributes:
+        value: the objective.
+        tok_s, plain_tok_s: of the method and of plain decoding, prompt by prompt in turn.
+        speedup: their ratio.
+        num_prompts: answers compared.
+        num_same: of these, answers that are token-identical to plain decoding's.
+        ratios: speedup of every answer, by prompt.
+    """
+
+    value: float
+    tok_s: float | None
+    plain_tok_s: float | None
+    speedup: float | None
+    mat: float | None
+    num_prompts: int
+    num_same: int
+    ratios: Mapping[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def figures_of(
+    pairs: Sequence[Pair], objective: Objective, reference_tok_s: float | None
+) -> Figures:
+    """The figures of a point.
+
+    Args:
+        reference_tok_s: tok/s of plain decoding in the sweep's first trial; None in that trial.
+    """
+    own, plain = Pool.of([own for own, _ in pairs]), Pool.of([plain for _, plain in pairs])
+    speedup = own.tok_s / plain.tok_s if own.tok_s and plain.tok_s else None
+    value = own.mat if objective == "mat" else speedup
+    if objective == "tok_s" and speedup is not None:
+        value = speedup * (reference_tok_s or plain.tok_s or 0.0)
+    if value is None:
+        raise ConfigError(
+            "The answers end after their first token, so nothing can be measured. Choose other "
+            "prompts, a larger max_new_tokens, or ignore_eos."
+        )
+    same = sum(own.output_ids == plain.output_ids for own, plain in pairs)
+    ratios = {
+        "/".join(map(str, own.pair)): own.tok_s / plain.tok_s
+        for own, plain in pairs
+        if own.tok_s and plain.tok_s
+    }
+    return Figures(value, own.tok_s, plain.tok_s, speedup, own.mat, len(pairs), same, ratios)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One trial; `figures` of a pruned one are those of the prompts that it got to."""
+
+    number: int
+    slot: int
+    point: Point
+    outcome: Status
+    figures: Figures | None = None
+    reason: str = ""
+    seconds: float | None = None
+
+    @property
+    def key(self) -> str:
+        return key_of(self.point)
+
+
+def key_of(point: Mapping[str, Any]) -> str:
+    """A point as text that is equal for equal points; 1 and true differ."""
+    return json.dumps(dict(sorted(point.items())))
+
+
+_TOLD: dict[TrialState, frozenset[Status]] = {
+    TrialState.COMPLETE: frozenset({"measured"}),
+    TrialState.PRUNED: frozenset({"pruned", "refused"}),
+    TrialState.FAIL: frozenset({"failed", "stopped", "repeated"}),
+}
+"""What a process told to the end, by Optuna's state."""
+
+
+def read_trials(all_trials: Iterable[FrozenTrial]) -> list[Trial]:
+    """Trials that have begun, by number; those only waiting are left out."""
+    return [_read(trial) for trial in all_trials if trial.state != TrialState.WAITING]
+
+
+def _read(frozen: FrozenTrial) -> Trial:
+    """A trial counts once Optuna was told; a process may die between the two writes."""
+    attributes, outcome = frozen.user_attrs, "running"
+    if frozen.state.is_finished():
+        outcome = attributes.get(OUTCOME, "killed")
+        outcome = outcome if outcome in _TOLD[frozen.state] else "killed"
+    figures = attributes.get(FIGURES)
+    began: datetime | None = frozen.datetime_start
+    ended: datetime | None = frozen.datetime_complete
+    return Trial(
+        frozen.number,
+        int(attributes.get(SLOT, frozen.number)),
+        dict(frozen.params),
+        outcome,  # type: ignore[arg-type]
+        None if figures is None else Figures(**figures),
+        str(attributes.get(REASON, "")),
+        (ended - began).total_seconds() if began and ended else None,
+    )
+
+
+def num_done(trials: Iterable[Trial], mode: str) -> int:
+    """How much of the plan is behind these trials: a grid's refused points are, a search's not."""
+    counted = FINAL if mode == "grid" else BUDGET
+    return sum(trial.outcome in counted for trial in trials)
+
+
+def last_of_slots(trials: Iterable[Trial]) -> dict[int, Trial]:
+    """The newest trial of every slot, without draws that only repeated a point."""
+    return {trial.slot: trial for trial in trials if trial.outcome != "repeated"}

@@ -1,1 +1,0 @@
-"""Sweeps: many settings of one method measured on the same prompts, by grid or by search."""

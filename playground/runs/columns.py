@@ -1,0 +1,132 @@
+"""How the figures of runs are written, and the columns of the tables of runs and of groups."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.metrics import FORMULAS
+from storage import Spread
+
+DASH = "–"
+Kind = Literal["text", "number", "when", "method", "prompt", "tags", "status"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure's name and unit.
+
+    Attributes:
+        digits: after the point; None gives one of values below 20 and none of others.
+        best: which of several is better, if either is.
+    """
+
+    title: str
+    digits: int | None = None
+    scale: float = 1.0
+    unit: str = ""
+    best: Callable[..., float] | None = None
+
+    def text(self, value: float | None) -> str:
+        if value is None or not math.isfinite(value):
+            return DASH
+        scaled = self.scale * value
+        digits = self.digits if self.digits is not None else 1 if scaled < 20 else 0
+        return f"{scaled:.{digits}f}{self.unit}"
+
+    def spread_text(self, spread: Spread | None) -> str:
+        """Mean ± sample standard deviation."""
+        if spread is None:
+            return DASH
+        std = "" if spread.std is None else f" ± {self.text(spread.std)}"
+        return self.text(spread.mean) + std
+
+
+FIGURES: dict[str, Figure] = {
+    "num_prompt_tokens": Figure("prompt tokens", 0),
+    "num_new_tokens": Figure("tokens", 0),
+    "num_steps": Figure("steps", 0),
+    "tok_s": Figure("tok/s", 1, best=max),
+    "speedup": Figure("speedup", 2, unit="×", best=max),
+    "mat": Figure("MAT", 2, best=max),
+    "draft_acceptance": Figure("acceptance", 0, 100, " %", max),
+    "ttft_s": Figure("TTFT ms", scale=1000, best=min),
+    "itl_ms": Figure("ITL ms", best=min),
+    "step_p50_ms": Figure("step p50 ms", best=min),
+    "step_p95_ms": Figure("step p95 ms", best=min),
+    "draft_s": Figure("draft ms", scale=1000),
+    "verify_s": Figure("verify ms", scale=1000),
+    "accept_s": Figure("accept ms", scale=1000),
+    "other_s": Figure("other ms", scale=1000),
+}
+
+
+def formula(name: str) -> str:
+    """The definition of a figure, as its tooltip."""
+    if name == "speedup":
+        return FORMULAS[name] + "; or over the configuration that is chosen; a dash without a run"
+    split = name in ("draft_s", "verify_s", "accept_s", "other_s")
+    return FORMULAS.get("time_split" if split else name, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table of runs.
+
+    Attributes:
+        kind: how the page's module draws its cells.
+        sort: what its head sorts by; None if it does not.
+        usual: whether it is on at first.
+    """
+
+    key: str
+    title: str
+    kind: Kind = "text"
+    sort: str | None = None
+    help: str = ""
+    usual: bool = False
+
+
+def _figure(key: str, usual: bool = False) -> Column:
+    sort = "tok_s" if key == "speedup" else key
+    return Column(key, FIGURES[key].title, "number", sort, formula(key), usual)
+
+
+def _field(key: str, title: str = "") -> Column:
+    return Column(key, title or key, sort=key)
+
+
+NAMED = "the run's name, if it has one, and its prompt; sorts by name"
+COLUMNS: tuple[Column, ...] = (
+    Column("created_at", "when", "when", "created_at", usual=True),
+    Column("method_title", "method", "method", "method_title", usual=True),
+    Column("settings", "settings", help="settings that are not at their default", usual=True),
+    _field("target"),
+    Column("prompt", "prompt", "prompt", "name", NAMED, usual=True),
+    Column("tags", "tags", "tags", usual=True),
+    Column("note", "note"),
+    Column("labels", "labels", help="what a benchmark groups by"),
+    Column("benchmark_id", "benchmark"),
+    _figure("num_prompt_tokens"),
+    _figure("num_new_tokens", usual=True),
+    _figure("num_steps"),
+    *(_figure(key, usual=True) for key in ("tok_s", "speedup", "mat")),
+    *map(_figure, ("draft_acceptance", "ttft_s", "itl_ms", "step_p50_ms", "step_p95_ms")),
+    *map(_figure, ("draft_s", "verify_s", "accept_s", "other_s")),
+    Column("temperature", "temperature"),
+    Column("seed", "seed"),
+    _field("dtype"),
+    _field("device"),
+    Column("status", "run status", "status", "status", usual=True),
+    _field("finish_reason", "ended by"),
+)
+GROUP_FIGURES = ("tok_s", "mat", "draft_acceptance", "ttft_s")
+SPREAD = "; mean ± standard deviation over the group's runs"
+GROUP_COLUMNS: tuple[Column, ...] = (
+    Column("value", "group", "prompt"),
+    Column("num_runs", "runs", "number", "num_runs"),
+    *(Column(k, FIGURES[k].title, "number", k, formula(k) + SPREAD) for k in GROUP_FIGURES),
+    Column("newest_at", "newest", "when", "created_at"),
+)

@@ -1,0 +1,194 @@
+"""The table of the Runs page: a page of the log or groups of it, drawn in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from playground.runs.columns import (
+    COLUMNS,
+    DASH,
+    FIGURES,
+    GROUP_COLUMNS,
+    GROUP_FIGURES,
+    Column,
+)
+from playground.runs.query import NUM_RUNS, PAGE_SIZE, Baseline, TableQuery
+from playground.runs.settings import Types, non_default
+from storage import LABEL_PREFIX, Circumstance, RunGroup, RunLog, RunSummary, Spread
+
+PLAIN = "Autoregressive"
+"""Decoding type whose tok/s speedups divide by, unless a baseline is chosen."""
+MAX_GROUPS = 200
+GROUPS = {
+    "method_title": "method",
+    "setup_id": "configuration",
+    "prompt_id": "prompt",
+    "benchmark_id": "benchmark",
+    "status": "run status",
+    **{name: name for name in ("target", "dtype", "device", "tag")},
+}
+Rates = Mapping[Circumstance, Spread]
+
+
+class RunTable:
+    """Answers the table's questions.
+
+    Args:
+        types: config class of each decoding type; what is left at its default is not shown.
+    """
+
+    def __init__(self, log: RunLog, types: Types | None = None) -> None:
+        self.log = log
+        self.types = types or {}
+
+    def view(self, query: TableQuery, columns: Collection[str] = ()) -> dict[str, Any]:
+        """What the page's module draws: heads, rows of cells, how many there are."""
+        if query.group:
+            return self._grouped_view(query)
+        wanted = [c for c in COLUMNS if c.key in columns or (c.usual and not columns)]
+        found = self.log.find(query.run_query())
+        rates = base_rates(self.log, found.rows, query.baseline)
+        rows = [self._row(run, rates, query.baseline) for run in found.rows]
+        if "benchmark_id" in columns:
+            names = self.log.facets().benchmarks
+            rows = [{**row, "benchmark_id": names.get(row["benchmark_id"], "")} for row in rows]
+        first = PAGE_SIZE * query.page
+        nothing = "No run matches." if query.filters else "No runs yet. Generate something."
+        return {
+            "heads": _heads(wanted, query.sort, query.descending),
+            "rows": [_cells(row, wanted) for row in rows],
+            "count": f"{first + 1}–{first + len(rows)} of {found.total}" if rows else "",
+            "nothing": nothing,
+            "pages": [query.page, -(-found.total // PAGE_SIZE)],
+            "total": found.total,
+        }
+
+    def _row(self, run: RunSummary, rates: Rates, base: Baseline | None) -> dict[str, Any]:
+        """The cells of a run by column."""
+        is_baseline = base is not None and run.setup_id == base.setup_id
+        row = asdict(run) | {
+            "created_at": run.created_at.isoformat(),
+            "method_title": [run.method_title, run.lossless, is_baseline],
+            "settings": non_default(run, self.types),
+            "prompt": [run.name, " ".join(run.prompt_text.split())],
+            "labels": " · ".join(f"{key} {value}" for key, value in run.labels.items()),
+            "temperature": run.sampling.get("temperature"),
+            "seed": run.sampling.get("seed"),
+            "speedup": speedup(run, rates),
+        }
+        return row | {name: figure.text(row[name]) for name, figure in FIGURES.items()}
+
+    def _grouped_view(self, query: TableQuery) -> dict[str, Any]:
+        by = query.group or ""
+        sort = query.sort if query.sort in (*GROUP_FIGURES, "created_at") else NUM_RUNS
+        benchmarks = self.log.facets().benchmarks if by == "benchmark_id" else {}
+        found = _ordered(self.log.groups(query.run_query(), by, MAX_GROUPS), sort, query.descending)
+        rows = [
+            {
+                "id": group.value,
+                "value": self._group_title(group, by, benchmarks),
+                "num_runs": group.num_runs,
+                "newest_at": group.newest_at.isoformat(),
+                **{n: FIGURES[n].spread_text(group.figures.get(n)) for n in GROUP_FIGURES},
+            }
+            for group in found
+        ]
+        more = ", the largest" if len(rows) == MAX_GROUPS else ""
+        return {
+            "heads": _heads(GROUP_COLUMNS, sort, query.descending),
+            "rows": [_cells(row, GROUP_COLUMNS) for row in rows],
+            "count": f"{len(rows)} group{'' if len(rows) == 1 else 's'}{more}",
+            "nothing": "No run matches.",
+            "pages": [0, 1],
+            "grouped": True,
+            "total": len(rows),
+        }
+
+    def _group_title(
+        self, group: RunGroup, by: str, benchmarks: Mapping[str, str]
+    ) -> tuple[str, str]:
+        """What a group has in common, and a remark beside it."""
+        run, value = group.example, group.value
+        if value is None:
+            return "none", ""
+        if by == "setup_id":
+            texts = (non_default(run, self.types), run.target, run.dtype)
+            return run.method_title, " · ".join(filter(None, texts))
+        if by == "prompt_id":
+            return " ".join(run.prompt_text.split())[:110] or "token ids", ""
+        return benchmarks.get(value, value), ""
+
+    def menus(self, chosen: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
+        """What can be filtered and grouped by: titles and values of what is in the log.
+
+        Args:
+            chosen: filters to list in any case.
+        """
+        facets = self.log.facets()
+        filters = {f"tag = {tag}": f"tag {tag}" for tag in facets.tags}
+        for key, values in facets.labels.items():
+            filters |= {f"{LABEL_PREFIX}{key} = {value}": f"{key} = {value}" for value in values}
+        filters |= {f"benchmark_id = {i}": f"benchmark {n}" for i, n in facets.benchmarks.items()}
+        groups = [(title, key) for key, title in GROUPS.items()]
+        return {
+            "targets": [("any", ""), *((name, name) for name in facets.targets)],
+            "methods": [("any", ""), *((name, name) for name in facets.methods)],
+            "filters": [(filters.get(v, v), v) for v in dict.fromkeys([*filters, *chosen])],
+            "groups": [("none", ""), *groups, *((k, LABEL_PREFIX + k) for k in facets.labels)],
+        }
+
+    def title(self, run: RunSummary) -> str:
+        """A configuration in one line: its method and what is not at its default."""
+        return " · ".join(filter(None, (run.method_title, non_default(run, self.types))))
+
+
+def base_rates(log: RunLog, rows: Iterable[RunSummary], baseline: Baseline | None) -> Rates:
+    """tok/s that these runs' speedups divide by: of the baseline, or of plain decoding."""
+    prompts = [run.prompt_id for run in rows]
+    if baseline is not None:
+        return log.rates(prompts, setup_id=baseline.setup_id)
+    return log.rates(prompts, decoding_type=PLAIN)
+
+
+def speedup(run: RunSummary, rates: Rates) -> float | None:
+    """tok/s over the baseline's on the same target, prompt, dtype and device; None without one."""
+    rate = rates.get(Circumstance(run.target, run.prompt_id, run.dtype, run.device))
+    if rate is None or run.tok_s is None or rate.mean <= 0:
+        return None
+    return run.tok_s / rate.mean
+
+
+def _heads(columns: Sequence[Column], sort: str, descending: bool) -> list[dict[str, Any]]:
+    """The head row; of columns that sort by the same figure only its own is marked."""
+    order = "descending" if descending else "ascending"
+    return [
+        {
+            "key": column.key,
+            "title": column.title,
+            "kind": column.kind,
+            "sort": column.sort,
+            "help": column.help,
+            "sorted": order if column.sort == sort and column.key != "speedup" else None,
+        }
+        for column in columns
+    ]
+
+
+def _cells(row: Mapping[str, Any], columns: Sequence[Column]) -> dict[str, Any]:
+    cells = [DASH if row[column.key] in (None, "") else row[column.key] for column in columns]
+    return {"id": row["id"], "deleted": row.get("deleted", False), "cells": cells}
+
+
+def _ordered(groups: Sequence[RunGroup], sort: str, descending: bool) -> list[RunGroup]:
+    """Groups by a mean, their size or their newest run; those without that figure come last."""
+
+    def key(group: RunGroup) -> Any:
+        if sort in GROUP_FIGURES:
+            return getattr(group.figures.get(sort), "mean", None)
+        return group.newest_at if sort == "created_at" else group.num_runs
+
+    known = [group for group in groups if key(group) is not None]
+    lacking = [group for group in groups if key(group) is None]
+    return sorted(known, key=key, reverse=descending) + lacking

@@ -1,0 +1,92 @@
+"""Settings as a form of Gradio's components: a slider per bounded number, and so on per field.
+
+A form is drawn from what `controls.controls_of` says of the settings' fields, so that one function
+draws the settings of every method, and whoever fills a form does not hold components.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import gradio as gr
+
+QUIET: dict[str, Any] = {"show_progress": "hidden", "queue": False, "api_visibility": "private"}
+HOLD_JS = "(form) => ({ values: form.values ?? {}, method: form.method ?? null })"
+EDIT_JS = """(held, ...values) => {
+  const fields = %s.map((name, i) => [name, values[i]]);
+  return { ...held, values: { ...held.values, [%s]: Object.fromEntries(fields) } };
+}"""
+
+
+class SettingsForm:
+    """A form over groups of settings.
+
+    Attributes:
+        asked: set it to draw the form anew. Its value has `groups`, each with `name`, `title` and
+            `fields` (controls), and what they hold so far as `values`, by group and field.
+        held: what the form holds, as `values`; the `method` that it was drawn for comes along.
+    """
+
+    def __init__(self, value: dict[str, Any], *, elem_id: str) -> None:
+        # It speaks for itself when its tab is first opened: a form there costs nothing before.
+        self.asked = gr.HTML(
+            value,
+            html_template="",
+            js_on_load='trigger("change");',
+            elem_classes="pg-none",
+            padding=False,
+        )
+        self.held = gr.JSON({"values": value.get("values") or {}}, visible=False)
+        self.asked.change(None, self.asked, self.held, js=HOLD_JS, **QUIET)
+        with gr.Column(elem_id=elem_id, elem_classes="pg-form"):
+            gr.render(
+                inputs=self.asked,
+                triggers=[self.asked.change],
+                concurrency_limit=None,
+                show_progress="hidden",
+                queue=False,
+            )(self._draw)
+
+    def _draw(self, value: Any) -> None:
+        for group in value["groups"]:
+            values = (value.get("values") or {}).get(group["name"], {})
+            badge = group.get("badge")
+            title = f"{group['title']} · {badge}" if badge else group["title"]
+            with gr.Accordion(title, open=group["open"], elem_classes="pg-group"):
+                if group.get("note"):
+                    gr.Markdown(group["note"], elem_classes="pg-note")
+                if not group["fields"]:
+                    gr.Markdown("Nothing to set.", elem_classes="pg-note")
+                self._fields(group["name"], group["fields"], values)
+
+    def _fields(self, group: str, fields: list[dict[str, Any]], values: dict[str, Any]) -> None:
+        names = [field["name"] for field in fields]
+        parts = [component(field, values.get(field["name"], field["value"])) for field in fields]
+        js = EDIT_JS % (json.dumps(names), json.dumps(group))
+        for part in parts:
+            part.change(None, [self.held, *parts], self.held, js=js, **QUIET)
+
+
+def component(field: dict[str, Any], value: Any) -> Any:
+    """Gradio's component for a control, holding a value."""
+    common: dict[str, Any] = {
+        "label": field["label"],
+        "info": field["help"] or None,
+        "elem_classes": ["pg-field", f"pg-field-{field['name']}"],
+        "interactive": True,
+    }
+    kind, bounds = field["kind"], {"minimum": field["min"], "maximum": field["max"]}
+    if kind == "flag":
+        return gr.Checkbox(value, **common)
+    if kind == "choice":
+        choices = [
+            ("none" if choice is None else str(choice), choice) for choice in field["choices"]
+        ]
+        return gr.Dropdown(choices, value=value, **common)
+    if kind == "slider":
+        return gr.Slider(value=value, step=field["step"], **bounds, **common)
+    if kind == "number":
+        return gr.Number(value, **bounds, **common)
+    lines = 2 if kind == "lines" else 1
+    return gr.Textbox(value, lines=lines, placeholder=field["placeholder"], **common)

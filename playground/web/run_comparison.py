@@ -1,0 +1,120 @@
+"""The comparison of ticked runs: a table of what differs, and charts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+from playground.errors import Fault, attempt
+from playground.runs.charts import charts, color, parallel_chart
+from playground.runs.columns import FIGURES, formula
+from playground.runs.compare import FIGURES as COMPARED
+from playground.runs.compare import ComparedRuns, compare_runs
+from playground.runs.query import TableQuery
+from playground.runs.table import RunTable
+from playground.web.run_details import HTML, message_html, plural
+
+NUM_CHARTS = 6
+TABLE = HTML.from_string("""
+<h3>{{ title }}</h3>
+<div class="frame"><table>
+<thead><tr><th></th>
+{% for each in configurations %}
+  <th class="setup"><span class="swatch" style="background: {{ color(loop.index0) }}"></span>
+  {% if each.setup_id == baseline %}<span class="star" title="baseline">★ </span>{% endif %}
+  {{ each.title }}{% if not each.lossless %}<span class="pg-lossy">lossy</span>{% endif %}
+  <span class="remark">{{ each.settings }}</span>
+  <span class="remark">{{ plural(each.run_ids | length, "run") }}{% if each.num_prompts > 1 %} on
+  {{ each.num_prompts }} prompts{% endif %}</span>
+  </th>
+{% endfor %}
+</tr></thead>
+<tbody>
+{% for part, rows in parts if rows %}
+  <tr class="part"><th colspan="{{ configurations | length + 1 }}">{{ part }}</th></tr>
+  {% for name, title, help, cells in rows %}
+    <tr data-name="{{ name }}"><th title="{{ help }}">{{ title }}</th>
+    {% for text, best in cells %}
+      <td title="{{ text }}"{% if best %} class="best"{% endif %}>{{ text }}</td>
+    {% endfor %}
+    </tr>
+  {% endfor %}
+{% endfor %}
+</tbody></table></div>
+""")
+
+
+class ComparisonView:
+    """Components of the comparison.
+
+    Attributes:
+        outputs: what `show` fills, in its order.
+    """
+
+    def __init__(self, runs: RunTable) -> None:
+        self.runs = runs
+        with gr.Column(visible=False, elem_id="pg-runs-compare") as self.column:
+            self.table = gr.HTML(elem_id="pg-runs-table", apply_default_css=False)
+            with gr.Row(elem_id="pg-runs-charts"):
+                self.charts = [gr.Plot(visible=False, show_label=False) for _ in range(NUM_CHARTS)]
+            self.parallel = gr.Plot(show_label=False, elem_id="pg-runs-parallel")
+            self.close = gr.Button("close", size="sm", elem_id="pg-runs-close")
+        self.outputs = [self.column, self.table, *self.charts, self.parallel]
+
+    def show(self, query: TableQuery) -> list[Any]:
+        """The runs that the query compares, or the sentence why they are not."""
+        hidden = [gr.Plot(visible=False)] * NUM_CHARTS
+        if not query.compare:
+            return [gr.Column(visible=False), "", *hidden, None]
+        ids, base = query.compare, query.baseline
+        compared = attempt(
+            lambda: compare_runs(self.runs.log, ids, self.runs.types, base), where="comparing runs"
+        )
+        if isinstance(compared, Fault):
+            return [gr.Column(visible=True), message_html(compared), *hidden, None]
+        drawn = [gr.Plot(figure, visible=True) for figure in charts(compared)]
+        table = comparison_html(compared, base.setup_id if base else None)
+        plots = [*drawn, *hidden[len(drawn) :], parallel_chart(compared)]
+        return [gr.Column(visible=True), table, *plots]
+
+
+def comparison_html(compared: ComparedRuns, baseline: str | None = None) -> str:
+    """A column per configuration, a row per setting that differs and per figure."""
+    configurations = compared.configurations
+    runs = sum(len(each.run_ids) for each in configurations)
+    figures = [
+        (name, FIGURES[name].title, formula(name), _figure_cells(compared, name))
+        for name in COMPARED
+        if any(each.spread(name) for each in configurations)
+    ]
+    same, machines = "all settings are the same", "machine and versions that differ"
+
+    def texts(table: Any) -> list[Any]:
+        return [(name, name, "", [(t, False) for t in row]) for name, row in table.items()]
+
+    return TABLE.render(
+        title=f"{plural(runs, 'run')} in {plural(len(configurations), 'configuration')}",
+        plural=plural,
+        configurations=configurations,
+        baseline=baseline,
+        color=color,
+        parts=[
+            ("settings that differ", texts(compared.differences)),
+            (same, [] if compared.differences else [("", "", "", [])]),
+            (machines, texts(compared.machine)),
+            ("figures: mean ± standard deviation over the runs", figures),
+        ],
+    )
+
+
+def _figure_cells(compared: ComparedRuns, name: str) -> list[tuple[str, bool]]:
+    """A text per configuration, and whether it is the best."""
+    spreads = [each.spread(name) for each in compared.configurations]
+    means = [spread.mean for spread in spreads if spread is not None]
+    figure = FIGURES[name]
+    best = figure.best(means) if figure.best and len(means) > 1 else None
+    return [
+        (figure.spread_text(spread), spread is not None and spread.mean == best)
+        for spread in spreads
+    ]

@@ -1,0 +1,178 @@
+"""The open run of the Runs page: its text and steps, name, tags and note, and running it again."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import gradio as gr
+from jinja2 import Environment
+
+from playground.errors import Fault, attempt
+from playground.host.controls import controls_of
+from playground.host.live import LiveRun
+from playground.host.request import read_run_id
+from playground.host.runner import EngineHost
+from playground.host.stream import History, RunStream, follow, refusal
+from playground.runs.again import nearest_method, request_again, request_of
+from playground.runs.details import Annotation, facts, split_tags, stored_run
+from playground.web.components import token_panels
+from playground.web.generate import GeneratePage, run_form, session_of
+from playground.web.panel_server import panel_server
+from storage import RunDetail
+
+HTML = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+MESSAGE = HTML.from_string(
+    '{% if alert %}<div class="alert" role="alert">{{ alert }}</div>{% endif %}'
+    '<span class="said" role="status">{{ said }}</span>'
+)
+FACTS = HTML.from_string("""
+<div class="facts">
+{% for title, rows in tables.items() %}
+  <div><h4>{{ title }}</h4><dl>
+  {% for name, text in rows %}<dt>{{ name }}</dt><dd>{{ text }}</dd>{% endfor %}
+  </dl></div>
+{% endfor %}
+</div>
+""")
+PLACEHOLDER = "Open a run of the table to read its text and walk its steps."
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+
+
+class OpenRun:
+    """Components of one run.
+
+    Attributes:
+        shown: what `show` fills, in its order.
+    """
+
+    def __init__(self, host: EngineHost, history: History) -> None:
+        self.host, self.history = host, history
+        with gr.Column(visible=False, elem_id="pg-run-details") as self.details:
+            self._layout()
+        since, step = panel_server(history)
+        self.panel = token_panels(
+            since=since, step=step, placeholder=PLACEHOLDER, elem_id="pg-run-panel"
+        )
+        self.texts = [self.id, self.name, self.tags, self.note]
+        self.shown = [*self.texts, self.details, self.facts]
+
+    def _layout(self) -> None:
+        self.id = gr.Textbox(visible=False)
+        with gr.Row(elem_id="pg-run-head"):
+            self.name = gr.Textbox(label="Name", elem_id="pg-run-name")
+            self.tags = gr.Textbox(label="Tags, with commas", elem_id="pg-run-tags")
+            self.note = gr.Textbox(label="Note", lines=1, max_lines=8, elem_id="pg-run-note")
+        with gr.Row(elem_id="pg-run-buttons"):
+            self.again = gr.Button("run again", elem_id="pg-run-again", size="sm")
+            self.stop = gr.Button("stop", elem_id="pg-run-stop", visible=False, size="sm")
+            self.generate = gr.Button("open in Generate", elem_id="pg-run-generate", size="sm")
+            self.pin = gr.Button("pin as baseline", elem_id="pg-run-pin", size="sm")
+        with gr.Accordion("settings and machine", open=False, elem_id="pg-run-all"):
+            self.facts = gr.HTML(elem_id="pg-run-facts", apply_default_css=False)
+
+    def show(self, run_id: str | None) -> list[Any]:
+        """Updates of `shown`; nothing is open without a run."""
+        run = self.host.log.get(run_id) if run_id else None
+        if run is None:
+            return ["", "", "", "", gr.Column(visible=False), ""]
+        texts = [run.id, run.name, ", ".join(run.tags), run.note]
+        return [*texts, gr.Column(visible=True), FACTS.render(tables=facts(run))]
+
+    def opened(self, run_id: object) -> list[Any]:
+        """Updates of the panel and of `shown` for a run, or the sentence why there is none."""
+        read = attempt(lambda: self.history.opened(read_run_id(run_id)), where="opening a run")
+        if isinstance(read, Fault):
+            return [refusal(read.sentence, None), *self.show(None)]
+        return [read, *self.show(str(run_id))]
+
+    def save(self, run_id: str, name: str, tags: str, note: str) -> Any:
+        """Keep what was written on a run; nothing is said where nothing was changed."""
+
+        def write() -> str:
+            run = stored_run(self.host.log, read_run_id(run_id))
+            new = {"name": name.strip(), "note": note.strip(), "tags": split_tags(tags)}
+            old = {"name": run.name, "note": run.note, "tags": tuple(sorted(run.tags))}
+            changed = {k: v for k, v in new.items() if v != old[k]}
+            Annotation.parse({"id": run_id, **changed}).apply(self.host.log)
+            return "Saved." if changed else ""
+
+        done = attempt(write, where="writing on a run")
+        return message_html(done) if done else gr.skip()
+
+    async def run_again(self, run_id: str, request: gr.Request) -> AsyncIterator[tuple[Any, ...]]:
+        """Stream a stored run once more; at its end it is the open one.
+
+        Leaving the page closes this generator.
+        """
+        idle = gr.Button(visible=True), gr.Button(visible=False)
+
+        def start() -> LiveRun:
+            stored = stored_run(self.host.log, read_run_id(run_id))
+            again = request_again(self.host.catalog, stored)
+            return self.host.generate(again, owner=session_of(request))
+
+        started = attempt(start, where="running a run again")
+        if isinstance(started, Fault):
+            yield refusal(started.sentence, None), *idle, gr.skip()
+            return
+        try:
+            busy = gr.Button(visible=False), gr.Button(visible=True)
+            async for message in follow(RunStream([started], self.host.ahead_of)):
+                yield message, *busy, gr.skip()
+        finally:
+            started.cancel()
+        yield gr.skip(), *idle, started.log_id
+
+    def stop_runs(self, request: gr.Request) -> None:
+        self.host.cancel_owner(session_of(request))
+
+    # ---- the way to the Generate page
+
+    def listen_to_generate(self, tabs: gr.Tabs, generate: GeneratePage, message: gr.HTML) -> None:
+        """Take a run's settings and prompt to the Generate page."""
+        outputs = [
+            message,
+            tabs,
+            generate.target,
+            generate.method,
+            generate.form.asked,
+            generate.dtype,
+        ]
+        outputs += [generate.run_form.asked, generate.mode, generate.system, generate.prompt]
+
+        def take(run_id: str) -> tuple[Any, ...]:
+            held = attempt(
+                lambda: self._held(generate, stored_run(self.host.log, read_run_id(run_id))),
+                where="opening a run in Generate",
+            )
+            if isinstance(held, Fault):
+                return message_html(held), *[gr.skip()] * len(outputs[1:])
+            return gr.skip(), gr.Tabs(selected="generate"), *held
+
+        self.generate.click(take, self.id, outputs, queue=False, **QUIET)
+
+    def _held(self, generate: GeneratePage, run: RunDetail) -> tuple[Any, ...]:
+        """What the Generate page's components hold: target, method, forms, prompt."""
+        asked = request_of(self.host.catalog, run)
+        form = run_form()
+        form["values"] = {
+            name: {control["name"]: control["value"] for control in controls_of(chosen)}
+            for name, chosen in (("sampling", asked.sampling), ("limits", asked.limits))
+        }
+        key = nearest_method(self.host.catalog, asked.target.name, run.method_title, asked.config)
+        settings = asked.config.model_dump(exclude={"decoding_type"})
+        picked = generate.take(asked.target.name, key, settings)
+        return *picked, asked.dtype, form, asked.mode, asked.system, asked.prompt
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def message_html(done: str | Fault, alert: Fault | None = None) -> str:
+    """A sentence under the buttons; a fault in a frame."""
+    return MESSAGE.render(
+        said="" if isinstance(done, Fault) else done,
+        alert=done.sentence if isinstance(done, Fault) else alert and alert.sentence,
+    )

@@ -1,0 +1,120 @@
+"""Runs to files and back: the Runs page's export and import."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, get_args
+
+import gradio as gr
+
+from engine.errors import ConfigError
+from playground.errors import Fault, attempt
+from playground.runs.query import TableQuery
+from playground.runs.transfer import Imported, Kind, export_runs, import_runs, reading, writing
+from playground.web.run_details import QUIET, message_html, plural
+from storage import RunLog
+
+KINDS = [("JSON, whole runs", "json"), ("CSV, a line per run", "csv")]
+KINDS += [("CSV, a line per step", "steps")]
+DOWNLOAD = """(file) => {
+  if (!file) return [];
+  const link = document.createElement("a");
+  Object.assign(link, { href: file.url, download: file.orig_name }).click();
+  return [];
+}"""
+
+
+class RunFiles:
+    """Buttons of export and import, with a way to stop either."""
+
+    def __init__(self, log: RunLog, query: Callable[[Sequence[Any]], TableQuery]) -> None:
+        self.log, self.query = log, query
+        self.kind = gr.Dropdown(
+            KINDS,
+            value="json",
+            label="export as",
+            elem_id="pg-runs-kind",
+            show_label=False,
+            container=False,
+        )
+        self.export = gr.Button("export all", size="sm", elem_id="pg-runs-export")
+        self.upload = gr.UploadButton(
+            "import…", size="sm", file_types=[".json", ".gz"], elem_id="pg-runs-import"
+        )
+        self.stop = gr.Button("stop", size="sm", visible=False, elem_id="pg-runs-stop")
+        self.file = gr.File(visible=False)
+
+    def listen(self, held: list[Any], message: gr.HTML) -> Any:
+        """Export what the page's components ask for; returns the event of an import."""
+        fast: dict[str, Any] = {"queue": False, **QUIET}
+        told = [message, self.stop]
+        saved = [*told, self.file]
+        exporting = self.export.click(self.export_file, [self.kind, *held], saved, **QUIET)
+        exporting.then(None, self.file, None, js=DOWNLOAD, **fast)
+        importing = self.upload.upload(self.import_file, self.upload, told, **QUIET)
+        self.stop.click(
+            lambda: (message_html("Stopped."), gr.Button(visible=False)),
+            None,
+            told,
+            cancels=[exporting, importing],
+            **fast,
+        )
+        return importing
+
+    def matching(self, kind: Kind, held: Sequence[Any]) -> Sequence[str]:
+        """The ticked runs, or all that match, oldest first.
+
+        Raises:
+            ConfigError: there are none, or they are not exported as this.
+        """
+        ticked = held[0].get("ticked")
+        query = TableQuery.parse({"ids": ticked}) if ticked else self.query(held)
+        ids = self.log.ids(query.run_query(sort="created_at", descending=False))
+        if not ids or kind not in get_args(Kind):
+            raise ConfigError("There is nothing to export.")
+        return ids
+
+    def export_file(self, kind: Kind, *held: Any) -> Iterator[list[Any]]:
+        """Write runs; the browser then saves them."""
+        ids = attempt(lambda: self.matching(kind, held), where="exporting runs")
+        if isinstance(ids, Fault):
+            yield [message_html(ids), gr.skip(), None]
+            return
+        name = f"runs-{datetime.now():%Y-%m-%d-%H-%M-%S}{'-steps' if kind == 'steps' else ''}"
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / f"{name}.{'json' if kind == 'json' else 'csv'}"
+            with writing(file) as stream:
+                for number in export_runs(self.log, ids, stream, kind):
+                    if number % 100 == 0:
+                        done = message_html(f"Exported {number} of {plural(len(ids), 'run')}.")
+                        yield [done, gr.Button(visible=True), None]
+            done = message_html(f"Exported {plural(len(ids), 'run')}.")
+            yield [done, gr.Button(visible=False), str(file)]
+
+    def import_file(self, file: str) -> Iterator[list[Any]]:
+        """Add the runs of an export; what came before a fault stays."""
+        last = Imported()
+        with reading(Path(file)) as stream:
+            batches = import_runs(self.log, stream)
+            while True:
+                batch = attempt(lambda: next(batches, None), where="importing runs")
+                if isinstance(batch, Fault):
+                    rest = f"{_imported(last)} The rest was not imported."
+                    yield [message_html(rest, batch), gr.Button(visible=False)]
+                    return
+                last = batch or last
+                yield [message_html(_imported(last)), gr.Button(visible=batch is not None)]
+                if batch is None:
+                    return
+
+
+def _imported(imported: Imported) -> str:
+    parts = [f"Imported {plural(imported.added, 'run')}"]
+    if imported.known:
+        parts.append(f"{imported.known} were here already")
+    if imported.renamed:
+        parts.append(f"{len(imported.renamed)} got a new id, as another run has theirs")
+    return "; ".join(parts) + "."

@@ -1,0 +1,233 @@
+// What every component is built of: elements made without innerHTML, figures in words, questions to
+// the server, plotly in the page's colours.
+
+/**
+ * What Gradio hands to a component.
+ * @typedef {object} Component
+ * @property {HTMLElement} element
+ * @property {Record<string, any>} props
+ * @property {Record<string, (asked: object) => Promise<any>>} server
+ * @property {(event: string, data?: object) => void} trigger
+ * @property {(name: string, changed: () => void) => void} watch
+ */
+
+/** @typedef {Node | string | null | undefined} Child */
+/** @typedef {Record<string, any>} Attributes */
+
+/**
+ * @param {Element} node
+ * @param {Attributes} attributes `onclick: work` listens; null and false leave an attribute out.
+ */
+function setAttributes(node, attributes) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+}
+
+/**
+ * An HTML element. Model text only ever enters through its text nodes.
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Attributes} [attributes]
+ * @param {Child[]} children
+ * @returns {HTMLElementTagNameMap[Tag]}
+ */
+export function h(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  setAttributes(node, attributes);
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+/**
+ * An SVG element.
+ * @template {keyof SVGElementTagNameMap} Tag
+ * @param {Tag} tag
+ * @param {Attributes} [attributes]
+ * @param {(Node | string)[]} children
+ * @returns {SVGElementTagNameMap[Tag]}
+ */
+export function s(tag, attributes = {}, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  setAttributes(node, attributes);
+  node.append(...children);
+  return node;
+}
+
+/**
+ * The part of a component's template with this class.
+ * @param {HTMLElement} element
+ * @param {string} selector
+ * @returns {HTMLElement}
+ */
+export function part(element, selector) {
+  const found = element.querySelector(selector);
+  if (!(found instanceof HTMLElement)) throw new Error(`the template has no ${selector}`);
+  return found;
+}
+
+// ---- controls
+
+/**
+ * A control under its title.
+ * @param {string} title
+ * @param {HTMLElement} control
+ * @param {string} [hint]
+ */
+export function labelled(title, control, hint = "") {
+  return h("label", { class: "picker", title: hint || null }, h("span", {}, title), control);
+}
+
+/**
+ * @param {string} name
+ * @param {(event: Event) => void} onchange
+ */
+export function chooser(name, onchange) {
+  return h("select", { class: "line", "aria-label": name, onchange });
+}
+
+/**
+ * Keeps what is picked if it is still there.
+ * @param {HTMLSelectElement} select
+ * @param {[title: string, value: string][]} pairs
+ * @param {string} [value]
+ */
+export function fillChooser(select, pairs, value = select.value) {
+  select.replaceChildren(...pairs.map(([title, key]) => h("option", { value: key }, title)));
+  select.value = pairs.some(([, key]) => key === value) ? value : pairs[0]?.[1] ?? "";
+}
+
+/**
+ * Lets a browser save a text as a file.
+ * @param {string} name
+ * @param {string} text
+ */
+export function download(name, text) {
+  const url = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
+  h("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+/**
+ * The server's answer to a question. Where none comes, one that says so: Gradio answers nothing when
+ * a call fails.
+ * @param {Promise<any>} answer
+ * @returns {Promise<any>} with `error`, a sentence, where there is no other answer
+ */
+export async function ask(answer) {
+  return (await answer) ?? { error: "The server did not answer. Try again, or reload the page." };
+}
+
+// ---- figures in words
+
+export const DASH = "\u2013";
+
+/** @typedef {number | null | undefined} Figure */
+
+/**
+ * @param {Figure} value
+ * @param {number} digits
+ */
+export function number(value, digits) {
+  return Number.isFinite(value) ? Number(value).toFixed(digits) : DASH;
+}
+
+/**
+ * Without their unit: 3.1, 72, 1302.
+ * @param {Figure} value
+ */
+export function milliseconds(value) { return number(value, Number(value) < 20 ? 1 : 0); }
+
+/** @param {Figure} ms */
+export function duration(ms) {
+  if (!Number.isFinite(ms)) return DASH;
+  return Number(ms) < 1000 ? `${milliseconds(ms)} ms` : `${number(Number(ms) / 1000, 2)} s`;
+}
+
+/**
+ * Two durations in the unit of the longer one.
+ * @param {Figure} first
+ * @param {Figure} second
+ */
+export function durations(first, second) {
+  if (!Number.isFinite(second)) return DASH;
+  return Number(second) < 1000 ? `${milliseconds(first)} / ${milliseconds(second)} ms`
+    : `${number(Number(first) / 1000, 2)} / ${number(Number(second) / 1000, 2)} s`;
+}
+
+/** @param {Figure} value */
+export function percent(value) {
+  return value === null || value === undefined ? DASH : `${(100 * value).toFixed(0)} %`;
+}
+
+/** @param {Figure} value */
+export function probability(value) {
+  if (value === null || value === undefined) return DASH;
+  if (value > 0 && value < 0.001) return "<.001";
+  return value >= 0.9995 ? "1.0" : value.toFixed(value < 0.1 ? 3 : 2).replace(/^0/, "");
+}
+
+export const STEP_PARTS = ["draft", "verify", "accept", "other"];
+
+/**
+ * Seconds of a step by what they went into.
+ * @param {Record<string, number>} split
+ */
+export function splitWords(split) {
+  return STEP_PARTS.map((name) => `${name} ${milliseconds(1000 * split[`${name}_s`])}`)
+    .join(" \u00b7 ") + " ms";
+}
+
+/**
+ * @param {number} count
+ * @param {string} noun
+ */
+export function plural(count, noun) { return `${count} ${noun}${count === 1 ? "" : "s"}`; }
+
+/**
+ * White space made visible, so that a token label never looks empty.
+ * @param {string} label
+ */
+export function visible(label) {
+  return label.replace(/\n/g, "\u23ce").replace(/\t/g, "\u21e5").replace(/ /g, "\u00b7");
+}
+
+/**
+ * @param {string} text
+ * @param {number} length
+ */
+export function clip(text, length) {
+  const letters = Array.from(text);
+  return letters.length <= length ? text : letters.slice(0, length - 1).join("") + "\u2026";
+}
+
+// ---- plotly, from this server, loaded when the first chart is drawn
+
+/** @type {Promise<any> | null} */
+let plotly = null;
+
+/** @returns {Promise<any>} */
+export function loadPlotly() {
+  plotly ??= new Promise((resolve, reject) => {
+    const script = h("script", { src: new URL("plotly.min.js", import.meta.url).href });
+    script.addEventListener("load", () => resolve(Reflect.get(window, "Plotly")));
+    script.addEventListener("error", () => {
+      plotly = null;
+      script.remove();
+      reject(new Error("plotly did not load"));
+    });
+    document.head.append(script);
+  });
+  return plotly;
+}
+
+/**
+ * Calls back whenever the page turns dark or light.
+ * @param {() => void} changed
+ */
+export function followTheme(changed) {
+  new MutationObserver(changed)
+    .observe(document.body, { attributes: true, attributeFilter: ["class"] });
+}

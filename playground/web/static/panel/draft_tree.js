@@ -1,0 +1,228 @@
+// The draft tree of a step as SVG, depth on x, leaves on y.
+import { clip, probability, s, visible } from "../kit.js";
+
+const ROOMY = { row: 40, pill: 20, gap: 30, probs: true };
+const COMPACT = { row: 22, pill: 18, gap: 22, probs: false };
+const ROOMY_LEAVES = 9;
+const CHAR_PX = 7.3;
+const PROBS_PX = 66;
+
+/** @typedef {typeof ROOMY} Style */
+
+/**
+ * A step as the server tells it; node 0 is the root, parents come first.
+ * @typedef {object} Step
+ * @property {string[]} labels
+ * @property {number[]} parents
+ * @property {number[]} accepted
+ * @property {(number | null)[]} draft_probs
+ * @property {(number | null)[]} target_probs
+ * @property {number[]} token_ids
+ * @property {(number | null)[]} ranks
+ * @property {{ label: string, token_id: number, recovered: boolean } | null} bonus
+ */
+
+/**
+ * @typedef {object} TreeNode
+ * @property {string} label
+ * @property {number} node
+ * @property {number} parent
+ * @property {"root" | "draft" | "bonus" | "recovered"} kind
+ * @property {boolean} accepted
+ * @property {number | null} draft probability that the drafter gave it
+ * @property {number | null} target probability that the target gave it
+ * @property {number} id of the token
+ * @property {number | null} rank
+ */
+
+/** @typedef {TreeNode & { depth: number, text: string, width: number, slot: number, x: number,
+ *   y: number }} Placed */
+
+/**
+ * The nodes of a draft tree, and one more: the token that the target added after the accepted path.
+ * @param {Step} tree
+ * @returns {TreeNode[]}
+ */
+export function withBonus(tree) {
+  const accepted = new Set([0, ...tree.accepted]);
+  /** @type {TreeNode[]} */
+  const nodes = tree.labels.map((label, node) => ({
+    label, node, parent: tree.parents[node], kind: node ? "draft" : "root",
+    accepted: accepted.has(node), draft: tree.draft_probs[node], target: tree.target_probs[node],
+    id: tree.token_ids[node], rank: tree.ranks[node],
+  }));
+  if (tree.bonus) {
+    nodes.push({
+      label: tree.bonus.label, node: nodes.length, parent: tree.accepted.at(-1) ?? 0,
+      id: tree.bonus.token_id, kind: tree.bonus.recovered ? "recovered" : "bonus", accepted: true,
+      draft: null, target: null, rank: null,
+    });
+  }
+  return nodes;
+}
+
+/**
+ * Where nodes go; leaves take a slot each, a parent stands between its first and last child.
+ * @param {TreeNode[]} nodes
+ * @returns {{ placed: Placed[], style: Style, width: number, height: number }}
+ */
+export function layoutTree(nodes) {
+  /** @type {Placed[]} */
+  const placed = nodes.map((item) => {
+    const text = clip(visible(item.label), 14);
+    const width = Math.max(26, Array.from(text).length * CHAR_PX + 14);
+    return { ...item, text, width, depth: 0, slot: 0, x: 0, y: 0 };
+  });
+  /** @type {Placed[][]} */
+  const below = placed.map(() => []);
+  for (const item of placed) if (item.node) below[item.parent].push(item);
+  let slots = 0;
+  /** @type {(item: Placed, depth: number) => void} */
+  const place = (item, depth) => {
+    item.depth = depth;
+    const children = below[item.node];
+    for (const child of children) place(child, depth + 1);
+    item.slot = children.length ? (children[0].slot + children[children.length - 1].slot) / 2
+      : slots++;
+  };
+  place(placed[0], 0);
+  const style = slots <= ROOMY_LEAVES ? ROOMY : COMPACT;
+  /** @type {number[]} */
+  const widths = [];
+  for (const item of placed) {
+    if (style.probs && item.kind === "draft") item.width = Math.max(item.width, PROBS_PX);
+    widths[item.depth] = Math.max(widths[item.depth] ?? 0, item.width);
+  }
+  const left = [8];
+  widths.forEach((width, depth) => left.push(left[depth] + width + style.gap));
+  for (const item of placed) {
+    item.x = left[item.depth];
+    item.y = item.slot * style.row + style.row / 2;
+  }
+  const height = Math.max(1, slots) * style.row + 6;
+  return { placed, style, width: left[left.length - 1], height };
+}
+
+/** @param {Placed} item */
+function describeNode(item) {
+  const what = {
+    root: "root, committed before this step", bonus: "bonus token of the target",
+    recovered: "recovered token, drawn by the target after the rejection",
+    draft: item.accepted ? "accepted draft" : "rejected draft",
+  }[item.kind];
+  const parts = [`\u201c${visible(item.label)}\u201d`, what, `id ${item.id}`];
+  if (item.kind === "draft") {
+    parts.push(`depth ${item.depth}`, `rank ${item.rank}`);
+    parts.push(`draft probability ${probability(item.draft)}`);
+    parts.push(`target probability ${probability(item.target)}`);
+  }
+  return parts.join(" \u00b7 ");
+}
+
+/**
+ * @param {Placed} item
+ * @param {Style} style
+ */
+function nodePill(item, style) {
+  const group = s("g", {
+    class: `node ${item.kind} ${item.accepted ? "on" : "off"}`, role: "treeitem",
+    transform: `translate(${item.x},${item.y})`, tabindex: item.node === 0 ? "0" : "-1",
+    "aria-level": item.depth + 1, "aria-label": describeNode(item), "data-node": item.node,
+  });
+  const top = -style.pill / 2 - (style.probs ? 5 : 0);
+  group.append(s("rect", { x: 0, y: top, width: item.width, height: style.pill, rx: 4 }),
+    s("text", { x: item.width / 2, y: top + style.pill / 2, dy: "0.34em" }, item.text));
+  if (item.kind === "draft") appendProbs(group, item, style, top + style.pill);
+  return group;
+}
+
+/**
+ * @param {SVGElement} group
+ * @param {Placed} item
+ * @param {Style} style
+ * @param {number} y
+ */
+function appendProbs(group, item, style, y) {
+  /** @type {[string, number | null, number][]} */
+  const bars = [["p-draft", item.draft, y - 4.5], ["p-target", item.target, y - 2.5]];
+  for (const [name, value, at] of bars) {
+    if (value === null || value === undefined) continue;
+    const width = Math.max(0.5, (item.width - 6) * Math.min(1, value));
+    group.append(s("rect", { class: name, x: 3, y: at, width, height: 1.8 }));
+  }
+  if (!style.probs) return;
+  const line = s("text", { class: "probs", x: item.width / 2, y: y + 10 });
+  if (item.draft !== null && item.draft !== undefined) {
+    line.append(s("tspan", { class: "t-draft" }, probability(item.draft)), " ");
+  }
+  line.append(s("tspan", { class: "t-target" }, probability(item.target)));
+  group.append(line);
+}
+
+/**
+ * @param {Placed} from
+ * @param {Placed} to
+ * @param {Style} style
+ */
+function connection(from, to, style) {
+  const drop = style.probs ? 5 : 0;
+  const x0 = from.x + from.width, x1 = to.x, bend = (x1 - x0) / 2;
+  const y0 = from.y - drop, y1 = to.y - drop;
+  const path = `M${x0},${y0} C${x0 + bend},${y0} ${x1 - bend},${y1} ${x1},${y1}`;
+  return s("path", { class: `edge ${to.kind} ${to.accepted ? "on" : "off"}`, d: path });
+}
+
+/**
+ * The node that an arrow key leads to.
+ * @param {Placed[]} nodes
+ * @param {Placed} item
+ * @param {string} key
+ */
+export function neighbourOf(nodes, item, key) {
+  const level = nodes.filter((other) => other.depth === item.depth).sort((a, b) => a.slot - b.slot);
+  const at = level.indexOf(item);
+  if (key === "ArrowLeft") return nodes[item.parent];
+  if (key === "ArrowRight") return nodes.find((other) => other.parent === item.node);
+  if (key === "ArrowUp") return level[at - 1];
+  return key === "ArrowDown" ? level[at + 1] : undefined;
+}
+
+/**
+ * Draws the tree of a step in place of what the host shows.
+ * @param {HTMLElement} host
+ * @param {Step} tree
+ * @param {(words: string) => void} onNode is told of the node under the pointer or the focus, or ""
+ */
+export function drawTree(host, tree, onNode) {
+  const { placed, style, width, height } = layoutTree(withBonus(tree));
+  const svg = s("svg", {
+    width, height, viewBox: `0 0 ${width} ${height}`, role: "tree", "aria-label": "draft tree",
+  });
+  const drawn = placed.slice(1).sort((a, b) => Number(a.accepted) - Number(b.accepted));
+  const pills = placed.map((item) => nodePill(item, style));
+  svg.append(...drawn.map((item) => connection(placed[item.parent], item, style)), ...pills);
+  /** @type {(event: Event) => Placed | undefined} */
+  const nodeAt = (event) => {
+    const group = event.target instanceof Element ? event.target.closest("[data-node]") : null;
+    return group ? placed[Number(group.getAttribute("data-node"))] : undefined;
+  };
+  /** @type {(event: Event) => void} */
+  const tell = (event) => {
+    const item = nodeAt(event);
+    onNode(item ? describeNode(item) : "");
+  };
+  svg.addEventListener("pointerover", tell);
+  svg.addEventListener("focusin", tell);
+  svg.addEventListener("pointerleave", () => onNode(""));
+  svg.addEventListener("keydown", (event) => {
+    const item = nodeAt(event), next = item && neighbourOf(placed, item, event.key);
+    if (!item || !next) return;
+    event.preventDefault();
+    event.stopPropagation();
+    pills[item.node].setAttribute("tabindex", "-1");
+    pills[next.node].setAttribute("tabindex", "0");
+    pills[next.node].focus();
+  });
+  host.replaceChildren(svg);
+  host.scrollTop = Math.max(0, placed[placed.length - 1].y - host.clientHeight / 2);
+}

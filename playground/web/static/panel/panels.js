@@ -1,0 +1,175 @@
+// One to four panels fed by one stream of messages, which may be lost or repeated.
+import { ask, part } from "../kit.js";
+import { Panel } from "./panel.js";
+
+/** @typedef {import("../kit.js").Component} Component */
+/** @typedef {{ formulas: Record<string, string>, placeholder: string }} Given */
+
+/**
+ * A message of `playground.host`'s stream: `seq` counts the messages of a stream, commits carry their
+ * own place in their run, and so none is needed twice and a gap shows.
+ * @typedef {object} Message
+ * @property {string} stream
+ * @property {number} seq
+ * @property {boolean} [resync] whether commits are to be fetched instead
+ * @property {import("./text.js").RunFacts[]} [runs]
+ * @property {Record<string, any>} [status] by run
+ * @property {string} [ev] commits as JSON
+ * @property {Record<string, any>} [figures] by run
+ * @property {Record<string, import("./text.js").End>} [ends] by run
+ */
+
+export class Panels {
+  /**
+   * @param {Component} component
+   * @param {Given} given
+   */
+  constructor(component, given) {
+    this.component = component;
+    this.given = given;
+    this.host = part(component.element, ".panels");
+    /** @type {Panel[]} */
+    this.panels = [];
+    /** @type {Map<string, Panel>} */
+    this.byRun = new Map();
+    /** @type {Map<string, import("./text.js").End>} */
+    this.ends = new Map();
+    /** @type {string | null} */
+    this.stream = null;
+    /** @type {string | null} */
+    this.dropped = null;
+    this.seq = -1;
+    this.syncing = false;
+  }
+
+  /** @param {Message | null} message what the component's value is now */
+  receive(message) {
+    if (!message?.stream) { this.reset(); return; }
+    if (message.stream === this.dropped) return;
+    if (message.stream !== this.stream) this.begin(message);
+    else if (message.seq <= this.seq) return;
+    const gap = message.seq > this.seq + 1 || Boolean(message.resync);
+    this.seq = message.seq;
+    for (const [run, status] of Object.entries(message.status ?? {})) {
+      (this.byRun.get(run) ?? this.panels[0]).status(status);
+    }
+    this.take(message, gap);
+  }
+
+  /** @param {{ stream: string, runs?: import("./text.js").RunFacts[], resync?: boolean }} message */
+  begin(message) {
+    this.stream = message.stream;
+    this.seq = -1;
+    this.ends = new Map();
+    this.byRun = new Map();
+    const runs = message.runs ?? [];
+    this.setCount(Math.max(1, runs.length));
+    runs.forEach((meta, i) => {
+      this.panels[i].open(meta);
+      this.byRun.set(meta.id, this.panels[i]);
+    });
+    if (runs.length && !message.resync) this.component.trigger("begun", { mode: runs[0].mode });
+  }
+
+  /** @param {number} count */
+  setCount(count) {
+    while (this.panels.length > count) this.panels.pop()?.root.remove();
+    while (this.panels.length < count) {
+      const panel = new Panel(this.given, (run, index) => this.component.server.step({ run, index }));
+      this.panels.push(panel);
+      this.host.append(panel.root);
+    }
+    this.host.dataset.count = String(count);
+  }
+
+  /**
+   * @param {Message} message
+   * @param {boolean} gap whether messages before it were lost
+   */
+  take(message, gap) {
+    let complete = !gap;
+    const grown = new Set();
+    for (const event of JSON.parse(message.ev || "[]")) {
+      const panel = this.byRun.get(event[0]);
+      if (!panel) continue;
+      complete = panel.take(event) && complete;
+      grown.add(panel);
+    }
+    for (const panel of grown) panel.scrubber.grown(panel.track);
+    for (const [run, metrics] of Object.entries(message.figures ?? {})) {
+      this.byRun.get(run)?.showFigures(metrics);
+    }
+    for (const [run, end] of Object.entries(message.ends ?? {})) this.ends.set(run, end);
+    if (!this.settle() || !complete) this.resync();
+  }
+
+  /**
+   * Ends every run whose commits have all arrived.
+   * @returns {boolean} false when some are missing
+   */
+  settle() {
+    let whole = true;
+    for (const [run, end] of this.ends) {
+      const panel = this.byRun.get(run);
+      if (!panel?.track) continue;
+      if (panel.track.events.length < end.n) whole = false;
+      else panel.finish(end);
+    }
+    const all = this.ends.size > 0 && this.ends.size >= this.byRun.size;
+    this.component.element.dataset.done = String(all && whole);
+    return whole;
+  }
+
+  // Fetches what was lost, of every run on show.
+  async resync() {
+    if (this.syncing) return;
+    this.syncing = true;
+    const asked = this.stream;
+    for (const [run, panel] of this.byRun) await this.fetch(run, panel);
+    this.syncing = false;
+    if (asked === this.stream) this.settle();
+    else this.resync();
+  }
+
+  /**
+   * @param {string} run
+   * @param {Panel} panel
+   */
+  async fetch(run, panel) {
+    const asked = this.stream;
+    for (let more = true; more && panel.track;) {
+      const have = panel.track.events.length;
+      const batch = await ask(this.component.server.since({ run, have }));
+      if (asked !== this.stream) return;
+      if (batch.error) { panel.fault(batch.error); return; }
+      for (const event of batch.ev) panel.take(event);
+      panel.scrubber.grown(panel.track);
+      panel.showFigures(batch.figures);
+      if (batch.status) panel.status(batch.status);
+      if (batch.end) this.ends.set(run, batch.end);
+      more = batch.more && panel.track.events.length > have;
+    }
+  }
+
+  // Empties the panels; what a stream that was on show still sends is ignored.
+  reset() {
+    this.dropped = this.stream;
+    this.stream = null;
+    this.byRun = new Map();
+    this.ends = new Map();
+    this.setCount(0);
+    this.setCount(1);
+    this.component.element.dataset.done = "false";
+  }
+}
+
+/**
+ * @param {Component} component
+ * @param {Given} given
+ */
+export function mount(component, given) {
+  const panels = new Panels(component, given);
+  const receive = () => panels.receive(component.props.value);
+  component.watch("value", receive);
+  receive();
+}

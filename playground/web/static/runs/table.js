@@ -1,0 +1,233 @@
+// The table of runs. gr.Dataframe pages in the browser; a log of 100,000 runs is paged by the
+// database, so the server sends one page of cells at a time.
+//
+// What the server sends is the component's value. Beside it this module writes `ticked`, the ids of
+// ticked runs, which outlive a page, and `asked`, what an event is about.
+import { h, part } from "../kit.js";
+
+/** @typedef {import("../kit.js").Component} Component */
+/**
+ * @typedef {{ key: string, title: string, kind: string, sort: string | null, help: string,
+ *   sorted: "ascending" | "descending" | null }} Head
+ * @typedef {{ id: string | null, deleted: boolean, cells: any[] }} Row
+ */
+
+class RunTable {
+  /** @param {Component} component */
+  constructor(component) {
+    this.component = component;
+    this.head = h("tr");
+    this.body = h("tbody");
+    this.fault = h("div", { class: "alert", role: "alert", hidden: true });
+    this.count = h("span", { class: "count" });
+    this.previous = h("button", { type: "button", onclick: () => this.turn(-1) }, "\u2039 previous");
+    this.next = h("button", { type: "button", onclick: () => this.turn(1) }, "next \u203a");
+    this.all = h("input", { type: "checkbox", "aria-label": "tick this page",
+      onchange: () => this.tick(this.rows.map((row) => row.id), this.all.checked) });
+    /** @type {Set<string | null>} */
+    this.ticked = new Set();
+    /** @type {string | null} */
+    this.lastTicked = null;
+    /** @type {string | null} */
+    this.opened = null;
+    part(component.element, ".runs").append(this.fault,
+      h("div", { class: "frame" }, h("table", {}, h("thead", {}, this.head), this.body)),
+      h("div", { class: "pager" }, this.count, this.previous, this.next));
+    this.body.addEventListener("keydown", (event) => this.walk(event));
+  }
+
+  get value() { return this.component.props.value ?? {}; }
+
+  /** @returns {Row[]} */
+  get rows() { return this.value.rows ?? []; }
+
+  draw() {
+    const { heads, pages = [0, 1], grouped = false, fault = "", count = "", nothing = "" } = this.value;
+    this.fault.hidden = !fault;
+    this.fault.textContent = fault;
+    if (!heads) return;
+    if ("opened" in this.value) this.opened = this.value.opened;
+    if (this.value.untick) this.ticked.clear();
+    this.head.replaceChildren(...(grouped ? [] : [h("th", { class: "tick" }, this.all)]),
+      ...heads.map((/** @type {Head} */ head) => this.headCell(head)));
+    this.body.replaceChildren(...this.rows.map((row) => grouped
+      ? this.groupRow(row, heads) : this.runRow(row, heads)));
+    if (!this.rows.length) {
+      this.body.append(h("tr", { class: "empty" }, h("td", { colspan: heads.length + 1 }, nothing)));
+    }
+    this.count.textContent = count;
+    this.previous.disabled = pages[0] === 0;
+    this.next.disabled = pages[0] + 1 >= pages[1];
+    this.mark();
+    this.rememberLink();
+  }
+
+  /** @param {Head} head */
+  headCell({ key, title, kind, sort, sorted, help }) {
+    const sign = sorted ? { descending: " \u2193", ascending: " \u2191" }[sorted] : "";
+    const inside = sort === null ? title : h("button", { type: "button",
+      onclick: () => this.send("turn", { sort }) }, title + sign);
+    return h("th", { class: kind, "data-column": key, title: help || null, "aria-sort": sorted }, inside);
+  }
+
+  /**
+   * @param {Row} row
+   * @param {Head[]} heads
+   */
+  runRow(row, heads) {
+    const box = h("input", { type: "checkbox", "aria-label": "tick this run",
+      onclick: (/** @type {MouseEvent} */ event) =>
+        this.tick(this.through(row.id, event.shiftKey), box.checked) });
+    const open = () => this.open(row.id);
+    const line = h("tr", { "data-id": row.id, class: row.deleted ? "deleted" : null },
+      h("td", { class: "tick" }, box), ...cells(row, heads, open));
+    line.addEventListener("click", ({ target }) => { if (!isControl(target)) open(); });
+    return line;
+  }
+
+  /**
+   * @param {Row} row
+   * @param {Head[]} heads
+   */
+  groupRow(row, heads) {
+    const narrow = () => { if (row.id !== null) this.send("narrow", { value: row.id }); };
+    const line = h("tr", { class: "group" }, ...cells(row, heads, narrow));
+    line.addEventListener("click", ({ target }) => { if (!isControl(target)) narrow(); });
+    return line;
+  }
+
+  /**
+   * @param {string} event
+   * @param {object} asked
+   */
+  send(event, asked) {
+    this.component.props.value = { ...this.value, asked };
+    this.component.trigger(event);
+  }
+
+  /** @param {number} by */
+  turn(by) { this.send("turn", { page: this.value.pages[0] + by }); }
+
+  /** @param {string | null} id */
+  open(id) {
+    this.opened = id;
+    this.mark();
+    this.rememberLink();
+    this.send("open", { id });
+  }
+
+  /**
+   * With Shift, all rows between this one and the last that was ticked.
+   * @param {string | null} id
+   * @param {boolean} isRange
+   */
+  through(id, isRange) {
+    const ids = this.rows.map((row) => row.id);
+    const at = ids.indexOf(id), from = isRange ? ids.indexOf(this.lastTicked) : -1;
+    this.lastTicked = id;
+    return from < 0 ? [id] : ids.slice(Math.min(at, from), Math.max(at, from) + 1);
+  }
+
+  /**
+   * @param {(string | null)[]} ids
+   * @param {boolean} on
+   */
+  tick(ids, on) {
+    for (const id of ids) if (on) this.ticked.add(id); else this.ticked.delete(id);
+    this.mark();
+    this.component.trigger("tick");
+  }
+
+  mark() {
+    let here = 0;
+    for (const line of this.body.querySelectorAll("tr")) {
+      const box = line.querySelector("input"), id = line.dataset.id ?? "";
+      line.classList.toggle("open", Boolean(box) && id === this.opened);
+      if (!box) continue;
+      box.checked = this.ticked.has(id);
+      here += Number(box.checked);
+    }
+    this.all.checked = here > 0 && here === this.rows.length;
+    this.all.indeterminate = here > 0 && here < this.rows.length;
+    this.component.props.value = { ...this.value, ticked: [...this.ticked], untick: false };
+  }
+
+  // The address leads to what is shown.
+  rememberLink() {
+    if (!this.component.element.offsetParent) return;
+    const url = new URL(location.href);
+    for (const [name, value] of [["run", this.opened], ["runs", this.value.link]]) {
+      if (value) url.searchParams.set(name, value); else url.searchParams.delete(name);
+    }
+    history.replaceState(history.state, "", url);
+  }
+
+  /**
+   * Up and down walk the rows with whatever has the focus in them.
+   * @param {KeyboardEvent} event
+   */
+  walk(event) {
+    if (!(event.target instanceof HTMLElement)) return;
+    const line = event.target.closest("tr");
+    const other = event.key === "ArrowUp" ? line?.previousElementSibling
+      : event.key === "ArrowDown" ? line?.nextElementSibling : null;
+    const same = other?.querySelector(event.target.matches("input") ? ".tick input" : "button");
+    if (!(same instanceof HTMLElement)) return;
+    same.focus();
+    event.preventDefault();
+  }
+}
+
+/** @param {EventTarget | null} target */
+function isControl(target) { return target instanceof Element && Boolean(target.closest("button, input")); }
+
+/**
+ * The first cell is a button, for the keyboard.
+ * @param {Row} row
+ * @param {Head[]} heads
+ * @param {() => void} act
+ */
+function cells(row, heads, act) {
+  return heads.map(({ key, kind }, i) => {
+    const inside = content(kind, row.cells[i]);
+    const cell = h("td", { class: kind, "data-column": key },
+      h(i === 0 ? "button" : "span", i === 0 ? { type: "button", onclick: act } : {}, ...inside));
+    if (kind === "text" || kind === "prompt") cell.title = cell.textContent ?? "";
+    if (kind === "status") cell.dataset.state = row.cells[i];
+    return cell;
+  });
+}
+
+/**
+ * @param {string} kind
+ * @param {any} value
+ * @returns {(Node | string | null)[]}
+ */
+function content(kind, value) {
+  if (kind === "when") return [when(value)];
+  if (kind === "tags") return value.map((/** @type {string} */ tag) => h("span", { class: "tag" }, tag));
+  if (kind === "prompt") return [value[0] ? h("b", {}, value[0]) : null, ` ${value[1]}`];
+  if (kind !== "method") return [value];
+  const [title, lossless, isBaseline] = value;
+  return [isBaseline ? h("span", { class: "star", title: "baseline" }, "\u2605 ") : null, title,
+    lossless ? null : h("span", { class: "lossy" }, "lossy")];
+}
+
+/** @param {string} iso */
+function when(iso) {
+  const date = new Date(iso);
+  const time = date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const today = date.toDateString() === new Date().toDateString();
+  return today ? time : `${date.toLocaleDateString()} ${time}`;
+}
+
+/** @param {Component} component */
+export function mount(component) {
+  const table = new RunTable(component);
+  component.watch("value", () => table.draw());
+  table.draw();
+  // Fresh whenever the table comes into view: a switch of tabs, the first time included.
+  new IntersectionObserver((entries) => {
+    if (entries.some((entry) => entry.isIntersecting)) component.trigger("refresh");
+  }).observe(component.element);
+}

@@ -1,0 +1,126 @@
+// What the tree in the editor is worth: figures of the whole tree, and what is known of every node.
+// @ts-nocheck
+import { DASH, duration, h, number, percent, plural, visible } from "../kit.js";
+import { depthOf, keyOf, parentOf, pathText, rankOf } from "./model.js";
+import { debounced, newest } from "./parts.js";
+import { predictDrafted } from "./replay.js";
+
+// Name, title, value, formula; digits of those whose difference to the tree begun with is shown.
+const TREE_FIGURES = [
+  ["mat", "MAT", (f) => number(f.mat, 3),
+    "1 + accepted draft tokens / steps, replayed over every position of the table: exact for greedy", 3],
+  ["tok_s", "predicted tok/s", (f) => number(f.tok_s, 1),
+    "1000 · MAT / (draft ms + verify ms(nodes + 1) + other ms), times measured on this machine", 1],
+  ["speedup", "× plain", (f) => f.speedup ? `${number(f.speedup, 2)}×` : DASH,
+    "predicted tok/s / plain decoding's 1000 / (verify ms(1) + other ms(1))"],
+  ["step_ms", "step", (f) => duration(f.step_ms ?? NaN),
+    "draft ms + verify ms(nodes + 1) + other ms: drafting, one forward, the loop's own work"],
+  ["nodes", "nodes / depth", (f) => `${f.nodes} / ${f.depth}`,
+    "drafted nodes, root excluded / longest path"],
+  ["steps", "steps / tokens", (f) => f.steps === null ? DASH : `${f.steps} / ${f.tokens}`,
+    "steps that the tree needs for the table's texts / tokens that they commit; a last step may go "
+    + "beyond the end of its text"],
+];
+
+export class TreeFigures {
+  constructor() {
+    this.values = TREE_FIGURES.map(([name]) => ({ was: h("span", { class: "was" }),
+      value: h("span", { class: "value", "data-figure": name }, DASH) }));
+    this.host = h("div", { class: "figures" }, ...TREE_FIGURES.map(([, title, , formula], i) =>
+      h("div", { class: "figure", tabindex: "0", "aria-label": `${title}: ${formula}` },
+        h("span", { class: "pair" }, this.values[i].value, this.values[i].was),
+        h("span", { class: "name" }, title), h("span", { class: "formula" }, formula))));
+  }
+
+  // before: the figures to compare with, or null.
+  show(figures, before) {
+    TREE_FIGURES.forEach(([name, , format, , digits], i) => {
+      const { value, was } = this.values[i];
+      value.textContent = format(figures);
+      const now = figures[name], then = before?.[name];
+      const by = digits && Number.isFinite(now) && Number.isFinite(then) ? now - then : 0;
+      const shown = Math.abs(by) >= 0.5 * 10 ** -digits;
+      was.textContent = shown ? `${by > 0 ? "+" : "\u2212"}${Math.abs(by).toFixed(digits)}` : "";
+      was.dataset.mood = by > 0 ? "better" : "worse";
+    });
+  }
+}
+
+// What is known of a node: { size, share, label, words, known } by key.
+export function factsOf(tree, replay, table) {
+  const steps = replay?.numSteps ?? 0;
+  return (key) => {
+    const place = key === "" ? "root, the last committed token"
+      : `${pathText(key)}, depth ${depthOf(key)}, rank ${rankOf(key)}`;
+    const node = tree.nodes.get(key);
+    const fact = { size: 0.5, share: 0, label: "", words: place, known: true };
+    if (node === undefined) return { ...fact, size: 0.3, words: `${place}, proposed` };
+    if (!steps) return { ...fact, known: false };
+    if (node === 0) {
+      return { ...fact, size: 1, share: 1, words: `${place}; ${plural(steps, "step")} replayed` };
+    }
+    const known = Boolean(table.chains)
+      || (depthOf(key) <= table.depths && rankOf(key) < table.numRanks);
+    const count = replay.counts[node], tries = replay.counts[tree.nodes.get(parentOf(key))];
+    const share = count / steps, chance = tries ? count / tries : 0;
+    return { size: Math.sqrt(share), share, known, label: known ? percent(chance) : "?",
+      words: `${place}: tried ${plural(tries, "time")}, accepted ${count} `
+        + `(${fine(chance)} of tries, ${fine(share)} of steps)` };
+  };
+}
+
+// Figures of trees that a drafter grew, as the editor's `worth` gives them.
+export function worthOf(drafted, speed) {
+  const { mat, rates, nodes, steps, tokens, counts } = drafted;
+  const depth = Math.max(0, ...counts.depths.map(([depth]) => depth));
+  return { replay: null, mat, rates, nodes: Math.round(10 * nodes) / 10, depth, steps, tokens,
+    ...predictDrafted(speed, drafted) };
+}
+
+export function draftedFacts({ paths, steps }) {
+  const known = new Map(paths.map(([path, drafted, accepted]) => [keyOf(path), { drafted, accepted }]));
+  known.set("", { drafted: steps, accepted: steps });
+  return (key) => {
+    const { drafted, accepted } = known.get(key) ?? { drafted: 0, accepted: 0 };
+    const share = drafted / steps, chance = drafted ? accepted / drafted : 0;
+    const words = key === "" ? `root; ${plural(steps, "tree")} drafted`
+      : `${pathText(key)}: drafted in ${fine(share)} of the steps, accepted in ${fine(chance)} of those`;
+    return { size: Math.sqrt(share), share, known: true, words, label: key ? percent(chance) : "" };
+  };
+}
+
+const fine = (share) =>
+  share > 0 && share < 0.1 ? `${(100 * share).toFixed(1)} %` : percent(share);
+
+// What is known of the node under the pointer or the focus.
+const EXAMPLE_AFTER_MS = 140;
+
+export class NodeInfo {
+  // example(key) → promise of { before, tokens: [..] } or null.
+  constructor(example) {
+    this.key = null;
+    this.facts = h("div", { class: "facts" });
+    this.loss = h("div", { class: "loss" });
+    this.text = h("div", { class: "example" });
+    this.host = h("div", { class: "info" }, this.facts, this.loss, this.text);
+    const newestExample = newest();
+    this.fetch = debounced(async () => {
+      const { key } = this, found = await newestExample(example(key));
+      if (key === this.key) this.text.replaceChildren(...(found ? quote(found) : []));
+    }, EXAMPLE_AFTER_MS);
+  }
+
+  show(key, { words, loss }) {
+    this.facts.textContent = words;
+    this.loss.textContent = loss;
+    if (key !== this.key) this.text.replaceChildren();
+    this.key = key;
+    this.fetch();
+  }
+}
+
+function quote({ before, tokens }) {
+  const marked = tokens.map((token, i) =>
+    h("b", { class: i === tokens.length - 1 ? "last" : "" }, visible(token)));
+  return ["for example ", h("q", {}, h("span", { class: "before" }, visible(before)), ...marked)];
+}

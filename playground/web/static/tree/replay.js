@@ -1,0 +1,215 @@
+// The exact what-if: walks every text of a rank table with a choice tree, and predicts its speed.
+import { depthOf, isWithin, parentOf, rankOf } from "./model.js";
+
+/** @typedef {import("./model.js").Choices} Choices */
+/** @typedef {[number, number][]} Points */
+
+/**
+ * Steps that a drafter which looks up made while measuring, for one draft length: by the length
+ * accepted (`ends`) and by the tokens drafted.
+ * @typedef {{ length: number, category: string, ends: number[], drafted: number[] }} ChainSteps
+ */
+
+/**
+ * A rank table as the server packs it: `ranks` is base64 of little-endian integers of `width` bytes,
+ * rank + 1 per position and depth, 0 where the true token was not among the ranks kept.
+ * @typedef {{ depths: number, num_ranks: number, positions: number, starts: number[],
+ *   categories: (string | null)[], width: number, ranks: string, chains?: ChainSteps[] }} PackedTable
+ */
+
+/**
+ * @typedef {{ ranks: Uint8Array | Uint16Array, depths: number, positions: number, starts: number[],
+ *   categories: (string | null)[], chains: ChainSteps[] | null, numRanks: number,
+ *   lengths: number[] }} RankTable
+ */
+
+/**
+ * `counts[node]`: steps whose accepted path goes through the node; `counts[0]` is every step.
+ * `sizes`: drafted nodes, and the share of the steps that drafted so many.
+ * @typedef {{ counts: number[], sizes: Points, numSteps: number, numAccepted: number,
+ *   mat: number | null, rates: number[] }} Replay
+ */
+
+/**
+ * Times measured on this machine; `levels` says how a tree's levels count, see `levelsOf`.
+ * @typedef {{ verify: Points, other: Points, draft: { start_ms: number, points: Points },
+ *   levels: string, words: string }} Speed
+ */
+
+/** @type {(packed: PackedTable) => RankTable} */
+export function unpackTable(packed) {
+  const bytes = Uint8Array.from(atob(packed.ranks), (letter) => letter.charCodeAt(0));
+  const ranks = packed.width === 1 ? bytes : new Uint16Array(bytes.buffer);
+  const { depths, positions, categories } = packed;
+  const chains = packed.chains?.length ? packed.chains : null;
+  return { ranks, depths, positions, starts: [...packed.starts, positions], categories, chains,
+    numRanks: packed.num_ranks,
+    lengths: chains ? [...new Set(chains.map((row) => row.length))].sort((a, b) => a - b)
+      : Array.from({ length: depths }, (_, i) => i + 1) };
+}
+
+/**
+ * Walks every text of the table, or of a category.
+ * @param {RankTable} table
+ * @param {Choices} tree
+ * @param {string | null} category
+ * @param {(position: number, node: number, depth: number) => void} onStep is told of
+ *   every step's root position and deepest accepted node
+ */
+function walkTexts(table, tree, category, onStep) {
+  const { ranks, depths, starts, categories } = table;
+  // goes[node * width + rank + 1] is the child of that rank, 0 where there is none.
+  const width = tree.maxRank + 2, goes = new Uint16Array((tree.size + 1) * width);
+  tree.keys.forEach((key, i) => {
+    goes[tree.nodeOf(parentOf(key)) * width + rankOf(key) + 1] = i + 1;
+  });
+  for (let text = 0; text + 1 < starts.length; text += 1) {
+    if (category !== null && categories[text] !== category) continue;
+    let at = starts[text];
+    while (at < starts[text + 1]) {
+      let node = 0, depth = 0;
+      while (depth < depths) {
+        const rank = ranks[at * depths + depth];
+        const child = rank === 0 || rank >= width ? 0 : goes[node * width + rank];
+        if (child === 0) break;
+        node = child;
+        depth += 1;
+      }
+      onStep(at, node, depth);
+      at += depth + 1;
+    }
+  }
+}
+
+/**
+ * @param {RankTable} table
+ * @param {Choices} tree
+ * @param {string | null} [category]
+ * @returns {Replay | null} null where the table cannot tell: a chain of a length that was not tried
+ */
+export function replayTree(table, tree, category = null) {
+  if (table.chains) return replayLookUps(table, tree, category);
+  const ends = new Uint32Array(tree.size + 1);
+  /** @type {number[]} */
+  const lengths = [];
+  walkTexts(table, tree, category, (at, node, depth) => {
+    ends[node] += 1;
+    lengths[depth] = (lengths[depth] ?? 0) + 1;
+  });
+  const counts = Array.from(ends);
+  for (let node = tree.size; node > 0; node -= 1) {
+    counts[tree.nodeOf(parentOf(tree.keys[node - 1]))] += counts[node];
+  }
+  return { counts, sizes: [[tree.size, 1]], ...tally(lengths, counts[0]) };
+}
+
+/** @type {(table: RankTable, tree: Choices, category: string | null) => Replay | null} */
+function replayLookUps(table, tree, category) {
+  if (!table.chains || !tree.isChain || !table.lengths.includes(tree.depth)) return null;
+  /** @type {number[]} */
+  const lengths = [];
+  /** @type {number[]} */
+  const sizes = [];
+  /** @type {(sums: number[], counts: number[]) => void} */
+  const add = (sums, counts) => counts.forEach((n, i) => { sums[i] = (sums[i] ?? 0) + n; });
+  for (const row of table.chains) {
+    if (row.length !== tree.depth || (category !== null && row.category !== category)) continue;
+    add(lengths, row.ends);
+    add(sizes, row.drafted);
+  }
+  const counts = Array.from({ length: tree.size + 1 }, (_, depth) =>
+    lengths.slice(depth).reduce((sum, count) => sum + (count ?? 0), 0));
+  /** @type {Points} */
+  const shares = sizes.map((count, n) => [n, count / counts[0]]);
+  return { counts, sizes: shares.filter(([, share]) => share), ...tally(lengths, counts[0]) };
+}
+
+/**
+ * @param {number[]} lengths steps by the length accepted
+ * @param {number} numSteps
+ */
+function tally(lengths, numSteps) {
+  let numAccepted = 0;
+  /** @type {number[]} */
+  const rates = [];
+  for (let depth = lengths.length - 1, reached = 0; depth > 0; depth -= 1) {
+    reached += lengths[depth] ?? 0;
+    numAccepted += depth * (lengths[depth] ?? 0);
+    rates[depth - 1] = reached / numSteps;
+  }
+  return { numSteps, numAccepted, mat: numSteps ? 1 + numAccepted / numSteps : null, rates };
+}
+
+/**
+ * Root positions of the first `most` steps that accepted the node.
+ * @type {(table: RankTable, tree: Choices, key: string, most: number,
+ *   category: string | null) => number[]}
+ */
+export function stepsThrough(table, tree, key, most, category) {
+  /** @type {number[]} */
+  const found = [];
+  if (table.chains) return found;
+  walkTexts(table, tree, category, (at, node) => {
+    if (found.length < most && isWithin(node ? tree.keys[node - 1] : "", key)) found.push(at);
+  });
+  return found;
+}
+
+// ---- prediction
+
+/** @type {(points: Points, n: number) => number} */
+export function curveAt(points, n) {
+  if (points.length === 1 || n <= points[0][0]) return points[0][1];
+  const right = points.findIndex(([rows]) => rows >= n);
+  const end = right < 1 ? points.length - 1 : right;
+  const [[r0, m0], [r1, m1]] = [points[end - 1], points[end]];
+  return m0 + (m1 - m0) / (r1 - r0) * (n - r0);
+}
+
+/**
+ * Rows that the drafting network runs per level: one per depth, or the nodes that have children.
+ * @param {Choices} tree
+ * @param {string | undefined} kind
+ * @returns {number[]}
+ */
+export function levelsOf(tree, kind) {
+  if (kind === "none") return [];
+  const rows = Array(tree.depth).fill(kind === "depth" ? 1 : 0);
+  if (kind === "expanded") {
+    for (const key of ["", ...tree.keys]) if (tree.childrenOf(key).length) rows[depthOf(key)] += 1;
+  }
+  return rows;
+}
+
+/** @type {(draft: Speed["draft"], levels: number[]) => number} */
+export function draftMs(draft, levels) {
+  if (!draft.points.length) return draft.start_ms;
+  return draft.start_ms + levels.reduce((sum, rows) => sum + curveAt(draft.points, rows), 0);
+}
+
+/**
+ * What a step takes and what that comes to; nulls while nothing is measured.
+ * @param {Speed | null} speed
+ * @param {number | null} mat
+ * @param {number[]} levels rows per level of the draft
+ * @param {Points} sizes drafted nodes, and the share of the steps that drafted so many
+ */
+export function predict(speed, mat, levels, sizes) {
+  if (!speed || mat === null) return { step_ms: null, tok_s: null, speedup: null, parts: null };
+  /** @type {(points: Points) => number} */
+  const mean = (points) => sizes.reduce((sum, [n, share]) => sum + share * curveAt(points, n + 1), 0);
+  const parts = { draft: draftMs(speed.draft, levels), verify: mean(speed.verify),
+    other: mean(speed.other) };
+  const step = parts.draft + parts.verify + parts.other;
+  const plain = curveAt(speed.verify, 1) + curveAt(speed.other, 1);
+  return { step_ms: step, tok_s: 1000 * mat / step, speedup: mat * plain / step, parts };
+}
+
+/**
+ * The prediction for trees that a drafter grew, whose sizes were counted.
+ * @param {Speed | null} speed
+ * @param {{ mat: number, levels: number[], counts: { nodes: Points }, steps: number }} drafted
+ */
+export function predictDrafted(speed, { mat, levels, counts, steps }) {
+  return predict(speed, mat, levels, counts.nodes.map(([n, count]) => [n, count / steps]));
+}

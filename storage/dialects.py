@@ -1,0 +1,112 @@
+"""What databases differ in: texts and floats they refuse, hints, and how SQLite is set up."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+
+BUSY_TIMEOUT_MS = 15_000
+_REFUSED = re.compile("[\\x00\ud800-\udfff]|\\\\(?=u[0-9a-f]{4})")
+_ESCAPE = re.compile(r"\\u([0-9a-f]{4})")
+
+
+class AnyText(sa.types.TypeDecorator[str]):
+    """Text with NULs or lone surrogates in it; those are stored as \\u and four digits."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
+        if value is None:
+            return None
+        return _REFUSED.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> str | None:
+        if value is None:
+            return None
+        return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), value)
+
+
+class Real(sa.Float[float]):
+    """A float that may be NaN; SQLite alone turns NaN into NULL, so there it is the text "nan"."""
+
+    def bind_processor(self, dialect: sa.Dialect) -> Callable[[Any], Any] | None:
+        if dialect.name != "sqlite":
+            return None
+        return lambda value: "nan" if isinstance(value, float) and math.isnan(value) else value
+
+    def result_processor(self, dialect: sa.Dialect, coltype: Any) -> Callable[[Any], Any]:
+        return lambda value: None if value is None else float(value)
+
+
+class Unindexed(sa.sql.expression.ColumnElement[Any]):
+    """A column that SQLite is not to look up in an index, for conditions that most rows may meet.
+
+    Without statistics its planner takes every index for selective, and reads the table row by row
+    in random order, several times slower than front to back.
+    """
+
+    inherit_cache = True
+    _traverse_internals = [("column", sa.sql.visitors.InternalTraversal.dp_clauseelement)]
+
+    def __init__(self, column: sa.ColumnElement[Any]) -> None:
+        self.column = column
+        self.type = column.type
+
+
+@compiles(Unindexed)
+def _plain(element: Unindexed, compiler: Any, **options: Any) -> str:
+    return str(compiler.process(element.column, **options))
+
+
+@compiles(Unindexed, "sqlite")
+def _unary_plus(element: Unindexed, compiler: Any, **options: Any) -> str:
+    return f"+{compiler.process(element.column, **options)}"
+
+
+def in_memory(url: sa.URL) -> bool:
+    return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
+
+
+def prepare(engine: sa.Engine) -> None:
+    """Set SQLite up: a write-ahead log, and transactions that queue for writing."""
+    if engine.dialect.name == "sqlite":
+        sa.event.listen(engine, "connect", _prepare_sqlite)
+        sa.event.listen(engine, "begin", _begin_sqlite)
+
+
+def _prepare_sqlite(connection: Any, record: Any) -> None:
+    """Write-ahead log, so that readers and the writer do not wait for each other."""
+    connection.isolation_level = None  # the driver begins late and never before DDL; we do
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.execute("PRAGMA foreign_keys=ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    """Writers take the write lock first, and so see what the writer before them left."""
+    reading = connection.get_execution_options().get("reading")
+    connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+@contextmanager
+def foreign_keys_off(connection: sa.Connection) -> Iterator[None]:
+    """SQLite changes a table by copy and drop; that drop must not cascade to steps and tags."""
+    driver: Any = connection.connection.dbapi_connection
+    if connection.dialect.name != "sqlite":
+        yield
+        return
+    driver.execute("PRAGMA foreign_keys=OFF")  # has no effect once a transaction has begun
+    try:
+        yield
+    finally:
+        driver.execute("PRAGMA foreign_keys=ON")

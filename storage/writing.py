@@ -1,0 +1,250 @@
+"""Writes runs: their rows, what makes them findable, and whole runs of another log."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from storage.query import FIGURES, read_whole
+from storage.records import (
+    Arrival,
+    NewRun,
+    RunDetail,
+    StepRow,
+    StorageError,
+    StoredRun,
+    UnknownRunError,
+)
+from storage.schema import (
+    dump,
+    fold,
+    labels,
+    prompt_id,
+    prompt_texts,
+    remarks,
+    run_details,
+    runs,
+    setup_id,
+    steps,
+    tags,
+    titles,
+)
+
+MAX_LABEL_CHARS = 64
+MAX_VALUE_CHARS = 500
+MAX_TAG_CHARS = 128
+MAX_TAGS = 50
+IMPORTED = "imported"
+BATCH = 500
+"""Ids in one statement; a database takes only so many."""
+_NOT_CONTENT = ("id", "setup_id", "prompt_id", "name", "note", "tags", "deleted")
+"""Ids, which follow from the rest, and what people change of a run."""
+
+
+def rows_of(run: NewRun | RunDetail, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A run's rows in `runs` and in `run_details`; `more` are values that it does not have."""
+    values = {
+        **{field.name: getattr(run, field.name) for field in fields(run)},
+        "setup_id": setup_id(
+            run.target, run.method, run.sampling, run.limits, run.dtype, run.device
+        ),
+        "prompt_id": prompt_id(run.prompt_text, run.messages, run.prompt_ids),
+        **more,
+    }
+    row = {name: values[name] for name in runs.c.keys() if name in values}
+    details = {name: values[name] for name in run_details.c.keys() if name in values}
+    return row, {**details, "run_id": values["id"]}
+
+
+def insert(
+    connection: sa.Connection,
+    new: Sequence[NewRun | RunDetail],
+    rows: Sequence[tuple[dict[str, Any], dict[str, Any]]],
+) -> None:
+    """Write runs' rows, tags and labels, and make them findable.
+
+    Raises:
+        StorageError: a tag or label is no text, or too long.
+    """
+    for run in new:
+        check_tags(run.tags)
+        _check_labels(run.labels)
+    connection.execute(runs.insert(), [row for row, _ in rows])
+    connection.execute(run_details.insert(), [details for _, details in rows])
+    texts = {row["prompt_id"]: run.prompt_text for run, (row, _) in zip(new, rows, strict=True)}
+    names = {name for run in new for name in (run.target, run.method_title)}
+    _write_folded(connection, prompt_texts.c.prompt_id, texts)
+    _write_folded(connection, titles.c.title, {name: name for name in names})
+    for run, (row, _) in zip(new, rows, strict=True):
+        write_tags(connection, row["id"], run.tags)
+        pairs = [{"run_id": row["id"], "key": k, "value": v} for k, v in run.labels.items()]
+        if pairs:
+            connection.execute(labels.insert(), pairs)
+
+
+def _write_folded(connection: sa.Connection, key: sa.Column[str], texts: Mapping[str, str]) -> None:
+    """Make texts findable by their keys; each is kept once."""
+    here = set(connection.execute(sa.select(key).where(key.in_(list(texts)))).scalars())
+    for name, text in texts.items():
+        if name in here:
+            continue
+        new = key.table.insert().values({key.name: name, "folded": fold(text)})
+        try:
+            with connection.begin_nested():
+                connection.execute(new)
+        except sa.exc.IntegrityError:
+            continue  # another process wrote it in between
+
+
+def write_remark(connection: sa.Connection, run_id: str) -> None:
+    """Make a run's name and note findable as they are now."""
+    connection.execute(remarks.delete().where(remarks.c.run_id == run_id))
+    wanted = sa.select(runs.c.name, run_details.c.note).join_from(runs, run_details)
+    name, note = connection.execute(wanted.where(runs.c.id == run_id)).one()
+    if name or note:
+        folded = fold(f"{name}\n{note}")
+        connection.execute(remarks.insert().values(run_id=run_id, folded=folded))
+
+
+def write_tags(connection: sa.Connection, run_id: str, new: Iterable[str]) -> None:
+    """Replace a run's tags."""
+    connection.execute(tags.delete().where(tags.c.run_id == run_id))
+    rows = [{"run_id": run_id, "tag": tag} for tag in dict.fromkeys(new)]
+    if rows:
+        connection.execute(tags.insert(), rows)
+
+
+def write_steps(connection: sa.Connection, run_id: str, new: Sequence[StepRow]) -> None:
+    """Add steps that are not stored yet."""
+    rows = [{"run_id": run_id, "index": step.index, "payload": step} for step in new]
+    if rows:
+        connection.execute(steps.insert(), rows)
+
+
+def figures_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a finished run's figures; what it has no figure for stays as it is."""
+    known = {**metrics, **(metrics.get("time_split") or {})}
+    return {key: known[key] for key in FIGURES if known.get(key) is not None}
+
+
+def check_tags(new: Sequence[str]) -> None:
+    """Raises StorageError: a tag is empty or too long, or there are too many."""
+    if len(new) > MAX_TAGS:
+        raise StorageError(f"A run must have at most {MAX_TAGS} tags, got {len(new)}.")
+    for tag in new:
+        if not (isinstance(tag, str) and tag.strip() and len(tag) <= MAX_TAG_CHARS):
+            raise StorageError(f"A tag must be 1 to {MAX_TAG_CHARS} characters, got {tag!r:.80}.")
+
+
+def _check_labels(new: Mapping[str, str]) -> None:
+    for key, value in new.items():
+        if not (isinstance(key, str) and 1 <= len(key) <= MAX_LABEL_CHARS):
+            raise StorageError(
+                f"A label's name must be text of 1 to {MAX_LABEL_CHARS} characters, got {key!r}."
+            )
+        if not (isinstance(value, str) and len(value) <= MAX_VALUE_CHARS):
+            raise StorageError(
+                f"Label {key} must be text of at most {MAX_VALUE_CHARS} characters, "
+                f"got {value!r:.80}."
+            )
+
+
+def known_ids(connection: sa.Connection, run_ids: Sequence[str]) -> list[list[str]]:
+    """The ids without repeats, a bounded number at a time.
+
+    Raises:
+        UnknownRunError: one of these is not in the log.
+    """
+    ids = list(dict.fromkeys(run_ids))
+    found = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
+    for some in found:
+        known = set(connection.execute(sa.select(runs.c.id).where(runs.c.id.in_(some))).scalars())
+        for run_id in some:
+            if run_id not in known:
+                raise UnknownRunError(f"No run {run_id!r:.80} is in the log.")
+    return found
+
+
+# ---- runs of another log
+
+
+def write_whole(connection: sa.Connection, new: Sequence[StoredRun]) -> tuple[Arrival, ...]:
+    """Add runs; one that is here already is left as it is, one whose id is taken gets a new id."""
+    arrivals: list[Arrival] = []
+    for batch in _without_repeats(new):
+        ids = [stored.run.id for stored in batch]
+        here = set(connection.execute(sa.select(runs.c.id).where(runs.c.id.in_(ids))).scalars())
+        added: list[StoredRun] = []
+        for stored in batch:
+            given, arrival = stored.run.id, Arrival(stored.run.id, stored.run.id, "added")
+            if given in here:
+                arrival = _arrival_of_known(connection, stored)
+            if arrival.kind != "known":
+                added.append(replace(stored, run=replace(stored.run, id=arrival.id)))
+            arrivals.append(arrival)
+        if added:
+            _insert_whole(connection, added)
+    return tuple(arrivals)
+
+
+def _without_repeats(new: Sequence[StoredRun]) -> list[list[StoredRun]]:
+    """Batches of bounded size in which every id occurs once."""
+    found: list[list[StoredRun]] = [[]]
+    seen: set[str] = set()
+    for stored in new:
+        if stored.run.id in seen or len(found[-1]) == BATCH:
+            found.append([])
+            seen = set()
+        seen.add(stored.run.id)
+        found[-1].append(stored)
+    return found
+
+
+def _arrival_of_known(connection: sa.Connection, stored: StoredRun) -> Arrival:
+    """What becomes of a run whose id is in the log: the same run, or another one."""
+    run, content = stored.run, content_of(stored)
+    # Beside the run that has its id may stand a copy that was renamed when it came before.
+    (row, _) = rows_of(run)
+    same = runs.c.setup_id == row["setup_id"], runs.c.created_at == run.created_at
+    copies = connection.execute(sa.select(runs.c.id).where(*same)).scalars().all()
+    for run_id in (run.id, *copies):
+        here = read_whole(connection, run_id)
+        if here is not None and content_of(here) == content:
+            return Arrival(run_id, run.id, "known")
+    return Arrival(secrets.token_hex(8), run.id, "renamed")
+
+
+def content_of(stored: StoredRun) -> str:
+    """What a run is, as text: equal for equal runs, NaN included; its id and marks left out."""
+    values = {k: v for k, v in asdict(stored.run).items() if k not in _NOT_CONTENT}
+    values["status"] = _status(stored.run)
+    values["created_at"] = stored.run.created_at.isoformat()
+    return dump([values, [asdict(step) for step in stored.steps]], sort_keys=True)
+
+
+def _status(run: RunDetail) -> str:
+    """A run that was still going when it was copied goes on elsewhere; here it ends."""
+    return "interrupted" if run.status == "running" else run.status
+
+
+def _insert_whole(connection: sa.Connection, new: Sequence[StoredRun]) -> None:
+    rows = [
+        rows_of(
+            stored.run,
+            status=_status(stored.run),
+            heartbeat_at=stored.run.created_at.replace(tzinfo=None),
+            owner=IMPORTED,
+            num_accepted=sum(len(step.accepted) for step in stored.steps),
+            metrics=stored.run.metrics or None,
+        )
+        for stored in new
+    ]
+    insert(connection, [stored.run for stored in new], rows)
+    for stored in new:
+        write_steps(connection, stored.run.id, stored.steps)
+        if stored.run.name or stored.run.note:
+            write_remark(connection, stored.run.id)

@@ -1,0 +1,105 @@
+"""Stands in for CUDA graphs on a processor.
+
+No faster than running the function again. It keeps what a CUDA graph keeps: fixed addresses, fixed
+Python values, no reading of values on the host; so everything around the capture is the same.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from engine.kernels.cuda.graphs import CaptureError, Capturer, CudaGraphs, Graph
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One operator: `fresh` are the outputs that it does not share with an input."""
+
+    run: Callable[[], Any]
+    fresh: tuple[tuple[int, Tensor], ...]
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[_Call] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        numbers = any(isinstance(x, bool | int | float) for x in tree_leaves(out))
+        if numbers or torch.Tag.dynamic_output_shape in func.tags:
+            raise CaptureError(f"{func} reads values on the host")
+        inputs = {_storage(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        outputs = [(i, x) for i, x in enumerate(tree_leaves(out)) if isinstance(x, Tensor)]
+        fresh = tuple((i, x) for i, x in outputs if _storage(x) not in inputs)
+        if fresh or func._schema.is_mutable:
+            self.calls.append(_Call(lambda: func(*args, **kwargs), fresh))
+        return out
+
+
+def _storage(x: Tensor) -> int:
+    return x.untyped_storage().data_ptr() or id(x)
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class _Tape(Generic[T]):
+    calls: tuple[_Call, ...]
+    results: T
+
+    @property
+    def num_bytes(self) -> int:
+        held = {_storage(x): x for call in self.calls for _, x in call.fresh}
+        return sum(x.untyped_storage().nbytes() for x in held.values())
+
+    def replay(self) -> None:
+        for call in self.calls:
+            out = tree_leaves(call.run())
+            for i, held in call.fresh:
+                held.copy_(out[i])
+
+
+class Tape:
+    """Captures operators one by one and replays them on the same memory, on any device."""
+
+    name = "a tape of operators"
+
+    def __init__(self) -> None:
+        self._tapes: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tape.num_bytes for tape in self._tapes)
+
+    def capture(self, run: Callable[[], T]) -> Graph[T]:
+        operators = _Operators()
+        with operators:
+            results = run()
+        tape = _Tape(tuple(operators.calls), results)
+        self._tapes.add(tape)
+        return tape
+
+
+CAPTURERS: dict[str, Callable[[], Capturer]] = {
+    "tape": Tape,
+    "graphs": lambda: CudaGraphs(torch.device("cuda")),
+}
+KINDS = ["tape", pytest.param("graphs", marks=pytest.mark.gpu)]
+"""Real graphs where the switch `--gpu` says that there is a device."""
+
+
+def device_of(name: str) -> torch.device:
+    return torch.device("cuda" if name == "graphs" else "cpu")

@@ -1,0 +1,169 @@
+"""Graphs show what transformers' modules show, at every size and across borders."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from engine.kernels.cuda.runner import ROWS, Inputs, row_bucket
+from engine.kernels.cuda.static_cache import context_bucket
+from engine.model.audit import disagreement, reference_logits
+from engine.model.target import Target
+from engine.proposal import Needs, Proposal, TargetOutput
+from engine.tree import TreeShape
+from tests.engine.cuda.targets import FAMILIES, captured, model_of, plain, runner_of
+from tests.engine.scripted import random_parents
+
+NEAR = {"rtol": 1e-4, "atol": 2e-4}
+ALL = Needs(hidden=True, layers=(0, 2, 3))
+LONG = {"max_position_embeddings": 2048}
+
+
+def assert_same(ours: TargetOutput, theirs: TargetOutput) -> None:
+    assert ours.logits.shape == theirs.logits.shape
+    torch.testing.assert_close(ours.logits, theirs.logits, **NEAR)
+    torch.testing.assert_close(ours.hidden, theirs.hidden, **NEAR)
+    torch.testing.assert_close(ours.layers, theirs.layers, **NEAR)
+
+
+def tokens_of(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(256) for _ in range(count)]
+
+
+def walk(
+    theirs: Target, ours: Target, sizes: list[int], *, prompt: int, room: int | None = None
+) -> None:
+    """Prefill, then verify random trees of these sizes and commit random paths, in both."""
+    rng = random.Random(4)
+    caches = {target: target.new_cache(room or prompt) for target in (theirs, ours)}
+    ids = tokens_of(rng, prompt)
+    assert_same(*(t.prefill(ids, caches[t], ALL) for t in (ours, theirs)))
+    for size in sizes:
+        shape = TreeShape(random_parents(rng, size))
+        proposal = Proposal(torch.tensor(tokens_of(rng, size)), shape)
+        assert_same(*(t.verify(proposal, caches[t], ALL) for t in (ours, theirs)))
+        path = (0, *shape.path_to(rng.randrange(size)))
+        for cache in caches.values():
+            cache.commit(path)
+    for cache in caches.values():
+        cache.free()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_graphs_show_what_modules_show(name: str) -> None:
+    model = model_of(name)
+    theirs, ours = plain(model), captured(model)
+    assert ours.environment()["forward"] == "transformers' modules, a tape of operators"
+    walk(theirs, ours, [1, 7, 1, 12, 5, 20, 1], prompt=17)
+    assert {size.rows for size in runner_of(ours).sizes} == {1, 8, 12, 6, 24}
+
+
+def test_the_check_at_loading_takes_graphs_and_finds_a_wrong_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = model_of("llama")
+    expected = reference_logits(plain(model))
+    ours = captured(model)
+    assert disagreement(ours, expected) is None
+    assert len(runner_of(ours).sizes) == 2, "one row and a tree are run by graphs"
+    monkeypatch.setattr(Inputs, "places", lambda self: self._length + self._order.flip(0))
+    assert "other logits" in str(disagreement(captured(model), expected))
+
+
+def test_contexts_cross_the_borders_of_their_sizes() -> None:
+    model = model_of("llama", **LONG)
+    theirs, ours = plain(model), captured(model)
+    walk(theirs, ours, [30, 29, 31] * 5, prompt=215, room=500)
+    assert {size.context for size in runner_of(ours).sizes} >= {256, 384}
+    sizes = runner_of(ours).sizes
+    walk(theirs, ours, [30, 28], prompt=260, room=500)
+    assert runner_of(ours).sizes == sizes, "a second text needs no graph of its own"
+
+
+def test_a_replay_depends_on_nothing_that_a_text_before_it_left_behind() -> None:
+    model = model_of("llama", **LONG)
+    theirs, ours = plain(model), captured(model)
+    cache = ours.new_cache(300)
+    ours.prefill([1, 2, 3], cache, Needs())
+    with torch.inference_mode():
+        for buffer in cache._buffers:
+            buffer.fill_(float("nan"))
+    cache.free()
+    walk(theirs, ours, [8, 1, 8], prompt=5)
+
+
+def test_results_outlast_the_next_forward() -> None:
+    ours = captured(model_of("llama"))
+    cache = ours.new_cache(32)
+    ours.prefill([1, 2, 3], cache, Needs())
+    first = ours.verify(Proposal(torch.tensor([5]), TreeShape.chain(0)), cache, ALL)
+    kept = first.logits.clone()
+    ours.verify(Proposal(torch.tensor([9]), TreeShape.chain(0)), cache, ALL)
+    assert torch.equal(first.logits, kept)
+
+
+def test_more_rows_than_any_size_and_prompts_are_run_eagerly() -> None:
+    model = model_of("llama", **LONG)
+    theirs, ours = plain(model), captured(model)
+    walk(theirs, ours, [ROWS[-1] + 1, 150], prompt=20)
+    assert not runner_of(ours).sizes
+
+
+def test_a_second_cache_at_the_same_time_is_an_ordinary_one() -> None:
+    model = model_of("llama")
+    theirs, ours = plain(model), captured(model)
+    first = ours.new_cache(64)
+    walk(theirs, ours, [1, 7], prompt=9)
+    assert not runner_of(ours).sizes
+    first.free()
+    walk(theirs, ours, [1, 7], prompt=9)
+    assert len(runner_of(ours).sizes) == 2
+
+
+def test_a_cache_that_is_dropped_without_a_word_is_lent_again() -> None:
+    ours = captured(model_of("llama"))
+    first = ours.new_cache(64)
+    del first
+    assert type(ours.new_cache(64)).__name__ == "StaticCache"
+
+
+def test_a_growing_cache_keeps_its_rows_and_forgets_its_graphs() -> None:
+    model = model_of("llama", **LONG)
+    theirs, ours = plain(model), captured(model)
+    rng = random.Random(1)
+    caches = {target: target.new_cache(8) for target in (theirs, ours)}
+    assert caches[ours].capacity == 256
+    for count in (200, 1, 60, 3, 300, 8, 1):
+        ids = tokens_of(rng, count)
+        assert_same(*(t.prefill(ids, caches[t], ALL) for t in (ours, theirs)))
+    assert caches[ours].capacity >= 573
+    assert {size.context for size in runner_of(ours).sizes} == {768}
+
+
+def test_memory_is_accounted() -> None:
+    ours = captured(model_of("llama"))
+    assert ours.environment()["static_cache_bytes"] == 0
+    walk(plain(model_of("llama")), ours, [4], prompt=9)
+    found = ours.environment()
+    layers, slots, heads, head_dim, rows = 3, 2, 2, 8, 256
+    assert found["static_cache_bytes"] == layers * slots * heads * head_dim * rows * 4
+    assert found["graph_bytes"] > 4 * ours.vocab_size * 4
+    assert found["cuda_graphs"] == "used"
+
+
+@pytest.mark.parametrize(
+    ("rows", "bucket"), [(1, 1), (5, 6), (60, 64), (65, 96), (128, 128), (129, None)]
+)
+def test_rows_take_the_smallest_size_that_holds_them(rows: int, bucket: int | None) -> None:
+    assert row_bucket(rows) == bucket
+
+
+def test_contexts_take_the_smallest_size_that_holds_them() -> None:
+    assert [context_bucket(n) for n in (1, 256, 257, 385, 512, 513, 769, 3000)] == [
+        256, 256, 384, 512, 512, 768, 1024, 3072,
+    ]  # fmt: skip
+    for n in range(1, 20_000, 7):
+        bucket = context_bucket(n)
+        assert n <= bucket < max(257, 1.5 * n + 1)

@@ -1,0 +1,51 @@
+"""Figures of a report: what they show is the report's own numbers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from playground.experiments.report.plots import GREY, PLOTS, report_figure
+from playground.experiments.report.report import make_report
+from tests.playground.bench.requests import measured, plan_of
+
+REQUESTS = [
+    measured(),
+    measured(prompt="2", group="maths"),
+    measured("a", decode_s=0.2, num_steps=2, num_accepted=2, at_least=(2, 1)),
+    measured("a", prompt="2", group="maths", decode_s=0.1, num_steps=2, num_accepted=2),
+    measured("b", decode_s=0.8),
+]
+REPORT = make_report(plan_of("plain", "a", "b"), REQUESTS)
+
+
+def drawn(kind: str) -> dict[str, Any]:
+    figure: dict[str, Any] = json.loads(report_figure(REPORT, REQUESTS, kind).to_json())
+    return {trace["name"]: trace for trace in figure["data"]}
+
+
+@pytest.mark.parametrize("kind", PLOTS)
+def test_every_figure_is_plain_json_without_a_background(kind: str) -> None:
+    figure = json.loads(report_figure(REPORT, REQUESTS, kind).to_json())
+    assert figure["data"] and figure["layout"]["paper_bgcolor"] == "rgba(0,0,0,0)"
+    empty = make_report(plan_of("plain", "a"), [])
+    assert report_figure(empty, [], kind).to_json()
+
+
+def test_speedups_stand_by_kind_of_task_with_their_spread() -> None:
+    bars = drawn("speedup")
+    assert list(bars) == ["a", "b"] and bars["a"]["x"] == ["chat", "maths", "overall"]
+    assert bars["a"]["y"] == pytest.approx([2, 4, 8 / 3])
+    assert bars["b"]["y"] == [pytest.approx(0.5), None, pytest.approx(0.5)]
+
+
+def test_positions_split_and_latency_are_the_reports() -> None:
+    assert drawn("positions")["a"]["y"] == pytest.approx([50, 25])
+    split = drawn("split")
+    assert split["verify"]["y"] == ["plain", "a", "b"]
+    assert split["verify"]["x"] == pytest.approx([100, 200, 100])
+    boxes = drawn("latency")
+    assert boxes["a"]["y"] == pytest.approx([300, 200])
+    assert boxes["plain"]["marker"]["color"] == GREY != boxes["a"]["marker"]["color"]

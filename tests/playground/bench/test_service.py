@@ -1,0 +1,257 @@
+"""What the Benchmark page asks: forms, jobs of the engine, reports, and a killed server."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import ConfigError
+from playground.experiments.benchmarks import Benchmarks
+from playground.experiments.finished import runs_of
+from playground.host.runner import EngineHost
+from storage import RunLog, StorageError
+from tests.playground.asks import start as generate
+from tests.playground.tiny import tiny_catalog
+
+ROOT = Path(__file__).parents[3]
+WAIT_S = 240.0
+
+
+@pytest.fixture
+def service(host: EngineHost) -> Benchmarks:
+    return Benchmarks(host)
+
+
+def asked(*names: str, **changes: Any) -> dict[str, Any]:
+    """A form over the two starter prompts."""
+    configurations = [
+        {"method": "scripted", "name": name, "settings": {}} for name in names or ("scripted",)
+    ]
+    form = {
+        "target": "tiny",
+        "dtype": "float32",
+        "suites": ["starter"],
+        "categories": [],
+        "configurations": configurations,
+        "extent": {"repeats": "1"},
+        "limits": {"max_new_tokens": "8", "ignore_eos": True},
+        "sampling": {},
+    }
+    return {**form, **changes}
+
+
+def until(true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < deadline, "never came true"
+        time.sleep(0.02)
+
+
+def finished(service: Benchmarks, benchmark_id: str) -> dict[str, Any]:
+    """The benchmark, once this server is done with it."""
+    until(lambda: not service.look(benchmark_id)["here"])
+    return service.look(benchmark_id)
+
+
+def test_a_benchmark_runs_and_its_report_is_read_once(service: Benchmarks) -> None:
+    benchmark_id = service.start(asked())
+    shown = finished(service, benchmark_id)
+    assert (shown["status"], shown["num_requests"], shown["error"]) == ("completed", 4, None)
+    assert shown["report"]["num_done"] == 4
+    assert shown["report"]["groups"] == ("chat", "code")
+    assert shown["conditions"]["dtype"] == "float32" and shown["conditions"]["concurrency"] == 1
+    json.dumps(shown)
+    again = service.look(benchmark_id, shown["version"])
+    assert "report" not in again and again["version"] == shown["version"]
+    assert [head["id"] for head in service.newest()] == [benchmark_id]
+    assert len(service.file(benchmark_id, "requests.csv").splitlines()) == 5
+
+
+def test_a_report_grows_while_it_runs(service: Benchmarks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("playground.experiments.benchmarks.REPORT_EVERY_S", 0.0)
+    form = asked(extent={"repeats": "3"})
+    form["configurations"][0]["settings"] = {"delay_ms": "15"}
+    benchmark_id = service.start(form)
+    counts = set()
+    while (shown := service.look(benchmark_id))["here"]:
+        counts.add(shown["report"]["num_done"])
+        time.sleep(0.02)
+    assert len(counts) > 2 and max(counts) <= 12
+
+
+def test_stopping_and_resuming_through_the_service(service: Benchmarks, log: RunLog) -> None:
+    form = asked(extent={"repeats": "3"})
+    form["configurations"][0]["settings"] = {"delay_ms": "15"}
+    benchmark_id = service.start(form)
+    with pytest.raises(ConfigError, match="running already"):
+        service.resume(benchmark_id)
+    until(lambda: sum(run.status == "completed" for run in runs_of(log, benchmark_id)) >= 3)
+    service.stop(benchmark_id)
+    shown = finished(service, benchmark_id)
+    assert shown["status"] == "cancelled" and 3 <= shown["report"]["num_done"] < 12
+    with pytest.raises(ConfigError, match="not run by this server"):
+        service.stop(benchmark_id)
+    service.resume(benchmark_id)
+    shown = finished(service, benchmark_id)
+    assert shown["status"] == "completed" and shown["report"]["num_done"] == 12
+
+
+def test_a_run_of_a_tab_neither_ends_nor_overtakes_a_benchmark(
+    service: Benchmarks, host: EngineHost
+) -> None:
+    benchmark_id = service.start(asked())
+    run = generate(host, owner="tab")
+    assert finished(service, benchmark_id)["status"] == "completed"
+    assert run.over.wait(WAIT_S) and run.state == "completed"
+
+
+def test_one_that_is_stopped_in_the_queue_can_be_resumed(
+    service: Benchmarks, host: EngineHost
+) -> None:
+    blocking = generate(host, settings={"delay_ms": "60"}, limits={"max_new_tokens": "200"})
+    benchmark_id = service.start(asked())
+    progress = service.look(benchmark_id)["progress"]
+    assert progress["words"] == "waiting for the engine, 1 ahead"
+    service.stop(benchmark_id)
+    blocking.cancel()
+    shown = finished(service, benchmark_id)
+    assert shown["status"] == "cancelled" and shown["report"]["num_done"] == 0
+
+
+def test_what_breaks_is_said_and_kept(service: Benchmarks) -> None:
+    form = asked()
+    form["configurations"][0]["settings"] = {"fail_at": "1"}
+    benchmark_id = service.start(form)
+    shown = finished(service, benchmark_id)
+    assert shown["status"] == "failed" and "Something broke" in shown["error"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"target": "x"}, "target must be one of"),
+        ({"dtype": "int8"}, "dtype must be one of"),
+        ({"suites": []}, "No suite is ticked"),
+        ({"suites": ["x"]}, "suites must be some of"),
+        ({"suites": "starter"}, "suites must be a valid list"),
+        ({"categories": ["maths"]}, "categories must be some of"),
+        ({"configurations": []}, "1 to 12 configurations"),
+        ({"configurations": [{"method": "x", "name": "y"}]}, "method must be one of"),
+        ({"configurations": [{"method": "scripted", "name": " "}]}, "name must have 1 to 60"),
+        ({"configurations": [{"method": "scripted", "name": "a\nb"}]}, "printable"),
+        ({"configurations": [5]}, "must be a valid dictionary"),
+        ({"extent": {"repeats": "0"}}, "repeats must be"),
+        ({"extent": {"colour": "0"}}, "colour is not a setting"),
+        ({"limits": {"max_new_tokens": "many"}}, "max_new_tokens must be"),
+        ({"limits": 3}, "limits must be a valid dictionary"),
+        ({"sampling": {"temperature": "-1"}}, "temperature must be"),
+    ],
+)
+def test_a_wrong_form_is_one_sentence(
+    service: Benchmarks, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        service.start(asked(**changes))
+    assert service.newest() == []
+
+
+def test_settings_of_a_configuration_are_checked_and_kept(service: Benchmarks) -> None:
+    form = asked("a", "b")
+    form["configurations"][1]["settings"] = {"max_draft_len": "2"}
+    plan = service.plan(form)
+    assert (len(plan.items), len(plan.configurations), plan.repeats) == (2, 3, 1)
+    assert plan.num_requests == 6
+    form["configurations"][1]["settings"] = {"max_draft_len": "99"}
+    with pytest.raises(ConfigError, match="max_draft_len must be"):
+        service.plan(form)
+    with pytest.raises(ConfigError, match="Two configurations are named a"):
+        service.plan(asked("a", "a"))
+
+
+def test_files_of_the_browser_become_suites(service: Benchmarks) -> None:
+    text = '{"question_id": 1, "category": "qa", "turns": ["Who?"]}\n'
+    key = service.add_file("question.jsonl", text)
+    suite = service.suites[key]
+    assert (suite.title, len(suite.prompts)) == ("question.jsonl", 1)
+    assert len(service.plan(asked(suites=[key])).items) == 1
+    with pytest.raises(ConfigError, match="bad.json, line 1 is not JSON"):
+        service.add_file("bad.json", "{")
+    with pytest.raises(ConfigError, match="must have a name and a text"):
+        service.add_file("", text)
+
+
+@pytest.mark.parametrize("benchmark_id", ["nothing", "", "x" * 99, "\x00"])
+def test_an_unknown_benchmark_is_one_sentence(service: Benchmarks, benchmark_id: str) -> None:
+    for ask in (service.look, service.resume, service.stop):
+        with pytest.raises(ConfigError):
+            ask(benchmark_id)
+    with pytest.raises(ConfigError, match="name must be one of"):
+        service.file(benchmark_id, "../secrets")
+
+
+SERVER = """
+import sys, time
+from pathlib import Path
+from playground.experiments.benchmarks import Benchmarks
+from playground.host.runner import EngineHost
+from storage import RunLog
+from tests.playground.bench.test_service import asked
+from tests.playground.tiny import tiny_catalog
+log = RunLog.open(sys.argv[1])
+host = EngineHost(log, tiny_catalog(Path(sys.argv[2])), cache_dir=Path(sys.argv[3]), device="cpu")
+Benchmarks(host).start(asked(extent={"repeats": "10"}))
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_server_loses_one_request_and_a_new_one_completes_the_rest(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    db = tmp_path / "runs.db"
+    words = [str(db), str(tiny_folder), str(tmp_path / "cache")]
+    process = subprocess.Popen([sys.executable, "-c", SERVER, *words], cwd=ROOT)
+
+    def done() -> list[str]:
+        try:
+            log = RunLog.open(str(db))
+        except StorageError:  # the other process is creating it
+            return []
+        try:
+            found = log.benchmarks.list(1)
+            runs = runs_of(log, found[0].id) if found else ()
+            return [run.id for run in runs if run.status == "completed"]
+        finally:
+            log.close()
+
+    try:
+        until(lambda: process.poll() is not None or (db.exists() and len(done()) >= 3))
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    log = RunLog.open(str(db))
+    host = EngineHost(log, tiny_catalog(tiny_folder), cache_dir=tmp_path / "cache", device="cpu")
+    service = Benchmarks(host)
+    try:
+        (head,) = service.newest()
+        assert head["status"] == "interrupted" and not head["here"]
+        before = [run for run in runs_of(log, head["id"])]
+        kept = {run.id for run in before if run.status == "completed"}
+        assert 3 <= len(kept) < 40 and len(before) - len(kept) <= 1
+        service.resume(head["id"])
+        shown = finished(service, head["id"])
+        assert (shown["status"], shown["report"]["num_done"]) == ("completed", 40)
+        after = [run for run in runs_of(log, head["id"]) if run.status == "completed"]
+        assert len(after) == 40 and kept <= {run.id for run in after}
+    finally:
+        host.close()
+        log.close()

@@ -1,0 +1,168 @@
+"""The page's replay of a tree equals the engine's, figure by figure."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.drafters.draft_target import DraftTargetConfig
+from engine.drafters.eagle.methods import EagleConfig
+from engine.drafters.medusa import MedusaConfig
+from engine.tree import ChoiceTree
+from engine.tuning.latency import Clock, DraftLatency, LatencyCurve, OtherCurve
+from engine.tuning.ranks import ChainSteps, RankTable
+from engine.tuning.replay import replay, replay_chain
+from playground.trees.latency import levels_kind, speed_row
+from playground.trees.methods import TreeMethod
+from playground.trees.tables import pack
+from storage import Artifact
+from tests.playground.tree_tiny import made_up_table, random_tree
+from tests.scripts.conftest import Scripts
+
+MODULES = ("tree/model.js", "tree/replay.js")
+REPLAY = """([packed, trees, category], { model, replay }) => {
+  const table = replay.unpackTable(packed);
+  return trees.map((paths) => {
+    const made = replay.replayTree(table, new model.Choices(paths), category);
+    return made && { ...made, counts: Array.from(made.counts) };
+  });
+}"""
+
+
+@pytest.mark.parametrize(
+    ("table", "category"),
+    [
+        (made_up_table(), None),
+        (made_up_table(), "code"),
+        (made_up_table(positions=37, texts=5, ranks=4, seed=1), None),
+        (made_up_table(positions=900, texts=3, depths=8, ranks=300, seed=2), None),
+    ],
+)
+def test_every_figure_equals_the_engines(
+    scripts: Scripts, table: RankTable, category: str | None
+) -> None:
+    trees = [
+        random_tree(n, depth=table.depths, ranks=min(6, table.num_ranks), seed=n)
+        for n in range(1, 65, 7)
+    ]
+    got = scripts.evaluate(
+        REPLAY, [pack(table), [tree.as_lists() for tree in trees], category], *MODULES
+    )
+    for tree, found in zip(trees, got, strict=True):
+        wanted = replay(table, tree, category=category)
+        assert wanted.nodes is not None
+        assert found["counts"] == [wanted.num_steps, *wanted.nodes.accepts[1:].tolist()]
+        assert found["numSteps"] == wanted.num_steps
+        assert found["numAccepted"] == wanted.num_accepted
+        assert found["mat"] == wanted.mat
+        assert tuple(found["rates"]) == wanted.position_rates
+        assert found["sizes"] == [[len(tree), 1]]
+
+
+def test_look_up_chains_equal_the_engines(scripts: Scripts) -> None:
+    table = looked_up(made_up_table(positions=200, texts=6))
+    chains = {length: ChoiceTree.chain(length) for length in (1, 2, 3, 5)}
+    lists = [tree.as_lists() for tree in chains.values()]
+    for category in (None, "math"):
+        got = scripts.evaluate(REPLAY, [pack(table), lists, category], *MODULES)
+        for length, found in zip(chains, got, strict=True):
+            if length not in table.chains:
+                assert found is None
+                continue
+            wanted = replay_chain(table, length, category=category)
+            assert (found["mat"], found["numSteps"]) == (wanted.mat, wanted.num_steps)
+            assert tuple(found["rates"]) == wanted.position_rates
+            drafted = sum(size * share for size, share in found["sizes"])
+            assert drafted == pytest.approx(wanted.num_drafted / wanted.num_steps)
+
+
+def looked_up(table: RankTable) -> RankTable:
+    """The table with made-up steps of a drafter that looks up, for three draft lengths."""
+    draw = np.random.default_rng(3)
+    chains = {}
+    for length in (1, 3, 5):
+        roots = np.flatnonzero(draw.random(table.num_positions) < 0.7).astype(np.int32)
+        drafted = draw.integers(0, length + 1, len(roots)).astype(np.int16)
+        accepted = np.minimum(drafted, draw.integers(0, length + 1, len(roots))).astype(np.int16)
+        chains[length] = ChainSteps(roots, accepted, drafted)
+    empty = np.empty((table.num_positions, 0), dtype=np.int16)
+    return RankTable(
+        empty, 1, table.texts, table.categories, table.token_ids, table.token_starts, chains
+    )
+
+
+CONFIGS = (MedusaConfig(), EagleConfig(), DraftTargetConfig(max_draft_len=3))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.decoding_type))
+def test_the_prediction_equals_the_engines(scripts: Scripts, config: Any) -> None:
+    chain = isinstance(config, DraftTargetConfig)
+    method = TreeMethod("m", "M", config)
+    clock = Clock(
+        LatencyCurve((1, 4, 16, 64), (20.0, 21.5, 30.0, 71.0), 256),
+        OtherCurve((1, 16), (0.4, 1.1)),
+        DraftLatency(config.decoding_type, 0.7, (1, 4, 16), (0.2, 0.3, 1.0)),
+    )
+    made = Artifact(
+        id="a",
+        kind="latency",
+        key={"device": "cpu", "dtype": "float32"},
+        meta={},
+        created_at=datetime(2026, 1, 1),
+        run_id=None,
+        benchmark_id=None,
+    )
+    speed = json.loads(json.dumps(speed_row(clock, method, made)))
+    assert speed["levels"] == levels_kind(method)
+    for n in (1, 9, 40, 100):
+        tree = ChoiceTree.chain(min(n, 9)) if chain else random_tree(n, depth=6, ranks=9, seed=n)
+        shape = config.with_tree(tree).draft_shape()
+        wanted = clock.predict(2.5, levels=shape.levels, num_nodes=len(tree))
+        found = scripts.evaluate(
+            """([speed, paths], { model, replay }) => {
+              const made = new model.Choices(paths), levels = replay.levelsOf(made, speed.levels);
+              return replay.predict(speed, 2.5, levels, [[made.size, 1]]);
+            }""",
+            [speed, tree.as_lists()],
+            *MODULES,
+        )
+        assert found["tok_s"] == pytest.approx(wanted.tok_s, rel=1e-12)
+        assert found["step_ms"] == pytest.approx(wanted.step_ms, rel=1e-12)
+        assert found["speedup"] == pytest.approx(wanted.speedup, rel=1e-12)
+
+
+def test_example_steps_go_through_the_node(scripts: Scripts) -> None:
+    table, tree = made_up_table(positions=500, texts=4), ChoiceTree.parse("[[0],[1],[0,0]]")
+    rows = scripts.evaluate(
+        """([packed, paths], { model, replay }) => replay.stepsThrough(
+             replay.unpackTable(packed), new model.Choices(paths), "0.0", 200, null)""",
+        [pack(table), tree.as_lists()],
+        *MODULES,
+    )
+    steps = replay(table, tree).roots.tolist()
+    assert rows and set(rows) <= set(steps)
+    assert all(table.ranks[row][:2].tolist() == [0, 0] for row in rows)
+    missed = set(steps) - set(rows)
+    assert all(table.ranks[row][:2].tolist() != [0, 0] for row in missed)
+
+
+def test_a_large_replay_takes_milliseconds(scripts: Scripts) -> None:
+    tree = random_tree(64, depth=5, ranks=8, seed=0)
+    median_ms = scripts.evaluate(
+        """([packed, paths], { model, replay }) => {
+          const table = replay.unpackTable(packed), made = new model.Choices(paths), taken = [];
+          for (let i = 0; i < 15; i += 1) {
+            const began = performance.now();
+            replay.replayTree(table, made);
+            taken.push(performance.now() - began);
+          }
+          return taken.sort((a, b) => a - b)[7];
+        }""",
+        [pack(made_up_table()), tree.as_lists()],
+        *MODULES,
+    )
+    assert median_ms < 25

@@ -1,0 +1,144 @@
+"""Adding a method is adding one file: it appears everywhere, is tuned, and its export says no."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import engine.drafters
+from engine.config import Limits
+from engine.drafters import methods, parse_method
+from engine.interop import ENGINES, export_method
+from engine.tree import ChoiceTree
+from engine.tuning.build import build_drafter
+from engine.tuning.ranks import measure_ranks
+from engine.tuning.redraft import Redrafter
+from engine.tuning.replay import replay
+from engine.tuning.timing import measure_draft
+from playground.host.catalog import Catalog
+from playground.host.controls import controls_of
+from playground.trees.methods import tree_methods
+from storage import RunLog, RunQuery
+from tests.engine.tuning.runs import ran, texts_of
+from tests.models import save_tiny, tiny_target, workbench
+from tests.test_cli import generate
+
+ONE_FILE = '''
+"""Drafts the tokens that follow the root by number: rank r below a node is its token + r + 1."""
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+
+from engine.drafters.base import Drafter
+from engine.drafters.method import DraftShape, MethodConfig
+from engine.proposal import Proposal
+from engine.tree import ChoicePaths, ChoiceTree
+
+
+class SuccessorConfig(MethodConfig):
+    title: ClassVar[str] = "Successor"
+    summary: ClassVar[str] = "Counts on."
+
+    decoding_type: Literal["Successor"] = "Successor"
+    successor_choices: ChoicePaths = Field(((0,), (1,), (0, 0)), description="tree of ranks")
+
+    def build(self, bench):
+        return SuccessorDrafter(self, bench.target)
+
+    @property
+    def offline(self):
+        return True
+
+    def draft_shape(self):
+        tree = ChoiceTree(self.successor_choices)
+        return DraftShape((), tree.depth, len(tree))
+
+
+class SuccessorDrafter(Drafter):
+    def __init__(self, config, target):
+        self.tree, self.vocab = ChoiceTree(config.successor_choices), target.vocab_size
+
+    def start(self, start):
+        self.root = start.root
+
+    def propose(self, max_depth):
+        tokens = [self.root + sum(rank + 1 for rank in path) for path in ((), *self.tree.paths)]
+        drafted = torch.tensor(tokens) % self.vocab
+        return Proposal(drafted, self.tree.shape, self.tree.ranks).cut(max_depth)
+
+    def observe(self, outcome):
+        self.root = outcome.next_root
+
+    def ranks(self, reading, depths):
+        roots = reading.tokens[reading.first :][: reading.text.num_roots, None]
+        path = torch.cat([roots, reading.true_tokens(depths)], dim=1)
+        return (path.diff(dim=1) - 1) % self.vocab
+'''
+
+
+@pytest.fixture(autouse=True)
+def one_file_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "successor.py").write_text(ONE_FILE)
+    monkeypatch.setattr(engine.drafters, "__path__", [*engine.drafters.__path__, str(tmp_path)])
+    yield
+    sys.modules.pop("engine.drafters.successor", None)
+
+
+def test_it_is_in_the_catalog_with_its_controls_and_on_the_tree_page() -> None:
+    catalog = Catalog.shipped()
+    target = next(iter(catalog.targets))
+    assert "type:Successor" in [key for _, key in catalog.method_choices(target)]
+    controls = controls_of(methods()["Successor"].parse({}))
+    assert "successor_choices" in [control["name"] for control in controls]
+    found = {method.key: method for method in tree_methods(catalog, target)}
+    assert found["type:Successor"].kind == "tree" and len(found["type:Successor"].tree) == 3
+
+
+def test_the_command_line_runs_it_and_the_log_keeps_its_trees(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model", eos_token_id=None)
+    common = ("--prompt-ids", "72,101,108", "--max-new-tokens", 12, "--json")
+    plain = generate(folder, *common, "--method", "Autoregressive")
+    ours = generate(
+        folder, *common, "--method", "Successor", "--set", "successor_choices=[[0],[1],[1,0]]"
+    )
+    log = RunLog.open(str(folder / "runs.sqlite3"))
+    row, other = log.find(RunQuery()).rows
+    runs = {run.decoding_type: log.get(run.id) for run in (row, other)}
+    mine, theirs = runs["Successor"], runs["Autoregressive"]
+    assert mine is not None and theirs is not None and mine.output_ids == theirs.output_ids
+    assert list(log.steps(mine.id))[0].parents == (-1, 0, 0, 2)
+    assert "Successor" in ours.output and plain.output
+    log.close()
+
+
+def test_it_is_measured_replayed_and_drafted_again_like_any_other() -> None:
+    # A target of few tokens follows the root by number often enough.
+    bench = workbench(tiny_target(vocab_size=8, eos_token_id=None))
+    limits = Limits(max_new_tokens=40, ignore_eos=True)
+    texts = texts_of(bench, [[1, 2, 3], [5, 4]], limits)
+    config: Any = parse_method({"decoding_type": "Successor"})
+    table = measure_ranks(config, bench, texts, depths=2)
+    tree = ChoiceTree.parse([[0], [2], [0, 0], [0, 1]])
+    chosen = config.with_tree(tree)
+    again = Redrafter(config, bench, texts, tail=2).draft(chosen)
+    real = [
+        ran(bench.target, build_drafter(chosen, bench), text.prompt_ids, limits).accepted
+        for text in texts
+    ]
+    accepted = sum(sum(lengths) for lengths in real)
+    assert accepted > 0 and replay(table, tree).num_accepted == accepted == again.num_accepted
+    assert measure_draft(config, bench, context_len=8, repeats=1).rows == ()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_engine_that_does_not_know_it_cannot_take_it(engine: str) -> None:
+    config = parse_method({"decoding_type": "Successor"})
+    export = export_method(config, ENGINES[engine], target="owner/target")
+    assert export.verdict == "not taken" and not export.files
+    assert export.refusal.endswith(".")
