@@ -32,7 +32,7 @@ from benchmarks import random_heads, random_llama
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
-from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.base import BuildContext, Drafter, Start
 from engine.kernels.cuda.graphs import Capturer, CudaGraphs
 from engine.kernels.cuda.runner import GraphRunner
 from engine.model.loading import pick_device
@@ -313,11 +313,11 @@ def _row(shape: str, way: str, target: Target, bench: Bench, read: int, folder: 
     return row
 
 
-def _bench(target: Target) -> Workbench:
+def _bench(target: Target) -> BuildContext:
     def nothing(name: Any) -> Any:
         raise AssertionError(f"{name} is not needed here")
 
-    return Workbench(target, nothing, nothing)
+    return BuildContext(target, nothing, nothing)
 
 
 def _eagle(target: Target, folder: Path) -> Drafter:

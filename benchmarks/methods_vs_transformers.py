@@ -29,7 +29,7 @@ import presets
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
-from engine.drafters.base import Drafter, Workbench
+from engine.drafters.base import BuildContext, Drafter
 from engine.model.loading import load_target
 from engine.model.target import Target
 from engine.steps import End
@@ -91,7 +91,7 @@ def _contestants(target: Target, limits: Limits) -> dict[str, Callable[[list[int
     def load(_: object) -> Target:
         return load_target(spec, dtype=target.companion_dtype, cache_dir=paths.cache_dir())
 
-    bench = Workbench(target, presets.resolve, load, locate=presets.locate)
+    bench = BuildContext(target, presets.resolve, load, locate=presets.locate)
     draft = presets.methods()[DRAFTER].config
     # A pool of each run's own: it must not remember the answers from the round before.
     ngram = presets.methods()["ngram"].config.replace(is_public_pool=False)

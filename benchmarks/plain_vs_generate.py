@@ -25,7 +25,7 @@ import presets
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
-from engine.drafters.base import Drafter, Workbench
+from engine.drafters.base import BuildContext, Drafter
 from engine.metrics import measure
 from engine.model.loading import load_target
 from engine.model.target import Target
@@ -50,7 +50,7 @@ def main() -> None:
     prompts = {p.category: p for p in presets.suites()["starter"].prompts if not p.raw}
     chat, summary = prompts["chat"].turns[0], prompts["summarisation"].turns[0]
     limits = Limits(max_new_tokens=options.tokens, ignore_eos=True)
-    bench = Workbench(target, presets.resolve, lambda spec: target)
+    bench = BuildContext(target, presets.resolve, lambda spec: target)
     plain = parse_method({"decoding_type": "Autoregressive"}).build(bench)
     # A pool of each run's own: it must not remember the answer from the round before.
     ngram = presets.methods()["ngram"].config.replace(is_public_pool=False).build(bench)

@@ -28,7 +28,7 @@ import presets
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
-from engine.drafters.base import Workbench
+from engine.drafters.base import BuildContext
 from engine.model.loading import load_target
 from playground.host import paths
 imported = time.perf_counter()
@@ -41,7 +41,7 @@ before = resident("VmRSS")
 target = load_target(presets.resolve("smollm2-135m-instruct"), cache_dir=paths.cache_dir())
 loaded = time.perf_counter()
 weights = sum(p.numel() * p.element_size() for p in target.model.parameters())
-drafter = parse_method({"decoding_type": "Autoregressive"}).build(Workbench(target, None, None))
+drafter = parse_method({"decoding_type": "Autoregressive"}).build(BuildContext(target, None, None))
 ids = target.encode_chat([{"role": "user", "content": "Tell me about tea."}])
 cache = target.new_cache(len(ids) + 192)
 for _ in decode(target, drafter, ids, limits=Limits(max_new_tokens=128, ignore_eos=True)):

@@ -18,7 +18,7 @@ from benchmarks import random_heads
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import methods, parse_method
-from engine.drafters.base import Drafter, Workbench
+from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError
 from engine.metrics import Tally
@@ -47,7 +47,7 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as temp:
         for name, config in configs(target, Path(temp)).items():
-            bench = Workbench(target, presets.resolve, lambda spec: target)
+            bench = BuildContext(target, presets.resolve, lambda spec: target)
             try:
                 drafter = build_drafter(config, bench)
             except PlaygroundError as error:

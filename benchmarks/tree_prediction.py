@@ -21,7 +21,7 @@ import presets
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.base import Drafter, Workbench
+from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
 from engine.metrics import Metrics, measure
 from engine.model.loading import load_target
@@ -69,7 +69,7 @@ def main() -> None:
     target = load_target(
         presets.resolve(options.target), dtype=options.dtype, cache_dir=paths.cache_dir()
     )
-    bench = Workbench(target, presets.resolve, lambda spec: target, locate=presets.locate)
+    bench = BuildContext(target, presets.resolve, lambda spec: target, locate=presets.locate)
     print(f"{target.name} {target.dtype_name} on {target.device_name}, {options.tokens} tokens")
     for name, preset in presets.methods().items():
         file = SHIPPED / f"{name}.npz"
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _report(
-    preset: MethodPreset, table: RankTable, bench: Workbench, options: argparse.Namespace
+    preset: MethodPreset, table: RankTable, bench: BuildContext, options: argparse.Namespace
 ) -> None:
     config, target = preset.config, bench.target
     fitted, held = hold_out(table, EVERY)
@@ -140,7 +140,9 @@ def _prompts(held: RankTable, target: Target, count: int) -> list[list[int]]:
     return found
 
 
-def _contestant(title: str, config: MethodConfig, tree: ChoiceTree, bench: Workbench) -> Contestant:
+def _contestant(
+    title: str, config: MethodConfig, tree: ChoiceTree, bench: BuildContext
+) -> Contestant:
     return Contestant(title, config.with_tree(tree).build(bench), len(tree))
 
 

@@ -24,7 +24,7 @@ import torch
 import presets
 from engine.config import Limits
 from engine.decode import decode
-from engine.drafters.base import Workbench
+from engine.drafters.base import BuildContext
 from engine.metrics import Tally
 from engine.model.loading import load_target
 from engine.tuning.build import build_drafter
@@ -62,7 +62,7 @@ def main() -> None:
         presets.resolve("smollm2-135m-instruct"), dtype=options.dtype, cache_dir=paths.cache_dir()
     )
     file = next(Path(paths.cache_dir()).rglob("SmolLM2-135M-Instruct.Q4_1.gguf"))
-    bench = Workbench(target, presets.resolve, lambda spec: target, locate=presets.locate)
+    bench = BuildContext(target, presets.resolve, lambda spec: target, locate=presets.locate)
     names = options.methods.split(",")
     drafters = {name: build_drafter(presets.methods()[name].config, bench) for name in names}
     kinds: dict[str, list[list[int]]] = {}

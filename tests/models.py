@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from engine.drafters.base import Workbench
+from engine.drafters.base import BuildContext
 from engine.model.forward import prepare_attention
 from engine.model.target import Target
 
@@ -87,8 +87,8 @@ def tiny_target(family: str = "llama", *, seed: int = 0, **overrides: Any) -> Ta
     return Target(model, tiny_tokenizer(), name=f"tiny-{family}")
 
 
-def workbench(target: Target, **named: Target) -> Workbench:
-    """A workbench that resolves the given names to the given (already loaded) models."""
+def build_context(target: Target, **named: Target) -> BuildContext:
+    """A build_context that resolves the given names to the given (already loaded) models."""
     from engine.model.sources import TargetSpec
 
     def resolve(name: str) -> TargetSpec:
@@ -96,7 +96,7 @@ def workbench(target: Target, **named: Target) -> Workbench:
             return TargetSpec(name=name, hub="test/" + name)
         return TargetSpec.of_path_or_hub(name)
 
-    return Workbench(target, resolve, lambda spec: named[spec.name])
+    return BuildContext(target, resolve, lambda spec: named[spec.name])
 
 
 def save_tiny(folder: Path, family: str = "llama", *, seed: int = 0, **overrides: Any) -> Path:

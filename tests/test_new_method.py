@@ -24,7 +24,7 @@ from playground.host.controls import controls_of
 from playground.trees.methods import tree_methods
 from storage import RunLog, RunQuery
 from tests.engine.tuning.runs import ran, texts_of
-from tests.models import save_tiny, tiny_target, workbench
+from tests.models import build_context, save_tiny, tiny_target
 from tests.test_cli import generate
 
 ONE_FILE = '''
@@ -119,7 +119,7 @@ def test_the_command_line_runs_it_and_the_log_keeps_its_trees(tmp_path: Path) ->
 
 def test_it_is_measured_replayed_and_drafted_again_like_any_other() -> None:
     # A target of few tokens follows the root by number often enough.
-    bench = workbench(tiny_target(vocab_size=8, eos_token_id=None))
+    bench = build_context(tiny_target(vocab_size=8, eos_token_id=None))
     limits = Limits(max_new_tokens=40, ignore_eos=True)
     texts = texts_of(bench, [[1, 2, 3], [5, 4]], limits)
     config: Any = parse_method({"decoding_type": "Successor"})

@@ -11,7 +11,7 @@ import pytest
 import presets
 from engine.config import Limits
 from engine.decode import decode
-from engine.drafters.base import Workbench
+from engine.drafters.base import BuildContext
 from engine.metrics import Tally
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
@@ -67,7 +67,7 @@ def test_every_shipped_drafter_drafts_for_the_embedded_model(name: str, embedded
     def load(spec: TargetSpec) -> Target:
         return load_target(spec, dtype="float32", device="cpu", cache_dir=paths.cache_dir())
 
-    bench = Workbench(embedded, presets.resolve, load, locate=presets.locate)
+    bench = BuildContext(embedded, presets.resolve, load, locate=presets.locate)
     texts, tallies = [], []
     for config in (presets.methods()["plain"].config, presets.methods()[name].config):
         drafter, tally = build_drafter(config, bench), Tally()

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from engine.drafters.base import Drafter, Start, Workbench, root_only
+from engine.drafters.base import BuildContext, Drafter, Start, root_only
 from engine.drafters.method import MethodConfig
 from engine.proposal import Outcome, Proposal
 
@@ -20,15 +20,15 @@ class AutoregressiveConfig(MethodConfig):
     decoding_type: Literal["Autoregressive"] = "Autoregressive"
     adaptive: Literal[False] = Field(False, description="nothing is drafted, so nothing adapts")
 
-    def build(self, bench: Workbench) -> AutoregressiveDrafter:
-        return AutoregressiveDrafter(bench)
+    def build(self, context: BuildContext) -> AutoregressiveDrafter:
+        return AutoregressiveDrafter(context)
 
 
 class AutoregressiveDrafter(Drafter):
     """Proposes nothing but the root."""
 
-    def __init__(self, bench: Workbench) -> None:
-        self._device = bench.target.device
+    def __init__(self, context: BuildContext) -> None:
+        self._device = context.target.device
         self._root = 0
 
     def start(self, start: Start) -> None:

@@ -21,7 +21,7 @@ from engine.tree import TreeShape
 
 
 @dataclass(frozen=True, slots=True)
-class Workbench:
+class BuildContext:
     """What a method may use to build its drafter.
 
     Attributes:

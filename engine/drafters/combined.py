@@ -26,7 +26,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo
 
 from engine.accept import Rule
 from engine.config import Sampling
-from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.drafters.suffix.method import SuffixConfig
 from engine.drafters.token_recycling import TokenRecyclingConfig
@@ -108,8 +108,8 @@ class CombinedConfig(MethodConfig):
     def lossless(self) -> bool:
         return self.model.lossless
 
-    def build(self, bench: Workbench) -> CombinedDrafter:
-        return CombinedDrafter(self, self.retrieval.build(bench), self.model.build(bench))
+    def build(self, context: BuildContext) -> CombinedDrafter:
+        return CombinedDrafter(self, self.retrieval.build(context), self.model.build(context))
 
 
 class CombinedDrafter(Drafter):

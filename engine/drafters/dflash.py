@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from engine.drafters.base import Drafter, Start, Workbench, chain, root_only
+from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
 from engine.drafters.method import MethodConfig
 from engine.errors import DrafterError
 from engine.model.cache import TreeCache
@@ -65,10 +65,10 @@ class DFlashConfig(MethodConfig):
         None, strict=False, description="target layers to read; None = what the checkpoint says"
     )
 
-    def build(self, bench: Workbench) -> DFlashDrafter:
-        location = bench.weights(self.speculative_model, "the DFlash model")
+    def build(self, context: BuildContext) -> DFlashDrafter:
+        location = context.weights(self.speculative_model, "the DFlash model")
         checkpoint = read_checkpoint(location)
-        return DFlashDrafter(bench, self, load_model(checkpoint, self, bench.target))
+        return DFlashDrafter(context, self, load_model(checkpoint, self, context.target))
 
 
 def load_model(checkpoint: Checkpoint, settings: DFlashConfig, target: Target) -> Any:
@@ -175,12 +175,12 @@ def _check_fits(location: str, values: Mapping[str, Any], target: Target) -> Non
 class DFlashDrafter(Drafter):
     """Keeps the context's keys and values, and fills one block per step."""
 
-    def __init__(self, bench: Workbench, config: DFlashConfig, model: Any) -> None:
+    def __init__(self, context: BuildContext, config: DFlashConfig, model: Any) -> None:
         self.config = config
         # Output of layer i = input of layer i + 1.
         self.needs = Needs(layers=tuple(i + 1 for i in model.config.target_layer_ids))
         self._model = model
-        self._target = bench.target
+        self._target = context.target
         self._masks = [model.config.mask_token_id] * (model.config.block_size - 1)
         self._cache = TreeCache(model.config.num_hidden_layers)
         self._pending: list[Tensor] = []

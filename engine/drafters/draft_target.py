@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from engine.config import Sampling
-from engine.drafters.base import Drafter, Start, Workbench, chain, root_only
+from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.drafters.texts import BEYOND, ROWS, Reading, rank_of
 from engine.model.text import common_vocabulary
@@ -54,8 +54,8 @@ class DraftTargetConfig(MethodConfig):
         description="stop drafting where the draft model's best token is less likely; 0 = never",
     )
 
-    def build(self, bench: Workbench) -> DraftTargetDrafter:
-        return DraftTargetDrafter(self, bench)
+    def build(self, context: BuildContext) -> DraftTargetDrafter:
+        return DraftTargetDrafter(self, context)
 
     @property
     def offline(self) -> bool:
@@ -68,12 +68,14 @@ class DraftTargetConfig(MethodConfig):
 class DraftTargetDrafter(Drafter):
     """Drafts with a model of its own, whose cache is never filled twice with the same tokens."""
 
-    def __init__(self, config: DraftTargetConfig, bench: Workbench) -> None:
+    def __init__(self, config: DraftTargetConfig, context: BuildContext) -> None:
         self._config = config
-        self._device = bench.target.device
-        self._vocab = bench.target.vocab_size
-        self._model = bench.load(bench.resolve(bench.weights(config.speculative_model, _NAMED)))
-        self._common = common_vocabulary(bench.target, self._model)
+        self._device = context.target.device
+        self._vocab = context.target.vocab_size
+        self._model = context.load(
+            context.resolve(context.weights(config.speculative_model, _NAMED))
+        )
+        self._common = common_vocabulary(context.target, self._model)
         self._cache = self._model.new_cache(0)
         self._sampling = Sampling()
         self._draws: Draws = SeededDraws(0)

@@ -29,7 +29,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.proposal import ExtraRows, Outcome, Proposal
 from engine.sampling import Draws
@@ -63,8 +63,8 @@ class LookaheadConfig(MethodConfig):
         True, description="also fill the pool with n-grams of the prompt and of the output"
     )
 
-    def build(self, bench: Workbench) -> LookaheadDrafter:
-        return LookaheadDrafter(bench, self)
+    def build(self, context: BuildContext) -> LookaheadDrafter:
+        return LookaheadDrafter(context, self)
 
 
 class NGramPool:
@@ -202,10 +202,14 @@ class LookaheadDrafter(Drafter):
     """
 
     def __init__(
-        self, bench: Workbench, config: LookaheadConfig, *, draw_window: DrawWindow | None = None
+        self,
+        context: BuildContext,
+        config: LookaheadConfig,
+        *,
+        draw_window: DrawWindow | None = None,
     ) -> None:
         self.config = config
-        self._device = bench.target.device
+        self._device = context.target.device
         self._draw_window = draw_window or draw_from_prompt
         self._pool = NGramPool(config.max_verification_set_size, config.max_ngram_size)
         self._window = JacobiWindow([], ngram_size=config.max_ngram_size)

@@ -19,7 +19,7 @@ from torch.nn.functional import silu
 
 from engine.accept import Rule, Typical
 from engine.config import Sampling
-from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import ChoiceLimits, DraftShape, MethodConfig
 from engine.drafters.texts import ROWS, Reading, rank_of
 from engine.errors import DrafterError, SourceError, VocabularyError
@@ -72,16 +72,16 @@ class MedusaConfig(MethodConfig):
     def lossless(self) -> bool:
         return self.acceptance == "lossless"
 
-    def build(self, bench: Workbench) -> MedusaDrafter:
-        location = bench.weights(self.speculative_model, "the Medusa heads")
-        heads = read_heads(location, bench.target)
+    def build(self, context: BuildContext) -> MedusaDrafter:
+        location = context.weights(self.speculative_model, "the Medusa heads")
+        heads = read_heads(location, context.target)
         if self.num_medusa_heads not in (None, heads.count):
             raise DrafterError(
                 f"num_medusa_heads is {self.num_medusa_heads}, but {self.speculative_model} holds "
                 f"{heads.count} heads. Leave it empty to take as many as there are."
             )
         what = f"{self.speculative_model} with its {heads.count} Medusa heads"
-        return MedusaDrafter(self, heads, self._tree_for(heads, bench.target, what))
+        return MedusaDrafter(self, heads, self._tree_for(heads, context.target, what))
 
     def _tree_for(self, heads: MedusaHeads, target: Target, what: str) -> ChoiceTree:
         tree = ChoiceTree(self.medusa_choices)
@@ -96,9 +96,9 @@ class MedusaConfig(MethodConfig):
         tree = ChoiceTree(self.medusa_choices)
         return DraftShape((1,) * tree.depth, tree.depth, len(tree))
 
-    def build_sharing(self, drafter: Drafter, bench: Workbench) -> MedusaDrafter:
+    def build_sharing(self, drafter: Drafter, context: BuildContext) -> MedusaDrafter:
         assert isinstance(drafter, MedusaDrafter)
-        tree = self._tree_for(drafter.heads, bench.target, "the drafter")
+        tree = self._tree_for(drafter.heads, context.target, "the drafter")
         return MedusaDrafter(self, drafter.heads, tree)
 
     def choice_limits(self, locate: Callable[[str], str]) -> ChoiceLimits:

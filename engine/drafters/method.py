@@ -16,7 +16,7 @@ from engine.config import Settings
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:  # settings are read where nothing is drafted: without torch
-    from engine.drafters.base import Drafter, Workbench
+    from engine.drafters.base import BuildContext, Drafter
     from engine.tree import ChoiceTree
 
 
@@ -85,7 +85,7 @@ class MethodConfig(Settings):
                 names -= set(without_effect.split())
         return names
 
-    def build(self, bench: Workbench) -> Drafter:
+    def build(self, context: BuildContext) -> Drafter:
         """Load what the method needs and make its drafter.
 
         Raises:
@@ -118,13 +118,13 @@ class MethodConfig(Settings):
             "text's features. Measure it by running it."
         )
 
-    def build_sharing(self, drafter: Drafter, bench: Workbench) -> Drafter:
+    def build_sharing(self, drafter: Drafter, context: BuildContext) -> Drafter:
         """A drafter with these settings and the weights of one built with other settings.
 
         Raises:
             TreeError, DrafterError: the settings do not fit the weights.
         """
-        return self.build(bench)
+        return self.build(context)
 
     def timing_variants(self) -> list[Self]:
         """Settings whose drafts differ in depth and width, so that timing them tells levels apart.

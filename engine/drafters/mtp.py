@@ -28,7 +28,7 @@ from torch import Tensor
 
 from engine.accept import Lossless, Relaxed, Rule, ThinkingPhase
 from engine.config import Sampling
-from engine.drafters.base import Drafter, Start, Workbench, chain, root_only
+from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
 from engine.drafters.method import MethodConfig
 from engine.errors import DrafterError
 from engine.model.cache import TreeCache
@@ -79,8 +79,8 @@ class MTPConfig(MethodConfig):
     def lossless(self) -> bool:
         return not self.use_relaxed_acceptance_for_thinking
 
-    def build(self, bench: Workbench) -> MTPDrafter:
-        return MTPDrafter(bench, self, load_layers(bench.target, self.max_draft_len))
+    def build(self, context: BuildContext) -> MTPDrafter:
+        return MTPDrafter(context, self, load_layers(context.target, self.max_draft_len))
 
 
 def load_layers(target: Target, max_draft_len: int) -> Any:
@@ -144,12 +144,12 @@ class MTPDrafter(Drafter):
 
     needs = Needs(hidden=True)
 
-    def __init__(self, bench: Workbench, config: MTPConfig, layers: Any) -> None:
+    def __init__(self, context: BuildContext, config: MTPConfig, layers: Any) -> None:
         self.config = config
         self._layers = layers
-        self._device = bench.target.device
-        self._dtype = bench.target.dtype
-        self._masks = MaskBuilder(bench.target.model)
+        self._device = context.target.device
+        self._dtype = context.target.dtype
+        self._masks = MaskBuilder(context.target.model)
         self._num_layers = min(config.max_draft_len, len(layers.layers))
         self._cache = TreeCache(self._num_layers)
         self._thinking = ThinkingPhase(

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from pydantic import Field
 
-from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.proposal import Outcome, Proposal
 from engine.tree import TreeShape
@@ -57,8 +57,8 @@ class NGramConfig(MethodConfig):
         True, description="pool: share it between all runs of this method, not one per run"
     )
 
-    def build(self, bench: Workbench) -> NGramDrafter:
-        return NGramDrafter(self, bench)
+    def build(self, context: BuildContext) -> NGramDrafter:
+        return NGramDrafter(self, context)
 
     @property
     def offline(self) -> bool:
@@ -81,8 +81,8 @@ class Lookup(Protocol):
 class NGramDrafter(Drafter):
     """Keeps the sequence and proposes what its lookup finds, as a chain."""
 
-    def __init__(self, config: NGramConfig, bench: Workbench) -> None:
-        self._target = bench.target
+    def __init__(self, config: NGramConfig, context: BuildContext) -> None:
+        self._target = context.target
         self._lookup = LOOKUPS[config.lookup](config)
         self._sequence: list[int] = []
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import linear, silu
 
-from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.drafters.texts import ROWS, Reading, rank_of
 from engine.errors import VocabularyError
@@ -51,9 +51,9 @@ class ReDrafterConfig(MethodConfig):
         5, ge=2, le=17, description="tokens of a beam, the root counted: one less is drafted"
     )
 
-    def build(self, bench: Workbench) -> ReDrafterDrafter:
-        location = bench.weights(self.speculative_model, "the ReDrafter head")
-        return ReDrafterDrafter(self, read_head(location, bench.target))
+    def build(self, context: BuildContext) -> ReDrafterDrafter:
+        location = context.weights(self.speculative_model, "the ReDrafter head")
+        return ReDrafterDrafter(self, read_head(location, context.target))
 
     @property
     def offline(self) -> bool:
@@ -63,7 +63,7 @@ class ReDrafterConfig(MethodConfig):
         depth, width = self.beam_length - 1, self.beam_width
         return DraftShape((1, *(width,) * (depth - 1)), depth, width * depth)
 
-    def build_sharing(self, drafter: Drafter, bench: Workbench) -> ReDrafterDrafter:
+    def build_sharing(self, drafter: Drafter, context: BuildContext) -> ReDrafterDrafter:
         assert isinstance(drafter, ReDrafterDrafter) and drafter.head is not None
         return ReDrafterDrafter(self, drafter.head)
 

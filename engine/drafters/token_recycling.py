@@ -23,7 +23,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import ChoiceLimits, MethodConfig
 from engine.kernels.cpu.operators import likeliest
 from engine.proposal import Needs, Outcome, Proposal
@@ -86,19 +86,19 @@ class TokenRecyclingConfig(MethodConfig):
     def choice_limits(self, locate: Callable[[str], str]) -> ChoiceLimits:
         return ChoiceLimits(ranks=self.matrix_top_k, what=f"matrix_top_k = {self.matrix_top_k}")
 
-    def build(self, bench: Workbench) -> TokenRecyclingDrafter:
-        return TokenRecyclingDrafter(bench, self)
+    def build(self, context: BuildContext) -> TokenRecyclingDrafter:
+        return TokenRecyclingDrafter(context, self)
 
 
 class TokenRecyclingDrafter(Drafter):
     """Drafts from the matrix and writes every verified row back into it."""
 
-    def __init__(self, bench: Workbench, config: TokenRecyclingConfig) -> None:
+    def __init__(self, context: BuildContext, config: TokenRecyclingConfig) -> None:
         self.config = config
         self.needs = Needs(hidden=config.recycle_prompt)
-        self._target = bench.target
+        self._target = context.target
         self._tree = ChoiceTree(config.recycling_choices)
-        self._levels = _levels(self._tree, bench.target.device)
+        self._levels = _levels(self._tree, context.target.device)
         self._matrix = self._empty()
         self._root = 0
 

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from pydantic import Field
 
-from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError
 from engine.model.target import Target
@@ -129,30 +129,32 @@ class UserProvidedConfig(MethodConfig):
         64, ge=1, le=1024, description="most nodes of the draft tree; what is left over is dropped"
     )
 
-    def build(self, bench: Workbench) -> UserProvidedDrafter:
+    def build(self, context: BuildContext) -> UserProvidedDrafter:
         if self.drafter is None or self.drafter not in _factories:
             known = ", ".join(registered_user_drafters()) or "none"
             raise ConfigError(
                 f"drafter must be a registered name, got {self.drafter!r} (registered: {known}). "
                 "Start the program with --drafter module:Class to register one."
             )
-        made = _factories[self.drafter](bench.target)
+        made = _factories[self.drafter](context.target)
         if not callable(getattr(made, "draft", None)):
             raise DrafterError(
                 f"The drafter {self.drafter!r} must have a method draft(token_ids, max_draft_len); "
                 f"{type(made).__name__} has none."
             )
-        return UserProvidedDrafter(bench, self, made)
+        return UserProvidedDrafter(context, self, made)
 
 
 class UserProvidedDrafter(Drafter):
     """Asks the object, checks what it says, and merges it into one tree."""
 
-    def __init__(self, bench: Workbench, config: UserProvidedConfig, user: UserDrafter) -> None:
+    def __init__(
+        self, context: BuildContext, config: UserProvidedConfig, user: UserDrafter
+    ) -> None:
         self.config = config
         self._user = user
-        self._device = bench.target.device
-        self._vocab_size = bench.target.vocab_size
+        self._device = context.target.device
+        self._vocab_size = context.target.vocab_size
         self._text: list[int] = []
         self._root = 0
 

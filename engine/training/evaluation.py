@@ -17,7 +17,7 @@ import transformers
 
 from engine.config import Limits
 from engine.decode import decode
-from engine.drafters.base import Workbench
+from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
 from engine.metrics import Metrics, Tally
 from engine.model.corpus import Corpus, Entry
@@ -111,7 +111,7 @@ def score(
         companions.append(load_target(spec, dtype=dtype, device=device, cache_dir=cache_dir))
         return companions[-1]
 
-    drafter = build_drafter(config, Workbench(target, TargetSpec.of_path_or_hub, load))
+    drafter = build_drafter(config, BuildContext(target, TargetSpec.of_path_or_hub, load))
     limits = Limits(max_new_tokens=max_new_tokens)
     counted: dict[str, list[Metrics]] = defaultdict(list)
     try:

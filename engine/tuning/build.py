@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.drafters.base import Drafter, Workbench
+from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.tuning.adaptive import AdaptiveDrafter
@@ -16,9 +16,9 @@ CONTROLLER_ROWS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def build_drafter(
-    config: MethodConfig, bench: Workbench, curve: Callable[[], LatencyCurve] | None = None
+    config: MethodConfig, context: BuildContext, curve: Callable[[], LatencyCurve] | None = None
 ) -> Drafter:
-    """The method's drafter on the bench's target.
+    """The method's drafter on the context's target.
 
     Args:
         curve: the target's latency curve, asked for where it is needed; None = measured anew.
@@ -26,11 +26,11 @@ def build_drafter(
     Raises:
         DrafterError: the weights do not fit the target, or cannot be found.
     """
-    drafter = config.build(bench)
+    drafter = config.build(context)
     if not config.adaptive:
         return drafter
     return AdaptiveDrafter(
-        drafter, bench.target, curve() if curve else controller_curve(bench.target)
+        drafter, context.target, curve() if curve else controller_curve(context.target)
     )
 
 

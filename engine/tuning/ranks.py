@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from engine.drafters import methods
-from engine.drafters.base import Drafter, Workbench
+from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
 from engine.drafters.texts import Reading, Text
 from engine.errors import ConfigError
@@ -228,7 +228,7 @@ def _steps(packed: np.ndarray) -> ChainSteps:
 
 def measure_ranks(
     config: MethodConfig,
-    bench: Workbench,
+    context: BuildContext,
     texts: Iterable[Text],
     *,
     depths: int = 8,
@@ -261,13 +261,13 @@ def measure_ranks(
             f"{config.title} has no rank table: it does not rank tokens per depth. "
             f"Choose one of {', '.join(known)}."
         )
-    drafter = None if config.looks_up else config.with_tree(ChoiceTree.chain(1)).build(bench)
+    drafter = None if config.looks_up else config.with_tree(ChoiceTree.chain(1)).build(context)
     parts, readings = list[torch.Tensor](), list[Reading]()
     share = 0.5 if config.looks_up else 1.0
     for done, text in enumerate(wanted):
         on_progress(share * done / len(wanted))
         needs = Needs() if drafter is None else drafter.needs
-        reading = read(bench.target, text, needs, tail=depths)
+        reading = read(context.target, text, needs, tail=depths)
         parts.append(_kept_ranks(drafter, reading, depths))
         # Only tokens are needed from here on.
         readings.append(Reading(text, reading.tokens, reading.context_len))
@@ -282,13 +282,13 @@ def measure_ranks(
         about={
             "decoding_type": config.decoding_type,
             "method": config.model_dump(mode="json"),
-            "target": bench.target.name,
-            "dtype": bench.target.dtype_name,
+            "target": context.target.name,
+            "dtype": context.target.dtype_name,
             "sources": [text.source for text in wanted],
         },
     )
     if config.looks_up:
-        chains = _looked_up(config, bench, readings, depths, part(on_progress, 0.5, 1.0))
+        chains = _looked_up(config, context, readings, depths, part(on_progress, 0.5, 1.0))
         table = replace(table, chains=chains)
     on_progress(1.0)
     return table
@@ -307,7 +307,7 @@ def _kept_ranks(drafter: Drafter | None, reading: Reading, depths: int) -> torch
 
 def _looked_up(
     config: MethodConfig,
-    bench: Workbench,
+    context: BuildContext,
     readings: Sequence[Reading],
     longest: int,
     on_progress: OnProgress,
@@ -316,12 +316,12 @@ def _looked_up(
     lengths = [n for n in LENGTHS if n < longest] + [longest]
     found: dict[int, ChainSteps] = {}
     for i, length in enumerate(lengths):
-        drafter = config.with_chain(length).build(bench)
+        drafter = config.with_chain(length).build(context)
         rows: list[tuple[int, int, int]] = []
         begin = 0
         for done, reading in enumerate(readings):
             on_progress((i + done / len(readings)) / len(lengths))
-            for step in run_offline(drafter, reading, bench.target.device):
+            for step in run_offline(drafter, reading, context.target.device):
                 rows.append((begin + step.root, step.num_accepted, step.num_drafted))
             begin += reading.text.num_roots
         drafter.close()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.config import Sampling
 from engine.drafters import methods
-from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.drafters.texts import Reading, Text
 from engine.errors import ConfigError, PromptError
@@ -255,7 +255,7 @@ class Redrafter:
     def __init__(
         self,
         config: MethodConfig,
-        bench: Workbench,
+        context: BuildContext,
         texts: Iterable[Text],
         *,
         tail: int = 16,
@@ -273,12 +273,12 @@ class Redrafter:
         wanted = [text for text in texts if text.num_roots]
         if not wanted:
             raise ConfigError(NO_STEP)
-        self._config, self._bench = config, bench
-        self._drafter = config.build(bench)
+        self._config, self._context = config, context
+        self._drafter = config.build(context)
         self._readings: list[Reading] = []
         for done, text in enumerate(wanted):
             on_progress(done / len(wanted))
-            self._readings.append(read(bench.target, text, self._drafter.needs, tail=tail))
+            self._readings.append(read(context.target, text, self._drafter.needs, tail=tail))
         on_progress(1.0)
         self.tail = min(_tail(reading) for reading in self._readings)
 
@@ -296,12 +296,12 @@ class Redrafter:
             StoppedError: somebody stopped it.
         """
         self._check(config)
-        drafter, trees = config.build_sharing(self._drafter, self._bench), DraftedTrees()
+        drafter, trees = config.build_sharing(self._drafter, self._context), DraftedTrees()
         rows: list[tuple[int, int, int, int]] = []
         try:
             for number, reading in enumerate(self._readings):
                 on_progress(number / len(self._readings))
-                for step in run_offline(drafter, reading, self._bench.target.device):
+                for step in run_offline(drafter, reading, self._context.target.device):
                     shape = step.proposal.shape
                     trees.add(shape.parents, step.proposal.sibling_ranks(), step.path)
                     rows.append((number, step.root, step.num_accepted, step.num_drafted))

@@ -11,7 +11,7 @@ import torch
 
 from engine.config import Limits, Sampling
 from engine.decode import decode
-from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.model.cache import TreeCache
 from engine.model.target import Target
@@ -129,7 +129,7 @@ def measure_other(
 
 def measure_draft(
     config: MethodConfig,
-    bench: Workbench,
+    context: BuildContext,
     *,
     context_len: int = 256,
     repeats: int = 5,
@@ -145,12 +145,12 @@ def measure_draft(
         StoppedError: somebody stopped it.
     """
     require_offline(config)
-    built, tried = config.build(bench), config.timing_variants()
+    built, tried = config.build(context), config.timing_variants()
     timed: list[tuple[tuple[int, ...], float]] = []
     for done, variant in enumerate(tried):
         on_progress(done / len(tried))
-        drafter = variant.build_sharing(built, bench)
-        ms = _time_drafts(drafter, bench.target, context_len, repeats)
+        drafter = variant.build_sharing(built, context)
+        ms = _time_drafts(drafter, context.target, context_len, repeats)
         timed.append((variant.draft_shape().levels, ms))
     on_progress(1.0)
     return solve(config.decoding_type, timed)

@@ -25,7 +25,7 @@ from playground.cli.options import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from engine.drafters.base import Workbench
+    from engine.drafters.base import BuildContext
     from engine.model.sources import TargetSpec
     from playground.experiments.job import Progress
     from playground.experiments.measurement import Summary
@@ -72,7 +72,7 @@ class WorkloadOptions(LogOptions, SamplingOptions, TargetOptions):
         spec = presets.resolve(self.target)
         return spec if spec.path is None else spec.replace(path=str(Path(spec.path).absolute()))
 
-    def load(self, workload: Workload, console: Console, stack: ExitStack) -> Workbench:
+    def load(self, workload: Workload, console: Console, stack: ExitStack) -> BuildContext:
         """The workload's target, until the stack ends."""
         import presets
         from playground.host.models import Models
@@ -160,14 +160,14 @@ def bench(options: BenchOptions) -> None:
         stack.callback(log.close)
         resumed = options.resume
         plan = benchmarks.plan_to_resume(log, resumed) if resumed else options.plan()
-        workbench = options.load(plan, console, stack)
+        build_context = options.load(plan, console, stack)
         if resumed:
             then = benchmarks.environment_of(log, resumed)
-            check_same_target(then, workbench.target)
+            check_same_target(then, build_context.target)
             benchmark_id = log.benchmarks.resume(resumed).id
         else:
             benchmark_id = benchmarks.begin(log, plan, options.name)
-        target = workbench.target
+        target = build_context.target
         how = "greedy" if plan.sampling.greedy else f"temperature {plan.sampling.temperature:g}"
         console.print(
             f"{target.name} · {target.dtype_name} · {target.device_name} · {how} · concurrency 1\n"
@@ -181,7 +181,7 @@ def bench(options: BenchOptions) -> None:
             measurement = Measurement(
                 plan=plan, log=log, group=RunGroup(benchmark_id), tell=tell, cancelled=stopped
             )
-            summary = benchmarks.conduct(log, benchmark_id, lambda: measurement.run(workbench))
+            summary = benchmarks.conduct(log, benchmark_id, lambda: measurement.run(build_context))
         _show(options, log, benchmark_id, summary, console)
     if summary.cancelled:
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -22,7 +22,7 @@ from playground.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from engine.drafters.base import Workbench
+    from engine.drafters.base import BuildContext
     from engine.tuning import OnProgress
     from engine.tuning.latency import Clock
     from engine.tuning.ranks import RankTable
@@ -235,7 +235,7 @@ def _made_with(log: RunLog, options: RanksOptions) -> tuple[str, str | None]:
 
 
 @contextmanager
-def _bench(options: MeasureOptions, target: str, dtype: str | None) -> Iterator[Workbench]:
+def _bench(options: MeasureOptions, target: str, dtype: str | None) -> Iterator[BuildContext]:
     """A loaded target, and how to load what drafts for it; all freed in the end."""
     import presets
     from playground.host.models import Models

@@ -14,7 +14,7 @@ from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from engine.drafters.base import Workbench
+from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, PlaygroundError, TargetError
 from engine.model.target import Target
 from playground.errors import Fault, attempt
@@ -222,7 +222,7 @@ class EngineWorker:
         self,
         job: Job,
         workload: Workload,
-        measure: Callable[[Workbench], Result],
+        measure: Callable[[BuildContext], Result],
         *,
         check: Callable[[Target], None] = lambda target: None,
         patient: bool = False,

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from engine.config import Limits
 from engine.decode import check_prompt, decode
-from engine.drafters.base import Drafter, Workbench
+from engine.drafters.base import BuildContext, Drafter
 from engine.errors import ConfigError, PlaygroundError, PromptError
 from engine.model.target import Target
 from engine.steps import Record
@@ -122,7 +122,7 @@ class Measurement:
         self._num_past = self._num_new = self._num_failed = 0
         self._eta = Eta()
 
-    def run(self, bench: Workbench) -> Summary:
+    def run(self, bench: BuildContext) -> Summary:
         """Measure on a loaded target.
 
         Raises:

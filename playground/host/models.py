@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import presets
-from engine.drafters.base import Drafter, Workbench
+from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
 from engine.model.loading import load_target
 from engine.model.sources import ProgressCallback, TargetSpec
@@ -108,10 +108,10 @@ class Models:
         """
         return build_drafter(config, self.bench(), self._latency)
 
-    def bench(self) -> Workbench:
+    def bench(self) -> BuildContext:
         """The loaded target, and what a method may use beside it."""
         assert self._target is not None
-        return Workbench(
+        return BuildContext(
             self._target,
             resolve=self._resolve,
             load=self._companion,

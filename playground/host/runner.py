@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.decode import decode
-from engine.drafters.base import Drafter, Workbench
+from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError, PromptError
 from engine.model.sources import TargetSpec
@@ -196,7 +196,7 @@ class EngineHost:
         """The method's drafter on the prepared target, kept as for `perform`."""
         return self._models.drafter(config, keep=keep)
 
-    def bench(self) -> Workbench:
+    def bench(self) -> BuildContext:
         """The prepared target, and what a measurement of a method builds on."""
         return self._models.bench()
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine.drafters.base import Workbench
+from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.tree import ChoiceTree
@@ -91,7 +91,7 @@ def known_clock(
 def measure_clock(
     log: RunLog,
     config: MethodConfig,
-    bench: Workbench,
+    bench: BuildContext,
     *,
     context_len: int = 256,
     again: bool = False,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from engine.config import Limits
-from engine.drafters.base import Workbench
+from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
 from engine.drafters.texts import Text
 from engine.errors import ConfigError
@@ -116,7 +116,7 @@ def table_key(config: MethodConfig, bench_target: str, dtype: str) -> dict[str, 
 def make_table(
     log: RunLog,
     config: MethodConfig,
-    bench: Workbench,
+    bench: BuildContext,
     *,
     run_ids: Sequence[str] = (),
     benchmark_id: str | None = None,

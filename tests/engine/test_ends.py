@@ -15,7 +15,7 @@ from engine.errors import ConfigError, PromptError
 from engine.model.target import Target
 from engine.steps import End, Prefill, Record, Step
 from tests.engine.scripted import ScriptedDrafter
-from tests.models import VOCAB, plain_greedy, tiny_model, tiny_target, workbench
+from tests.models import VOCAB, build_context, plain_greedy, tiny_model, tiny_target
 
 PROMPT = [40, 41, 42, 40, 41]
 
@@ -176,7 +176,7 @@ def depths(step: Step) -> list[int]:
 
 
 def test_cancelling_ends_the_text_before_the_next_step() -> None:
-    drafter = AutoregressiveConfig().build(workbench(endless()))
+    drafter = AutoregressiveConfig().build(build_context(endless()))
     asked = iter([False, False, True])
     records = list(decode(endless(), drafter, PROMPT, cancelled=lambda: next(asked)))
     assert [type(r) for r in records] == [Prefill, Step, Step, End]
@@ -211,14 +211,14 @@ def test_closing_the_iterator_early_frees_cache_and_drafter(
     ],
 )
 def test_a_bad_prompt_is_refused_with_the_number(prompt: list[int], says: str) -> None:
-    drafter = AutoregressiveConfig().build(workbench(endless()))
+    drafter = AutoregressiveConfig().build(build_context(endless()))
     with pytest.raises(PromptError, match=says):
         next(decode(endless(), drafter, prompt))
 
 
 def test_stop_strings_need_a_tokenizer() -> None:
     target = Target(tiny_model(), None, name="mute")
-    drafter = AutoregressiveConfig().build(workbench(target))
+    drafter = AutoregressiveConfig().build(build_context(target))
     with pytest.raises(ConfigError, match="no tokenizer"):
         next(decode(target, drafter, PROMPT, limits=Limits(stop=("x",))))
 
@@ -226,7 +226,7 @@ def test_stop_strings_need_a_tokenizer() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_seed_decides_the_text(temperature: float) -> None:
     def output(seed: int) -> tuple[int, ...]:
-        drafter = AutoregressiveConfig().build(workbench(endless()))
+        drafter = AutoregressiveConfig().build(build_context(endless()))
         sampling = Sampling(temperature=temperature, seed=seed)
         limits = Limits(max_new_tokens=20, ignore_eos=True)
         return end_of(

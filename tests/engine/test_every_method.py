@@ -27,7 +27,7 @@ from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.fitted import save_medusa, save_redrafter
 from tests.engine.prompts import ROOM, prompts
 from tests.engine.test_lossless import embedded_target
-from tests.models import plain_greedy, tiny_target, workbench
+from tests.models import build_context, plain_greedy, tiny_target
 
 FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt_neox")
 NEW_TOKENS = 24
@@ -144,7 +144,7 @@ def check(family: str, method: str, index: int, names: list[str]) -> int:
     """One drafter writes all prompts in turn; returns how many drafts were accepted."""
     target = target_of(family)
     other = tiny_target("llama", seed=5, hidden_size=16, num_hidden_layers=1)
-    bench = workbench(target, other=other, itself=target)
+    bench = build_context(target, other=other, itself=target)
     config = configuration(family, method, index)
     drafter = build_drafter(config, bench)
     accepted = 0

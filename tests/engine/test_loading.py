@@ -30,7 +30,7 @@ from engine.model.sources import TargetSpec
 from engine.model.target import Target, check_can_roll_back
 from engine.proposal import TargetOutput
 from engine.steps import End
-from tests.models import plain_greedy, save_tiny, tiny_model, tiny_tokenizer, workbench
+from tests.models import build_context, plain_greedy, save_tiny, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_a_local_folder_loads_and_writes(folder: Path) -> None:
         cache_dir=folder,
         progress=lambda message, fraction: told.append((message, fraction)),
     )
-    drafter = AutoregressiveConfig().build(workbench(target))
+    drafter = AutoregressiveConfig().build(build_context(target))
     prompt = target.encode_chat([{"role": "user", "content": "hi"}])
     *_, end = decode(target, drafter, prompt, limits=Limits(max_new_tokens=8))
     assert isinstance(end, End)
@@ -260,7 +260,7 @@ def test_an_unknown_device_is_refused() -> None:
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
 def test_half_precision_targets_write(folder: Path, name: str) -> None:
     target = load(folder, dtype=name)
-    drafter = AutoregressiveConfig().build(workbench(target))
+    drafter = AutoregressiveConfig().build(build_context(target))
     *_, end = decode(target, drafter, [1, 2, 3], limits=Limits(max_new_tokens=6, ignore_eos=True))
     assert isinstance(end, End) and len(end.output_ids) == 6
     assert target.dtype_name == name

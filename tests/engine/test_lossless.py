@@ -18,7 +18,7 @@ from engine.model.loading import load_target
 from engine.model.target import Target
 from engine.steps import End, Step
 from tests.engine.prompts import ROOM, prompts
-from tests.models import FAMILIES, plain_greedy, tiny_model, tiny_target, workbench
+from tests.models import FAMILIES, build_context, plain_greedy, tiny_model, tiny_target
 
 NEW_TOKENS = 16
 NGRAM = [
@@ -86,7 +86,7 @@ def drafter_of(family: str, method: str, draft_len: int | None) -> Drafter:
     if draft_len is not None and method != "plain":
         settings["max_draft_len"] = draft_len
     target = target_of(family)
-    bench = workbench(target, itself=target, alike=alike(family), other=other(), short=short())
+    bench = build_context(target, itself=target, alike=alike(family), other=other(), short=short())
     return parse_method(settings).build(bench)
 
 
@@ -160,7 +160,7 @@ EMBEDDED = (
 
 def assert_embedded_lossless(name: str, lengths: Iterable[int]) -> None:
     target = embedded_target()
-    bench = workbench(target, itself=target)
+    bench = build_context(target, itself=target)
     prompt_ids = prompts(target)[name]
     room = ROOM if name.startswith("near-limit") else NEW_TOKENS
     expected = plain_greedy(target, prompt_ids, room)

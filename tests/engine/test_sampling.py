@@ -31,7 +31,7 @@ from engine.sampling import Draws, SeededDraws, inverse_cdf, probabilities
 from engine.steps import End, Step
 from engine.tree import TreeShape
 from tests.engine.scripted import Parents, SamplingDrafter, draw_tree
-from tests.models import tiny_target, workbench
+from tests.models import build_context, tiny_target
 
 ALPHA = 1e-4
 FAR = 1e-6
@@ -312,7 +312,7 @@ def draft_model(**settings: object) -> Drafter:
         noise = torch.randn(alike.lm_head.weight.shape, generator=generator)
         alike.lm_head.weight.add_(0.1 * noise)
     config = DraftTargetConfig.parse({"speculative_model": "alike", "max_draft_len": 2, **settings})
-    return config.build(workbench(markov_target(), alike=alike))
+    return config.build(build_context(markov_target(), alike=alike))
 
 
 @functools.cache
@@ -326,7 +326,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "draft-model": draft_model,
     "draft-model-likeliest": lambda: draft_model(use_draft_probs=False),
     "draft-model-early-stop": lambda: draft_model(confidence_threshold=0.5),
-    "ngram": lambda: NGramConfig(max_matching_ngram_size=1).build(workbench(markov_target())),
+    "ngram": lambda: NGramConfig(max_matching_ngram_size=1).build(build_context(markov_target())),
     "chain": lambda: SamplingDrafter(TREES["chain"], free_law),
     "tree": lambda: SamplingDrafter(TREES["tree"], free_law),
     "likeliest-tree": lambda: SamplingDrafter(TREES["tree"], free_law, likeliest=True),

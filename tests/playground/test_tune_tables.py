@@ -27,7 +27,7 @@ from playground.trees.tables import (
 )
 from storage import RunLog, UnknownBenchmarkError, UnknownRunError
 from tests.engine.tuning.runs import Case, golden, ran, stopped
-from tests.models import tiny_target, workbench
+from tests.models import build_context, tiny_target
 
 LIMITS = Limits(max_new_tokens=14)
 
@@ -142,7 +142,7 @@ def test_runs_that_cannot_be_used_are_left_out_or_named(log: RunLog, case: Case)
     with pytest.raises(UnknownBenchmarkError, match="'nowhere'"):
         texts_of_benchmark(log, "nowhere")
     with pytest.raises(ConfigError, match="medusa/case_a, but tiny-llama is loaded"):
-        make_table(log, NGramConfig(), workbench(tiny_target()), run_ids=[good])
+        make_table(log, NGramConfig(), build_context(tiny_target()), run_ids=[good])
     for chosen in ({}, {"run_ids": [good], "benchmark_id": "b"}):
         with pytest.raises(ConfigError, match="runs or a benchmark, and not both"):
             make_table(log, case.config, case.bench, **chosen)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from pydantic import Field
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig, AutoregressiveDrafter
-from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.model.sources import TargetSpec
 from engine.proposal import Outcome, Proposal
@@ -49,7 +49,7 @@ class ScriptedConfig(MethodConfig):
     def lossless(self) -> bool:
         return self.note != "lossy"
 
-    def build(self, bench: Workbench) -> ScriptedDrafter:
+    def build(self, bench: BuildContext) -> ScriptedDrafter:
         return ScriptedDrafter(self, bench)
 
 
@@ -59,7 +59,7 @@ class ScriptedDrafter(Drafter):
     KNOWN = 64
     """Tokens of the greedy text that it knows; after them it guesses."""
 
-    def __init__(self, config: ScriptedConfig, bench: Workbench) -> None:
+    def __init__(self, config: ScriptedConfig, bench: BuildContext) -> None:
         self._config = config
         self._tree = ChoiceTree.parse(config.scripted_choices, form="candidates")
         self._bench = bench

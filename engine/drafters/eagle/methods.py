@@ -12,7 +12,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from engine.drafters.base import Drafter, Start, Workbench, root_only
+from engine.drafters.base import BuildContext, Drafter, Start, root_only
 from engine.drafters.eagle.checkpoint import EagleCheckpoint, load_eagle1, load_eagle3
 from engine.drafters.eagle.head import DraftHead, HeadCache, HeadSession
 from engine.drafters.eagle.trees import DynamicTree, StaticTree, expanded_rows
@@ -88,15 +88,15 @@ class _EagleMethod(MethodConfig):
     def draft_shape(self) -> DraftShape:
         return self.grown_tree.draft_shape
 
-    def build(self, bench: Workbench) -> EagleDrafter:
-        location = bench.weights(self.speculative_model, "an EAGLE head")
+    def build(self, context: BuildContext) -> EagleDrafter:
+        location = context.weights(self.speculative_model, "an EAGLE head")
         found = EagleCheckpoint(read_checkpoint(location))
-        head, needs = self._load(found, bench.target)
-        pack_linears(head, bench.target.kernels)
+        head, needs = self._load(found, context.target)
+        pack_linears(head, context.target.kernels)
         tree = self._tree_for(head, found.location)
-        return EagleDrafter(head, tree, needs, found.remarks(bench.target))
+        return EagleDrafter(head, tree, needs, found.remarks(context.target))
 
-    def build_sharing(self, drafter: Drafter, bench: Workbench) -> EagleDrafter:
+    def build_sharing(self, drafter: Drafter, context: BuildContext) -> EagleDrafter:
         assert isinstance(drafter, EagleDrafter)
         tree = self._tree_for(drafter.head, "the drafter")
         return EagleDrafter(drafter.head, tree, drafter.needs, drafter.notes)

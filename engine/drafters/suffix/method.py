@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from engine.drafters.base import Drafter, Start, Workbench
+from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.drafters.suffix.array import SuffixArray
 from engine.drafters.suffix.automaton import ROOT, Cursor, SuffixAutomaton
@@ -118,13 +118,13 @@ class SuffixConfig(MethodConfig):
         nodes = self.max_total_draft_tokens if self.use_tree_spec else self.max_draft_len
         return DraftShape((), self.max_draft_len, nodes)
 
-    def build(self, bench: Workbench) -> SuffixDrafter:
+    def build(self, context: BuildContext) -> SuffixDrafter:
         store = None
         if self.datastore is not None:
-            folder = Path(bench.locate(self.datastore))
-            Corpus.open(folder).check_made_by(bench.target)
+            folder = Path(context.locate(self.datastore))
+            Corpus.open(folder).check_made_by(context.target)
             store = _sorted(folder, _stamp(folder), self.max_tree_depth)
-        return SuffixDrafter(bench, self, store)
+        return SuffixDrafter(context, self, store)
 
 
 def _stamp(folder: Path) -> int:
@@ -172,12 +172,12 @@ class SuffixDrafter(Drafter):
     flat_cost = True
 
     def __init__(
-        self, bench: Workbench, config: SuffixConfig, store: SuffixArray | None = None
+        self, context: BuildContext, config: SuffixConfig, store: SuffixArray | None = None
     ) -> None:
         self.config = config
         self._store = store
         self.match_len: int | None = 0
-        self._device = bench.target.device
+        self._device = context.target.device
         self._pool = GlobalPool(config.global_pool_size, config.max_tree_depth)
         self._text: list[int] = []
         self._predictions = TargetPredictions()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 
-from engine.drafters.base import Workbench
+from engine.drafters.base import BuildContext
 from playground.experiments.compare.report import Comparison
 from playground.experiments.finished import RunGroup, runs_of
 from playground.experiments.job import EngineWorker, Job, Jobs, State
@@ -87,7 +87,7 @@ class CompareJob(Job):
 
     # ---- on the engine's thread
 
-    def _measure(self, bench: Workbench) -> Summary:
+    def _measure(self, bench: BuildContext) -> Summary:
         target = bench.target
         self.comparison = Comparison.of_plan(
             self.id, self.plan, target.dtype_name, target.device_name

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import optuna
 
-from engine.drafters.base import Workbench
+from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError, OutOfMemoryError, PlaygroundError
 from playground.experiments.finished import Pair, RunGroup, finished_requests, in_pairs
@@ -51,7 +51,7 @@ class Measure(Protocol):
         """
 
 
-def measure_on(bench: Workbench, log: RunLog, plan: SweepPlan) -> Measure:
+def measure_on(bench: BuildContext, log: RunLog, plan: SweepPlan) -> Measure:
     """Measures on a loaded target."""
 
     def measure(config: MethodConfig, run_group: str, trial: RunningTrial) -> Sequence[Pair]:

@@ -38,7 +38,7 @@ from tests.engine.cpu.targets import plain, variant_model
 from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.engine.scripted import ScriptedDrafter, random_parents
 from tests.engine.training.conftest import grow
-from tests.models import VOCAB, save_tiny, tiny_model, tiny_tokenizer, workbench
+from tests.models import VOCAB, build_context, save_tiny, tiny_model, tiny_tokenizer
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
 WIDE: dict[str, dict[str, Any]] = {
@@ -176,7 +176,9 @@ def test_drafts_never_change_a_greedy_text_in_bfloat16(kernels: ctypes.CDLL) -> 
     target = native(wide_model("llama"), kernels)
     prompt = tokens_of(random.Random(2), 11)
     limits = Limits(max_new_tokens=60, ignore_eos=True)
-    *_, end = decode(target, AutoregressiveConfig().build(workbench(target)), prompt, limits=limits)
+    *_, end = decode(
+        target, AutoregressiveConfig().build(build_context(target)), prompt, limits=limits
+    )
     assert isinstance(end, End)
     expected = list(end.output_ids)
     for truth in (0.3, 0.8, 1.0):
@@ -441,7 +443,7 @@ def test_a_batch_of_dialogues_writes_what_the_target_writes_alone(
         records = list(
             decode(
                 target,
-                AutoregressiveConfig().build(workbench(target)),
+                AutoregressiveConfig().build(build_context(target)),
                 tokens[:start],
                 limits=limits,
             )

@@ -35,7 +35,7 @@ from engine.tree import TreeShape
 from tests.engine.cpu.targets import VARIANTS, packed, plain, variant_model
 from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.engine.scripted import ScriptedDrafter, random_parents
-from tests.models import FAMILIES, VOCAB, plain_greedy, save_tiny, tiny_model, workbench
+from tests.models import FAMILIES, VOCAB, build_context, plain_greedy, save_tiny, tiny_model
 
 NEAR = {"rtol": 1e-4, "atol": 2e-4}
 ALL = Needs(hidden=True, layers=(0, 2, 3))
@@ -159,7 +159,7 @@ def test_greedy_text_equals_transformers_generate(family: str) -> None:
         )
         *_, end = decode(ours, drafter, prompt, limits=limits)
         assert isinstance(end, End) and list(end.output_ids) == expected
-    alone = AutoregressiveConfig().build(workbench(ours))
+    alone = AutoregressiveConfig().build(build_context(ours))
     *_, end = decode(ours, alone, prompt, limits=limits)
     assert isinstance(end, End) and list(end.output_ids) == expected
 
@@ -323,7 +323,7 @@ def test_q4_is_a_dtype_with_texts_of_its_own(tmp_path: Path) -> None:
     spread = logits[exact].std()
     # In bfloat16 alone it is 0.2: sums of a model this small are rounded like anything else.
     assert 0 < (logits[ours] - logits[exact]).abs().max() < 0.4 * spread
-    drafter = AutoregressiveConfig().build(workbench(ours))
+    drafter = AutoregressiveConfig().build(build_context(ours))
     *_, end = decode(ours, drafter, prompt, limits=Limits(max_new_tokens=8, ignore_eos=True))
     assert isinstance(end, End) and len(end.output_ids) == 8
 

@@ -24,7 +24,7 @@ from engine.tree import TreeShape
 from engine.tuning.build import build_drafter
 from tests.engine.cuda.targets import captured, model_of, plain, runner_of
 from tests.engine.scripted import random_parents
-from tests.models import save_tiny, workbench
+from tests.models import build_context, save_tiny
 
 pytestmark = pytest.mark.gpu
 ALL = Needs(hidden=True, layers=(0, 2, 3))
@@ -60,7 +60,7 @@ def drafter_for(target: Target, name: str, folder: Path) -> Any:
         values["speculative_model"] = str(makers[kind](target, folder / name))
     if kind == "Eagle3":
         values["speculative_model"] = str(random_heads.eagle3(target, folder / name, 64))
-    return build_drafter(parse_method(values), workbench(target, itself=target))
+    return build_drafter(parse_method(values), build_context(target, itself=target))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox"])

@@ -19,7 +19,7 @@ from tests.engine.cuda.targets import captured, model_of, plain, runner_of
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.fitted import save_medusa, save_redrafter
 from tests.engine.scripted import ScriptedDrafter, random_parents
-from tests.models import VOCAB, plain_greedy, workbench
+from tests.models import VOCAB, build_context, plain_greedy
 
 DYNAMIC = {"use_dynamic_tree": True, "dynamic_tree_max_topK": 4, "max_total_draft_tokens": 12}
 TAPS = {"eagle3_layers_to_capture": [0, 1, 2]}
@@ -65,7 +65,7 @@ def drafter_for(target: Target, name: str, heads: dict[str, str]) -> Any:
     if values["decoding_type"] in heads:
         values["speculative_model"] = heads[values["decoding_type"]]
     small = captured(small_model()) if target.name == "captured" else plain(small_model())
-    return build_drafter(parse_method(values), workbench(target, small=small))
+    return build_drafter(parse_method(values), build_context(target, small=small))
 
 
 def records(target: Target, drafter: Any, prompt: list[int], **options: Any) -> list[Record]:

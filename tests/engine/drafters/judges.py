@@ -16,7 +16,7 @@ from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.sampling import probabilities
 from engine.steps import End, Step
-from tests.models import plain_greedy, tiny_target, workbench
+from tests.models import build_context, plain_greedy, tiny_target
 
 PROMPTS = ([7, 8, 9, 7, 8, 9, 7, 8], [65], [3, 200, 17, 99, 3, 200, 17, 40, 41])
 
@@ -70,7 +70,7 @@ def assert_greedy_lossless(
 ) -> int:
     """One drafter writes all prompts in turn, as plain decoding does; return accepted drafts."""
     target = target_of(family)
-    drafter = config.build(workbench(target))
+    drafter = config.build(build_context(target))
     accepted = 0
     for prompt in prompts:
         text = write(target, drafter, prompt, tokens=tokens)
@@ -84,7 +84,7 @@ def assert_lossless_to_the_context_end(config: MethodConfig, family: str) -> Non
     target = target_of(family)
     room = 9
     prompt = ([7, 8, 9, 10] * 64)[: target.context_len - room]
-    text = write(target, config.build(workbench(target)), prompt, tokens=50)
+    text = write(target, config.build(build_context(target)), prompt, tokens=50)
     assert text.finish_reason == "context"
     assert text.output == plain_text(family, tuple(prompt), room)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.accept import greedy
 from engine.config import Sampling
 from engine.drafters.autoregressive import AutoregressiveConfig, AutoregressiveDrafter
-from engine.drafters.base import Start, Workbench
+from engine.drafters.base import BuildContext, Start
 from engine.drafters.combined import CombinedConfig, CombinedDrafter, Repeats
 from engine.drafters.medusa import MedusaConfig
 from engine.drafters.suffix.method import SuffixConfig, SuffixDrafter
@@ -25,7 +25,7 @@ from tests.engine.drafters import judges
 from tests.engine.drafters.fitted import save_medusa
 from tests.engine.drafters.judges import target_of, write
 from tests.engine.drafters.turns import Turns
-from tests.models import tiny_target, workbench
+from tests.models import build_context, tiny_target
 
 NGRAM = {"decoding_type": "NGram"}
 RECYCLING = {"decoding_type": "Token_Recycling"}
@@ -56,7 +56,7 @@ def test_context_end_is_reached_exactly():
     judges.assert_lossless_to_the_context_end(CombinedConfig(), "opt")
 
 
-def sampled_bench() -> Workbench:
+def sampled_bench() -> BuildContext:
     """A target, and a draft model that agrees with it now and then."""
     target = judges.sampled_target()
     other = tiny_target(
@@ -69,7 +69,7 @@ def sampled_bench() -> Workbench:
     )
     with torch.no_grad():
         other.lm_head.weight.mul_(0.2)
-    return workbench(target, small=other)
+    return build_context(target, small=other)
 
 
 def draft_target(**settings: Any) -> CombinedConfig:
@@ -87,7 +87,7 @@ def test_sampled_output_follows_the_target_with_sampled_and_retrieved_drafts():
 def test_merged_drafts_leave_the_distribution_as_it_is():
     target = judges.sampled_target()
     config = CombinedConfig.parse({"merge": True, "max_total_draft_tokens": 12})
-    drafter = Turns(config, workbench(target))
+    drafter = Turns(config, build_context(target))
     assert judges.p_value(target, drafter) > 1e-3
     assert len(drafter.by_model) == drafter.num_steps
 
@@ -111,7 +111,7 @@ def test_both_drafts_are_verified_together_when_merged():
 
 def test_draft_model_keeps_up_while_retrieval_drafts():
     target = target_of("llama")
-    bench = workbench(target, small=target)
+    bench = build_context(target, small=target)
     drafter = Turns(draft_target(min_match_len=3), bench)
     prompt = [7, 8, 9, 7, 8, 9, 7, 8]
     text = write(target, drafter, prompt, tokens=40)
@@ -128,12 +128,12 @@ def test_heads_see_every_outcome(tmp_path: Path):
         speculative_model=str(heads), medusa_choices=((0,), (1,), (0, 0), (0, 1), (1, 0))
     )
     combined = CombinedConfig(model=medusa)
-    assert combined.build(workbench(target)).needs == medusa.build(workbench(target)).needs
+    assert combined.build(build_context(target)).needs == medusa.build(build_context(target)).needs
     judges.assert_greedy_lossless(combined, "llama")
 
 
 def started(config: CombinedConfig, prompt: list[int]) -> CombinedDrafter:
-    drafter = config.build(workbench(target_of("llama")))
+    drafter = config.build(build_context(target_of("llama")))
     shown = TargetOutput(torch.zeros(1, 288))
     drafter.start(Start(prompt[:-1], prompt[-1], shown, Sampling(), SeededDraws(0)))
     return drafter
@@ -204,12 +204,12 @@ def test_the_models_rule_decides():
         def rule(self, sampling: Sampling) -> Any:
             return greedy
 
-    bench = workbench(target_of("llama"))
+    bench = build_context(target_of("llama"))
     config = CombinedConfig()
     drafter = CombinedDrafter(config, config.retrieval.build(bench), Own(bench))
     assert drafter.rule(Sampling(temperature=1.0)) is greedy
 
 
 def test_retrieval_of_the_default_is_suffix():
-    drafter = CombinedConfig().build(workbench(target_of("llama")))
+    drafter = CombinedConfig().build(build_context(target_of("llama")))
     assert isinstance(drafter.retrieval, SuffixDrafter)

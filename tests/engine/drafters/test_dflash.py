@@ -20,7 +20,7 @@ from engine.model.target import Target
 from tests.engine.drafters import judges
 from tests.engine.drafters.judges import PROMPTS, SAMPLED_VOCAB, plain_text, write
 from tests.engine.drafters.turns import Turns
-from tests.models import tiny_target, workbench
+from tests.models import build_context, tiny_target
 
 Model = getattr(transformers, "MuseGlimmerAssistantModel", None)
 if Model is None:
@@ -113,7 +113,7 @@ def test_every_draft_equals_transformers_on_the_whole_text(
     model = dflash_model(*layer_types)
     model.save_pretrained(tmp_path)
     target = tiny_target("llama", vocab_size=SAMPLED_VOCAB, eos_token_id=None)
-    drafter = DFlashConfig(speculative_model=str(tmp_path)).build(workbench(target))
+    drafter = DFlashConfig(speculative_model=str(tmp_path)).build(build_context(target))
     accepted = 0
     for prompt in ([1, 2, 3, 1, 2, 3, 4], [5]):
         text = write(target, drafter, prompt, tokens=30)
@@ -130,7 +130,7 @@ def test_published_layout_drafts_the_same(tmp_path: Path, saved: str):
     published = save_as_published(tmp_path / "published")
     for prompt in PROMPTS:
         ours, theirs = (
-            write(target, DFlashConfig(speculative_model=name).build(workbench(target)), prompt)
+            write(target, DFlashConfig(speculative_model=name).build(build_context(target)), prompt)
             for name in (saved, published)
         )
         assert [step.tokens for step in ours.steps] == [step.tokens for step in theirs.steps]
@@ -145,7 +145,7 @@ def test_greedy_output_equals_target_alone(saved: str, family: str, length: int 
 
 def test_draft_is_cut_to_length(saved: str):
     target = judges.target_of("llama")
-    drafter = DFlashConfig(speculative_model=saved, max_draft_len=2).build(workbench(target))
+    drafter = DFlashConfig(speculative_model=saved, max_draft_len=2).build(build_context(target))
     text = write(target, drafter, [1, 2, 3])
     assert {step.num_drafted for step in text.steps} == {2}
 
@@ -161,14 +161,14 @@ def test_sampled_output_follows_the_target(tmp_path: Path):
     )
     with torch.no_grad():
         target.lm_head.weight.mul_(0.35)
-    drafter = DFlashConfig(speculative_model=str(tmp_path)).build(workbench(target))
+    drafter = DFlashConfig(speculative_model=str(tmp_path)).build(build_context(target))
     assert judges.p_value(target, drafter) > 1e-3
 
 
 def test_it_keeps_up_while_another_method_drafts(saved: str):
     target, prompt = judges.target_of("llama"), PROMPTS[0]
     config = CombinedConfig(model=DFlashConfig(speculative_model=saved), min_match_len=1)
-    drafter = Turns(config, workbench(target))
+    drafter = Turns(config, build_context(target))
     text = write(target, drafter, prompt, tokens=40)
     assert text.output == plain_text("llama", tuple(prompt), 40)
     own = drafter.model_steps(text.steps, prompt, text.output[0])
@@ -183,17 +183,19 @@ def test_it_keeps_up_while_another_method_drafts(saved: str):
 
 def refused(config: DFlashConfig, words: str, *, family: str = "llama", **target: Any) -> None:
     with pytest.raises(DrafterError, match=words):
-        config.build(workbench(tiny_target(family, **target)))
+        config.build(build_context(tiny_target(family, **target)))
 
 
 def test_no_model_is_refused():
     with pytest.raises(ConfigError, match="speculative_model must name the DFlash model"):
-        DFlashConfig().build(workbench(judges.target_of("llama")))
+        DFlashConfig().build(build_context(judges.target_of("llama")))
 
 
 def test_nothing_there_is_refused(tmp_path: Path):
     with pytest.raises(SourceError):
-        DFlashConfig(speculative_model=str(tmp_path)).build(workbench(judges.target_of("llama")))
+        DFlashConfig(speculative_model=str(tmp_path)).build(
+            build_context(judges.target_of("llama"))
+        )
 
 
 def test_another_targets_model_is_refused(saved: str):
@@ -209,7 +211,7 @@ def test_a_checkpoint_that_says_too_little_is_refused(tmp_path: Path):
     medusa = save_as_published(tmp_path / "medusa", block_size=None)
     refused(DFlashConfig(speculative_model=medusa), "says no block_size.*not a DFlash checkpoint.$")
     told = DFlashConfig(speculative_model=silent, mask_token_id=11, target_layer_ids=(0, 1))
-    assert told.build(workbench(judges.target_of("llama"))).needs.layers == (1, 2)
+    assert told.build(build_context(judges.target_of("llama"))).needs.layers == (1, 2)
 
 
 def test_a_wrong_tensor_is_named(tmp_path: Path):

@@ -17,7 +17,7 @@ from engine.model.cache import TreeCache
 from engine.model.target import Target
 from engine.model.text import common_vocabulary
 from engine.steps import End, Step
-from tests.models import VOCAB, tiny_model, tiny_target, tiny_tokenizer, workbench
+from tests.models import VOCAB, build_context, tiny_model, tiny_target, tiny_tokenizer
 
 PROMPT = [40, 41, 42, 43, 40, 41]
 ENDLESS: dict[str, Any] = {"eos_token_id": None}
@@ -29,7 +29,7 @@ def target() -> Target:
 
 def drafter_of(target: Target, small: Target, **settings: Any) -> Drafter:
     config = DraftTargetConfig.parse({"speculative_model": "small", **settings})
-    return config.build(workbench(target, small=small))
+    return config.build(build_context(target, small=small))
 
 
 def write(target: Target, drafter: Drafter, count: int = 30, **sampling: Any) -> list[Step]:
@@ -207,12 +207,12 @@ def test_without_tokenizers_the_sizes_must_be_equal() -> None:
 
 def test_a_draft_model_must_be_named() -> None:
     with pytest.raises(ConfigError, match="speculative_model"):
-        DraftTargetConfig().build(workbench(target()))
+        DraftTargetConfig().build(build_context(target()))
 
 
 def test_an_unknown_draft_model_is_refused() -> None:
     with pytest.raises(SourceError, match="nowhere"):
-        DraftTargetConfig(speculative_model="nowhere").build(workbench(target()))
+        DraftTargetConfig(speculative_model="nowhere").build(build_context(target()))
 
 
 @pytest.mark.parametrize(

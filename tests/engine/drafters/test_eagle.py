@@ -22,7 +22,7 @@ from engine.model.target import Target
 from tests.engine.drafters import judges
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.golden import ROOT, golden_case
-from tests.models import tiny_target, workbench
+from tests.models import build_context, tiny_target
 
 FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt_neox")
 GOLDEN3 = ROOT / "eagle" / "eagle3" / "head"
@@ -92,7 +92,7 @@ def test_a_head_that_computes_nan_costs_speed_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target, prompt = judges.target_of("llama"), judges.PROMPTS[0]
-    drafter = config(heads, "llama", name).build(workbench(target))
+    drafter = config(heads, "llama", name).build(build_context(target))
     assert isinstance(drafter, EagleDrafter)
     healthy = drafter.head.logits
 
@@ -129,7 +129,7 @@ def sampled_drafter(heads: dict[str, Path], name: str) -> EagleDrafter:
     kind, settings = SAMPLED[name]
     head = heads[kind.model_fields["decoding_type"].default]
     built = kind.parse({"speculative_model": str(head), **settings})
-    drafter = built.build(workbench(judges.sampled_target()))
+    drafter = built.build(build_context(judges.sampled_target()))
     assert isinstance(drafter, EagleDrafter)
     return drafter
 
@@ -161,7 +161,7 @@ def test_drafts_that_were_not_drawn_as_they_claim_break_the_law(
 def test_base_entries_fed_in_pieces_between_trees_equal_one_pass() -> None:
     """300 entries cross the cache's first capacity; trees in between leave no trace."""
     target = golden_case("eagle/eagle3").target
-    drafter = Eagle3Config(speculative_model=str(GOLDEN3)).build(workbench(target))
+    drafter = Eagle3Config(speculative_model=str(GOLDEN3)).build(build_context(target))
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(300, 144, generator=generator)
     tokens = torch.randint(0, 240, (300,), generator=generator)
@@ -181,7 +181,7 @@ def test_base_entries_fed_in_pieces_between_trees_equal_one_pass() -> None:
 def test_gradients_reach_every_weight_of_a_head_and_none_of_the_target_s() -> None:
     target = golden_case("eagle/eagle2").target
     head = ROOT / "eagle" / "eagle2" / "head"
-    drafter = EagleConfig(speculative_model=str(head)).build(workbench(target))
+    drafter = EagleConfig(speculative_model=str(head)).build(build_context(target))
     net = drafter.head.requires_grad_(True)
     outputs = net(torch.randn(5, 48), torch.arange(5), torch.arange(5))
     net.logits(outputs).square().mean().backward()
@@ -229,7 +229,7 @@ def test_settings_survive_plain_data() -> None:
 
 def test_a_cancelled_run_leaves_a_usable_drafter(heads: dict[tuple[str, str], Path]) -> None:
     target = judges.target_of("llama")
-    drafter = config(heads, "llama", "eagle2").build(workbench(target))
+    drafter = config(heads, "llama", "eagle2").build(build_context(target))
     prompt = list(judges.PROMPTS[0])
     records = decode(target, drafter, prompt)
     next(records), next(records)
@@ -243,7 +243,7 @@ def test_half_precision_heads_follow_the_target_s_dtype(tmp_path: Path) -> None:
     target.model.to(torch.bfloat16)
     head = save_file_of(tmp_path, target)
     values = {"speculative_model": str(head), **SMALL_TREE}
-    drafter = Eagle3Config.parse(values).build(workbench(target))
+    drafter = Eagle3Config.parse(values).build(build_context(target))
     assert {weight.dtype for weight in drafter.head.parameters()} == {torch.bfloat16}
     text = judges.write(target, drafter, [5, 6, 7])
     assert len(text.output) == 24

@@ -22,7 +22,7 @@ from engine.sampling import SeededDraws
 from engine.steps import Step
 from engine.tree import ChoiceTree
 from tests.engine.drafters.golden import ROOT, GoldenCase, golden_case, run
-from tests.models import workbench
+from tests.models import build_context
 
 CASES = ("eagle1", "eagle2", "eagle3", "eagle3_fullvocab")
 FLOAT = {"atol": 5e-5, "rtol": 0.0}
@@ -55,7 +55,7 @@ def drafter_of(case: GoldenCase, settings: dict[str, Any] | None = None) -> Eagl
             "dynamic_tree_max_topK": params["top_k"],
         }
         config = (EagleConfig if method == "eagle2" else Eagle3Config).parse(values)
-    return config.build(workbench(case.target))
+    return config.build(build_context(case.target))
 
 
 def prompt_of(case: GoldenCase, record: dict[str, Any]) -> list[int]:

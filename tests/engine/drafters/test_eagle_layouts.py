@@ -21,7 +21,7 @@ from engine.proposal import Needs
 from tests.engine.drafters import judges
 from tests.engine.drafters.eagle_heads import config_of, save_eagle, save_eagle3, write
 from tests.engine.drafters.golden import ROOT, golden_case
-from tests.models import workbench
+from tests.models import build_context
 
 GOLDEN3 = ROOT / "eagle" / "eagle3" / "head"
 
@@ -31,7 +31,7 @@ GOLDEN3 = ROOT / "eagle" / "eagle3" / "head"
 def draft(target: Target, head: Path, **settings: Any) -> tuple[list[Any], tuple[str, ...]]:
     """First steps' draft trees, and the drafter's remarks."""
     values = {"speculative_model": str(head), "use_dynamic_tree": True, **settings}
-    drafter = Eagle3Config.parse(values).build(workbench(target))
+    drafter = Eagle3Config.parse(values).build(build_context(target))
     text = judges.write(target, drafter, [40, 53, 98, 53, 57], tokens=8)
     return [(step.tokens, step.parents) for step in text.steps], drafter.notes
 
@@ -93,9 +93,9 @@ def test_speculators_heads_norm_before_the_residual_unless_they_say_no(tmp_path:
     tensors, settings = published()
     silent = speculators_config(dict(settings), "org/eagle3")
     head = write(tmp_path, renamed(tensors), silent)
-    drafter = Eagle3Config(speculative_model=str(head)).build(workbench(target))
+    drafter = Eagle3Config(speculative_model=str(head)).build(build_context(target))
     assert drafter.head.spec.norm_before_residual
-    plain = Eagle3Config(speculative_model=str(GOLDEN3)).build(workbench(target))
+    plain = Eagle3Config(speculative_model=str(GOLDEN3)).build(build_context(target))
     assert not plain.head.spec.norm_before_residual
 
 
@@ -106,7 +106,7 @@ def test_a_head_without_lm_head_uses_the_target_s(tmp_path: Path) -> None:
         del tensors[name]
     settings["draft_vocab_size"] = None
     head = write(tmp_path, renamed(tensors), settings)
-    drafter = Eagle3Config(speculative_model=str(head)).build(workbench(target))
+    drafter = Eagle3Config(speculative_model=str(head)).build(build_context(target))
     outputs = torch.randn(3, 48)
     normed = rms_norm(outputs, (48,), tensors["norm.weight"], 1e-5)
     with torch.inference_mode():
@@ -178,7 +178,7 @@ def test_a_head_with_every_option_equals_its_formulas_done_by_hand(tmp_path: Pat
         eagle_aux_hidden_state_layer_ids=[2, 3],
     )
     head = write(tmp_path / "full", tensors, settings)
-    drafter = Eagle3Config(speculative_model=str(head)).build(workbench(target))
+    drafter = Eagle3Config(speculative_model=str(head)).build(build_context(target))
     assert drafter.notes == () and drafter.needs == Needs(layers=(2, 3))
     features, tokens = torch.randn(6, 64, generator=generator), torch.tensor([3, 1, 4, 1, 5, 9])
     with torch.inference_mode():
@@ -203,7 +203,7 @@ def test_rotary_settings_are_read_in_every_spelling(
     target = golden_case("eagle/eagle3").target
     tensors, settings = published()
     head = write(tmp_path, tensors, {**settings, **spelling})
-    drafter = Eagle3Config(speculative_model=str(head)).build(workbench(target))
+    drafter = Eagle3Config(speculative_model=str(head)).build(build_context(target))
     pairs = torch.arange(6)
     wanted = 100.0 ** (-pairs / 6) / 4
     torch.testing.assert_close(drafter.head.layer._frequencies, wanted)
@@ -216,7 +216,7 @@ def refuse(
     error: type[Exception], match: str, kind: type[MethodConfig], target: Target, **values: Any
 ) -> None:
     with pytest.raises(error, match=match):
-        kind.parse(values).build(workbench(target))
+        kind.parse(values).build(build_context(target))
 
 
 @pytest.fixture

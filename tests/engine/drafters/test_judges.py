@@ -9,7 +9,7 @@ from engine.config import Sampling
 from engine.drafters.lookahead import LookaheadConfig, LookaheadDrafter
 from engine.sampling import Draws, probabilities
 from tests.engine.drafters.judges import p_value, sampled_target
-from tests.models import workbench
+from tests.models import build_context
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Wrong(LookaheadDrafter):
 
 def test_chi_square_finds_a_wrong_verifier():
     target = sampled_target()
-    wrong = Wrong(workbench(target), LookaheadConfig())
+    wrong = Wrong(build_context(target), LookaheadConfig())
     assert p_value(target, wrong) < 1e-4
-    assert isinstance(LookaheadConfig().build(workbench(target)).rule(Sampling()), Lossless)
+    assert isinstance(LookaheadConfig().build(build_context(target)).rule(Sampling()), Lossless)
 
 
 class KeepsRejectedMass(LookaheadDrafter):
@@ -69,4 +69,4 @@ class KeepsRejectedMass(LookaheadDrafter):
 
 def test_chi_square_finds_a_verifier_without_residual_though_drafts_know_nothing():
     target = sampled_target()
-    assert p_value(target, KeepsRejectedMass(workbench(target), LookaheadConfig())) < 1e-4
+    assert p_value(target, KeepsRejectedMass(build_context(target), LookaheadConfig())) < 1e-4

@@ -32,7 +32,7 @@ from tests.engine.drafters.judges import (
     target_of,
     write,
 )
-from tests.models import workbench
+from tests.models import build_context
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "lookahead"
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text())
@@ -67,7 +67,7 @@ def test_text_and_tokens_per_step_equal_or_beat_the_reference(number: int):
     run = RUNS[number]
     prompt = EXPECTED["prompts"][run["prompt"]]["ids"]
     drafter = LookaheadDrafter(
-        workbench(golden_target()),
+        build_context(golden_target()),
         golden_config(run),
         draw_window=lambda prompt_ids, count, draws: run["initial_window"],
     )
@@ -162,7 +162,7 @@ def test_rows_past_the_context_are_never_fed(family: str):
 
 def test_window_is_dropped_when_it_reaches_past_the_context():
     target = target_of("llama")
-    drafter = LookaheadConfig().build(workbench(target))
+    drafter = LookaheadConfig().build(build_context(target))
     prompt = [1, 2, 3, 4]
     cache = target.new_cache(8)
     shown = target.prefill(prompt, cache, Needs())
@@ -176,7 +176,7 @@ def test_window_is_dropped_when_it_reaches_past_the_context():
 @pytest.mark.parametrize(("from_text", "drafted"), [(True, [2, 3]), (False, [])])
 def test_prompt_fills_the_pool_only_if_wanted(from_text: bool, drafted: list[int]):
     target = target_of("llama")
-    drafter = LookaheadConfig(pool_from_text=from_text).build(workbench(target))
+    drafter = LookaheadConfig(pool_from_text=from_text).build(build_context(target))
     shown = target.prefill([1, 2, 3], target.new_cache(8), Needs())
     drafter.start(Start([1, 2, 3], 1, shown, Sampling(), SeededDraws(0)))
     assert drafter.propose(99).tokens.tolist() == [1, *drafted]
@@ -184,12 +184,12 @@ def test_prompt_fills_the_pool_only_if_wanted(from_text: bool, drafted: list[int
 
 def test_sampled_output_follows_the_target():
     target = sampled_target()
-    assert p_value(target, LookaheadConfig().build(workbench(target))) > 1e-3
+    assert p_value(target, LookaheadConfig().build(build_context(target))) > 1e-3
 
 
 def test_the_same_seed_draws_the_same_window_again():
     target = target_of("llama")
-    drafter = LookaheadConfig(pool_from_text=False).build(workbench(target))
+    drafter = LookaheadConfig(pool_from_text=False).build(build_context(target))
     first = write(target, drafter, [5, 6, 7], tokens=20, seed=3)
     write(target, drafter, [9, 9, 1], tokens=20, seed=1)
     again = write(target, drafter, [5, 6, 7], tokens=20, seed=3)

@@ -23,7 +23,7 @@ from engine.tree import ChoiceTree, TreeShape
 from tests.engine.drafters.fitted import PROMPTS, Malicious, decoded, greedy_texts, save_medusa
 from tests.engine.drafters.golden import ROOT, golden_case, run
 from tests.engine.drafters.law import joint_p_value
-from tests.models import plain_greedy, tiny_target, workbench
+from tests.models import build_context, plain_greedy, tiny_target
 
 CASE = ROOT / "medusa" / "case_a"
 V1, V2 = CASE / "head" / "medusa_lm_head.pt", CASE / "head_v2" / "medusa_lm_head.safetensors"
@@ -32,7 +32,7 @@ TREES = ("mc_sim_7b_63", "vicuna_7b_stage1", "trtllm_9")
 
 def build(target: Target, heads: Path, choices: Any = ((0,),), **settings: Any) -> MedusaDrafter:
     values = {"speculative_model": str(heads), "medusa_choices": choices, **settings}
-    return MedusaConfig.parse(values).build(workbench(target))
+    return MedusaConfig.parse(values).build(build_context(target))
 
 
 # ---- equal to the reference
@@ -236,7 +236,7 @@ def test_checkpoint_without_heads_is_refused() -> None:
     with pytest.raises(DrafterError, match="holds no Medusa heads"):
         build(target, CASE / "target")
     with pytest.raises(ConfigError, match="speculative_model must name"):
-        MedusaConfig().build(workbench(target))
+        MedusaConfig().build(build_context(target))
 
 
 def test_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:

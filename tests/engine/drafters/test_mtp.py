@@ -21,7 +21,7 @@ from engine.tree import TreeShape
 from tests.engine.drafters import judges
 from tests.engine.drafters.judges import write
 from tests.engine.drafters.turns import Turns
-from tests.models import plain_greedy, tiny_target, workbench
+from tests.models import build_context, plain_greedy, tiny_target
 
 tiny_mtp = pytest.importorskip(
     "tests.engine.drafters.tiny_mtp",
@@ -70,7 +70,7 @@ def reference_of(folder: Path, num_layers: int) -> tuple[Target, Any]:
     from transformers.modeling_layers import MtpModel
 
     reference = tiny_mtp.load_deepseek(folder, attention="eager")
-    ours = MTPConfig(max_draft_len=num_layers).build(workbench(tiny_mtp.load_deepseek(folder)))
+    ours = MTPConfig(max_draft_len=num_layers).build(build_context(tiny_mtp.load_deepseek(folder)))
     layers = MtpModel(reference.model, num_layers)
     layers.load_state_dict(ours._layers.state_dict())
     return reference, layers.eval()
@@ -80,7 +80,7 @@ def reference_of(folder: Path, num_layers: int) -> tuple[Target, Any]:
 def test_every_draft_equals_transformers_on_the_whole_text(saved: Saved, num_layers: int):
     target = tiny_mtp.load_deepseek(saved(num_layers))
     reference, layers = reference_of(saved(num_layers), num_layers)
-    drafter = MTPConfig(max_draft_len=num_layers).build(workbench(target))
+    drafter = MTPConfig(max_draft_len=num_layers).build(build_context(target))
     accepted = 0
     for prompt in PROMPTS:
         text = write(target, drafter, prompt, tokens=30)
@@ -97,7 +97,7 @@ def test_weights_are_those_of_the_checkpoint(saved: Saved):
     from safetensors.torch import load_file
 
     target = tiny_mtp.load_deepseek(saved(2))
-    layers = MTPConfig(max_draft_len=2).build(workbench(target))._layers
+    layers = MTPConfig(max_draft_len=2).build(build_context(target))._layers
     file = load_file(saved(2) / "model.safetensors")
     loaded = tiny_mtp.published(layers)
     assert len(loaded) > 40
@@ -107,8 +107,8 @@ def test_weights_are_those_of_the_checkpoint(saved: Saved):
 
 def test_one_layer_feeds_itself_to_draft_further(saved: Saved):
     target = tiny_mtp.load_deepseek(saved(1))
-    short = MTPConfig(max_draft_len=1).build(workbench(target))
-    long = MTPConfig(max_draft_len=4).build(workbench(target))
+    short = MTPConfig(max_draft_len=1).build(build_context(target))
+    long = MTPConfig(max_draft_len=4).build(build_context(target))
     by_length = {}
     for drafter in (short, long):
         text = write(target, drafter, PROMPTS[0], tokens=30)
@@ -125,14 +125,14 @@ def test_one_layer_feeds_itself_to_draft_further(saved: Saved):
 @pytest.mark.parametrize(("num_layers", "length"), CASES)
 def test_greedy_output_equals_target_alone(saved: Saved, num_layers: int, length: int):
     target = tiny_mtp.load_deepseek(saved(num_layers))
-    drafter = MTPConfig(max_draft_len=length).build(workbench(target))
+    drafter = MTPConfig(max_draft_len=length).build(build_context(target))
     for prompt in PROMPTS:
         assert write(target, drafter, prompt, tokens=30).output == plain_greedy(target, prompt, 30)
 
 
 def test_context_end_is_reached_exactly(saved: Saved):
     target = tiny_mtp.load_deepseek(saved(3))
-    drafter = MTPConfig(max_draft_len=3).build(workbench(target))
+    drafter = MTPConfig(max_draft_len=3).build(build_context(target))
     prompt = ([1, 2, 3, 4, 5] * 80)[: target.context_len - 7]
     text = write(target, drafter, prompt, tokens=50)
     assert text.finish_reason == "context"
@@ -144,14 +144,14 @@ def test_sampled_output_follows_the_target(saved: Saved, num_layers: int, length
     target = tiny_mtp.load_deepseek(saved(num_layers))
     with torch.no_grad():
         target.lm_head.weight.mul_(0.35)
-    drafter = MTPConfig(max_draft_len=length).build(workbench(target))
+    drafter = MTPConfig(max_draft_len=length).build(build_context(target))
     assert judges.p_value(target, drafter, tokens=200) > 1e-3
 
 
 def test_it_keeps_up_while_another_method_drafts(saved: Saved):
     target, prompt = tiny_mtp.load_deepseek(saved(3)), PROMPTS[0]
     config = CombinedConfig(model=MTPConfig(max_draft_len=3), min_match_len=1)
-    drafter = Turns(config, workbench(target))
+    drafter = Turns(config, build_context(target))
     text = write(target, drafter, prompt, tokens=40)
     assert text.output == plain_greedy(target, prompt, 40)
     reference, layers = reference_of(saved(3), 3)
@@ -168,19 +168,19 @@ def test_it_keeps_up_while_another_method_drafts(saved: Saved):
 def test_more_tokens_than_layers_are_refused(saved: Saved):
     target = tiny_mtp.load_deepseek(saved(2))
     with pytest.raises(DrafterError, match="max_draft_len is 3, but tiny-deepseek has 2 MTP"):
-        MTPConfig(max_draft_len=3).build(workbench(target))
+        MTPConfig(max_draft_len=3).build(build_context(target))
 
 
 def test_a_target_without_mtp_layers_is_refused():
     with pytest.raises(DrafterError, match="tiny-llama has no MTP layers"):
-        MTPConfig().build(workbench(tiny_target("llama")))
+        MTPConfig().build(build_context(tiny_target("llama")))
 
 
 def test_a_checkpoint_without_mtp_weights_is_refused(tmp_path: Path):
     folder = tiny_mtp.save_deepseek(tmp_path / "bare", num_mtp_layers=1, with_mtp=False)
     target = tiny_mtp.load_deepseek(folder)
     with pytest.raises(DrafterError, match="has no MTP weights"):
-        MTPConfig().build(workbench(target))
+        MTPConfig().build(build_context(target))
     assert "_keys_to_ignore_on_load_unexpected" not in vars(target.model)
 
 
@@ -188,7 +188,7 @@ def test_transformers_without_mtp_is_named(saved: Saved, monkeypatch: pytest.Mon
     target = tiny_mtp.load_deepseek(saved(1))
     monkeypatch.delattr(sys.modules["transformers.modeling_layers"], "MtpModel")
     with pytest.raises(DrafterError, match=r"transformers \d+\.\d+.* has no MTP layers"):
-        MTPConfig().build(workbench(target))
+        MTPConfig().build(build_context(target))
 
 
 # ---- relaxed acceptance
@@ -258,10 +258,10 @@ def test_relaxed_acceptance_accepts_more_only_while_thinking(saved: Saved):
     }
     assert MTPConfig().lossless and not MTPConfig(**relaxed).lossless
     begin = PROMPTS[0][0]
-    thinking = MTPConfig(**relaxed, begin_thinking_phase_token=begin).build(workbench(target))
+    thinking = MTPConfig(**relaxed, begin_thinking_phase_token=begin).build(build_context(target))
     text = write(target, thinking, PROMPTS[0], tokens=30)
     assert all(step.num_accepted == step.num_drafted for step in text.steps)
-    never = MTPConfig(**relaxed, begin_thinking_phase_token=20_000).build(workbench(target))
+    never = MTPConfig(**relaxed, begin_thinking_phase_token=20_000).build(build_context(target))
     assert write(target, never, PROMPTS[0], tokens=30).output == plain_greedy(
         target, PROMPTS[0], 30
     )

@@ -16,7 +16,7 @@ from engine.errors import ConfigError
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.steps import End, Step
-from tests.models import tiny_target, workbench
+from tests.models import build_context, tiny_target
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "ngram"
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text())
@@ -65,7 +65,7 @@ def test_every_step_of_the_recorded_runs_is_the_same(run: dict[str, Any]) -> Non
     spec = TargetSpec(name="golden", path=str(GOLDEN / "target"))
     target = load_target(spec, dtype="float32", device="cpu", cache_dir=GOLDEN)
     lookup = {"spec_bench": "spec_bench", "hf_5": "transformers"}[run["impl"]]
-    drafter = config_of(run, lookup).build(workbench(target))
+    drafter = config_of(run, lookup).build(build_context(target))
     prompt = EXPECTED["prompts"][run["prompt"]]["ids"]
     *records, end = decode(target, drafter, prompt, limits=Limits(max_new_tokens=48))
     assert isinstance(end, End)
@@ -239,7 +239,7 @@ def oldest_longest(config: NGramConfig, tokens: list[int]) -> list[int]:
 
 def test_ngram_accepts_on_repetitive_text() -> None:
     target = tiny_target(eos_token_id=None)
-    drafter = NGramConfig().build(workbench(target))
+    drafter = NGramConfig().build(build_context(target))
     for _ in range(2):
         *records, end = decode(target, drafter, [7, 8] * 8, limits=Limits(max_new_tokens=40))
     again = sum(r.num_accepted for r in records if isinstance(r, Step))

@@ -18,7 +18,7 @@ from engine.tuning.adaptive import AdaptiveDrafter
 from engine.tuning.build import build_drafter
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.fitted import save_medusa, save_redrafter
-from tests.models import plain_greedy, tiny_target, workbench
+from tests.models import build_context, plain_greedy, tiny_target
 
 PROMPT = [7, 8, 9, 7, 8, 9, 7, 8]
 TOKENS = 60
@@ -98,7 +98,7 @@ def drafts(
     target: Target, values: dict[str, Any], every: int
 ) -> dict[int, tuple[list[int], tuple[int, ...]]]:
     other = tiny_target("llama", seed=5, hidden_size=16, num_hidden_layers=1)
-    drafter = Pausing(parse_method(values).build(workbench(target, other=other)), target, every)
+    drafter = Pausing(parse_method(values).build(build_context(target, other=other)), target, every)
     list(decode(target, drafter, PROMPT, limits=Limits(max_new_tokens=TOKENS)))
     return drafter.drafts
 
@@ -119,7 +119,7 @@ def test_adaptive_output_is_the_targets(
 ) -> None:
     other = tiny_target("llama", seed=5, hidden_size=16, num_hidden_layers=1)
     config = parse_method({**settings[name], "adaptive": True})
-    drafter = build_drafter(config, workbench(target, other=other))
+    drafter = build_drafter(config, build_context(target, other=other))
     assert isinstance(drafter, AdaptiveDrafter)
     *records, end = decode(target, drafter, PROMPT, limits=Limits(max_new_tokens=TOKENS))
     assert isinstance(end, End)

@@ -26,14 +26,14 @@ from engine.steps import Step
 from tests.engine.drafters.fitted import PROMPTS, Malicious, decoded, save_redrafter
 from tests.engine.drafters.golden import golden_case, run
 from tests.engine.drafters.law import joint_p_value
-from tests.models import plain_greedy, tiny_target, workbench
+from tests.models import build_context, plain_greedy, tiny_target
 
 CASES = ("case_a_rnn", "case_b_norn_inputproj")
 
 
 def build(target: Target, head: Path, **settings: Any) -> ReDrafterDrafter:
     values = {"speculative_model": str(head), **settings}
-    return ReDrafterConfig.parse(values).build(workbench(target))
+    return ReDrafterConfig.parse(values).build(build_context(target))
 
 
 # ---- equal to the reference
@@ -219,7 +219,7 @@ def test_checkpoint_without_head_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DrafterError, match=r"no tensor lm_head\.0\.weight"):
         build(target, tmp_path)
     with pytest.raises(ConfigError, match="speculative_model must name"):
-        ReDrafterConfig().build(workbench(target))
+        ReDrafterConfig().build(build_context(target))
 
 
 def test_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.engine.drafters.judges import (
     target_of,
     write,
 )
-from tests.models import workbench
+from tests.models import build_context
 
 CONFIGS = [
     SuffixConfig(),
@@ -40,7 +40,7 @@ CONFIGS = [
 
 def started(config: SuffixConfig, prompt: list[int]) -> SuffixDrafter:
     """A drafter that has read the prompt; its last token is the root."""
-    drafter = config.build(workbench(target_of("llama")))
+    drafter = config.build(build_context(target_of("llama")))
     shown = TargetOutput(torch.zeros(1, 1))
     drafter.start(Start(prompt[:-1], prompt[-1], shown, Sampling(), SeededDraws(0)))
     return drafter
@@ -143,12 +143,12 @@ def test_sampled_output_follows_the_target(tree: bool, mix: bool):
         use_tree_spec=tree, mix_contexts=mix, max_spec_factor=4.0, min_token_prob=0.01
     )
     target = sampled_target()
-    assert p_value(target, config.build(workbench(target))) > 1e-3
+    assert p_value(target, config.build(build_context(target))) > 1e-3
 
 
 def test_a_repeated_prompt_is_faster_with_the_global_pool():
     target = target_of("llama")
-    drafter = SuffixConfig(use_global_pool=True, max_spec_factor=4.0).build(workbench(target))
+    drafter = SuffixConfig(use_global_pool=True, max_spec_factor=4.0).build(build_context(target))
     prompt = [3, 200, 17, 99, 3, 40]
     first, again = (write(target, drafter, prompt, tokens=40) for _ in range(2))
     assert first.output == again.output
@@ -221,7 +221,7 @@ def test_what_the_target_said_after_rejected_tokens_is_drafted_later():
 def test_mixed_contexts_hear_what_was_said_of_rejected_tokens():
     target = target_of("llama")
     config = SuffixConfig(use_tree_spec=True, mix_contexts=True)
-    drafter = config.build(workbench(target))
+    drafter = config.build(build_context(target))
     write(target, drafter, [3, 200, 17, 99, 3, 200], tokens=30)
     said = drafter._predictions._next
     text = [3, 200, 17, 99, 3, 200]

@@ -21,7 +21,7 @@ from engine.model.corpus import Corpus
 from engine.steps import End, Step
 from engine.training.corpus.dialogues import CorpusSettings
 from tests.engine.training.conftest import grow, learnable_target
-from tests.models import plain_greedy, tiny_target, workbench
+from tests.models import build_context, plain_greedy, tiny_target
 
 TEXTS = st.lists(st.lists(st.integers(0, 5), max_size=20), max_size=6)
 
@@ -111,7 +111,7 @@ def test_a_corpus_of_the_targets_own_text_drafts_losslessly(corpus: Path, tree: 
     steps = {}
     for datastore in (None, str(corpus)):
         config = SuffixConfig(datastore=datastore, use_tree_spec=tree, max_spec_factor=2.0)
-        drafter = config.build(workbench(target))
+        drafter = config.build(build_context(target))
         records = list(decode(target, drafter, prompt, sampling=Sampling(), limits=limits))
         assert isinstance(records[-1], End) and list(records[-1].output_ids) == expected
         steps[datastore] = sum(isinstance(record, Step) for record in records)
@@ -123,16 +123,16 @@ def test_a_folder_that_is_no_corpus_and_one_of_another_target_are_refused(
 ) -> None:
     target = learnable_target()
     with pytest.raises(ConfigError, match="holds no corpus"):
-        SuffixConfig(datastore=str(tmp_path)).build(workbench(target))
+        SuffixConfig(datastore=str(tmp_path)).build(build_context(target))
     with pytest.raises(ConfigError, match="was written by"):
-        SuffixConfig(datastore=str(corpus)).build(workbench(tiny_target()))
+        SuffixConfig(datastore=str(corpus)).build(build_context(tiny_target()))
 
 
 def test_a_corpus_that_has_grown_is_read_again(corpus: Path) -> None:
     target = learnable_target()
     config = SuffixConfig(datastore=str(corpus))
-    first = config.build(workbench(target))._store
-    assert config.build(workbench(target))._store is first
+    first = config.build(build_context(target))._store
+    assert config.build(build_context(target))._store is first
     shard = next(corpus.glob("shard-*.jsonl"))
     os.utime(shard, ns=(0, shard.stat().st_mtime_ns + 1))
-    assert config.build(workbench(target))._store is not first
+    assert config.build(build_context(target))._store is not first

@@ -25,7 +25,7 @@ from tests.engine.drafters.judges import (
     target_of,
     write,
 )
-from tests.models import workbench
+from tests.models import build_context
 
 CONFIGS = [
     TokenRecyclingConfig(),
@@ -53,7 +53,7 @@ def logits_that_rank(rows: list[list[int]]) -> torch.Tensor:
 
 def started(config: TokenRecyclingConfig, prompt: list[int], root: int) -> TokenRecyclingDrafter:
     target = target_of("llama")
-    drafter = config.build(workbench(target))
+    drafter = config.build(build_context(target))
     shown = target.prefill(prompt, target.new_cache(8), drafter.needs)
     drafter.start(Start(prompt, root, shown, Sampling(), SeededDraws(0)))
     return drafter
@@ -124,7 +124,7 @@ def test_rank_beyond_the_matrix_is_refused():
 @pytest.mark.parametrize("keep", [True, False])
 def test_matrix_outlives_a_run_only_if_kept(keep: bool):
     target = target_of("llama")
-    drafter = TokenRecyclingConfig(keep_matrix=keep).build(workbench(target))
+    drafter = TokenRecyclingConfig(keep_matrix=keep).build(build_context(target))
     first, again = (write(target, drafter, [3, 200, 17, 99], tokens=40) for _ in range(2))
     assert first.output == again.output
     assert (first.steps[0].tokens == again.steps[0].tokens) == (not keep)
@@ -143,10 +143,10 @@ def test_context_end_is_reached_exactly(family: str):
 
 def test_sampled_output_follows_the_target():
     target = sampled_target()
-    assert p_value(target, CONFIGS[0].build(workbench(target))) > 1e-3
+    assert p_value(target, CONFIGS[0].build(build_context(target))) > 1e-3
 
 
 def test_hidden_states_are_asked_for_only_to_recycle_the_prompt():
-    bench = workbench(target_of("llama"))
+    bench = build_context(target_of("llama"))
     assert TokenRecyclingConfig().build(bench).needs == Needs(hidden=True)
     assert TokenRecyclingConfig(recycle_prompt=False).build(bench).needs == Needs()

@@ -24,7 +24,7 @@ from engine.proposal import TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.drafters import judges
 from tests.engine.drafters.example_drafter import PairDrafter
-from tests.models import workbench
+from tests.models import build_context
 
 EXAMPLE = "tests.engine.drafters.example_drafter:PairDrafter"
 NAMED = UserProvidedConfig(drafter="mine")
@@ -44,7 +44,7 @@ def drafter_that_says(said: Any, **settings: int) -> Drafter:
 
     register_user_drafter("mine", lambda target: Says())
     config = UserProvidedConfig(drafter="mine", **settings)
-    drafter = config.build(workbench(judges.target_of("llama")))
+    drafter = config.build(build_context(judges.target_of("llama")))
     drafter.start(Start([1, 2], 3, TargetOutput(torch.zeros(1, 1)), Sampling(), SeededDraws(0)))
     return drafter
 
@@ -65,7 +65,7 @@ def test_greedy_output_with_the_example_equals_target_alone(family: str, length:
 def test_sampled_output_with_the_example_follows_the_target():
     register_user_drafter("mine", PairDrafter)
     target = judges.sampled_target()
-    assert judges.p_value(target, NAMED.build(workbench(target))) > 1e-3
+    assert judges.p_value(target, NAMED.build(build_context(target))) > 1e-3
 
 
 def test_context_end_is_reached_exactly():
@@ -94,7 +94,7 @@ def drafter_that_says_again(said: Any, **settings: int) -> Drafter:
 
 
 def test_a_name_that_nobody_registered_is_refused():
-    bench = workbench(judges.target_of("llama"))
+    bench = build_context(judges.target_of("llama"))
     with pytest.raises(ConfigError, match=r"got 'mine' \(registered: none\).*--drafter"):
         NAMED.build(bench)
     register_user_drafter("other", PairDrafter)
@@ -108,7 +108,7 @@ def test_a_name_that_nobody_registered_is_refused():
 def test_a_config_cannot_import_code():
     config = UserProvidedConfig(drafter=EXAMPLE)
     with pytest.raises(ConfigError, match="registered"):
-        config.build(workbench(judges.target_of("llama")))
+        config.build(build_context(judges.target_of("llama")))
 
 
 def test_a_name_is_registered_once():
@@ -160,4 +160,4 @@ def test_nonsense_is_refused_with_a_sentence(said: Any, words: str):
 def test_an_object_without_draft_is_refused():
     register_user_drafter("mine", lambda target: object())
     with pytest.raises(DrafterError, match="must have a method draft"):
-        NAMED.build(workbench(judges.target_of("llama")))
+        NAMED.build(build_context(judges.target_of("llama")))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.drafters.base import Workbench
+from engine.drafters.base import BuildContext
 from engine.drafters.combined import CombinedConfig, CombinedDrafter
 from engine.proposal import Proposal
 from engine.steps import Step
@@ -11,7 +11,7 @@ from engine.steps import Step
 class Turns(CombinedDrafter):
     """Builds both drafters of a config and keeps the number of each step that the model drafted."""
 
-    def __init__(self, config: CombinedConfig, bench: Workbench) -> None:
+    def __init__(self, config: CombinedConfig, bench: BuildContext) -> None:
         super().__init__(config, config.retrieval.build(bench), config.model.build(bench))
         self.num_steps = 0
         self.by_model: list[int] = []

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from engine.drafters.base import Workbench
+from engine.drafters.base import BuildContext
 from engine.errors import ConfigError
 from engine.model.corpus import Corpus
 from engine.model.loading import load_target
@@ -42,11 +42,11 @@ def settings(method: str, **changes: Any) -> Any:
     return training_settings(method, {**fast, **FAST[method], **changes})
 
 
-def bench(target: Target, folder: Path) -> Workbench:
+def bench(target: Target, folder: Path) -> BuildContext:
     def load(spec: TargetSpec) -> Target:
         return load_target(spec, dtype="float32", device="cpu", cache_dir=folder)
 
-    return Workbench(target, TargetSpec.of_path_or_hub, load)
+    return BuildContext(target, TargetSpec.of_path_or_hub, load)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.base import Drafter, Workbench
+from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.eagle.methods import EagleConfig
 from engine.drafters.medusa import MedusaConfig
 from engine.drafters.method import MethodConfig
@@ -21,7 +21,7 @@ from engine.steps import End, Step
 from engine.tree import ChoiceTree, Path
 from engine.tuning import StoppedError
 from tests.engine.drafters.golden import ROOT, golden_case
-from tests.models import workbench
+from tests.models import build_context
 
 LIMITS = Limits(max_new_tokens=12)
 
@@ -52,7 +52,7 @@ def ran(target: Target, drafter: Drafter, prompt: Sequence[int], limits: Limits 
 
 
 def texts_of(
-    bench: Workbench, prompts: Sequence[Sequence[int]], limits: Limits = LIMITS
+    bench: BuildContext, prompts: Sequence[Sequence[int]], limits: Limits = LIMITS
 ) -> list[Text]:
     """What the target alone writes."""
     plain = AutoregressiveConfig().build(bench)
@@ -72,7 +72,7 @@ def texts_of(
 class Case:
     """A tiny target with heads that are often right, and five prompts."""
 
-    bench: Workbench
+    bench: BuildContext
     config: MethodConfig
     field: str
     prompts: list[list[int]]
@@ -90,7 +90,7 @@ def golden(name: str) -> Case:
     values: Any = config(speculative_model=str(ROOT / folder / "head"))
     given = [p.get("ids") or p["input_ids"] for p in case.expected["prompts"]]
     prompts = [*given, given[0][2:7], given[1][4:17], given[1][:1]]
-    bench = workbench(case.target)
+    bench = build_context(case.target)
     return Case(bench, values, field, prompts, texts_of(bench, prompts))
 
 

@@ -24,7 +24,7 @@ from engine.tuning.adaptive import (
 from engine.tuning.build import build_drafter
 from engine.tuning.latency import LatencyCurve
 from engine.tuning.timing import measure_curve
-from tests.models import plain_greedy, tiny_target, workbench
+from tests.models import build_context, plain_greedy, tiny_target
 
 FLAT = LatencyCurve((1, 64), (10.0, 10.0), 0)
 STEEP = LatencyCurve((1, 64), (10.0, 640.0), 0)
@@ -155,7 +155,7 @@ def test_curve_is_measured_per_row_count_and_interpolates() -> None:
 def test_adaptive_setting_wraps_any_method_under_sampling_too() -> None:
     target = tiny_target()
     config = parse_method({"decoding_type": "NGram", "adaptive": True, "max_draft_len": 4})
-    drafter = build_drafter(config, workbench(target))
+    drafter = build_drafter(config, build_context(target))
     assert isinstance(drafter, AdaptiveDrafter)
     sampling = Sampling(temperature=1.0, seed=3)
     end = list(decode(target, drafter, PROMPT * 5, sampling=sampling))[-1]

@@ -24,7 +24,7 @@ from engine.tuning.redraft import read
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.engine.tuning.runs import golden, stopped
 from tests.engine.tuning.tables import made_up
-from tests.models import plain_greedy, tiny_target, workbench
+from tests.models import build_context, plain_greedy, tiny_target
 
 
 def equal(one: RankTable, other: RankTable) -> bool:
@@ -132,7 +132,7 @@ def test_tokens_that_a_draft_vocabulary_lacks_have_no_rank() -> None:
     folder = "eagle/eagle3"
     case = golden_case(folder)
     config = Eagle3Config(speculative_model=str(ROOT / folder / "head"))
-    bench = workbench(case.target)
+    bench = build_context(case.target)
     prompt = case.expected["prompts"][0]
     text = Text(tuple(prompt["input_ids"]), tuple(prompt["greedy_new_ids"]))
     table = measure_ranks(config, bench, [text], depths=2)

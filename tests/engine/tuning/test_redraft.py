@@ -23,7 +23,7 @@ from engine.tuning.redraft import Redraft, Redrafter
 from engine.tuning.replay import replay
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.engine.tuning.runs import golden, ran, random_tree, stopped, texts_of
-from tests.models import workbench
+from tests.models import build_context
 
 DYNAMIC: dict[str, Any] = {"eagle2": EagleConfig, "eagle3": Eagle3Config}
 
@@ -57,7 +57,7 @@ def steps_of(redraft: Redraft, text: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_dynamic_trees_of_all_sizes_equal_the_reference_s_runs(name: str) -> None:
     case, config, texts = dynamic(name)
-    redrafter = Redrafter(config, workbench(case.target), texts, tail=8)
+    redrafter = Redrafter(config, build_context(case.target), texts, tail=8)
     assert redrafter.num_bytes > 0
     drafted: dict[str, Redraft] = {}
     for run in case.expected["runs"]:
@@ -80,7 +80,7 @@ def test_beams_of_all_widths_equal_real_runs_and_are_not_what_ranks_would_say() 
     case = golden_case("redrafter/case_a_rnn")
     head = str(ROOT / "redrafter" / "case_a_rnn" / "head")
     config = ReDrafterConfig(speculative_model=head)
-    bench = workbench(case.target)
+    bench = build_context(case.target)
     texts = texts_of(bench, [p["ids"] for p in case.expected["prompts"]])
     redrafter = Redrafter(config, bench, texts, tail=8)
     for width, length in ((1, 4), (3, 4), (6, 6)):
@@ -115,7 +115,7 @@ def test_choice_trees_drafted_again_equal_their_replay(name: str) -> None:
 
 def test_shapes_of_drafted_trees_are_counted() -> None:
     case, config, texts = dynamic("eagle2")
-    redrafter = Redrafter(config, workbench(case.target), texts[:1], tail=8)
+    redrafter = Redrafter(config, build_context(case.target), texts[:1], tail=8)
     redraft = redrafter.draft(sized(config, 16, 3, 4))
     trees = redraft.trees
     assert trees.num_nodes == {15: redraft.num_steps}
@@ -129,7 +129,7 @@ def test_shapes_of_drafted_trees_are_counted() -> None:
 
 def test_what_cannot_be_drafted_again_is_refused() -> None:
     case, config, texts = dynamic("eagle2")
-    bench = workbench(case.target)
+    bench = build_context(case.target)
     redrafter = Redrafter(config, bench, texts, tail=5)
     assert redrafter.tail == 5
     with pytest.raises(ConfigError, match="at most 5 tokens deep, got 6"):

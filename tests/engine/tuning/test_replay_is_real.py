@@ -12,7 +12,7 @@ import torch
 
 import presets
 from engine.config import Limits
-from engine.drafters.base import Workbench
+from engine.drafters.base import BuildContext
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.eagle.methods import Eagle3Config
 from engine.drafters.method import MethodConfig
@@ -29,7 +29,7 @@ from engine.tuning.replay import Replay, replay, replay_chain
 from playground.host import paths
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.engine.tuning.runs import LIMITS, Case, golden, ran, random_tree, texts_of
-from tests.models import tiny_target, workbench
+from tests.models import build_context, tiny_target
 
 NUM_TREES = 30
 EMBEDDED_TOKENS = 20
@@ -49,7 +49,7 @@ def assert_equals_runs(
     result: Replay,
     target: Target,
     config: MethodConfig,
-    bench: Workbench,
+    bench: BuildContext,
     texts: Sequence[Text],
 ) -> None:
     """Step by step, for every text; one drafter writes them all."""
@@ -177,7 +177,7 @@ def repeating_target(noise: float = 0.0) -> Target:
     return target
 
 
-def chain_case(name: str) -> tuple[Workbench, MethodConfig, list[Text]]:
+def chain_case(name: str) -> tuple[BuildContext, MethodConfig, list[Text]]:
     if name in ("redrafter", "eagle3"):
         folder = {"redrafter": "redrafter/case_a_rnn", "eagle3": "eagle/eagle3"}[name]
         case = golden_case(folder)
@@ -186,9 +186,9 @@ def chain_case(name: str) -> tuple[Workbench, MethodConfig, list[Text]]:
         if name == "eagle3":
             config = Eagle3Config(speculative_model=head)
         prompts = [p.get("ids") or p["input_ids"] for p in case.expected["prompts"]]
-        bench = workbench(case.target)
+        bench = build_context(case.target)
         return bench, config, texts_of(bench, [*prompts, prompts[0][1:6]])
-    bench = workbench(repeating_target(), small=repeating_target(noise=1.0))
+    bench = build_context(repeating_target(), small=repeating_target(noise=1.0))
     prompts = [[10, 20, 30] * 4, [77, 78, 77, 78, 77], list(range(40, 60))]
     configs: dict[str, MethodConfig] = {
         "draft": DraftTargetConfig(speculative_model="small"),
@@ -228,7 +228,7 @@ def test_chain_of_every_length_equals_real_runs_step_by_step(name: str) -> None:
 class Embedded:
     """The embedded model in float32, and what it answers to five prompts of the starter suite."""
 
-    bench: Workbench
+    bench: BuildContext
     texts: list[Text]
 
 
@@ -248,7 +248,7 @@ def embedded() -> Iterator[Embedded]:
         companions.append(loaded)
         return loaded
 
-    bench = Workbench(target, presets.resolve, companion, locate=presets.locate)
+    bench = BuildContext(target, presets.resolve, companion, locate=presets.locate)
     suite = presets.suites()["starter"]
     asked = [[{"role": "user", "content": prompt.turns[0]}] for prompt in suite.prompts[:5]]
     prompts = [target.encode_chat(messages) for messages in asked]

@@ -29,7 +29,7 @@ from engine.tuning.timing import measure_curve, measure_draft, measure_other, so
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.engine.tuning.runs import golden, stopped
 from tests.engine.tuning.tables import made_up
-from tests.models import tiny_target, workbench
+from tests.models import build_context, tiny_target
 
 CLOCK = Clock(
     LatencyCurve((1, 11, 101), (10.0, 20.0, 200.0), 256),
@@ -132,12 +132,12 @@ def configs() -> dict[str, MethodConfig]:
 def test_drafting_is_timed_for_every_method(name: str) -> None:
     config = configs()[name]
     bench = {
-        "eagle3": lambda: workbench(golden_case("eagle/eagle3").target),
-        "redrafter": lambda: workbench(golden_case("redrafter/case_a_rnn").target),
+        "eagle3": lambda: build_context(golden_case("eagle/eagle3").target),
+        "redrafter": lambda: build_context(golden_case("redrafter/case_a_rnn").target),
         "medusa": lambda: golden("medusa").bench,
         "eagle": lambda: golden("eagle").bench,
         "eagle2": lambda: golden("eagle").bench,
-    }.get(name, lambda: workbench(tiny_target(), small=tiny_target()))()
+    }.get(name, lambda: build_context(tiny_target(), small=tiny_target()))()
     told: list[float] = []
     found = measure_draft(config, bench, context_len=16, repeats=1, on_progress=told.append)
     assert found.decoding_type == config.decoding_type

@@ -10,7 +10,7 @@ import pytest
 
 from engine.config import Limits
 from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.base import Workbench
+from engine.drafters.base import BuildContext
 from engine.model.sources import TargetSpec
 from playground.experiments.plan import Configuration, ExperimentPlan, Item
 from playground.host.models import Models
@@ -20,7 +20,7 @@ TYPES = {"Autoregressive": AutoregressiveConfig, "Scripted": ScriptedConfig}
 
 
 @pytest.fixture(scope="package")
-def bench(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
+def bench(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildContext]:
     spec = TargetSpec(name="tiny", path=str(tiny_folder))
     cache = tmp_path_factory.mktemp("cache")
     models = Models(cache_dir=cache, device="cpu", resolve=lambda name: spec)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.drafters.base import Workbench
+from engine.drafters.base import BuildContext
 from engine.errors import ConfigError
 from playground.experiments import benchmarks
 from playground.experiments.finished import (
@@ -26,19 +26,19 @@ from tests.playground.bench.conftest import TYPES, item, scripted, tiny_plan
 from tests.playground.tiny import ScriptedConfig, ScriptedDrafter
 
 
-def run(plan: ExperimentPlan, bench: Workbench, log: RunLog, **options: Any) -> tuple[str, Any]:
+def run(plan: ExperimentPlan, bench: BuildContext, log: RunLog, **options: Any) -> tuple[str, Any]:
     benchmark_id = benchmarks.begin(log, plan)
     return benchmark_id, go_on(plan, bench, log, benchmark_id, **options)
 
 
 def go_on(
-    plan: ExperimentPlan, bench: Workbench, log: RunLog, benchmark_id: str, **options: Any
+    plan: ExperimentPlan, bench: BuildContext, log: RunLog, benchmark_id: str, **options: Any
 ) -> Any:
     measurement = Measurement(plan=plan, log=log, group=RunGroup(benchmark_id), **options)
     return benchmarks.conduct(log, benchmark_id, lambda: measurement.run(bench))
 
 
-def test_every_request_is_a_run_with_steps_and_labels(bench: Workbench, log: RunLog) -> None:
+def test_every_request_is_a_run_with_steps_and_labels(bench: BuildContext, log: RunLog) -> None:
     plan = tiny_plan(repeats=2)
     benchmark_id, outcome = run(plan, bench, log)
     runs = list(runs_of(log, benchmark_id))
@@ -53,7 +53,7 @@ def test_every_request_is_a_run_with_steps_and_labels(bench: Workbench, log: Run
     assert benchmarks.environment_of(log, benchmark_id)["dtype"] == "float32"
 
 
-def test_measured_figures_are_those_of_the_steps(bench: Workbench, log: RunLog) -> None:
+def test_measured_figures_are_those_of_the_steps(bench: BuildContext, log: RunLog) -> None:
     benchmark_id, _ = run(tiny_plan(), bench, log)
     for request in finished_requests(log, benchmark_id):
         steps = log.steps(request.run_id)
@@ -78,7 +78,7 @@ def at_least(steps: tuple[StepRow, ...]) -> tuple[int, ...]:
     return tuple(sum(len(s.accepted) >= i for s in steps) for i in range(1, deepest + 1))
 
 
-def test_a_second_turn_follows_on_plain_decodings_answer(bench: Workbench, log: RunLog) -> None:
+def test_a_second_turn_follows_on_plain_decodings_answer(bench: BuildContext, log: RunLog) -> None:
     benchmark_id, _ = run(tiny_plan(repeats=2), bench, log)
     runs = [log.get(run.id) for run in runs_of(log, benchmark_id)]
     first = [r for r in runs if r and r.labels["prompt"] == "b" and r.labels["turn"] == "0"]
@@ -95,7 +95,7 @@ def test_a_second_turn_follows_on_plain_decodings_answer(bench: Workbench, log: 
 
 
 def test_cancelling_keeps_what_is_done_and_resuming_does_exactly_the_rest(
-    bench: Workbench, log: RunLog
+    bench: BuildContext, log: RunLog
 ) -> None:
     plan = tiny_plan(repeats=2)
     seen: list[Progress] = []
@@ -120,7 +120,7 @@ def test_cancelling_keeps_what_is_done_and_resuming_does_exactly_the_rest(
     assert go_on(again, bench, log, benchmark_id).num_new == 0
 
 
-def test_a_run_stopped_in_the_middle_is_run_again(bench: Workbench, log: RunLog) -> None:
+def test_a_run_stopped_in_the_middle_is_run_again(bench: BuildContext, log: RunLog) -> None:
     """The cancel comes during a request: its run stays as cancelled and counts for nothing."""
     plan = tiny_plan(scripted(delay_ms=20.0))
     asked: list[int] = []
@@ -138,7 +138,7 @@ def test_a_run_stopped_in_the_middle_is_run_again(bench: Workbench, log: RunLog)
     assert go_on(plan, bench, log, benchmark_id).num_new == plan.num_requests - outcome.num_new
 
 
-def test_a_prompt_that_does_not_fit_is_left_out_and_said(bench: Workbench, log: RunLog) -> None:
+def test_a_prompt_that_does_not_fit_is_left_out_and_said(bench: BuildContext, log: RunLog) -> None:
     plan = tiny_plan(items=(item("long", "x" * 600, "And then?"), item("short")))
     benchmark_id, outcome = run(plan, bench, log)
     assert outcome.status == "completed" and outcome.num_new == 2
@@ -164,7 +164,7 @@ class Corrupted(ScriptedDrafter):
 class CorruptedConfig(ScriptedConfig):
     """Makes the drafter that breaks the text."""
 
-    def build(self, bench: Workbench) -> Corrupted:
+    def build(self, bench: BuildContext) -> Corrupted:
         return Corrupted(self, bench)
 
 
@@ -172,7 +172,7 @@ def corrupted(name: str) -> Configuration:
     return Configuration(name, "Scripted", CorruptedConfig())
 
 
-def test_a_corrupted_method_is_found_out(bench: Workbench, log: RunLog) -> None:
+def test_a_corrupted_method_is_found_out(bench: BuildContext, log: RunLog) -> None:
     plan = tiny_plan(scripted("good"), corrupted("bad"))
     benchmark_id = benchmarks.begin(log, plan)
     go_on(plan, bench, log, benchmark_id)
@@ -190,7 +190,7 @@ def test_a_corrupted_method_is_found_out(bench: Workbench, log: RunLog) -> None:
     assert good.cause is None
 
 
-def test_differences_are_looked_into_once(bench: Workbench, log: RunLog) -> None:
+def test_differences_are_looked_into_once(bench: BuildContext, log: RunLog) -> None:
     plan = tiny_plan(corrupted("bad"))
     benchmark_id = benchmarks.begin(log, plan)
     go_on(plan, bench, log, benchmark_id)
@@ -211,7 +211,7 @@ def test_differences_are_looked_into_once(bench: Workbench, log: RunLog) -> None
 
 
 def test_a_bug_in_a_drafter_ends_the_benchmark_and_leaves_it_resumable(
-    bench: Workbench, log: RunLog
+    bench: BuildContext, log: RunLog
 ) -> None:
     plan = tiny_plan(scripted(fail_at=30))
     benchmark_id = benchmarks.begin(log, plan)
@@ -224,7 +224,7 @@ def test_a_bug_in_a_drafter_ends_the_benchmark_and_leaves_it_resumable(
     assert outcome.status == "completed"
 
 
-def test_repeats_start_from_drafters_that_know_nothing(bench: Workbench, log: RunLog) -> None:
+def test_repeats_start_from_drafters_that_know_nothing(bench: BuildContext, log: RunLog) -> None:
     """N-gram's public pool outlives a text: a second repeat must not copy from the first."""
 
     from engine.drafters.ngram import NGramConfig
@@ -238,14 +238,16 @@ def test_repeats_start_from_drafters_that_know_nothing(bench: Workbench, log: Ru
     assert all(len(counts) == 1 for counts in steps.values())
 
 
-def test_other_weights_are_refused_on_a_resume(bench: Workbench) -> None:
+def test_other_weights_are_refused_on_a_resume(bench: BuildContext) -> None:
     then = {**bench.target.environment(), "dtype": "bfloat16"}
     with pytest.raises(ConfigError, match="began with dtype 'bfloat16'"):
         check_same_target(then, bench.target)
     check_same_target(bench.target.environment(), bench.target)
 
 
-def test_progress_counts_up_to_all_and_tells_the_time_left(bench: Workbench, log: RunLog) -> None:
+def test_progress_counts_up_to_all_and_tells_the_time_left(
+    bench: BuildContext, log: RunLog
+) -> None:
     seen: list[Progress] = []
     run(tiny_plan(), bench, log, tell=seen.append)
     assert [p.num_done for p in seen] == sorted(p.num_done for p in seen)
@@ -274,7 +276,7 @@ def test_time_left_weighs_configurations_alike() -> None:
     ]
 
 
-def test_the_reference_is_measured_like_the_rest(bench: Workbench, log: RunLog) -> None:
+def test_the_reference_is_measured_like_the_rest(bench: BuildContext, log: RunLog) -> None:
     benchmark_id, _ = run(tiny_plan(), bench, log)
     plain: list[FinishedRequest] = [
         r for r in finished_requests(log, benchmark_id) if r.configuration == "plain"

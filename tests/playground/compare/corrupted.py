@@ -9,7 +9,7 @@ from pydantic import Field
 
 from engine.accept import Acceptance, Rule, Verified
 from engine.config import Sampling
-from engine.drafters.base import Workbench
+from engine.drafters.base import BuildContext
 from engine.sampling import Draws
 from playground.host.catalog import Catalog
 from presets import MethodPreset
@@ -24,14 +24,14 @@ class CorruptedConfig(ScriptedConfig):
     decoding_type: Literal["Corrupted"] = "Corrupted"  # type: ignore[assignment]
     wrong_at: int = Field(4, ge=1, description="step whose last token is wrong")
 
-    def build(self, bench: Workbench) -> CorruptedDrafter:
+    def build(self, bench: BuildContext) -> CorruptedDrafter:
         return CorruptedDrafter(self, bench)
 
 
 class CorruptedDrafter(ScriptedDrafter):
     """Its rule adds 1 to the token that follows the accepted path of step `wrong_at`."""
 
-    def __init__(self, config: CorruptedConfig, bench: Workbench) -> None:
+    def __init__(self, config: CorruptedConfig, bench: BuildContext) -> None:
         super().__init__(config, bench)
         self._wrong_at = config.wrong_at
 
