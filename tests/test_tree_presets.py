@@ -9,7 +9,7 @@ import yaml
 
 import presets
 from engine.drafters.eagle.methods import MC_SIM_7B_63
-from engine.drafters.medusa import MedusaConfig
+from engine.drafters.heads.medusa import MedusaConfig
 from engine.errors import ConfigError
 from presets.choice_trees import tree_preset, tree_yaml
 from tests.engine.drafters.golden import ROOT

@@ -27,9 +27,9 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo
 from engine.accept import Rule
 from engine.config import Sampling
 from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.lookup.suffix import SuffixConfig
+from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
 from engine.drafters.method import MethodConfig
-from engine.drafters.suffix.method import SuffixConfig
-from engine.drafters.token_recycling import TokenRecyclingConfig
 from engine.errors import ConfigError
 from engine.proposal import Outcome, Proposal
 from engine.tree import TreeShape

@@ -23,7 +23,7 @@ from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter
 from engine.drafters.draft_target import DraftTargetConfig
-from engine.drafters.ngram import NGramConfig
+from engine.drafters.lookup.ngram import NGramConfig
 from engine.errors import TargetError
 from engine.model.target import Target
 from engine.proposal import DraftDists

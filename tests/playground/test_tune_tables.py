@@ -10,8 +10,8 @@ import pytest
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
+from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.method import MethodConfig
-from engine.drafters.ngram import NGramConfig
 from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from engine.tuning import StoppedError

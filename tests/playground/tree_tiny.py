@@ -10,9 +10,9 @@ import numpy as np
 
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.eagle.methods import EagleConfig
-from engine.drafters.medusa import MedusaConfig
-from engine.drafters.ngram import NGramConfig
-from engine.drafters.token_recycling import TokenRecyclingConfig
+from engine.drafters.heads.medusa import MedusaConfig
+from engine.drafters.lookup.ngram import NGramConfig
+from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.tree import ChoiceTree

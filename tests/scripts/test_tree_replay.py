@@ -11,7 +11,7 @@ import pytest
 
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.eagle.methods import EagleConfig
-from engine.drafters.medusa import MedusaConfig
+from engine.drafters.heads.medusa import MedusaConfig
 from engine.tree import ChoiceTree
 from engine.tuning.latency import Clock, DraftLatency, LatencyCurve, OtherCurve
 from engine.tuning.ranks import ChainSteps, RankTable

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from engine.drafters.medusa import MedusaConfig
+from engine.drafters.heads.medusa import MedusaConfig
 from engine.model.corpus import Corpus, Entry
 from engine.model.target import Target
 from engine.training.losses import LMHead, Prediction, Vocabulary, pad_rows

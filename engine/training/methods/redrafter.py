@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import embedding, silu
 
-from engine.drafters.redrafter import ReDrafterConfig
+from engine.drafters.heads.redrafter import ReDrafterConfig
 from engine.model.corpus import Corpus, Entry
 from engine.model.target import Target
 from engine.training.losses import LMHead, Prediction, Vocabulary, pad_rows

@@ -15,9 +15,9 @@ from engine.config import Sampling
 from engine.drafters.autoregressive import AutoregressiveConfig, AutoregressiveDrafter
 from engine.drafters.base import BuildContext, Start
 from engine.drafters.combined import CombinedConfig, CombinedDrafter, Repeats
-from engine.drafters.medusa import MedusaConfig
-from engine.drafters.suffix.method import SuffixConfig, SuffixDrafter
-from engine.drafters.token_recycling import TokenRecyclingConfig
+from engine.drafters.heads.medusa import MedusaConfig
+from engine.drafters.lookup.suffix import SuffixConfig, SuffixDrafter
+from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
 from engine.errors import ConfigError
 from engine.proposal import TargetOutput
 from engine.sampling import SeededDraws

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from engine.accept import Acceptance, Lossless, Rule, Verified
 from engine.config import Sampling
-from engine.drafters.lookahead import LookaheadConfig, LookaheadDrafter
+from engine.drafters.lookup.lookahead import LookaheadConfig, LookaheadDrafter
 from engine.sampling import Draws, probabilities
 from tests.engine.drafters.judges import p_value, sampled_target
 from tests.models import build_context

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.config import Sampling
 from engine.drafters.base import Start
-from engine.drafters.lookahead import (
+from engine.drafters.lookup.lookahead import (
     JacobiWindow,
     LookaheadConfig,
     LookaheadDrafter,

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from engine.accept import Acceptance, Lossless, Typical, Verified
 from engine.config import Limits, Sampling
 from engine.decode import decode
-from engine.drafters.medusa import MedusaConfig, MedusaDrafter, choice_slots, read_heads
+from engine.drafters.heads.medusa import MedusaConfig, MedusaDrafter, choice_slots, read_heads
 from engine.errors import ConfigError, DrafterError, SourceError, TreeError, VocabularyError
 from engine.metrics import Tally
 from engine.model.target import Target

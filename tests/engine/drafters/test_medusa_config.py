@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.drafters.medusa import MedusaConfig
+from engine.drafters.heads.medusa import MedusaConfig
 from engine.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ import torch
 from engine.accept import Lossless, Relaxed, ThinkingPhase, Verified
 from engine.config import Sampling
 from engine.drafters.combined import CombinedConfig
-from engine.drafters.mtp import MTPConfig
+from engine.drafters.heads.mtp import MTPConfig
 from engine.errors import DrafterError
 from engine.model.target import Target
 from engine.sampling import SeededDraws

@@ -11,7 +11,7 @@ import pytest
 
 from engine.config import Limits
 from engine.decode import decode
-from engine.drafters.ngram import LOOKUPS, NGramConfig
+from engine.drafters.lookup.ngram import LOOKUPS, NGramConfig
 from engine.errors import ConfigError
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec

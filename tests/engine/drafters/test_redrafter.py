@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.drafters.redrafter import (
+from engine.drafters.heads.redrafter import (
     Beams,
     ReDrafterConfig,
     ReDrafterDrafter,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from engine.config import Sampling
 from engine.drafters.base import Start
-from engine.drafters.suffix.method import GlobalPool, SuffixConfig, SuffixDrafter
-from engine.drafters.suffix.mixing import COUNTS, TargetPredictions
+from engine.drafters.lookup.mixing import COUNTS, TargetPredictions
+from engine.drafters.lookup.suffix import GlobalPool, SuffixConfig, SuffixDrafter
 from engine.proposal import TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.drafters.judges import (

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from engine.config import Limits, Sampling
 from engine.decode import decode
-from engine.drafters.suffix import array as suffix_array
-from engine.drafters.suffix.array import MOST_FOLLOWERS, SuffixArray
-from engine.drafters.suffix.method import SuffixConfig
+from engine.drafters.lookup import array as suffix_array
+from engine.drafters.lookup.array import MOST_FOLLOWERS, SuffixArray
+from engine.drafters.lookup.suffix import SuffixConfig
 from engine.errors import ConfigError
 from engine.model.corpus import Corpus
 from engine.steps import End, Step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.drafters.suffix.automaton import ROOT, Cursor, SuffixAutomaton
+from engine.drafters.lookup.automaton import ROOT, Cursor, SuffixAutomaton
 
 TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=14), min_size=1, max_size=3)
 

@@ -9,7 +9,7 @@ import torch
 
 from engine.config import Sampling
 from engine.drafters.base import Start
-from engine.drafters.token_recycling import (
+from engine.drafters.lookup.token_recycling import (
     TokenRecyclingConfig,
     TokenRecyclingDrafter,
     likeliest_tree,

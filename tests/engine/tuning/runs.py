@@ -13,7 +13,7 @@ from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.eagle.methods import EagleConfig
-from engine.drafters.medusa import MedusaConfig
+from engine.drafters.heads.medusa import MedusaConfig
 from engine.drafters.method import MethodConfig
 from engine.drafters.texts import Text
 from engine.model.target import Target

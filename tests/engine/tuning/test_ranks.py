@@ -12,9 +12,9 @@ import torch
 from engine.config import Limits
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
-from engine.drafters.lookahead import LookaheadConfig
-from engine.drafters.medusa import MedusaConfig
-from engine.drafters.suffix.method import SuffixConfig
+from engine.drafters.heads.medusa import MedusaConfig
+from engine.drafters.lookup.lookahead import LookaheadConfig
+from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.texts import Text, rank_of
 from engine.errors import ConfigError, PromptError
 from engine.proposal import Needs

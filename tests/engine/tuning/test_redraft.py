@@ -10,10 +10,10 @@ import pytest
 
 from engine.config import Limits
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
-from engine.drafters.lookahead import LookaheadConfig
+from engine.drafters.heads.redrafter import ReDrafterConfig
+from engine.drafters.lookup.lookahead import LookaheadConfig
+from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.method import MethodConfig
-from engine.drafters.redrafter import ReDrafterConfig
-from engine.drafters.suffix.method import SuffixConfig
 from engine.drafters.texts import Text
 from engine.errors import ConfigError, TreeError
 from engine.tree import ChoiceTree

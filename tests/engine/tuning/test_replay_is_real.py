@@ -15,10 +15,10 @@ from engine.config import Limits
 from engine.drafters.base import BuildContext
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.eagle.methods import Eagle3Config
+from engine.drafters.heads.redrafter import ReDrafterConfig
+from engine.drafters.lookup.ngram import NGramConfig
+from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.method import MethodConfig
-from engine.drafters.ngram import NGramConfig
-from engine.drafters.redrafter import ReDrafterConfig
-from engine.drafters.suffix.method import SuffixConfig
 from engine.drafters.texts import Text
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec

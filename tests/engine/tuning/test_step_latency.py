@@ -10,9 +10,9 @@ import pytest
 
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
+from engine.drafters.heads.redrafter import ReDrafterConfig
+from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.method import MethodConfig
-from engine.drafters.ngram import NGramConfig
-from engine.drafters.redrafter import ReDrafterConfig
 from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from engine.tuning import StoppedError

@@ -227,7 +227,7 @@ def test_a_bug_in_a_drafter_ends_the_benchmark_and_leaves_it_resumable(
 def test_repeats_start_from_drafters_that_know_nothing(bench: BuildContext, log: RunLog) -> None:
     """N-gram's public pool outlives a text: a second repeat must not copy from the first."""
 
-    from engine.drafters.ngram import NGramConfig
+    from engine.drafters.lookup.ngram import NGramConfig
 
     ngram = Configuration("ngram", "N-gram", NGramConfig(max_draft_len=4))
     benchmark_id, _ = run(tiny_plan(ngram, repeats=3), bench, log)

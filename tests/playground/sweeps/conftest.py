@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from optuna.storages import InMemoryStorage
 
-from engine.drafters.ngram import NGramConfig
+from engine.drafters.lookup.ngram import NGramConfig
 from playground.experiments.sweep.store import SweepStore
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost

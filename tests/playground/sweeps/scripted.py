@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.config import Limits
+from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.method import MethodConfig
-from engine.drafters.ngram import NGramConfig
 from engine.model.sources import TargetSpec
 from playground.experiments.finished import FinishedRequest, Pair
 from playground.experiments.plan import Item

@@ -8,8 +8,8 @@ import pytest
 
 from engine.drafters import methods
 from engine.drafters.eagle.methods import EagleConfig
-from engine.drafters.ngram import NGramConfig
-from engine.drafters.suffix.method import SuffixConfig
+from engine.drafters.lookup.ngram import NGramConfig
+from engine.drafters.lookup.suffix import SuffixConfig
 from engine.errors import ConfigError, TreeError
 from playground.experiments.sweep.search import distributions
 from playground.experiments.sweep.space import (

@@ -11,7 +11,7 @@ are fixed before the step's random draws.
 Source: arXiv:2411.04975, section 3 (tree expansion, Alg. 1). Two differences: an automaton in
 place of suffix trees holds the same counts in less space, and a token's probability is its share
 of the occurrences *that went on*, so the text's own end does not count against its matches.
-The datastore: arXiv:2311.08252, section 3. Mixed contexts: `suffix/mixing.py`.
+The datastore: arXiv:2311.08252, section 3. Mixed contexts: `mixing.py`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ import torch
 from pydantic import Field
 
 from engine.drafters.base import BuildContext, Drafter, Start
-from engine.drafters.method import DraftShape, MethodConfig
-from engine.drafters.suffix.array import SuffixArray
-from engine.drafters.suffix.automaton import ROOT, Cursor, SuffixAutomaton
-from engine.drafters.suffix.mixing import (
+from engine.drafters.lookup.array import SuffixArray
+from engine.drafters.lookup.automaton import ROOT, Cursor, SuffixAutomaton
+from engine.drafters.lookup.mixing import (
     Context,
     Continuation,
     Memory,
     TargetPredictions,
     draft,
 )
+from engine.drafters.method import DraftShape, MethodConfig
 from engine.model.corpus import Corpus
 from engine.proposal import Outcome, Proposal
 from engine.tree import TreeShape

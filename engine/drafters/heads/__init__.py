@@ -1,0 +1,1 @@
+"""Methods that run a small network on what the target shows."""

@@ -1,1 +1,0 @@
-"""Suffix decoding and the memories it looks contexts up in."""
