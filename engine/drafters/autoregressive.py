@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from engine.drafters.base import BuildContext, Drafter, Start, root_only
+from engine.drafters.base import BuildContext, Drafter, root_only
 from engine.drafters.method import MethodConfig
-from engine.proposal import Outcome, Proposal
+from engine.proposal import Proposal
 
 
 class AutoregressiveConfig(MethodConfig):
@@ -29,13 +29,6 @@ class AutoregressiveDrafter(Drafter):
 
     def __init__(self, context: BuildContext) -> None:
         self._device = context.target.device
-        self._root = 0
-
-    def start(self, start: Start) -> None:
-        self._root = start.root
 
     def propose(self, max_depth: int) -> Proposal:
-        return root_only(self._root, self._device)
-
-    def observe(self, outcome: Outcome) -> None:
-        self._root = outcome.next_root
+        return root_only(self.text[-1], self._device)

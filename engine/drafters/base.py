@@ -71,8 +71,8 @@ class Start:
 class Drafter(ABC):
     """Proposes draft trees for one generation at a time; reusable from run to run.
 
-    A subclass sets `needs` and implements `start`, `propose` and `observe`. It never touches the
-    target's cache.
+    A subclass sets `needs` and implements `propose`; where it keeps more than the text, it extends
+    `start` and `observe`. It never touches the target's cache.
     """
 
     needs: Needs = Needs()
@@ -84,10 +84,12 @@ class Drafter(ABC):
     """Tokens of the text that the last draft was looked up by; None = it does not tell."""
     num_ranks: int | None = None
     """Ranks that it can offer; None = its whole vocabulary."""
+    text: list[int]
+    """Committed tokens, prompt first; the last one is the root."""
 
-    @abstractmethod
     def start(self, start: Start) -> None:
         """Begin a new generation; forget the last one."""
+        self.text = [*start.prompt_ids, start.root]
 
     @abstractmethod
     def propose(self, max_depth: int) -> Proposal:
@@ -98,9 +100,9 @@ class Drafter(ABC):
                 loop, so a drafter may ignore it.
         """
 
-    @abstractmethod
     def observe(self, outcome: Outcome) -> None:
         """Learn what was accepted."""
+        self.text.extend(outcome.committed)
 
     def rule(self, sampling: Sampling) -> Rule:
         """How drafts are accepted; lossless unless the method is lossy by design."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 from collections.abc import Callable, Iterator, Mapping
@@ -14,8 +15,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.errors import DrafterError, SourceError
+from engine.errors import DrafterError, SourceError, VocabularyError
 from engine.model.sources import hub_error
+from engine.model.target import Target
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 
@@ -56,6 +58,22 @@ class Checkpoint:
                 "This drafter was made for another model."
             )
         return found
+
+    def count(self, name: str) -> int:
+        """How many tensors there are by a name with a number from 0 on in place of {}."""
+        return next(i for i in itertools.count() if name.format(i) not in self.tensors)
+
+    def check_vocabulary(self, size: int, target: Target) -> None:
+        """Refuse heads that predict another number of tokens than the target.
+
+        Raises:
+            VocabularyError: naming both.
+        """
+        if size != target.vocab_size:
+            raise VocabularyError(
+                f"{self.location} predicts {size} tokens, but {target.name} has "
+                f"{target.vocab_size}. It was made for another model."
+            )
 
 
 def read_checkpoint(

@@ -13,17 +13,19 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from engine.drafters.base import BuildContext, Drafter, Start, root_only
-from engine.drafters.eagle.checkpoint import EagleCheckpoint, load_eagle1, load_eagle3
-from engine.drafters.eagle.head import DraftHead, HeadCache, HeadSession
+from engine.drafters.eagle.checkpoint import load_eagle1, load_eagle3, remarks
+from engine.drafters.eagle.head import DraftHead, HeadSession
 from engine.drafters.eagle.trees import DynamicTree, StaticTree, expanded_rows
+from engine.drafters.heads.checkpoint import HeadCheckpoint
+from engine.drafters.heads.features import FeatureDrafter, features_of
+from engine.drafters.heads.layer import HeadCache
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.drafters.texts import BEYOND, ROWS, Reading, rank_of
 from engine.errors import DrafterError
 from engine.kernels.cpu.operators import pack_linears
-from engine.model.checkpoints import read_checkpoint
 from engine.model.target import Target
-from engine.proposal import Needs, Outcome, Proposal, TargetOutput
-from engine.tree import ChoicePaths, ChoiceTree, upload
+from engine.proposal import Needs, Proposal
+from engine.tree import ChoicePaths, ChoiceTree
 
 MC_SIM_7B_63 = ChoiceTree.parse(
     "[[0],[1],[2],[3],[0,0],[0,1],[0,2],[1,0],[1,1],[2,0],[2,1],[3,0],[0,0,0],[0,0,1],[0,0,2],"
@@ -90,18 +92,18 @@ class _EagleMethod(MethodConfig):
 
     def build(self, context: BuildContext) -> EagleDrafter:
         location = context.weights(self.speculative_model, "an EAGLE head")
-        found = EagleCheckpoint(read_checkpoint(location))
+        found = HeadCheckpoint.read(location)
         head, needs = self._load(found, context.target)
         pack_linears(head, context.target.kernels)
         tree = self._tree_for(head, found.location)
-        return EagleDrafter(head, tree, needs, found.remarks(context.target))
+        return EagleDrafter(head, tree, needs, remarks(found, context.target))
 
     def build_sharing(self, drafter: Drafter, context: BuildContext) -> EagleDrafter:
         assert isinstance(drafter, EagleDrafter)
         tree = self._tree_for(drafter.head, "the drafter")
         return EagleDrafter(drafter.head, tree, drafter.needs, drafter.notes)
 
-    def _load(self, found: EagleCheckpoint, target: Target) -> tuple[DraftHead, Needs]:
+    def _load(self, found: HeadCheckpoint, target: Target) -> tuple[DraftHead, Needs]:
         raise NotImplementedError
 
     def _tree_for(self, head: DraftHead, what: str) -> StaticTree | DynamicTree:
@@ -169,7 +171,7 @@ class EagleConfig(_EagleMethod):
         ]
         return [self, *(self.replace(eagle_choices=comb) for comb in combs)]
 
-    def _load(self, found: EagleCheckpoint, target: Target) -> tuple[DraftHead, Needs]:
+    def _load(self, found: HeadCheckpoint, target: Target) -> tuple[DraftHead, Needs]:
         return load_eagle1(found, target), Needs(hidden=True)
 
     def _tree_for(self, head: DraftHead, what: str) -> StaticTree | DynamicTree:
@@ -214,7 +216,7 @@ class Eagle3Config(_EagleMethod):
     def with_chain(self, length: int) -> Self:
         return self.replace(max_draft_len=length, use_dynamic_tree=False)
 
-    def _load(self, found: EagleCheckpoint, target: Target) -> tuple[DraftHead, Needs]:
+    def _load(self, found: HeadCheckpoint, target: Target) -> tuple[DraftHead, Needs]:
         named = self.eagle3_layers_to_capture
         # The output of layer i is the input of layer i + 1.
         inputs = None if named is None else tuple(i + 1 for i in named)
@@ -222,7 +224,7 @@ class Eagle3Config(_EagleMethod):
         return head, Needs(layers=layers)
 
 
-class EagleDrafter(Drafter):
+class EagleDrafter(FeatureDrafter):
     """Keeps a head's base entries in step with the target, and drafts a tree from them."""
 
     def __init__(
@@ -232,34 +234,22 @@ class EagleDrafter(Drafter):
         needs: Needs,
         notes: tuple[str, ...] = (),
     ) -> None:
-        self.head = head
-        self.tree = tree
-        self.needs = needs
-        self.notes = notes
+        self.head, self.tree, self.needs, self.notes = head, tree, needs, notes
         self.num_ranks = head.draft_vocab_size
         self._device = head.embedding_weight.device
-        self._session = HeadSession(head)
-        self._pending: list[tuple[Tensor, Tensor]] = []
 
     def start(self, start: Start) -> None:
-        tokens = torch.tensor([*start.prompt_ids[1:], start.root], device=self._device)
+        super().start(start)
         self._session = HeadSession(self.head)
-        self._pending = [(_features(start.output), tokens)]
         self._sampling, self._draws = start.sampling, start.draws
 
     def propose(self, max_depth: int) -> Proposal:
-        if self._pending:
-            # Several where steps went by without a draft: others drafted, or nobody did.
-            features, tokens = zip(*self._pending, strict=True)
-            self._session.feed_base(torch.cat(features), torch.cat(tokens))
-            self._pending.clear()
+        if self._unread:
+            self._session.feed_base(*self.unread())
+            self._unread = ()
         if max_depth < 1:
-            return root_only(int(self._session.root), self._device)
+            return root_only(self.text[-1], self._device)
         return self.tree.draft(self._session, max_depth, self._sampling, self._draws)
-
-    def observe(self, outcome: Outcome) -> None:
-        rows = upload(torch.tensor([outcome.path, outcome.committed]), self._device)
-        self._pending.append((_features(outcome.output)[rows[0]], rows[1]))
 
     def ranks(self, reading: Reading, depths: int) -> Tensor:
         """All roots draft along their true paths at once, depth by depth: exact for static trees.
@@ -268,11 +258,11 @@ class EagleDrafter(Drafter):
         true token behind it, sits at position p + d - 1 and sees those base entries, its own
         earlier entries and itself; entries of other roots are hidden from it.
         """
-        features = _features(reading)
+        features = features_of(reading)
         tokens = reading.tokens.to(self._device)
         wanted = reading.true_tokens(depths).to(self._device)
         first, end = reading.first - 1, reading.first - 1 + len(wanted)
-        cache = HeadCache()
+        cache = HeadCache(1)
         found = []
         for begin in range(0, end, ROWS):
             entries = torch.arange(begin, min(begin + ROWS, end), device=self._device)
@@ -281,7 +271,7 @@ class EagleDrafter(Drafter):
             roots = entries >= first
             fed, unused = tokens[entries + 1], not bool(roots.any())
             out = self.head(fused, fed, entries, cache, visible, last_only=unused)
-            cache.keep()
+            cache.length += len(entries)
             if not unused:
                 mine = wanted[entries[roots] - first]
                 found.append(self._ranks_along(out[roots], entries[roots], mine, cache))
@@ -291,7 +281,8 @@ class EagleDrafter(Drafter):
         self, hidden: Tensor, entries: Tensor, wanted: Tensor, cache: HeadCache
     ) -> Tensor:
         """Ranks `(m, depths)` of the roots whose last base entries these m are."""
-        mask = torch.arange(cache.num_base, device=self._device) <= entries[:, None]
+        base = cache.length
+        mask = torch.arange(base, device=self._device) <= entries[:, None]
         itself = torch.eye(len(entries), dtype=torch.bool, device=self._device)
         draft_ids = _draft_ids(self.head)
         columns = []
@@ -302,22 +293,17 @@ class EagleDrafter(Drafter):
             if depth < wanted.shape[1]:
                 mask = torch.cat([mask, itself], dim=1)
                 hidden = self.head(hidden, true, entries + depth, cache, mask)
-        cache.drop()
+                cache.length += len(entries)
+        cache.truncate(base)
         return torch.stack(columns, dim=1)
 
     def finish(self) -> None:
-        self._pending.clear()
+        super().finish()
         self._session = HeadSession(self.head)
 
     def close(self) -> None:
         self.finish()
         del self.head
-
-
-def _features(seen: TargetOutput | Reading) -> Tensor:
-    features = seen.hidden if seen.layers is None else seen.layers
-    assert features is not None, "the target was asked for no features"
-    return features
 
 
 def _draft_ids(head: DraftHead) -> Tensor:

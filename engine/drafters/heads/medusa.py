@@ -20,13 +20,14 @@ from torch.nn.functional import silu
 from engine.accept import Rule, Typical
 from engine.config import Sampling
 from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.heads.features import LastRowDrafter
 from engine.drafters.method import ChoiceLimits, DraftShape, MethodConfig
 from engine.drafters.texts import ROWS, Reading, rank_of
-from engine.errors import DrafterError, SourceError, VocabularyError
+from engine.errors import DrafterError, SourceError
 from engine.kernels.cpu.operators import likeliest
-from engine.model.checkpoints import Checkpoint, read_checkpoint, tensor_names
+from engine.model.checkpoints import read_checkpoint, tensor_names
 from engine.model.target import Target
-from engine.proposal import Needs, Outcome, Proposal
+from engine.proposal import Proposal
 from engine.tree import ChoicePaths, ChoiceTree
 
 _MERGED_PREFIX = "medusa_head."
@@ -178,27 +179,23 @@ def read_heads(location: str, target: Target) -> MedusaHeads:
         )
     found = replace(found, tensors=tensors)
     count = 1 + max(int(name.partition(".")[0]) for name in tensors)
-    depth = 0
-    while f"0.{depth}.linear.weight" in tensors:
-        depth += 1
-    size = target.hidden_size
+    depth, size = found.count("0.{}.linear.weight"), target.hidden_size
+
+    def stacked(name: str, *shape: int) -> Tensor:
+        heads = [found.tensor(f"{head}.{name}", *shape) for head in range(count)]
+        return torch.stack([head.to(target.dtype) for head in heads]).to(target.device)
+
     blocks = tuple(
         (
-            _stack(found, f"{{}}.{layer}.linear.weight", count, (size, size), target),
-            _stack(found, f"{{}}.{layer}.linear.bias", count, (size,), target)[:, None],
+            stacked(f"{layer}.linear.weight", size, size),
+            stacked(f"{layer}.linear.bias", size)[:, None],
         )
         for layer in range(depth)
     )
     output = None
     if f"0.{depth}.weight" in tensors:
-        vocab_size = len(tensors[f"0.{depth}.weight"])
-        if vocab_size != target.vocab_size:
-            raise VocabularyError(
-                f"{location} predicts {vocab_size} tokens, but {target.name} has "
-                f"{target.vocab_size}. These heads were made for another model."
-            )
-        shape = (vocab_size, size)
-        output = _stack(found, f"{{}}.{depth}.weight", count, shape, target)
+        found.check_vocabulary(len(tensors[f"0.{depth}.weight"]), target)
+        output = stacked(f"{depth}.weight", target.vocab_size, size)
     return MedusaHeads(blocks, output, target.output, count)
 
 
@@ -214,52 +211,31 @@ def count_heads(location: str) -> int:
     )
 
 
-def _stack(
-    found: Checkpoint, pattern: str, count: int, shape: tuple[int, ...], target: Target
-) -> Tensor:
-    """One tensor per head, `(count, *shape)`."""
-    heads = [found.tensor(pattern.format(head), *shape) for head in range(count)]
-    return torch.stack([head.to(target.dtype) for head in heads]).to(target.device)
-
-
-class MedusaDrafter(Drafter):
-    """Reads the hidden state at the last accepted row and fills the choice tree from it."""
-
-    needs = Needs(hidden=True)
+class MedusaDrafter(LastRowDrafter):
+    """Fills the choice tree from the heads' choices."""
 
     def __init__(self, config: MedusaConfig, heads: MedusaHeads, tree: ChoiceTree) -> None:
         self._config = config
         self.heads = heads
-        self._depth = tree.depth
-        self._shape = tree.shape
-        self._ranks = tree.ranks
+        self._tree = tree
         self._num_choices = tree.max_rank + 1
         self._slots = choice_slots(tree, self._num_choices)
-        self._root = 0
-        self._hidden = torch.empty(0)
 
     def start(self, start: Start) -> None:
-        assert start.output.hidden is not None
-        self._root = start.root
-        self._hidden = start.output.hidden[-1:]
-        self._slots = self._slots.to(self._hidden.device)
+        super().start(start)
+        self._slots = self._slots.to(self.hidden.device)
 
     def propose(self, max_depth: int) -> Proposal:
-        best = likeliest(self.heads.logits(self._hidden, self._depth)[:, 0], self._num_choices)
+        tree = self._tree
+        best = likeliest(self.heads.logits(self.hidden, tree.depth)[:, 0], self._num_choices)
         probs = best.log_probs.exp()
-        root = best.ids.new_full((1,), self._root)
+        root = best.ids.new_full((1,), self.text[-1])
         return Proposal(
             torch.cat([root, best.ids.flatten()])[self._slots],
-            self._shape,
-            self._ranks,
+            tree.shape,
+            tree.ranks,
             torch.cat([probs.new_ones(1), probs.flatten()])[self._slots],
         )
-
-    def observe(self, outcome: Outcome) -> None:
-        assert outcome.output.hidden is not None
-        last = outcome.path[-1]
-        self._hidden = outcome.output.hidden[last : last + 1]
-        self._root = outcome.next_root
 
     def rule(self, sampling: Sampling) -> Rule:
         """Typical acceptance reads the temperature only; top-k and top-p do not apply to it."""
@@ -274,9 +250,6 @@ class MedusaDrafter(Drafter):
         hidden = reading.hidden_before_roots().to(self._slots.device)
         tokens = reading.true_tokens(min(depths, self.heads.count)).clamp_min(0)
         return self.heads.ranks(hidden, tokens.to(hidden.device)).cpu()
-
-    def finish(self) -> None:
-        self._hidden = torch.empty(0)
 
     def close(self) -> None:
         self.heads = replace(self.heads, blocks=(), output=None)

@@ -28,9 +28,11 @@ from torch import Tensor
 
 from engine.accept import Lossless, Relaxed, Rule, ThinkingPhase
 from engine.config import Sampling
-from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
+from engine.drafters.base import BuildContext, Start, chain, root_only
+from engine.drafters.heads.features import FeatureDrafter
 from engine.drafters.method import MethodConfig
 from engine.errors import DrafterError
+from engine.kernels.cpu.operators import likeliest
 from engine.model.cache import TreeCache
 from engine.model.forward import MaskBuilder
 from engine.model.target import SUPPORTED_LAYERS, Target
@@ -139,51 +141,43 @@ def weight_patterns(target: Target, count: int) -> list[str]:
     return [p for p in ignored if p not in numbered] + [rf"model\.layers\.{n}\." for n in own]
 
 
-class MTPDrafter(Drafter):
-    """Feeds the MTP layers what was committed and lets them draft one token each."""
+class MTPDrafter(FeatureDrafter):
+    """Feeds the MTP layers what was committed and lets them draft one token each.
+
+    Rows that are not final yet stay unread.
+    """
 
     needs = Needs(hidden=True)
 
     def __init__(self, context: BuildContext, config: MTPConfig, layers: Any) -> None:
         self.config = config
         self._layers = layers
-        self._device = context.target.device
-        self._dtype = context.target.dtype
+        self._device, self._dtype = context.target.device, context.target.dtype
         self._masks = MaskBuilder(context.target.model)
         self._num_layers = min(config.max_draft_len, len(layers.layers))
         self._cache = TreeCache(self._num_layers)
         self._thinking = ThinkingPhase(
             config.begin_thinking_phase_token, config.end_thinking_phase_token
         )
-        self._forget()
-
-    def _forget(self) -> None:
-        """Rows that are not final: their `_hidden` `(r, hidden)`, and `_next` `(r,)` after each."""
-        self._cache.free()
-        self._hidden = torch.empty(0, device=self._device)
-        self._next = torch.empty(0, dtype=torch.int64, device=self._device)
 
     def start(self, start: Start) -> None:
-        assert start.output.hidden is not None
+        super().start(start)
         self._cache.free()
-        self._hidden = start.output.hidden
-        self._next = torch.tensor([*start.prompt_ids[1:], start.root], device=self._device)
         self._thinking.active = False
-        self._thinking.read([*start.prompt_ids, start.root])
+        self._thinking.read(self.text)
 
     def propose(self, max_depth: int) -> Proposal:
         length = min(self.config.max_draft_len, max_depth)
         if length < 1:
-            return root_only(int(self._next[-1]), self._device)
-        root = self._next[-1:]
+            return root_only(self.text[-1], self._device)
         tokens, probs = self._draft(length)
-        return chain(root, torch.cat(tokens), torch.cat(probs))
+        return chain(self.text[-1], torch.cat(tokens), torch.cat(probs))
 
     def _draft(self, length: int) -> tuple[list[Tensor], list[Tensor]]:
         """`length` tokens `(1,)` and their probabilities `(1,)`; the cache gains final rows."""
-        rows = len(self._next)
+        features, following = self.unread()
+        rows, hidden, ids = len(following), features, following
         self._cache.reserve(rows + length)
-        hidden, ids = self._hidden, self._next
         tokens: list[Tensor] = []
         probs: list[Tensor] = []
         for k in range(self._num_layers):
@@ -191,22 +185,17 @@ class MTPDrafter(Drafter):
             self._pick(hidden, tokens, probs)
             ids = torch.cat([ids[1:], tokens[-1]])
         final = max(0, rows - self._num_layers + 1)
-        self._cache.commit(tuple(range(final)))
-        self._hidden, self._next = self._hidden[final:], self._next[final:]
+        self._cache.length += final
+        self._unread = ((features[final:], following[final:]),)
         if self._num_layers == 1:
-            self._chain(hidden[-1:], length, tokens, probs)
+            # A single layer is fed its own output until enough is drafted.
+            kept = self._cache.length
+            while len(tokens) < length:
+                hidden = self._forward(0, hidden[-1:], tokens[-1])
+                self._cache.length += 1
+                self._pick(hidden, tokens, probs)
+            self._cache.truncate(kept)
         return tokens[:length], probs[:length]
-
-    def _chain(
-        self, hidden: Tensor, length: int, tokens: list[Tensor], probs: list[Tensor]
-    ) -> None:
-        """Feed a single layer its own output until `length` tokens are drafted."""
-        kept = self._cache.length
-        while len(tokens) < length:
-            hidden = self._forward(0, hidden, tokens[-1])
-            self._cache.commit((0,))
-            self._pick(hidden, tokens, probs)
-        self._cache.truncate(kept)
 
     def _forward(self, k: int, hidden: Tensor, ids: Tensor) -> Tensor:
         """Output `(r, hidden)` of layer k for r rows behind the cache's.
@@ -225,11 +214,14 @@ class MTPDrafter(Drafter):
             # transformers 5.17 has no rotary settings per kind of layer yet.
             per_kind = {"layer_type": kind} if getattr(mtp, "has_per_layer_rope", False) else {}
             rotary = mtp.rotary_emb(embedded, position_ids=positions, **per_kind)
+        # One row sees everything.
+        visible = torch.ones(n, n, dtype=torch.bool, device=self._device).tril() if n > 1 else None
+        mask = self._masks.build(rows, visible, self._cache.length, self._dtype)
         out: Tensor = mtp.layers[k](
             embedded,
             hidden[None],
             position_embeddings=rotary,
-            attention_mask=self._mask(rows, kind),
+            attention_mask=mask[kind] if isinstance(mask, dict) else mask,
             position_ids=positions,
             past_key_values=self._cache,
         )
@@ -237,38 +229,27 @@ class MTPDrafter(Drafter):
             out = mtp.shared_post_norm(out)
         return out[0]
 
-    def _mask(self, rows: Tensor, kind: str) -> Any:
-        """Causal mask of rows behind the cache's; None for one row, which sees everything."""
-        n = len(rows)
-        visible = torch.ones(n, n, dtype=torch.bool, device=self._device).tril() if n > 1 else None
-        mask = self._masks.build(rows, visible, self._cache.length, self._dtype)
-        return mask[kind] if isinstance(mask, dict) else mask
-
     def _pick(self, hidden: Tensor, tokens: list[Tensor], probs: list[Tensor]) -> None:
         """Append the likeliest token after the last row, and its probability."""
-        best = self._layers._project_to_logits(hidden[-1:]).float().softmax(dim=-1).max(dim=-1)
-        tokens.append(best.indices)
-        probs.append(best.values)
+        best = likeliest(self._layers._project_to_logits(hidden[-1:]), 1)
+        tokens.append(best.ids[0])
+        probs.append(best.log_probs[0].exp())
 
     def observe(self, outcome: Outcome) -> None:
-        assert outcome.output.hidden is not None
-        rows = torch.tensor([outcome.path, outcome.committed], device=self._device)
-        self._hidden = torch.cat([self._hidden, outcome.output.hidden[rows[0]]])
-        self._next = torch.cat([self._next, rows[1]])
+        super().observe(outcome)
         self._thinking.read(outcome.committed)
 
     def rule(self, sampling: Sampling) -> Rule:
-        strict = Lossless(sampling)
-        if self.config.lossless:
+        config, strict = self.config, Lossless(sampling)
+        if config.lossless:
             return strict
-        config = self.config
-        return Relaxed(
-            strict, config.relaxed_topk, config.relaxed_delta, lambda: self._thinking.active
-        )
+        topk, delta = config.relaxed_topk, config.relaxed_delta
+        return Relaxed(strict, topk, delta, lambda: self._thinking.active)
 
     def finish(self) -> None:
-        self._forget()
+        super().finish()
+        self._cache.free()
 
     def close(self) -> None:
-        self._forget()
+        self.finish()
         self._layers = None

@@ -11,21 +11,22 @@ own: a state s is fed one drafted token at a time, and [c; s] is projected to th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
 
-from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.base import BuildContext, Drafter
+from engine.drafters.heads.checkpoint import HeadCheckpoint
+from engine.drafters.heads.features import LastRowDrafter
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.drafters.texts import ROWS, Reading, rank_of
-from engine.errors import VocabularyError
+from engine.kernels.cpu.operators import pack_linears
 from engine.model.checkpoints import read_checkpoint
 from engine.model.target import Target
-from engine.proposal import Needs, Outcome, Proposal
+from engine.proposal import Proposal
 from engine.tree import merge_prefixes
 
 NUM_CANDIDATES = 50
@@ -53,7 +54,9 @@ class ReDrafterConfig(MethodConfig):
 
     def build(self, context: BuildContext) -> ReDrafterDrafter:
         location = context.weights(self.speculative_model, "the ReDrafter head")
-        return ReDrafterDrafter(self, read_head(location, context.target))
+        head = read_head(location, context.target)
+        pack_linears(head, context.target.kernels)
+        return ReDrafterDrafter(self, head)
 
     @property
     def offline(self) -> bool:
@@ -64,7 +67,7 @@ class ReDrafterConfig(MethodConfig):
         return DraftShape((1, *(width,) * (depth - 1)), depth, width * depth)
 
     def build_sharing(self, drafter: Drafter, context: BuildContext) -> ReDrafterDrafter:
-        assert isinstance(drafter, ReDrafterDrafter) and drafter.head is not None
+        assert isinstance(drafter, ReDrafterDrafter)
         return ReDrafterDrafter(self, drafter.head)
 
     def timing_variants(self) -> list[Self]:
@@ -79,46 +82,45 @@ class ReDrafterConfig(MethodConfig):
         return self.replace(beam_width=1, beam_length=length + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Affine:
-    """A linear layer's weight `(out, in)` and bias `(out,)`."""
+class HeadSizes(NamedTuple):
+    """Which parts a head has, and how large; `width` is that of the residual stack."""
 
-    weight: Tensor
-    bias: Tensor
+    hidden: int
+    width: int
+    depth: int
+    vocab: int
+    recurrent: bool
+    projected: bool
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
 
-
-@dataclass(frozen=True, slots=True)
-class RecurrentHead:
+class RecurrentHead(nn.Module):
     """Apple's drafter: a recurrence over token embeddings and a residual stack on top.
 
-    Attributes:
-        embedding: the target's; the head has none of its own.
-        rnn_w: `(hidden, hidden)` on the token; None where the state is a running sum.
-        rnn_u: on the state; None with `rnn_w`.
-        input_proj: `(exit, 2 * hidden)`; None where the stack is as wide as [c; s].
-        blocks: residual layers, `(exit, exit)` each.
-        output: `(vocab, exit)`.
+    The embedding is the target's and no parameter of this module. Where `rnn_w` is None, the state
+    is a running sum; where `input_proj` is None, the stack is as wide as [c; s].
     """
 
-    embedding: nn.Module
-    rnn_w: Tensor | None
-    rnn_u: Affine | None
-    input_proj: Affine | None
-    blocks: tuple[Affine, ...]
-    output: Tensor
+    def __init__(self, sizes: HeadSizes, embedding: nn.Module) -> None:
+        super().__init__()
+        hidden, width = sizes.hidden, sizes.width
+        self._embedding = (embedding,)
+        self.rnn_w = nn.Linear(hidden, hidden, bias=False) if sizes.recurrent else None
+        self.rnn_u = nn.Linear(hidden, hidden) if sizes.recurrent else None
+        self.input_proj = nn.Linear(2 * hidden, width) if sizes.projected else None
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(sizes.depth))
+        self.output = nn.Linear(width, sizes.vocab, bias=False)
+        self.aliases = {f"blocks.{i}": f"lm_head.{i}.linear" for i in range(sizes.depth)}
+        self.aliases["output"] = f"lm_head.{sizes.depth}"
 
     def advance(self, state: Tensor, tokens: Tensor) -> Tensor:
         """Feed one token per beam: state `(beams, hidden)`, tokens `(beams,)` → next state.
 
         Source: arXiv:2403.09919, section 3.1.
         """
-        embedded: Tensor = self.embedding(tokens)
+        embedded: Tensor = self._embedding[0](tokens)
         if self.rnn_w is None or self.rnn_u is None:
             return embedded + state
-        return silu(linear(embedded, self.rnn_w) + self.rnn_u(state))
+        return silu(self.rnn_w(embedded) + self.rnn_u(state))
 
     def logits(self, context: Tensor, state: Tensor) -> Tensor:
         """Next-token logits `(beams, vocab)` for context `(1, hidden)` and the beams' states."""
@@ -127,7 +129,8 @@ class RecurrentHead:
             x = self.input_proj(x)
         for block in self.blocks:
             x = x + silu(block(x))
-        return linear(x, self.output)
+        logits: Tensor = self.output(x)
+        return logits
 
 
 def read_head(location: str, target: Target) -> RecurrentHead:
@@ -140,36 +143,16 @@ def read_head(location: str, target: Target) -> RecurrentHead:
         DrafterError: no ReDrafter head in it, or one for another target.
     """
     found = read_checkpoint(location)
-    hidden = target.hidden_size
-
-    def tensor(name: str, *shape: int | None) -> Tensor:
-        return found.tensor(name, *shape).to(target.device, target.dtype)
-
-    def affine(name: str, rows: int, columns: int) -> Affine:
-        return Affine(tensor(f"{name}.weight", rows, columns), tensor(f"{name}.bias", rows))
-
-    depth = 0
-    while f"lm_head.{depth}.linear.weight" in found.tensors:
-        depth += 1
-    output = tensor(f"lm_head.{depth}.weight", None, None)
-    vocab_size, width = output.shape
-    if vocab_size != target.vocab_size:
-        raise VocabularyError(
-            f"{location} predicts {vocab_size} tokens, but {target.name} has "
-            f"{target.vocab_size}. This head was made for another model."
-        )
+    hidden, depth = target.hidden_size, found.count("lm_head.{}.linear.weight")
+    output = f"lm_head.{depth}.weight"
+    vocab, width = found.tensor(output, None, None).shape
+    found.check_vocabulary(vocab, target)
     projected = "input_proj.weight" in found.tensors
     if not projected:
-        tensor(f"lm_head.{depth}.weight", vocab_size, 2 * hidden)
+        found.tensor(output, vocab, 2 * hidden)
     recurrent = "rnn_w.weight" in found.tensors
-    return RecurrentHead(
-        target.embedding,
-        tensor("rnn_w.weight", hidden, hidden) if recurrent else None,
-        affine("rnn_u", hidden, hidden) if recurrent else None,
-        affine("input_proj", width, 2 * hidden) if projected else None,
-        tuple(affine(f"lm_head.{i}.linear", width, width) for i in range(depth)),
-        output,
-    )
+    sizes = HeadSizes(hidden, width, depth, vocab, recurrent, projected)
+    return HeadCheckpoint(found).load(lambda: RecurrentHead(sizes, target.embedding), target)
 
 
 class Beams(NamedTuple):
@@ -238,39 +221,20 @@ def best_candidates(logits: Tensor) -> tuple[Tensor, Tensor]:
     return best - torch.logaddexp(best.logsumexp(dim=-1, keepdim=True), left_out), tokens
 
 
-class ReDrafterDrafter(Drafter):
-    """Searches beams from the hidden state at the last accepted row and merges them."""
+class ReDrafterDrafter(LastRowDrafter):
+    """Searches beams from the target's hidden state and merges them."""
 
-    needs = Needs(hidden=True)
     num_ranks = NUM_CANDIDATES
 
     def __init__(self, config: ReDrafterConfig, head: RecurrentHead) -> None:
         self._config = config
-        self.head: RecurrentHead | None = head
-        self._root = 0
-        self._context = torch.empty(0)
-
-    def start(self, start: Start) -> None:
-        assert start.output.hidden is not None
-        self._root = start.root
-        self._context = start.output.hidden[-1:]
+        self.head = head
 
     def propose(self, max_depth: int) -> Proposal:
-        assert self.head is not None
-        beams = search_beams(
-            self.head,
-            self._context,
-            self._root,
-            width=self._config.beam_width,
-            drafted=self._config.beam_length - 1,
-        )
-        return merge(beams, self._root)
-
-    def observe(self, outcome: Outcome) -> None:
-        assert outcome.output.hidden is not None
-        last = outcome.path[-1]
-        self._context = outcome.output.hidden[last : last + 1]
-        self._root = outcome.next_root
+        width, drafted = self._config.beam_width, self._config.beam_length - 1
+        root = self.text[-1]
+        beams = search_beams(self.head, self.hidden, root, width=width, drafted=drafted)
+        return merge(beams, root)
 
     def ranks(self, reading: Reading, depths: int) -> Tensor:
         """The recurrence runs along the true path from every root at once.
@@ -279,8 +243,7 @@ class ReDrafterDrafter(Drafter):
         that the table is exact, at any length. Wider beams compete with each other, so whether the
         true path survives does not follow from its ranks: draft the text again for those.
         """
-        assert self.head is not None
-        device = self.head.output.device
+        device = self.head.output.weight.device
         contexts = reading.hidden_before_roots().to(device)
         wanted = reading.true_tokens(depths).clamp_min(0).to(device)
         roots = reading.tokens[reading.first :][: len(wanted)].to(device)
@@ -295,11 +258,8 @@ class ReDrafterDrafter(Drafter):
             found.append(torch.stack(columns, dim=1))
         return torch.cat(found).cpu()
 
-    def finish(self) -> None:
-        self._context = torch.empty(0)
-
     def close(self) -> None:
-        self.head = None
+        del self.head
 
 
 def merge(beams: Beams, root: int) -> Proposal:

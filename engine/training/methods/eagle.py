@@ -18,18 +18,17 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from engine.drafters.eagle.checkpoint import EagleCheckpoint, load_eagle1, load_eagle3
+from engine.drafters.eagle.checkpoint import load_eagle1, load_eagle3
 from engine.drafters.eagle.head import (
     DraftHead,
     Eagle1Head,
     Eagle3Head,
     Eagle3Spec,
-    HeadLayer,
-    HeadSpec,
 )
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
+from engine.drafters.heads.checkpoint import HeadCheckpoint
+from engine.drafters.heads.layer import HeadLayer, HeadSpec
 from engine.errors import ConfigError
-from engine.model.checkpoints import read_checkpoint
 from engine.model.corpus import Corpus, Entry
 from engine.model.target import Target
 from engine.proposal import Needs
@@ -126,7 +125,7 @@ class Eagle3Training(_EagleTraining):
         """The tokens that the drafter to go on from can draft, if it has its own vocabulary."""
         if self.begin_with is None:
             return None
-        theirs, _ = load_eagle3(EagleCheckpoint(read_checkpoint(self.begin_with)), target)
+        theirs, _ = load_eagle3(HeadCheckpoint.read(self.begin_with), target)
         if theirs.d2t is None:
             return None
         return theirs.target_ids(torch.arange(theirs.draft_vocab_size, device=theirs.d2t.device))
@@ -222,7 +221,7 @@ class EagleStudent(_EagleStudent):
             )
 
     def load(self, folder: Path) -> None:
-        found = EagleCheckpoint(read_checkpoint(str(folder)))
+        found = HeadCheckpoint.read(str(folder))
         self.head.load_state_dict(load_eagle1(found, self.target).state_dict())
 
     def published(self) -> Mapping[str, Tensor]:
@@ -264,7 +263,7 @@ class Eagle3Student(_EagleStudent):
 
     def load(self, folder: Path) -> None:
         """Raises ConfigError besides: it reads other layers of the target."""
-        theirs, layers = load_eagle3(EagleCheckpoint(read_checkpoint(str(folder))), self.target)
+        theirs, layers = load_eagle3(HeadCheckpoint.read(str(folder)), self.target)
         if layers != self.needs.layers:
             raise ConfigError(
                 f"{folder} reads layers {layers}, but this training shows {self.needs.layers}. "
@@ -393,17 +392,9 @@ def _placed(head: _Head, target: Target) -> _Head:
 
 
 def _layer_tensors(layer: HeadLayer, prefix: str) -> dict[str, Tensor]:
-    spec = layer.spec
-    q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    query, key, value = layer.qkv.weight.split([q, kv, kv])
-    gate, up = layer.gate_up.weight.chunk(2)
-    return {
-        f"{prefix}.self_attn.q_proj.weight": query,
-        f"{prefix}.self_attn.k_proj.weight": key,
-        f"{prefix}.self_attn.v_proj.weight": value,
-        f"{prefix}.self_attn.o_proj.weight": layer.o_proj.weight,
-        f"{prefix}.mlp.gate_proj.weight": gate,
-        f"{prefix}.mlp.up_proj.weight": up,
-        f"{prefix}.mlp.down_proj.weight": layer.down_proj.weight,
-        f"{prefix}.post_attention_layernorm.weight": layer.post_attention_norm.weight,
-    }
+    named: dict[str, Tensor] = {}
+    for own, parts in layer.published().items():
+        if hasattr(layer, own):
+            weights = getattr(layer, own).weight.split(list(parts.values()))
+            named |= {f"{prefix}.{p}.weight": w for p, w in zip(parts, weights, strict=True)}
+    return named

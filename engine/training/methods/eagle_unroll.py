@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.drafters.eagle.head import DraftHead
+from engine.drafters.heads.layer import HeadLayer
 from engine.training.packs import Pack
 
 
@@ -57,7 +58,7 @@ class _Chains:
         self._values: list[Tensor] = []
 
     def attend(
-        self, layer: nn.Module, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+        self, layer: HeadLayer, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
     ) -> Tensor:
         """Dialogue by dialogue, for a dialogue is much shorter than a pack.
 

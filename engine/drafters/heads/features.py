@@ -1,0 +1,64 @@
+"""What drafters on the target's features keep between steps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.drafters.base import Drafter, Start
+from engine.drafters.texts import Reading
+from engine.proposal import Needs, Outcome, TargetOutput
+from engine.tree import upload
+
+
+def features_of(seen: TargetOutput | Reading) -> Tensor:
+    """The features `(rows, width)` that the target was asked for."""
+    features = seen.hidden if seen.layers is None else seen.layers
+    assert features is not None, "the target was asked for no features"
+    return features
+
+
+class FeatureDrafter(Drafter):
+    """Collects the features of committed rows until its network reads them.
+
+    Several steps' where steps went by without a draft: others drafted, or nobody did.
+    """
+
+    _unread: tuple[tuple[Tensor, Tensor], ...] = ()
+
+    def start(self, start: Start) -> None:
+        super().start(start)
+        features = features_of(start.output)
+        self._unread = ((features, torch.tensor(self.text[1:], device=features.device)),)
+
+    def observe(self, outcome: Outcome) -> None:
+        super().observe(outcome)
+        features = features_of(outcome.output)
+        rows = upload(torch.tensor([outcome.path, outcome.committed]), features.device)
+        self._unread += ((features[rows[0]], rows[1]),)
+
+    def unread(self) -> tuple[Tensor, Tensor]:
+        """Features `(n, width)`, and the token after each of their positions `(n,)`."""
+        features, tokens = zip(*self._unread, strict=True)
+        return torch.cat(features), torch.cat(tokens)
+
+    def finish(self) -> None:
+        self._unread = ()
+
+
+class LastRowDrafter(Drafter):
+    """Drafts from the target's last hidden state at the last accepted row: `hidden (1, size)`."""
+
+    needs = Needs(hidden=True)
+    hidden = torch.empty(0)
+
+    def start(self, start: Start) -> None:
+        super().start(start)
+        self.hidden = features_of(start.output)[-1:]
+
+    def observe(self, outcome: Outcome) -> None:
+        super().observe(outcome)
+        self.hidden = features_of(outcome.output)[outcome.path[-1] :][:1]
+
+    def finish(self) -> None:
+        self.hidden = torch.empty(0)

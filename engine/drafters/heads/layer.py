@@ -1,0 +1,173 @@
+"""The decoder layer of draft networks: an EAGLE head has one, a DFlash model a few.
+
+Of n rows that a layer is given, all leave keys and values and the last m get outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from engine.model.cache import TreeCache
+from engine.model.forward import tree_attention
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """Sizes and constants of a layer, as its checkpoint says.
+
+    Attributes:
+        rope: transformers' `rope_parameters`; positions start at 0 whatever the target does.
+    """
+
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    rope: Mapping[str, Any] = field(default_factory=lambda: {"rope_theta": 10000.0})
+    activation: str = "silu"
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
+
+
+class Past(Protocol):
+    """Where a layer leaves the keys and values of its rows and finds those of earlier ones."""
+
+    def attend(
+        self, layer: HeadLayer, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Add the rows, then attend to them and to what came before.
+
+        Args:
+            query: `(heads, m, head_dim)` of the last m of the n rows.
+            keys, values: `(kv_heads, n, head_dim)`.
+            mask: as `HeadLayer.forward`.
+
+        Returns:
+            `(m, heads, head_dim)`.
+        """
+
+
+class HeadCache(TreeCache):
+    """Keys and values of a network's layers; rows of a forward stay once `length` counts them."""
+
+    def attend(
+        self, layer: HeadLayer, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """Write rows behind those that count; the queries attend to all."""
+        self.reserve(keys.shape[1])
+        all_keys, all_values = self.update(keys[None], values[None], layer.index)
+        return attention(layer, query, all_keys[0], all_values[0], mask)
+
+
+class HeadLayer(nn.Module):
+    """Attention, then a SwiGLU MLP; query, key, value and gate, up are one matrix each."""
+
+    def __init__(self, spec: HeadSpec, attention_input: int, index: int = 0) -> None:
+        super().__init__()
+        self.spec, self.index = spec, index
+        width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+        self.qkv = nn.Linear(attention_input, width, bias=spec.qkv_bias)
+        self.o_proj = nn.Linear(spec.heads * spec.head_dim, spec.hidden, bias=spec.o_bias)
+        self.post_attention_norm = nn.RMSNorm(spec.hidden, eps=spec.eps)
+        self.gate_up = nn.Linear(spec.hidden, 2 * spec.intermediate, bias=False)
+        self.down_proj = nn.Linear(spec.intermediate, spec.hidden, bias=False)
+        self.activation = ACT2FN[spec.activation]
+        if spec.qk_norm:
+            self.q_norm = nn.RMSNorm(spec.head_dim, eps=spec.eps)
+            self.k_norm = nn.RMSNorm(spec.head_dim, eps=spec.eps)
+        self._frequencies, self._rope_scale = _frequencies(spec)
+
+    def published(self) -> dict[str, dict[str, int]]:
+        """Per module: what checkpoints call its parts, and how many rows each of them has."""
+        spec, attention = self.spec, "self_attn"
+        kv = spec.kv_heads * spec.head_dim
+        qkv = {"q_proj": spec.heads * spec.head_dim, "k_proj": kv, "v_proj": kv}
+        return {
+            "qkv": {f"{attention}.{name}": rows for name, rows in qkv.items()},
+            "o_proj": {f"{attention}.o_proj": spec.hidden},
+            "q_norm": {f"{attention}.q_norm": spec.head_dim},
+            "k_norm": {f"{attention}.k_norm": spec.head_dim},
+            "gate_up": {f"mlp.{name}_proj": spec.intermediate for name in ("gate", "up")},
+            "down_proj": {"mlp.down_proj": spec.hidden},
+            "post_attention_norm": {"post_attention_layernorm": spec.hidden},
+        }
+
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        positions: Tensor,
+        past: Past | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """Outputs `(m, hidden)` of the last m of n rows.
+
+        Args:
+            x: `(n, attention input)`.
+            residual: `(m, hidden)`.
+            positions: `(n,)`, or `(1,)` where all are the same.
+            past: earlier rows; None = the n rows see only each other.
+            mask: `(m, rows)` bool, True = may attend; None = causal among n rows without a past,
+                or everything for a single row.
+        """
+        spec, n, m = self.spec, len(x), len(residual)
+        turned = spec.heads + spec.kv_heads
+        qkv = self.qkv(x).view(n, turned + spec.kv_heads, spec.head_dim)
+        if spec.qk_norm:
+            q, k = qkv[:, : spec.heads], qkv[:, spec.heads : turned]
+            rotated = torch.cat([self.q_norm(q), self.k_norm(k)], dim=1)
+        else:
+            rotated = qkv[:, :turned]
+        rotated = self._rotate(rotated.transpose(0, 1), positions)
+        query, keys = rotated[: spec.heads, n - m :], rotated[spec.heads :]
+        values = qkv[:, turned:].transpose(0, 1)
+        attend = attention if past is None else past.attend
+        attended = attend(self, query, keys, values, mask)
+        hidden = residual + self.o_proj(attended.reshape(m, -1))
+        gate, up = self.gate_up(self.post_attention_norm(hidden)).chunk(2, dim=-1)
+        out: Tensor = hidden + self.down_proj(self.activation(gate) * up)
+        return out
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotary embedding of `(heads, n, head_dim)`, the two halves of a head as pairs."""
+        if self._frequencies.device != x.device:
+            self._frequencies = self._frequencies.to(x.device)
+        angles = positions[:, None].float() * self._frequencies
+        cos = (angles.cos() * self._rope_scale).to(x.dtype)
+        sin = (angles.sin() * self._rope_scale).to(x.dtype)
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def attention(
+    layer: nn.Module, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
+) -> Tensor:
+    """Attention of the last rows; shapes as `Past.attend`."""
+    wide = None if mask is None else mask[None, None]
+    attended, _ = tree_attention(layer, query[None], keys[None], values[None], wide)
+    return attended[0]
+
+
+def _frequencies(spec: HeadSpec) -> tuple[Tensor, float]:
+    """Rotary frequencies `(head_dim / 2,)` float32 and the scale of cos and sin."""
+    config = LlamaConfig(
+        hidden_size=spec.heads * spec.head_dim,
+        num_attention_heads=spec.heads,
+        head_dim=spec.head_dim,
+        rope_parameters=dict(spec.rope),
+        max_position_embeddings=1 << 20,
+    )
+    with torch.device("cpu"):
+        rotary = LlamaRotaryEmbedding(config)
+    return rotary.inv_freq.detach().float(), float(rotary.attention_scaling)
