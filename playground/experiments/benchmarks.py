@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
@@ -17,14 +17,14 @@ from engine.config import Limits, Sampling, Settings
 from engine.errors import ConfigError, PlaygroundError
 from engine.model.target import Target
 from playground.experiments.finished import FinishedRequest, RunGroup, finished_requests
-from playground.experiments.job import EngineWorker, Job, Jobs, Progress, State, time_left
+from playground.experiments.job import EngineWorker, Job, Jobs, Progress, State
 from playground.experiments.measurement import Measurement, Summary, check_same_target
 from playground.experiments.plan import Configuration, ExperimentPlan, Types
 from playground.experiments.prompt_files import read_suite_text
 from playground.experiments.report.audits import audits_of
 from playground.experiments.report.export import FILES, Results
 from playground.experiments.report.report import make_report
-from playground.experiments.suites import GROUPS, choose_items
+from playground.experiments.suites import choose_items
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
 from playground.host.request import check_form, config_of, read_dtype
@@ -200,6 +200,27 @@ class BenchmarkForm(Settings):
         return plan
 
 
+@dataclass(frozen=True, slots=True)
+class BenchmarkState:
+    """A benchmark as it stands.
+
+    Attributes:
+        job: while this server runs it.
+        version: changes with what has been measured.
+    """
+
+    benchmark: Benchmark
+    job: Job | None
+    version: str
+    results: Results
+
+    @property
+    def num_requests(self) -> int:
+        plan = self.benchmark.plan
+        turns = sum(len(item["turns"]) for item in plan["items"])
+        return turns * int(plan["repeats"]) * len(plan["configurations"])
+
+
 class Benchmarks:
     """Benchmarks of one server."""
 
@@ -263,23 +284,16 @@ class Benchmarks:
             raise ConfigError("This benchmark is not run by this server. Stop it where it runs.")
         job.cancel()
 
-    def newest(self) -> list[dict[str, Any]]:
-        """Heads of the newest benchmarks, newest first."""
+    def newest(self) -> list[Benchmark]:
         found = self._log.benchmarks.list(MAX_LISTED)
-        return [self._head(one) for one in found if one.plan.get("kind") == KIND]
+        return [one for one in found if one.plan.get("kind") == KIND]
 
-    def look(self, benchmark_id: str, have: object = None) -> dict[str, Any]:
-        """A benchmark as it stands; without the report if `have` names its version."""
+    def look(self, benchmark_id: str) -> BenchmarkState:
+        """A benchmark as it stands."""
         job = self._jobs.get(benchmark_id)
         benchmark = stored_benchmark(self._log, benchmark_id)
         version, results = self._report(benchmark, running=job is not None)
-        found = {
-            **self._head(benchmark),
-            "here": job is not None,
-            "version": version,
-            "progress": None if job is None else _progress(job),
-        }
-        return found if have == version else {**found, **_view_of(results)}
+        return BenchmarkState(benchmark, job, version, results)
 
     def file(self, benchmark_id: str, name: object) -> str:
         """One of the report's files, as text."""
@@ -351,54 +365,3 @@ class Benchmarks:
         known = () if kept is None else kept[1].requests
         requests = finished_requests(self._log, benchmark.id, known)
         return self._keep(version, read_results(self._log, benchmark.id, requests))
-
-    def _head(self, benchmark: Benchmark) -> dict[str, Any]:
-        plan = benchmark.plan
-        turns = sum(len(item["turns"]) for item in plan["items"])
-        return {
-            "id": benchmark.id,
-            "name": benchmark.name,
-            "status": benchmark.status,
-            "here": self._jobs.get(benchmark.id) is not None,
-            "created_at": benchmark.created_at.isoformat(),
-            "target": plan["target"].get("title") or plan["target"]["name"],
-            "target_name": plan["target"]["name"],
-            "configurations": [c["name"] for c in plan["configurations"]],
-            "num_prompts": len(plan["items"]),
-            "num_repeats": plan["repeats"],
-            "num_requests": turns * plan["repeats"] * len(plan["configurations"]),
-            "error": benchmark.summary.get("error"),
-        }
-
-
-def _progress(job: Job) -> dict[str, Any]:
-    now = job.progress
-    if now is None:
-        return {"num_failed": 0, "share": None, "words": job.message, "left": "", "counts": ""}
-    return {
-        "num_failed": now.num_failed,
-        "share": now.num_done / max(1, now.num_planned),
-        "words": job.message,
-        "left": time_left(now.eta_s),
-        "counts": f"{now.num_done} of {now.num_planned}",
-    }
-
-
-def _view_of(results: Results) -> dict[str, Any]:
-    """The report, and what it was made on."""
-    plan, summary = results.benchmark.plan, results.benchmark.summary
-    sampling = plan["sampling"]
-    drawn = "greedy" if results.report.greedy else f"temperature {sampling['temperature']:g}"
-    return {
-        "report": results.report.to_dict(),
-        "group_titles": {group: GROUPS.get(group, group) for group in results.report.groups},
-        "conditions": {
-            "dtype": results.environment.get("dtype", plan["dtype"]),
-            "device": results.environment.get("device_name", ""),
-            "sampling": drawn,
-            "max_new_tokens": plan["limits"]["max_new_tokens"],
-            "concurrency": 1,
-        },
-        "skipped": summary.get("skipped", [])[:MAX_SKIPPED],
-        "num_failed": summary.get("num_failed", 0),
-    }

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from engine.config import Settings
 from engine.errors import ConfigError
 
-Kind = Literal["slider", "number", "choice", "flag", "text", "lines"]
+Kind = Literal["slider", "number", "choice", "ticks", "flag", "text", "lines"]
 Parsed = TypeVar("Parsed", bound=Settings)
 LONGEST_SLIDER = 4096
 """Integer ranges wider than this get a number box: a slider could not hit a value."""

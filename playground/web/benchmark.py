@@ -2,232 +2,345 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
-import plotly
 
 from engine.config import Limits, Sampling
 from engine.errors import ConfigError
 from playground.deploy import Question
-from playground.experiments.benchmarks import Benchmarks, Extent
-from playground.experiments.plan import BASELINE
+from playground.errors import Fault, attempt
+from playground.experiments.benchmarks import Benchmarks, BenchmarkState, Extent
+from playground.experiments.job import Job, time_left
+from playground.experiments.report.export import FILES
+from playground.experiments.report.plots import PLOTS, report_figure
 from playground.experiments.report.report import FORMULAS
-from playground.experiments.report.statistics import LATENCY_ROWS
 from playground.experiments.suites import GROUPS, in_order, items_of
-from playground.host.catalog import Catalog
-from playground.host.controls import controls_of
-from playground.host.request import DTYPES, read_run_id
+from playground.host.controls import Control, controls_of
+from playground.host.request import DTYPES
 from playground.host.runner import EngineHost
 from playground.runs.query import TableQuery
-from playground.web.components import static_text
+from playground.web import benchmark_tables as tables
 from playground.web.deploy import DeployPage, Updates
-from playground.web.panel_server import answer
-from playground.web.runs import RunsPage
-from presets import PromptSuite
+from playground.web.experiment import ExperimentPage, Standing, method_menu, read_key
+from playground.web.forms import QUIET, RAW, SettingsForm
+from playground.web.results import definitions, plural, saves, saying
 
-SCRIPTS = (
-    "dom.js",
-    "benchmark_form.js",
-    "benchmark_tables.js",
-    "benchmark_plots.js",
-    "benchmark_results.js",
-    "benchmark.js",
-)
-PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}
+if TYPE_CHECKING:
+    from playground.web.runs import RunsPage
+
+FIRST_SUITE = "quick"
+FIRST_METHODS = ("ngram", "suffix")
+STATUS_TEXTS = {"completed": "complete", "cancelled": "stopped"}
+HINTS = {
+    "cancelled": ". Resume runs what is missing.",
+    "interrupted": ". Its process ended; Resume runs what is missing.",
+    "failed": ". Resume tries again.",
+}
+MAX_PROMPT_FILE = 8_000_000
 
 
-class BenchmarkPage:
-    """The page's one component; it fires `runs`, `tune` and `deploy`."""
+class BenchmarkPage(ExperimentPage):
+    """Components and listeners of the page."""
 
-    def __init__(self, host: EngineHost) -> None:
-        gr.set_static_paths([PLOTLY])
-        self.benchmarks = Benchmarks(host)
-        # A component of a tab that is opened later is not given its props: the address of plotly
-        # travels in the script.
-        given = f"const PLOTLY_URL = {json.dumps(f'gradio_api/file={PLOTLY}')};"
-        self.board = gr.HTML(
-            value={"open": None},
-            html_template='<div class="bench"></div>',
-            css_template=static_text("benchmark.css"),
-            js_on_load=f"{given}\n{static_text(*SCRIPTS)}",
-            apply_default_css=False,
-            server_functions=served(host.catalog, self.benchmarks),
-            elem_id="pg-bench",
+    name = "benchmark"
+    empty = (
+        "No benchmark yet. Choose suites and methods, then start: plain decoding and every "
+        "configuration answer each prompt in turn."
+    )
+
+    def __init__(self, host: EngineHost, tab: gr.Tab) -> None:
+        self.catalog, self.benchmarks = host.catalog, Benchmarks(host)
+        with gr.Row(equal_height=False, elem_id="pg-benchmark"):
+            with gr.Column(scale=1, elem_classes="pg-side"):
+                self._setup()
+                self._foot()
+            with gr.Column(scale=4, elem_classes="pg-main"):
+                self._bar()
+                with gr.Column(visible=False, elem_id="pg-benchmark-report") as self.report_column:
+                    self._report()
+        self._listen_to_setup()
+        self._listen(tab, stop=self.benchmarks.stop, resume=self.benchmarks.resume)
+        for name, button in self.files.items():
+            saves(button, partial(self._file, name), [self.picker], self.message)
+
+    # ---- layout
+
+    def _setup(self) -> None:
+        targets = self.catalog.target_choices()
+        methods = method_menu(self.catalog, targets[0][1])
+        suites = self._suites()
+        first = FIRST_SUITE if FIRST_SUITE in self.catalog.suites else suites[0][1]
+        with gr.Group():
+            with gr.Row():
+                self.target = gr.Dropdown(targets, value=targets[0][1], label="Target")
+                self.dtype = gr.Dropdown(
+                    list(DTYPES),
+                    value="auto",
+                    label="dtype",
+                    min_width=90,
+                    elem_id="pg-benchmark-dtype",
+                )
+            self.suites = gr.CheckboxGroup(
+                suites, value=[first], label="Suites", elem_id="pg-benchmark-suites"
+            )
+            self.kinds = gr.Dropdown(
+                self._kinds([first]),
+                value=[],
+                multiselect=True,
+                label="Kinds of task: all unless some are picked",
+                elem_id="pg-benchmark-kinds",
+            )
+            self.file = gr.UploadButton("Add a file of prompts …", file_count="multiple", size="sm")
+            self.file_message = gr.HTML(padding=True, elem_id="pg-benchmark-file-message")
+        with gr.Group():
+            self.adder = gr.Dropdown(
+                methods,
+                label="Configurations beside plain decoding",
+                elem_id="pg-benchmark-method",
+            )
+            self.add = gr.Button("Add", size="sm", elem_id="pg-benchmark-add")
+        shipped = [name for name in FIRST_METHODS if name in self.catalog.presets]
+        groups: list[dict[str, Any]] = []
+        for key in shipped or [methods[0][1]]:
+            groups.append(self._group(key, groups))
+        self.form = SettingsForm({"groups": groups}, elem_id="pg-benchmark-form")
+        self.extent = SettingsForm({"groups": extent_groups()}, elem_id="pg-benchmark-extent")
+        self.fields = [self.target, self.dtype, self.suites, self.kinds]
+        self.fields += [self.form.held, self.extent.held]
+
+    def _report(self) -> None:
+        head = gr.HTML(elem_id="pg-benchmark-head")
+        with gr.Row(elem_classes="pg-bar"):
+            self.leads = {
+                name: gr.Button(title, size="sm", elem_id=f"pg-benchmark-{name}")
+                for title, name in (("Runs", "runs"), ("Tune the tree", "tune"))
+            }
+            self.files = {
+                name: gr.Button(name, size="sm", elem_classes="pg-file") for name in FILES
+            }
+        summary = gr.HTML(elem_id="pg-benchmark-summary")
+        kind = gr.Radio(
+            [("Speedup", "speedup"), ("MAT", "mat")], value="speedup", label="By kind of task"
+        )
+        by_group = gr.HTML(elem_id="pg-benchmark-groups")
+        choices = [(plot.title, kind) for kind, plot in PLOTS.items()]
+        plot_kind = gr.Radio(choices, value="speedup", label="Plot")
+        plot = gr.Plot(show_label=False, elem_id="pg-benchmark-plot")
+        with gr.Row(elem_classes="pg-bar"):
+            self.configuration = gr.Dropdown(
+                [], label="Configuration", elem_id="pg-benchmark-configuration"
+            )
+            self.leads["deploy"] = gr.Button("Deploy", size="sm", elem_id="pg-benchmark-deploy")
+        latency = gr.HTML(elem_id="pg-benchmark-latency")
+        differing = gr.HTML(elem_id="pg-benchmark-differing")
+        with gr.Accordion("How every figure is computed", open=False):
+            gr.Markdown(definitions(FORMULAS), elem_classes="pg-note")
+        self.asked = [kind, plot_kind, self.configuration]
+        self.parts = [head, summary, by_group, plot, self.configuration, latency, differing]
+
+    # ---- what to measure
+
+    def _suites(self) -> list[tuple[str, str]]:
+        return [
+            (f"{suite.title} ({plural(len(items_of(suite)), 'prompt')})", key)
+            for key, suite in self.benchmarks.suites.items()
+        ]
+
+    def _kinds(self, suites: Sequence[str]) -> list[tuple[str, str]]:
+        known = self.benchmarks.suites
+        items = [item for key in suites if key in known for item in items_of(known[key])]
+        return [(GROUPS.get(kind, kind), kind) for kind in in_order(item.group for item in items)]
+
+    def _group(self, key: Any, groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """A method as a group of the form, under a name that no other group has."""
+        method = self.catalog.method(key)
+        taken = {group["name"] for group in groups}
+        start = key.removeprefix("type:")
+        names = (start if n == 1 else f"{start}-{n}" for n in range(1, len(taken) + 2))
+        name = next(name for name in names if name not in taken)
+        named = Control("name", "name", "in tables and plots", "text", name)
+        return {
+            "name": name,
+            "method": key,
+            "title": f"{name} · {method.title}" if name != method.title else name,
+            "badge": "lossless" if method.config.lossless else "lossy",
+            "note": method.summary,
+            "open": False,
+            "fields": [asdict(named), *controls_of(method.config)],
+        }
+
+    def _listen_to_setup(self) -> None:
+        self.suites.change(self.list_kinds, [self.suites, self.kinds], self.kinds, **RAW)
+        self.target.change(self.pick_target, self.target, self.adder, **RAW)
+        form = [self.form.asked, self.form.held]
+        self.add.click(self.add_method, [self.adder, *form], self.form.asked, **RAW)
+        added = [self.suites, self.file_message]
+        self.file.upload(self.add_files, [self.file, self.suites], added, **QUIET)
+
+    def outlook(self, *held: Any) -> str:
+        plan = self.benchmarks.plan(form_of(*held))
+        return (
+            f"{plural(len(plan.items), 'prompt')} × {len(plan.configurations)} configurations × "
+            f"{plural(plan.repeats, 'repeat')}: {plural(plan.num_requests, 'request')}, one at a "
+            "time (concurrency 1), in turn."
         )
 
-    def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
-        """Open the page for addresses with `benchmark`."""
+    def list_kinds(self, suites: Any, picked: Any) -> Any:
+        """The kinds of task of the ticked suites; those that are picked stay so."""
+        choices = self._kinds(suites or [])
+        kinds = [kind for _, kind in choices]
+        return gr.Dropdown(choices, value=[kind for kind in picked or [] if kind in kinds])
 
-        def load(request: gr.Request) -> tuple[Any, Any]:
-            asked = dict(request.query_params).get("benchmark")
-            if not asked:
-                return gr.skip(), gr.skip()
-            return gr.Tabs(selected="benchmark"), {"open": asked[:64]}
+    def pick_target(self, target: Any) -> Any:
+        menu = attempt(lambda: method_menu(self.catalog, target), where="listing the methods")
+        return gr.skip() if isinstance(menu, Fault) else gr.Dropdown(menu, value=menu[0][1])
 
-        page.load(load, None, [tabs, self.board], **QUIET)
+    def add_method(self, key: Any, form: Any, held: Any) -> Any:
+        """The form with one configuration more."""
+        group = attempt(lambda: self._group(key, form["groups"]), where="adding a method")
+        if isinstance(group, Fault):
+            return gr.skip()
+        return {**form, "groups": [*form["groups"], group], "values": (held or {}).get("values")}
+
+    def add_files(self, files: Any, suites: Any) -> tuple[Any, str]:
+        """The suites with those of files, which are ticked; what is wrong with a file is said."""
+        keys, faults = list(suites or []), []
+        for file in map(Path, files or []):
+            found = attempt(partial(self._read_file, file), where="reading a file")
+            if isinstance(found, Fault):
+                faults.append(found.sentence)
+            elif found not in keys:
+                keys.append(found)
+        said = saying(Fault(" ".join(faults), expected=True)) if faults else ""
+        return gr.CheckboxGroup(self._suites(), value=keys), said
+
+    def _read_file(self, file: Path) -> str:
+        if file.stat().st_size > MAX_PROMPT_FILE:
+            raise ConfigError(f"{file.name} has more than {MAX_PROMPT_FILE} bytes.")
+        return self.benchmarks.add_file(file.name, file.read_text("utf-8", errors="replace"))
+
+    # ---- what was measured
+
+    def begin(self, *held: Any) -> str:
+        return self.benchmarks.start(form_of(*held))
+
+    def choices(self) -> list[tuple[str, str]]:
+        return [
+            (f"{one.created_at:%d %b %H:%M} · {one.name} · {status_text(one.status)}", one.id)
+            for one in self.benchmarks.newest()
+        ]
+
+    def standing(self, key: str) -> Standing:
+        found = self.benchmarks.look(key)
+        status, job, now = found.benchmark.status, found.job, None
+        text = status_text(status) + HINTS.get(status, "")
+        if job is not None:
+            text, now = progress_text(job), job.progress
+        elif status == "running":
+            text = "running in another process"
+        return Standing(
+            found,
+            found.version,
+            status,
+            text,
+            resume="Resume" if job is None and status in HINTS else "",
+            here=job is not None,
+            share=(now.num_done / max(1, now.num_planned) if now else 0.0) if job else None,
+            error=found.benchmark.summary.get("error") or "",
+        )
+
+    def report(self, found: BenchmarkState, *asked: Any) -> list[Any]:
+        kind, plot, configuration = asked
+        report = found.results.report
+        names = [section.name for section in report.configurations]
+        configuration = configuration if configuration in names else names[-1]
+        return [
+            tables.head(found),
+            tables.summary(report),
+            tables.by_group(report, kind),
+            report_figure(report, found.results.requests, plot),
+            gr.Dropdown(names, value=configuration),
+            tables.latency(report.section(configuration)),
+            tables.differing(found),
+        ]
+
+    def _file(self, name: str, picked: Any) -> tuple[str, str]:
+        return f"benchmark-{picked}-{name}", self.benchmarks.file(read_key(picked), name)
 
     def listen(self, tabs: gr.Tabs, runs: RunsPage, tree: gr.HTML, deploy: DeployPage) -> None:
         """Take a benchmark to the Runs and Tree pages, and a configuration to the Deploy page."""
 
-        def show_runs(event: gr.EventData = None) -> list[Any]:  # type: ignore[assignment]
-            benchmark_id, _ = _of(event)
-            if benchmark_id is None:
-                return [gr.skip()] * (1 + len(runs.shown))
-            query = TableQuery(benchmark_id=benchmark_id)
+        def show_runs(picked: Any) -> list[Any]:
+            query = TableQuery(benchmark_id=read_key(picked))
             return [gr.Tabs(selected="runs"), *runs.restored(query)]
 
-        def tune(event: gr.EventData = None) -> tuple[Any, Any]:  # type: ignore[assignment]
-            benchmark_id, target = _of(event)
-            if benchmark_id is None:
-                return gr.skip(), gr.skip()
-            link = {"tree": "", "method": "", "target": target, "benchmark": benchmark_id}
+        def tune(picked: Any) -> tuple[Any, Any]:
+            target = self.benchmarks.look(read_key(picked)).benchmark.plan["target"]["name"]
+            link = {"tree": "", "method": "", "target": target, "benchmark": picked}
             return gr.Tabs(selected="tree"), {"rev": secrets.token_urlsafe(6), "link": link}
 
-        def hand_over(event: gr.EventData = None) -> Updates:  # type: ignore[assignment]
-            run_id, _ = _of(event)
-            if run_id is None:
-                return {tabs: gr.skip()}
-            return {tabs: gr.Tabs(selected="deploy"), **deploy.open(Question(run=run_id))}
+        def hand_over(picked: Any, configuration: Any) -> Updates:
+            report = self.benchmarks.look(read_key(picked)).results.report
+            run = report.section(configuration).example_run
+            if run is None:
+                return {}
+            return {tabs: gr.Tabs(selected="deploy"), **deploy.open(Question(run=run))}
 
-        self.board.deploy(hand_over, None, [tabs, *deploy.outputs], **QUIET)
-        self.board.runs(show_runs, None, [tabs, *runs.shown], **QUIET)
-        self.board.tune(tune, None, [tabs, tree], **QUIET)
-
-
-FIRST_SUITE = "quick"
-FIRST_METHODS = ("ngram", "suffix")
-Served = Callable[[Any], dict[str, Any]]
+        one = [self.picker, self.configuration]
+        self.leads["tune"].click(tune, self.picker, [tabs, tree], **RAW)
+        self.leads["deploy"].click(hand_over, one, [tabs, *deploy.outputs], **RAW)
+        self.leads["runs"].click(show_runs, self.picker, [tabs, *runs.shown], **RAW)
 
 
-def served(catalog: Catalog, benchmarks: Benchmarks) -> list[Served]:
-    """What the page's scripts ask."""
-
-    def methods(asked: Mapping[str, Any]) -> dict[str, Any]:
-        return {"methods": method_menu(catalog, asked.get("target"))}
-
-    def fields(asked: Mapping[str, Any]) -> dict[str, Any]:
-        method = catalog.method(asked.get("method"))
-        return {
-            "title": method.title,
-            "summary": method.summary,
-            "lossless": method.config.lossless,
-            "fields": controls_of(method.config),
-        }
-
-    def add_file(asked: Mapping[str, Any]) -> dict[str, Any]:
-        key = benchmarks.add_file(_text(asked, "name"), _text(asked, "text"))
-        return _suite_entry(key, benchmarks.suites[key])
-
-    def outlook(asked: Mapping[str, Any]) -> dict[str, Any]:
-        plan = benchmarks.plan(asked)
-        return {
-            "num_prompts": len(plan.items),
-            "num_configurations": len(plan.configurations),
-            "num_repeats": plan.repeats,
-            "num_requests": plan.num_requests,
-        }
-
-    def start(asked: Mapping[str, Any]) -> dict[str, Any]:
-        return {"id": benchmarks.start(asked)}
-
-    def resume(asked: Mapping[str, Any]) -> dict[str, Any]:
-        benchmarks.resume(read_run_id(asked.get("id")))
-        return {}
-
-    def stop(asked: Mapping[str, Any]) -> dict[str, Any]:
-        benchmarks.stop(read_run_id(asked.get("id")))
-        return {}
-
-    def newest(asked: Mapping[str, Any]) -> dict[str, Any]:
-        return {"benchmarks": benchmarks.newest()}
-
-    def look(asked: Mapping[str, Any]) -> dict[str, Any]:
-        return benchmarks.look(read_run_id(asked.get("id")), asked.get("have"))
-
-    def file(asked: Mapping[str, Any]) -> dict[str, Any]:
-        benchmark_id, name = read_run_id(asked.get("id")), asked.get("name")
-        text = benchmarks.file(benchmark_id, name)
-        return {"name": f"benchmark-{benchmark_id}-{name}", "text": text}
-
-    def menus(asked: Mapping[str, Any]) -> dict[str, Any]:
-        return _menus(catalog, benchmarks)
-
-    asks = (menus, methods, fields, add_file, outlook, start, resume, stop, look, file)
-    return [*(_answering(ask.__name__, ask) for ask in asks), _answering("benchmarks", newest)]
-
-
-def _answering(name: str, ask: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Served:
-    def answering(asked: Any) -> dict[str, Any]:
-        def read() -> dict[str, Any]:
-            if not isinstance(asked, Mapping):
-                raise ConfigError(f"The question must be a mapping, got {asked!r:.80}.")
-            return ask(asked)
-
-        return answer(read, where=f"the benchmark page ({name})")
-
-    answering.__name__ = name
-    return answering
-
-
-def _menus(catalog: Catalog, benchmarks: Benchmarks) -> dict[str, Any]:
-    """Everything that does not depend on target and method."""
-    suites = catalog.suites
-    return {
-        "targets": [list(choice) for choice in catalog.target_choices()],
-        "dtypes": list(DTYPES),
-        "suites": [_suite_entry(key, suite) for key, suite in benchmarks.suites.items()],
-        "first_suite": FIRST_SUITE if FIRST_SUITE in suites else next(iter(suites)),
-        "first_methods": [name for name in FIRST_METHODS if name in catalog.presets],
-        "extent": controls_of(Extent()),
-        "limits": controls_of(Limits(max_new_tokens=128), skip=("stop",)),
-        "sampling": controls_of(Sampling()),
-        "formulas": FORMULAS,
-        "latency_rows": {key: list(row) for key, row in LATENCY_ROWS.items()},
-    }
-
-
-def _suite_entry(key: str, suite: PromptSuite) -> dict[str, Any]:
-    """A suite as the form lists it."""
-    items = items_of(suite)
-    groups = in_order(item.group for item in items)
-    return {
-        "key": key,
-        "title": suite.title,
-        "description": suite.description,
-        "num_prompts": len(items),
-        "groups": [[group, GROUPS.get(group, group)] for group in groups],
-    }
-
-
-def method_menu(catalog: Catalog, target: object) -> list[list[str]]:
-    """Methods that fit a target, plain decoding left out: title and key."""
-    name = catalog.target(target).name
+def extent_groups() -> list[dict[str, Any]]:
+    """How much is run, and how tokens are drawn."""
+    limits = controls_of(Limits(max_new_tokens=128), skip=("stop",))
+    parts = (
+        ("extent", "Extent", True, controls_of(Extent())),
+        ("limits", "Limits", True, limits),
+        ("sampling", "Sampling: greedy unless changed", False, controls_of(Sampling())),
+    )
     return [
-        [title, key]
-        for title, key in catalog.method_choices(name)
-        if catalog.method(key).config.decoding_type != BASELINE
+        {"name": name, "title": title, "open": is_open, "fields": fields}
+        for name, title, is_open, fields in parts
     ]
 
 
-def _text(asked: Mapping[str, Any], name: str) -> str:
-    text = asked.get(name)
-    if not isinstance(text, str):
-        raise ConfigError("A file of prompts must have a name and a text.")
-    return text
+def form_of(
+    target: Any, dtype: Any, suites: Any, kinds: Any, form: Any, extent: Any
+) -> dict[str, Any]:
+    """What `Benchmarks.plan` takes, from what the page's components hold."""
+    form, extent = form or {}, extent or {}
+    configurations = []
+    for name, method in form.get("groups") or []:
+        settings = dict(form["values"].get(name) or {})
+        own = settings.pop("name", name)
+        configurations.append({"method": method, "name": own, "settings": settings})
+    return {
+        "target": target,
+        "dtype": dtype,
+        "suites": suites or [],
+        "categories": kinds or [],
+        "configurations": configurations,
+        **extent.get("values", {}),
+    }
 
 
-def _of(event: gr.EventData | None) -> tuple[str | None, str]:
-    """The benchmark or run that an event of the board is about, and the target; None without."""
-    data = None if event is None else event._data
-    if not isinstance(data, dict):
-        return None, ""
-    try:
-        return read_run_id(data.get("id")), str(data.get("target", ""))[:200]
-    except ConfigError:
-        return None, ""
+def status_text(status: str) -> str:
+    return STATUS_TEXTS.get(status, status)
+
+
+def progress_text(job: Job) -> str:
+    """How far a benchmark is, and what it is doing."""
+    now = job.progress
+    if now is None:
+        return job.message
+    failed = f"{now.num_failed} failed" if now.num_failed else ""
+    parts = [f"{now.num_done} of {now.num_planned}", time_left(now.eta_s), failed, job.message]
+    return " · ".join(filter(None, parts))

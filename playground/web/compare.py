@@ -20,7 +20,6 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.web.compare_links import updates_of
 from playground.web.compare_panels import compare_panels
-from playground.web.components import text_line
 from playground.web.deploy import DeployPage, Updates
 from playground.web.forms import SettingsForm
 
@@ -103,7 +102,7 @@ class ComparePage:
                 show_label=False,
                 container=False,
             )
-            text_line(
+            gr.HTML(
                 "configurations beside plain decoding, which always runs", elem_id="pg-cmp-note"
             )
         with gr.Row(elem_id="pg-cmp-slots", equal_height=False):
@@ -112,7 +111,7 @@ class ComparePage:
         with gr.Row(elem_id="pg-cmp-buttons"):
             self.start = gr.Button("Compare", variant="primary", elem_id="pg-cmp-run")
             self.stop = gr.Button("Stop", elem_id="pg-cmp-stop")
-            text_line("Ctrl+Enter compares · Esc stops", elem_id="pg-cmp-keys")
+            gr.HTML("Ctrl+Enter compares · Esc stops", elem_id="pg-cmp-keys")
         self.panels = compare_panels(self.host, self.history, elem_id="pg-cmp-board")
 
     def _slots(self) -> None:

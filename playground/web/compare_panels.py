@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import gradio as gr
+from pydantic import Field
 
-from engine.errors import ConfigError
+from engine.config import Settings
 from engine.metrics import FORMULAS as RUN_FORMULAS
 from playground.experiments.compare.stream import MAX_RUNS, race_clocks
 from playground.experiments.report.report import FORMULAS
-from playground.host.request import read_run_id
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.web.components import drawn_by
-from playground.web.panel_server import answer, panel_server
+from playground.web.rpc import Answer, RunId, Served, panel_functions, serve
 
 PLACEHOLDER = (
     "Choose configurations and a prompt, then compare: plain decoding and every configuration "
@@ -30,42 +27,32 @@ TEMPLATE = (
 def compare_panels(host: EngineHost, history: History, *, elem_id: str) -> gr.HTML:
     """Its value is a message of `playground.experiments.compare.stream`."""
     return drawn_by(
-        "compare/board.js",
+        "compare/comparison.js",
         template=TEMPLATE,
         css=["panel/panel.css", "compare/compare.css"],
-        functions=[*panel_server(history), *race_server(host, history)],
+        functions=[*panel_functions(history), *race_functions(host, history)],
         events=["begun", "deploy"],
         given={"formulas": {**RUN_FORMULAS, **FORMULAS}, "placeholder": PLACEHOLDER},
         elem_id=elem_id,
     )
 
 
-def race_server(
-    host: EngineHost, history: History
-) -> tuple[Callable[[Any], dict[str, Any]], Callable[[Any], dict[str, Any]]]:
-    """The functions `clocks` and `metas`; a fault comes back as `{"error": …}`."""
+class RunsOf(Settings):
+    """Runs of one race."""
 
-    def clocks(asked: Any) -> dict[str, Any]:
-        """When every commit of some runs happened."""
-        return answer(
-            lambda: {"clocks": race_clocks(host.runs, host.log, _runs(asked))},
-            where="reading the clocks",
-        )
-
-    def metas(asked: Any) -> dict[str, Any]:
-        """What panels show of some runs besides their text."""
-
-        def read() -> dict[str, Any]:
-            opened = [history.opened(run)["runs"] for run in _runs(asked)]
-            return {"runs": [meta for runs in opened for meta in runs]}
-
-        return answer(read, where="opening runs")
-
-    return clocks, metas
+    runs: list[RunId] = Field(min_length=1, max_length=MAX_RUNS)
 
 
-def _runs(asked: Any) -> Sequence[str]:
-    runs = asked.get("runs") if isinstance(asked, dict) else None
-    if not isinstance(runs, list) or not 1 <= len(runs) <= MAX_RUNS:
-        raise ConfigError(f"runs must be a list of 1 to {MAX_RUNS} ids, got {asked!r:.80}.")
-    return [read_run_id(run) for run in runs]
+def race_functions(host: EngineHost, history: History) -> list[Served]:
+    """What the race asks: `clocks`, when commits happened, and `metas`, what panels show."""
+
+    def clocks(asked: RunsOf) -> Answer:
+        return {"clocks": race_clocks(host.runs, host.log, asked.runs)}
+
+    def metas(asked: RunsOf) -> Answer:
+        return {"runs": [meta for run in asked.runs for meta in history.opened(run)["runs"]]}
+
+    return [
+        serve("clocks", RunsOf, clocks, where="reading the clocks"),
+        serve("metas", RunsOf, metas, where="opening runs"),
+    ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,13 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from engine.metrics import FORMULAS
+from playground.host.stream import History
+from playground.web.rpc import Served, panel_functions
 
 STATIC = Path(__file__).parent / "static"
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 FOREVER = {"cache-control": "public, max-age=31536000, immutable"}
 """The address of a module holds the hash of them all, so what it leads to never changes."""
-Served = Callable[[Any], Any]
-"""A function that a module calls as `server.name(one_argument)`."""
 
 
 def drawn_by(
@@ -61,16 +61,16 @@ def drawn_by(
     )
 
 
-def token_panels(*, since: Served, step: Served, placeholder: str, elem_id: str) -> gr.HTML:
+def token_panels(history: History, *, placeholder: str, elem_id: str) -> gr.HTML:
     """One to four runs: text with every token coloured, live figures, step scrubber, draft tree.
 
-    Its value is a message of `host.stream`. `since` answers a resync and `step` one step.
+    Its value is a message of `host.stream`.
     """
     return drawn_by(
         "panel/panels.js",
         template='<div class="panels" data-count="1"></div>',
         css=["panel/panel.css"],
-        functions=[since, step],
+        functions=panel_functions(history),
         events=["begun"],
         given={"formulas": FORMULAS, "placeholder": placeholder},
         elem_id=elem_id,
@@ -125,36 +125,3 @@ def module_routes() -> list[BaseRoute]:
         Route(f"{root}/plotly.min.js", plotly_script),
         Mount(root, Modules(directory=STATIC)),
     ]
-
-
-# ---- forms and texts of the former kind
-
-
-def given(**values: Any) -> str:
-    """Properties for a script, as its first lines.
-
-    A component in a tab that is opened later is not given the properties that it was made with.
-    """
-    return "".join(f"props.{name} = {json.dumps(value)};\n" for name, value in values.items())
-
-
-def text_line(value: str, *, elem_id: str) -> gr.HTML:
-    """One line of plain text that Python may change; nothing in it is markup."""
-    return gr.HTML(
-        value=value,
-        html_template="<div></div>",
-        js_on_load=static_text("line.js"),
-        apply_default_css=False,
-        elem_id=elem_id,
-    )
-
-
-def plain_list(value: dict[str, Any], *, elem_id: str) -> gr.HTML:
-    """A folded list of `rows` (name, remark) under a `title`; nothing in it is markup."""
-    return gr.HTML(
-        value=value,
-        html_template="<details><summary></summary><dl></dl></details>",
-        js_on_load=static_text("list.js"),
-        apply_default_css=False,
-        elem_id=elem_id,
-    )

@@ -12,7 +12,15 @@ from typing import Any
 import gradio as gr
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "queue": False, "api_visibility": "private"}
-HOLD_JS = "(form) => ({ values: form.values ?? {}, method: form.method ?? null })"
+RAW: dict[str, Any] = {**QUIET, "preprocess": False}
+"""For listeners that check what they are sent. Gradio's own check refuses with a 500 a value that
+has just left a picker's choices."""
+HOLD_JS = """(form) => ({ method: form.method ?? null,
+  groups: form.groups.map((group) => [group.name, group.method ?? null]),
+  values: Object.fromEntries(form.groups.map(({ name, fields }) => [name, Object.fromEntries(
+    fields.map((field) => [field.name, form.values?.[name]?.[field.name] ?? field.value]))])) })"""
+REMOVE_JS = """(form, held) => ({ ...form, values: held.values,
+  groups: form.groups.filter((group) => group.name !== %s) })"""
 EDIT_JS = """(held, ...values) => {
   const fields = %s.map((name, i) => [name, values[i]]);
   return { ...held, values: { ...held.values, [%s]: Object.fromEntries(fields) } };
@@ -24,20 +32,18 @@ class SettingsForm:
 
     Attributes:
         asked: set it to draw the form anew. Its value has `groups`, each with `name`, `title` and
-            `fields` (controls), and what they hold so far as `values`, by group and field.
-        held: what the form holds, as `values`; the `method` that it was drawn for comes along.
+            `fields` (controls), and what they hold so far as `values`, by group and field. A
+            group that has a `method` can be left out by the person who fills the form.
+        held: what the form holds, as `values`; the form's `method` comes along, and of every group
+            its name and `method`.
     """
 
     def __init__(self, value: dict[str, Any], *, elem_id: str) -> None:
         # It speaks for itself when its tab is first opened: a form there costs nothing before.
         self.asked = gr.HTML(
-            value,
-            html_template="",
-            js_on_load='trigger("change");',
-            elem_classes="pg-none",
-            padding=False,
+            value, html_template="", js_on_load='trigger("change");', elem_classes="pg-none"
         )
-        self.held = gr.JSON({"values": value.get("values") or {}}, visible=False)
+        self.held = gr.HTML(None, html_template="", js_on_load="", elem_classes="pg-none")
         self.asked.change(None, self.asked, self.held, js=HOLD_JS, **QUIET)
         with gr.Column(elem_id=elem_id, elem_classes="pg-form"):
             gr.render(
@@ -54,6 +60,10 @@ class SettingsForm:
             badge = group.get("badge")
             title = f"{group['title']} · {badge}" if badge else group["title"]
             with gr.Accordion(title, open=group["open"], elem_classes="pg-group"):
+                if group.get("method"):
+                    remove = gr.Button("Leave out", size="sm", elem_classes="pg-remove")
+                    js = REMOVE_JS % json.dumps(group["name"])
+                    remove.click(None, [self.asked, self.held], self.asked, js=js, **QUIET)
                 if group.get("note"):
                     gr.Markdown(group["note"], elem_classes="pg-note")
                 if not group["fields"]:
@@ -84,6 +94,9 @@ def component(field: dict[str, Any], value: Any) -> Any:
             ("none" if choice is None else str(choice), choice) for choice in field["choices"]
         ]
         return gr.Dropdown(choices, value=value, **common)
+    if kind == "ticks":
+        titles = [str(choice) for choice in field["choices"]]
+        return gr.CheckboxGroup(titles, value=value, **common)
     if kind == "slider":
         return gr.Slider(value=value, step=field["step"], **bounds, **common)
     if kind == "number":

@@ -16,13 +16,20 @@ from playground.host.controls import controls_of
 from playground.host.request import DTYPES, read_dtype, read_request
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal
-from playground.web.components import plain_list, text_line, token_panels
+from playground.web.components import token_panels
 from playground.web.forms import SettingsForm
-from playground.web.panel_server import panel_server
+from playground.web.results import HTML, saying
 
 PLACEHOLDER = "Write a prompt above and generate. Every token is coloured by where it came from."
 FIELDS = ("target", "dtype", "method", "mode", "system", "prompt")
 NO_EXAMPLE = ""
+UNFIT = HTML.from_string("""
+{% if rows %}
+<details><summary>{{ rows | length }} methods do not fit this target</summary><dl>
+{% for name, why in rows %}<dt>{{ name }}</dt><dd>{{ why }}</dd>{% endfor %}
+</dl></details>
+{% endif %}
+""")
 FIRST_METHOD = "ngram"
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
@@ -87,10 +94,10 @@ class GeneratePage:
                     list(DTYPES), value="auto", label="dtype", elem_id="pg-dtype", min_width=120
                 )
                 self.load = gr.Button("Load now", elem_id="pg-load", min_width=80)
-            self.target_state = text_line(self.describe_target(), elem_id="pg-target-state")
+            self.target_state = gr.HTML(self.describe_target(), elem_id="pg-target-state")
             picked = first_method(methods)
             self.method = gr.Dropdown(methods, value=picked, label="Method", elem_id="pg-method")
-            self.unfit = plain_list(self.describe_unfit(first), elem_id="pg-unfit")
+            self.unfit = gr.HTML(self.describe_unfit(first), elem_id="pg-unfit")
         start = self.catalog.method(picked)
         self.form = SettingsForm(method_form(start, picked), elem_id="pg-method-form")
         self.run_form = SettingsForm(run_form(), elem_id="pg-run-form")
@@ -130,10 +137,7 @@ class GeneratePage:
             **plain,
         )
         self._buttons()
-        since, step = panel_server(self.history)
-        self.panel = token_panels(
-            since=since, step=step, placeholder=PLACEHOLDER, elem_id="pg-panel"
-        )
+        self.panel = token_panels(self.history, placeholder=PLACEHOLDER, elem_id="pg-panel")
 
     def _buttons(self) -> None:
         with gr.Row(elem_id="pg-buttons"):
@@ -141,7 +145,7 @@ class GeneratePage:
             self.stop = gr.Button("Stop", elem_id="pg-stop")
             self.again = gr.Button("Run again", elem_id="pg-again")
             self.new_chat = gr.Button("New chat", elem_id="pg-new")
-            text_line("Ctrl+Enter generates · Esc stops", elem_id="pg-keys")
+            gr.HTML("Ctrl+Enter generates · Esc stops", elem_id="pg-keys")
 
     # ---- listeners
 
@@ -237,19 +241,19 @@ class GeneratePage:
             where="loading the target",
         )
         if isinstance(started, Fault):
-            yield started.sentence
+            yield saying(started)
             return
         async for message in follow(RunStream([started], self.host.ahead_of)):
-            yield progress_words(message["status"][started.id])
-        yield started.error or self.describe_target()
+            yield saying(progress_words(message["status"][started.id]))
+        yield saying(started.error) if started.error else self.describe_target()
 
     def describe_target(self) -> str:
         """The loaded target in one line."""
         loaded = self.host.loaded
         if loaded is None:
-            return "Nothing is loaded yet; the first run loads its target."
+            return saying("Nothing is loaded yet; the first run loads its target.")
         facts = asdict(loaded)
-        return "{name} · {dtype} · {device} · context {context_len}".format(**facts)
+        return saying("{name} · {dtype} · {device} · context {context_len}".format(**facts))
 
     def stop_runs(self, request: gr.Request) -> None:
         self.host.cancel_owner(session_of(request))
@@ -265,10 +269,10 @@ class GeneratePage:
         value = method if method in keys else first_method(choices)
         return gr.update(choices=choices, value=value)
 
-    def describe_unfit(self, target: Any) -> dict[str, Any]:
+    def describe_unfit(self, target: Any) -> str:
         """The methods that this target is not offered, and why."""
         rows = self.catalog.unfit(target if isinstance(target, str) else "")
-        return {"title": f"{len(rows)} methods do not fit this target", "rows": rows}
+        return UNFIT.render(rows=rows)
 
     def pick_method(self, key: Any, form: Any) -> Any:
         """The method's form, unless it is on show already: `take` filled it in."""

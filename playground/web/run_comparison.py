@@ -13,7 +13,8 @@ from playground.runs.compare import FIGURES as COMPARED
 from playground.runs.compare import ComparedRuns, compare_runs
 from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
-from playground.web.run_details import HTML, message_html, plural
+from playground.web.results import HTML, plural
+from playground.web.run_details import message_html
 
 NUM_CHARTS = 6
 TABLE = HTML.from_string("""

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import gradio as gr
-from jinja2 import Environment
 
 from playground.errors import Fault, attempt
 from playground.host.controls import controls_of
@@ -18,10 +17,9 @@ from playground.runs.again import nearest_method, request_again, request_of
 from playground.runs.details import Annotation, facts, split_tags, stored_run
 from playground.web.components import token_panels
 from playground.web.generate import GeneratePage, run_form, session_of
-from playground.web.panel_server import panel_server
+from playground.web.results import HTML
 from storage import RunDetail
 
-HTML = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 MESSAGE = HTML.from_string(
     '{% if alert %}<div class="alert" role="alert">{{ alert }}</div>{% endif %}'
     '<span class="said" role="status">{{ said }}</span>'
@@ -50,10 +48,7 @@ class OpenRun:
         self.host, self.history = host, history
         with gr.Column(visible=False, elem_id="pg-run-details") as self.details:
             self._layout()
-        since, step = panel_server(history)
-        self.panel = token_panels(
-            since=since, step=step, placeholder=PLACEHOLDER, elem_id="pg-run-panel"
-        )
+        self.panel = token_panels(history, placeholder=PLACEHOLDER, elem_id="pg-run-panel")
         self.texts = [self.id, self.name, self.tags, self.note]
         self.shown = [*self.texts, self.details, self.facts]
 
@@ -164,10 +159,6 @@ class OpenRun:
         settings = asked.config.model_dump(exclude={"decoding_type"})
         picked = generate.take(asked.target.name, key, settings)
         return *picked, asked.dtype, form, asked.mode, asked.system, asked.prompt
-
-
-def plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def message_html(done: str | Fault, alert: Fault | None = None) -> str:

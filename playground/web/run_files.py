@@ -14,7 +14,8 @@ from engine.errors import ConfigError
 from playground.errors import Fault, attempt
 from playground.runs.query import TableQuery
 from playground.runs.transfer import Imported, Kind, export_runs, import_runs, reading, writing
-from playground.web.run_details import QUIET, message_html, plural
+from playground.web.results import plural
+from playground.web.run_details import QUIET, message_html
 from storage import RunLog
 
 KINDS = [("JSON, whole runs", "json"), ("CSV, a line per run", "csv")]

@@ -24,8 +24,9 @@ from playground.runs.query import (
 )
 from playground.runs.table import RunTable
 from playground.web.components import drawn_by
+from playground.web.results import plural
 from playground.web.run_comparison import ComparisonView
-from playground.web.run_details import QUIET, OpenRun, message_html, plural
+from playground.web.run_details import QUIET, OpenRun, message_html
 from playground.web.run_files import RunFiles
 from storage import RunSummary, Status
 

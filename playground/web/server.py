@@ -13,7 +13,7 @@ from engine.errors import ConfigError
 from playground.host.catalog import OWN_DRAFTERS, Catalog
 from playground.host.methods import register_own
 from playground.host.runner import EngineHost
-from playground.web.app_factory import build, launch_options
+from playground.web.security import launch_options
 from presets import MethodPreset
 from storage import RunLog
 
@@ -36,13 +36,15 @@ def serve(
         allowed_hosts: further names under which the page may be asked for.
     """
     quiet_gradio()
+    from playground.web.shell import build_shell
+
     with ExitStack() as stack:
         log = RunLog.open(db)
         stack.callback(log.close)
         catalog = with_own_drafters(Catalog.shipped(), drafters)
         engine = EngineHost(log, catalog, cache_dir=cache_dir, device=device)
         stack.callback(engine.close)
-        page = build(engine, log)
+        page = build_shell(engine, log)
         page.queue(default_concurrency_limit=None, max_size=64)
         stack.callback(page.close, verbose=False)
         options = launch_options(host, allowed_hosts)

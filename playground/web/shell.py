@@ -31,10 +31,10 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
                 compare = ComparePage(host, history)
             with gr.Tab("Tree", id="tree"):
                 tree = TreePage(host)
-            with gr.Tab("Benchmark", id="benchmark"):
-                bench = BenchmarkPage(host)
-            with gr.Tab("Sweep", id="sweep"):
-                sweep = SweepPage(Sweeps(host))
+            with gr.Tab("Benchmark", id="benchmark") as tab:
+                bench = BenchmarkPage(host, tab)
+            with gr.Tab("Sweep", id="sweep") as tab:
+                sweep = SweepPage(Sweeps(host), tab)
             with gr.Tab("Runs", id="runs"):
                 runs = RunsPage(host, history)
             with gr.Tab("Deploy", id="deploy") as tab:

@@ -2,213 +2,304 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
-import plotly
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
-from playground.experiments.sweep.plan import MAX_TRIALS, OBJECTIVES, SweepForm, plan_of_form
-from playground.experiments.sweep.plots import plot
+from playground.experiments.sweep.plan import OBJECTIVES, SweepForm, plan_of_form
+from playground.experiments.sweep.plots import NOTES, sweep_figure
+from playground.experiments.sweep.report import FORMULAS, preset_yaml, state_of
 from playground.experiments.sweep.service import Sweeps
-from playground.experiments.sweep.space import tunables_of
-from playground.experiments.sweep.store import MAX_NAME
-from playground.host.catalog import Catalog
-from playground.host.request import DTYPES, read_count
-from playground.web.benchmark import method_menu
-from playground.web.components import given, static_text
+from playground.experiments.sweep.space import Tunable, shown, tunables_of
+from playground.experiments.sweep.store import Sweep
+from playground.host.controls import Control, controls_of
+from playground.host.request import DTYPES
+from playground.web.experiment import ExperimentPage, Standing, method_menu, read_key
+from playground.web.forms import RAW, SettingsForm
 from playground.web.generate import GeneratePage
-from playground.web.panel_server import answer
+from playground.web.results import definitions, plural, saves, saying
+from playground.web.sweep_tables import STATUS_TEXTS, card_html, state_text, trials_html
 
-SCRIPTS = ("dom.js", "sweep_form.js", "sweep_plots.js", "sweep_results.js", "sweep.js")
-PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-MAX_NUMBER = 10_000_000
-Served = Callable[[Any], dict[str, Any]]
+DOUBLING, BEST = "log", "best"
+FIRST_METHOD = "ngram"
+MORE_TRIALS = 10
+MAX_LISTED = 200
+CONFIRM = """(name, ...held) =>
+  [confirm(`Forget the sweep ${name}? Its runs stay in the log.`) ? name : null, ...held]"""
+FORM = SweepForm(target="", dtype="", method="", vary=[""])
+NOT_IN_PLAN = ("target", "dtype", "method", "settings", "vary", "objective", "suite")
+"""What has a place of its own on the page; the rest of the form's fields are drawn as they are."""
 
 
-class SweepPage:
-    """The page's one component; it fires `use` with a trial's target, method and settings."""
+class SweepPage(ExperimentPage):
+    """Components and listeners of the page."""
 
-    def __init__(self, service: Sweeps) -> None:
-        gr.set_static_paths([PLOTLY])
-        self.service = service
-        self.board = gr.HTML(
-            value={"open": None},
-            html_template='<div class="sweep"></div>',
-            css_template=static_text("sweep.css"),
-            js_on_load=given(plotly=f"gradio_api/file={PLOTLY}") + static_text(*SCRIPTS),
-            apply_default_css=False,
-            server_functions=[*_form_server(service.catalog), *_sweep_server(service)],
-            elem_id="pg-sweep",
+    name = "sweep"
+    empty = "No sweeps yet. Tick what varies and start one."
+
+    def __init__(self, service: Sweeps, tab: gr.Tab) -> None:
+        self.service, self.catalog = service, service.catalog
+        with gr.Row(equal_height=False, elem_id="pg-sweep"):
+            with gr.Column(scale=1, elem_classes="pg-side"):
+                self._setup()
+                self._foot()
+            with gr.Column(scale=4, elem_classes="pg-main"):
+                self._bar()
+                with gr.Column(visible=False, elem_id="pg-sweep-report") as self.report_column:
+                    self._report()
+        self._listen_to_setup()
+        self._listen(tab, stop=service.stop, resume=self._go_on)
+        forgets = self.acting(service.delete, gone=True)
+        self.forget.click(forgets, self.held, self.shown, js=CONFIRM, **RAW)
+        saves(self.export, self.file_of, [self.picker, self.trial], self.message)
+
+    # ---- layout
+
+    def _setup(self) -> None:
+        targets = self.catalog.target_choices()
+        methods = method_menu(self.catalog, targets[0][1])
+        keys = [key for _, key in methods]
+        first = FIRST_METHOD if FIRST_METHOD in keys else keys[0]
+        titles = [(title, key) for key, (title, _) in OBJECTIVES.items()]
+        suites = [(suite.title, name) for name, suite in self.catalog.suites.items()]
+        suite = SweepForm.model_fields["suite"].default
+        suite = suite if suite in self.catalog.suites else suites[0][1]
+        with gr.Group():
+            self.target = gr.Dropdown(targets, value=targets[0][1], label="Target")
+            with gr.Row():
+                self.method = gr.Dropdown(
+                    methods, value=first, label="Method", elem_id="pg-sweep-method"
+                )
+                self.dtype = gr.Dropdown(list(DTYPES), value="auto", label="dtype", min_width=90)
+            with gr.Row():
+                self.objective = gr.Dropdown(titles, value="tok_s", label="Maximise", min_width=90)
+                self.suite = gr.Dropdown(suites, value=suite, label="Prompts", min_width=120)
+            tunables, varied = self._tunables(first)
+            self.vary = gr.CheckboxGroup(
+                tunables, value=varied, label="Tick what varies", elem_id="pg-sweep-vary"
+            )
+        self.form = SettingsForm(self._drawn(first, varied, {}), elem_id="pg-sweep-form")
+        self.fields = [self.target, self.dtype, self.method, self.vary]
+        self.fields += [self.objective, self.suite, self.form.held]
+
+    def _report(self) -> None:
+        card = gr.HTML(elem_id="pg-sweep-card")
+        with gr.Row(elem_classes="pg-bar"):
+            self.trial = gr.Dropdown(
+                [BEST], value=BEST, label="trial", container=False, elem_id="pg-sweep-trial"
+            )
+            self.use = gr.Button("Use in Generate", variant="primary", elem_id="pg-sweep-use")
+            self.export = gr.Button("Export YAML", elem_id="pg-sweep-export")
+            self.forget = gr.Button("Forget", elem_id="pg-sweep-forget")
+        table = gr.HTML(elem_id="pg-sweep-trials")
+        plot_kind = gr.Radio(list(NOTES), value="history", label="Plot")
+        self.note = gr.HTML(elem_id="pg-sweep-note")
+        plot = gr.Plot(show_label=False, elem_id="pg-sweep-plot")
+        with gr.Accordion("How every figure is computed", open=False):
+            gr.Markdown(definitions(FORMULAS), elem_classes="pg-note")
+        self.asked = [self.trial, plot_kind]
+        self.parts = [card, self.trial, table, self.note, plot]
+
+    # ---- what to sweep
+
+    def _tunables(self, key: Any) -> tuple[list[str], list[str]]:
+        """The settings that can vary, and the first that has a range to start from."""
+        tunables = tunables_of(self.catalog.method(key).config)
+        return [k.field for k in tunables], [k.field for k in tunables if k.suggested][:1]
+
+    def _drawn(self, key: Any, varied: Sequence[str], values: Any) -> dict[str, Any]:
+        """The form of a method's settings: a range of what varies, a value of the rest."""
+        method = self.catalog.method(key)
+        tunables = {tunable.field: tunable for tunable in tunables_of(method.config)}
+        groups = [
+            {
+                "name": f"vary {name}",
+                "title": name,
+                "open": True,
+                "fields": range_of(tunables[name]),
+            }
+            for name in varied
+            if name in tunables
+        ]
+        fixed = {
+            "name": "settings",
+            "title": "Settings that stay",
+            "badge": "lossless" if method.config.lossless else "lossy",
+            "note": method.summary,
+            "open": False,
+            "fields": controls_of(method.config, skip=tuple(varied)),
+        }
+        plan = {
+            "name": "plan",
+            "title": "Plan",
+            "open": True,
+            "fields": controls_of(FORM, skip=NOT_IN_PLAN),
+        }
+        return {"method": key, "values": values or {}, "groups": [*groups, fixed, plan]}
+
+    def _listen_to_setup(self) -> None:
+        self.target.change(self.pick_target, [self.target, self.method], self.method, **RAW)
+        one = [self.method, self.form.held]
+        self.method.change(self.pick_method, one, [self.vary, self.form.asked], **RAW)
+        drawn = [self.method, self.vary, self.form.held]
+        self.vary.input(self.pick_varied, drawn, self.form.asked, **RAW)
+
+    def outlook(self, *held: Any) -> str:
+        plan = plan_of_form(self.catalog, form_of(*held))
+        points = plan.space.num_points
+        many = "Any number of combinations" if points is None else plural(points, "combination")
+        return (
+            f"{many}; {plural(plan.num_trials, 'trial')} of {plural(plan.num_turns, 'answer')} by "
+            "the method and as many by plain decoding, in turn."
         )
 
-    def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
-        """Open the page for addresses with `sweep`."""
+    def pick_target(self, target: Any, method: Any) -> Any:
+        menu = attempt(lambda: method_menu(self.catalog, target), where="listing the methods")
+        if isinstance(menu, Fault):
+            return gr.skip()
+        keys = [key for _, key in menu]
+        return gr.Dropdown(menu, value=method if method in keys else keys[0])
 
-        def load(request: gr.Request) -> tuple[Any, Any]:
-            asked = dict(request.query_params)
-            if not asked.get("sweep") or asked.get("run"):
-                return gr.skip(), gr.skip()
-            return gr.Tabs(selected="sweep"), {"open": asked["sweep"][:MAX_NAME]}
+    def pick_method(self, key: Any, held: Any) -> Any:
+        """The settings of another method; the plan stays."""
 
-        page.load(load, None, [tabs, self.board], queue=False, **QUIET)
+        def read() -> tuple[Any, Any]:
+            tunables, varied = self._tunables(key)
+            values = {"plan": ((held or {}).get("values") or {}).get("plan", {})}
+            return gr.CheckboxGroup(tunables, value=varied), self._drawn(key, varied, values)
+
+        found = attempt(read, where="picking a method")
+        return (gr.skip(), gr.skip()) if isinstance(found, Fault) else found
+
+    def pick_varied(self, key: Any, varied: Any, held: Any) -> Any:
+        values = (held or {}).get("values")
+        drawn = attempt(
+            lambda: self._drawn(key, varied or [], values), where="choosing what varies"
+        )
+        return gr.skip() if isinstance(drawn, Fault) else drawn
+
+    # ---- what it found
+
+    def begin(self, *held: Any) -> str:
+        return self.service.start(form_of(*held))
+
+    def choices(self) -> list[tuple[str, str]]:
+        return [
+            (f"{head.name} · {STATUS_TEXTS[head.status].split(':')[0]}", head.name)
+            for head in self.service.store.heads()[:MAX_LISTED]
+        ]
+
+    def standing(self, key: str) -> Standing:
+        sweep = self.service.store.load(key)
+        found, job = state_of(sweep), self.service.job(key)
+        done, planned, status = found["num_done"], found["num_trials"], found["status"]
+        can_go_on = status != "running" and (status != "completed" or found["more_to_try"])
+        more = "More trials" if status == "completed" else "Resume"
+        return Standing(
+            (sweep, found),
+            zlib.crc32(repr(found).encode()),
+            status,
+            state_text(found, job),
+            resume=more if can_go_on else "",
+            here=job is not None,
+            share=done / planned if status == "running" and planned else None,
+            error=found["fault"],
+        )
+
+    def report(self, found: tuple[Sweep, Mapping[str, Any]], *asked: Any) -> list[Any]:
+        (sweep, state), (trial, kind) = found, asked
+        numbers = [str(row["number"]) for row in state["trials"]]
+        trial = trial if trial in numbers else BEST
+        wanted = state["best"] if trial == BEST else int(trial)
+        row = next((row for row in state["trials"] if row["number"] == wanted), None)
+        drawn = attempt(lambda: sweep_figure(sweep, kind), where="drawing a plot")
+        return [
+            "" if row is None else card_html(state, row),
+            gr.Dropdown([BEST, *numbers], value=trial),
+            trials_html(state),
+            saying(drawn if isinstance(drawn, Fault) else NOTES[kind]),
+            None if isinstance(drawn, Fault) else drawn,
+        ]
+
+    def _go_on(self, name: str) -> None:
+        """Resume a sweep; one that is done gets more trials."""
+        state = state_of(self.service.store.load(name))
+        more = state["num_trials"] + MORE_TRIALS if state["status"] == "completed" else None
+        self.service.resume(name, more)
+
+    def file_of(self, picked: Any, trial: Any) -> tuple[str, str]:
+        name = read_key(picked)
+        return f"{name}.yaml", preset_yaml(self.service.store.load(name), number_of(trial))
 
     def listen(self, tabs: gr.Tabs, generate: GeneratePage) -> None:
-        """Take a trial to the Generate page when `use` is fired."""
+        """Take a trial to the Generate page."""
 
-        def use(picked: gr.EventData = None) -> Any:  # type: ignore[assignment]
-            data = {} if picked is None else picked._data
-            filled = attempt(
-                lambda: generate.take(data["target"], data["method"], data["settings"]),
-                where="using a trial",
-            )
+        def use(picked: Any, trial: Any) -> list[Any]:
+            def fill() -> tuple[Any, ...]:
+                taken = self.service.use(read_key(picked), number_of(trial))
+                return generate.take(taken["target"], taken["method"], taken["settings"])
+
+            filled = attempt(fill, where="using a trial")
             if isinstance(filled, Fault):
-                raise gr.Error(filled.sentence, print_exception=False)
-            return gr.Tabs(selected="generate"), *filled
+                return [saying(filled), *[gr.skip()] * 4]
+            return ["", gr.Tabs(selected="generate"), *filled]
 
-        self.board.use(
-            use,
-            None,
-            [tabs, generate.target, generate.method, generate.form.asked],
-            queue=False,
-            **QUIET,
-        )
+        outputs = [self.note, tabs, generate.target, generate.method, generate.form.asked]
+        self.use.click(use, [self.picker, self.trial], outputs, **RAW)
 
 
-def _form_server(catalog: Catalog) -> list[Served]:
-    """What the form asks."""
-
-    def menus_of(asked: Any) -> dict[str, Any]:
-        return answer(lambda: _menus(catalog), where="listing the choices")
-
-    def methods_of(asked: Any) -> dict[str, Any]:
-        def read() -> dict[str, Any]:
-            return {"methods": method_menu(catalog, _field(asked, "target"))}
-
-        return answer(read, where="listing the methods")
-
-    def fields_of(asked: Any) -> dict[str, Any]:
-        return answer(
-            lambda: _method_fields(catalog, _field(asked, "method")), where="listing the settings"
-        )
-
-    def outlook_of(asked: Any) -> dict[str, Any]:
-        def read() -> dict[str, Any]:
-            plan = plan_of_form(catalog, asked)
-            return {
-                "num_points": plan.space.num_points,
-                "num_trials": plan.num_trials,
-                "num_pairs": plan.num_turns,
-            }
-
-        return answer(read, where="checking the sweep")
-
-    return [menus_of, methods_of, fields_of, outlook_of]
+def range_of(tunable: Tunable) -> list[dict[str, Any]]:
+    """Controls of what a setting varies over: a range, some of its values, or a list."""
+    low, high = tunable.suggested or (tunable.low, tunable.high)
+    if tunable.choices:
+        choices = tuple(shown(choice) for choice in tunable.choices)
+        made = [Control("values", "values", tunable.help, "ticks", list(choices), choices=choices)]
+    elif tunable.kind == "text" or low is None or high is None:
+        made = [Control("list", "values", f"{tunable.help}; with commas between", "text", "")]
+    else:
+        help = f"empty = 1, or any; {DOUBLING} = 1, 2, 4, 8"
+        made = [
+            Control("from", "from", "", "number", low),
+            Control("to", "to", "", "number", high),
+            Control("step", "step", help, "text", ""),
+        ]
+    return [asdict(control) for control in made]
 
 
-def _menus(catalog: Catalog) -> dict[str, Any]:
-    """Everything that does not depend on target and method."""
-    suites = [[suite.title, name] for name, suite in catalog.suites.items()]
-    defaults = {
-        name: SweepForm.model_fields[name].default
-        for name in ("objective", "mode", "trials", "prune", "limit", "max_new_tokens", "seed")
-    }
-    first = SweepForm.model_fields["suite"].default
-    defaults["suite"] = first if first in catalog.suites else suites[0][1]
+def form_of(
+    target: Any, dtype: Any, method: Any, varied: Any, objective: Any, suite: Any, form: Any
+) -> dict[str, Any]:
+    """What `plan_of_form` takes, from what the page's components hold."""
+    values, varied = (form or {}).get("values") or {}, varied or []
     return {
-        "targets": [list(choice) for choice in catalog.target_choices()],
-        "dtypes": list(DTYPES),
-        "suites": suites,
-        "objectives": [
-            {"key": key, "title": title, "formula": formula}
-            for key, (title, formula) in OBJECTIVES.items()
-        ],
-        "defaults": defaults,
+        **values.get("plan", {}),
+        "target": target,
+        "dtype": dtype,
+        "method": method,
+        "settings": {k: v for k, v in values.get("settings", {}).items() if k not in varied},
+        "vary": [written(name, values.get(f"vary {name}") or {}) for name in varied],
+        "objective": objective,
+        "suite": suite,
     }
 
 
-def _method_fields(catalog: Catalog, key: object) -> dict[str, Any]:
-    """A method's settings as the form draws them."""
-    method = catalog.method(key)
-    return {
-        "title": method.title,
-        "summary": method.summary,
-        "lossless": method.config.lossless,
-        "fields": [{**asdict(k), "suggested": k.suggested} for k in tunables_of(method.config)],
-    }
+def written(name: str, over: Mapping[str, Any]) -> str:
+    """A range or list as the command line writes it."""
+    if "from" in over:
+        step = str(over.get("step") or "").strip()
+        return f"{name}={over['from']}:{over['to']}" + (f":{step}" if step else "")
+    return f"{name}={','.join(over.get('values') or str(over.get('list', '')).split(','))}"
 
 
-def _sweep_server(service: Sweeps) -> list[Served]:
-    """What is asked of sweeps."""
-
-    def start(asked: Any) -> dict[str, Any]:
-        return answer(lambda: {"name": service.start(asked)}, where="starting a sweep")
-
-    def resume(asked: Any) -> dict[str, Any]:
-        def do() -> dict[str, Any]:
-            trials = _field(asked, "trials")
-            if trials is not None:
-                trials = read_count("trials", trials, most=MAX_TRIALS)
-            return {"name": service.resume(_name(asked), trials)}
-
-        return answer(do, where="resuming a sweep")
-
-    def stop(asked: Any) -> dict[str, Any]:
-        def do() -> dict[str, Any]:
-            service.stop(_name(asked))
-            return {}
-
-        return answer(do, where="stopping a sweep")
-
-    def forget(asked: Any) -> dict[str, Any]:
-        def do() -> dict[str, Any]:
-            service.delete(_name(asked))
-            return {}
-
-        return answer(do, where="forgetting a sweep")
-
-    def list_all(asked: Any) -> dict[str, Any]:
-        return answer(lambda: {"sweeps": service.newest()}, where="listing the sweeps")
-
-    def look(asked: Any) -> dict[str, Any]:
-        return answer(
-            lambda: service.look(_name(asked), _field(asked, "have")), where="reading a sweep"
-        )
-
-    def draw(asked: Any) -> dict[str, Any]:
-        def read() -> dict[str, Any]:
-            return plot(service.store.load(_name(asked)), str(_field(asked, "kind")))
-
-        return answer(read, where="drawing a plot")
-
-    def export(asked: Any) -> dict[str, Any]:
-        return answer(lambda: service.yaml(_name(asked), _number(asked)), where="exporting a trial")
-
-    def settings(asked: Any) -> dict[str, Any]:
-        return answer(lambda: service.use(_name(asked), _number(asked)), where="using a trial")
-
-    return [start, resume, stop, forget, list_all, look, draw, export, settings]
-
-
-def _field(asked: Any, name: str) -> Any:
-    if not isinstance(asked, dict):
-        raise ConfigError(f"The request must have {name}, got {asked!r:.80}.")
-    return asked.get(name)
-
-
-def _name(asked: Any) -> str:
-    name = _field(asked, "name")
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
-        raise ConfigError(f"name must be the name of a sweep, got {name!r:.80}.")
-    return name
-
-
-def _number(asked: Any) -> int | None:
-    """Number of a trial; None for the best."""
-    number = _field(asked, "number")
-    return None if number is None else read_count("number", number, most=MAX_NUMBER)
+def number_of(trial: object) -> int | None:
+    """Number of a trial; None for the best. Raises ConfigError: it is none."""
+    if trial in (None, BEST):
+        return None
+    if not isinstance(trial, str) or not trial.isdecimal() or len(trial) > 9:
+        raise ConfigError(f"trial must be its number, or {BEST}, got {trial!r:.60}.")
+    return int(trial)

@@ -15,7 +15,7 @@ from playground.trees.methods import Used, read_used
 from playground.web.compare import ComparePage
 from playground.web.components import drawn_by
 from playground.web.generate import GeneratePage
-from playground.web.panel_server import answer
+from playground.web.rpc import answered
 
 LINK_CHARS = 80_000
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}
@@ -39,7 +39,9 @@ class TreePage:
 
     def _served(self, name: str) -> Callable[[Any], dict[str, Any]]:
         def served(asked: Any) -> dict[str, Any]:
-            return answer(lambda: ask(self.editor, name, asked), where=f"the tree editor ({name})")
+            return answered(
+                lambda: ask(self.editor, name, asked), where=f"the tree editor ({name})"
+            )
 
         served.__name__ = name
         return served

@@ -18,7 +18,6 @@ from tests.playground.serving import Served, serving
 from tests.playground.tiny import ScriptedDrafter, save_tiny_llama, tiny_catalog
 
 pytestmark = pytest.mark.browser
-RESULTS = "#pg-bench .results"
 
 
 @pytest.fixture(scope="module")
@@ -40,85 +39,91 @@ def quick_script(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bench(page: GeneratePage) -> Iterator[Any]:
-    """The tab, on the Benchmark page with two small configurations."""
+    """The tab, on the Benchmark page with a small configuration."""
     page.tab.get_by_role("tab", name="Benchmark").click()
-    page.tab.wait_for_selector("#pg-bench .configuration")
+    page.tab.wait_for_selector("#pg-benchmark-form .pg-group")
+    page.tab.wait_for_selector("#pg-benchmark-extent .pg-field-repeats")
     yield page.tab
 
 
 def add(tab: Any, method: str, name: str, **settings: str) -> None:
     """Add a configuration, name it and change its settings."""
-    before = tab.locator("#pg-bench .configuration").count()
-    tab.locator("#pg-bench .adder select").select_option(method)
-    tab.click("#pg-bench [data-do=add]")
-    card = tab.locator("#pg-bench .configuration").nth(before)
+    before = tab.locator("#pg-benchmark-form .pg-group").count()
+    GeneratePage(tab).pick("benchmark-method", method)
+    tab.click("#pg-benchmark-add")
+    card = tab.locator("#pg-benchmark-form .pg-group").nth(before)
     card.wait_for()
-    card.locator(".name").fill(name)
-    if settings:
-        card.locator("summary").click()
-    for field, value in settings.items():
-        card.locator(f"[data-field={field}]").locator("input, textarea, select").fill(value)
+    card.locator("button.label-wrap").click()
+    for field, value in {"name": name, **settings}.items():
+        card.locator(f".pg-field-{field}").locator("input, textarea").first.fill(value)
 
 
-def set_extent(tab: Any, **values: str) -> None:
-    for field, value in values.items():
-        tab.locator(f"#pg-bench .settings [data-field={field}] input").fill(value)
-    tab.locator("#pg-bench [data-field=ignore_eos] input").check()
+def leave_out_first(tab: Any) -> None:
+    """Drop the configuration that the form begins with."""
+    card = tab.locator("#pg-benchmark-form .pg-group").first
+    card.locator("button.label-wrap").click()
+    card.locator(".pg-remove").click()
+    card.wait_for(state="detached")
+
+
+def set_extent(tab: Any, **fields: str) -> None:
+    for field, value in fields.items():
+        box = (
+            tab.locator(f"#pg-benchmark-extent .pg-field-{field}").locator("input, textarea").first
+        )
+        box.fill(value)
 
 
 def start(tab: Any) -> None:
     """Start; returns once it, and not one of before, is on show."""
-    picker = "#pg-bench select[aria-label=benchmark]"
-    tab.wait_for_selector(f"{RESULTS}[data-listed]")
-    before = tab.locator(picker).evaluate("node => node.value")
-    tab.wait_for_function(
-        "() => !document.querySelector('#pg-bench .primary').disabled"
-        " && document.querySelector('#pg-bench .outlook').textContent.includes('request')"
-    )
-    tab.click("#pg-bench .primary")
-    tab.wait_for_function(
-        "([at, old]) => document.querySelector(at).value !== old",
-        arg=[picker, before],
-        timeout=WAIT_MS,
-    )
+    link = "document.querySelector('#pg-benchmark-head a')?.href"
+    before = tab.evaluate(link)
+    tab.wait_for_timeout(500)
+    tab.locator("#pg-benchmark-outlook", has_text="request").wait_for()
+    tab.click("#pg-benchmark-start:enabled")
+    tab.wait_for_function(f"old => ({link} ?? old) !== old", arg=before, timeout=WAIT_MS)
 
 
 def wait_for(tab: Any, state: str) -> None:
-    tab.wait_for_selector(f'{RESULTS}[data-state="{state}"]', timeout=WAIT_MS)
+    tab.wait_for_selector(f'#pg-benchmark-state [data-state="{state}"]', timeout=WAIT_MS)
 
 
 def test_a_benchmark_runs_shows_its_report_and_is_downloaded(
     bench: Any, served: Served, shots: Path
 ) -> None:
-    bench.locator("#pg-bench .configuration button").first.click()
-    add(bench, "scripted", "three", max_draft_len="3")
-    add(bench, "scripted", "two", scripted_choices="[[0], [0, 0]]")
+    leave_out_first(bench)
+    add(bench, "Scripted tree", "three", max_draft_len="3")
+    add(bench, "Scripted tree", "two", scripted_choices="[[0], [0, 0]]")
     set_extent(bench, repeats="2", max_new_tokens="12")
     start(bench)
     wait_for(bench, "completed")
 
-    bench.wait_for_selector('[data-row="two"] .good')
-    summary = bench.locator("#pg-bench .frame").first
+    bench.wait_for_selector('#pg-benchmark-summary [data-row="two"] .good')
+    summary = bench.locator("#pg-benchmark-summary")
     assert summary.locator("tbody tr").count() == 3
     assert "identical" in summary.inner_text()
-    assert bench.locator('#pg-bench th[title*="accepted draft tokens / Σ steps"]').count() > 0
-    bench.get_by_role("tab", name="MAT").click()
-    mat = bench.locator('[aria-label="By kind of task: mat"] [data-row="three"]').inner_text()
-    assert "/" in mat
-    bench.wait_for_selector("[data-plot=context][data-drawn]", timeout=WAIT_MS)
-    assert bench.locator("[data-plot=speedup] .bars path").count() > 0
-    bench.locator("select[aria-label^=configuration]").select_option("two")
-    assert "Request latency (ms)" in bench.locator('[aria-label="Latency of two"]').inner_text()
+    assert summary.locator('th[title*="accepted draft tokens / Σ steps"]').count() > 0
+    bench.get_by_label("MAT", exact=True).check()
+    mat = bench.locator('[aria-label="By kind of task: mat"] [data-row="three"]')
+    mat.wait_for()
+    assert "/" in mat.inner_text()
+    bench.wait_for_selector("#pg-benchmark-plot .bars path", timeout=WAIT_MS, state="attached")
+    bench.get_by_label("tok/s over context length").check()
+    bench.locator("#pg-benchmark-plot", has_text="tokens of context").wait_for(timeout=WAIT_MS)
+    GeneratePage(bench).pick("benchmark-configuration", "two")
+    latency = bench.locator('[aria-label="Latency of two"]')
+    latency.wait_for()
+    assert "Request latency (ms)" in latency.inner_text()
     bench.screenshot(path=shots / "benchmark.png", full_page=True)
 
     stored = served.log.benchmarks.list(1)[0]
     with bench.expect_download() as download:
-        bench.click('#pg-bench [data-do="report.json"]')
+        bench.click("#pg-benchmark-report >> text=report.json")
     report = json.loads(Path(download.value.path()).read_text())
     assert report["benchmark"] == stored.id and report["status"] == "completed"
     assert len(report["requests"]) == 2 * 3 * 2
     with bench.expect_download() as download:
-        bench.click('#pg-bench [data-do="speedup.csv"]')
+        bench.click("#pg-benchmark-report >> text=speedup.csv")
     rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
     assert {row["configuration"] for row in rows} == {"plain", "three", "two"}
 
@@ -126,40 +131,41 @@ def test_a_benchmark_runs_shows_its_report_and_is_downloaded(
 def test_stop_keeps_what_is_done_and_resume_completes_it_in_another_tab(
     bench: Any, chromium: Any, served: Served
 ) -> None:
-    bench.locator("#pg-bench .configuration button").first.click()
-    add(bench, "scripted", "slow", delay_ms="60")
+    leave_out_first(bench)
+    add(bench, "Scripted tree", "slow", delay_ms="60")
     set_extent(bench, repeats="3", max_new_tokens="12")
     start(bench)
     bench.wait_for_function(
-        "() => /^[2-9] of 12/.test(document.querySelector('#pg-bench .words').textContent)",
+        "at => /^[2-9] of 12/.test(document.querySelector(at).textContent)",
+        arg="#pg-benchmark-state .text",
         timeout=WAIT_MS,
     )
-    bench.click("#pg-bench [data-do=stop]")
+    bench.click("#pg-benchmark-stop")
     wait_for(bench, "cancelled")
     stored = served.log.benchmarks.list(1)[0]
     with GeneratePage.opened(chromium, served.url, path=f"/?benchmark={stored.id}") as other:
         wait_for(other.tab, "cancelled")
-        other.tab.click("#pg-bench [data-do=resume]")
+        other.tab.click("#pg-benchmark-resume")
         wait_for(other.tab, "completed")
-        assert "12 of 12 requests done" in other.tab.inner_text("#pg-bench .head")
+        other.tab.locator("#pg-benchmark-head", has_text="12 of 12 requests done").wait_for()
         other.check_clean()
 
 
 def test_answers_that_a_fault_changed_are_called_so(bench: Any) -> None:
-    bench.locator("#pg-bench .configuration button").first.click()
-    bench.locator("#pg-bench select[aria-label=dtype]").select_option("float32")
-    add(bench, "corrupted", "broken", wrong_at="2")
+    leave_out_first(bench)
+    GeneratePage(bench).pick("benchmark-dtype", "float32")
+    add(bench, "Corrupted", "broken", wrong_at="2")
     set_extent(bench, repeats="1", max_new_tokens="12")
     start(bench)
     wait_for(bench, "completed")
-    verdict = bench.locator("#pg-bench [data-row=broken] .bad", has_text="a fault")
+    verdict = bench.locator("#pg-benchmark-summary [data-row=broken] .bad", has_text="a fault")
     verdict.wait_for()
     assert "0 of 2" in verdict.inner_text()
-    bench.click("#pg-bench summary >> text=2 answers that differ")
-    lines = bench.locator("#pg-bench .lines li")
+    bench.click("#pg-benchmark-differing summary >> text=2 answers that differ")
+    lines = bench.locator("#pg-benchmark-differing li")
     assert "no rounding does this" in lines.first.inner_text()
     assert "float32: top-2 logit gap" in lines.first.locator(".gap").inner_text()
-    href = bench.locator("#pg-bench [data-do=link]").get_attribute("href")
+    href = bench.locator("#pg-benchmark-head a").get_attribute("href")
     assert "benchmark=" in href
 
 
@@ -167,49 +173,50 @@ def test_a_question_file_is_read_and_a_broken_one_refused(bench: Any, tmp_path: 
     good, bad = tmp_path / "question.jsonl", tmp_path / "bad.jsonl"
     good.write_text('{"question_id": 1, "category": "writing", "turns": ["One.", "Two."]}\n')
     bad.write_text('{"question": "none"}\n')
-    bench.set_input_files("#pg-bench input[type=file]", good)
-    row = bench.locator("#pg-bench .suite", has_text="question.jsonl")
+    files = bench.locator("#pg-benchmark input[type=file]")
+    files.set_input_files(good)
+    row = bench.locator("#pg-benchmark-suites label", has_text="question.jsonl")
     row.wait_for()
     assert row.locator("input").is_checked()
-    bench.set_input_files("#pg-bench input[type=file]", bad)
-    refused = bench.locator("#pg-bench .file-fault", has_text="bad.jsonl")
+    files.set_input_files(bad)
+    refused = bench.locator("#pg-benchmark-file-message", has_text="bad.jsonl")
     refused.wait_for()
     assert "a prompt needs `turns`" in refused.inner_text()
-    bench.locator("#pg-bench [data-field=repeats] input").fill("3")
-    bench.locator("#pg-bench .outlook", has_text="× 3 repeats").wait_for()
+    set_extent(bench, repeats="3")
+    bench.locator("#pg-benchmark-outlook", has_text="× 3 repeats").wait_for()
     assert refused.is_visible(), "a new outlook must not wipe what was said of the file"
-    bench.set_input_files("#pg-bench input[type=file]", good)
+    files.set_input_files(good)
     refused.wait_for(state="hidden")
 
 
 def test_what_cannot_run_is_said_before_it_is_started(bench: Any) -> None:
-    for tick in bench.locator("#pg-bench .suite input").all():
+    for tick in bench.locator("#pg-benchmark-suites input").all():
         tick.uncheck()
-    bench.wait_for_selector("#pg-bench .outlook.faulty")
-    assert "No suite is ticked" in bench.inner_text("#pg-bench .outlook")
-    assert bench.locator("#pg-bench .primary").is_disabled()
-    bench.locator("#pg-bench .suite input").first.check()
-    bench.wait_for_selector("#pg-bench .outlook:not(.faulty)")
-    bench.locator("#pg-bench [data-field=repeats] input").fill("many")
-    bench.wait_for_selector("#pg-bench .outlook.faulty")
-    assert "repeats must be" in bench.inner_text("#pg-bench .outlook")
+    bench.wait_for_selector("#pg-benchmark-outlook .faulty")
+    assert "No suite is ticked" in bench.inner_text("#pg-benchmark-outlook")
+    assert bench.locator("#pg-benchmark-start").is_disabled()
+    bench.locator("#pg-benchmark-suites input").first.check()
+    bench.wait_for_selector("#pg-benchmark-outlook .pg-said:not(.faulty)")
+    set_extent(bench, limit_per_category="many")
+    bench.wait_for_selector("#pg-benchmark-outlook .faulty")
+    assert "limit_per_category must be" in bench.inner_text("#pg-benchmark-outlook")
 
 
 def test_it_leads_to_its_runs_and_to_the_deploy_page(bench: Any) -> None:
     set_extent(bench, repeats="1", max_new_tokens="4")
     start(bench)
     wait_for(bench, "completed")
-    bench.click("#pg-bench [data-do=runs]")
+    bench.click("#pg-benchmark-runs")
     bench.locator("#pg-runs-further .token", has_text="benchmark").wait_for()
     bench.locator("#pg-runs .count", has_text="of 4").wait_for()
     bench.get_by_role("tab", name="Benchmark").click()
-    bench.click('#pg-bench [data-row="scripted"] [data-do=deploy]')
+    bench.click("#pg-benchmark-deploy")
     bench.wait_for_selector("#pg-deploy-engine")
     assert bench.get_by_role("tab", name="Deploy").get_attribute("aria-selected") == "true"
 
 
 def test_a_dead_link_says_so(chromium: Any, served: Served) -> None:
     with GeneratePage.opened(chromium, served.url, path="/?benchmark=nothing") as page:
-        page.tab.wait_for_selector("#pg-bench .alert:not([hidden])", timeout=WAIT_MS)
-        assert "No benchmark 'nothing'" in page.tab.inner_text("#pg-bench .alert")
+        page.tab.wait_for_selector("#pg-benchmark-state .pg-alert", timeout=WAIT_MS)
+        assert "No benchmark 'nothing'" in page.tab.inner_text("#pg-benchmark-state .pg-alert")
         page.check_clean()

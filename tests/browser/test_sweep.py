@@ -17,6 +17,7 @@ from tests.playground.tiny import ScriptedConfig
 
 pytestmark = pytest.mark.browser
 SWEEP = "#pg-sweep"
+FORM = "#pg-sweep-form"
 
 
 @pytest.fixture
@@ -27,81 +28,99 @@ def tab(page: GeneratePage) -> Any:
 
 def opened(page: GeneratePage) -> Any:
     page.tab.get_by_role("tab", name="Sweep").click()
-    page.tab.wait_for_selector(f"{SWEEP} [data-field=max_draft_len]")
+    page.tab.wait_for_selector(f"{FORM} .pg-field-from input")
     return page.tab
 
 
 def vary(tab: Any, field: str, low: int, high: int) -> None:
-    tick = tab.locator(f"{SWEEP} [data-field={field}] .name input")
+    tick = tab.locator("#pg-sweep-vary").get_by_label(field, exact=True)
     if not tick.is_checked():
         tick.check()
-    tab.fill(f"{SWEEP} [aria-label='{field} from']", str(low))
-    tab.fill(f"{SWEEP} [aria-label='{field} to']", str(high))
+    group = tab.locator(f"{FORM} .pg-group", has_text=field).first
+    group.locator(".pg-field-from input").fill(str(low))
+    group.locator(".pg-field-to input").fill(str(high))
 
 
 def small(tab: Any, tokens: int = 6) -> None:
     """Few, short answers."""
-    tab.select_option(f"{SWEEP} [aria-label=how]", "grid")
-    tab.fill(f"{SWEEP} [aria-label='tokens per answer']", str(tokens))
+    tab.click(f"{FORM} .pg-field-mode input")
+    tab.locator("ul[role=listbox] li", has_text="grid").click()
+    tab.locator(f"{FORM} .pg-field-max_new_tokens input").fill(str(tokens))
 
 
 def pause(tab: Any, delay_ms: int) -> None:
     """Make every step of the method wait."""
-    tab.fill(f"{SWEEP} [data-field=delay_ms] .slot input", str(delay_ms))
+    tab.locator(f"{FORM} .pg-group", has_text="Settings that stay").locator(
+        "button.label-wrap"
+    ).click()
+    tab.locator(f"{FORM} .pg-field-delay_ms input").first.fill(str(delay_ms))
+
+
+def picked(tab: Any) -> str:
+    """Name of the sweep on show."""
+    return str(tab.input_value(f"{SWEEP}-picker input")).split(" · ")[0]
 
 
 def start(tab: Any) -> str:
     """Start the sweep; returns its name once it is on show."""
-    before = tab.locator(f"{SWEEP} [aria-label=sweep]").evaluate("node => node.value")
-    tab.click(f"{SWEEP} .setup .primary:enabled")
+    before = picked(tab)
+    tab.wait_for_timeout(500)
+    tab.click(f"{SWEEP}-start:enabled")
     tab.wait_for_function(
-        "([at, old]) => document.querySelector(at).value !== old",
-        arg=[f"{SWEEP} [aria-label=sweep]", before],
+        "([at, old]) => { const now = document.querySelector(at).value.split(' · ')[0];"
+        " return now && now !== old; }",
+        arg=[f"{SWEEP}-picker input", before],
         timeout=WAIT_MS,
     )
-    return str(tab.locator(f"{SWEEP} [aria-label=sweep]").evaluate("node => node.value"))
+    return picked(tab)
 
 
 def wait_words(tab: Any, words: str) -> None:
     tab.wait_for_function(
         "([at, words]) => document.querySelector(at).textContent.includes(words)",
-        arg=[f"{SWEEP} .words", words],
+        arg=[f"{SWEEP}-state .text", words],
         timeout=2 * WAIT_MS,
     )
 
 
 def rows(tab: Any) -> list[list[str]]:
-    found: list[list[str]] = tab.locator(f"{SWEEP} tbody tr").evaluate_all(
-        "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    found: list[list[str]] = tab.locator(f"{SWEEP}-trials tbody tr").evaluate_all(
+        "rows => rows.map(row => [...row.cells].map(cell => cell.textContent.trim()))"
     )
     return found
+
+
+def wait_outlook(tab: Any, words: str) -> None:
+    tab.wait_for_function(
+        "([at, words]) => document.querySelector(at)?.textContent.trim().startsWith(words)",
+        arg=[f"{SWEEP}-outlook .pg-said", words],
+    )
 
 
 def test_the_best_of_a_sweep_is_used_in_generate(tab: Any, tmp_path: Path) -> None:
     vary(tab, "max_draft_len", 2, 4)
     small(tab)
-    outlook = f"{SWEEP} .outlook"
-    tab.wait_for_function(
-        "at => document.querySelector(at).textContent.startsWith('3 c')", arg=outlook
-    )
+    wait_outlook(tab, "3 c")
     start(tab)
     wait_words(tab, "3 of 3 trials · done")
-    tab.wait_for_selector(f"{SWEEP} .plot[data-drawn] .main-svg", timeout=WAIT_MS)
+    tab.wait_for_selector(f"{SWEEP}-plot .main-svg", timeout=WAIT_MS)
+    tab.wait_for_selector(f"{SWEEP}-trials tr.best")
     assert [row[2] for row in rows(tab)] == ["2", "3", "4"]
     best = next(row for row in rows(tab) if row[1] == "best")
-    assert tab.inner_text(f"{SWEEP} .best h4") == f"Best: trial {best[0]}"
-    assert best[3] == tab.inner_text(f"{SWEEP} .best [data-figure=value]")
+    card = tab.locator(f"{SWEEP}-card")
+    card.locator("h4", has_text=f"Best: trial {best[0]}").wait_for()
+    assert best[3] == card.locator("[data-figure=value]").inner_text()
 
     other = next(row for row in rows(tab) if row[1] != "best")
-    tab.click(f"{SWEEP} tr[data-number='{other[0]}'] button")
-    assert tab.inner_text(f"{SWEEP} .best h4") == f"Trial {other[0]}"
+    GeneratePage(tab).pick("sweep-trial", other[0])
+    card.locator("h4", has_text=f"Trial {other[0]}").wait_for()
     with tab.expect_download() as download:
-        tab.click(f"{SWEEP} .best >> text=Export YAML")
+        tab.click(f"{SWEEP}-export")
     file = tmp_path / "method.yaml"
     download.value.save_as(file)
     assert yaml.safe_load(file.read_text())["config"]["decoding_type"] == "Scripted"
 
-    tab.click(f"{SWEEP} [data-use=generate]")
+    tab.click(f"{SWEEP}-use")
     box = "#pg-method-form .pg-field-max_draft_len input"
     tab.wait_for_selector("#pg-generate", state="visible")
     tab.wait_for_function(
@@ -113,17 +132,20 @@ def test_a_sweep_goes_on_after_reload_stop_and_resume(tab: Any) -> None:
     vary(tab, "max_draft_len", 1, 3)
     small(tab)
     pause(tab, 120)
+    wait_outlook(tab, "3 c")
     name = start(tab)
     wait_words(tab, "answered")
     assert f"sweep={name}" in tab.url
     tab.reload()
-    tab.wait_for_selector(f"{SWEEP} .bar >> text=Stop", timeout=WAIT_MS)
-    assert tab.locator(f"{SWEEP} [aria-label=sweep]").evaluate("node => node.value") == name
-    tab.click(f"{SWEEP} .bar >> text=Stop")
+    tab.wait_for_selector(f"{SWEEP}-stop", timeout=WAIT_MS)
+    assert picked(tab) == name
+    tab.click(f"{SWEEP}-stop")
     wait_words(tab, "stopped")
+    tab.wait_for_selector(f"{SWEEP}-resume")
     assert len(rows(tab)) < 3 or rows(tab)[-1][1] == "broken off"
-    tab.click(f"{SWEEP} .bar >> text=Resume")
+    tab.click(f"{SWEEP}-resume")
     wait_words(tab, "3 of 3 trials · done")
+    tab.wait_for_selector(f"{SWEEP}-trials tr.best")
     assert sorted(row[2] for row in rows(tab)) == ["1", "2", "3"]
 
 
@@ -132,35 +154,25 @@ def test_a_sweep_goes_on_after_reload_stop_and_resume(tab: Any) -> None:
 )
 def test_a_wrong_range_is_said_at_once(tab: Any, low: int, high: int, says: str) -> None:
     vary(tab, "max_draft_len", low, high)
-    tab.wait_for_selector(f"{SWEEP} .outlook.faulty")
-    tab.wait_for_function(
-        "([at, says]) => document.querySelector(at).textContent.includes(says)",
-        arg=[f"{SWEEP} .outlook", says],
-    )
-    assert tab.locator(f"{SWEEP} .setup .primary").is_disabled()
+    tab.locator(f"{SWEEP}-outlook .faulty", has_text=says).wait_for()
+    assert tab.locator(f"{SWEEP}-start").is_disabled()
 
 
 def test_everything_is_reached_by_keyboard(tab: Any) -> None:
-    def outlook(words: str) -> None:
-        tab.wait_for_function(
-            "([at, words]) => document.querySelector(at).textContent.startsWith(words)",
-            arg=[f"{SWEEP} .outlook", words],
-        )
-
-    outlook("6 combinations")
-    tab.focus(f"{SWEEP} [data-field=adaptive] .name input")
+    wait_outlook(tab, "6 combinations")
+    tab.locator("#pg-sweep-vary").get_by_label("adaptive").focus()
     tab.keyboard.press("Space")
-    outlook("12 combinations")
-    tab.keyboard.press("Tab")
-    assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "adaptive false"
+    wait_outlook(tab, "12 combinations")
+    tab.locator(f"{FORM} .pg-field-values").get_by_label("false").focus()
     tab.keyboard.press("Space")
-    outlook("6 combinations")
+    wait_outlook(tab, "6 combinations")
 
 
 def test_a_dead_link_says_so(chromium: Any, served: Served) -> None:
     with GeneratePage.opened(chromium, served.url, path="/?sweep=%3Cimg%20src=x%3E") as page:
-        page.tab.wait_for_selector(f"{SWEEP} .alert", state="visible")
-        assert "No sweep is named <img src=x>" in page.tab.inner_text(f"{SWEEP} .alert")
+        alert = page.tab.locator(f"{SWEEP}-state .pg-alert")
+        alert.wait_for()
+        assert "No sweep is named '<img src=x>'" in alert.inner_text()
         page.check_clean()
 
 
@@ -187,11 +199,10 @@ def test_plots_are_drawn_and_nothing_scrolls_sideways(
     with GeneratePage.opened(chromium, served.url, path=path, viewport=size) as page:
         tab = page.tab
         tab.wait_for_selector(f"{SWEEP} tr.best")
-        for kind in ("history", "importance", "slice"):
-            tab.click(f"{SWEEP} [data-plot={kind}]")
-            tab.wait_for_selector(f"{SWEEP} .plot[data-drawn={kind}] .main-svg", timeout=WAIT_MS)
-        tab.click(f"{SWEEP} [data-plot=parallel]")
-        tab.wait_for_selector(f"{SWEEP} .plot[data-drawn=parallel] .main-svg")
+        for kind, note in (("importance", "How much"), ("slice", "by one"), ("parallel", "One")):
+            tab.locator("#pg-sweep-report").get_by_label(kind, exact=True).check()
+            tab.locator(f"{SWEEP}-note", has_text=note).wait_for()
+            tab.wait_for_selector(f"{SWEEP}-plot .main-svg", timeout=WAIT_MS)
         tab.screenshot(path=shots / f"sweep-{theme}-{width}.png", full_page=width < 600)
         wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert tab.evaluate(wide) <= 0

@@ -165,46 +165,50 @@ def benchmark_two(
     """Benchmark two of them over a small suite; returns the best one."""
     tab = page.tab
     tab.get_by_role("tab", name="Benchmark").click()
-    tab.wait_for_selector("#pg-bench .configuration")
+    cards = tab.locator("#pg-benchmark-form .pg-group")
+    cards.first.wait_for()
     if dtype:
-        tab.locator("#pg-bench select[aria-label=dtype]").select_option(dtype)
-    tab.locator("#pg-bench .adder option[value=ngram]").wait_for(state="attached")
-    while tab.locator("#pg-bench .configuration").count():
-        tab.locator("#pg-bench .configuration .top button").first.click()
+        page.pick("benchmark-dtype", dtype)
+    while (left := cards.count()) > 0:
+        cards.first.locator("button.label-wrap").click()
+        cards.first.locator(".pg-remove").click()
+        cards.nth(left - 1).wait_for(state="detached")
     for at, pick in enumerate(picks):
-        tab.locator("#pg-bench .adder select").select_option(pick.key)
-        tab.click("#pg-bench [data-do=add]")
-        card = tab.locator("#pg-bench .configuration").nth(at)
-        card.wait_for()
-        card.locator(".name").fill(pick.name)
-        card.locator("summary").click()
-        card.locator("[data-field=max_draft_len] input").fill(str(pick.max_draft_len))
+        page.pick("benchmark-method", pick.title)
+        tab.click("#pg-benchmark-add")
+        cards.nth(at).wait_for()
+        cards.nth(at).locator("button.label-wrap").click()
+        cards.nth(at).locator(".pg-field-name textarea").fill(pick.name)
+        length = cards.nth(at).locator(".pg-field-max_draft_len input").first
+        length.fill(str(pick.max_draft_len))
+        length.blur()
     extent = (("limit_per_category", "1"), ("repeats", "2"), ("max_new_tokens", "16"))
     for field, value in extent:
-        tab.locator(f"#pg-bench .settings [data-field={field}] input").fill(value)
-    tab.locator("#pg-bench [data-field=ignore_eos] input").check()
-    tab.wait_for_function(
-        "() => !document.querySelector('#pg-bench .primary').disabled && "
-        "document.querySelector('#pg-bench .outlook').textContent.includes('3 configurations')"
-    )
-    tab.click("#pg-bench .primary")
-    tab.wait_for_selector('#pg-bench .results[data-state="completed"]', timeout=WALK_MS)
-    table = tab.locator('#pg-bench [aria-label="Summary"]')
+        box = (
+            tab.locator(f"#pg-benchmark-extent .pg-field-{field}").locator("input, textarea").first
+        )
+        box.fill(value)
+    tab.locator("#pg-benchmark-extent .pg-field-ignore_eos input").check()
+    tab.locator("#pg-benchmark-outlook", has_text="3 configurations").wait_for()
+    tab.click("#pg-benchmark-start:enabled")
+    tab.wait_for_selector('#pg-benchmark-state [data-state="completed"]', timeout=WALK_MS)
+    table = tab.locator("#pg-benchmark-summary")
     table.locator(f"[data-row={picks[0].name}]", has_text="identical").wait_for()
     ratios = {pick: ratio_of(table, pick.name) for pick in picks}
     assert len(served.log.benchmarks.list(9)) == 1
-    said = tab.inner_text("#pg-bench .headline")
+    said = tab.inner_text("#pg-benchmark-head .headline")
     best = next(pick for pick in picks if re.search(rf"\b{pick.name}\b", said))
     assert ratios[best] == max(ratios.values()) and f"{ratios[best]:.2f}×" in said
-    tab.wait_for_selector("[data-plot=context][data-drawn]")
+    tab.wait_for_selector("#pg-benchmark-plot .main-svg")
     tab.screenshot(path=shots / f"walk-2-{picks[0].key}.png", full_page=True)
-    tab.click(f'#pg-bench [aria-label="deploy {best.name}"]')
+    page.pick("benchmark-configuration", best.name)
+    tab.click("#pg-benchmark-deploy")
     return best
 
 
 def ratio_of(table: Any, name: str) -> float:
     """A configuration's speedup as the benchmark's summary shows it."""
-    words = table.locator(f"[data-row={name}] td").first.inner_text()
+    words = table.locator(f"[data-row={name}] td").nth(1).inner_text()
     return float(str(words).split("×")[0])
 
 

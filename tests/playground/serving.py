@@ -14,7 +14,7 @@ import gradio as gr
 
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
-from playground.web.app_factory import build, launch_options
+from playground.web.security import launch_options
 from playground.web.server import quiet_gradio
 from storage import RunLog
 
@@ -44,7 +44,9 @@ def serving(catalog: Catalog, log: RunLog, cache_dir: Path) -> Iterator[Served]:
 
 async def _launched(host: EngineHost, log: RunLog) -> tuple[gr.Blocks, str]:
     """The page, serving. Gradio leaves event loops unclosed unless one is running."""
-    page = build(host, log)
+    from playground.web.shell import build_shell
+
+    page = build_shell(host, log)
     page.queue(default_concurrency_limit=None, max_size=64)
     options = launch_options("127.0.0.1")
     _, url, _ = page.launch(server_port=free_port(), prevent_thread_lock=True, **options)

@@ -14,7 +14,7 @@ from engine.errors import ConfigError
 from playground.host.live import LiveRun, LiveRuns
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal
-from playground.web.panel_server import panel_server
+from playground.web.rpc import panel_functions
 from tests.playground.asks import finished, start
 
 
@@ -174,7 +174,7 @@ BAD_ASKS: list[Any] = [
 
 @pytest.mark.parametrize("asked", BAD_ASKS, ids=range(len(BAD_ASKS)))
 def test_bad_questions_get_a_sentence(history: History, asked: Any) -> None:
-    since, step = panel_server(history)
+    since, step = panel_functions(history)
     assert list(since(asked)) == ["error"]
     assert list(step(asked)) == ["error"]
 

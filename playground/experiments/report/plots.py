@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
+from engine.errors import ConfigError
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.report.report import Report, Section
 from playground.plots import GREY, HUES, TEXT, styled
@@ -172,4 +173,6 @@ PLOTS: dict[str, Plot] = {
 
 def report_figure(report: Report, requests: Sequence[FinishedRequest], kind: str) -> go.Figure:
     """One of `PLOTS`."""
+    if kind not in PLOTS:
+        raise ConfigError(f"plot must be one of {', '.join(PLOTS)}, got {kind!r:.60}.")
     return styled(PLOTS[kind].draw(report, requests))

@@ -1,8 +1,7 @@
-"""Optuna's own plots of a sweep, as plotly figures in plain JSON, readable in light and dark."""
+"""Optuna's own plots of a sweep, readable in light and dark."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -24,14 +23,6 @@ TOP = 4
 WORST, GOOD = (161, 161, 170), (59, 130, 246)
 """Grey to blue; both show on white and on black."""
 BEST = "rgb(217, 119, 6)"
-Figure = dict[str, Any]
-
-
-def plot(sweep: Sweep, kind: str) -> Figure:
-    """One figure as plain JSON: `data` and `layout` for plotly, and `note`, a sentence under it."""
-    figure: Figure = json.loads(sweep_figure(sweep, kind).to_json())
-    figure["layout"].pop("template", None)
-    return {"data": figure["data"], "layout": figure["layout"], "note": NOTES[kind]}
 
 
 def sweep_figure(sweep: Sweep, kind: str) -> go.Figure:

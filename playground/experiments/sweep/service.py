@@ -8,12 +8,9 @@ page ── start ──► job, a thread of its own ── one measurement per 
 
 from __future__ import annotations
 
-import json
 import threading
-import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import asdict
 from typing import Any
 
 from engine.drafters.method import MethodConfig
@@ -21,12 +18,11 @@ from engine.errors import ConfigError
 from playground.experiments.finished import Pair
 from playground.experiments.job import EngineWorker, Job, Jobs, State
 from playground.experiments.sweep.plan import plan_of_form
-from playground.experiments.sweep.report import config_of, preset_yaml, state_of
+from playground.experiments.sweep.report import config_of
 from playground.experiments.sweep.run import RunningTrial, measure_on, run_claimed
 from playground.experiments.sweep.store import Sweep, SweepStore
 from playground.host.runner import EngineHost
 
-MAX_LISTED = 200
 STATES: dict[str, State] = {"completed": "completed", "stopped": "cancelled"}
 
 
@@ -77,32 +73,9 @@ class Sweeps:
         """Forget a sweep that does not run. Its runs stay in the log."""
         self.store.delete(name)
 
-    def newest(self) -> list[dict[str, Any]]:
-        """Heads of the newest sweeps, newest first."""
-        return [asdict(head) for head in self.store.heads()[:MAX_LISTED]]
-
-    def look(self, name: str, have: object = None) -> dict[str, Any]:
-        """A sweep as it stands, and its progress if it runs here.
-
-        Args:
-            have: `version` of the trials that the page has; they are left out if it is the newest.
-        """
-        job = self._jobs.get(name)
-        state = state_of(self.store.load(name))
-        state["version"] = zlib.crc32(json.dumps(state["trials"]).encode())
-        if state["version"] == have:
-            del state["trials"]
-        return {
-            **state,
-            "here": job is not None,
-            "stopping": job is not None and job.cancelled(),
-            "progress": None if job is None else _progress(job),
-        }
-
-    def yaml(self, name: str, number: int | None) -> dict[str, str]:
-        """A trial's settings as a method file."""
-        text = preset_yaml(self.store.load(name), number)
-        return {"file": f"{name}.yaml", "text": text}
+    def job(self, name: str) -> Job | None:
+        """What runs a sweep, if this server does."""
+        return self._jobs.get(name)
 
     def use(self, name: str, number: int | None) -> dict[str, Any]:
         """A trial's target, method and settings, for the form of another page."""
@@ -150,20 +123,3 @@ class Sweeps:
 
         ended = run_claimed(sweep, measure, tell=job.tell, cancelled=job.cancelled)
         return STATES.get(ended, "failed")
-
-
-def _progress(job: Job) -> dict[str, Any] | None:
-    now = job.progress
-    if now is None:
-        return None
-    trial = now.trial
-    return {
-        "num_done": now.num_done,
-        "num_trials": now.num_planned,
-        "words": now.message,
-        "eta_s": now.eta_s,
-        "number": None if trial is None else trial.number,
-        "point": None if trial is None else trial.point,
-        "num_pairs": 0 if trial is None else trial.num_pairs,
-        "of_pairs": 0 if trial is None else trial.num_planned,
-    }

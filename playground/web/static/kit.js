@@ -81,25 +81,6 @@ export function labelled(title, control, hint = "") {
 }
 
 /**
- * @param {string} name
- * @param {(event: Event) => void} onchange
- */
-export function chooser(name, onchange) {
-  return h("select", { class: "line", "aria-label": name, onchange });
-}
-
-/**
- * Keeps what is picked if it is still there.
- * @param {HTMLSelectElement} select
- * @param {[title: string, value: string][]} pairs
- * @param {string} [value]
- */
-export function fillChooser(select, pairs, value = select.value) {
-  select.replaceChildren(...pairs.map(([title, key]) => h("option", { value: key }, title)));
-  select.value = pairs.some(([, key]) => key === value) ? value : pairs[0]?.[1] ?? "";
-}
-
-/**
  * Lets a browser save a text as a file.
  * @param {string} name
  * @param {string} text

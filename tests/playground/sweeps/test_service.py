@@ -12,11 +12,12 @@ import pytest
 
 from engine.errors import ConfigError
 from playground.experiments.sweep.plan import plan_of_form
+from playground.experiments.sweep.report import preset_yaml, state_of
 from playground.experiments.sweep.service import Sweeps
 from playground.experiments.sweep.space import tunables_of
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
-from playground.web.benchmark import method_menu
+from playground.web.experiment import method_menu
 from storage import RunLog, RunQuery
 from tests.playground.asks import finished
 from tests.playground.asks import start as generate
@@ -56,25 +57,30 @@ def slow(*vary: str, delay_ms: int) -> dict[str, Any]:
     return asked(*vary, method="scripted", settings={"delay_ms": str(delay_ms)})
 
 
+def look(service: Sweeps, name: str) -> dict[str, Any]:
+    return state_of(service.store.load(name))
+
+
 def ended(service: Sweeps, name: str) -> dict[str, Any]:
     """The sweep, once it runs no more."""
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end:
-        state = service.look(name)
-        if state["status"] != "running" and not state["here"]:
+        state = look(service, name)
+        if state["status"] != "running" and service.job(name) is None:
             return state
         time.sleep(0.1)
     raise AssertionError(state)
 
 
-def until(service: Sweeps, name: str, ready: Any) -> dict[str, Any]:
+def until_one_pair(service: Sweeps, name: str) -> None:
+    """Wait until both methods have answered one prompt of a trial."""
     end = time.monotonic() + WAIT_S
     while time.monotonic() < end:
-        state = service.look(name)
-        if ready(state):
-            return state
+        now = getattr(service.job(name), "progress", None)
+        if now and now.trial and now.trial.num_pairs == 1:
+            return
         time.sleep(0.05)
-    raise AssertionError(state)
+    raise AssertionError(look(service, name))
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,7 @@ class Done:
 
     @property
     def state(self) -> dict[str, Any]:
-        return self.service.look(self.name)
+        return look(self.service, self.name)
 
 
 @pytest.fixture(scope="module")
@@ -134,25 +140,18 @@ def test_the_figures_are_those_of_the_runs_in_the_log(done: Done) -> None:
     assert figures["mat"] == pytest.approx(1 + accepted / steps)
 
 
-def test_the_page_gets_trials_only_when_they_changed(done: Done) -> None:
-    state = done.state
-    again = done.service.look(done.name, state["version"])
-    assert "trials" not in again and again["version"] == state["version"]
-    assert "trials" in done.service.look(done.name, 0)
-
-
 def test_a_trial_can_be_used_elsewhere(done: Done) -> None:
     assert done.service.use(done.name, 2) == {
         "target": "tiny",
         "method": "ngram",
         "settings": {"max_draft_len": 7, "lookup": "transformers"},
     }
-    assert "max_draft_len: 7" in done.service.yaml(done.name, 2)["text"]
+    assert "max_draft_len: 7" in preset_yaml(done.service.store.load(done.name), 2)
 
 
 def test_stop_and_resume_lose_no_answer(service: Sweeps, log: RunLog) -> None:
     name = service.start(slow("max_draft_len=1:2", delay_ms=20))
-    until(service, name, lambda s: s["progress"] and s["progress"]["num_pairs"] == 1)
+    until_one_pair(service, name)
     service.stop(name)
     stopped = ended(service, name)
     assert stopped["status"] == "stopped"
@@ -168,10 +167,10 @@ def test_stop_and_resume_lose_no_answer(service: Sweeps, log: RunLog) -> None:
 
 def test_other_runs_come_in_between_trials(service: Sweeps, host: EngineHost) -> None:
     name = service.start(slow("max_draft_len=1:2", delay_ms=20))
-    until(service, name, lambda s: s["progress"] and s["progress"]["num_pairs"] == 1)
+    until_one_pair(service, name)
     run = finished(generate(host, limits={"max_new_tokens": "4"}))
     assert run.state == "completed"
-    assert service.look(name)["status"] == "running", "the sweep goes on, and waited for nobody"
+    assert look(service, name)["status"] == "running", "the sweep goes on, and waited for nobody"
     assert ended(service, name)["status"] == "completed"
 
 
@@ -184,7 +183,7 @@ def test_one_sweep_runs_at_a_time(service: Sweeps) -> None:
     service.stop(name)
     ended(service, name)
     service.delete(name)
-    assert service.newest() == []
+    assert service.store.heads() == []
     with pytest.raises(ConfigError, match="not run by this server"):
         service.stop(name)
 
@@ -199,7 +198,7 @@ def test_a_method_that_breaks_is_told_and_the_rest_goes_on(service: Sweeps) -> N
 
 def test_closing_the_engine_stops_the_sweep(service: Sweeps, host: EngineHost) -> None:
     name = service.start(slow("max_draft_len=1:9", delay_ms=30))
-    until(service, name, lambda s: s["progress"] and s["progress"]["num_pairs"] == 1)
+    until_one_pair(service, name)
     host.close()
     assert ended(service, name)["status"] == "stopped"
 

@@ -16,7 +16,7 @@ import { ComparisonTable } from "./table.js";
 const LOAD_MS = 40;
 const FAILED = "failed";
 
-class CompareBoard {
+class Comparison {
   /**
    * @param {Component} component
    * @param {Given} given
@@ -178,8 +178,8 @@ class CompareBoard {
  * @param {Given} given
  */
 export function mount(component, given) {
-  const board = new CompareBoard(component, given);
-  const receive = () => board.receive(component.props.value);
+  const comparison = new Comparison(component, given);
+  const receive = () => comparison.receive(component.props.value);
   component.watch("value", receive);
   receive();
 }

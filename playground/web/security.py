@@ -1,7 +1,8 @@
-"""HTTP guards: which names the server answers to, and what a page may load."""
+"""How the page is served: which names it answers to, what it may load, nothing sent elsewhere."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from starlette.middleware import Middleware
@@ -9,6 +10,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+MAX_UPLOAD = "64mb"
 ANY_ADDRESS = ("0.0.0.0", "::")
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
@@ -56,3 +58,33 @@ def middleware(address: str, extra: tuple[str, ...] = ()) -> list[Any]:
         Middleware(SecurityHeaders),
         Middleware(TrustedHostMiddleware, allowed_hosts=allowed_names(address, extra)),
     ]
+
+
+def launch_options(host: str, allowed_hosts: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Arguments of `Blocks.launch`: local, private, quiet, with our theme, styles and keys."""
+    from playground.web.components import module_address, module_routes, static_text
+    from playground.web.theme import theme
+
+    address = json.dumps(module_address("page.js"))
+    return {
+        "server_name": host,
+        "share": False,
+        "quiet": True,
+        "show_error": False,
+        "run_history": False,
+        "enable_monitoring": False,
+        "footer_links": [],
+        "max_file_size": MAX_UPLOAD,
+        "state_session_capacity": 200,
+        "ssr_mode": False,
+        "app_kwargs": {
+            "middleware": middleware(host, allowed_hosts),
+            "routes": module_routes(),
+            "openapi_url": None,
+            "docs_url": None,
+            "redoc_url": None,
+        },
+        "theme": theme(),
+        "css": static_text("page.css", "compare_page.css", "runs/runs.css"),
+        "js": f"() => {{ import(new URL({address}, document.baseURI)); }}",
+    }

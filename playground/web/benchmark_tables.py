@@ -1,0 +1,222 @@
+"""The tables of a benchmark's report."""
+
+from __future__ import annotations
+
+from playground.experiments.benchmarks import MAX_SKIPPED, BenchmarkState
+from playground.experiments.report import report as figures
+from playground.experiments.report.report import FORMULAS, Report, Section
+from playground.experiments.report.statistics import LATENCY_ROWS, Speedup
+from playground.experiments.report.verdict import SAME
+from playground.experiments.suites import GROUPS
+from playground.web.results import (
+    DASH,
+    HTML,
+    Cell,
+    duration,
+    figure,
+    milliseconds,
+    plural,
+    table_html,
+)
+
+CAUSES = {
+    "near ties": ("near-ties", "warn"),
+    "fault": ("a fault", "bad"),
+    "unknown": ("unexplained", "warn"),
+}
+"""Why answers differ from plain decoding's, and how bad that is."""
+NEAR_TIE = {
+    None: "not looked into",
+    True: "a near-tie, which rounding alone flips",
+    False: "no rounding does this",
+}
+STATISTICS = ("avg", "min", "max", "p99", "p90", "p75")
+HEAD = HTML.from_string("""
+<div class="pg-card">
+<h4>{{ name }}</h4>
+<p class="headline">{{ headline }}</p>
+<p class="remark">{{ about }}</p>
+<p class="remark">{{ extent }} · <a href="?benchmark={{ id | urlencode }}">permalink</a></p>
+</div>
+""")
+DIFFERING = HTML.from_string("""
+{% if answers %}
+<details class="pg-card"><summary>{{ answers | length }} answer
+{%- if answers | length > 1 %}s{% endif %} that differ from plain decoding’s</summary>
+<ul>
+{% for name, one, why in answers %}
+  <li>{{ name }}: {{ one.suite }} {{ one.prompt }}, turn {{ one.turn + 1 }}, repeat
+  {{ one.repeat + 1 }} differs from token {{ one.at + 1 }} on ({{ why }}):
+  <a href="?run={{ one.run_id | urlencode }}" target="_blank" rel="noopener">its run</a> ·
+  <a href="?run={{ one.reference_run_id | urlencode }}" target="_blank" rel="noopener">plain
+  decoding’s</a>{% for line in one.gap %}<span class="gap">{{ line }}</span>{% endfor %}</li>
+{% endfor %}
+</ul></details>
+{% endif %}
+{% if skipped %}
+<details class="pg-card"><summary>{{ left_out }} left out</summary><ul>
+{% for skip in skipped %}
+  <li>{{ skip.suite }} {{ skip.prompt }}, turn {{ skip.turn + 1 }}: {{ skip.reason }}</li>
+{% endfor %}
+</ul></details>
+{% endif %}
+""")
+THROUGHPUT = HTML.from_string("""
+<p class="remark">
+<span title="{{ formulas.output_token_throughput }}">output token throughput {{ output }} per
+second</span> ·
+<span title="{{ formulas.request_throughput }}">request throughput {{ requests }} per second</span>
+· {{ extent }}
+</p>
+""")
+
+
+def head(found: BenchmarkState) -> str:
+    """What was measured, on what, and which configuration is fastest."""
+    benchmark, results = found.benchmark, found.results
+    plan, environment = benchmark.plan, results.environment
+    about = [
+        plan["target"].get("title") or plan["target"]["name"],
+        environment.get("dtype", plan["dtype"]),
+        environment.get("device_name", ""),
+        "greedy" if results.report.greedy else f"temperature {plan['sampling']['temperature']:g}",
+        f"{plan['limits']['max_new_tokens']} new tokens at most",
+        "concurrency 1",
+    ]
+    extent = (
+        f"{plural(len(plan['items']), 'prompt')} × {len(plan['configurations'])} configurations"
+        f" × {plural(plan['repeats'], 'repeat')}: {results.report.num_done} of "
+        f"{plural(found.num_requests, 'request')} done"
+    )
+    return HEAD.render(
+        id=benchmark.id,
+        name=benchmark.name,
+        headline=results.report.headline,
+        about=" · ".join(filter(None, about)),
+        extent=extent,
+    )
+
+
+def summary(report: Report) -> str:
+    """A line per configuration."""
+    heads = {
+        "configuration": "",
+        "speedup": f"{FORMULAS['speedup']}; below it: {FORMULAS['spread']}",
+        "mean of ratios": FORMULAS["mean_of_ratios"],
+        "MAT": f"{FORMULAS['mat']}; below it: new tokens / steps",
+        "accepted": FORMULAS["draft_acceptance"],
+        "tok/s": FORMULAS["tok_s"],
+        "step": FORMULAS["step_ms"],
+        "draft / verify / other ms": FORMULAS["split_ms"],
+        "TTFT": FORMULAS["ttft_ms"],
+        "ITL": FORMULAS["itl_ms"],
+        "answers": FORMULAS["verdict"],
+    }
+    rows = [
+        [
+            _name(section),
+            _speedup(section, section.overall.speedup),
+            figure(getattr(section.overall.speedup, "mean_of_ratios", None), 2, "×"),
+            _mat(section.overall),
+            DASH if section.draft_acceptance is None else f"{section.draft_acceptance:.0%}",
+            figure(section.overall.tok_s, 1),
+            duration(section.overall.step_ms),
+            _split(section),
+            duration(section.ttft_ms),
+            duration(section.itl_ms),
+            _verdict(section),
+        ]
+        for section in report.configurations
+    ]
+    return table_html("Summary", heads, rows)
+
+
+def by_group(report: Report, kind: str) -> str:
+    """Spec-Bench's table: a column per kind of task."""
+    fast = kind == "speedup"
+    below = FORMULAS["spread"] if fast else "new tokens / steps"
+    formula = f"{FORMULAS['speedup' if fast else 'mat']}; below it: {below}"
+
+    def cell(section: Section, of: figures.Cell | None) -> Cell | str:
+        if of is None:
+            return DASH
+        return _speedup(section, of.speedup) if fast else _mat(of)
+
+    titles = {group: f"{GROUPS.get(group, group)}: {formula}" for group in report.groups}
+    rows = [
+        [_name(s), *(cell(s, s.groups.get(g)) for g in report.groups), cell(s, s.overall)]
+        for s in report.configurations
+    ]
+    heads = {"configuration": "", **titles, "overall": formula}
+    return table_html(f"By kind of task: {kind}", heads, rows)
+
+
+def latency(section: Section) -> str:
+    """genai-perf's table of one configuration."""
+    table = section.latency
+    if table is None:
+        return ""
+    rows: list[list[Cell | str]] = [
+        [
+            Cell(title, hint=formula),
+            *(figure(getattr(table.rows[key], name, None), 2) for name in STATISTICS),
+        ]
+        for key, (title, formula) in LATENCY_ROWS.items()
+    ]
+    heads = dict.fromkeys(("", *STATISTICS), "")
+    drawn = table_html(f"Latency of {section.name}", heads, rows)
+    return drawn + THROUGHPUT.render(
+        formulas=FORMULAS,
+        output=figure(table.output_token_throughput, 2),
+        requests=figure(table.request_throughput, 2),
+        extent=f"{plural(table.num_requests, 'request')}, concurrency {table.concurrency}",
+    )
+
+
+def differing(found: BenchmarkState) -> str:
+    """Answers that are not plain decoding's, and turns that were left out."""
+    answers = [
+        (section.name, one, NEAR_TIE[one.near_tie])
+        for section in found.results.report.configurations
+        if section.verdict
+        for one in section.verdict.divergences
+    ]
+    skipped = found.benchmark.summary.get("skipped", [])[:MAX_SKIPPED]
+    return DIFFERING.render(answers=answers, skipped=skipped, left_out=plural(len(skipped), "turn"))
+
+
+def _name(section: Section) -> Cell:
+    return Cell(section.name, hint=section.title)
+
+
+def _speedup(section: Section, fast: Speedup | None) -> Cell | str:
+    """A speedup with its spread under it; plain decoding's own is 1 and has none."""
+    if fast is None:
+        return DASH
+    spread = "1 request" if fast.num_pairs == 1 else f"{fast.low:.2f}…{fast.high:.2f}"
+    mood = "good" if fast.ratio > 1 + SAME else "bad" if fast.ratio < 1 - SAME else ""
+    return Cell(f"{fast.ratio:.2f}×", "" if section.reference else spread, mood)
+
+
+def _mat(cell: figures.Cell) -> Cell:
+    return Cell(figure(cell.mat, 2), f"{cell.num_new_tokens} / {cell.num_steps}")
+
+
+def _split(section: Section) -> str:
+    split = section.split_ms
+    if not split:
+        return DASH
+    parts = (split["draft"], split["verify"], split["accept"] + split["other"])
+    return " / ".join(map(milliseconds, parts))
+
+
+def _verdict(section: Section) -> Cell | str:
+    verdict = section.verdict
+    if not verdict:
+        return "reference" if section.reference else DASH
+    if verdict.cause is None:
+        return Cell("identical", mood="good")
+    text = f"{verdict.num_identical} of {verdict.num_compared}"
+    if not section.lossless:
+        return Cell(text, "lossy by design", "warn")
+    return Cell(text, *CAUSES[verdict.cause])

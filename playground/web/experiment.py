@@ -1,0 +1,222 @@
+"""What the Benchmark and Sweep pages share: pick one, see where it stands, stop it, go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import gradio as gr
+
+from engine.errors import ConfigError
+from playground.errors import Fault, attempt
+from playground.experiments.plan import BASELINE
+from playground.host.catalog import Catalog
+from playground.web.forms import QUIET, RAW
+from playground.web.results import address_js, saying, state_html
+
+MAX_KEY = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where an experiment is.
+
+    Attributes:
+        found: what the report is drawn from; `version` tells it from what it was before.
+        resume: what going on is called; empty where it cannot be.
+        here: whether this server runs it.
+    """
+
+    found: Any
+    version: object
+    status: str
+    text: str
+    resume: str
+    here: bool
+    share: float | None = None
+    error: str = ""
+
+
+class ExperimentPage:
+    """An experiment that is picked, where it stands, and its report.
+
+    Attributes:
+        name: of its tab, and of its parameter in the page's address.
+        fields: components of the form.
+        report_column: holds the report.
+        parts: its components.
+        asked: of these, those by which a person chooses what it shows.
+    """
+
+    name: ClassVar[str]
+    empty: ClassVar[str]
+    fields: list[Any]
+    report_column: gr.Column
+    parts: list[Any]
+    asked: list[Any]
+
+    # ---- what a page says of its experiments
+
+    def choices(self) -> list[tuple[str, str]]:
+        """The experiments to pick from, newest first: title and key."""
+        raise NotImplementedError
+
+    def standing(self, key: str) -> Standing:
+        raise NotImplementedError
+
+    def report(self, found: Any, *asked: Any) -> list[Any]:
+        """Values of `parts`."""
+        raise NotImplementedError
+
+    def outlook(self, *held: Any) -> str:
+        """What the form would run; raises a sentence if it cannot."""
+        raise NotImplementedError
+
+    def begin(self, *held: Any) -> str:
+        """Start what the form asks for; returns its key."""
+        raise NotImplementedError
+
+    # ---- layout
+
+    def _foot(self) -> None:
+        """Under the form."""
+        self.message = gr.HTML(elem_id=f"pg-{self.name}-outlook")
+        self.start = gr.Button(
+            f"Start {self.name}", variant="primary", elem_id=f"pg-{self.name}-start"
+        )
+
+    def _bar(self) -> None:
+        """Over the report."""
+        with gr.Row(elem_classes="pg-bar"):
+            self.picker = gr.Dropdown(
+                [], label=self.name, container=False, scale=3, elem_id=f"pg-{self.name}-picker"
+            )
+            self.stop = gr.Button("Stop", visible=False, elem_id=f"pg-{self.name}-stop")
+            self.resume = gr.Button("Resume", visible=False, elem_id=f"pg-{self.name}-resume")
+        self.state = gr.HTML(state_html("", self.empty), elem_id=f"pg-{self.name}-state")
+        self.timer = gr.Timer(1, active=False)
+        self.seen = gr.State()
+
+    # ---- listeners
+
+    def _listen(
+        self, tab: gr.Tab, *, stop: Callable[[str], Any], resume: Callable[[str], Any]
+    ) -> None:
+        for field in self.fields:
+            field.change(self._look_ahead, self.fields, [self.message, self.start], **RAW)
+        begun = [self.message, self.picker]
+        self.start.click(self._begin, [*self.fields, self.picker], begun, **RAW)
+        self.shown = [self.state, self.stop, self.resume, self.timer, self.report_column]
+        self.shown += [self.picker, self.seen, *self.parts]
+        self.held = [self.picker, *self.asked, self.seen]
+        looks = [tab.select, self.timer.tick, self.picker.change]
+        looks += [component.input for component in self.asked]
+        for look in looks:
+            look(self.look, self.held, self.shown, **RAW)
+        self.picker.change(None, self.picker, None, js=address_js(self.name), **RAW)
+        self.stop.click(self.acting(stop), self.held, self.shown, **RAW)
+        self.resume.click(self.acting(resume), self.held, self.shown, **RAW)
+
+    def _look_ahead(self, *held: Any) -> tuple[str, Any]:
+        """What would be run, or why it cannot."""
+        found = attempt(lambda: self.outlook(*held), where=f"checking a {self.name}")
+        return saying(found), gr.Button(interactive=not isinstance(found, Fault))
+
+    def _begin(self, *held: Any) -> tuple[Any, Any]:
+        begun = attempt(lambda: self.begin(*held[:-1]), where=f"starting a {self.name}")
+        return (
+            (saying(begun), gr.skip())
+            if isinstance(begun, Fault)
+            else (gr.skip(), self.menu(begun))
+        )
+
+    def menu(self, picked: str | None) -> Any:
+        """The picker; what is gone can still be picked, by a link, and be said to be gone."""
+        choices = self.choices()
+        if picked and picked not in [key for _, key in choices]:
+            choices.append((picked, picked))
+        return gr.Dropdown(choices, value=picked or (choices[0][1] if choices else None))
+
+    def look(self, picked: Any, *held: Any) -> list[Any]:
+        """Where the picked experiment stands; its report where another is on show."""
+        *asked, seen = held
+
+        def read() -> list[Any]:
+            choices = self.choices()
+            if not (picked or choices):
+                return self._nothing(state_html("", self.empty), self.menu(None))
+            key = read_key(picked or choices[0][1])
+            now = self.standing(key)
+            shown = (key, now.version, *asked)
+            if shown == seen:
+                menu, parts = gr.skip(), [gr.skip()] * len(self.parts)
+            else:
+                menu, parts = self.menu(key), self.report(now.found, *asked)
+            return [
+                state_html(now.status, now.text, share=now.share, error=now.error),
+                gr.Button(visible=now.here),
+                gr.Button(now.resume or "Resume", visible=bool(now.resume)),
+                gr.Timer(active=now.here or now.status == "running"),
+                gr.Column(visible=True),
+                menu,
+                shown,
+                *parts,
+            ]
+
+        found = attempt(read, where=f"reading a {self.name}")
+        if isinstance(found, Fault):
+            return self._nothing(state_html("failed", "", error=found.sentence), gr.skip())
+        return found
+
+    def _nothing(self, state: str, menu: Any) -> list[Any]:
+        """Values of `shown` where there is nothing but a sentence."""
+        hidden, parts = gr.Button(visible=False), [gr.skip()] * len(self.parts)
+        timer = gr.Timer(active=False)
+        return [state, hidden, hidden, timer, gr.Column(visible=False), menu, None, *parts]
+
+    def acting(self, act: Callable[[str], Any], *, gone: bool = False) -> Callable[..., list[Any]]:
+        """A listener that does something to the picked experiment, or says why it cannot.
+
+        Args:
+            gone: the newest is shown afterwards, as this one is no more.
+        """
+
+        def acting(picked: Any, *held: Any) -> list[Any]:
+            if not picked:
+                return [gr.skip()] * len(self.shown)
+            done = attempt(lambda: act(read_key(picked)), where=f"a {self.name}")
+            shown = self.look(None if gone and not isinstance(done, Fault) else picked, *held)
+            if isinstance(done, Fault):
+                shown[0] = state_html("", "", error=done.sentence)
+            return shown
+
+        return acting
+
+    def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
+        """Open the page for addresses with its name as a parameter."""
+
+        def load(request: gr.Request) -> tuple[Any, Any]:
+            asked = dict(request.query_params)
+            if not asked.get(self.name) or asked.get("run"):
+                return gr.skip(), gr.skip()
+            return gr.Tabs(selected=self.name), self.menu(asked[self.name][:MAX_KEY])
+
+        page.load(load, None, [tabs, self.picker], **QUIET)
+
+
+def read_key(raw: object) -> str:
+    """Raises ConfigError: nothing is kept under such a key."""
+    if not isinstance(raw, str) or not 0 < len(raw) <= MAX_KEY or not raw.isprintable():
+        raise ConfigError(f"An experiment must be picked by its name, got {raw!r:.80}.")
+    return raw
+
+
+def method_menu(catalog: Catalog, target: object) -> list[tuple[str, str]]:
+    """Methods that fit a target, plain decoding left out: title and key."""
+    name = catalog.target(target).name
+    return [
+        (title, key)
+        for title, key in catalog.method_choices(name)
+        if catalog.method(key).config.decoding_type != BASELINE
+    ]

@@ -1,0 +1,147 @@
+"""What pages show of results: figures as text, tables with formulas, cards, files to save.
+
+Tables are escaped HTML: `gr.Dataframe` has no place for the formula of a column, nor for a second
+line in a cell.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gradio as gr
+from jinja2 import Environment
+
+from playground.errors import Fault, attempt
+from playground.web.forms import RAW
+
+HTML = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+DASH = "–"
+TABLE = HTML.from_string("""
+<div class="pg-table" tabindex="0" role="region" aria-label="{{ label }}"><table>
+<thead><tr>
+{% for title, formula in heads.items() %}<th scope="col" title="{{ formula }}">{{ title }}</th>
+{% endfor %}
+</tr></thead>
+<tbody>
+{% for cells in rows %}
+  <tr data-row="{{ cells[0].text }}" class="{{ 'best' if cells[0].text == best }}">
+  {% for cell in cells %}
+    <td class="{{ cell.mood }}" title="{{ cell.hint }}">{{ cell.text }}
+    {%- if cell.small %}<small>{{ cell.small }}</small>{% endif %}</td>
+  {% endfor %}
+  </tr>
+{% endfor %}
+</tbody></table></div>
+""")
+STATE = HTML.from_string("""
+<div class="pg-state" data-state="{{ state }}">
+{% if share is not none %}<progress value="{{ share }}" max="1"></progress>{% endif %}
+<span class="text" role="status">{{ text }}</span>
+</div>
+{% if error %}<div class="pg-alert" role="alert">{{ error }}</div>{% endif %}
+""")
+SAYING = HTML.from_string(
+    '<span class="pg-said{{ " faulty" if faulty }}" role="status">{{ text }}</span>'
+)
+SAVE_JS = """(file) => {
+  if (!file) return [];
+  const url = URL.createObjectURL(new Blob([file.text]));
+  const link = document.createElement("a");
+  Object.assign(link, { href: url, download: file.name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
+  return [];
+}"""
+ADDRESS_JS = """(value) => {
+  const url = new URL(location.href), theme = url.searchParams.get("__theme");
+  if (!value || url.searchParams.get(%(name)s) === value) return [];
+  url.search = "";
+  url.searchParams.set(%(name)s, value);
+  if (theme) url.searchParams.set("__theme", theme);
+  history.replaceState(null, "", url);
+  return [];
+}"""
+
+
+class Cell(NamedTuple):
+    """A cell of a table; `mood` is good, warn or bad, for its colour."""
+
+    text: str
+    small: str = ""
+    mood: str = ""
+    hint: str = ""
+
+
+def table_html(
+    label: str,
+    heads: Mapping[str, str],
+    rows: Iterable[Sequence[Cell | str]],
+    *,
+    best: str | None = None,
+) -> str:
+    """A table; `heads` gives every column's formula, which is its tooltip.
+
+    Args:
+        best: first cell of the row that stands out.
+    """
+    cells = [[one if isinstance(one, Cell) else Cell(one) for one in row] for row in rows]
+    return TABLE.render(label=label, heads=heads, rows=cells, best=best)
+
+
+def state_html(state: str, text: str, *, share: float | None = None, error: str = "") -> str:
+    """Where something long is, how much of it is done, and what broke it."""
+    return STATE.render(state=state, text=text, share=share, error=error)
+
+
+def saying(text: str | Fault) -> str:
+    """A sentence under a form; a fault in another colour."""
+    if isinstance(text, Fault):
+        return SAYING.render(text=text.sentence, faulty=True)
+    return SAYING.render(text=text, faulty=False)
+
+
+def definitions(formulas: Mapping[str, str]) -> str:
+    """Every figure with its formula, as Markdown."""
+    return "\n".join(f"- **{name.replace('_', ' ')}**: {text}" for name, text in formulas.items())
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def figure(value: float | None, digits: int, unit: str = "") -> str:
+    return DASH if value is None else f"{value:.{digits}f}{unit}"
+
+
+def milliseconds(value: float | None) -> str:
+    """3.1, 72 or 1302; without the unit."""
+    return figure(value, 1 if value is not None and value < 20 else 0)
+
+
+def duration(ms: float | None) -> str:
+    return DASH if ms is None else f"{milliseconds(ms)} ms" if ms < 1000 else f"{ms / 1000:.2f} s"
+
+
+def saves(
+    button: gr.Button,
+    read: Callable[..., tuple[str, str]],
+    inputs: Sequence[Any],
+    message: gr.HTML,
+) -> None:
+    """Make a button save what `read` gives, a file's name and text; or say why not."""
+    file = gr.JSON(visible=False)
+
+    def prepare(*held: Any) -> tuple[Any, str]:
+        found = attempt(lambda: read(*held), where="saving a file")
+        if isinstance(found, Fault):
+            return None, saying(found)
+        return {"name": found[0], "text": found[1]}, ""
+
+    made = button.click(prepare, list(inputs), [file, message], **RAW)
+    made.then(None, file, None, js=SAVE_JS, **RAW)
+
+
+def address_js(name: str) -> str:
+    """JavaScript that makes a value a parameter of the page's address, for a reload or a copy."""
+    return ADDRESS_JS % {"name": json.dumps(name)}

@@ -1,0 +1,60 @@
+"""What the page's modules ask the server: a question that pydantic checks, an answer as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field
+
+from engine.config import Settings
+from playground.errors import Fault, attempt
+from playground.host.stream import History
+
+RunId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[ -~]+$")]
+"""An id as it may stand in a link; whether such a run exists is the store's to say."""
+Index = Annotated[int, Field(ge=0, le=10_000_000)]
+Answer = dict[str, Any]
+Served = Callable[[Any], Answer]
+"""A function that a module calls as `server.name(question)`."""
+Question = TypeVar("Question", bound=Settings)
+
+
+class Since(Settings):
+    """Which commits of a run are missing: all behind the first `have`."""
+
+    run: RunId
+    have: Index
+
+
+class StepOf(Settings):
+    """One step of a run."""
+
+    run: RunId
+    index: Index
+
+
+def serve(
+    name: str, question: type[Question], answer: Callable[[Question], Answer], *, where: str
+) -> Served:
+    """A function under a name; a fault comes back as `{"error": sentence}`."""
+
+    def served(asked: Any) -> Answer:
+        return answered(lambda: answer(question.parse(asked)), where=where)
+
+    served.__name__ = name
+    return served
+
+
+def answered(read: Callable[[], Answer], *, where: str) -> Answer:
+    """What `read` returns, or its fault as `{"error": sentence}`."""
+    found = attempt(read, where=where)
+    return {"error": found.sentence} if isinstance(found, Fault) else found
+
+
+def panel_functions(history: History) -> list[Served]:
+    """What token panels ask of a history: `since`, the commits that were lost, and `step`."""
+    return [
+        serve("since", Since, lambda q: history.since(q.run, q.have), where="reading a run"),
+        serve("step", StepOf, lambda q: history.step(q.run, q.index), where="reading a step"),
+    ]

@@ -1,0 +1,107 @@
+"""How a sweep stands: its state, its trials as a table, one of them as a card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from playground.experiments.job import Job
+from playground.experiments.sweep.space import shown
+from playground.web.results import DASH, HTML, Cell, figure, table_html
+
+Trial = Mapping[str, Any]
+STATUS_TEXTS = {
+    "running": "running",
+    "completed": "done",
+    "stopped": "stopped",
+    "failed": "failed",
+    "interrupted": "interrupted: its process died",
+}
+OUTCOMES = {"killed": "broken off", "stopped": "broken off"}
+FIGURES = [
+    ("speedup", "speedup", 2),
+    ("tok_s", "tok/s measured", 1),
+    ("plain_tok_s", "plain tok/s", 1),
+    ("mat", "MAT", 2),
+]
+CARD = HTML.from_string("""
+<div class="pg-card"><h4>{{ title }}</h4>
+<p class="headline">{{ point }}</p>
+<p class="figures">
+{% for name, text, formula in figures %}
+  <span title="{{ formula }}"><b data-figure="{{ name }}">{{ text }}</b>
+  {{ name | replace("_", " ") }}</span>
+{% endfor %}
+</p>
+<p class="remark">{{ remark }}</p></div>
+""")
+
+
+def state_text(found: Mapping[str, Any], job: Job | None) -> str:
+    """Where a sweep is."""
+    parts = [f"{found['num_done']} of {found['num_trials']} trials"]
+    now = job and job.progress
+    if job is not None and job.cancelled():
+        parts.append("stopping")
+    elif now and now.trial:
+        trial = now.trial
+        point = ", ".join(f"{name} {shown(value)}" for name, value in trial.point.items())
+        parts.append(f"trial {trial.number}: {point}")
+        parts += [f"{trial.num_pairs} of {trial.num_planned} answered", now.message]
+    else:
+        parts.append(STATUS_TEXTS[found["status"]])
+    return " · ".join(filter(None, parts))
+
+
+def trials_html(found: Mapping[str, Any]) -> str:
+    """The trials as a table: settings, then figures."""
+    formulas, objective = found["formulas"], found["objective"]
+    columns = [("value", objective["title"], 2, objective["formula"])]
+    columns += [
+        (name, title, digits, formulas[name])
+        for name, title, digits in FIGURES
+        if name != objective["key"] or name == "tok_s"
+    ]
+    heads = dict.fromkeys(("trial", "", *found["fields"]), "")
+    heads |= {title: formula for _, title, _, formula in columns}
+    rows: list[list[Cell | str]] = []
+    for trial in sorted(found["trials"], key=lambda trial: int(trial["number"])):
+        figures = trial["figures"] or {}
+        same = f"{figures['num_same']}/{figures['num_prompts']}" if figures else DASH
+        rows.append(
+            [
+                str(trial["number"]),
+                Cell(standing(found, trial), hint=trial["reason"] or ""),
+                *(shown(trial["point"].get(name)) for name in found["fields"]),
+                *(figure(figures.get(name), digits) for name, _, digits, _ in columns),
+                same,
+            ]
+        )
+    heads["same text"] = formulas["same"]
+    return table_html("Trials", heads, rows, best=str(found["best"]))
+
+
+def standing(found: Mapping[str, Any], trial: Trial) -> str:
+    if trial["outcome"] != "measured":
+        return OUTCOMES.get(trial["outcome"], str(trial["outcome"]))
+    if trial["number"] == found["best"]:
+        return "best"
+    return "≈ best" if trial["number"] in found["as_good"] else ""
+
+
+def card_html(found: Mapping[str, Any], trial: Trial) -> str:
+    """The picked trial: its settings, figures, and what is to be said of it."""
+    is_best = trial["number"] == found["best"]
+    figures, formulas = trial["figures"] or {}, found["formulas"]
+    digits = {"value": 2, **{name: digits for name, _, digits in FIGURES}}
+    remark = found["verdict"] if is_best else ""
+    if trial["reason"]:
+        remark = f"{standing(found, trial)}: {trial['reason']}"
+    elif trial["number"] in found["as_good"]:
+        remark = f"As good as the best: {formulas['as_good']}."
+    return CARD.render(
+        title=f"Best: trial {trial['number']}" if is_best else f"Trial {trial['number']}",
+        point=", ".join(f"{name} {shown(trial['point'].get(name))}" for name in found["fields"]),
+        figures=[(k, figure(figures.get(k), d), formulas[k]) for k, d in digits.items()],
+        remark=f"{found['about']}. {remark}",
+    )
