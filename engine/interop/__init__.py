@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.interop import fields, llamacpp, sglang, transformers, triton, trtllm, vllm
-from engine.interop.fields import Engine
-from engine.interop.handoff import MAX_CHARS, Context, Export, Imported, ReadYaml, Version
+from engine.interop import llamacpp, sglang, transformers, triton, trtllm, vllm
+from engine.interop.fields import Engine, NotTakenError, Reader, Writer
+from engine.interop.handoff import MAX_CHARS, Export, Imported, ReadYaml, Version
 
-ENGINES: Mapping[str, Engine] = {
-    module.ENGINE.name: module.ENGINE
-    for module in (trtllm, vllm, sglang, triton, llamacpp, transformers)
-}
+_MODULES = (trtllm, vllm, sglang, triton, llamacpp, transformers)
+ENGINES: Mapping[str, Engine] = {module.ENGINE.name: module.ENGINE for module in _MODULES}
 
 
 def find_engine(name: object) -> Engine:
@@ -30,9 +29,14 @@ def find_engine(name: object) -> Engine:
     """
     if isinstance(name, str) and name in ENGINES:
         return ENGINES[name]
-    near = difflib.get_close_matches(str(name), ENGINES, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]}?" if near else ""
+    hint = _nearest(str(name), ENGINES, " Did you mean {}?")
     raise ConfigError(f"The engine must be one of {', '.join(ENGINES)}, got {name!r:.80}.{hint}")
+
+
+def _nearest(word: str, known: Iterable[str], hint: str) -> str:
+    """The hint with the known word nearest to this one; empty if none is near."""
+    near = difflib.get_close_matches(word, sorted(known), n=1)
+    return hint.format(near[0]) if near else ""
 
 
 def read_version(engine: Engine, text: str | None) -> Version:
@@ -84,8 +88,15 @@ def export_method(
     if numbers > _numbers(engine.newest):
         newer = f"{engine.title} {version} is newer than {engine.newest}, the newest known here."
         notes = (*notes, f"{newer} Check the result against its documentation.")
-    context = Context(target, numbers, resolve, notes)
-    return fields.export(engine, config, context, version or engine.newest)
+    version = version or engine.newest
+    writer = Writer(engine, config, target, numbers, resolve, list(notes))
+    try:
+        files = engine.files(writer, writer.values())
+    except NotTakenError as error:
+        return Export(engine.name, version, refusal=str(error), nearest=error.nearest)
+    writer.finish()
+    files = (*files, *writer.files)
+    return Export(engine.name, version, files, tuple(writer.notes), tuple(writer.warnings))
 
 
 def import_config(engine: Engine, text: str, read_yaml: ReadYaml) -> Imported:
@@ -101,4 +112,14 @@ def import_config(engine: Engine, text: str, read_yaml: ReadYaml) -> Imported:
         raise ConfigError(f"Nothing to read. Paste a config of {engine.title}.")
     if len(text) > MAX_CHARS:
         raise ConfigError(f"The text has {len(text)} characters; {MAX_CHARS} are allowed.")
-    return fields.import_(engine, text, read_yaml)
+    values, target = engine.parse(text, read_yaml)
+    reader = Reader(values, known=set(engine.known), used={engine.key})
+    config = parse_method(reader.read(engine.pick(reader)))
+    left = [key for key in values if key not in reader.used]
+    ignored = tuple(key for key in left if key in reader.known)
+    unknown = [
+        key + _nearest(key, reader.known, " (did you mean {}?)")
+        for key in left
+        if key not in reader.known
+    ]
+    return Imported(config, target, tuple(reader.notes), ignored, tuple(unknown))

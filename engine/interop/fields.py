@@ -2,14 +2,13 @@
 
 An engine's file lists, for every method that it takes, rows of `Field` (our setting, the engine's
 key, how a value goes there and comes back, the releases that have it) and of `Loss` (what a setting
-loses there). `export` and `import_` walk these rows; what no row can say is a small function of the
+loses there). `Writer` and `Reader` walk these rows; what no row can say is a small function of the
 engine's file, called after them. A setting that has an effect, differs from its default and was
 written by no row becomes a warning: nothing is dropped in silence.
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,25 +17,46 @@ from typing import Any, Union, get_args, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
-from engine.drafters import methods, parse_method
+from engine.drafters import methods
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.interop.handoff import Context, Export, File, Imported, ReadYaml, Version
+from engine.interop.handoff import File, ReadYaml, Version
 from engine.tree import ChoiceTree
 
 Values = dict[str, Any]
 NO_MODEL = "DRAFTER"
 """Stands for the drafter's weights where the method names none."""
-UNLIKE = ("Autoregressive", "Combined", "MTP")
-"""Methods that stand for no other: they draft nothing, combine, or need layers of the target."""
-ONE_AT_A_TIME = "Export the method that drafts most of the accepted tokens by itself."
+UNLIKE = ("Combined", "MTP")
+"""Methods that stand for no other: they combine, or need layers of the target."""
 DYNAMIC = "dynamic_tree_max_topK max_total_draft_tokens max_non_leaves_per_layer"
 POOL_RULES = "is_keep_all is_use_oldest is_public_pool"
-RELAXED = "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token"
+BLOCK = "Set max_draft_len, e.g. to the draft model's block size less one."
+"""What to do where DFlash's length is left to the draft model, and the engine wants a number."""
 IGNORED = object()
 """A value of the engine's that has no meaning here."""
 _KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a name or path"}
-_ADAPTERS: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in _KINDS}
+_EXACT = "{title} verifies exactly: fewer tokens are accepted."
+_IN_CHECKPOINT = "{title} reads it from the checkpoint."
+_ONLY_TYPICAL = "It only matters with typical acceptance."
+_ONLY_MIXED = "It only matters with mix_contexts."
+_REASONS = {
+    "acceptance": _EXACT,
+    "adaptive": "It drafts the same length at every step.",
+    "confidence_threshold": "{title} always drafts the full length.",
+    "eagle3_layers_to_capture": "{title} reads the layers from the checkpoint.",
+    "escape": _ONLY_MIXED,
+    "global_pool_size": "It counts tokens; {title} counts requests.",
+    "mask_token_id": _IN_CHECKPOINT,
+    "num_medusa_heads": _IN_CHECKPOINT,
+    "pool_from_text": "{title} also fills its pool from the prompt.",
+    "posterior_alpha": _ONLY_TYPICAL,
+    "posterior_threshold": _ONLY_TYPICAL,
+    "target_layer_ids": _IN_CHECKPOINT,
+    "text_weight": _ONLY_MIXED,
+    "use_relaxed_acceptance_for_thinking": _EXACT,
+    "use_tree_spec": "{title} verifies one path, not a tree.",
+}
+"""What to add to the warning that a setting is dropped."""
 
 
 class NotTakenError(ConfigError):
@@ -48,26 +68,6 @@ class NotTakenError(ConfigError):
 
 
 # ---- the tables
-
-
-_REASONS = {
-    "acceptance": "{title} verifies exactly: fewer tokens are accepted.",
-    "adaptive": "It drafts the same length at every step.",
-    "confidence_threshold": "{title} always drafts the full length.",
-    "eagle3_layers_to_capture": "{title} reads the layers from the checkpoint.",
-    "escape": "It only matters with mix_contexts.",
-    "global_pool_size": "It counts tokens; {title} counts requests.",
-    "mask_token_id": "{title} reads it from the checkpoint.",
-    "num_medusa_heads": "{title} reads it from the checkpoint.",
-    "pool_from_text": "{title} also fills its pool from the prompt.",
-    "posterior_alpha": "It only matters with typical acceptance.",
-    "posterior_threshold": "It only matters with typical acceptance.",
-    "target_layer_ids": "{title} reads it from the checkpoint.",
-    "text_weight": "It only matters with mix_contexts.",
-    "use_relaxed_acceptance_for_thinking": "{title} verifies exactly: fewer tokens are accepted.",
-    "use_tree_spec": "{title} verifies one path, not a tree.",
-}
-"""What to add to the warning that a setting is dropped."""
 
 
 def _same(value: Any) -> Any:
@@ -97,7 +97,7 @@ class Field(_Row):
         write: makes the engine's value where more than our setting goes into it.
         kind: type of the engine's value, where it is not that of our setting.
         given: our switch without which the key is neither written nor read.
-        needed: whether the engine cannot do without, so that our setting must not be None.
+        needed: what to do where our setting is None and the engine cannot do without.
         absent: our value where the key is absent, told by `note`; None = the method's default.
     """
 
@@ -109,7 +109,7 @@ class Field(_Row):
     write: Callable[[Writer], Any] | None = None
     kind: type | None = None
     given: str = ""
-    needed: bool = False
+    needed: str = ""
     absent: Any = None
     note: str = ""
 
@@ -180,7 +180,7 @@ class Method(_Row):
     read: Callable[[Reader], None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """A serving engine.
 
@@ -188,7 +188,9 @@ class Engine:
         versions: releases that differ, newest first; a newer one counts as the first.
         trees: what it takes of choice trees, in a few words.
         key: its key for the method's name.
-        refused: per decoding type that it does not take, why not and what comes nearest.
+        plain: what an export leaves out, so that the engine decodes plainly.
+        drafters: what comes nearest to a drafter written for this playground.
+        refused: per other decoding type that it does not take, why not and what comes nearest.
         files: the values as files.
         parse: a text as values, and the target if the text names it.
         pick: which of its methods the values are.
@@ -201,17 +203,69 @@ class Engine:
     versions: tuple[tuple[str, str], ...]
     trees: str
     key: str
+    plain: str
+    drafters: str
     methods: tuple[Method, ...]
-    refused: Mapping[str, tuple[str, str]]
+    refused: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     files: Callable[[Writer, Values], tuple[File, ...]]
     parse: Callable[[str, ReadYaml], tuple[Mapping[str, Any], str | None]]
     pick: Callable[[Reader], Method]
-    known: frozenset[str]
+    known: frozenset[str] = frozenset()
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def newest(self) -> str:
         return self.versions[0][0]
+
+    def method(self, config: MethodConfig, version: Version) -> Method:
+        """The method as this release takes it.
+
+        Raises:
+            NotTakenError: it does not.
+        """
+        cls, name, title = type(config), config.decoding_type, self.title
+        if name == "Autoregressive":
+            plain = f"Without {self.plain}, {title} decodes plainly."
+            return Method(name, "", notes=(plain,) if self.plain else ())
+        found = [method for method in self.methods if method.ours == name]
+        for method in found:
+            if method.is_for(version):
+                return method
+        if found:
+            since = ".".join(map(str, found[0].since))
+            later = f"{title} has {found[0].theirs or cls.title} from {since} on."
+            nearest = f"Release {since} or newer; before, {self._nearest(cls, version)}."
+            raise NotTakenError(*(found[0].outside or (later, nearest)))
+        refused = {
+            "Combined": (
+                f"{title} runs one drafting method at a time.",
+                "Export the method that drafts most of the accepted tokens by itself.",
+            ),
+            "User_Provided": (
+                f"A drafter written for this playground does not run in {title}.",
+                self.drafters,
+            ),
+        } | dict(self.refused)
+        none = f"{title} has no {cls.title}.", f"{self._nearest(cls, version)}."
+        raise NotTakenError(*refused.get(name, none))
+
+    def _nearest(self, own: type[MethodConfig], version: Version) -> str:
+        """What this release takes that needs weights of its own, or none, as this method."""
+        known = methods()
+        takes = [
+            known[method.ours]
+            for method in self.methods
+            if method.ours not in UNLIKE and method.is_for(version)
+        ]
+        like = [cls.title for cls in takes if _needs_weights(cls) == _needs_weights(own)]
+        if not like:
+            return ", ".join(cls.title for cls in takes)
+        why = "with weights of their own" if _needs_weights(own) else "without weights"
+        return f"{', '.join(dict.fromkeys(like))}: {why}, too"
+
+
+def _needs_weights(cls: type[MethodConfig]) -> bool:
+    return "speculative_model" in cls.model_fields
 
 
 def named(methods: Iterable[Method], name: str) -> Method | None:
@@ -219,16 +273,48 @@ def named(methods: Iterable[Method], name: str) -> Method | None:
     return next((m for m in methods if m.theirs and name in (m.theirs, *m.also)), None)
 
 
+def require_named(methods: Iterable[Method], key: str, name: str) -> Method:
+    """The first method that the engine calls so under this key.
+
+    Raises:
+        ConfigError: none here stands for it.
+    """
+    methods = tuple(methods)
+    found = named(methods, name)
+    if found is None:
+        known = dict.fromkeys(word for m in methods if m.theirs for word in (m.theirs, *m.also))
+        raise ConfigError(
+            f"{key} must be one of {', '.join(known)}, got {name or 'none':.40}. Others have no "
+            "counterpart here."
+        )
+    return found
+
+
+def drops_draft_probs(why: str, **releases: Any) -> Loss:
+    """The warning of an engine that verifies without the drafter's probabilities."""
+    sentence = f"use_draft_probs is dropped{why}"
+    return Loss("use_draft_probs", sentence, lambda config: config.use_draft_probs, **releases)
+
+
 # ---- writing
 
 
 @dataclass
 class Writer:
-    """Collects what an export says while its values are made."""
+    """Makes an engine's values of a config, and collects what the export says.
+
+    Attributes:
+        target: as the engine can load it.
+        version: the engine's release.
+        resolve: what `speculative_model` names → what the engine can load.
+        used: settings that were written, or whose loss was told.
+    """
 
     engine: Engine
     config: Any
-    context: Context
+    target: str
+    version: Version
+    resolve: Callable[[str], str]
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
@@ -237,7 +323,7 @@ class Writer:
 
     def at_least(self, *version: int) -> bool:
         """Whether the engine's release is this one or newer."""
-        return self.context.version >= version
+        return self.version >= version
 
     def take(self, name: str) -> Any:
         """A setting's value, from now on counted as written."""
@@ -252,7 +338,7 @@ class Writer:
                 f"speculative_model is not set. Put the drafter's path in place of {NO_MODEL}."
             )
             return NO_MODEL
-        self.models.append(self.context.resolve(named))
+        self.models.append(self.resolve(named))
         return self.models[-1]
 
     def chain_of_levels(self, who: str) -> int:
@@ -284,10 +370,10 @@ class Writer:
         Raises:
             NotTakenError: this release cannot take it.
         """
-        method = self._method()
+        method = self.engine.method(self.config, self.version)
         values = {self.engine.key: method.theirs} if method.theirs else {}
         for row in method.rows:
-            if not row.is_for(self.context.version):
+            if not row.is_for(self.version):
                 continue
             if isinstance(row, Field):
                 self._write(row, values)
@@ -300,40 +386,6 @@ class Writer:
             method.write(self, values)
         return values
 
-    def part(self, config: MethodConfig) -> Writer:
-        """A writer for a method inside this one, with the same notes and warnings."""
-        return Writer(
-            self.engine, config, self.context, self.notes, self.warnings, models=self.models
-        )
-
-    def _method(self) -> Method:
-        cls, title = type(self.config), self.engine.title
-        found = [m for m in self.engine.methods if m.ours == self.config.decoding_type]
-        for method in found:
-            if method.is_for(self.context.version):
-                return method
-        if not found:
-            none = f"{title} has no {cls.title}.", f"{self._nearest()}."
-            raise NotTakenError(*self.engine.refused.get(self.config.decoding_type, none))
-        since = ".".join(map(str, found[0].since))
-        later = f"{title} has {found[0].theirs or cls.title} from {since} on."
-        nearest = f"Release {since} or newer; before, {self._nearest()}."
-        raise NotTakenError(*(found[0].outside or (later, nearest)))
-
-    def _nearest(self) -> str:
-        """What this release takes that needs weights of its own, or none, as this method."""
-        own, known = type(self.config), methods()
-        takes = [
-            known[method.ours]
-            for method in self.engine.methods
-            if method.ours not in UNLIKE and method.is_for(self.context.version)
-        ]
-        like = [cls.title for cls in takes if _needs_weights(cls) == _needs_weights(own)]
-        if not like:
-            return ", ".join(cls.title for cls in takes)
-        why = "with weights of their own" if _needs_weights(own) else "without weights"
-        return f"{', '.join(dict.fromkeys(like))}: {why}, too"
-
     def _write(self, row: Field, values: Values) -> None:
         if row.given and not getattr(self.config, row.given):
             return
@@ -343,13 +395,16 @@ class Writer:
             ours = self.take(row.ours)
             if ours is None and row.needed:
                 title, method = self.engine.title, type(self.config).title
-                raise NotTakenError(
-                    f"{title} needs {row.theirs} for {method}, and {row.ours} is not set.",
-                    f"Set {row.ours}, e.g. to the draft model's block size less one.",
-                )
+                why = f"{title} needs {row.theirs} for {method}, and {row.ours} is not set."
+                raise NotTakenError(why, row.needed)
             value = None if ours is None else row.out(ours)
         if value is not None:
             values[row.theirs] = value
+
+    def part(self, config: MethodConfig) -> Writer:
+        """A writer for a method inside this one, with the same notes and warnings."""
+        own = (self.engine, config, self.target, self.version, self.resolve)
+        return Writer(*own, self.notes, self.warnings, models=self.models)
 
     def finish(self, prefix: str = "") -> None:
         """Warn of every setting that has an effect, is not at its default and was not written."""
@@ -358,32 +413,11 @@ class Writer:
             value = getattr(self.config, name)
             if value == type(self.config).model_fields[name].default:
                 continue
-            dropped = (
-                f"{prefix}{name}={_short(value)} has no counterpart in {title} and is dropped."
-            )
+            text = json.dumps(value) if isinstance(value, bool | str) else str(value)
+            text = text if len(text) <= 60 else text[:57] + "..."
             reason = self.engine.reasons.get(name) or _REASONS.get(name, "").format(title=title)
+            dropped = f"{prefix}{name}={text} has no counterpart in {title} and is dropped."
             self.warnings.append(f"{dropped} {reason}".rstrip())
-
-
-def _needs_weights(cls: type[MethodConfig]) -> bool:
-    return "speculative_model" in cls.model_fields
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value) if isinstance(value, bool | str) else str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def export(engine: Engine, config: MethodConfig, context: Context, version: str) -> Export:
-    """A method as an engine takes it, or why it does not."""
-    writer = Writer(engine, config, context, list(context.notes))
-    try:
-        files = engine.files(writer, writer.values())
-    except NotTakenError as error:
-        return Export(engine.name, version, refusal=str(error), nearest=error.nearest)
-    writer.finish()
-    files = (*files, *writer.files)
-    return Export(engine.name, version, files, tuple(writer.notes), tuple(writer.warnings))
 
 
 # ---- reading
@@ -410,10 +444,11 @@ class Reader:
             ConfigError: it is of another one.
         """
         value = self.values[key]
+        adapter: TypeAdapter[Any] = TypeAdapter(kind)
         try:
             if isinstance(value, str):
-                return _ADAPTERS[kind].validate_strings(value.strip())
-            return _ADAPTERS[kind].validate_python(value, strict=True)
+                return adapter.validate_strings(value.strip())
+            return adapter.validate_python(value, strict=True)
         except ValidationError as error:
             raise ConfigError(f"{key} must be {_KINDS[kind]}, got {value!r:.80}.") from error
 
@@ -459,23 +494,3 @@ def _kind_of(decoding_type: str, name: str) -> type | None:
     union = get_origin(annotation) in (Union, UnionType)
     kinds = set(get_args(annotation) if union else (annotation,)) & set(_KINDS)
     return kinds.pop() if kinds else None
-
-
-def import_(engine: Engine, text: str, read_yaml: ReadYaml) -> Imported:
-    """An engine's config as a method here.
-
-    Raises:
-        ConfigError: it is not one, or has no counterpart here.
-    """
-    values, target = engine.parse(text, read_yaml)
-    reader = Reader(values, known=set(engine.known), used={engine.key})
-    config = parse_method(reader.read(engine.pick(reader)))
-    left = [key for key in values if key not in reader.used]
-    ignored = tuple(key for key in left if key in reader.known)
-    unknown = tuple(_with_nearest(key, reader.known) for key in left if key not in reader.known)
-    return Imported(config, target, tuple(reader.notes), ignored, unknown)
-
-
-def _with_nearest(key: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.6)
-    return f"{key} (did you mean {near[0]}?)" if near else key

@@ -31,23 +31,6 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """What an export needs besides the method.
-
-    Attributes:
-        target: the target as the engine can load it: hub id or path.
-        version: release of the engine, e.g. (0, 20, 2).
-        resolve: what `speculative_model` names → what the engine can load.
-        notes: remarks on the target, e.g. that its weights are a GGUF file.
-    """
-
-    target: str
-    version: Version
-    resolve: Callable[[str], str] = str
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Export:
     """A method as an engine takes it.
 
@@ -145,8 +128,6 @@ def read_flags(text: str, *, switches: frozenset[str] = frozenset()) -> Flags:
     Raises:
         ConfigError: quotes do not match, or an option is given twice.
     """
-    if len(text) > MAX_CHARS:
-        raise ConfigError(f"The command has {len(text)} characters; {MAX_CHARS} are allowed.")
     try:
         tokens = shlex.split(re.sub(r"\\\s*\n", " ", text), comments=True)
     except ValueError as error:

@@ -15,19 +15,17 @@ from pathlib import PurePath
 from typing import Any
 
 from engine.errors import ConfigError
+from engine.interop import fields
 from engine.interop.fields import (
     NO_MODEL,
-    POOL_RULES,
     Engine,
     Field,
     Loss,
     Method,
-    NotTakenError,
     Reader,
     Values,
     Writer,
     const,
-    named,
 )
 from engine.interop.handoff import File, ReadYaml, command, read_flags
 
@@ -36,8 +34,8 @@ NEW = (9235,)
 TYPE = "--spec-type"
 MODEL = ("-md", "--spec-draft-model", "--model-draft", "--spec-draft-hf", "-hfd", "-hfrd",
          "--hf-repo-draft")  # fmt: skip
-LENGTH = ("--spec-draft-n-max", "--draft-max", "--draft", "--draft-n")
-OLD = ("--draft-max", "--draft-min", "--draft", "--draft-n")
+LENGTH = ("--spec-draft-n-max", ("--draft-max", "--draft", "--draft-n"))
+OLD = (*LENGTH[1], "--draft-min")
 KNOWN = frozenset(
     "--spec-draft-p-split --draft-p-split --spec-draft-ngl -ngld --gpu-layers-draft "
     "--n-gpu-layers-draft --spec-draft-device -devd --device-draft --spec-draft-type-k -ctkd "
@@ -51,7 +49,7 @@ KNOWN = frozenset(
 LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
 RULES = (
     "ngram-simple copies what followed the last occurrence in the request's own text: the pool "
-    f"rules (lookup, {', '.join(POOL_RULES.split())}) are dropped."
+    f"rules (lookup, {', '.join(fields.POOL_RULES.split())}) are dropped."
 )
 GGUF = (
     "llama.cpp loads GGUF files: convert a folder of weights with "
@@ -74,29 +72,23 @@ def _write_combined(writer: Writer, values: Values) -> None:
     """Types in one list: look-up comes first wherever it finds something, as here."""
     first, second = writer.take("retrieval"), writer.take("model")
     drafting = [method.ours for method in DRAFTING]
-    if (
-        not writer.at_least(*NEW)
-        or first.decoding_type != "NGram"
-        or (second.decoding_type not in drafting)
-    ):
-        raise NotTakenError(
+    fits = first.decoding_type == "NGram" and second.decoding_type in drafting
+    if not writer.at_least(*NEW) or not fits:
+        raise fields.NotTakenError(
             f"llama.cpp cannot combine {first.decoding_type} with {second.decoding_type}.",
             f"From build {NEW[0]} on it combines NGram with {', '.join(drafting)}.",
         )
-    kinds: list[str] = []
-    options: Values = {}
+    values[TYPE] = ""
     for config in (first, second):
         part = writer.part(config)
         made = part.values()
-        kinds.append(made.pop(TYPE))
-        options |= made
+        kind = made.pop(TYPE)
+        values |= {TYPE: f"{values[TYPE]},{kind}".lstrip(","), **made}
         part.finish(f"{config.decoding_type}: ")
-    values |= {TYPE: ",".join(kinds), **options}
 
 
 def _read_combined(reader: Reader) -> None:
-    first, second = (named(METHODS, kind) for kind in _kinds(reader))
-    assert first is not None and second is not None
+    first, second = (fields.require_named(METHODS, TYPE, kind) for kind in _kinds(reader))
     reader.settings = {"retrieval": reader.read(first), "model": reader.read(second)}
 
 
@@ -127,9 +119,11 @@ P_MIN = _renamed(
 
 def _length(write: Callable[[Writer], Any] | None = None) -> tuple[Field, Field]:
     note = "No draft length is given: 3, the default of builds since April 2026, is taken."
-    field = Field(
-        "max_draft_len", LENGTH[0], LENGTH[1:], write=write, needed=True, absent=3, note=note
+    needed = (
+        "Set max_draft_len; more than the trained block is cut to it. llama.cpp drafts 3 tokens "
+        "unless told otherwise."
     )
+    field = Field("max_draft_len", *LENGTH, write=write, needed=needed, absent=3, note=note)
     return _renamed(field, "--draft-max")
 
 
@@ -163,11 +157,9 @@ DRAFTING = (
                 ),
                 "--draft-p-min",
             ),
-            Loss(
-                "use_draft_probs",
-                "use_draft_probs is dropped: llama.cpp keeps a drafted token only where the "
-                "target draws the same one; when sampling, acceptance falls.",
-                lambda config: config.use_draft_probs,
+            fields.drops_draft_probs(
+                ": llama.cpp keeps a drafted token only where the target draws the same one; when "
+                "sampling, acceptance falls."
             ),
         ),
         also=("draft",),
@@ -184,19 +176,13 @@ DRAFTING = (
 )
 METHODS = (
     Method(
-        "Autoregressive",
-        "",
-        notes=("Without --spec-type and a draft model, llama.cpp decodes plainly.",),
-    ),
-    *DRAFTING,
-    Method(
         "NGram",
         "ngram-simple",
         (
             *_ngram("size-n", Field("max_matching_ngram_size", "", absent=12)),
             *_ngram("size-m", Field("max_draft_len", "", absent=48)),
             *_ngram("min-hits", const("", 1, note="here one occurrence is enough.")),
-            Field("max_draft_len", "--draft-max", LENGTH, back=None, until=NEW),
+            Field("max_draft_len", "--draft-max", LENGTH[1], back=None, until=NEW),
             Loss(
                 "",
                 "ngram-simple looks up exactly {c.max_matching_ngram_size} tokens: the shorter "
@@ -204,7 +190,7 @@ METHODS = (
                 lambda config: config.max_matching_ngram_size > 1,
             ),
             Loss(
-                f"lookup {POOL_RULES}",
+                f"lookup {fields.POOL_RULES}",
                 RULES,
                 lambda c: (
                     (c.lookup, c.is_keep_all, c.is_use_oldest, c.is_public_pool)
@@ -219,12 +205,13 @@ METHODS = (
         ),
         read_notes=("Here shorter matches are tried, too, where the longest finds nothing.",),
     ),
+    *DRAFTING,
     Method("Combined", "", write=_write_combined, read=_read_combined),
 )
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
-    target = writer.context.target
+    target = writer.target
     if not all(model.endswith(".gguf") for model in (target, *writer.models)):
         writer.notes.append(GGUF)
     if values.get(TYPE) == "draft-simple" and not writer.at_least(*NEW):
@@ -252,21 +239,14 @@ def _pick(reader: Reader) -> Method:
         reader.notes.append("Builds since April 2026 refuse the old names such as --draft-max.")
     if kinds[0] in LOOKUPS[1:]:
         reader.notes.append(f"{kinds[0]} counts occurrences; here the newest one is copied.")
-    if len(kinds) == 2 and kinds[0] in LOOKUPS and named(DRAFTING, kinds[1]):
+    if len(kinds) == 2 and kinds[0] in LOOKUPS and fields.named(DRAFTING, kinds[1]):
         return METHODS[-1]
     if len(kinds) > 1:
         raise ConfigError(
             f"{TYPE} {','.join(kinds)} has no counterpart here; an n-gram type followed by a "
             "draft type has."
         )
-    found = named(METHODS, kinds[0])
-    if found is None:
-        known = [*LOOKUPS, *(method.theirs for method in DRAFTING)]
-        raise ConfigError(
-            f"{TYPE} must be one of {', '.join(known)}, got {kinds[0]!r:.40}. Others have no "
-            "counterpart here."
-        )
-    return found
+    return fields.require_named(METHODS, TYPE, kinds[0])
 
 
 ENGINE = Engine(
@@ -279,16 +259,14 @@ ENGINE = Engine(
     ),
     trees="chains only",
     key=TYPE,
+    plain="--spec-type and a draft model",
+    drafters="Drafters there are C++ and part of the build.",
     methods=METHODS,
     refused={
         "Lookahead": (
             "llama-server has no lookahead; it is an example program only.",
             "N-gram lookup: without weights, too.",
-        ),
-        "User_Provided": (
-            "A drafter written for this playground does not run in llama.cpp.",
-            "Drafters there are C++ and part of the build.",
-        ),
+        )
     },
     files=_files,
     parse=_parse,

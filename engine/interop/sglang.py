@@ -18,10 +18,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
+from engine.interop import fields
 from engine.interop.fields import (
     IGNORED,
-    ONE_AT_A_TIME,
-    POOL_RULES,
     Engine,
     Field,
     Loss,
@@ -30,8 +29,6 @@ from engine.interop.fields import (
     Values,
     Writer,
     const,
-    named,
-    weights,
 )
 from engine.interop.handoff import File, ReadYaml, command, read_flags
 from engine.tree import ChoiceTree
@@ -161,24 +158,17 @@ def _read_eagle(reader: Reader) -> None:
         reader.settings["eagle_choices"] = chain.paths
 
 
+WEIGHTS = fields.weights(*MODEL)
+ONE_MORE: dict[str, Any] = {"out": lambda length: length + 1, "back": lambda tokens: tokens - 1}
+"""SGLang's draft tokens count the root."""
 METHODS = (
-    Method(
-        "Autoregressive", "", notes=("Without --speculative-algorithm, SGLang decodes plainly.",)
-    ),
-    Method("Eagle", "EAGLE", (weights(*MODEL),), write=_write_eagle, read=_read_eagle),
-    Method("Eagle3", "EAGLE3", (weights(*MODEL),), write=_write_eagle3, read=_read_eagle3),
+    Method("Eagle", "EAGLE", (WEIGHTS,), write=_write_eagle, read=_read_eagle),
+    Method("Eagle3", "EAGLE3", (WEIGHTS,), write=_write_eagle3, read=_read_eagle3),
     Method("MTP", "NEXTN", write=_write_chain, read=_read_chain),
     Method(
         "Draft_Target",
         "STANDALONE",
-        (
-            weights(*MODEL),
-            Loss(
-                "use_draft_probs",
-                f"use_draft_probs is dropped. {GREEDY}",
-                lambda config: config.use_draft_probs,
-            ),
-        ),
+        (WEIGHTS, fields.drops_draft_probs(f". {GREEDY}")),
         fixed={"use_draft_probs": False},
         write=_write_chain,
         read=_read_chain,
@@ -187,13 +177,7 @@ METHODS = (
         "NGram",
         "NGRAM",
         (
-            Field(
-                "max_draft_len",
-                TOKENS,
-                out=lambda length: length + 1,
-                back=lambda tokens: tokens - 1,
-                absent=11,
-            ),
+            Field("max_draft_len", TOKENS, absent=11, **ONE_MORE),
             const(PREFIX + "ngram-max-bfs-breadth", 1),
             const(PREFIX + "ngram-min-match-window-size", 1, until=(0, 5, 10)),
             Field("max_matching_ngram_size", WINDOW, until=(0, 5, 10)),
@@ -214,7 +198,7 @@ METHODS = (
                 since=(0, 5, 10),
             ),
             Loss(
-                f"lookup {POOL_RULES}",
+                f"lookup {fields.POOL_RULES}",
                 "SGLang keeps its own trie of all requests and proposes the likeliest "
                 "continuation: the pool rules (lookup, is_keep_all, is_use_oldest, "
                 "is_public_pool) are dropped.",
@@ -226,23 +210,14 @@ METHODS = (
     Method(
         "DFlash",
         "DFLASH",
-        (
-            weights(*MODEL),
-            Field(
-                "max_draft_len",
-                TOKENS,
-                (PREFIX + "dflash-block-size",),
-                out=lambda length: length + 1,
-                back=lambda tokens: tokens - 1,
-            ),
-        ),
+        (WEIGHTS, Field("max_draft_len", TOKENS, (PREFIX + "dflash-block-size",), **ONE_MORE)),
         since=(0, 5, 11),
     ),
 )
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
-    start = f"python -m sglang.launch_server --model-path {shlex.quote(writer.context.target)}"
+    start = f"python -m sglang.launch_server --model-path {shlex.quote(writer.target)}"
     return (File("launch.sh", command(start, *values.items()), "bash"),)
 
 
@@ -254,13 +229,7 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
 
 def _pick(reader: Reader) -> Method:
     name = str(reader.values.get(ALGORITHM, "")).upper()
-    found = named(METHODS, name)
-    if found is None:
-        names = ", ".join(method.theirs for method in METHODS if method.theirs)
-        raise ConfigError(
-            f"--speculative-algorithm must be one of {names}, got {name or 'none'}. Others have no "
-            "counterpart here."
-        )
+    found = fields.require_named(METHODS, ALGORITHM, name)
     for key in THRESHOLDS:
         if reader.find(key) and reader.typed(key, float) != 1.0:
             reader.notes.append(f"{key} below 1 is lossy there; the method here is lossless.")
@@ -282,14 +251,10 @@ ENGINE = Engine(
     ),
     trees="dynamic trees from steps, topk and draft tokens; none that is drawn",
     key=ALGORITHM,
+    plain=ALGORITHM,
+    drafters="Newer releases run a class registered with SpeculativeAlgorithm.register.",
     methods=METHODS,
-    refused={
-        "Combined": ("SGLang runs one drafting method at a time.", ONE_AT_A_TIME),
-        "User_Provided": (
-            "A drafter written for this playground does not run in SGLang.",
-            "Newer releases run a class registered with SpeculativeAlgorithm.register.",
-        ),
-    },
+    refused={"Suffix": ("SGLang has no suffix decoding.", "NGram: its trie spans requests, too.")},
     files=_files,
     parse=_parse,
     pick=_pick,

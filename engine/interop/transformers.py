@@ -12,7 +12,6 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.interop.fields import (
-    ONE_AT_A_TIME,
     Engine,
     Field,
     Loss,
@@ -21,9 +20,10 @@ from engine.interop.fields import (
     Values,
     Writer,
     const,
+    same,
     weights,
 )
-from engine.interop.handoff import MAX_CHARS, File, ReadYaml
+from engine.interop.handoff import File, ReadYaml
 
 NEW = (5, 15)
 """First release known to have MTP and DFlash."""
@@ -61,7 +61,7 @@ NGRAM = Method(
     "",
     (
         Field("max_draft_len", "prompt_lookup_num_tokens"),
-        Field("max_matching_ngram_size", "max_matching_ngram_size"),
+        *same("max_matching_ngram_size"),
         Loss(
             "lookup",
             "transformers has look-up rules of its own (lookup=transformers here): the pool rules "
@@ -107,7 +107,7 @@ DFLASH = Method("DFlash", "", (weights(ASSISTANT), const("speculation_type", "df
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
-    target, model = repr(writer.context.target), values.pop(ASSISTANT, None)
+    target, model = repr(writer.target), values.pop(ASSISTANT, None)
     lines = [
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
@@ -133,8 +133,6 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     """Keyword arguments of `generate`: of a mapping, or of a script's calls and assignments."""
-    if len(text) > MAX_CHARS:
-        raise ConfigError(f"The script has {len(text)} characters; {MAX_CHARS} are allowed.")
     if "(" not in text:
         values = read_yaml(text)
         if not isinstance(values, Mapping):
@@ -229,14 +227,9 @@ ENGINE = Engine(
     ),
     trees="chains only",
     key="",
-    methods=(Method("Autoregressive", ""), DRAFT_MODEL, NGRAM, MTP, DFLASH),
-    refused={
-        "Combined": ("transformers runs one drafting method at a time.", ONE_AT_A_TIME),
-        "User_Provided": (
-            "A drafter written for this playground does not run in transformers.",
-            "custom_generate there takes a decoding loop of your own.",
-        ),
-    },
+    plain="",
+    drafters="custom_generate there takes a decoding loop of your own.",
+    methods=(DRAFT_MODEL, NGRAM, MTP, DFLASH),
     files=_files,
     parse=_parse,
     pick=_pick,

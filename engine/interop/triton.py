@@ -64,7 +64,7 @@ def _write_medusa(writer: Writer, values: Values) -> None:
     if heads is None:
         writer.notes.append(f"build.sh converts {tree.depth} heads, as many as the tree is deep.")
     convert = {
-        "model_dir": writer.context.target,
+        "model_dir": writer.target,
         "medusa_model_dir": writer.model(),
         "num_medusa_heads": heads or tree.depth,
     }
@@ -78,28 +78,19 @@ def _write_eagle(writer: Writer, values: Values) -> None:
             "A drawn tree (EAGLE-1), or TensorRT-LLM 1.2's own server.",
         )
     tree = ChoiceTree(writer.config.eagle_choices)
-    convert = {
-        "model_dir": writer.context.target,
-        "eagle_model_dir": writer.model(),
-        "max_draft_len": len(tree),
-        "num_eagle_layers": tree.depth,
-        "max_non_leaves_per_layer": trtllm.non_leaves_per_layer(tree),
-    }
+    convert = {"model_dir": writer.target, "eagle_model_dir": writer.model()}
+    convert |= trtllm.static_tree(tree)
     build = {"speculative_decoding_mode": "eagle", "max_draft_len": len(tree)}
     _build(writer, "eagle", convert, build)
 
 
 def _write_lookahead(writer: Writer, values: Values) -> None:
     config = writer.config
-    window, size, guesses = (
-        config.max_window_size,
-        config.max_ngram_size,
-        config.max_verification_set_size,
-    )
+    size, columns = config.max_ngram_size, config.max_window_size + config.max_verification_set_size
     # What one step verifies: the window's rows and the guesses, N - 1 tokens each.
-    rows = max(size - 2, 0) + (window - 1 + guesses) * (size - 1)
+    rows = max(size - 2, 0) + (columns - 1) * (size - 1)
     build = {"speculative_decoding_mode": "lookahead_decoding", "max_draft_len": rows}
-    _build(writer, "models/core/llama", {"model_dir": writer.context.target}, build)
+    _build(writer, "models/core/llama", {"model_dir": writer.target}, build)
 
 
 def _write_redrafter(writer: Writer, values: Values) -> None:
@@ -110,7 +101,7 @@ def _write_redrafter(writer: Writer, values: Values) -> None:
     )
     base = command(
         "python examples/models/core/llama/convert_checkpoint.py",
-        ("--model_dir", writer.context.target),
+        ("--model_dir", writer.target),
         ("--output_dir", "base"),
         ("--dtype", "float16"),
     )
@@ -194,7 +185,7 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
         lines = [pbtxt_parameter(key, str(value)) for key, value in values.items()]
         return (File("config.pbtxt", "\n".join(lines) + "\n", "protobuf"),)
     whole = {
-        "model": writer.context.target,
+        "model": writer.target,
         "backend": "pytorch",
         **trtllm.document(writer, values),
         "triton_config": {"max_batch_size": 0, "decoupled": False},
@@ -237,11 +228,15 @@ ENGINE = Engine(
     ),
     trees="dynamic trees for EAGLE-3; drawn trees until TensorRT-LLM 1.2",
     key=trtllm.TYPE,
+    plain="speculative_config",
+    drafters=trtllm.ENGINE.drafters,
     methods=(*MODES.values(), *LLM_API),
-    refused=trtllm.REFUSED,
+    refused=trtllm.ENGINE.refused,
     files=_files,
     parse=_parse,
     pick=_pick,
-    known=frozenset(),
-    reasons=trtllm.REASONS | {"acceptance": "Triton's parameters know no typical acceptance."},
+    reasons={
+        **trtllm.ENGINE.reasons,
+        "acceptance": "Triton's parameters know no typical acceptance.",
+    },
 )

@@ -10,26 +10,12 @@ A dynamic tree must satisfy max_draft_len ≤ max_total_draft_tokens ≤ topK ·
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.interop.fields import (
-    DYNAMIC,
-    POOL_RULES,
-    RELAXED,
-    Engine,
-    Field,
-    Loss,
-    Method,
-    NotTakenError,
-    Reader,
-    Values,
-    Writer,
-    named,
-    same,
-    weights,
-)
+from engine.interop import fields
+from engine.interop.fields import DYNAMIC, Engine, Field, Loss, Method, Reader, Values, Writer, same
 from engine.interop.handoff import File, ReadYaml, command, read_mapping, yaml_block
 from engine.interop.trees import parse_tree
 from engine.tree import ChoiceTree
@@ -43,7 +29,7 @@ REMOVED = (
     "TensorRT-LLM removed {} with its TensorRT backend in July 2026; 1.2 is the last release that "
     "has it."
 )
-LEGACY_NOTE = "It runs on the TensorRT backend, which builds an engine when it starts."
+LEGACY_NOTES = ("It runs on the TensorRT backend, which builds an engine when it starts.",)
 COMMON = frozenset(
     "decoding_type max_draft_len max_total_draft_tokens speculative_model speculative_model_dir "
     "max_concurrency draft_len_schedule load_format acceptance_rate_window_size "
@@ -58,9 +44,11 @@ EAGLE_KEYS = frozenset(
 MTP_KEYS = frozenset(
     "use_mtp_vanilla mtp_eagle_one_model use_dynamic_tree dynamic_tree_max_topK sa_config".split()
 )
+RELAXED = "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token"
+SUFFIX_ONLY = "max_spec_factor min_token_prob max_tree_depth"
 WEIGHTS = (
-    weights("speculative_model", since=CURRENT),
-    weights("speculative_model_dir", until=CURRENT),
+    fields.weights("speculative_model", since=CURRENT),
+    fields.weights("speculative_model_dir", until=CURRENT),
 )
 
 
@@ -83,45 +71,40 @@ def _read_suffix(reader: Reader) -> None:
         reader.notes.append("max_matching_ngram_size is ignored: Suffix takes the longest match.")
 
 
-def _as_lists(paths: Iterable[Iterable[int]]) -> list[list[int]]:
-    return [list(path) for path in paths]
-
-
 def _tree(value: Any) -> object:
     """Paths of a tree in a YAML file: lists, or a text in any format."""
     tree = parse_tree(value) if isinstance(value, str) else ChoiceTree.parse(value)
     return tree.paths
 
 
-def non_leaves_per_layer(tree: ChoiceTree) -> int:
-    """Most nodes with children at any depth, the root's included."""
+def static_tree(tree: ChoiceTree) -> Values:
+    """What the TensorRT backend must know of a drawn tree; its draft length counts nodes."""
     shape = tree.shape
     inner = [int(shape.depths[node]) for node, kids in enumerate(shape.children) if kids]
-    return max(inner.count(depth) for depth in set(inner))
+    return {
+        "max_draft_len": len(tree),
+        "num_eagle_layers": tree.depth,
+        "max_non_leaves_per_layer": max(inner.count(depth) for depth in set(inner)),
+    }
 
 
 def _write_eagle(writer: Writer, values: Values) -> None:
     """A drawn tree, or EAGLE-2's; before 1.2 max_draft_len counted the nodes of both."""
-    model = values.pop("speculative_model_dir")
+    model = {"speculative_model_dir": values.pop("speculative_model_dir")}
     if not writer.take("use_dynamic_tree"):
         tree = ChoiceTree(writer.take("eagle_choices"))
-        values |= {
-            "max_draft_len": len(tree),
-            "num_eagle_layers": tree.depth,
-            "max_non_leaves_per_layer": non_leaves_per_layer(tree),
-            "speculative_model_dir": model,
-            "eagle_choices": tree.as_lists(),
-        }
+        values |= {**static_tree(tree), **model, "eagle_choices": tree.as_lists()}
         return
     levels, keep = writer.take("max_draft_len"), writer.take("max_total_draft_tokens")
-    topk, expanded = (writer.take("dynamic_tree_max_topK"), writer.take("max_non_leaves_per_layer"))
-    counts_levels = writer.at_least(1, 2)
-    values |= {"max_draft_len": levels if counts_levels else keep}
-    values |= {"max_total_draft_tokens": keep} if counts_levels else {}
+    topk, expanded = writer.take("dynamic_tree_max_topK"), writer.take("max_non_leaves_per_layer")
+    if writer.at_least(1, 2):
+        values |= {"max_draft_len": levels, "max_total_draft_tokens": keep}
+    else:
+        values["max_draft_len"] = keep
     values |= {
         "num_eagle_layers": levels,
         "max_non_leaves_per_layer": topk if expanded is None else expanded,
-        "speculative_model_dir": model,
+        **model,
         "use_dynamic_tree": True,
         "dynamic_tree_max_topK": topk,
     }
@@ -138,9 +121,10 @@ def _read_eagle(reader: Reader) -> None:
         expanded = reader.typed("max_non_leaves_per_layer", int)
         if expanded != reader.settings.get("dynamic_tree_max_topK"):
             reader.settings["max_non_leaves_per_layer"] = expanded
-    counts_levels = reader.find("max_total_draft_tokens")
-    nodes = "max_total_draft_tokens" if counts_levels else "max_draft_len"
-    levels = "max_draft_len" if counts_levels else "num_eagle_layers"
+    if reader.find("max_total_draft_tokens"):
+        nodes, levels = "max_total_draft_tokens", "max_draft_len"
+    else:
+        nodes, levels = "max_draft_len", "num_eagle_layers"
     for ours, theirs in (("max_total_draft_tokens", nodes), ("max_draft_len", levels)):
         if reader.find(theirs):
             reader.settings[ours] = reader.typed(theirs, int)
@@ -186,7 +170,7 @@ def _write_combined(writer: Writer, values: Values) -> None:
     first, second = writer.take("retrieval"), writer.take("model")
     fits = first.decoding_type == "Suffix" and second.decoding_type in ("Eagle3", "MTP")
     if not writer.at_least(*CURRENT) or not fits:
-        raise NotTakenError(
+        raise fields.NotTakenError(
             f"TensorRT-LLM cannot combine {first.decoding_type} with {second.decoding_type}.",
             "From 1.3 on it combines Suffix with Eagle3 or MTP (sa_config).",
         )
@@ -197,78 +181,64 @@ def _write_combined(writer: Writer, values: Values) -> None:
     )
     look_up, model = writer.part(first), writer.part(second)
     values |= model.values()
-    values["sa_config"] = {
-        "threshold": writer.take("min_match_len"),
-        "enable_global_pool": look_up.take("use_global_pool"),
-    }
-    look_up.used |= {"max_draft_len", "max_spec_factor", "min_token_prob", "max_tree_depth"}
+    pool = look_up.take("use_global_pool")
+    values["sa_config"] = {"threshold": writer.take("min_match_len"), "enable_global_pool": pool}
+    look_up.used.update(["max_draft_len", *SUFFIX_ONLY.split()])
     look_up.finish("Suffix: ")
     model.finish(f"{second.decoding_type}: ")
 
 
 def _read_combined(reader: Reader) -> None:
     reader.notes.append("sa_config is suffix look-up before the method: Combined here.")
-    extra = reader.values["sa_config"]
+    extra, model = reader.values["sa_config"], reader.read(_named(reader))
     pool = {"decoding_type": "Suffix", "use_global_pool": extra.get("enable_global_pool", False)}
-    model = reader.read(_named(reader))
-    reader.settings = {
-        "retrieval": pool,
-        "model": model,
-        "min_match_len": extra.get("threshold", 4),
-    }
+    matched = extra.get("threshold", 4)
+    reader.settings = {"retrieval": pool, "model": model, "min_match_len": matched}
     reader.used.add("sa_config")
 
 
 # ---- the table
 
 
-def _switch(name: str) -> Field:
-    return Field(name, name, out=lambda on: on or None)
+def _switch(name: str, theirs: str = "", **rest: Any) -> Field:
+    return Field(name, theirs or name, out=lambda on: on or None, **rest)
 
 
 def _layers(name: str) -> Field:
     return Field(name, name, out=list)
 
 
+LENGTH = same("max_draft_len")
 COMBINED = Method("Combined", "", write=_write_combined, read=_read_combined)
 METHODS = (
-    Method(
-        "Autoregressive", "", notes=("Without speculative_config, TensorRT-LLM decodes plainly.",)
-    ),
     Method(
         "Draft_Target",
         "Draft_Target",
         (
-            *same("max_draft_len"),
+            *LENGTH,
             *WEIGHTS,
-            Field(
-                "use_draft_probs",
-                "use_rejection_sampling",
-                out=lambda on: on or None,
-                since=CURRENT,
-                absent=False,
-            ),
-            Loss(
-                "use_draft_probs",
-                "use_draft_probs is dropped: this release accepts a drafted token only where the "
-                "target draws the same one; when sampling, acceptance falls.",
-                lambda config: config.use_draft_probs,
+            _switch("use_draft_probs", "use_rejection_sampling", since=CURRENT, absent=False),
+            fields.drops_draft_probs(
+                ": this release accepts a drafted token only where the target draws the same one; "
+                "when sampling, acceptance falls.",
                 until=CURRENT,
             ),
         ),
         also=("DraftTarget",),
         write=_write_draft_target,
     ),
-    Method("NGram", "NGram", same("max_draft_len", "max_matching_ngram_size", *POOL_RULES.split())),
+    Method(
+        "NGram", "NGram", (*LENGTH, *same("max_matching_ngram_size", *fields.POOL_RULES.split()))
+    ),
     Method(
         "Suffix",
         "SA",
         (
-            *same("max_draft_len"),
+            *LENGTH,
             Field("", "max_matching_ngram_size", write=lambda writer: -1, back=lambda size: None),
             Field("use_global_pool", "enable_global_pool"),
             Loss(
-                "max_spec_factor min_token_prob max_tree_depth",
+                SUFFIX_ONLY,
                 "SA copies {c.max_draft_len} tokens after the longest match, however long it is: "
                 "max_spec_factor, min_token_prob and max_tree_depth are dropped.",
             ),
@@ -293,14 +263,14 @@ METHODS = (
             ),
             *same("num_medusa_heads"),
             *WEIGHTS,
-            Field("medusa_choices", "medusa_choices", out=_as_lists, back=_tree),
+            Field("medusa_choices", "medusa_choices", out=lambda c: list(map(list, c)), back=_tree),
         ),
         until=CURRENT,
         outside=(
             REMOVED.format("Medusa"),
             "EAGLE-3 heads for the same target, or TensorRT-LLM 1.2.",
         ),
-        notes=(LEGACY_NOTE,),
+        notes=LEGACY_NOTES,
     ),
     Method(
         "Eagle",
@@ -320,7 +290,7 @@ METHODS = (
             "TensorRT-LLM's PyTorch backend takes EAGLE-3 heads only.",
             "EAGLE-3 heads for the same target; EAGLE-1 and EAGLE-2 ran until 1.2.",
         ),
-        notes=(LEGACY_NOTE,),
+        notes=LEGACY_NOTES,
         read_notes=(
             "num_eagle_layers or eagle_choices: read as EAGLE-1/2 of the TensorRT backend.",
         ),
@@ -332,7 +302,7 @@ METHODS = (
         "Eagle3",
         "Eagle3",
         (
-            *same("max_draft_len"),
+            *LENGTH,
             *WEIGHTS,
             _switch("use_dynamic_tree"),
             *same(*DYNAMIC.split(), given="use_dynamic_tree"),
@@ -363,7 +333,7 @@ METHODS = (
         same("max_window_size", "max_ngram_size", "max_verification_set_size"),
         until=CURRENT,
         outside=(REMOVED.format("lookahead"), "NGram or SA: they need no weights either."),
-        notes=(LEGACY_NOTE,),
+        notes=LEGACY_NOTES,
     ),
     Method(
         "MTP",
@@ -380,7 +350,7 @@ METHODS = (
         "DFlash",
         "DFlash",
         (
-            Field("max_draft_len", "max_draft_len", needed=True),
+            Field("max_draft_len", "max_draft_len", needed=fields.BLOCK),
             *WEIGHTS,
             *same("mask_token_id"),
             _layers("target_layer_ids"),
@@ -406,7 +376,7 @@ def document(writer: Writer, values: Values) -> Values:
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
-    serve = f"trtllm-serve {shlex.quote(writer.context.target)}"
+    serve = f"trtllm-serve {shlex.quote(writer.target)}"
     if not values:
         return (File("serve.sh", command(serve, "--backend pytorch"), "bash"),)
     backend = "tensorrt" if writer.config.decoding_type in LEGACY else "pytorch"
@@ -441,31 +411,10 @@ def _named(reader: Reader) -> Method:
         or "eagle3" in model.lower().replace("-", "").replace("_", "")
     ):
         name = "Eagle3"
-    found = named(METHODS, name)
-    if found is None:
-        known = dict.fromkeys(method.theirs for method in METHODS if method.theirs)
-        raise ConfigError(
-            f"decoding_type must be one of {', '.join(known)}, got {name!r:.40}. Others have no "
-            "counterpart here."
-        )
     reader.known |= COMMON
-    return found
+    return fields.require_named(METHODS, TYPE, name)
 
 
-REFUSED = {
-    "ReDrafter": (
-        "TensorRT-LLM's LLM API never had ReDrafter; it was an engine built for Triton.",
-        "Export to Triton for TensorRT-LLM 1.2, or use EAGLE-3 heads.",
-    ),
-    "User_Provided": (
-        "A drafter written for this playground does not run in TensorRT-LLM.",
-        "User_Provided there takes a Drafter object from Python, not from YAML.",
-    ),
-}
-REASONS = {
-    "global_pool_size": "It counts tokens; TensorRT-LLM counts requests.",
-    "lookup": "TensorRT-LLM looks up by its pool's rules (lookup=pool here).",
-}
 ENGINE = Engine(
     name="trtllm",
     title="TensorRT-LLM",
@@ -476,11 +425,17 @@ ENGINE = Engine(
     ),
     trees="dynamic trees for EAGLE-3; drawn trees until 1.2",
     key=TYPE,
+    plain="speculative_config",
+    drafters="User_Provided there takes a Drafter object from Python, not from YAML.",
     methods=METHODS,
-    refused=REFUSED,
+    refused={
+        "ReDrafter": (
+            "TensorRT-LLM's LLM API never had ReDrafter; it was an engine built for Triton.",
+            "Export to Triton for TensorRT-LLM 1.2, or use EAGLE-3 heads.",
+        )
+    },
     files=_files,
     parse=parse,
     pick=pick,
-    known=frozenset(),
-    reasons=REASONS,
+    reasons={"lookup": "TensorRT-LLM looks up by its pool's rules (lookup=pool here)."},
 )

@@ -18,21 +18,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.interop.fields import (
-    IGNORED,
-    ONE_AT_A_TIME,
-    POOL_RULES,
-    Engine,
-    Field,
-    Loss,
-    Method,
-    Reader,
-    Values,
-    Writer,
-    const,
-    named,
-    weights,
-)
+from engine.interop import fields
+from engine.interop.fields import IGNORED, Engine, Field, Loss, Method, Reader, Values, Writer
 from engine.interop.handoff import File, ReadYaml, command, read_flags, read_mapping
 from engine.interop.trees import children_per_depth, format_tree, parse_tree
 from engine.tree import ChoiceTree
@@ -114,11 +101,6 @@ def _read_eagle(reader: Reader) -> None:
     reader.used |= {LENGTH, TREE}
 
 
-PROBS = "use_draft_probs"
-GREEDY = (
-    "use_draft_probs is dropped: when sampling, this release drafts the likeliest token and "
-    "accepts it with the target's probability; acceptance falls with the temperature."
-)
 RULES = (
     "vLLM copies what followed the longest match in the request's own text: the pool rules "
     "(lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs more "
@@ -133,25 +115,30 @@ def _sampled(theirs: str, word: str, words: Mapping[str, bool], **releases: Any)
         return words.get(given, IGNORED)
 
     out = {True: word}.get
-    return Field(PROBS, theirs, out=out, back=back, kind=str, absent=False, **releases)
+    return Field("use_draft_probs", theirs, out=out, back=back, kind=str, absent=False, **releases)
 
 
 DRAFTS = {"probabilistic": True, "gumbel": True, "greedy": False}
 VERIFIES = {"probabilistic": True, "strict": False}
+WEIGHTS = fields.weights("model")
+LENGTH_ROW = Field("max_draft_len", LENGTH)
 METHODS = (
-    Method("Autoregressive", "", notes=("Without --speculative-config, vLLM decodes plainly.",)),
     Method(
         "Draft_Target",
         "draft_model",
         (
-            weights("model"),
-            Field("max_draft_len", LENGTH),
+            WEIGHTS,
+            LENGTH_ROW,
             _sampled("draft_sample_method", "probabilistic", DRAFTS, since=(0, 22)),
             _sampled("draft_sample_method", "gumbel", DRAFTS, since=(0, 21), until=(0, 22)),
             _sampled(
                 "rejection_sample_method", "probabilistic", VERIFIES, since=(0, 18), until=(0, 21)
             ),
-            Loss(PROBS, GREEDY, lambda config: config.use_draft_probs, until=(0, 18)),
+            fields.drops_draft_probs(
+                ": when sampling, this release drafts the likeliest token and accepts it with the "
+                "target's probability; acceptance falls with the temperature.",
+                until=(0, 18),
+            ),
         ),
         since=(0, 15),
         outside=(
@@ -163,10 +150,10 @@ METHODS = (
         "NGram",
         "ngram",
         (
-            Field("max_draft_len", LENGTH),
-            const("prompt_lookup_min", 1),
+            LENGTH_ROW,
+            fields.const("prompt_lookup_min", 1),
             Field("max_matching_ngram_size", "prompt_lookup_max", back=None),
-            Loss(f"lookup {POOL_RULES}", RULES),
+            Loss(f"lookup {fields.POOL_RULES}", RULES),
         ),
         also=("ngram_gpu",),
         read=_read_ngram,
@@ -175,10 +162,11 @@ METHODS = (
         "Suffix",
         "suffix",
         (
-            Field("max_draft_len", LENGTH),
-            Field("max_tree_depth", "suffix_decoding_max_tree_depth"),
-            Field("max_spec_factor", "suffix_decoding_max_spec_factor"),
-            Field("min_token_prob", "suffix_decoding_min_token_prob"),
+            LENGTH_ROW,
+            *(
+                Field(name, f"suffix_decoding_{name}")
+                for name in ("max_tree_depth", "max_spec_factor", "min_token_prob")
+            ),
             Field(
                 "use_global_pool",
                 "suffix_decoding_max_cached_requests",
@@ -195,7 +183,7 @@ METHODS = (
         "Medusa",
         "medusa",
         (
-            weights("model"),
+            WEIGHTS,
             Field(
                 "medusa_choices",
                 LENGTH,
@@ -210,27 +198,27 @@ METHODS = (
             "vLLM 0.32 runs it as a chain: --engine-version 0.32.",
         ),
     ),
-    Method("Eagle", "eagle", (weights("model"),), write=_write_eagle, read=_read_eagle),
+    Method("Eagle", "eagle", (WEIGHTS,), write=_write_eagle, read=_read_eagle),
     Method(
         "Eagle3",
         "eagle3",
         (
-            weights("model"),
+            WEIGHTS,
             Field("max_draft_len", LENGTH, write=lambda w: w.chain_of_levels("vLLM drafts")),
         ),
     ),
-    Method("MTP", "mtp", (Field("max_draft_len", LENGTH),)),
+    Method("MTP", "mtp", (LENGTH_ROW,)),
     Method(
         "DFlash",
         "dflash",
-        (weights("model"), Field("max_draft_len", LENGTH, needed=True)),
+        (WEIGHTS, Field("max_draft_len", LENGTH, needed=fields.BLOCK)),
         since=(0, 20),
     ),
 )
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
-    serve = f"vllm serve {shlex.quote(writer.context.target)}"
+    serve = f"vllm serve {shlex.quote(writer.target)}"
     if not values:
         return (File("serve.sh", command(serve), "bash"),)
     config = ("--speculative-config", json.dumps(values, separators=(",", ":")))
@@ -276,7 +264,7 @@ def _parse_command(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], s
 def _pick(reader: Reader) -> Method:
     """The method, inferred as vLLM does where it is not named."""
     name = _name(reader)
-    found = named(METHODS, name)
+    found = fields.named(METHODS, name)
     if found is None:
         what = NO_COUNTERPART.get(name)
         raise ConfigError(
@@ -315,15 +303,10 @@ ENGINE = Engine(
     ),
     trees="chains only; token trees until 0.20",
     key="method",
+    plain="--speculative-config",
+    drafters='Write a proposer class for vLLM: {"method": "custom_class", "model": "module.Class"} '
+    "(0.22 and newer).",
     methods=METHODS,
-    refused={
-        "Combined": ("vLLM runs one drafting method at a time.", ONE_AT_A_TIME),
-        "User_Provided": (
-            "A drafter written for this playground does not run in vLLM.",
-            'Write a proposer class for vLLM: {"method": "custom_class", "model": "module.Class"} '
-            "(0.22 and newer).",
-        ),
-    },
     files=_files,
     parse=_parse,
     pick=_pick,
