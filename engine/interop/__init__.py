@@ -14,7 +14,8 @@ from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.interop import llamacpp, sglang, transformers, triton, trtllm, vllm
-from engine.interop.fields import Engine, NotTakenError, Reader, Writer
+from engine.interop.conversion import Reader, Writer
+from engine.interop.fields import Engine, NotTakenError
 from engine.interop.handoff import MAX_CHARS, Export, Imported, ReadYaml, Version
 
 _MODULES = (trtllm, vllm, sglang, triton, llamacpp, transformers)

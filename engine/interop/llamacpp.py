@@ -16,15 +16,14 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.interop import fields
+from engine.interop.conversion import Reader, Writer
 from engine.interop.fields import (
     NO_MODEL,
     Engine,
     Field,
     Loss,
     Method,
-    Reader,
     Values,
-    Writer,
     const,
 )
 from engine.interop.handoff import File, ReadYaml, command, read_flags

@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
+from engine.interop.conversion import Reader, Writer
 from engine.interop.fields import (
     Engine,
     Field,
     Loss,
     Method,
-    Reader,
     Values,
-    Writer,
     const,
     same,
     weights,

@@ -14,14 +14,13 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.interop import trtllm
+from engine.interop.conversion import Reader, Writer
 from engine.interop.fields import (
     Engine,
     Field,
     Method,
     NotTakenError,
-    Reader,
     Values,
-    Writer,
     const,
 )
 from engine.interop.handoff import File, ReadYaml, command, yaml_block

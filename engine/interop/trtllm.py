@@ -15,7 +15,8 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.interop import fields
-from engine.interop.fields import DYNAMIC, Engine, Field, Loss, Method, Reader, Values, Writer, same
+from engine.interop.conversion import DYNAMIC, Reader, Writer
+from engine.interop.fields import Engine, Field, Loss, Method, Values, same
 from engine.interop.handoff import File, ReadYaml, command, read_mapping, yaml_block
 from engine.interop.trees import parse_tree
 from engine.tree import ChoiceTree

@@ -19,7 +19,8 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.interop import fields
-from engine.interop.fields import IGNORED, Engine, Field, Loss, Method, Reader, Values, Writer
+from engine.interop.conversion import Reader, Writer
+from engine.interop.fields import IGNORED, Engine, Field, Loss, Method, Values
 from engine.interop.handoff import File, ReadYaml, command, read_flags, read_mapping
 from engine.interop.trees import children_per_depth, format_tree, parse_tree
 from engine.tree import ChoiceTree

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.errors import ConfigError, TreeError
@@ -30,34 +30,23 @@ from engine.interop.trees.brackets import (
     tree_of,
 )
 from engine.interop.trees.growmap import read_growmap, write_growmap
-from engine.tree import ChoiceTree, Path
+from engine.tree import ChoiceTree
 
 OWN_KEYS = ("candidates", "choices", "tree")
 """Keys of files of this playground's own."""
-TREE_KEYS = (
-    "medusa_choices",
-    "eagle_choices",
-    "recycling_choices",
-    "speculative_token_tree",
-    *OWN_KEYS,
-)
+_METHOD_KEYS = ("medusa_choices", "eagle_choices", "recycling_choices", "speculative_token_tree")
+TREE_KEYS = (*_METHOD_KEYS, *OWN_KEYS)
 """Keys under which YAML, JSON and pbtxt files keep a tree."""
 _KEYS = "|".join(TREE_KEYS)
 _YAML_KEY = re.compile(rf"^([ \t]*)(?:- )?[\"']?({_KEYS})[\"']?[ \t]*:(?=\s)(.*)$", re.MULTILINE)
 _PBTXT = re.compile(
     rf"key\s*:\s*\"({_KEYS})\"\s*,?\s*value\s*:?\s*\{{\s*string_value\s*:\s*\"([^\"]*)\""
 )
-_NESTED = re.compile(r"^( *)-( +)-( +)(.*)$")
-_DASH = re.compile(r"^( *)-( +)(.*)$")
 _ASSIGNED = re.compile(r"\A(?:\s|#[^\n]*\n)*[A-Za-z_]\w*\s*(?::[^=\n]*)?=\s*(?=[\[(])")
 _FLAT_LIST = re.compile(r"[\[(][\s\d,]*[\])]\Z")
 
 
 # ---- writing
-
-
-def _lists(paths: Sequence[Path]) -> str:
-    return json.dumps([list(path) for path in paths])
 
 
 def _braces(tree: ChoiceTree) -> str:
@@ -113,9 +102,9 @@ FORMATS: tuple[TreeFormat, ...] = (
     TreeFormat(
         "lists",
         "Python lists, all nodes (Medusa, EAGLE, TensorRT-LLM)",
-        lambda tree: _lists(tree.paths),
+        lambda tree: json.dumps(tree.paths),
     ),
-    TreeFormat("leaves", "Python lists, ends of paths only", lambda tree: _lists(tree.leaves)),
+    TreeFormat("leaves", "Python lists, ends of paths only", lambda tree: json.dumps(tree.leaves)),
     TreeFormat("tuples", "Python tuples (vLLM until 0.20)", lambda tree: str(list(tree.paths))),
     TreeFormat("yaml", "TensorRT-LLM YAML", _yaml_list),
     TreeFormat("triton", "Triton braces", _braces),
@@ -137,18 +126,16 @@ def format_tree(tree: ChoiceTree, format: str) -> str:
         ConfigError: there is no such format.
         TreeError: the format cannot say this tree (Cartesian, Sequoia), or the tree is empty.
     """
-    found = _format(format)
     if not tree.paths:
         raise TreeError("Choice tree must have at least one path, got an empty list.")
-    return found.write(tree)
+    return _format(format).write(tree)
 
 
 def _format(name: str) -> TreeFormat:
-    for form in FORMATS:
-        if form.name == name:
-            return form
-    names = ", ".join(form.name for form in FORMATS)
-    raise ConfigError(f"format must be one of {names}, got {name!r:.40}.")
+    known = {form.name: form for form in FORMATS}
+    if name not in known:
+        raise ConfigError(f"format must be one of {', '.join(known)}, got {name!r:.40}.")
+    return known[name]
 
 
 # ---- reading
@@ -318,28 +305,27 @@ def _flow(rest: str) -> str:
 
 
 def _block(rest: str, key: str) -> str:
-    """Lines `- [0]`, or `- - 0` with `  - 0` below, as one list: dashes become commas."""
-    written, base, opened = ["["], None, False
-    comma = " "
+    """A block-style list as brackets: dashes become what opens it and its commas.
+
+    Example: `- - 0`, below it `  - 1`, then `- - 2` give `[ [ 0`, `  , 1]`, `, [ 2` and `]]`.
+    """
+    written, opened = [""], list[int]()
     for line in rest.split("\n")[1:]:
-        body = line.split("#")[0].rstrip()
-        nested, dash = _NESTED.match(body), _DASH.match(body)
-        if not body:
-            written.append("")
-            continue
-        if dash is None or (base is not None and len(dash[1]) < base):
+        signs = list(line.split("#")[0].rstrip())
+        dashes = re.match(r"(?: *- +)*", "".join(signs))
+        columns = [] if dashes is None else [i for i, c in enumerate(dashes[0]) if c == "-"]
+        if signs and (not columns or columns[0] < min(opened, default=0)):
             break
-        base = len(dash[1]) if base is None else base
-        if not nested and len(dash[1]) > base and opened:
-            written.append(f"{dash[1]},{dash[2]}{dash[3]}")
-            continue
-        written[-1] += "]" if opened else ""
-        opened = nested is not None
-        if nested:
-            written.append(f"{nested[1]}{comma}{nested[2]}[{nested[3]}{nested[4]}")
-        else:
-            written.append(f"{dash[1]}{comma}{dash[2]}{dash[3]}")
-        comma = ","
-    if base is None:
+        for column in columns:
+            while opened and opened[-1] > column:
+                opened.pop()
+                written[-1] += "]"
+            if opened and opened[-1] == column:
+                signs[column] = ","
+            else:
+                signs[column] = "["
+                opened.append(column)
+        written.append("".join(signs))
+    if not opened:
         raise TreeError(f"{key} must have a list below it such as - [0, 0], got nothing.")
-    return "\n".join(written) + ("]" if opened else "") + "]"
+    return "\n".join(written) + "]" * len(opened)

@@ -63,16 +63,14 @@ def write_growmap(tree: ChoiceTree) -> dict[str, Any]:
     Raises:
         TreeError: the tree skips a rank, which a growmap cannot say.
     """
-    shape = tree.shape
-    for node, children in enumerate(shape.children):
-        for rank, child in enumerate(children):
-            if tree.ranks[child] != rank:
-                path = list(tree.paths[node - 1]) if node else []
-                raise TreeError(
-                    f"A Sequoia growmap has no ranks: children are ranks 0, 1, … in a row, but "
-                    f"this tree has {[*path, tree.ranks[child]]} without {[*path, rank]}."
-                )
-    depths = [int(depth) for depth in shape.depths]
+    shape, known = tree.shape, set(tree.paths)
+    for *parent, rank in tree.paths:
+        if rank and (*parent, rank - 1) not in known:
+            raise TreeError(
+                "A Sequoia growmap has no ranks: children are ranks 0, 1, … in a row, but this "
+                f"tree has {[*parent, rank]} without {[*parent, rank - 1]}."
+            )
+    depths = shape.depths.tolist()
     levels = [[n for n, d in enumerate(depths) if d == level] for level in range(tree.depth + 1)]
     return {
         "roots": levels,
@@ -92,8 +90,6 @@ def read_growmap(values: Mapping[str, Any]) -> ChoiceTree:
     """
     try:
         growmap = Growmap.parse(values)
-    except TreeError:
-        raise
     except ConfigError as error:
         raise TreeError(f"The growmap is malformed: {error}") from error
     successors = growmap.successors()
@@ -142,8 +138,5 @@ def read_growmap_file(file: FilePath) -> ChoiceTree:
         raise TreeError(f"{file} could not be read as a growmap: {error!s:.200}.") from error
     if not isinstance(values, Mapping):
         raise TreeError(f"{file} must hold a growmap's keys, got {type(values).__name__}.")
-    return read_growmap({str(key): _as_lists(value) for key, value in values.items()})
-
-
-def _as_lists(value: Any) -> Any:
-    return value.tolist() if isinstance(value, torch.Tensor) else value
+    lists = {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
+    return read_growmap({str(key): value for key, value in lists.items()})
