@@ -39,7 +39,7 @@ from engine.model.loading import pick_device
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal
 from engine.steps import Prefill, Step
-from engine.tuning.build import build_drafter
+from engine.tuning.adaptive import build_drafter
 from engine.tuning.timing import synchronise
 
 NODES = 64

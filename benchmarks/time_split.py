@@ -24,7 +24,7 @@ from engine.errors import PlaygroundError
 from engine.metrics import Tally
 from engine.model.loading import load_target
 from engine.model.target import Target
-from engine.tuning.build import build_drafter
+from engine.tuning.adaptive import build_drafter
 from playground.host import paths
 
 HEADS = ("Medusa", "ReDrafter", "Eagle", "Eagle3")

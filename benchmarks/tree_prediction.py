@@ -27,9 +27,9 @@ from engine.metrics import Metrics, measure
 from engine.model.loading import load_target
 from engine.model.target import Target
 from engine.tree import ChoiceTree
-from engine.tuning.latency import Clock, Prediction, bucket_of
+from engine.tuning.latency import Prediction, StepLatency, bucket_of
 from engine.tuning.ranks import RankTable
-from engine.tuning.search import SIZES, best_tree, curve, fastest, predict_sizes
+from engine.tuning.search import SIZES, CurvePoint, best_tree, curve
 from engine.tuning.timing import measure_curve, measure_draft, measure_other
 from playground.host import paths
 from playground.trees.fitting import hold_out, stock_trees
@@ -90,14 +90,19 @@ def _report(
         f"{held.num_texts} held out, {options.rounds} rounds, interleaved"
     )
 
-    def timed() -> Clock:
-        return Clock(
+    def timed() -> StepLatency:
+        return StepLatency(
             measure_curve(target, context_len=bucket_of(context_len)),
             measure_other(target, context_len=bucket_of(context_len)),
             measure_draft(config, bench, context_len=bucket_of(context_len)),
         )
 
-    best = fastest(predict_sizes(curve(fitted, SIZES), config, timed())).point.tree
+    latency = timed()
+
+    def tok_s(point: CurvePoint) -> float:
+        return latency.predict_config(config.with_tree(point.tree), point.mat).tok_s
+
+    best = max(curve(fitted, SIZES), key=tok_s).tree
     pairs = [(s.title, s.tree) for s in stock_trees(table, config, _published())]
     made: dict[str, Contestant] = {}
     for title, tree in pairs:

@@ -27,7 +27,7 @@ from engine.decode import decode
 from engine.drafters.base import BuildContext
 from engine.metrics import Tally
 from engine.model.loading import load_target
-from engine.tuning.build import build_drafter
+from engine.tuning.adaptive import build_drafter
 from playground.host import paths
 
 PEER = """

@@ -14,7 +14,7 @@ from engine.config import Limits
 from engine.drafters import methods, parse_method
 from engine.interop import ENGINES, export_method
 from engine.tree import ChoiceTree
-from engine.tuning.build import build_drafter
+from engine.tuning.adaptive import build_drafter
 from engine.tuning.ranks import measure_ranks
 from engine.tuning.redraft import Redrafter
 from engine.tuning.replay import replay

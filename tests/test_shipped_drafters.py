@@ -17,7 +17,7 @@ from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.steps import Prefill, Step
-from engine.tuning.build import build_drafter
+from engine.tuning.adaptive import build_drafter
 from playground.host import paths
 
 EMBEDDED = "smollm2-135m-instruct"

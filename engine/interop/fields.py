@@ -167,7 +167,7 @@ class Engine:
         parse: a text as values, and the target if the text names it.
         pick: which of its methods the values are.
         known: keys of any method and release.
-        reasons: why a setting of ours has no counterpart, where it is not one of `conversion.REASONS`.
+        reasons: why a setting of ours has no counterpart, where `conversion.REASONS` is wrong.
     """
 
     name: str

@@ -26,7 +26,7 @@ from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.training.corpus.dialogues import ChatFormat, GivenPrompt
 from engine.training.trainer import Trainer
-from engine.tuning.build import build_drafter
+from engine.tuning.adaptive import build_drafter
 
 LOG_ENTRIES = 120
 """Of the training log in a card; a learning curve has no more to show."""

@@ -13,10 +13,8 @@ OnProgress = Callable[[float], None]
 class StoppedError(PlaygroundError):
     """A measurement was stopped; nothing of it is kept."""
 
-    def __init__(
-        self, message: str = "The measurement was stopped; nothing of it is kept."
-    ) -> None:
-        super().__init__(message)
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message or "The measurement was stopped; nothing of it is kept.")
 
 
 def ignore(done: float) -> None:

@@ -29,11 +29,15 @@ import numpy as np
 
 from engine.accept import Rule
 from engine.config import Sampling
-from engine.drafters.base import Drafter, Start, root_only
+from engine.drafters.base import BuildContext, Drafter, Start, root_only
+from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.proposal import Outcome, Proposal
 from engine.tuning.latency import LatencyCurve
+from engine.tuning.timing import measure_curve
 
+CONTROLLER_ROWS = (1, 2, 4, 8, 16, 32, 64)
+"""Row counts that the controller measures: coarser than the chart's, done in a second or two."""
 WARM_UP_STEPS = 3
 """Steps with the whole draft at the start, to have something to estimate from."""
 FIRST_PAUSE = 4
@@ -184,17 +188,17 @@ class AdaptiveDrafter(Drafter):
         if self._num_steps < WARM_UP_STEPS or self._template is None:
             return self._draft(max_depth, "whole draft: learning what is accepted")
         budget = self._budget(self._template)
-        depth, num_nodes, speedup = budget.depth, budget.num_nodes, budget.speedup
-        decision = f"depth {depth}, {num_nodes} nodes: {speedup:.2f} × plain expected"
-        if speedup >= MARGIN:
+        promise = f"{budget.speedup:.2f} × plain"
+        decision = f"depth {budget.depth}, {budget.num_nodes} nodes: {promise} expected"
+        if budget.speedup >= MARGIN:
             self._next_pause = FIRST_PAUSE
         elif self._probe:
             self._probe = False
             decision = "trying again: " + decision
         else:
             self._begin_pause()
-            return self._plain(f"drafting does not pay: {speedup:.2f} × plain at best")
-        return self._draft(min(max_depth, depth), decision, num_nodes)
+            return self._plain(f"drafting does not pay: {promise} at best")
+        return self._draft(min(max_depth, budget.depth), decision, budget.num_nodes)
 
     def _begin_pause(self) -> None:
         self._pause = self._next_pause
@@ -224,7 +228,7 @@ class AdaptiveDrafter(Drafter):
             return replace(proposal, decision="whole draft: it does not say how likely it is")
         self._learn_draft_ms(0, taken_ms)
         probs = self._calibration.path_probabilities(proposal)
-        order = np.lexsort((np.arange(len(probs)), -probs))
+        order = _likeliest(probs)
         verify_ms = self._verify_ms(len(probs))
         ms = self._draft_ms.get(0, 0.0) + verify_ms
         speedups = np.cumsum(probs[order]) / ms * verify_ms[0]
@@ -267,8 +271,7 @@ class AdaptiveDrafter(Drafter):
                 self._template = proposal
         if num_nodes is None or num_nodes >= len(proposal.shape) - 1 or proposal.extra is not None:
             return replace(proposal, decision=decision)
-        probs = path_probabilities(proposal, self._estimate)
-        order = np.lexsort((np.arange(len(probs)), -probs))
+        order = _likeliest(path_probabilities(proposal, self._estimate))
         return proposal.keep(sorted(order[: num_nodes + 1].tolist()), decision)
 
     def _budget(self, template: Proposal) -> DraftBudget:
@@ -291,8 +294,6 @@ class AdaptiveDrafter(Drafter):
         """Milliseconds to draft this deep, from the depths seen so far, in proportion."""
         if not self._draft_ms:
             return 0.0
-        if depth in self._draft_ms:
-            return self._draft_ms[depth]
         nearest = min(self._draft_ms, key=lambda seen: abs(seen - depth))
         return self._draft_ms[nearest] * depth / nearest
 
@@ -317,6 +318,35 @@ class AdaptiveDrafter(Drafter):
         self.inner.close()
 
 
+def _likeliest(probs: np.ndarray) -> np.ndarray:
+    """Nodes from the likeliest on; parents come before children that are as likely."""
+    order: np.ndarray = np.argsort(-probs, kind="stable")
+    return order
+
+
 def _bounded(ratio: float) -> float:
     """One hiccup of the machine must not count for much."""
     return min(max(ratio, 0.2), 5.0)
+
+
+def build_drafter(
+    config: MethodConfig, context: BuildContext, curve: Callable[[], LatencyCurve] | None = None
+) -> Drafter:
+    """The method's drafter, under the controller where the method asks for it.
+
+    Args:
+        curve: the target's latency curve, asked for where it is needed; None = measured anew.
+
+    Raises:
+        DrafterError: the weights do not fit the target, or cannot be found.
+    """
+    drafter = config.build(context)
+    if not config.adaptive:
+        return drafter
+    measured = curve() if curve else controller_curve(context.target)
+    return AdaptiveDrafter(drafter, context.target, measured)
+
+
+def controller_curve(target: Target) -> LatencyCurve:
+    """What the controller needs to know of a target, measured."""
+    return measure_curve(target, rows=CONTROLLER_ROWS, repeats=3)

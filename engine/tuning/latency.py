@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
@@ -42,7 +41,6 @@ class _Stored:
     """A frozen dataclass that is kept as plain JSON."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON."""
         return asdict(self)  # type: ignore[call-overload, no-any-return]
 
     @classmethod
@@ -69,39 +67,27 @@ def _check(rows: Sequence[int], ms: Sequence[float]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LatencyCurve(_Stored):
-    """Median milliseconds of a verify forward at a few row counts.
+    """Median milliseconds at a few row counts.
 
     Attributes:
         rows: ascending row counts, root included.
-        verify_ms: one per row count.
+        ms: one per row count.
         context_len: committed rows in the cache while measuring.
     """
 
     rows: tuple[int, ...]
-    verify_ms: tuple[float, ...]
-    context_len: int
+    # Logs call them by what was measured.
+    ms: Annotated[
+        tuple[float, ...], Field(validation_alias=AliasChoices("ms", "verify_ms", "other_ms"))
+    ]
+    context_len: int = 0
 
     def __post_init__(self) -> None:
-        _check(self.rows, self.verify_ms)
+        _check(self.rows, self.ms)
 
     def at(self, n: float) -> float:
         """Milliseconds for n rows."""
-        return interpolate(self.rows, self.verify_ms, n)
-
-
-@dataclass(frozen=True, slots=True)
-class OtherCurve(_Stored):
-    """Milliseconds of a step beside draft and verify (accept, commit, record), by rows."""
-
-    rows: tuple[int, ...]
-    other_ms: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        _check(self.rows, self.other_ms)
-
-    def at(self, n: float) -> float:
-        """Milliseconds for n rows."""
-        return interpolate(self.rows, self.other_ms, n)
+        return interpolate(self.rows, self.ms, n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,33 +143,23 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
-    """All curves that a prediction needs."""
+class StepLatency:
+    """All curves that a prediction needs.
+
+    Attributes:
+        verify: of a forward of the target.
+        other: of a step beside draft and verify: accept, commit, record.
+    """
 
     verify: LatencyCurve
-    other: OtherCurve
+    other: LatencyCurve
     draft: DraftLatency
 
-    def predict(
-        self, mat: float, *, levels: Sequence[int], num_nodes: int | Sequence[int]
-    ) -> Prediction:
-        """Speed of a draft with this MAT.
-
-        Args:
-            levels: rows per level of the draft.
-            num_nodes: drafted nodes; or those of every step, where they differ.
-        """
-        counts = [num_nodes] if isinstance(num_nodes, int) else list(num_nodes)
-        sizes, weights = np.unique(np.array(counts) + 1, return_counts=True)
-        shares = (weights / weights.sum()).tolist()
-        rows = list(zip(sizes.tolist(), shares, strict=True))
-        return Prediction(
-            mat,
-            self.draft.at(levels),
-            sum(share * self.verify.at(n) for n, share in rows),
-            sum(share * self.other.at(n) for n, share in rows),
-            1000 / (self.verify.at(1) + self.other.at(1)),
-        )
+    def predict(self, mat: float, *, levels: Sequence[int], num_nodes: int) -> Prediction:
+        """Speed of a draft with this MAT, which runs so many rows per level."""
+        verify_ms, other_ms = self.verify.at(num_nodes + 1), self.other.at(num_nodes + 1)
+        plain_ms = self.verify.at(1) + self.other.at(1)
+        return Prediction(mat, self.draft.at(levels), verify_ms, other_ms, 1000 / plain_ms)
 
     def predict_config(self, config: MethodConfig, mat: float) -> Prediction:
         """Speed of a method with these settings, if its drafts are as large as they may be."""

@@ -23,7 +23,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from engine.errors import ConfigError
 from engine.proposal import Needs
 from engine.tree import ChoiceTree
 from engine.tuning import OnProgress, ignore, part
-from engine.tuning.redraft import NO_STEP, read, run_offline
+from engine.tuning.redraft import read, run_offline, with_steps
 
 NOT_KEPT = -1
 """In `RankTable.ranks`: not among the ranks kept, or nothing can be drafted there."""
@@ -48,8 +48,7 @@ _FORMAT = 1
 _DAMAGED = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChainSteps:
+class ChainSteps(NamedTuple):
     """Steps that a drafter really made offline, one after the other over all texts.
 
     Attributes:
@@ -61,6 +60,11 @@ class ChainSteps:
     roots: np.ndarray
     accepted: np.ndarray
     drafted: np.ndarray
+
+    @classmethod
+    def of(cls, packed: np.ndarray) -> Self:
+        """From one `(3, steps)` array."""
+        return cls(packed[0], packed[1].astype(np.int16), packed[2].astype(np.int16))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,17 +141,24 @@ class RankTable:
         rows = [np.arange(*self.span(i)) for i in wanted]
         ends = (*self.token_starts[1:], len(self.token_ids))
         tokens = [self.token_ids[self.token_starts[i] : ends[i]] for i in wanted]
-        kept = np.concatenate(rows)
-        return RankTable(
+        kept, sources = np.concatenate(rows), self.about.get("sources") or ()
+        every = {"sources": [sources[i] for i in wanted]} if len(sources) == self.num_texts else {}
+        return replace(
+            self,
             ranks=self.ranks[kept],
-            num_ranks=self.num_ranks,
             texts=_starts(rows),
             categories=tuple(self.categories[i] for i in wanted),
             token_ids=np.concatenate(tokens),
             token_starts=_starts(tokens),
             chains={length: _kept(steps, kept) for length, steps in self.chains.items()},
-            about={**self.about, **_of_each(self.about, self.num_texts, wanted)},
+            about={**self.about, **every},
         )
+
+    def narrowed(self, max_depth: int | None, max_width: int | None) -> RankTable:
+        """Without what is deeper or of a higher rank; None = as deep or wide as it is."""
+        width = min(max_width or self.num_ranks, self.num_ranks)
+        ranks = self.ranks[:, :max_depth]
+        return replace(self, ranks=np.where(ranks < width, ranks, NOT_KEPT), num_ranks=width)
 
     def to_bytes(self) -> bytes:
         """A compressed NumPy archive; `from_bytes` reads it."""
@@ -162,9 +173,7 @@ class RankTable:
         }
         arrays = {"ranks": self.ranks, "token_ids": self.token_ids}
         for length, steps in self.chains.items():
-            arrays[f"chain_{length}"] = np.stack(
-                [steps.roots, steps.accepted.astype(np.int32), steps.drafted.astype(np.int32)]
-            )
+            arrays[f"chain_{length}"] = np.stack([column.astype(np.int32) for column in steps])
         stream = io.BytesIO()
         packed = np.frombuffer(json.dumps(head).encode(), dtype=np.uint8)
         np.savez_compressed(stream, head=packed, **arrays)  # type: ignore[arg-type]
@@ -194,17 +203,11 @@ class RankTable:
                     categories=tuple(head["categories"]),
                     token_ids=stored["token_ids"],
                     token_starts=tuple(head["token_starts"]),
-                    chains={n: _steps(stored[f"chain_{n}"]) for n in head["chains"]},
+                    chains={n: ChainSteps.of(stored[f"chain_{n}"]) for n in head["chains"]},
                     about=head["about"],
                 )
         except _DAMAGED as error:
             raise ConfigError("This is no rank table. Measure it again.") from error
-
-
-def _of_each(about: Mapping[str, Any], num_texts: int, wanted: Sequence[int]) -> dict[str, Any]:
-    """Where the wanted texts come from, if it is known of every text."""
-    sources = about.get("sources") or ()
-    return {"sources": [sources[i] for i in wanted]} if len(sources) == num_texts else {}
 
 
 def _starts(parts: Sequence[Any]) -> tuple[int, ...]:
@@ -220,10 +223,6 @@ def _kept(steps: ChainSteps, rows: np.ndarray) -> ChainSteps:
     inside = inside[np.argsort(new[steps.roots[inside]], kind="stable")]
     roots = new[steps.roots[inside]].astype(np.int32)
     return ChainSteps(roots, steps.accepted[inside], steps.drafted[inside])
-
-
-def _steps(packed: np.ndarray) -> ChainSteps:
-    return ChainSteps(packed[0], packed[1].astype(np.int16), packed[2].astype(np.int16))
 
 
 def measure_ranks(
@@ -252,9 +251,7 @@ def measure_ranks(
     """
     if depths < 1:
         raise ConfigError(f"depths must be at least 1, got {depths}. Set it higher.")
-    wanted = [text for text in texts if text.num_roots]
-    if not wanted:
-        raise ConfigError(NO_STEP)
+    wanted = with_steps(texts)
     if not config.offline:
         known = [cls.title for cls in methods().values() if cls.parse({}).offline]
         raise ConfigError(
@@ -262,19 +259,19 @@ def measure_ranks(
             f"Choose one of {', '.join(known)}."
         )
     drafter = None if config.looks_up else config.with_tree(ChoiceTree.chain(1)).build(context)
+    num_ranks = 1 if drafter is None else min(NUM_RANKS, drafter.num_ranks or NUM_RANKS)
+    needs = Needs() if drafter is None else drafter.needs
     parts, readings = list[torch.Tensor](), list[Reading]()
-    share = 0.5 if config.looks_up else 1.0
     for done, text in enumerate(wanted):
-        on_progress(share * done / len(wanted))
-        needs = Needs() if drafter is None else drafter.needs
+        on_progress((0.5 if config.looks_up else 1.0) * done / len(wanted))
         reading = read(context.target, text, needs, tail=depths)
-        parts.append(_kept_ranks(drafter, reading, depths))
+        parts.append(_kept_ranks(drafter, reading, depths, num_ranks))
         # Only tokens are needed from here on.
         readings.append(Reading(text, reading.tokens, reading.context_len))
     outputs = [reading.tokens[reading.first :].to(torch.int32).numpy() for reading in readings]
     table = RankTable(
         ranks=torch.cat(parts).to(torch.int16).numpy(),
-        num_ranks=1 if drafter is None else min(NUM_RANKS, drafter.num_ranks or NUM_RANKS),
+        num_ranks=num_ranks,
         texts=_starts(parts),
         categories=tuple(text.category for text in wanted),
         token_ids=np.concatenate(outputs),
@@ -295,13 +292,14 @@ def measure_ranks(
 
 
 @torch.inference_mode()
-def _kept_ranks(drafter: Drafter | None, reading: Reading, depths: int) -> torch.Tensor:
+def _kept_ranks(
+    drafter: Drafter | None, reading: Reading, depths: int, num_ranks: int
+) -> torch.Tensor:
     """Ranks to keep, `NOT_KEPT` elsewhere."""
     if drafter is None:
         return torch.empty(reading.text.num_roots, 0)
     found = drafter.ranks(reading, depths)
-    most = min(NUM_RANKS, drafter.num_ranks or NUM_RANKS)
-    known = (reading.true_tokens(found.shape[1]) >= 0) & (found < most)
+    known = (reading.true_tokens(found.shape[1]) >= 0) & (found < num_ranks)
     return torch.where(known, found, NOT_KEPT)
 
 
@@ -322,8 +320,8 @@ def _looked_up(
         for done, reading in enumerate(readings):
             on_progress((i + done / len(readings)) / len(lengths))
             for step in run_offline(drafter, reading, context.target.device):
-                rows.append((begin + step.root, step.num_accepted, step.num_drafted))
+                rows.append((begin + step.root, *step.counts))
             begin += reading.text.num_roots
         drafter.close()
-        found[length] = _steps(np.array(rows, dtype=np.int32).T)
+        found[length] = ChainSteps.of(np.array(rows, dtype=np.int32).T)
     return found

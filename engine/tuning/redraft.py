@@ -28,9 +28,20 @@ from engine.sampling import SeededDraws
 from engine.tree import Path
 from engine.tuning import OnProgress, ignore
 
-NO_STEP = "No text has two new tokens or more. Choose longer runs."
 _CHUNK = 1024
 """Rows of a text that go through the target at a time."""
+
+
+def with_steps(texts: Iterable[Text]) -> list[Text]:
+    """The texts that have a step.
+
+    Raises:
+        ConfigError: none has.
+    """
+    found = [text for text in texts if text.num_roots]
+    if not found:
+        raise ConfigError("No text has two new tokens or more. Choose longer runs.")
+    return found
 
 
 @torch.inference_mode()
@@ -43,15 +54,12 @@ def read(target: Target, text: Text, needs: Needs, *, tail: int) -> Reading:
     ids = [*text.prompt_ids, *text.output_ids]
     _check(target, text, ids)
     cache = target.new_cache(len(ids) + tail)
-    hidden: list[Tensor] = []
-    layers: list[Tensor] = []
+    features: list[list[Tensor | None]] = []
     try:
         for chunk in torch.tensor(ids).split(_CHUNK):
             output = target.prefill(chunk, cache, needs)
-            if output.hidden is not None:
-                hidden.append(output.hidden.cpu())
-            if output.layers is not None:
-                layers.append(output.layers.cpu())
+            shown = (output.hidden, output.layers)
+            features.append([None if part is None else part.cpu() for part in shown])
         for _ in range(tail):
             ids.append(int(output.logits[-1].argmax()))
             if cache.length >= target.context_len:
@@ -59,13 +67,13 @@ def read(target: Target, text: Text, needs: Needs, *, tail: int) -> Reading:
             output = target.prefill(ids[-1:], cache, Needs())
     finally:
         cache.free()
-    return Reading(
-        text,
-        torch.tensor(ids),
-        target.context_len,
-        torch.cat(hidden) if hidden else None,
-        torch.cat(layers) if layers else None,
-    )
+    hidden, layers = (_joined(parts) for parts in zip(*features, strict=True))
+    return Reading(text, torch.tensor(ids), target.context_len, hidden, layers)
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if known else None
 
 
 def _check(target: Target, text: Text, ids: list[int]) -> None:
@@ -99,12 +107,9 @@ class OfflineStep:
     path: tuple[int, ...]
 
     @property
-    def num_accepted(self) -> int:
-        return len(self.path)
-
-    @property
-    def num_drafted(self) -> int:
-        return len(self.proposal.shape) - 1
+    def counts(self) -> tuple[int, int]:
+        """Draft tokens accepted and proposed."""
+        return len(self.path), len(self.proposal.shape) - 1
 
 
 @torch.inference_mode()
@@ -270,9 +275,7 @@ class Redrafter:
             StoppedError: somebody stopped it.
         """
         require_offline(config)
-        wanted = [text for text in texts if text.num_roots]
-        if not wanted:
-            raise ConfigError(NO_STEP)
+        wanted = with_steps(texts)
         self._config, self._context = config, context
         self._drafter = config.build(context)
         self._readings: list[Reading] = []
@@ -280,12 +283,13 @@ class Redrafter:
             on_progress(done / len(wanted))
             self._readings.append(read(context.target, text, self._drafter.needs, tail=tail))
         on_progress(1.0)
-        self.tail = min(_tail(reading) for reading in self._readings)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the kept texts and features."""
-        return sum(reading.num_bytes for reading in self._readings)
+        # Where a text ends with the target's context, nothing deeper can be drafted.
+        self.tail = min(
+            len(reading.tokens) - reading.first - len(reading.text.output_ids)
+            if len(reading.tokens) <= reading.context_len
+            else 1 << 30
+            for reading in self._readings
+        )
 
     def draft(self, config: MethodConfig, *, on_progress: OnProgress = ignore) -> Redraft:
         """All texts with these settings, in order.
@@ -304,7 +308,7 @@ class Redrafter:
                 for step in run_offline(drafter, reading, self._context.target.device):
                     shape = step.proposal.shape
                     trees.add(shape.parents, step.proposal.sibling_ranks(), step.path)
-                    rows.append((number, step.root, step.num_accepted, step.num_drafted))
+                    rows.append((number, step.root, *step.counts))
         finally:
             drafter.finish()
         on_progress(1.0)
@@ -340,10 +344,3 @@ def require_offline(config: MethodConfig) -> None:
             f"decoding_type must be one of {', '.join(known)} to draft without the target, got "
             f"{config.decoding_type}. Measure other methods by running them."
         )
-
-
-def _tail(reading: Reading) -> int:
-    """Tokens known behind the text; where its context ends, nothing deeper can be drafted."""
-    end = reading.first + len(reading.text.output_ids)
-    known = len(reading.tokens) - end
-    return known if len(reading.tokens) <= reading.context_len else 1 << 30

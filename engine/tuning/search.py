@@ -21,12 +21,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tree import MAX_NODES, ChoiceTree, Path
-from engine.tuning.latency import Clock, Prediction
 from engine.tuning.ranks import RankTable
-from engine.tuning.replay import Replay, replay
+from engine.tuning.replay import replay
 
 SIZES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 63, 80, 96, 112, 127)
 """Drafted nodes that are tried; one more row is verified, the root."""
@@ -79,9 +77,14 @@ def curve(
     Raises:
         ConfigError: as `best_tree`.
     """
-    table = table.only(category)
-    bounds = _Bounds.checked(table, ns, max_depth, max_width)
-    everywhere = grow(table, np.arange(table.num_positions), max(ns), bounds.depth, bounds.width)
+    if not table.depths:
+        raise ConfigError("This drafter looks up chains; there is no tree to choose.")
+    for n in ns:
+        _check("Nodes", n, MAX_NODES)
+    _check("max_depth", max_depth)
+    _check("max_width", max_width)
+    table = table.only(category).narrowed(max_depth, max_width)
+    everywhere = grow(table, np.arange(table.num_positions), max(ns))
     if not everywhere:
         raise ConfigError(
             "No tree helps: the drafter never ranked the true token among those that may be used. "
@@ -89,50 +92,27 @@ def curve(
         )
     found: dict[int, CurvePoint] = {}
     best: CurvePoint | None = None
-    for n in sorted({*ns, *_steps_up_to(max(ns))}):
-        point = _best_of_size(table, everywhere, n, bounds, best)
+    # Halved again and again: smaller trees to extend.
+    for n in sorted({*ns, *(max(ns) >> i for i in range(max(ns).bit_length()))}):
+        point = _best_of_size(table, everywhere, n, best)
         # Adding nodes never hurts a step, but it can shift the steps behind it.
         best = point if best is None or point.mat >= best.mat else best
         found[n] = CurvePoint(n, best.tree, best.mat)
     return tuple(found[n] for n in ns)
 
 
-def _steps_up_to(n: int) -> list[int]:
-    """Halved again and again: smaller trees to extend."""
-    return [n >> i for i in range(n.bit_length())]
-
-
-@dataclass(frozen=True, slots=True)
-class _Bounds:
-    depth: int
-    width: int
-
-    @classmethod
-    def checked(
-        cls, table: RankTable, ns: Sequence[int], max_depth: int | None, max_width: int | None
-    ) -> _Bounds:
-        if not table.depths:
-            raise ConfigError("This drafter looks up chains; there is no tree to choose.")
-        for n in ns:
-            if not 1 <= n <= MAX_NODES:
-                raise ConfigError(f"Nodes must be in [1, {MAX_NODES}], got {n}.")
-        for name, value in (("max_depth", max_depth), ("max_width", max_width)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}.")
-        depth = table.depths if max_depth is None else min(max_depth, table.depths)
-        return cls(depth, table.num_ranks if max_width is None else min(max_width, table.num_ranks))
+def _check(name: str, value: int | None, most: int | None = None) -> None:
+    if value is not None and (value < 1 or value > (most or value)):
+        rule = f"in [1, {most}]" if most else "at least 1"
+        raise ConfigError(f"{name} must be {rule}, got {value}.")
 
 
 def _best_of_size(
-    table: RankTable,
-    everywhere: Sequence[Path],
-    n: int,
-    bounds: _Bounds,
-    smaller: CurvePoint | None,
+    table: RankTable, everywhere: Sequence[Path], n: int, smaller: CurvePoint | None
 ) -> CurvePoint:
     seeds = [_tree(everywhere[:n])]
     if smaller is not None:
-        seeds.append(_extended(table, smaller.tree, n, bounds))
+        seeds.append(_extended(table, smaller.tree, n))
     best: tuple[float, ChoiceTree] | None = None
     tried = set[ChoiceTree]()
     for seed in seeds:
@@ -141,23 +121,19 @@ def _best_of_size(
             if tree in tried:
                 break
             tried.add(tree)
-            result: Replay = replay(table, tree)
+            result = replay(table, tree)
             if best is None or result.mat > best[0]:
                 best = result.mat, tree
-            tree = _tree(grow(table, result.roots, n, bounds.depth, bounds.width) or tree.paths)
+            tree = _tree(grow(table, result.roots, n) or tree.paths)
     assert best is not None
     return CurvePoint(n, best[1], best[0])
 
 
-def _extended(table: RankTable, tree: ChoiceTree, n: int, bounds: _Bounds) -> ChoiceTree:
+def _extended(table: RankTable, tree: ChoiceTree, n: int) -> ChoiceTree:
     """The tree with the paths that its own steps would take most often, up to n nodes."""
     steps = replay(table, tree).roots
     known = set(tree.paths)
-    missing = [
-        path
-        for path in grow(table, steps, n + len(tree), bounds.depth, bounds.width)
-        if path not in known
-    ]
+    missing = [path for path in grow(table, steps, n + len(tree)) if path not in known]
     return _tree([*tree.paths, *missing[: max(0, n - len(tree))]])
 
 
@@ -165,9 +141,7 @@ def _tree(paths: Sequence[Path]) -> ChoiceTree:
     return ChoiceTree(tuple(sorted(paths, key=lambda path: (len(path), path))))
 
 
-def grow(
-    table: RankTable, rows: np.ndarray, n: int, max_depth: int, max_width: int
-) -> tuple[Path, ...]:
+def grow(table: RankTable, rows: np.ndarray, n: int) -> tuple[Path, ...]:
     """The n most frequent paths among these rows, most frequent first; equals: shorter, lower rank.
 
     The first k of them are the k most frequent: one growth serves all sizes. Paths that none of
@@ -182,7 +156,7 @@ def grow(
     def offer(path: Path, through: np.ndarray) -> None:
         """Put the children of a path, which these rows take, on the heap."""
         column = ranks[through, len(path)]
-        inside = (column >= 0) & (column < max_width)
+        inside = column >= 0
         through, column = through[inside], column[inside]
         order = np.argsort(column, kind="stable")
         through, column = through[order], column[order]
@@ -192,38 +166,11 @@ def grow(
             child = (*path, rank)
             heapq.heappush(waiting, (-len(taking), len(child), child, taking))
 
-    if max_depth > 0 and len(rows):
+    if table.depths and len(rows):
         offer((), rows)
     while waiting and len(grown) < n:
         _, depth, path, taking = heapq.heappop(waiting)
         grown.append(path)
-        if depth < max_depth:
+        if depth < table.depths:
             offer(path, taking)
     return tuple(grown)
-
-
-@dataclass(frozen=True, slots=True)
-class Sized:
-    """A tree and the speed that it promises."""
-
-    point: CurvePoint
-    prediction: Prediction
-
-
-def predict_sizes(
-    points: Sequence[CurvePoint], config: MethodConfig, clock: Clock
-) -> tuple[Sized, ...]:
-    """Predicted speed of every point of a curve: MAT / (draft + verify + other).
-
-    Raises:
-        ConfigError: the method does not draft such trees.
-    """
-    return tuple(
-        Sized(point, clock.predict_config(config.with_tree(point.tree), point.mat))
-        for point in points
-    )
-
-
-def fastest(sized: Sequence[Sized]) -> Sized:
-    """The one with the highest predicted tok/s; the smallest of equals."""
-    return max(sized, key=lambda one: (one.prediction.tok_s, -one.point.num_nodes))

@@ -20,7 +20,7 @@ from engine.sampling import SeededDraws
 from engine.steps import Step
 from engine.tree import TreeShape
 from engine.tuning import OnProgress, ignore
-from engine.tuning.latency import DraftLatency, LatencyCurve, OtherCurve
+from engine.tuning.latency import DraftLatency, LatencyCurve
 from engine.tuning.redraft import require_offline
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128)
@@ -42,20 +42,18 @@ def measure_curve(
     """
     context_len = max(1, min(context_len, target.context_len - max(rows) - 1))
     cache = target.new_cache(context_len + max(rows))
-    seconds: dict[int, list[float]] = {n: [] for n in rows}
+    seconds = np.empty((repeats + 1, len(rows)))
     try:
         tokens = torch.arange(context_len) % target.vocab_size
         target.prefill(tokens.tolist(), cache, Needs())
         for repeat in range(repeats + 1):
             for i, n in enumerate(rows):
                 on_progress((repeat + i / len(rows)) / (repeats + 1))
-                taken = _time_verify(target, cache, n)
-                if repeat:
-                    seconds[n].append(taken)
+                seconds[repeat, i] = _time_verify(target, cache, n)
     finally:
         cache.free()
-    medians = tuple(1000 * statistics.median(seconds[n]) for n in rows)
-    return LatencyCurve(rows, medians, context_len)
+    medians = 1000 * np.median(seconds[1:], axis=0)
+    return LatencyCurve(rows, tuple(medians.tolist()), context_len)
 
 
 def _time_verify(target: Target, cache: TreeCache, n: int) -> float:
@@ -101,7 +99,7 @@ def measure_other(
     context_len: int = 256,
     repeats: int = 8,
     on_progress: OnProgress = ignore,
-) -> OtherCurve:
+) -> LatencyCurve:
     """Measure what real steps of the loop spend on neither drafting nor verifying.
 
     Raises:
@@ -124,7 +122,7 @@ def measure_other(
         records.close()  # type: ignore[attr-defined]
         medians.append(1000 * statistics.median(taken[1:] or taken))
     on_progress(1.0)
-    return OtherCurve(rows, tuple(medians))
+    return LatencyCurve(rows, tuple(medians), context_len)
 
 
 def measure_draft(

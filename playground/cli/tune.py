@@ -24,7 +24,7 @@ from playground.cli.options import (
 if TYPE_CHECKING:
     from engine.drafters.base import BuildContext
     from engine.tuning import OnProgress
-    from engine.tuning.latency import Clock
+    from engine.tuning.latency import StepLatency
     from engine.tuning.ranks import RankTable
     from playground.trees.fitting import Fit
     from storage import RunLog
@@ -337,7 +337,7 @@ def _described(table: RankTable) -> Iterator[str]:
     yield from _rows(("depth", "rank 0", "ranks 0-3", "ranks 0-9", "kept"), shares)
 
 
-def _fitted(fits: Sequence[Fit], held_out: bool, clock: Clock | None) -> Iterator[str]:
+def _fitted(fits: Sequence[Fit], held_out: bool, clock: StepLatency | None) -> Iterator[str]:
     """A row per tree, and which is fastest where a clock is known."""
     heads = ["tree", "nodes", "depth", "MAT"]
     heads += ["held out"] if held_out else []
@@ -358,11 +358,11 @@ def _fitted(fits: Sequence[Fit], held_out: bool, clock: Clock | None) -> Iterato
         yield f"Fastest on this machine, as predicted: {best.title}, {len(best.tree)} nodes."
 
 
-def _clock_lines(clock: Clock) -> Iterator[str]:
+def _clock_lines(clock: StepLatency) -> Iterator[str]:
     """All curves of a clock."""
     verify, draft = clock.verify, clock.draft
     yield f"Verify and other, at {verify.context_len} tokens of context:"
-    costs = zip(verify.rows, verify.verify_ms, strict=True)
+    costs = zip(verify.rows, verify.ms, strict=True)
     yield from _rows(
         ("rows", "verify ms", "other ms"),
         [(rows, f"{ms:.2f}", f"{clock.other.at(rows):.2f}") for rows, ms in costs],

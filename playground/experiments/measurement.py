@@ -19,7 +19,7 @@ from engine.drafters.base import BuildContext, Drafter
 from engine.errors import ConfigError, PlaygroundError, PromptError
 from engine.model.target import Target
 from engine.steps import Record
-from engine.tuning.build import build_drafter
+from engine.tuning.adaptive import build_drafter
 from playground.errors import Fault, attempt
 from playground.experiments.finished import FinishedRequest, RunGroup, finished_requests, in_pairs
 from playground.experiments.job import Eta, Progress

@@ -14,7 +14,7 @@ from engine.drafters.method import MethodConfig
 from engine.model.loading import load_target
 from engine.model.sources import ProgressCallback, TargetSpec
 from engine.model.target import Target
-from engine.tuning.build import build_drafter, controller_curve
+from engine.tuning.adaptive import build_drafter, controller_curve
 from engine.tuning.latency import LatencyCurve
 
 MAX_DRAFTERS = 2

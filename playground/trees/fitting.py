@@ -10,7 +10,7 @@ from typing import Any
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tree import ChoiceTree
-from engine.tuning.latency import Clock, Prediction
+from engine.tuning.latency import Prediction, StepLatency
 from engine.tuning.ranks import RankTable
 from engine.tuning.replay import replay
 from engine.tuning.search import curve
@@ -80,7 +80,7 @@ def fit_trees(
     max_width: int | None = None,
     category: str | None = None,
     held_out: int = 0,
-    clock: Clock | None = None,
+    clock: StepLatency | None = None,
 ) -> list[Fit]:
     """The best tree of every size.
 
@@ -102,7 +102,7 @@ def stock_trees(
     *,
     category: str | None = None,
     held_out: int = 0,
-    clock: Clock | None = None,
+    clock: StepLatency | None = None,
 ) -> list[Fit]:
     """The method's published trees that the table can replay, judged on the same texts."""
     fitted, other = hold_out(table.only(category), held_out)
@@ -122,7 +122,7 @@ def _judged(
     fitted: RankTable,
     other: RankTable | None,
     config: MethodConfig,
-    clock: Clock | None,
+    clock: StepLatency | None,
 ) -> Fit:
     mat = replay(fitted, tree).mat
     held_out_mat = None if other is None else replay(other, tree).mat

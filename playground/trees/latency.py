@@ -12,7 +12,7 @@ from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.tree import ChoiceTree
 from engine.tuning import OnProgress, ignore, part
-from engine.tuning.latency import Clock, DraftLatency, LatencyCurve, OtherCurve, bucket_of
+from engine.tuning.latency import DraftLatency, LatencyCurve, StepLatency, bucket_of
 from engine.tuning.timing import measure_curve, measure_draft, measure_other
 from playground.trees.methods import TreeMethod
 from playground.trees.tables import table_key
@@ -48,7 +48,7 @@ def draft_method(config: MethodConfig) -> dict[str, Any]:
 
 def find_clock(
     log: RunLog, config: MethodConfig, target: Target, *, context_len: int = 256
-) -> Clock | None:
+) -> StepLatency | None:
     """The curves of a method on this machine; None where some were never measured."""
     machine = _newest(log, machine_key(target, context_len))
     draft = _newest(log, draft_key(config, target, context_len))
@@ -57,17 +57,17 @@ def find_clock(
     return _clock(machine, draft)
 
 
-def _clock(machine: Mapping[str, Any], draft: Mapping[str, Any]) -> Clock:
-    return Clock(
+def _clock(machine: Mapping[str, Any], draft: Mapping[str, Any]) -> StepLatency:
+    return StepLatency(
         LatencyCurve.from_dict(machine["verify"]),
-        OtherCurve.from_dict(machine["other"]),
+        LatencyCurve.from_dict(machine["other"]),
         DraftLatency.from_dict(draft["draft"]),
     )
 
 
 def known_clock(
     log: RunLog, config: MethodConfig, target: str, *, dtype: str | None = None
-) -> tuple[Clock, Artifact] | None:
+) -> tuple[StepLatency, Artifact] | None:
     """The newest curves of a method on a target that need not be loaded, and their verify curve.
 
     None where there are no curves of both the target and the method from one machine. The curves
@@ -96,7 +96,7 @@ def measure_clock(
     context_len: int = 256,
     again: bool = False,
     on_progress: OnProgress = ignore,
-) -> Clock:
+) -> StepLatency:
     """Measure what is missing, keep it, and return all of it.
 
     Args:
@@ -144,7 +144,7 @@ def _keep(log: RunLog, key: Mapping[str, Any], figures: Mapping[str, Any]) -> No
 # ---- for the page
 
 
-def speed_row(clock: Clock, method: TreeMethod, where: Artifact) -> dict[str, Any]:
+def speed_row(clock: StepLatency, method: TreeMethod, where: Artifact) -> dict[str, Any]:
     """The curves as the page's `predict` reads them; plain JSON."""
     key = where.key
     day = where.created_at.date().isoformat()
@@ -153,8 +153,8 @@ def speed_row(clock: Clock, method: TreeMethod, where: Artifact) -> dict[str, An
         f"{clock.verify.context_len} tokens of context, {day}."
     )
     return {
-        "verify": _points(clock.verify.rows, clock.verify.verify_ms),
-        "other": _points(clock.other.rows, clock.other.other_ms),
+        "verify": _points(clock.verify.rows, clock.verify.ms),
+        "other": _points(clock.other.rows, clock.other.ms),
         "draft": {
             "start_ms": clock.draft.start_ms,
             "points": _points(clock.draft.rows, clock.draft.level_ms),

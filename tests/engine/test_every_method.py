@@ -22,7 +22,7 @@ from engine.drafters import methods, parse_method
 from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.steps import End, Step
-from engine.tuning.build import build_drafter
+from engine.tuning.adaptive import build_drafter
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.fitted import save_medusa, save_redrafter
 from tests.engine.prompts import ROOM, prompts

@@ -95,7 +95,7 @@ def test_latency_is_measured_and_then_predicts_speed(db: Path) -> None:
     assert "| rows | verify ms | other ms |" in shown.output and "Draft, Medusa" in shown.output
     figures = json.loads(invoke("tune", "latency", *medusa(), *options, "--json").stdout)
     assert figures["draft"]["decoding_type"] == "Medusa"
-    assert figures["verify"]["rows"][0] == 1 and min(figures["verify"]["verify_ms"]) > 0
+    assert figures["verify"]["rows"][0] == 1 and min(figures["verify"]["ms"]) > 0
     fits = json.loads(invoke("tune", "fit", "--nodes", "4,8", "--json", "--db", db).stdout)
     assert all(fit["predicted_tok_s"] > 0 for fit in fits)
     words = invoke("tune", "fit", "--nodes", "4,8", "--db", db).output

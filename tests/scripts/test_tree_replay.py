@@ -13,13 +13,14 @@ from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.eagle.methods import EagleConfig
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.tree import ChoiceTree
-from engine.tuning.latency import Clock, DraftLatency, LatencyCurve, OtherCurve
+from engine.tuning.latency import DraftLatency, LatencyCurve, StepLatency
 from engine.tuning.ranks import ChainSteps, RankTable
 from engine.tuning.replay import replay, replay_chain
 from playground.trees.latency import levels_kind, speed_row
 from playground.trees.methods import TreeMethod
 from playground.trees.tables import pack
 from storage import Artifact
+from tests.engine.tuning.tables import slow_steps
 from tests.playground.tree_tiny import made_up_table, random_tree
 from tests.scripts.conftest import Scripts
 
@@ -53,9 +54,10 @@ def test_every_figure_equals_the_engines(
         REPLAY, [pack(table), [tree.as_lists() for tree in trees], category], *MODULES
     )
     for tree, found in zip(trees, got, strict=True):
-        wanted = replay(table, tree, category=category)
-        assert wanted.nodes is not None
-        assert found["counts"] == [wanted.num_steps, *wanted.nodes.accepts[1:].tolist()]
+        wanted = replay(table.only(category), tree)
+        taken = [path for _, path in slow_steps(table.only(category), tree)]
+        counts = [sum(path[: len(node)] == node for path in taken) for node in tree.paths]
+        assert found["counts"] == [wanted.num_steps, *counts]
         assert found["numSteps"] == wanted.num_steps
         assert found["numAccepted"] == wanted.num_accepted
         assert found["mat"] == wanted.mat
@@ -73,7 +75,7 @@ def test_look_up_chains_equal_the_engines(scripts: Scripts) -> None:
             if length not in table.chains:
                 assert found is None
                 continue
-            wanted = replay_chain(table, length, category=category)
+            wanted = replay_chain(table.only(category), length)
             assert (found["mat"], found["numSteps"]) == (wanted.mat, wanted.num_steps)
             assert tuple(found["rates"]) == wanted.position_rates
             drafted = sum(size * share for size, share in found["sizes"])
@@ -102,9 +104,9 @@ CONFIGS = (MedusaConfig(), EagleConfig(), DraftTargetConfig(max_draft_len=3))
 def test_the_prediction_equals_the_engines(scripts: Scripts, config: Any) -> None:
     chain = isinstance(config, DraftTargetConfig)
     method = TreeMethod("m", "M", config)
-    clock = Clock(
+    clock = StepLatency(
         LatencyCurve((1, 4, 16, 64), (20.0, 21.5, 30.0, 71.0), 256),
-        OtherCurve((1, 16), (0.4, 1.1)),
+        LatencyCurve((1, 16), (0.4, 1.1)),
         DraftLatency(config.decoding_type, 0.7, (1, 4, 16), (0.2, 0.3, 1.0)),
     )
     made = Artifact(

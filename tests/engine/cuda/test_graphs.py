@@ -21,7 +21,7 @@ from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.steps import End
 from engine.tree import TreeShape
-from engine.tuning.build import build_drafter
+from engine.tuning.adaptive import build_drafter
 from tests.engine.cuda.targets import captured, model_of, plain, runner_of
 from tests.engine.scripted import random_parents
 from tests.models import build_context, save_tiny

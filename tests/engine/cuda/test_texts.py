@@ -14,7 +14,7 @@ from engine.decode import decode
 from engine.drafters import parse_method
 from engine.model.target import Target
 from engine.steps import End, Prefill, Record, Step
-from engine.tuning.build import build_drafter
+from engine.tuning.adaptive import build_drafter
 from tests.engine.cuda.targets import captured, model_of, plain, runner_of
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.fitted import save_medusa, save_redrafter

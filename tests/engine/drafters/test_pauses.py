@@ -14,8 +14,7 @@ from engine.drafters.base import Drafter, Start, root_only
 from engine.model.target import Target
 from engine.proposal import Outcome, Proposal
 from engine.steps import End, Step
-from engine.tuning.adaptive import AdaptiveDrafter
-from engine.tuning.build import build_drafter
+from engine.tuning.adaptive import AdaptiveDrafter, build_drafter
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.fitted import save_medusa, save_redrafter
 from tests.models import build_context, plain_greedy, tiny_target

@@ -19,9 +19,9 @@ from engine.tuning.adaptive import (
     AcceptanceEstimate,
     AdaptiveDrafter,
     Calibration,
+    build_drafter,
     path_probabilities,
 )
-from engine.tuning.build import build_drafter
 from engine.tuning.latency import LatencyCurve
 from engine.tuning.timing import measure_curve
 from tests.models import build_context, plain_greedy, tiny_target
@@ -147,7 +147,7 @@ def test_smaller_tree_keeps_a_prefix_of_siblings_and_every_parent() -> None:
 
 def test_curve_is_measured_per_row_count_and_interpolates() -> None:
     curve = measure_curve(tiny_target(), rows=(1, 2, 4), context_len=16, repeats=2)
-    assert curve.rows == (1, 2, 4) and all(ms > 0 for ms in curve.verify_ms)
+    assert curve.rows == (1, 2, 4) and all(ms > 0 for ms in curve.ms)
     line = LatencyCurve((1, 3, 5), (1.0, 3.0, 9.0), 0)
     assert [line.at(n) for n in (1, 2, 3, 4, 5, 7)] == [1.0, 2.0, 3.0, 6.0, 9.0, 15.0]
 

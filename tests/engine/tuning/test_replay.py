@@ -51,53 +51,16 @@ def test_steps_equal_a_plain_walk_for_random_tables_and_trees() -> None:
         assert result.mat == 1 + sum(len(path) for _, path in slow) / len(slow)
 
 
-def test_node_figures_equal_counting_one_by_one() -> None:
-    for table, tree in cases(60):
-        nodes = replay(table, tree).nodes
-        assert nodes is not None
-        steps = slow_steps(table, tree)
-        everywhere = [
-            path for row in range(table.num_positions) for path in [walked(table, tree, row)]
-        ]
-        for node, path in enumerate([(), *tree.paths]):
-            depth = len(path)
-            accepts = sum(taken[:depth] == path for _, taken in steps)
-            tried = sum(taken[: depth - 1] == path[:-1] for _, taken in steps) if depth else accepts
-            assert nodes.accepts[node] == accepts and nodes.visits[node] == tried
-            assert nodes.positions[node] == sum(taken[:depth] == path for taken in everywhere)
-            share = nodes.conditional[node]
-            assert share == accepts / tried if tried else np.isnan(share)
-            check_example(nodes.examples[node], path, everywhere, steps)
-
-
-def walked(table: RankTable, tree: ChoiceTree, row: int) -> tuple[int, ...]:
-    alone = table.ranks[row : row + 1]
-    one = RankTable(alone, table.num_ranks, (0,), ("",), table.token_ids, (0,))
-    return slow_steps(one, tree)[0][1]
-
-
-def check_example(
-    row: int,
-    path: tuple[int, ...],
-    everywhere: list[tuple[int, ...]],
-    steps: list[tuple[int, tuple[int, ...]]],
-) -> None:
-    """A row through the node, a visited one if there is any."""
-    through = [i for i, taken in enumerate(everywhere) if taken[: len(path)] == path]
-    visited = [i for i, taken in steps if taken[: len(path)] == path]
-    assert row in (visited or through or [-1])
-
-
 def test_categories_are_replayed_apart_and_together() -> None:
     table = made_up(np.random.default_rng(1), [12, 20, 9])
     tree = ChoiceTree.parse([[0, 0, 0], [1, 0]])
-    parts = [replay(table, tree, category=name) for name in "ab"]
+    parts = [replay(table.only(name), tree) for name in "ab"]
     whole = replay(table, tree)
     assert sum(part.num_steps for part in parts) == whole.num_steps
     assert sum(part.num_accepted for part in parts) == whole.num_accepted
     assert table.only("a").about["sources"] == ["run 0", "run 2"]
     with pytest.raises(ConfigError, match="category must be one of a, b, got 'c'"):
-        replay(table, tree, category="c")
+        table.only("c")
 
 
 def test_trees_that_the_table_cannot_answer_for_are_refused() -> None:
@@ -121,9 +84,9 @@ def test_chains_of_ranks_are_chain_trees_and_looked_up_ones_are_the_steps_made()
         np.empty((6, 0), np.int16), 1, (0, 3), ("a", "b"), np.arange(9), (0, 4), {4: steps}
     )
     assert chain_lengths(table) == (4,) and replay_chain(table, 4).mat == 2.0
-    only = replay_chain(table, 4, category="b")
+    only = replay_chain(table.only("b"), 4)
     assert only.roots.tolist() == [0, 1] and only.accepted_lengths.tolist() == [0, 1]
-    assert only.num_drafted == 5 and only.draft_acceptance == 1 / 5
+    assert only.num_drafted == 5
     with pytest.raises(ConfigError, match="draft length must be one of 4, got 3"):
         replay_chain(table, 3)
 

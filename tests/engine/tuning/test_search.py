@@ -70,7 +70,7 @@ def test_replay_decides_between_all_positions_and_visited_ones() -> None:
     for seed in range(12):
         table = made_up(np.random.default_rng(seed), [150, 90], depths=4)
         for n in (3, 8):
-            grown = grow(table, np.arange(table.num_positions), n, 4, 6)
+            grown = grow(table, np.arange(table.num_positions), n)
             for_all = ChoiceTree(tuple(sorted(grown, key=lambda p: (len(p), p))))
             ours, theirs = replay(table, best_tree(table, n)).mat, replay(table, for_all).mat
             assert ours >= theirs
@@ -104,7 +104,7 @@ def test_a_smaller_tree_is_extended_where_growing_anew_brings_less() -> None:
     for seed in range(4):
         table = made_up(np.random.default_rng(seed), [60, 40], depths=4)
         small, large = (point.tree for point in curve(table, (6, 12)))
-        missed = grow(table, replay(table, small).roots, 99, 4, 6)
+        missed = grow(table, replay(table, small).roots, 99)
         added = [path for path in missed if path not in small.paths][:6]
         joined = sorted([*small.paths, *added], key=lambda p: (len(p), p))
         assert replay(table, large).mat >= replay(table, ChoiceTree(tuple(joined))).mat
@@ -114,9 +114,9 @@ def test_constraints_and_categories_are_kept() -> None:
     table = made_up(np.random.default_rng(6), [200, 200], depths=4)
     tree = best_tree(table, 12, max_depth=2, max_width=3)
     assert len(tree) == 12 and tree.depth == 2 and tree.max_rank == 2
-    mats = {c: replay(table, best_tree(table, 6, category=c), category=c).mat for c in "ab"}
+    mats = {c: replay(table.only(c), best_tree(table, 6, category=c)).mat for c in "ab"}
     whole = best_tree(table, 6)
-    assert all(mat >= replay(table, whole, category=c).mat for c, mat in mats.items())
+    assert all(mat >= replay(table.only(c), whole).mat for c, mat in mats.items())
 
 
 @pytest.mark.parametrize(

@@ -17,31 +17,32 @@ from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from engine.tuning import StoppedError
 from engine.tuning.latency import (
-    Clock,
     DraftLatency,
     LatencyCurve,
-    OtherCurve,
+    StepLatency,
     bucket_of,
     interpolate,
 )
-from engine.tuning.search import curve, fastest, predict_sizes
+from engine.tuning.search import CurvePoint, curve
 from engine.tuning.timing import measure_curve, measure_draft, measure_other, solve
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.engine.tuning.runs import golden, stopped
 from tests.engine.tuning.tables import made_up
 from tests.models import build_context, tiny_target
 
-CLOCK = Clock(
+LATENCY = StepLatency(
     LatencyCurve((1, 11, 101), (10.0, 20.0, 200.0), 256),
-    OtherCurve((1, 101), (1.0, 2.0)),
+    LatencyCurve((1, 101), (1.0, 2.0)),
     DraftLatency("Eagle", 2.0, (1, 5), (1.0, 3.0)),
 )
 
 
 def test_curves_survive_json() -> None:
-    assert LatencyCurve.from_dict(CLOCK.verify.to_dict()) == CLOCK.verify
-    assert OtherCurve.from_dict(CLOCK.other.to_dict()) == CLOCK.other
-    assert DraftLatency.from_dict(CLOCK.draft.to_dict()) == CLOCK.draft
+    assert LatencyCurve.from_dict(LATENCY.verify.to_dict()) == LATENCY.verify
+    assert LatencyCurve.from_dict({"rows": [1, 101], "other_ms": [1.0, 2.0]}) == LATENCY.other
+    kept = {"rows": [1, 11, 101], "verify_ms": [10.0, 20.0, 200.0], "context_len": 256}
+    assert LatencyCurve.from_dict(kept) == LATENCY.verify
+    assert DraftLatency.from_dict(LATENCY.draft.to_dict()) == LATENCY.draft
     looked_up = DraftLatency("NGram", 0.5, (), ())
     assert DraftLatency.from_dict(looked_up.to_dict()) == looked_up
     assert looked_up.at((1, 1, 1)) == 0.5
@@ -52,9 +53,9 @@ def test_curves_survive_json() -> None:
     [
         (LatencyCurve.from_dict, {"rows": [1, 2], "verify_ms": [1.0], "context_len": 1}),
         (LatencyCurve.from_dict, {"rows": [2, 1], "verify_ms": [1.0, 2.0], "context_len": 1}),
-        (LatencyCurve.from_dict, {"rows": [1], "verify_ms": [1.0]}),
-        (OtherCurve.from_dict, {"rows": [], "other_ms": []}),
-        (OtherCurve.from_dict, {"other_ms": [1.0]}),
+        (LatencyCurve.from_dict, {"rows": [1], "context_len": 1}),
+        (LatencyCurve.from_dict, {"rows": [], "ms": []}),
+        (LatencyCurve.from_dict, {"ms": [1.0]}),
         (DraftLatency.from_dict, {"rows": [1], "level_ms": [1.0]}),
     ],
 )
@@ -71,34 +72,36 @@ def test_interpolation_and_buckets() -> None:
 
 
 def test_prediction_is_mat_over_the_step_s_time() -> None:
-    found = CLOCK.predict(2.5, levels=(1, 3), num_nodes=10)
+    found = LATENCY.predict(2.5, levels=(1, 3), num_nodes=10)
     assert found.draft_ms == 2.0 + 1.0 + 2.0
     assert found.verify_ms == 20.0 and found.other_ms == pytest.approx(1.1)
     assert found.tok_s == pytest.approx(1000 * 2.5 / 26.1)
     assert found.speedup == pytest.approx(found.tok_s / (1000 / 11.0))
-    mixed = CLOCK.predict(2.5, levels=(), num_nodes=[10, 100, 10, 10])
-    assert mixed.verify_ms == pytest.approx((3 * 20.0 + 200.0) / 4)
 
 
 def test_prediction_of_settings_counts_their_levels() -> None:
     tree = ChoiceTree.parse([[0], [1], [0, 0], [1, 0], [0, 0, 0]])
     config = EagleConfig().with_tree(tree)
-    found = CLOCK.predict_config(config, 2.0)
-    assert found == CLOCK.predict(2.0, levels=(1, 2, 1), num_nodes=5)
+    found = LATENCY.predict_config(config, 2.0)
+    assert found == LATENCY.predict(2.0, levels=(1, 2, 1), num_nodes=5)
 
 
 def test_the_fastest_size_weighs_mat_against_time() -> None:
     table = made_up(np.random.default_rng(0), [400], depths=4, num_ranks=6)
     points = curve(table, (1, 4, 16, 64))
-    flat = Clock(LatencyCurve((1,), (10.0,), 0), OtherCurve((1,), (0.0,)), CLOCK.draft)
-    steep = Clock(LatencyCurve((1, 2), (10.0, 20.0), 0), OtherCurve((1,), (0.0,)), CLOCK.draft)
+    flat = StepLatency(LatencyCurve((1,), (10.0,), 0)((1,), (0.0,)), LATENCY.draft)
+    steep = StepLatency(LatencyCurve((1, 2), (10.0, 20.0), 0)((1,), (0.0,)), LATENCY.draft)
     config = EagleConfig()
-    small, large = (fastest(predict_sizes(points, config, c)).point for c in (steep, flat))
+
+    def tok_s(point: CurvePoint, latency: StepLatency) -> float:
+        return latency.predict_config(config.with_tree(point.tree), point.mat).tok_s
+
+    small, large = (max(points, key=lambda p, c=c: tok_s(p, c)) for c in (steep, flat))
     assert small.num_nodes == 1 and large.num_nodes > 4
-    for sized in predict_sizes(points, config, flat):
-        shape = config.with_tree(sized.point.tree).draft_shape()
-        wanted = 1000 * sized.point.mat / (10.0 + CLOCK.draft.at(shape.levels))
-        assert sized.prediction.tok_s == pytest.approx(wanted)
+    for point in points:
+        shape = config.with_tree(point.tree).draft_shape()
+        wanted = 1000 * point.mat / (10.0 + LATENCY.draft.at(shape.levels))
+        assert tok_s(point, flat) == pytest.approx(wanted)
 
 
 def test_solving_finds_start_and_levels_and_never_a_negative_time() -> None:
@@ -150,7 +153,7 @@ def test_drafting_is_timed_for_every_method(name: str) -> None:
 def test_the_loop_s_own_work_is_timed_on_real_steps_and_can_be_stopped() -> None:
     target = tiny_target()
     found = measure_other(target, rows=(1, 8), context_len=8, repeats=2)
-    assert found.rows == (1, 8) and all(ms > 0 for ms in found.other_ms)
+    assert found.rows == (1, 8) and all(ms > 0 for ms in found.ms)
     for measure in (measure_other, measure_curve):
         with pytest.raises(StoppedError):
             measure(target, rows=(1, 2), context_len=8, on_progress=stopped)
