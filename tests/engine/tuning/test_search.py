@@ -34,9 +34,9 @@ def all_trees(paths: list[Path], n: int) -> list[ChoiceTree]:
 
 def test_worked_example() -> None:
     ranks = [[0, 0], [0, 1], [1, 0], [0, 0]]
-    grown = grow(table_of(ranks), np.arange(4), 9, 2, 8)
+    grown = grow(table_of(ranks), np.arange(4), 9)
     assert grown == ((0,), (0, 0), (1,), (0, 1), (1, 0))
-    assert grow(table_of(ranks), np.arange(4), 3, 2, 8) == grown[:3]
+    assert grow(table_of(ranks), np.arange(4), 3) == grown[:3]
 
 
 def test_no_tree_of_the_same_size_accepts_more_at_all_positions() -> None:
@@ -44,7 +44,7 @@ def test_no_tree_of_the_same_size_accepts_more_at_all_positions() -> None:
     for seed in range(8):
         table = made_up(np.random.default_rng(seed), [40], depths=3, num_ranks=2)
         for n in (2, 4, 5):
-            grown = grow(table, np.arange(40), n, 3, 2)
+            grown = grow(table, np.arange(40), n)
             tree = ChoiceTree(tuple(sorted(grown, key=lambda p: (len(p), p))))
             ours = accepted_everywhere(table, tree)
             assert ours == max(accepted_everywhere(table, t) for t in all_trees(paths, len(tree)))
