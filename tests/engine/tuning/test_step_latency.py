@@ -89,8 +89,10 @@ def test_prediction_of_settings_counts_their_levels() -> None:
 def test_the_fastest_size_weighs_mat_against_time() -> None:
     table = made_up(np.random.default_rng(0), [400], depths=4, num_ranks=6)
     points = curve(table, (1, 4, 16, 64))
-    flat = StepLatency(LatencyCurve((1,), (10.0,), 0)((1,), (0.0,)), LATENCY.draft)
-    steep = StepLatency(LatencyCurve((1, 2), (10.0, 20.0), 0)((1,), (0.0,)), LATENCY.draft)
+    flat = StepLatency(LatencyCurve((1,), (10.0,), 0), LatencyCurve((1,), (0.0,)), LATENCY.draft)
+    steep = StepLatency(
+        LatencyCurve((1, 2), (10.0, 20.0), 0), LatencyCurve((1,), (0.0,)), LATENCY.draft
+    )
     config = EagleConfig()
 
     def tok_s(point: CurvePoint, latency: StepLatency) -> float:
