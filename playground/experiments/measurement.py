@@ -188,7 +188,7 @@ class Measurement:
         finally:
             for run in runs.values():
                 if not run.over.is_set():
-                    run.words = "stopped before it started"
+                    run.activity = "stopped before it started"
                     run.end("cancelled")
 
     # ---- drafters
@@ -334,7 +334,7 @@ class Measurement:
         status = "failed" if detail is None else detail.status
         reason = None if detail is None else detail.finish_reason
         error = self.faults.get(name) or (None if detail is None else detail.error)
-        live.words = "failed" if error else REASON_WORDS.get(reason or "", "done")
+        live.activity = "failed" if error else REASON_WORDS.get(reason or "", "done")
         live.end(STATES.get(status, "failed"), error=error)
 
     def _stored(self, request: Request, configuration: Configuration) -> dict[str, object]:

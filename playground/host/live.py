@@ -57,8 +57,8 @@ class LiveRun:
     messages: list[Message] = field(default_factory=list)
     """The conversation up to and including the prompt; empty for a raw completion."""
     state: State = "queued"
-    words: str = ""
-    """What is being done, in words."""
+    activity: str = ""
+    """What is being done, in a few words."""
     progress: float | None = None
     error: str | None = None
     result: dict[str, Any] | None = None

@@ -124,7 +124,7 @@ class Recording:
                 self._end = record
         if rows:
             self._run.rows.extend(rows)
-            self._run.words = f"generating · {rows[-1].decision}".removesuffix(" · ")
+            self._run.activity = f"generating · {rows[-1].decision}".removesuffix(" · ")
             self._unlogged += rows
         if time.monotonic() - self._logged_s >= LOG_S:
             self._write()
@@ -135,7 +135,7 @@ class Recording:
         self._output_ids.append(token)
         piece = self._pieces.push(token)
         self._run.first = First(token, piece, prefill.num_prompt_tokens, prefill.ttft_s)
-        self._run.state, self._run.words = "running", "generating"
+        self._run.state, self._run.activity = "running", "generating"
         self._log.add_prefill(self.run_id, **asdict(self._run.first))
 
     def _row(self, step: Step) -> StepRow:

@@ -139,12 +139,12 @@ class EngineHost:
         while (job := self._next()) is not None:
             run = job.run
             if run.cancel_asked.is_set():
-                run.words = "stopped before it started"
+                run.activity = "stopped before it started"
                 run.end("cancelled")
                 continue
             outcome = attempt(lambda job=job: job.work(job.run), where=f"run {run.id}")  # type: ignore[misc]
             if isinstance(outcome, Fault):
-                run.words = "failed"
+                run.activity = "failed"
                 run.end("failed", error=outcome.sentence)
 
     def _next(self) -> Job | None:
@@ -179,14 +179,14 @@ class EngineHost:
             lambda: self._generate(run, request, stored=stored, keep=keep), where=f"run {run.id}"
         )
         if isinstance(outcome, Fault):
-            run.words = "failed"
+            run.activity = "failed"
             run.end("failed", error=outcome.sentence)
 
     def prepare(self, run: LiveRun, spec: TargetSpec, dtype: str) -> Target:
         """The target, loaded if it is not; `run` tells how far it is."""
 
         def tell(words: str, fraction: float | None) -> None:
-            run.words, run.progress = words, fraction
+            run.activity, run.progress = words, fraction
 
         run.state = "loading"
         tell(f"loading {spec.title or spec.name}", None)
@@ -212,7 +212,7 @@ class EngineHost:
 
     def _load_only(self, run: LiveRun, spec: TargetSpec, dtype: str) -> None:
         self.prepare(run, spec, dtype)
-        run.words = "ready"
+        run.activity = "ready"
         run.end("completed")
 
     def _new_run(self, request: GenerateRequest, owner: str) -> LiveRun:
@@ -247,13 +247,13 @@ class EngineHost:
                 where=f"the log entry of {where}",
             )
             run.log_id = None if isinstance(written, Fault) else written
-            run.words = "failed"
+            run.activity = "failed"
             run.end("failed", error=ready.sentence)
             return
-        run.state, run.words = "prefill", "reading the prompt"
+        run.state, run.activity = "prefill", "reading the prompt"
         fault = attempt(lambda: self._decode(run, request, *ready, stored), where=where)
         reason = run.finish.reason if run.finish else None
-        run.words = "failed" if fault else REASON_WORDS.get(reason or "", "done")
+        run.activity = "failed" if fault else REASON_WORDS.get(reason or "", "done")
         state: State = "failed" if fault else "cancelled" if reason == "cancelled" else "completed"
         run.end(state, error=fault.sentence if fault else None)
 
@@ -262,7 +262,7 @@ class EngineHost:
     ) -> tuple[Target, Drafter, list[int]]:
         """Target, drafter and prompt of a run that can begin."""
         target = self.prepare(run, request.target, request.dtype)
-        run.words, run.progress = "preparing the drafter", None
+        run.activity, run.progress = "preparing the drafter", None
         drafter = self.drafter(request.config, keep=keep)
         messages = run.messages
         prompt_ids = target.encode_chat(messages) if messages else target.encode(run.meta["prompt"])

@@ -235,10 +235,10 @@ def events_of(run: LiveRun, start: int, most: int) -> list[Event]:
 
 def status_of(run: LiveRun, ahead: int) -> dict[str, Any]:
     """What the panel's header says of a run."""
-    words = f"waiting for the engine, {ahead} ahead" if run.state == "queued" else run.words
+    words = f"waiting for the engine, {ahead} ahead" if run.state == "queued" else run.activity
     return {
         "state": run.state,
-        "words": words,
+        "text": words,
         "progress": run.progress,
         "error": run.error,
         "warning": misfit(asdict(run.metrics)) if run.over.is_set() and run.metrics else None,
@@ -248,7 +248,7 @@ def status_of(run: LiveRun, ahead: int) -> dict[str, Any]:
 
 def refusal(sentence: str, chat: object) -> Message:
     """A message that shows an error and leaves the panel's text alone."""
-    status = {"state": "failed", "words": "", "progress": None, "error": sentence, "log_id": None}
+    status = {"state": "failed", "text": "", "progress": None, "error": sentence, "log_id": None}
     return {
         "stream": secrets.token_urlsafe(9),
         "seq": 0,
@@ -362,7 +362,7 @@ def _stored_status(detail: RunDetail) -> dict[str, Any]:
     words = REASON_WORDS.get(detail.finish_reason or "", detail.status)
     return {
         "state": detail.status,
-        "words": words if detail.status == "completed" else detail.status,
+        "text": words if detail.status == "completed" else detail.status,
         "progress": None,
         "error": detail.error,
         "warning": misfit(detail.metrics) if detail.status != "running" else None,

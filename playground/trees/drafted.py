@@ -76,4 +76,4 @@ def recorded(log: RunLog, run_ids: Sequence[str], config: MethodConfig) -> dict[
         return None
     row = drafted_row(used, trees, accepted, nodes)
     runs = f"{num_runs} runs" if num_runs != 1 else "one run"
-    return {**row, "words": f"Drafted by {runs} in {row['steps']} steps."}
+    return {**row, "text": f"Drafted by {runs} in {row['steps']} steps."}

@@ -129,7 +129,7 @@ class TreeEditor:
         table = self._table(asked)
         return {
             "table": pack(table),
-            "words": describe(table),
+            "text": describe(table),
             "examples": self._examples.known_for(table),
             "speed": self._measurements.speed(method, target),
         }
@@ -144,12 +144,12 @@ class TreeEditor:
             found = recorded(self._log, run_ids, config)
         return {
             "drafted": found,
-            "words": "" if found else NOT_DRAFTED,
+            "text": "" if found else NOT_DRAFTED,
             "speed": self._measurements.speed(method, target),
         }
 
     def example(self, asked: Question) -> dict[str, Any]:
-        """A step of the log in words; `tokens` is empty where the log lacks it."""
+        """A step of the log as text; `tokens` is empty where the log lacks it."""
         table = self._table(asked)
         found = None
         if asked.position < table.num_positions:
@@ -198,12 +198,12 @@ class TreeEditor:
         tree = read_paths(asked.tree)
         title = self._method(asked).title if asked.method else ""
         name = save_tree(self._log, asked.name, tree, {"method": title})
-        return {"words": f"Saved as {name}.", "trees": tree_rows(self._log)}
+        return {"text": f"Saved as {name}.", "trees": tree_rows(self._log)}
 
     def forget(self, asked: Question) -> dict[str, Any]:
         """Delete a saved tree."""
         name = forget_tree(self._log, asked.name)
-        return {"words": f"Deleted {name}.", "trees": tree_rows(self._log)}
+        return {"text": f"Deleted {name}.", "trees": tree_rows(self._log)}
 
     def measured(self, asked: Question) -> dict[str, Any]:
         """Finished runs with this tree, this draft length, or dynamic trees of this size."""

@@ -160,7 +160,7 @@ def speed_row(clock: StepLatency, method: TreeMethod, where: Artifact) -> dict[s
             "points": _points(clock.draft.rows, clock.draft.level_ms),
         },
         "levels": levels_kind(method),
-        "words": words,
+        "text": words,
     }
 
 

@@ -69,7 +69,7 @@ class Measurements:
                 on_progress=progress_of(run, "ranking every true token", begin=begin),
             )
             words = f"measured {table.num_positions:,} positions of {table.num_texts} texts"
-            return {"source": f"table:{kept}", "words": words}
+            return {"source": f"table:{kept}", "text": words}
 
         return work
 
@@ -83,7 +83,7 @@ class Measurements:
         for number, item in enumerate(items):
             if run.cancel_asked.is_set():
                 raise StoppedError(f"Stopped; {number} texts are written and in the log.")
-            run.state, run.words = "running", f"writing text {number + 1} of {len(items)}"
+            run.state, run.activity = "running", f"writing text {number + 1} of {len(items)}"
             run.progress = share * number / len(items)
             done.append(self._answer(run, chosen, target, item))
         return done
@@ -130,7 +130,7 @@ class Measurements:
             bench = self._host.bench()
             tell = progress_of(run, "timing verify forwards and drafts")
             measure_clock(self._host.log, config, bench, again=True, on_progress=tell)
-            return {"speed": self.speed(method, target), "words": "measured"}
+            return {"speed": self.speed(method, target), "text": "measured"}
 
         return work
 
@@ -163,7 +163,7 @@ class Measurements:
                 other, result.trees, result.accepted_lengths.tolist(), result.node_counts.tolist()
             )
             words = f"{row['steps']} steps drafted again; the target was not run for them."
-            return {"drafted": {**row, "redrafted": True, "words": words}, "words": "drafted"}
+            return {"drafted": {**row, "redrafted": True, "text": words}, "text": "drafted"}
 
         return work
 
@@ -221,10 +221,10 @@ class Jobs:
         try:
             run.result = work(run)
         except StoppedError as stopped:
-            run.words = str(stopped)
+            run.activity = str(stopped)
             run.end("cancelled")
             return
-        run.words = str(run.result.get("words", "done"))
+        run.activity = str(run.result.get("text", "done"))
         run.end("completed")
 
     def state(self, job: str) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class Jobs:
         ahead = 0 if over else self._host.ahead_of(run)
         waiting = "waiting for the engine" + (f", {ahead} ahead" if ahead > 1 else "")
         return {
-            "words": waiting if ahead else run.words,
+            "text": waiting if ahead else run.activity,
             "progress": run.progress,
             "over": over,
             "error": run.error,
@@ -262,7 +262,7 @@ def progress_of(run: LiveRun, words: str, *, begin: float = 0.0, end: float = 1.
     def tell(fraction: float) -> None:
         if run.cancel_asked.is_set():
             raise StoppedError
-        run.state, run.words = "running", words
+        run.state, run.activity = "running", words
         run.progress = begin + (end - begin) * fraction
 
     return tell

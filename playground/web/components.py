@@ -51,7 +51,7 @@ def drawn_by(
     return gr.HTML(
         value=value,
         html_template=template,
-        css_template=static_text(*css),
+        css_template=static_text("kit.css", *css),
         js_on_load=f"/* triggers {triggers} */ import(new URL({address}, document.baseURI)).then("
         "(module) => module.mount({ element, props, server, trigger, watch }, "
         f"{json.dumps(given or {})}));",

@@ -336,4 +336,4 @@ def session_of(request: gr.Request) -> str:
 
 def progress_words(status: dict[str, Any]) -> str:
     share = status["progress"]
-    return status["words"] if share is None else f"{status['words']} … {100 * share:.0f} %"
+    return status["text"] if share is None else f"{status['words']} … {100 * share:.0f} %"

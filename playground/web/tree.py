@@ -13,7 +13,7 @@ from playground.host.runner import EngineHost
 from playground.trees.editor import QUESTIONS, TreeEditor, ask
 from playground.trees.methods import Used, read_used
 from playground.web.compare import ComparePage
-from playground.web.components import drawn_by
+from playground.web.components import drawn_by, static_text
 from playground.web.generate import GeneratePage
 from playground.web.rpc import answered
 
@@ -29,7 +29,7 @@ class TreePage:
         self.editor = TreeEditor(host)
         self.component = drawn_by(
             "tree/editor.js",
-            template='<div class="editor"></div>',
+            template=static_text("tree/editor.html"),
             css=["tree/editor.css"],
             functions=[self._served(name) for name in QUESTIONS],
             events=["use"],

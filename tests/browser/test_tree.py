@@ -513,10 +513,10 @@ def test_ranks_are_measured_with_progress_and_stop(
     with monkeypatch.context() as held:
         held.setattr(Measurements, "_answer", until_stopped)
         tree.host.get_by_role("button", name="Measure ranks").click()
-        tree.host.locator(".bar .job-words", has_text="writing text 1 of 4").wait_for()
+        tree.host.locator(".bar .job-text", has_text="writing text 1 of 4").wait_for()
         assert job.locator(".progress").get_attribute("aria-valuenow") == "0"
         job.get_by_role("button", name="Stop").click()
-        tree.host.locator(".bar .job-words", has_text="Stopped").wait_for()
+        tree.host.locator(".bar .job-text", has_text="Stopped").wait_for()
     run = next(o for o in tree.host.locator("[data-picker=source] option").all_inner_texts()
                if o.startswith("suite"))  # fmt: skip
     assert run == label

@@ -37,5 +37,5 @@ def start(host: EngineHost, *, owner: str = "tab", **changes: Any) -> LiveRun:
 
 def finished(run: LiveRun) -> LiveRun:
     """The run, once it is over."""
-    assert run.over.wait(WAIT_S), f"run still {run.state}: {run.words}"
+    assert run.over.wait(WAIT_S), f"run still {run.state}: {run.activity}"
     return run

@@ -174,12 +174,12 @@ def test_measuring_stops_on_demand(editor: Page, host: EngineHost) -> None:
     before = host.log.find(RunQuery(labels={"suite": "small"})).total
     asked = {"target": "tiny", "method": "eagle", "tab": "stopper", "kind": "ranks"}
     job = editor.measure({**asked, "source": "suite:small"})["job"]
-    while "text 2 of" not in editor.job({"job": job})["words"]:
+    while "text 2 of" not in editor.job({"job": job})["text"]:
         time.sleep(0.005)
     editor.stop({"job": job})
     state = done(editor, job)
     assert state["end"] is None and state["error"] is None
-    assert "stopped" in state["words"].lower()
+    assert "stopped" in state["text"].lower()
     written = host.log.find(RunQuery(labels={"suite": "small"})).total - before
     assert 1 <= written < len(SUITE)
 
@@ -191,7 +191,7 @@ def test_latency_is_measured_kept_and_read_by_another_editor(
     speed = measured(editor, method="medusa", kind="latency")["speed"]
     assert [rows for rows, _ in speed["verify"]][:3] == [1, 2, 3]
     assert all(ms > 0 for _, ms in speed["verify"]) and speed["levels"] == "depth"
-    assert "cpu" in speed["words"].lower() or "threads" in speed["words"]
+    assert "cpu" in speed["text"].lower() or "threads" in speed["text"]
     again = Page(TreeEditor(host)).table({**MEDUSA, "source": source})["speed"]
     assert again == speed
 
@@ -212,7 +212,7 @@ def test_look_up_methods_get_chains_by_length(editor: Page, host: EngineHost) ->
 def test_dynamic_trees_are_drafted_again_without_the_target(editor: Page, host: EngineHost) -> None:
     asked = {"target": "tiny", "method": "eagle2"}
     none = editor.drafted({**asked, "source": "recent:"})
-    assert none["drafted"] is None and "Re-draft" in none["words"]
+    assert none["drafted"] is None and "Re-draft" in none["text"]
     settings = {"max_total_draft_tokens": 5, "dynamic_tree_max_topK": 2, "max_draft_len": 3}
     end = measured(editor, **asked, kind="redraft", source="suite:small", settings=settings)
     small = end["drafted"]

@@ -32,14 +32,14 @@ test("edits make new trees, or say why not", () => {
 
 test("history goes back and forth, and forgets what was undone", () => {
   const history = new EditHistory("a");
-  assert.equal(history.undo(), false);
+  assert.equal(history.go(-1), false);
   history.push("b");
   history.push("c");
-  assert.ok(history.undo() && history.undo());
+  assert.ok(history.go(-1) && history.go(-1));
   assert.equal(history.now, "a");
-  assert.ok(history.redo());
+  assert.ok(history.go(1));
   history.push("d");
-  assert.equal(history.redo(), false);
+  assert.equal(history.go(1), false);
   assert.equal(history.now, "d");
 });
 

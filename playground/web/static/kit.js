@@ -68,7 +68,48 @@ export function part(element, selector) {
   return found;
 }
 
+// ---- trees on the screen
+
+/**
+ * Sets `depth` and `slot` of a tree's items: leaves take a slot each, a parent stands between its
+ * first and its last child. An item has its children in `below`.
+ * @returns {number} slots taken
+ */
+export function placeInSlots(root) {
+  let slots = 0;
+  const place = (item, depth) => {
+    item.depth = depth;
+    const { below } = item;
+    for (const child of below) place(child, depth + 1);
+    item.slot = below.length ? (below[0].slot + below[below.length - 1].slot) / 2 : slots++;
+  };
+  place(root, 0);
+  return slots;
+}
+
+/** The item that an arrow key leads to from another one, the root on the left. */
+export function neighbourOf(items, item, arrow) {
+  const level = items.filter(({ depth }) => depth === item.depth).sort((a, b) => a.slot - b.slot);
+  const at = level.indexOf(item);
+  return { ArrowLeft: item.above, ArrowRight: item.below[0], ArrowUp: level[at - 1],
+    ArrowDown: level[at + 1] }[arrow];
+}
+
 // ---- controls
+
+/** A figure of a strip, whose formula shows under the pointer and for the keyboard. */
+export function figure(title, formula, ...inside) {
+  return h("div", { class: "figure", tabindex: "0", "aria-label": `${title}: ${formula}` },
+    ...inside, h("span", { class: "formula" }, formula));
+}
+
+/** How full a `.progress` is: a share, or null where none is known. */
+export function showProgress(host, share) {
+  host.classList.toggle("unknown", share === null);
+  host.firstElementChild.style.width = share === null ? "" : `${100 * share}%`;
+  if (share === null) host.removeAttribute("aria-valuenow");
+  else host.setAttribute("aria-valuenow", Math.round(100 * share));
+}
 
 /**
  * A control under its title.

@@ -155,7 +155,7 @@ export class Panel {
 
   /** @param {Record<string, any>} status */
   status(status) {
-    this.state.textContent = status.words;
+    this.state.textContent = status.text;
     this.state.dataset.state = this.root.dataset.state = status.state;
     this.progress.hidden = !["loading", "queued", "prefill"].includes(status.state);
     this.progress.classList.toggle("unknown", status.progress == null);

@@ -3,47 +3,56 @@
 // value: { rev, link: { tree, method, target, benchmark } | null }: what a link or another page opens;
 // all of its parts may be empty.
 // server: see playground/trees/editor.py; every answer is an object, { error } for a fault.
-// @ts-nocheck
-import { ask, h, number, part, plural } from "../kit.js";
+import { ask, number, part, plural } from "../kit.js";
 import { makeCards } from "./cards.js";
 import { NodeInfo, TreeFigures, draftedFacts, factsOf, worthOf } from "./figures.js";
 import { TreeFiles } from "./files.js";
 import {
   Choices, EDITS, EditHistory, MOST_DEPTH, depthOf, fromLink, isWithin, linkOf, pathText,
 } from "./model.js";
-import { debounced, tool } from "./parts.js";
+import { debounced, named } from "./parts.js";
 import { TreePickers } from "./pickers.js";
 import { levelsOf, predict, replayTree, stepsThrough } from "./replay.js";
 import { READABLE, TreeView } from "./view.js";
 
 const START_TREE = [[0], [0, 0], [1]];
-
 export class TreeEditor {
+  // The method, what it is replayed on, its latency; then a proposal, the trees that a drafter grew,
+  // and what the tree was worth when it was opened: edits are compared with it.
+  /** @type {any} */ method = null;
+  /** @type {any} */ source = null;
+  /** @type {import("./replay.js").RankTable | null} */ table = null;
+  /** @type {import("./replay.js").Speed | null} */ speed = null;
+  /** @type {string | null} */ category = null;
+  /** @type {Choices | null} */ ghost = null;
+  /** @type {any} */ drafted = null;
+  /** @type {any} */ opened = null;
+  /** @type {any} */ now = null;
+  /** @type {any} */ facts = null;
+  hovered = "";
+  fitted = false;
+
   constructor(host, server, trigger) {
-    Object.assign(this, { host, server, trigger });
+    this.host = host;
+    this.server = server;
+    this.trigger = trigger;
+    this.parts = named(host, "part");
+    this.tools = named(host, "tool");
+    this.menus = named(host, "picker");
     this.history = new EditHistory({ tree: Choices.closed(START_TREE), at: "" });
     this.collapsed = new Set();
-    // The method, what it is replayed on, its latency; a proposal; the trees that a drafter grew.
-    this.method = this.source = this.table = this.speed = this.category = null;
-    this.ghost = this.drafted = null;
-    // What the tree was worth when it was opened: edits are compared with it.
-    this.opened = null;
-    this.view = new TreeView({
+    this.view = new TreeView(this.parts.canvas, {
       select: (key, byPointer) => this.select(key, byPointer),
       act: (name, key) => this.act(name, key),
       hover: (key) => this.hover(key),
     });
-    this.figures = new TreeFigures();
-    this.live = h("div", { class: "live", role: "status", "aria-live": "polite" });
-    this.fault = h("div", { class: "alert", role: "alert", hidden: true });
-    this.hint = h("div", { class: "hint" });
-    this.info = new NodeInfo((key) => this.exampleAt(key));
+    this.figures = new TreeFigures(this.parts.figures);
+    this.info = new NodeInfo(this.parts, (key) => this.exampleAt(key));
     this.pickers = new TreePickers(this);
     this.files = new TreeFiles(this);
     this.cards = makeCards(this);
-    this.menu = this.makeMenu();
     this.writeLinkSoon = debounced(() => this.writeLink(), 400);
-    this.build();
+    this.listen();
     this.draw();
   }
 
@@ -58,55 +67,43 @@ export class TreeEditor {
       ...more }));
   }
 
-  build() {
-    this.view.host.append(this.menu);
-    const main = h("div", { class: "main" }, this.makeTools(), this.files.host,
-      h("div", { class: "frame" }, this.view.host, this.hint), this.info.host);
-    this.host.append(this.pickers.host, this.fault, this.figures.host,
-      h("div", { class: "body" }, main, this.cards.host), this.live);
+  listen() {
+    const { files, pickers, menus, parts: { menu } } = this, { optimise } = this.cards;
+    const commands = {
+      undo: () => this.go(-1), redo: () => this.go(1), root: () => this.turn(),
+      out: () => this.view.zoomBy(1 / 1.25), in: () => this.view.zoomBy(1.25),
+      fit: () => this.view.fit(), generate: () => pickers.use("generate"),
+      compare: () => pickers.use("compare"), save: () => files.toggle("save"),
+      import: () => files.toggle("import"), export: () => files.toggle("export"),
+      close: () => files.toggle(files.opened), forget: () => files.keep("forget"),
+      read: () => files.readText(), copy: () => files.copy(), download: () => files.download(),
+      link: () => files.copyLink(), best: () => optimise.propose(),
+      "best-size": () => optimise.proposeBestSize(), accept: () => optimise.accept(),
+      dismiss: () => optimise.drop(),
+    };
+    this.host.addEventListener("click", ({ target }) => {
+      const { tool, act = tool } = target.closest("[data-tool], [data-act]")?.dataset ?? {};
+      if (act in commands) commands[act](); else if (act) this.act(act, this.at);
+    });
+    const picked = {
+      target: (key) => pickers.pickTarget(key), method: (key) => pickers.pickMethod(key),
+      source: (id) => pickers.pickSource(id), category: (name) => this.pickCategory(name),
+      preset: (place) => files.openPreset(place), format: () => files.write(),
+    };
+    for (const [name, select] of Object.entries(menus)) {
+      select.addEventListener("change", () => picked[name](select.value));
+    }
+    // The node that the pointer chose keeps the focus.
+    menu.addEventListener("mousedown", (event) => event.preventDefault());
     // On the document: after a click beside the controls, nothing of the editor has the focus.
     document.addEventListener("keydown", (event) => this.shortcut(event));
-  }
-
-  makeTools() {
-    const edit = (name, text, keys, title) =>
-      tool(name, h("span", {}, text, h("kbd", {}, keys)), title, () => this.act(name, this.at));
-    this.tools = h("div", { class: "tools", role: "toolbar", "aria-label": "edit the tree" },
-      edit("child", "Child", "Enter", "add a child to the chosen node: its lowest free rank"),
-      edit("next", "Next rank", "S", "add the next rank beside the chosen node"),
-      edit("remove", "Remove", "Del", "remove the chosen node and all below it"),
-      edit("fold", "Fold", "Space", "hide or show what is below the chosen node"),
-      h("i", { class: "gap" }),
-      tool("undo", "Undo", "undo (Ctrl+Z)", () => this.undo()),
-      tool("redo", "Redo", "redo (Ctrl+Shift+Z)", () => this.redo()),
-      h("i", { class: "gap" }),
-      tool("root", "Root on top", "turn the tree: root left or on top", () => this.turn()),
-      tool("out", "\u2212", "zoom out (Ctrl+wheel)", () => this.view.zoomBy(1 / 1.25)),
-      tool("in", "+", "zoom in (Ctrl+wheel)", () => this.view.zoomBy(1.25)),
-      tool("fit", "Fit", "show the whole tree", () => this.view.fit()),
-      h("span", { class: "spring" }), this.files.buttons);
-    return this.tools;
-  }
-
-  toolOf(name) { return this.tools.querySelector(`[data-tool=${name}]`); }
-
-  // Buttons beside the node that the pointer chose, which keeps the focus.
-  makeMenu() {
-    const item = (name, text, title) => h("button", { type: "button", tabindex: "-1", title,
-      onclick: () => this.act(name, this.at) }, text);
-    return h("div", { class: "menu", "aria-hidden": "true", hidden: true,
-      onmousedown: (event) => event.preventDefault() },
-    item("child", "+ child", "add a child (Enter)"),
-    item("next", "+ rank", "add the next rank beside it (S)"),
-    item("remove", "\u00d7", "remove it and all below (Del)"));
   }
 
   shortcut(event) {
     if (!(event.ctrlKey || event.metaKey) || !this.hears(event.target)) return;
     const key = event.key.toLowerCase();
-    if (key === "z" && !event.shiftKey) this.undo();
-    else if (key === "y" || key === "z") this.redo();
-    else return;
+    if (key !== "z" && key !== "y") return;
+    this.go(key === "z" && !event.shiftKey ? -1 : 1);
     event.preventDefault();
   }
 
@@ -123,32 +120,27 @@ export class TreeEditor {
   // ---- edits
 
   act(name, key) {
-    this.menu.hidden = true;
+    this.parts.menu.hidden = true;
     if (name === "fold") { this.fold(key); return; }
-    const fault = this.grown ? "The drafter grows this tree itself; change its size on the right."
-      : !this.tree.has(key) ? "This node is only proposed. Accept the proposal first." : null;
-    const made = fault ? { fault } : EDITS[name](this.tree, key, this.method?.limits);
-    if (made.fault) this.say(made.fault, true);
-    else this.adopt(made.tree, made.at, made.words);
+    const { tree, text, at, fault } = this.grown
+      ? { fault: "The drafter grows this tree itself; change its size on the right." }
+      : !this.tree.has(key) ? { fault: "This node is only proposed. Accept the proposal first." }
+        : EDITS[name](this.tree, key, this.method?.limits);
+    if (fault) this.say(fault, true); else this.adopt(tree, at, text);
   }
 
   // A new tree, as one step of the history.
-  adopt(tree, at, words) {
+  adopt(tree, at, text) {
     this.history.push({ tree, at: tree.has(at) ? at : "" });
-    this.after(words);
+    this.after(text);
   }
 
-  undo() {
-    if (this.history.undo()) this.after("Undone");
-    else this.say("There is nothing to undo.");
+  go(by) {
+    if (this.history.go(by)) this.after(by < 0 ? "Undone" : "Redone");
+    else this.say(`There is nothing to ${by < 0 ? "undo" : "redo"}.`);
   }
 
-  redo() {
-    if (this.history.redo()) this.after("Redone");
-    else this.say("There is nothing to redo.");
-  }
-
-  after(words) {
+  after(text) {
     const focused = this.view.svg.contains(document.activeElement);
     for (const key of this.collapsed) {
       if (isWithin(this.at, key) && this.at !== key) this.collapsed.delete(key);
@@ -156,7 +148,7 @@ export class TreeEditor {
     this.draw();
     if (focused) this.keepFocus();
     this.view.reveal(this.at);
-    this.say(`${words}. ${this.summary()}`);
+    this.say(`${text}. ${this.summary()}`);
     this.cards.edited();
     this.writeLinkSoon();
   }
@@ -166,14 +158,14 @@ export class TreeEditor {
     const closing = !this.collapsed.delete(key);
     if (closing) this.collapsed.add(key);
     this.draw();
-    const count = this.tree.subtree(key).length - (key !== "");
+    const count = this.tree.subtree(key).length - Number(key !== "");
     this.say(`${closing ? "Folded" : "Unfolded"} ${pathText(key)}: ${plural(count, "node")}`
       + ` below it ${closing ? "hidden" : "shown"}.`);
   }
 
   select(key, byPointer) {
     if (byPointer) this.showMenu(key);
-    else if (key !== this.at) this.menu.hidden = true;
+    else if (key !== this.at) this.parts.menu.hidden = true;
     if (key === this.at && this.info.key === key) return;
     this.at = key;
     this.draw();
@@ -181,23 +173,23 @@ export class TreeEditor {
   }
 
   showMenu(key) {
-    const item = this.view.layout.items.get(key);
+    const item = this.view.layout.items.get(key), { menu } = this.parts;
     if (!item) return;
-    this.menu.hidden = false;
+    menu.hidden = false;
     const { zoom } = this.view, away = 14 * Math.max(1, zoom);
-    const top = item.y * zoom - away - this.menu.offsetHeight;
-    this.menu.style.left = `${Math.max(2, item.x * zoom - 20)}px`;
-    this.menu.style.top = `${top < 2 ? item.y * zoom + away : top}px`;
-    for (const button of this.menu.children) {
-      button.hidden = key === "" && button !== this.menu.firstChild;
+    const top = item.y * zoom - away - menu.offsetHeight;
+    menu.style.left = `${Math.max(2, item.x * zoom - 20)}px`;
+    menu.style.top = `${top < 2 ? item.y * zoom + away : top}px`;
+    for (const button of menu.children) {
+      button.hidden = key === "" && button !== menu.firstElementChild;
     }
   }
 
   turn() {
     const left = this.view.root !== "left";
     this.view.root = left ? "left" : "top";
-    this.toolOf("root").textContent = left ? "Root on top" : "Root left";
-    this.menu.hidden = true;
+    this.parts.menu.hidden = true;
+    this.tools.root.textContent = left ? "Root on top" : "Root left";
     this.draw();
     this.view.fit(READABLE);
     this.say(`Root ${left ? "left" : "on top"}.`);
@@ -208,11 +200,11 @@ export class TreeEditor {
   // Figures of any tree on the table at hand.
   worth(tree) {
     const replay = this.table ? replayTree(this.table, tree, this.category) : null;
-    const mat = replay?.mat ?? null;
-    return { replay, mat, nodes: tree.size, depth: tree.depth, rates: replay?.rates ?? null,
-      steps: replay ? replay.numSteps : null,
+    return { replay, mat: replay?.mat ?? null, nodes: tree.size, depth: tree.depth,
+      rates: replay?.rates ?? null, steps: replay ? replay.numSteps : null,
       tokens: replay ? replay.numSteps + replay.numAccepted : null,
-      ...predict(this.speed, mat, levelsOf(tree, this.speed?.levels), replay?.sizes ?? []) };
+      ...predict(this.speed, replay?.mat ?? null, levelsOf(tree, this.speed?.levels),
+        replay?.sizes ?? []) };
   }
 
   draw() {
@@ -226,34 +218,29 @@ export class TreeEditor {
       facts: this.facts, rates: this.now.rates });
     this.figures.show(this.now, this.opened);
     this.describe(drawn.has(this.hovered) ? this.hovered : this.at);
-    this.hint.textContent = this.outside();
-    this.showTools();
-  }
-
-  showTools() {
+    this.parts.hint.textContent = this.outside();
     const fixed = this.grown || this.at === "";
-    const off = { undo: !this.history.past.length, redo: !this.history.future.length,
-      child: this.grown, remove: fixed, next: fixed };
+    const off = { undo: !this.history.can(-1), redo: !this.history.can(1), child: this.grown,
+      remove: fixed, next: fixed };
     for (const [name, disabled] of Object.entries(off)) {
-      const button = this.toolOf(name);
-      if (disabled && button === document.activeElement) this.keepFocus();
-      button.disabled = disabled;
+      if (disabled && this.tools[name] === document.activeElement) this.keepFocus();
+      this.tools[name].disabled = disabled;
     }
-    this.files.enable(!this.grown);
+    this.parts.files.disabled = this.grown;
   }
 
   // Nodes that the drafter cannot draft, or that the table can say nothing about.
   outside() {
     const { table, tree, method } = this;
-    if (this.grown && !this.drafted) {
-      return "This drafter grows its own trees. They are drawn here once runs of it are picked above, "
-        + "or texts are re-drafted.";
+    if (this.grown) {
+      return this.drafted ? "" : "This drafter grows its own trees. They are drawn here once runs "
+        + "of it are picked above, or texts are re-drafted.";
     }
     const beyond = (depth, ranks) => tree.paths.filter((path) =>
       path.length > depth || path.at(-1) >= ranks).length;
     const { depth, ranks, what } = method?.limits ?? {};
-    const tooFar = method?.limits ? beyond(depth ?? MOST_DEPTH, ranks ?? Infinity) : 0;
-    if (tooFar) {
+    const tooFar = beyond(depth ?? MOST_DEPTH, ranks ?? Infinity);
+    if (what && tooFar) {
       return `${what} cannot draft ${plural(tooFar, "node")} of this tree: `
         + [depth && `it drafts ${depth} deep`, ranks && `it offers ranks 0 to ${ranks - 1}`]
           .filter(Boolean).join(", ") + ".";
@@ -263,11 +250,11 @@ export class TreeEditor {
         + `not for ${tree.isChain ? tree.depth : "trees"}.`;
     }
     const unknown = table ? beyond(table.depths, table.numRanks) : 0;
-    return unknown ? `${plural(unknown, "node")} beyond the table's ${table.depths} depths and `
-      + `${table.numRanks} ranks: counted as never accepted.` : "";
+    return unknown ? `${plural(unknown, "node")} beyond the table's ${table?.depths} depths and `
+      + `${table?.numRanks} ranks: counted as never accepted.` : "";
   }
 
-  // What a node is worth, in words.
+  // Says of a node what it is worth.
   describe(key) {
     let loss = "";
     if (key !== "" && this.tree.has(key) && !this.drafted) {
@@ -279,7 +266,7 @@ export class TreeEditor {
           + (without.tok_s === null ? "" : `, ${change("tok_s", 1)} tok/s`);
       }
     }
-    this.info.show(key, { words: this.facts(key).words, loss });
+    this.info.show(key, this.facts(key).text, loss);
   }
 
   hover(key) {
@@ -299,40 +286,46 @@ export class TreeEditor {
 
   summary() {
     const { mat, tok_s } = this.now;
-    const words = [`${plural(this.tree.size, "node")}, depth ${this.tree.depth}`];
-    if (mat !== null) words.push(`MAT ${number(mat, 3)}`);
-    if (tok_s !== null) words.push(`predicted ${number(tok_s, 1)} tokens per second`);
-    return words.join(", ") + ".";
+    return [`${plural(this.tree.size, "node")}, depth ${this.tree.depth}`,
+      mat !== null && `MAT ${number(mat, 3)}`,
+      tok_s !== null && `predicted ${number(tok_s, 1)} tokens per second`]
+      .filter(Boolean).join(", ") + ".";
   }
 
   // ---- what it is replayed on
 
   adoptMethod(method) {
-    const changed = method?.key !== this.method?.key;
-    this.method = method;
-    if (method && changed) {
-      this.history.reset({ tree: Choices.closed(this.grown ? [] : method.tree), at: "" });
+    if (method && method.key !== this.method?.key) {
+      const paths = method.kind === "dynamic" ? [] : method.tree;
+      this.history.reset({ tree: Choices.closed(paths), at: "" });
       this.collapsed.clear();
     }
+    this.method = method;
     this.view.host.classList.toggle("low", method?.kind === "chain");
     this.drafted = null;
     this.adoptTable(null, null, null);
   }
 
   adoptTable(source, table, speed) {
-    Object.assign(this, { source, table, speed, category: null });
+    this.source = source;
+    this.table = table;
+    this.speed = speed;
+    this.category = null;
     this.pickers.showCategories(table);
     this.changedTable();
-    if (!this.fitted) {
-      this.fitted = true;
-      this.view.fit(READABLE);
-    }
+    if (!this.fitted) this.view.fit(READABLE);
+    this.fitted = true;
   }
 
   adoptSpeed(speed) {
     this.speed = speed;
     this.changedTable();
     this.say(this.summary());
+  }
+
+  pickCategory(name) {
+    this.category = name || null;
+    this.changedTable();
   }
 
   changedTable() {
@@ -359,70 +352,70 @@ export class TreeEditor {
   }
 
   // Another tree as the one to start from; edits after it are compared with it.
-  open(tree, words) {
+  open(tree, text) {
     if (this.grown || (this.method?.kind === "chain" && !tree.isChain)) {
       const drafts = this.grown ? "grows its own tree" : "drafts one chain";
-      this.complain(`${this.method.title} ${drafts}; pick a method with a choice tree to open this one.`);
-      this.say(this.fault.textContent, true);
+      const fault = `${this.method.title} ${drafts}; pick a method with a choice tree to open this one.`;
+      this.complain(fault);
+      this.say(fault, true);
       return;
     }
     this.complain(null);
     if (this.ghost) this.cards.optimise.drop();
     this.collapsed.clear();
-    this.adopt(tree, "", words);
+    this.adopt(tree, "", text);
     this.opened = this.worth(tree);
     this.draw();
     this.view.fit(READABLE);
   }
 
-  // ---- words
+  // ---- what is said
 
-  say(words, isFault = false) {
-    this.live.textContent = words;
-    if (isFault) this.hint.textContent = words;
+  say(text, isFault = false) {
+    this.parts.live.textContent = text;
+    if (isFault) this.parts.hint.textContent = text;
   }
 
   complain(sentence) {
-    this.fault.hidden = !sentence;
-    this.fault.textContent = sentence ?? "";
+    this.parts.fault.hidden = !sentence;
+    this.parts.fault.textContent = sentence ?? "";
   }
 
   writeLink() {
     const url = new URL(location.href), { searchParams } = url;
-    const told = { tree: linkOf(this.tree), method: this.method?.key, target: this.pickers.target };
-    for (const [name, value] of Object.entries(told)) if (value) searchParams.set(name, value);
-    if (!told.tree) searchParams.delete("tree");
+    const held = { tree: linkOf(this.tree), method: this.method?.key, target: this.pickers.target };
+    for (const [name, value] of Object.entries(held)) if (value) searchParams.set(name, value);
+    if (!held.tree) searchParams.delete("tree");
     for (const other of ["run", "runs", "compare"]) searchParams.delete(other);
     history.replaceState(null, "", url);
     return url.href;
+  }
+
+  // A link has the leaves in short, or the tree in any format that import reads.
+  async openLink(link) {
+    if (!link?.tree) return;
+    const short = fromLink(link.tree);
+    const answer = short ? {} : await this.ask("read", { text: link.tree, method: null });
+    if (answer.error) this.complain(`The link's tree cannot be read. ${answer.error}`);
+    else this.open(short ?? Choices.closed(answer.tree), "Opened the link's tree");
   }
 }
 
 // Puts the editor on the page and opens what a link carries.
 export function mount({ element, props, server, trigger, watch }) {
-  const editor = new TreeEditor(part(element, ".editor"), server, trigger);
-  const { pickers } = editor;
+  const editor = new TreeEditor(part(element, ".editor"), server, trigger), { pickers } = editor;
   let openedRev = null;
 
-  // A link has the leaves in short, or the tree in any format that import reads.
-  async function openTree(link) {
-    if (!link?.tree) return;
-    const short = fromLink(link.tree);
-    const answer = short ? {} : await editor.ask("read", { text: link.tree, method: null });
-    if (answer.error) editor.complain(`The link's tree cannot be read. ${answer.error}`);
-    else editor.open(short ?? Choices.closed(answer.tree), "Opened the link's tree");
-  }
-
-  const openLink = () => pickers.during(async () => {
+  const openNew = () => pickers.during(async () => {
     const { rev = null, link = null } = props.value ?? {};
-    if (rev === openedRev || !pickers.menus.targets.length) return;
+    if (rev === openedRev || !pickers.offered.targets.length) return;
     openedRev = rev;
     if (!link) return;
     await pickers.pickTarget(link.target || pickers.target, link);
-    await openTree(link);
+    await editor.openLink(link);
   });
 
-  watch("value", openLink);
+  watch("value", openNew);
   pickers.during(async () => {
     const menus = await editor.ask("start");
     if (menus.error) { editor.complain(menus.error); return; }
@@ -430,7 +423,7 @@ export function mount({ element, props, server, trigger, watch }) {
     openedRev = rev;
     editor.files.fill(menus);
     await pickers.fill(menus, link);
-    await openTree(link);
-    await openLink();
+    await editor.openLink(link);
+    await openNew();
   });
 }

@@ -1,11 +1,13 @@
 // What the tree in the editor is worth: figures of the whole tree, and what is known of every node.
-// @ts-nocheck
-import { DASH, duration, h, number, percent, plural, visible } from "../kit.js";
+import { DASH, duration, figure, h, number, percent, plural, visible } from "../kit.js";
 import { depthOf, keyOf, parentOf, pathText, rankOf } from "./model.js";
 import { debounced, newest } from "./parts.js";
 import { predictDrafted } from "./replay.js";
 
-// Name, title, value, formula; digits of those whose difference to the tree begun with is shown.
+/**
+ * Name, title, value, formula; digits of those whose difference to the tree begun with is shown.
+ * @type {[string, string, (figures: any) => string, string, number?][]}
+ */
 const TREE_FIGURES = [
   ["mat", "MAT", (f) => number(f.mat, 3),
     "1 + accepted draft tokens / steps, replayed over every position of the table: exact for greedy", 3],
@@ -23,48 +25,46 @@ const TREE_FIGURES = [
 ];
 
 export class TreeFigures {
-  constructor() {
+  constructor(host) {
     this.values = TREE_FIGURES.map(([name]) => ({ was: h("span", { class: "was" }),
       value: h("span", { class: "value", "data-figure": name }, DASH) }));
-    this.host = h("div", { class: "figures" }, ...TREE_FIGURES.map(([, title, , formula], i) =>
-      h("div", { class: "figure", tabindex: "0", "aria-label": `${title}: ${formula}` },
-        h("span", { class: "pair" }, this.values[i].value, this.values[i].was),
-        h("span", { class: "name" }, title), h("span", { class: "formula" }, formula))));
+    host.append(...TREE_FIGURES.map(([, title, , formula], i) =>
+      figure(title, formula, h("span", { class: "pair" }, this.values[i].value, this.values[i].was),
+        h("span", { class: "name" }, title))));
   }
 
   // before: the figures to compare with, or null.
   show(figures, before) {
     TREE_FIGURES.forEach(([name, , format, , digits], i) => {
-      const { value, was } = this.values[i];
+      const { value, was } = this.values[i], now = figures[name], then = before?.[name];
       value.textContent = format(figures);
-      const now = figures[name], then = before?.[name];
       const by = digits && Number.isFinite(now) && Number.isFinite(then) ? now - then : 0;
-      const shown = Math.abs(by) >= 0.5 * 10 ** -digits;
+      const shown = digits && Math.abs(by) >= 0.5 * 10 ** -digits;
       was.textContent = shown ? `${by > 0 ? "+" : "\u2212"}${Math.abs(by).toFixed(digits)}` : "";
       was.dataset.mood = by > 0 ? "better" : "worse";
     });
   }
 }
 
-// What is known of a node: { size, share, label, words, known } by key.
+// What is known of a node: { size, share, label, text, known } by key.
 export function factsOf(tree, replay, table) {
   const steps = replay?.numSteps ?? 0;
   return (key) => {
     const place = key === "" ? "root, the last committed token"
       : `${pathText(key)}, depth ${depthOf(key)}, rank ${rankOf(key)}`;
-    const node = tree.nodes.get(key);
-    const fact = { size: 0.5, share: 0, label: "", words: place, known: true };
-    if (node === undefined) return { ...fact, size: 0.3, words: `${place}, proposed` };
+    const node = tree.nodes.get(key), fact = { size: 0.5, share: 0, label: "", text: place };
+    if (node === undefined) return { ...fact, size: 0.3, text: `${place}, proposed`, known: true };
     if (!steps) return { ...fact, known: false };
     if (node === 0) {
-      return { ...fact, size: 1, share: 1, words: `${place}; ${plural(steps, "step")} replayed` };
+      const text = `${place}; ${plural(steps, "step")} replayed`;
+      return { ...fact, size: 1, share: 1, text, known: true };
     }
     const known = Boolean(table.chains)
       || (depthOf(key) <= table.depths && rankOf(key) < table.numRanks);
     const count = replay.counts[node], tries = replay.counts[tree.nodes.get(parentOf(key))];
     const share = count / steps, chance = tries ? count / tries : 0;
     return { size: Math.sqrt(share), share, known, label: known ? percent(chance) : "?",
-      words: `${place}: tried ${plural(tries, "time")}, accepted ${count} `
+      text: `${place}: tried ${plural(tries, "time")}, accepted ${count} `
         + `(${fine(chance)} of tries, ${fine(share)} of steps)` };
   };
 }
@@ -78,42 +78,40 @@ export function worthOf(drafted, speed) {
 }
 
 export function draftedFacts({ paths, steps }) {
-  const known = new Map(paths.map(([path, drafted, accepted]) => [keyOf(path), { drafted, accepted }]));
-  known.set("", { drafted: steps, accepted: steps });
+  const counts = new Map(paths.map(([path, ...drafted]) => [keyOf(path), drafted]));
+  counts.set("", [steps, steps]);
   return (key) => {
-    const { drafted, accepted } = known.get(key) ?? { drafted: 0, accepted: 0 };
+    const [drafted, accepted] = counts.get(key) ?? [0, 0];
     const share = drafted / steps, chance = drafted ? accepted / drafted : 0;
-    const words = key === "" ? `root; ${plural(steps, "tree")} drafted`
+    const text = key === "" ? `root; ${plural(steps, "tree")} drafted`
       : `${pathText(key)}: drafted in ${fine(share)} of the steps, accepted in ${fine(chance)} of those`;
-    return { size: Math.sqrt(share), share, known: true, words, label: key ? percent(chance) : "" };
+    return { size: Math.sqrt(share), share, known: true, text, label: key ? percent(chance) : "" };
   };
 }
 
 const fine = (share) =>
   share > 0 && share < 0.1 ? `${(100 * share).toFixed(1)} %` : percent(share);
 
-// What is known of the node under the pointer or the focus.
 const EXAMPLE_AFTER_MS = 140;
 
+// What is known of the node under the pointer or the focus.
 export class NodeInfo {
+  /** @type {string | null} */ key = null;
+
   // example(key) → promise of { before, tokens: [..] } or null.
-  constructor(example) {
-    this.key = null;
-    this.facts = h("div", { class: "facts" });
-    this.loss = h("div", { class: "loss" });
-    this.text = h("div", { class: "example" });
-    this.host = h("div", { class: "info" }, this.facts, this.loss, this.text);
+  constructor(parts, example) {
+    this.parts = parts;
     const newestExample = newest();
     this.fetch = debounced(async () => {
       const { key } = this, found = await newestExample(example(key));
-      if (key === this.key) this.text.replaceChildren(...(found ? quote(found) : []));
+      if (key === this.key) parts.example.replaceChildren(...(found ? quote(found) : []));
     }, EXAMPLE_AFTER_MS);
   }
 
-  show(key, { words, loss }) {
-    this.facts.textContent = words;
-    this.loss.textContent = loss;
-    if (key !== this.key) this.text.replaceChildren();
+  show(key, text, loss) {
+    this.parts.facts.textContent = text;
+    this.parts.loss.textContent = loss;
+    if (key !== this.key) this.parts.example.replaceChildren();
     this.key = key;
     this.fetch();
   }

@@ -2,12 +2,12 @@
 // Nothing here draws.
 //
 // A path is the list of ranks from the root, [0, 1]; its key is "0.1", the root's key is "".
+import { neighbourOf, placeInSlots } from "../kit.js";
 
 /** @typedef {{ depth?: number | null, ranks?: number | null, what: string }} Limits of a drafter */
 
-const MOST_NODES = 1024;
+const MOST_NODES = 1024, MOST_UNDONE = 500;
 export const MOST_DEPTH = 64;
-const MOST_UNDONE = 500;
 
 /** @type {(path: number[]) => string} */
 export const keyOf = (path) => path.join(".");
@@ -16,7 +16,7 @@ const pathOf = (key) => key === "" ? [] : key.split(".").map(Number);
 /** @type {(key: string) => string} */
 export const parentOf = (key) => key.slice(0, Math.max(0, key.lastIndexOf(".")));
 /** @type {(key: string) => number} */
-export const depthOf = (key) => key === "" ? 0 : key.split(".").length;
+export const depthOf = (key) => pathOf(key).length;
 /** @type {(key: string) => number} */
 export const rankOf = (key) => Number(key.slice(key.lastIndexOf(".") + 1));
 /** @type {(key: string, top: string) => boolean} */
@@ -24,26 +24,22 @@ export const isWithin = (key, top) => top === "" || key === top || key.startsWit
 /** @type {(key: string) => string} */
 export const pathText = (key) => key === "" ? "the root" : `[${key.split(".").join(", ")}]`;
 
-/** @type {(a: number[], b: number[]) => number} */
-function comparePaths(a, b) {
-  if (a.length !== b.length) return a.length - b.length;
-  const at = a.findIndex((rank, i) => rank !== b[i]);
-  return at < 0 ? 0 : a[at] - b[at];
-}
-
 /** Prefix-closed paths in node order: by depth, then lexicographically. paths[i] is node i + 1. */
 export class Choices {
   /** @param {number[][]} paths */
   constructor(paths) {
-    this.paths = [...paths].sort(comparePaths);
+    this.paths = [...paths].sort((a, b) => {
+      const at = a.length === b.length ? a.findIndex((rank, i) => rank !== b[i]) : -1;
+      return at < 0 ? a.length - b.length : a[at] - b[at];
+    });
     this.keys = this.paths.map(keyOf);
     /** @type {Map<string, number>} */
     this.nodes = new Map(["", ...this.keys].map((key, i) => [key, i]));
     /** @type {Map<string, string[]>} */
     this.below = new Map(["", ...this.keys].map((key) => [key, []]));
     for (const key of this.keys) this.childrenOf(parentOf(key)).push(key);
-    this.depth = this.paths.length ? this.paths[this.paths.length - 1].length : 0;
-    this.maxRank = Math.max(0, ...this.paths.map((path) => path[path.length - 1]));
+    this.depth = this.paths.at(-1)?.length ?? 0;
+    this.maxRank = Math.max(0, ...this.keys.map(rankOf));
   }
 
   /** @param {number} length */
@@ -56,11 +52,8 @@ export class Choices {
    * @param {number[][]} paths
    */
   static closed(paths) {
-    const all = new Map();
-    for (const path of paths) {
-      for (let n = 1; n <= path.length; n += 1) all.set(keyOf(path.slice(0, n)), path.slice(0, n));
-    }
-    return new Choices([...all.values()]);
+    const prefixes = paths.flatMap((path) => path.map((_, i) => path.slice(0, i + 1)));
+    return new Choices([...new Map(prefixes.map((path) => [keyOf(path), path])).values()]);
   }
 
   get size() { return this.paths.length; }
@@ -76,33 +69,13 @@ export class Choices {
   subtree(top) { return this.keys.filter((key) => isWithin(key, top)); }
   /** @param {Choices} other */
   equals(other) { return this.keys.join() === other.keys.join(); }
-  /** @param {string} key */
-  with(key) { return new Choices([...this.paths, pathOf(key)]); }
   /** @param {string} top */
-  without(top) { return new Choices(this.paths.filter((path, i) => !isWithin(this.keys[i], top))); }
-}
-
-/**
- * Why a node cannot be added.
- * @type {(tree: Choices, key: string, limits?: Limits) => string | null}
- */
-function refuse(tree, key, limits) {
-  const depth = depthOf(key), most = Math.min(MOST_DEPTH, limits?.depth ?? MOST_DEPTH);
-  if (tree.size >= MOST_NODES) return `A choice tree has at most ${MOST_NODES} nodes.`;
-  if (depth > most) {
-    return `${pathText(key)} would be at depth ${depth}; ${limits?.what ?? "the editor"} `
-      + `drafts ${most} deep.`;
-  }
-  if (limits?.ranks && rankOf(key) >= limits.ranks) {
-    return `${pathText(key)} would need rank ${rankOf(key)}; ${limits.what} offers ranks 0 to `
-      + `${limits.ranks - 1}.`;
-  }
-  return null;
+  without(top) { return new Choices(this.paths.filter((_, i) => !isWithin(this.keys[i], top))); }
 }
 
 /**
  * What an edit gives: the tree, the key to go to and what to say, or why it cannot be.
- * @typedef {{ tree: Choices, at: string, words: string, fault?: undefined } | { fault: string }} Edit
+ * @typedef {{ tree?: Choices, at?: string, text?: string, fault?: string }} Edit
  */
 
 /**
@@ -110,12 +83,20 @@ function refuse(tree, key, limits) {
  * @type {(tree: Choices, parent: string, from: number, limits?: Limits) => Edit}
  */
 function add(tree, parent, from, limits) {
-  const taken = new Set(tree.childrenOf(parent).map(rankOf));
+  const taken = tree.childrenOf(parent).map(rankOf), most = limits?.depth ?? MOST_DEPTH;
   let rank = from;
-  while (taken.has(rank)) rank += 1;
-  const made = keyOf([...pathOf(parent), rank]);
-  const fault = refuse(tree, made, limits);
-  return fault ? { fault } : { tree: tree.with(made), at: made, words: `Added ${pathText(made)}` };
+  while (taken.includes(rank)) rank += 1;
+  const path = [...pathOf(parent), rank], at = keyOf(path), place = pathText(at);
+  if (tree.size >= MOST_NODES) return { fault: `A choice tree has at most ${MOST_NODES} nodes.` };
+  if (path.length > most) {
+    return { fault: `${place} would be at depth ${path.length}; ${limits?.what ?? "the editor"} `
+      + `drafts ${most} deep.` };
+  }
+  if (limits?.ranks && rank >= limits.ranks) {
+    return { fault: `${place} would need rank ${rank}; ${limits.what} offers ranks 0 to `
+      + `${limits.ranks - 1}.` };
+  }
+  return { tree: new Choices([...tree.paths, path]), at, text: `Added ${place}` };
 }
 
 /** @type {Record<string, (tree: Choices, key: string, limits?: Limits) => Edit>} */
@@ -129,37 +110,36 @@ export const EDITS = {
     const siblings = tree.childrenOf(parentOf(key)), at = siblings.indexOf(key);
     const below = tree.subtree(key).length - 1;
     return { tree: tree.without(key), at: siblings[at + 1] ?? siblings[at - 1] ?? parentOf(key),
-      words: `Removed ${pathText(key)}${below ? ` and ${below} below it` : ""}` };
+      text: `Removed ${pathText(key)}${below ? ` and ${below} below it` : ""}` };
   },
 };
 
-/** @template State */
+/** The states that edits led to, and where among them we are. */
 export class EditHistory {
-  /** @param {State} state */
-  constructor(state) {
-    this.now = state;
-    /** @type {State[]} */
-    this.past = [];
-    /** @type {State[]} */
-    this.future = [];
+  place = 0;
+
+  constructor(state) { this.states = [state]; }
+
+  reset(state) {
+    this.states = [state];
+    this.place = 0;
   }
-  /** @param {State} state */
-  reset(state) { Object.assign(this, new EditHistory(state)); }
-  /** @param {State} state */
+
+  get now() { return this.states[this.place]; }
+  set now(state) { this.states[this.place] = state; }
+
   push(state) {
-    this.past = [...this.past.slice(-MOST_UNDONE), this.now];
-    this.now = state;
-    this.future = [];
+    this.states = [...this.states.slice(0, this.place + 1), state].slice(-MOST_UNDONE);
+    this.place = this.states.length - 1;
   }
-  undo() { return this.move(this.past, this.future); }
-  redo() { return this.move(this.future, this.past); }
-  /** @type {(from: State[], to: State[]) => boolean} whether there was anything to go to */
-  move(from, to) {
-    const state = from.pop();
-    if (state === undefined) return false;
-    to.push(this.now);
-    this.now = state;
-    return true;
+
+  /** @param {number} by -1 to undo, 1 to redo */
+  can(by) { return this.place + by in this.states; }
+
+  go(by) {
+    const moves = this.can(by);
+    if (moves) this.place += by;
+    return moves;
   }
 }
 
@@ -181,63 +161,41 @@ export function fromLink(text) {
 export const ALONG = { left: 92, top: 76 };
 const ACROSS = { left: 24, top: 52 };
 export const MARGIN = { left: { x: 26, y: 44 }, top: { x: 66, y: 24 } };
-
-/** @typedef {"left" | "top"} Root where the root is */
-/** @typedef {{ key: string, depth: number, folded: number, slot: number, x: number, y: number }} Item */
-/** @typedef {{ items: Map<string, Item>, order: Item[], depth: number, width: number,
- *   height: number }} Layout */
+const TURNED = { ArrowUp: "ArrowLeft", ArrowLeft: "ArrowUp", ArrowDown: "ArrowRight",
+  ArrowRight: "ArrowDown" };
 
 /**
+ * Places by key, and in the order of depths and slots.
  * @param {Choices} tree
  * @param {Set<string>} collapsed keys whose subtree is folded away
- * @param {Root} root
- * @returns {Layout}
+ * @param {string} root whether it is "left" or on "top"
  */
 export function layoutChoices(tree, collapsed, root) {
-  /** @type {Map<string, Item>} */
   const items = new Map();
-  let slot = 0;
-  /** @type {(key: string, depth: number) => Item} */
-  const place = (key, depth) => {
+  const make = (key, above) => {
     const below = collapsed.has(key) ? [] : tree.childrenOf(key);
     const folded = below.length ? 0 : tree.subtree(key).length - Number(key !== "");
-    /** @type {Item} */
-    const item = { key, depth, folded, slot: 0, x: 0, y: 0 };
+    /** @type {any} */
+    const item = { key, above, folded, below: [], depth: 0, slot: 0, x: 0, y: 0 };
     items.set(key, item);
-    const placed = below.map((child) => place(child, depth + 1));
-    item.slot = placed.length ? (placed[0].slot + placed[placed.length - 1].slot) / 2 : slot++;
+    item.below = below.map((child) => make(child, item));
     return item;
   };
-  place("", 0);
-  const depth = Math.max(...[...items.values()].map((item) => item.depth));
-  const { x: left, y: top } = MARGIN[root];
-  for (const item of items.values()) {
+  const slots = placeInSlots(make("", null));
+  const order = [...items.values()].sort((a, b) => a.depth - b.depth || a.slot - b.slot);
+  const { x: left, y: top } = MARGIN[root], depth = order[order.length - 1].depth;
+  for (const item of order) {
     const along = item.depth * ALONG[root], across = item.slot * ACROSS[root];
     item.x = left + (root === "left" ? along : across);
     item.y = top + (root === "left" ? across : along);
   }
-  const long = (depth + 1) * ALONG[root], wide = Math.max(1, slot) * ACROSS[root];
-  return { items, depth,
-    order: [...items.values()].sort((a, b) => a.depth - b.depth || a.slot - b.slot),
-    width: root === "left" ? left + long : left + wide + 8,
-    height: root === "left" ? top + wide : top + long - 20 };
+  const long = (depth + 1) * ALONG[root], wide = Math.max(1, slots) * ACROSS[root];
+  return { items, order, depth, width: left + (root === "left" ? long : wide + 8),
+    height: top + (root === "left" ? wide : long - 20) };
 }
 
-/**
- * The node that an arrow key leads to.
- * @type {(layout: Layout, key: string, arrow: string, root: Root) => string | undefined}
- */
+/** The key of the node that an arrow key leads to. */
 export function neighbour(layout, key, arrow, root) {
-  /** @type {Record<string, string>} */
-  const turned = { ArrowUp: "ArrowLeft", ArrowLeft: "ArrowUp", ArrowDown: "ArrowRight",
-    ArrowRight: "ArrowDown" };
-  const item = layout.items.get(key);
-  if (!item) return undefined;
-  const level = layout.order.filter((other) => other.depth === item.depth);
-  const at = level.indexOf(item);
-  const way = root === "left" ? arrow : turned[arrow];
-  if (way === "ArrowLeft") return key === "" ? undefined : parentOf(key);
-  if (way === "ArrowRight") return layout.order.find((other) => parentOf(other.key) === key
-    && other.depth === item.depth + 1)?.key;
-  return level[at + (way === "ArrowUp" ? -1 : 1)]?.key;
+  const item = layout.items.get(key), way = root === "left" ? arrow : TURNED[arrow];
+  return item && neighbourOf(layout.order, item, way)?.key;
 }

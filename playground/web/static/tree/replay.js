@@ -5,22 +5,13 @@ import { depthOf, isWithin, parentOf, rankOf } from "./model.js";
 /** @typedef {[number, number][]} Points */
 
 /**
- * Steps that a drafter which looks up made while measuring, for one draft length: by the length
- * accepted (`ends`) and by the tokens drafted.
- * @typedef {{ length: number, category: string, ends: number[], drafted: number[] }} ChainSteps
- */
-
-/**
  * A rank table as the server packs it: `ranks` is base64 of little-endian integers of `width` bytes,
- * rank + 1 per position and depth, 0 where the true token was not among the ranks kept.
+ * rank + 1 per position and depth, 0 where the true token was not among the ranks kept. `chains` are
+ * the steps that a drafter which looks up made while measuring, for one draft length: by the length
+ * accepted (`ends`) and by the tokens drafted.
  * @typedef {{ depths: number, num_ranks: number, positions: number, starts: number[],
- *   categories: (string | null)[], width: number, ranks: string, chains?: ChainSteps[] }} PackedTable
- */
-
-/**
- * @typedef {{ ranks: Uint8Array | Uint16Array, depths: number, positions: number, starts: number[],
- *   categories: (string | null)[], chains: ChainSteps[] | null, numRanks: number,
- *   lengths: number[] }} RankTable
+ *   categories: (string | null)[], width: number, ranks: string,
+ *   chains?: { length: number, category: string, ends: number[], drafted: number[] }[] }} PackedTable
  */
 
 /**
@@ -33,20 +24,21 @@ import { depthOf, isWithin, parentOf, rankOf } from "./model.js";
 /**
  * Times measured on this machine; `levels` says how a tree's levels count, see `levelsOf`.
  * @typedef {{ verify: Points, other: Points, draft: { start_ms: number, points: Points },
- *   levels: string, words: string }} Speed
+ *   levels: string, text: string }} Speed
  */
 
-/** @type {(packed: PackedTable) => RankTable} */
+/** @param {PackedTable} packed */
 export function unpackTable(packed) {
   const bytes = Uint8Array.from(atob(packed.ranks), (letter) => letter.charCodeAt(0));
-  const ranks = packed.width === 1 ? bytes : new Uint16Array(bytes.buffer);
   const { depths, positions, categories } = packed;
   const chains = packed.chains?.length ? packed.chains : null;
-  return { ranks, depths, positions, starts: [...packed.starts, positions], categories, chains,
-    numRanks: packed.num_ranks,
+  return { ranks: packed.width === 1 ? bytes : new Uint16Array(bytes.buffer), depths, positions,
+    starts: [...packed.starts, positions], categories, chains, numRanks: packed.num_ranks,
     lengths: chains ? [...new Set(chains.map((row) => row.length))].sort((a, b) => a - b)
       : Array.from({ length: depths }, (_, i) => i + 1) };
 }
+
+/** @typedef {ReturnType<typeof unpackTable>} RankTable */
 
 /**
  * Walks every text of the table, or of a category.
@@ -82,35 +74,26 @@ function walkTexts(table, tree, category, onStep) {
 }
 
 /**
- * @param {RankTable} table
- * @param {Choices} tree
- * @param {string | null} [category]
- * @returns {Replay | null} null where the table cannot tell: a chain of a length that was not tried
+ * Null where the table cannot tell: a chain of a length that was not tried.
+ * @type {(table: RankTable, tree: Choices, category?: string | null) => Replay | null}
  */
 export function replayTree(table, tree, category = null) {
   if (table.chains) return replayLookUps(table, tree, category);
-  const ends = new Uint32Array(tree.size + 1);
-  /** @type {number[]} */
-  const lengths = [];
+  const counts = Array(tree.size + 1).fill(0), lengths = [];
   walkTexts(table, tree, category, (at, node, depth) => {
-    ends[node] += 1;
+    counts[node] += 1;
     lengths[depth] = (lengths[depth] ?? 0) + 1;
   });
-  const counts = Array.from(ends);
   for (let node = tree.size; node > 0; node -= 1) {
     counts[tree.nodeOf(parentOf(tree.keys[node - 1]))] += counts[node];
   }
   return { counts, sizes: [[tree.size, 1]], ...tally(lengths, counts[0]) };
 }
 
-/** @type {(table: RankTable, tree: Choices, category: string | null) => Replay | null} */
+/** @returns {Replay | null} */
 function replayLookUps(table, tree, category) {
-  if (!table.chains || !tree.isChain || !table.lengths.includes(tree.depth)) return null;
-  /** @type {number[]} */
-  const lengths = [];
-  /** @type {number[]} */
-  const sizes = [];
-  /** @type {(sums: number[], counts: number[]) => void} */
+  if (!tree.isChain || !table.lengths.includes(tree.depth)) return null;
+  const lengths = [], sizes = [];
   const add = (sums, counts) => counts.forEach((n, i) => { sums[i] = (sums[i] ?? 0) + n; });
   for (const row of table.chains) {
     if (row.length !== tree.depth || (category !== null && row.category !== category)) continue;
@@ -124,13 +107,9 @@ function replayLookUps(table, tree, category) {
   return { counts, sizes: shares.filter(([, share]) => share), ...tally(lengths, counts[0]) };
 }
 
-/**
- * @param {number[]} lengths steps by the length accepted
- * @param {number} numSteps
- */
+/** @param {number[]} lengths steps by the length accepted */
 function tally(lengths, numSteps) {
   let numAccepted = 0;
-  /** @type {number[]} */
   const rates = [];
   for (let depth = lengths.length - 1, reached = 0; depth > 0; depth -= 1) {
     reached += lengths[depth] ?? 0;
@@ -140,13 +119,8 @@ function tally(lengths, numSteps) {
   return { numSteps, numAccepted, mat: numSteps ? 1 + numAccepted / numSteps : null, rates };
 }
 
-/**
- * Root positions of the first `most` steps that accepted the node.
- * @type {(table: RankTable, tree: Choices, key: string, most: number,
- *   category: string | null) => number[]}
- */
+/** Root positions of the first `most` steps that accepted the node. */
 export function stepsThrough(table, tree, key, most, category) {
-  /** @type {number[]} */
   const found = [];
   if (table.chains) return found;
   walkTexts(table, tree, category, (at, node) => {
@@ -166,12 +140,7 @@ export function curveAt(points, n) {
   return m0 + (m1 - m0) / (r1 - r0) * (n - r0);
 }
 
-/**
- * Rows that the drafting network runs per level: one per depth, or the nodes that have children.
- * @param {Choices} tree
- * @param {string | undefined} kind
- * @returns {number[]}
- */
+/** Rows that the drafting network runs per level: one per depth, or the nodes that have children. */
 export function levelsOf(tree, kind) {
   if (kind === "none") return [];
   const rows = Array(tree.depth).fill(kind === "depth" ? 1 : 0);
@@ -196,7 +165,6 @@ export function draftMs(draft, levels) {
  */
 export function predict(speed, mat, levels, sizes) {
   if (!speed || mat === null) return { step_ms: null, tok_s: null, speedup: null, parts: null };
-  /** @type {(points: Points) => number} */
   const mean = (points) => sizes.reduce((sum, [n, share]) => sum + share * curveAt(points, n + 1), 0);
   const parts = { draft: draftMs(speed.draft, levels), verify: mean(speed.verify),
     other: mean(speed.other) };
@@ -205,11 +173,7 @@ export function predict(speed, mat, levels, sizes) {
   return { step_ms: step, tok_s: 1000 * mat / step, speedup: mat * plain / step, parts };
 }
 
-/**
- * The prediction for trees that a drafter grew, whose sizes were counted.
- * @param {Speed | null} speed
- * @param {{ mat: number, levels: number[], counts: { nodes: Points }, steps: number }} drafted
- */
+/** The prediction for trees that a drafter grew, whose sizes were counted. */
 export function predictDrafted(speed, { mat, levels, counts, steps }) {
   return predict(speed, mat, levels, counts.nodes.map(([n, count]) => [n, count / steps]));
 }

@@ -1,7 +1,6 @@
 // A choice tree as SVG that redraws only what changed; pan by scrolling or dragging, zoom by scale.
-// @ts-nocheck
-import { h, percent, s } from "../kit.js";
-import { ALONG, MARGIN, layoutChoices, neighbour, parentOf, rankOf } from "./model.js";
+import { percent, s } from "../kit.js";
+import { ALONG, Choices, MARGIN, layoutChoices, neighbour, parentOf, rankOf } from "./model.js";
 
 const SMALLEST = 4.5, LARGEST = 10.5;
 const ZOOMS = { least: 0.15, most: 2.5 };
@@ -12,11 +11,14 @@ const KEYS = { Enter: "child", Insert: "child", s: "next", S: "next", Delete: "r
 
 export class TreeView {
   // on: { select(key, byPointer), act(name, key), hover(key or null) }; act is an edit or "fold".
-  constructor(on) {
+  constructor(host, on) {
+    this.host = host;
     this.on = on;
     this.root = "left";
     this.zoom = 1;
+    this.dragged = false;
     this.shapes = new Map();
+    this.layout = layoutChoices(new Choices([]), new Set(), "left");
     this.guides = s("g", { class: "guides", "aria-hidden": "true" });
     this.heads = s("g", { class: "heads" });
     this.band = s("rect", { class: "band" });
@@ -33,8 +35,9 @@ export class TreeView {
       onfocusin: withKey((key) => on.select(key, false)),
       onpointerover: (event) => on.hover(keyAt(event)), onpointerleave: () => on.hover(null),
       onkeydown: (event) => this.press(event) }, this.guides, this.edges, this.nodes, this.titles);
-    this.host = h("div", { class: "canvas", onscroll: () => this.stick() }, this.svg);
-    this.host.addEventListener("wheel", (event) => {
+    host.prepend(this.svg);
+    host.addEventListener("scroll", () => this.stick());
+    host.addEventListener("wheel", (event) => {
       if (!event.ctrlKey && !event.metaKey) return;
       event.preventDefault();
       this.zoomBy(event.deltaY < 0 ? 1.15 : 1 / 1.15, event);
@@ -60,7 +63,7 @@ export class TreeView {
   press(event) {
     const key = keyAt(event), isArrow = event.key.startsWith("Arrow");
     if (key === null || event.altKey || event.ctrlKey || event.metaKey) return;
-    const goal = event.key === "Home" ? "" : event.key === "End" ? this.layout.order.at(-1).key
+    const goal = event.key === "Home" ? "" : event.key === "End" ? this.layout.order.at(-1)?.key
       : isArrow ? neighbour(this.layout, key, event.key, this.root) : undefined;
     // An arrow that leads into a folded node unfolds it.
     const opens = event.key === (this.root === "left" ? "ArrowRight" : "ArrowDown")
@@ -86,10 +89,9 @@ export class TreeView {
   }
 
   // Zooms and keeps what is under the pointer (or in the middle) where it is.
-  zoomBy(factor, event = null) {
-    const box = this.host.getBoundingClientRect();
-    const x = event ? event.clientX - box.left : box.width / 2;
-    const y = event ? event.clientY - box.top : box.height / 2;
+  zoomBy(factor, at) {
+    const { left: x0, top: y0, width, height } = this.host.getBoundingClientRect();
+    const x = at ? at.clientX - x0 : width / 2, y = at ? at.clientY - y0 : height / 2;
     const before = this.zoom;
     this.zoom = Math.min(ZOOMS.most, Math.max(ZOOMS.least, before * factor));
     const ratio = this.zoom / before;
@@ -126,7 +128,7 @@ export class TreeView {
     this.stick();
   }
 
-  // scene: { tree, mark(key), collapsed, selected, facts(key) → { size, share, label, words, known },
+  // Draws only what changed. scene: { tree, mark(key), collapsed, selected, facts(key) → { size, share, label, text, known },
   // rates: of every depth, or null }
   render(scene) {
     this.layout = layoutChoices(scene.tree, scene.collapsed, this.root);
@@ -162,24 +164,24 @@ export class TreeView {
 
   place({ group, circle, label, edge }, item, { tree, mark, collapsed, selected, facts }) {
     const { key, x, y } = item, left = this.root === "left";
-    const { size, share, known, words, label: text } = facts(key);
+    const { size, share, known, text, label: written } = facts(key);
     const radius = key === "" ? 8 : SMALLEST + (LARGEST - SMALLEST) * size;
     const siblings = key === "" ? [""] : tree.childrenOf(parentOf(key));
     change(group, {
       class: `node ${key === "" ? "root" : "choice"} ${mark(key)} ${known ? "" : "unknown"} `
         + (key === selected ? "chosen" : ""),
       style: `--share:${share.toFixed(3)}`, transform: `translate(${x},${y})`,
-      tabindex: key === selected ? "0" : "-1", "aria-level": item.depth + 1, "aria-label": words,
+      tabindex: key === selected ? "0" : "-1", "aria-level": item.depth + 1, "aria-label": text,
       "aria-setsize": siblings.length, "aria-posinset": siblings.indexOf(key) + 1,
       "aria-selected": key === selected,
       "aria-expanded": tree.childrenOf(key).length ? !collapsed.has(key) : null,
     });
     change(circle, { r: radius.toFixed(1) });
     // Beside the edge that comes in, so that the edges that go out stay free.
-    const far = (radius + 4).toFixed(1);
+    const far = radius + 4;
     change(label, item.folded ? { x: far, y: 0, class: "label folded", text: `+${item.folded}` }
-      : left ? { x: 1 - far, y: -7, class: "label end", text }
-        : { x: 5, y: -3 - far, class: "label", text });
+      : left ? { x: 1 - far, y: -7, class: "label end", text: written }
+        : { x: 5, y: -3 - far, class: "label", text: written });
     if (!edge) return;
     const from = this.layout.items.get(parentOf(key)), half = ALONG[this.root] / 2;
     const bend = left ? `${from.x + half},${from.y} ${x - half},${y}`
@@ -193,7 +195,7 @@ export class TreeView {
     const left = this.root === "left";
     change(this.band, left ? { width, height: 31 } : { width: 58, height });
     for (const group of [this.guides, this.heads]) {
-      while (group.children.length > depth) group.lastChild.remove();
+      while (group.children.length > depth) group.lastElementChild?.remove();
     }
     for (let d = 1; d <= depth; d += 1) {
       const line = this.guides.children[d - 1] ?? this.guides.appendChild(s("line"));
