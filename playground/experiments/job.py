@@ -253,7 +253,8 @@ class EngineWorker:
 
         def message() -> str:
             ahead = self._host.ahead_of(run)
-            return f"waiting for the engine, {ahead} ahead" if run.state == "queued" else run.activity
+            waiting = f"waiting for the engine, {ahead} ahead"
+            return waiting if run.state == "queued" else run.activity
 
         while True:
             try:
