@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import sqlalchemy as sa
 
@@ -60,6 +60,12 @@ class RunLog(RunReader):
     def url(self) -> sa.URL:
         """Where the log is; what belongs beside it goes there too."""
         return self._database.url
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """Give the connections back; what was begun here and not finished becomes `interrupted`."""

@@ -20,20 +20,18 @@ from playground.cli.options import (
     TargetOptions,
     parts,
     takes,
+    write_files,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from engine.drafters.base import BuildContext
     from engine.model.sources import TargetSpec
     from playground.experiments.job import Progress
     from playground.experiments.measurement import Summary
-    from playground.experiments.plan import Configuration, ExperimentPlan, Item, Workload
+    from playground.experiments.plan import Configuration, ExperimentPlan, Item
     from storage import RunLog
 
-WIDE = 160
-"""Columns of text where no terminal says how many there are."""
 MAX_SKIPPED = 10
 
 
@@ -71,19 +69,6 @@ class WorkloadOptions(LogOptions, SamplingOptions, TargetOptions):
 
         spec = presets.resolve(self.target)
         return spec if spec.path is None else spec.replace(path=str(Path(spec.path).absolute()))
-
-    def load(self, workload: Workload, console: Console, stack: ExitStack) -> BuildContext:
-        """The workload's target, until the stack ends."""
-        import presets
-        from playground.host.models import Models
-
-        models = Models(cache_dir=self.cache, device=self.device, resolve=presets.resolve)
-        stack.callback(models.close)
-        with console.status("loading") as status:
-            models.target(
-                workload.target, workload.dtype, lambda message, _: status.update(message)
-            )
-        return models.bench()
 
 
 @dataclass(kw_only=True)
@@ -147,6 +132,7 @@ def bench(options: BenchOptions) -> None:
     from rich.console import Console
 
     from engine.errors import ConfigError
+    from playground.cli.tables import progress_bar
     from playground.experiments import benchmarks
     from playground.experiments.finished import RunGroup
     from playground.experiments.measurement import Measurement, check_same_target
@@ -156,18 +142,18 @@ def bench(options: BenchOptions) -> None:
     if options.resume and not options.save:
         raise ConfigError("--resume needs the log that --no-save would not keep. Drop one of them.")
     with ExitStack() as stack:
-        log = RunLog.open(options.log_url if options.save else None)
-        stack.callback(log.close)
+        log = stack.enter_context(RunLog.open(options.log_url if options.save else None))
         resumed = options.resume
         plan = benchmarks.plan_to_resume(log, resumed) if resumed else options.plan()
-        build_context = options.load(plan, console, stack)
+        models = stack.enter_context(options.models(plan.target, plan.dtype))
+        workbench = models.bench()
         if resumed:
             then = benchmarks.environment_of(log, resumed)
-            check_same_target(then, build_context.target)
+            check_same_target(then, workbench.target)
             benchmark_id = log.benchmarks.resume(resumed).id
         else:
             benchmark_id = benchmarks.begin(log, plan, options.name)
-        target = build_context.target
+        target = workbench.target
         how = "greedy" if plan.sampling.greedy else f"temperature {plan.sampling.temperature:g}"
         console.print(
             f"{target.name} · {target.dtype_name} · {target.device_name} · {how} · concurrency 1\n"
@@ -177,11 +163,15 @@ def bench(options: BenchOptions) -> None:
             + (f"\nbenchmark {benchmark_id}" if options.save else ""),
             highlight=False,
         )
-        with until_interrupt() as stopped, progress_bar(console) as tell:
+        with until_interrupt() as stopped, progress_bar(console) as bar:
             measurement = Measurement(
-                plan=plan, log=log, group=RunGroup(benchmark_id), tell=tell, cancelled=stopped
+                plan=plan,
+                log=log,
+                group=RunGroup(benchmark_id),
+                tell=lambda progress: show_progress(bar, progress),
+                cancelled=stopped,
             )
-            summary = benchmarks.conduct(log, benchmark_id, lambda: measurement.run(build_context))
+            summary = benchmarks.conduct(log, benchmark_id, lambda: measurement.run(workbench))
         _show(options, log, benchmark_id, summary, console)
     if summary.cancelled:
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -190,9 +180,9 @@ def bench(options: BenchOptions) -> None:
 def _show(
     options: BenchOptions, log: RunLog, benchmark_id: str, summary: Summary, console: Console
 ) -> None:
+    from playground.cli.tables import print_wide, tables
     from playground.experiments.benchmarks import read_results
-    from playground.experiments.report.export import json_text, speedup_csv, write_files
-    from playground.experiments.report.tables import tables
+    from playground.experiments.report.export import FILES, json_text, speedup_csv
 
     results = read_results(log, benchmark_id)
     if options.as_json:
@@ -207,7 +197,8 @@ def _show(
     if summary.num_failed:
         console.print(f"{summary.num_failed} requests failed; the log has their errors.")
     if options.output is not None:
-        for path in write_files(results, options.output):
+        texts = {name: text_of(results) for name, text_of in FILES.items()}
+        for path in write_files(options.output, texts):
             console.print(f"wrote {path}", highlight=False)
     if summary.cancelled and options.save:
         console.print(f"Stopped. Go on with: app.py bench --resume {benchmark_id}", highlight=False)
@@ -227,15 +218,25 @@ def configurations_of(
         ConfigError: an unknown method, field or name.
     """
     import presets
+    from engine.errors import ConfigError
     from playground.experiments.plan import Configuration
     from playground.host.methods import choose_method
 
     specs = [_spec(text) for text in methods]
-    names = {name for name, _, _ in specs}
+    own: dict[str, list[str]] = {name: [] for name, _, _ in specs}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        whose, _, setting = key.rpartition(".")
+        if whose and whose not in own:
+            raise ConfigError(
+                f"--set {text!r:.60}: no configuration is named {whose!r}; there are "
+                f"{', '.join(sorted(own)) or 'none'}."
+            )
+        for name in [whose] if whose else own:
+            own[name].append(f"{setting}{equals}{value}")
     found = []
     for name, method, inline in specs:
-        mine = [s for text in settings if (s := _setting_for(name, names, text)) is not None]
-        config = choose_method(method, [*inline, *mine])
+        config = choose_method(method, [*inline, *own[name]])
         preset = presets.methods().get(method)
         title = type(config).title
         if preset is not None and name == method:
@@ -261,23 +262,7 @@ def _spec(text: str) -> tuple[str, str, list[str]]:
     return (names or [stem])[-1], method, [i for i in inline if not i.startswith("name=")]
 
 
-def _setting_for(name: str, names: set[str], text: str) -> str | None:
-    """The setting without its configuration's name; None if it is meant for another one."""
-    from engine.errors import ConfigError
-
-    key, equals, value = text.partition("=")
-    whose, _, setting = key.rpartition(".")
-    if not whose:
-        return text
-    if whose not in names:
-        raise ConfigError(
-            f"--set {text!r:.60}: no configuration is named {whose!r}; there are "
-            f"{', '.join(sorted(names)) or 'none'}."
-        )
-    return f"{setting}{equals}{value}" if whose == name else None
-
-
-# ---- shared with `sweep`
+# ---- running
 
 
 @contextmanager
@@ -300,45 +285,10 @@ def until_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-@contextmanager
-def progress_bar(
-    console: Console, message: Callable[[Progress], str] = lambda progress: progress.message
-) -> Iterator[Callable[[Progress], None]]:
-    """A progress bar with the time that is left."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
+def show_progress(bar: Callable[..., None], progress: Progress, message: str | None = None) -> None:
+    """How far an experiment is, and how long it will take."""
     from playground.experiments.job import time_left
 
-    columns = (
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[left]}"),
-        TextColumn("{task.description}"),
-    )
-    with Bar(*columns, console=console) as bar:
-        task = bar.add_task("", left="")
-
-        def tell(progress: Progress) -> None:
-            failed = f", {progress.num_failed} failed" if progress.num_failed else ""
-            bar.update(
-                task,
-                total=progress.num_planned,
-                completed=progress.num_done,
-                left=time_left(progress.eta_s),
-                description=message(progress) + failed,
-            )
-
-        yield tell
-
-
-def print_wide(*shown: Any) -> None:
-    """Tables as wide as they need to be where nobody's terminal limits them."""
-    from rich.console import Console
-
-    out = Console()
-    if not out.is_terminal:
-        out = Console(width=WIDE)
-    for one in shown:
-        out.print(one, highlight=False)
+    failed = f", {progress.num_failed} failed" if progress.num_failed else ""
+    note = f"{time_left(progress.eta_s)} {message or progress.message}{failed}"
+    bar(progress.num_done, total=progress.num_planned, note=note.strip())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,10 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from engine.errors import ConfigError
-from playground.cli.options import LogOptions, MethodOptions, Output, takes
+from playground.cli.options import (
+    METHOD_HELP,
+    LogOptions,
+    MethodOptions,
+    Output,
+    takes,
+    write_files,
+)
 
 if TYPE_CHECKING:
-    from engine.interop.handoff import File, Imported
+    from engine.interop.handoff import Imported
     from playground.deploy import Handed
 
 NAMES = "trtllm, vllm, sglang, triton, llamacpp or transformers."
@@ -30,7 +36,7 @@ class ExportOptions(LogOptions, MethodOptions):
     run: Annotated[
         str | None, typer.Option(help="Run of the log: its method and target.", metavar="ID")
     ] = None
-    method: Annotated[str, typer.Option(help="Method: preset, FILE.yaml or decoding type.")] = ""
+    method: Annotated[str, typer.Option(help=METHOD_HELP)] = ""
     target: Annotated[
         str | None,
         typer.Option(help="Target: preset, path or hub id; default: the run's or method's."),
@@ -64,7 +70,8 @@ def export(options: ExportOptions) -> None:
         nearest = f" Nearest: {made.nearest}" if made.nearest else ""
         raise ConfigError(f"{made.refusal}{nearest}")
     if options.output is not None:
-        _write(made.files, options.output)
+        for path in write_files(options.output, {file.name: file.text for file in made.files}):
+            typer.echo(str(path))
     else:
         for file in made.files:
             head = f"# ---- {file.name}\n" if len(made.files) > 1 else ""
@@ -79,17 +86,16 @@ def _handed(options: ExportOptions) -> Handed:
     """The method on its target, from a run or from the command line."""
     import presets
     from playground.deploy import Handed, of_run
-    from playground.host.methods import choose_method
 
     if options.run is not None and not options.method:
         if options.settings or options.drafter is not None:
             raise ConfigError("--set and --drafter change a --method; a run is exported as it was.")
-        with closing(options.open_log()) as log:
+        with options.open_log() as log:
             handed = of_run(log, options.run)
         return dataclasses.replace(handed, target=options.target or handed.target)
     if not options.method or options.run is not None:
         raise ConfigError("Give either --run ID or --method METHOD.")
-    config = choose_method(options.method, options.settings, options.drafter)
+    config = options.config()
     preset = presets.methods().get(options.method)
     made_for = preset.target if preset is not None else None
     target = options.target or made_for or next(iter(presets.targets()))
@@ -99,7 +105,6 @@ def _handed(options: ExportOptions) -> Handed:
 @takes(ImportOptions)
 def import_(options: ImportOptions) -> None:
     """Read another engine's config as a method file for `generate --method`."""
-    from engine.interop.handoff import File
     from playground.deploy import method_yaml, read_config
 
     found = read_config(options.source, _read(options.file))
@@ -107,7 +112,8 @@ def import_(options: ImportOptions) -> None:
     if options.output is None:
         typer.echo(text, nl=False)
     else:
-        _write([File(options.output.name, text)], options.output.parent)
+        (path,) = write_files(options.output.parent, {options.output.name: text})
+        typer.echo(str(path))
     for line in _remarks(found):
         typer.echo(line, err=True)
 
@@ -119,17 +125,6 @@ def _remarks(found: Imported) -> Iterable[str]:
     yield from (f"note: {note}" for note in found.notes)
     yield from (f"ignored: {key} has no meaning here." for key in found.ignored)
     yield from (f"unknown: {key} is no setting of that engine." for key in found.unknown)
-
-
-def _write(files: Iterable[File], folder: Path) -> None:
-    """Write the files and print their paths."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for file in files:
-            (folder / file.name).write_text(file.text, encoding="utf-8")
-            typer.echo(str(folder / file.name))
-    except OSError as error:
-        raise ConfigError(f"--output: {folder} cannot be written: {error.strerror}.") from error
 
 
 def _read(name: str) -> str:

@@ -14,7 +14,8 @@ heavy is imported here, so that `--help` answers at once.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -24,6 +25,9 @@ from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from engine.config import Limits, Sampling
+    from engine.drafters.method import MethodConfig
+    from engine.model.sources import TargetSpec
+    from playground.host.models import Models
     from storage import RunLog
 
 EXIT_USER_ERROR = 2
@@ -32,6 +36,7 @@ EMBEDDED = "smollm2-135m-instruct"
 Options = TypeVar("Options")
 
 Output = Annotated[Path | None, typer.Option(help="Write the files here.", metavar="DIR")]
+METHOD_HELP = "Method: preset, FILE.yaml or decoding type."
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -82,6 +87,29 @@ def parts(text: str | None) -> tuple[str, ...]:
     return tuple(part for item in (text or "").split(",") if (part := item.strip()))
 
 
+def whole_numbers(option: str, text: str, like: str) -> list[int]:
+    """`1,2` as its numbers."""
+    from engine.errors import ConfigError
+
+    try:
+        return [int(part) for part in text.replace(" ", "").strip(",").split(",")]
+    except ValueError as error:
+        raise ConfigError(f"{option} must be like {like}, got {text!r:.80}.") from error
+
+
+def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
+    """Write texts under their names; returns their paths."""
+    from engine.errors import ConfigError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--output: {folder} cannot be written: {error.strerror}.") from error
+    return [folder / name for name in texts]
+
+
 @dataclass(kw_only=True)
 class DeviceOptions:
     """Where models run, and where their weights are kept."""
@@ -96,6 +124,22 @@ class DeviceOptions:
         from playground.host import paths
 
         return self.cache_dir or paths.cache_dir()
+
+    @contextmanager
+    def models(self, spec: TargetSpec, dtype: str | None) -> Iterator[Models]:
+        """The loaded target, and what may draft for it; freed in the end."""
+        from rich.console import Console
+
+        import presets
+        from playground.host.models import Models
+
+        models = Models(cache_dir=self.cache, device=self.device, resolve=presets.resolve)
+        try:
+            with Console(stderr=True).status(f"loading {spec.name}") as status:
+                models.target(spec, dtype or "auto", lambda message, _: status.update(message))
+            yield models
+        finally:
+            models.close()
 
 
 @dataclass(kw_only=True)
@@ -112,7 +156,7 @@ class TargetOptions(DeviceOptions):
 class MethodOptions:
     """One method and changes to its settings."""
 
-    method: Annotated[str, typer.Option(help="Method: preset, FILE.yaml or decoding type.")]
+    method: Annotated[str, typer.Option(help=METHOD_HELP)]
     settings: Annotated[
         list[str],
         typer.Option("--set", help="Change one setting of the method.", metavar="FIELD=VALUE"),
@@ -121,6 +165,12 @@ class MethodOptions:
         str | None,
         typer.Option(help="Drafter weights: folder, hub id or preset; or module:Class."),
     ] = None
+
+    def config(self) -> MethodConfig:
+        """Raises ConfigError: an unknown method or setting."""
+        from playground.host.methods import choose_method
+
+        return choose_method(self.method, self.settings, self.drafter)
 
 
 @dataclass(kw_only=True)
@@ -166,7 +216,7 @@ class LogOptions:
         return self.db or str(paths.run_log())
 
     def open_log(self) -> RunLog:
-        """The log; the caller closes it."""
+        """A context manager, as every `RunLog`."""
         from storage import RunLog
 
         return RunLog.open(self.log_url)

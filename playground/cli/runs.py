@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import closing
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,7 +89,7 @@ def list_(options: ListOptions) -> None:
     from playground.runs.transfer import run_values
 
     query = options.query(sort=options.sort, descending=not options.ascending, limit=options.limit)
-    with closing(options.open_log()) as log:
+    with options.open_log() as log:
         page = log.find(query)
     if options.as_json:
         typer.echo(json.dumps([run_values(run) for run in page.rows], indent=2))
@@ -131,8 +131,6 @@ class ExportOptions(FilterOptions):
 @takes(ExportOptions)
 def export(options: ExportOptions) -> None:
     """Write runs to a file, oldest first: JSON has all of them, with every step."""
-    from contextlib import nullcontext
-
     from engine.errors import ConfigError
     from playground.runs.transfer import Kind, export_runs, writing
 
@@ -140,7 +138,7 @@ def export(options: ExportOptions) -> None:
     kind: Kind = ("steps" if options.steps else "csv") if file.suffix == ".csv" else "json"
     if options.steps and kind == "json":
         raise ConfigError("--steps is for FILE.csv; JSON has the steps anyway.")
-    with closing(options.open_log()) as log:
+    with options.open_log() as log:
         query = options.query(sort="created_at", descending=False, ids=wanted or None)
         ids = log.ids(query)
         if missing := sorted(set(wanted) - set(ids)):
@@ -170,7 +168,7 @@ def import_(options: ImportOptions) -> None:
     """Add exported runs to the log; a run that is here already is left as it is."""
     from playground.runs.transfer import Imported, import_runs, reading
 
-    with closing(options.open_log()) as log:
+    with options.open_log() as log:
         for file in options.files:
             with reading(file) as stream:
                 *_, total = Imported(), *import_runs(log, stream)
@@ -200,7 +198,7 @@ def tag_(options: TagOptions) -> None:
 
     if not options.add and not options.remove:
         raise ConfigError("Name a tag with --add or --remove.")
-    with closing(options.open_log()) as log:
+    with options.open_log() as log:
         log.retag(options.ids, add=options.add, remove=options.remove)
     typer.echo(f"{len(set(options.ids))} runs tagged", err=True)
 
@@ -216,7 +214,7 @@ class IdOptions(LogOptions):
 @takes(IdOptions)
 def delete(options: IdOptions) -> None:
     """Hide runs; `restore` brings them back."""
-    with closing(options.open_log()) as log:
+    with options.open_log() as log:
         log.delete(*options.ids)
     typer.echo(f"{len(set(options.ids))} runs deleted", err=True)
 
@@ -225,6 +223,6 @@ def delete(options: IdOptions) -> None:
 @takes(IdOptions)
 def restore(options: IdOptions) -> None:
     """Show deleted runs again."""
-    with closing(options.open_log()) as log:
+    with options.open_log() as log:
         log.restore(*options.ids)
     typer.echo(f"{len(set(options.ids))} runs restored", err=True)

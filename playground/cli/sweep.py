@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from playground.cli.bench import WorkloadOptions, print_wide, progress_bar
-from playground.cli.options import EXIT_INTERRUPTED, takes
+from playground.cli.bench import WorkloadOptions, show_progress
+from playground.cli.options import EXIT_INTERRUPTED, METHOD_HELP, MethodOptions, takes, write_files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,16 +23,13 @@ if TYPE_CHECKING:
     from playground.experiments.sweep.store import Sweep
 
 DEFAULT_TRIALS = 20
-DASH = "–"
 
 
 @dataclass(kw_only=True)
-class SweepOptions(WorkloadOptions):
+class SweepOptions(WorkloadOptions, MethodOptions):
     """Options of `sweep`."""
 
-    method: Annotated[
-        str | None, typer.Option(help="Method: preset, FILE.yaml or decoding type.")
-    ] = None
+    method: Annotated[str, typer.Option(help=METHOD_HELP)] = ""
     vary: Annotated[
         list[str],
         typer.Option(
@@ -54,10 +51,6 @@ class SweepOptions(WorkloadOptions):
         list[str],
         typer.Option("--set", help="Change a setting that is not varied.", metavar="FIELD=VALUE"),
     ] = field(default_factory=list)
-    drafter: Annotated[
-        str | None,
-        typer.Option(help="Drafter weights: folder, hub id or preset; or module:Class."),
-    ] = None
     limit_per_category: Annotated[
         int | None, typer.Option(help="At most so many prompts of each kind of task.", min=1)
     ] = 1
@@ -80,7 +73,6 @@ class SweepOptions(WorkloadOptions):
         from engine.errors import ConfigError
         from playground.experiments.sweep.plan import SweepPlan
         from playground.experiments.sweep.space import parse_vary
-        from playground.host.methods import choose_method
 
         if self.grid and self.trials is not None:
             raise ConfigError(
@@ -91,7 +83,7 @@ class SweepOptions(WorkloadOptions):
                 "Say what to sweep, such as --method ngram --vary max_draft_len=1:16, or go on "
                 "with a sweep by --resume NAME."
             )
-        base = choose_method(self.method, self.settings, self.drafter)
+        base = self.config()
         preset = presets.methods().get(self.method)
         items = self.items()
         return SweepPlan.parse(
@@ -121,6 +113,7 @@ def sweep(options: SweepOptions) -> None:
     """Measure many settings of one method and find the best, by search or grid."""
     from rich.console import Console
 
+    from playground.cli.tables import progress_bar
     from playground.experiments.sweep.report import about
     from playground.experiments.sweep.run import measure_on, run_sweep
     from playground.experiments.sweep.store import SweepStore
@@ -128,21 +121,21 @@ def sweep(options: SweepOptions) -> None:
     console = Console(stderr=True)
     ended = "stopped"
     with ExitStack() as stack:
-        log = options.open_log()
-        stack.callback(log.close)
+        log = stack.enter_context(options.open_log())
         store = SweepStore.beside(log)
         stack.callback(store.close)
         begun = store.reopen(options.resume, options.trials) if options.resume else None
         plan = options.plan() if begun is None else begun.plan
-        bench = options.load(plan, console, stack)
+        bench = stack.enter_context(options.models(plan.target, plan.dtype)).bench()
         found = store.create(plan, options.name or None) if begun is None else begun
         found.check_target(bench.target)
         console.print(f"sweep {found.name}: {about(found.plan)}", highlight=False)
-        with progress_bar(console, _message) as tell:
-            try:
-                ended = run_sweep(found, measure_on(bench, log, found.plan), tell=tell)
-            except KeyboardInterrupt:
-                pass
+        with progress_bar(console) as bar, suppress(KeyboardInterrupt):
+            ended = run_sweep(
+                found,
+                measure_on(bench, log, found.plan),
+                tell=lambda progress: show_progress(bar, progress, _message(progress)),
+            )
         _show(options, found, console)
     if ended == "stopped":
         console.print(f"Stopped. Go on with: app.py sweep --resume {found.name}", highlight=False)
@@ -162,7 +155,7 @@ def _message(progress: Progress) -> str:
 
 
 def _show(options: SweepOptions, sweep: Sweep, console: Console) -> None:
-    from engine.errors import ConfigError
+    from playground.cli.tables import print_wide
     from playground.experiments.sweep.report import preset_yaml, state_of
 
     state = state_of(sweep)
@@ -170,31 +163,19 @@ def _show(options: SweepOptions, sweep: Sweep, console: Console) -> None:
         typer.echo(json.dumps(state, ensure_ascii=False, indent=1))
     else:
         print_wide(trials_table(state), state["verdict"] or "Nothing was measured.")
-    if options.output is None or state["best"] is None:
-        return
-    try:
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(preset_yaml(sweep), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"--output: {options.output} cannot be written: {error.strerror}."
-        ) from error
-    console.print(f"wrote {options.output}: use it with --method {options.output}")
+    if options.output is not None and state["best"] is not None:
+        write_files(options.output.parent, {options.output.name: preset_yaml(sweep)})
+        console.print(f"wrote {options.output}: use it with --method {options.output}")
 
 
 def trials_table(state: Mapping[str, Any]) -> Table:
     """Every trial, the best first."""
-    from rich import box
-    from rich.table import Table
+    from playground.cli.tables import table
 
-    table = Table(title=f"Sweep {state['name']}", title_justify="left", box=box.SIMPLE_HEAD)
-    titles = ["trial", *state["fields"], state["objective"]["title"], "speedup", "MAT", "same"]
-    for title in dict.fromkeys(titles):
-        table.add_column(title, justify="right")
-    table.add_column("")
-    for row in sorted(state["trials"], key=_by_value, reverse=True):
-        table.add_row(*_cells(state, row))
-    return table
+    ordered = sorted(state["trials"], key=_by_value, reverse=True)
+    shown = dict.fromkeys([state["objective"]["title"], "speedup", "MAT"])
+    columns = [*state["fields"], *shown, "same", "what came of it"]
+    return table(f"Sweep {state['name']}", columns, [_cells(state, row) for row in ordered])
 
 
 def _by_value(row: Mapping[str, Any]) -> tuple[bool, float]:
@@ -203,11 +184,11 @@ def _by_value(row: Mapping[str, Any]) -> tuple[bool, float]:
 
 
 def _cells(state: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
+    from playground.cli.tables import DASH, number
     from playground.experiments.sweep.space import shown
 
     figures = row["figures"] or {}
     names = [n for n in ("value", "speedup", "mat") if n != state["objective"]["key"]]
-    same = f"{figures['num_same']}/{figures['num_prompts']}" if figures else DASH
     end = "" if row["outcome"] == "measured" else row["reason"] or row["outcome"]
     if row["number"] == state["best"]:
         end = "best"
@@ -216,7 +197,7 @@ def _cells(state: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
     return [
         str(row["number"]),
         *(shown(row["point"].get(name)) for name in state["fields"]),
-        *(DASH if figures.get(name) is None else f"{figures[name]:.2f}" for name in names),
-        same,
+        *(number(figures.get(name)) for name in names),
+        f"{figures['num_same']}/{figures['num_prompts']}" if figures else DASH,
         end,
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -71,11 +71,11 @@ def train(options: TrainOptions) -> None:
 
     import presets
     from engine.model.corpus import Corpus
-    from engine.model.loading import load_target
     from engine.training import session
     from engine.training.corpus.writer import corpus_settings, grow
     from engine.training.evaluation import lines
     from engine.training.methods import training_settings
+    from playground.cli.tables import progress_bar
     from playground.host.methods import read_overrides
 
     console = Console(stderr=True)
@@ -85,14 +85,8 @@ def train(options: TrainOptions) -> None:
         {"feature_gib": options.features, "evals": options.evals}
     )
     prompts, eval_prompts = read_prompts(options.prompts), read_prompts(options.eval_prompts)
-    with console.status(f"Loading {options.target} …"):
-        target = load_target(
-            presets.resolve(options.target),
-            dtype=options.dtype,
-            device=options.device,
-            cache_dir=options.cache,
-        )
-    with closing(target):
+    with options.models(presets.resolve(options.target), options.dtype) as models:
+        target = models.bench().target
         folder = options.corpus or options.output.parent / "corpus"
         grown = grow(
             target,
@@ -103,7 +97,7 @@ def train(options: TrainOptions) -> None:
             rows=options.rows,
             prompts=prompts,
         )
-        with _bar(console, "Writing the corpus", options.tokens) as bar:
+        with progress_bar(console, "Writing the corpus", options.tokens) as bar:
             for corpus in grown:
                 bar(min(corpus.num_tokens, options.tokens))
         corpus = Corpus.open(folder)
@@ -121,7 +115,7 @@ def train(options: TrainOptions) -> None:
             eval_prompts=eval_prompts,
         )
         try:
-            with closing(events), _bar(console, f"Training {recipe.method}", None) as bar:
+            with closing(events), progress_bar(console, f"Training {recipe.method}") as bar:
                 scores = _follow(events, console, bar)
         except KeyboardInterrupt:
             console.print("The same command goes on from here.")
@@ -168,25 +162,3 @@ def _note(metrics: TrainMetrics) -> str:
     shares = (f"top-{k} " + " ".join(f"{share:.2f}" for share in metrics.top(k)) for k in (1, 4))
     speed = metrics.num_tokens / metrics.seconds if metrics.seconds else 0.0
     return " · ".join([f"loss {metrics.loss:.3f}", *shares, f"{speed:.0f} tok/s"])
-
-
-@contextmanager
-def _bar(console: Console, title: str, total: int | None) -> Iterator[Any]:
-    """A progress bar as a function of what is done."""
-    from rich import progress
-
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-        progress.TextColumn("{task.fields[note]}"),
-    )
-    with progress.Progress(*columns, console=console, disable=not console.is_terminal) as shown:
-        task = shown.add_task(title, total=total, note="")
-
-        def show(done: int, *, total: int | None = total, note: str = "") -> None:
-            shown.update(task, completed=done, total=total, note=note)
-
-        yield show

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,11 +19,11 @@ from playground.cli.options import (
     MethodOptions,
     parts,
     takes,
+    whole_numbers,
+    write_files,
 )
 
 if TYPE_CHECKING:
-    from engine.drafters.base import BuildContext
-    from engine.tuning import OnProgress
     from engine.tuning.latency import StepLatency
     from engine.tuning.ranks import RankTable
     from playground.trees.fitting import Fit
@@ -112,24 +112,28 @@ class LatencyOptions(MeasureOptions):
 @takes(RanksOptions)
 def ranks(options: RanksOptions) -> None:
     """Measure which ranks a drafter gave to the true tokens of stored texts."""
-    from playground.host.methods import choose_method
+    from rich.console import Console
+
+    import presets
+    from playground.cli.tables import progress_bar
     from playground.trees.tables import make_table
 
-    config = choose_method(options.method, options.settings, options.drafter)
-    with ExitStack() as stack:
-        log = stack.enter_context(_log(options))
+    config, run_ids = options.config(), parts(options.runs)
+    with options.open_log() as log:
         target, dtype = _made_with(log, options)
-        bench = stack.enter_context(_bench(options, target, dtype))
-        tell = stack.enter_context(_progress(f"Ranking with {config.decoding_type}"))
-        artifact_id, table = make_table(
-            log,
-            config,
-            bench,
-            run_ids=parts(options.runs),
-            benchmark_id=options.benchmark,
-            depths=options.depths,
-            on_progress=tell,
-        )
+        with (
+            options.models(presets.resolve(target), dtype) as models,
+            progress_bar(Console(stderr=True), f"Ranking with {config.decoding_type}", 100) as bar,
+        ):
+            artifact_id, table = make_table(
+                log,
+                config,
+                models.bench(),
+                run_ids=run_ids,
+                benchmark_id=options.benchmark,
+                depths=options.depths,
+                on_progress=lambda fraction: bar(round(100 * fraction)),
+            )
     typer.echo("\n".join(_described(table)))
     typer.echo(f"table {artifact_id}")
 
@@ -138,43 +142,44 @@ def ranks(options: RanksOptions) -> None:
 @takes(FitOptions)
 def fit(options: FitOptions) -> None:
     """Fit the best tree of every size to a rank table, beside the published trees."""
-    import json
-
     import presets
     from engine.drafters import parse_method
-    from playground.trees.fitting import fit_trees, stock_trees
+    from playground.trees.fitting import fit_trees, fit_yaml, stock_trees
     from playground.trees.latency import known_clock
     from playground.trees.tables import load_table
 
-    with _log(options) as log:
+    with options.open_log() as log:
         table = load_table(log, options.table or _newest_table(log))
-        config = parse_method(table.about["method"])
-        found = known_clock(log, config, target=table.about["target"], dtype=table.about["dtype"])
-        clock = found[0] if found else None
-        fits = fit_trees(
-            table,
-            config,
-            _counts(options.nodes),
-            max_depth=options.max_depth,
-            max_width=options.max_width,
-            category=options.category,
-            held_out=options.held_out,
-            clock=clock,
-        )
-        stock = stock_trees(
-            table,
-            config,
-            presets.trees().values(),
-            category=options.category,
-            held_out=options.held_out,
-            clock=clock,
-        )
+        about = table.about
+        config = parse_method(about["method"])
+        found = known_clock(log, config, target=about["target"], dtype=about["dtype"])
+    clock = found[0] if found else None
+    judged: dict[str, Any] = {
+        "category": options.category,
+        "held_out": options.held_out,
+        "clock": clock,
+    }
+    fits = fit_trees(
+        table,
+        config,
+        whole_numbers("--nodes", options.nodes, "8,16,32"),
+        max_depth=options.max_depth,
+        max_width=options.max_width,
+        **judged,
+    )
+    stock = stock_trees(table, config, presets.trees().values(), **judged)
     if options.as_json:
         typer.echo(json.dumps([one.row() for one in (*fits, *stock)], indent=2))
     else:
         typer.echo("\n".join(_fitted([*fits, *stock], options.held_out > 0, clock)))
     if options.output is not None:
-        for file in _write(options.output, options.name, fits, table, options.prompts):
+        made_for = f"{Path(str(about['target'])).name}-{about['decoding_type']}".lower()
+        names = {f"{options.name or made_for}-{len(one.tree)}": one for one in fits}
+        texts = {
+            f"{name}.yaml": fit_yaml(one, name, table, options.prompts)
+            for name, one in names.items()
+        }
+        for file in write_files(options.output, texts):
             typer.echo(f"wrote {file}", err=True)
 
 
@@ -182,23 +187,25 @@ def fit(options: FitOptions) -> None:
 @takes(LatencyOptions)
 def latency(options: LatencyOptions) -> None:
     """Measure what verifying, drafting and the loop itself cost on this machine."""
-    import json
+    from rich.console import Console
 
-    from playground.host.methods import choose_method
+    import presets
+    from playground.cli.tables import progress_bar
     from playground.trees.latency import measure_clock
 
-    config = choose_method(options.method, options.settings, options.drafter)
-    with ExitStack() as stack:
-        log = stack.enter_context(_log(options))
-        bench = stack.enter_context(_bench(options, options.target or EMBEDDED, options.dtype))
-        tell = stack.enter_context(_progress("Measuring latency"))
+    config, spec = options.config(), presets.resolve(options.target or EMBEDDED)
+    with (
+        options.open_log() as log,
+        options.models(spec, options.dtype) as models,
+        progress_bar(Console(stderr=True), "Measuring latency", 100) as bar,
+    ):
         clock = measure_clock(
             log,
             config,
-            bench,
+            models.bench(),
             context_len=options.context_len,
             again=options.again,
-            on_progress=tell,
+            on_progress=lambda fraction: bar(round(100 * fraction)),
         )
     if options.as_json:
         verify, other = clock.verify.to_dict(), clock.other.to_dict()
@@ -206,18 +213,6 @@ def latency(options: LatencyOptions) -> None:
         typer.echo(json.dumps(curves, indent=2))
     else:
         typer.echo("\n".join(_clock_lines(clock)))
-
-
-# ---- what they share
-
-
-@contextmanager
-def _log(options: LogOptions) -> Iterator[RunLog]:
-    log = options.open_log()
-    try:
-        yield log
-    finally:
-        log.close()
 
 
 def _made_with(log: RunLog, options: RanksOptions) -> tuple[str, str | None]:
@@ -234,43 +229,6 @@ def _made_with(log: RunLog, options: RanksOptions) -> tuple[str, str | None]:
     return options.target or run.target, options.dtype or run.dtype or None
 
 
-@contextmanager
-def _bench(options: MeasureOptions, target: str, dtype: str | None) -> Iterator[BuildContext]:
-    """A loaded target, and how to load what drafts for it; all freed in the end."""
-    import presets
-    from playground.host.models import Models
-
-    models = Models(cache_dir=options.cache, device=options.device, resolve=presets.resolve)
-    try:
-        spec = presets.resolve(target)
-        typer.echo(f"Loading {spec.name} …", err=True)
-        models.target(spec, dtype or "auto", lambda words, fraction: None)
-        yield models.bench()
-    finally:
-        models.close()
-
-
-@contextmanager
-def _progress(title: str) -> Iterator[OnProgress]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=1.0)
-        yield lambda fraction: progress.update(task, completed=fraction)
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    from engine.errors import ConfigError
-
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise ConfigError(f"--nodes must be like 8,16,32, got {text!r:.80}.") from error
-
-
 def _newest_table(log: RunLog) -> str:
     from engine.errors import ConfigError
     from playground.trees.tables import find_tables
@@ -279,27 +237,6 @@ def _newest_table(log: RunLog) -> str:
     if not found:
         raise ConfigError("The log has no rank table. Measure one first: app.py tune ranks.")
     return found[0].id
-
-
-def _write(
-    output: Path, name: str | None, fits: Sequence[Fit], table: RankTable, prompts: str
-) -> list[Path]:
-    """One preset file per fitted size."""
-    from engine.errors import ConfigError
-    from playground.trees.fitting import fit_yaml
-
-    method = str(table.about["decoding_type"]).lower()
-    stem = name or f"{Path(str(table.about['target'])).name.lower()}-{method}"
-    files = []
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        for one in fits:
-            files.append(output / f"{stem}-{len(one.tree)}.yaml")
-            text = fit_yaml(one, files[-1].stem, table, prompts)
-            files[-1].write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--output: {output} cannot be written: {error.strerror}.") from error
-    return files
 
 
 # ---- what they print: Markdown tables

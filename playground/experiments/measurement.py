@@ -21,7 +21,13 @@ from engine.model.target import Target
 from engine.steps import Record
 from engine.tuning.adaptive import build_drafter
 from playground.errors import Fault, attempt
-from playground.experiments.finished import FinishedRequest, RunGroup, finished_requests, in_pairs
+from playground.experiments.finished import (
+    FinishedRequest,
+    Pair,
+    RunGroup,
+    finished_requests,
+    in_pairs,
+)
 from playground.experiments.job import Eta, Progress
 from playground.experiments.plan import TYPED, Configuration, ExperimentPlan, Item, Key, Request
 from playground.experiments.report.audits import AUDITS_EACH, audit_divergences
@@ -350,15 +356,20 @@ class Measurement:
 
     # ---- afterwards
 
+    def pairs(self, name: str) -> list[Pair]:
+        """What a configuration has answered so far, with plain decoding's answers."""
+        finished, plain = list(self._done.values()), self.plan.reference.name
+        return in_pairs(
+            [r for r in finished if r.configuration == name],
+            [r for r in finished if r.configuration == plain],
+        )
+
     def _audit(self) -> None:
-        finished = list(self._done.values())
-        plain = [r for r in finished if r.configuration == self.plan.reference.name]
         for configuration in self.plan.configurations[1:]:
-            own = [r for r in finished if r.configuration == configuration.name]
             audit_divergences(
                 self._target,
                 self.log,
-                in_pairs(own, plain),
+                self.pairs(configuration.name),
                 benchmark_id=self.group.benchmark_id,
                 most=self.audits_each,
                 tell=lambda c=configuration: self._say(f"looking into differences · {c.name}"),  # type: ignore[misc]

@@ -6,22 +6,43 @@ tries the broken-off trial again, from the answers that it had, and then does wh
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import TrialState
 
-from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError, OutOfMemoryError, PlaygroundError
-from playground.experiments.finished import Pair, RunGroup, finished_requests, in_pairs
+from playground.experiments.finished import Pair, RunGroup
 from playground.experiments.job import BrokenOffError, Progress, TrialProgress
 from playground.experiments.measurement import Measurement
 from playground.experiments.sweep.plan import METHOD, SweepPlan
-from playground.experiments.sweep.search import MIN_PAIRS, TrialScheduler
+from playground.experiments.sweep.space import Point, Space, Tunable, Vary
 from playground.experiments.sweep.store import REFERENCE, SWEEP_ID, Status, Sweep, database_errors
-from playground.experiments.sweep.trials import BUDGET, SLOT, figures_of
+from playground.experiments.sweep.trials import (
+    BUDGET,
+    FIGURES,
+    FINAL,
+    OUTCOME,
+    REASON,
+    SLOT,
+    TOLD,
+    Figures,
+    Trial,
+    figures_of,
+    key_of,
+    last_of_slots,
+    num_done,
+)
 from playground.experiments.sweep.trials import Status as Outcome
 from storage import RunLog, StorageError
 
@@ -29,6 +50,15 @@ MAX_REFUSED = 100
 """Refusals in a row after which a search is given up."""
 MAX_FAILED = 3
 """Failures in a row after which any sweep is given up."""
+MAX_TRIES = 3
+"""Times that a trial is begun; a point that kills the process each time is given up."""
+MAX_REPEATED = 8
+"""Draws of known points in a row before a point that was never tried is taken."""
+PRUNE_AFTER = 5
+"""Finished trials before any is pruned."""
+MIN_PAIRS = 2
+"""Prompts that a trial answers before it may be pruned."""
+DIED = f"The process died {MAX_TRIES} times while this was measured."
 Tell = Callable[[Progress], None]
 
 
@@ -55,19 +85,13 @@ def measure_on(bench: BuildContext, log: RunLog, plan: SweepPlan) -> Measure:
     """Measures on a loaded target."""
 
     def measure(config: MethodConfig, run_group: str, trial: RunningTrial) -> Sequence[Pair]:
-        finished = finished_requests(log, run_group)
-
-        def pairs() -> list[Pair]:
-            own = [r for r in finished if r.configuration == METHOD]
-            return in_pairs(own, [r for r in finished if r.configuration != METHOD])
-
         def tell(progress: Progress) -> None:
             trial.say(progress.message)
-            if progress.last is not None:
-                before = len(pairs())
-                finished.append(progress.last)
-                if len(found := pairs()) > before:
-                    trial.report(found)
+            if (
+                progress.last is not None
+                and len(found := measurement.pairs(METHOD)) > trial.num_pairs
+            ):
+                trial.report(found)
 
         measurement = Measurement(
             plan=plan.trial(config),
@@ -78,7 +102,7 @@ def measure_on(bench: BuildContext, log: RunLog, plan: SweepPlan) -> Measure:
             audits_each=0,
         )
         summary = measurement.run(bench)
-        if not (found := pairs()) and not summary.cancelled:
+        if not (found := measurement.pairs(METHOD)) and not summary.cancelled:
             reasons = [skipped.reason for skipped in summary.skipped]
             why = reasons[0] if reasons else "Its runs in the log say why."
             raise ConfigError(f"No prompt was answered by both methods. {why}")
@@ -94,25 +118,15 @@ def run_sweep(
     tell: Tell = lambda progress: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Status:
-    """Claim a sweep and do what is left of it; returns how it stands.
+    """Do what is left of a sweep, claimed unless the caller has; returns how it stands.
 
     Raises:
         ConfigError: it is running already.
         SweepError: combination after combination is refused, or fails.
         PlaygroundError, StorageError: target or database failed; the sweep can be resumed.
     """
-    sweep.claim()
-    return run_claimed(sweep, measure, tell=tell, cancelled=cancelled)
-
-
-def run_claimed(
-    sweep: Sweep,
-    measure: Measure,
-    *,
-    tell: Tell = lambda progress: None,
-    cancelled: Callable[[], bool] = lambda: False,
-) -> Status:
-    """`run_sweep` for a sweep that the caller has claimed."""
+    if not sweep.claimed:
+        sweep.claim()
     status: Status = "failed"
     fault = "Something broke; the program's log says where. Resume the sweep to go on."
     try:
@@ -136,85 +150,177 @@ class _Run:
     def __init__(
         self, sweep: Sweep, measure: Measure, tell: Tell, cancelled: Callable[[], bool]
     ) -> None:
-        self.sweep = sweep
-        self.plan = sweep.plan
-        self.cancelled = cancelled
-        self._measure = measure
-        self._tell = tell
+        plan, begun = sweep.plan, sweep.trials()
+        self.sweep, self.plan, self.cancelled = sweep, plan, cancelled
+        self._measure, self._tell = measure, tell
         self._sweep_id = str(sweep.attributes[SWEEP_ID])
         self._reference: float | None = sweep.attributes.get(REFERENCE)
         self._last: Outcome = "running"
         self._in_a_row = 0
-        self._taken = [t.seconds for t in sweep.trials() if t.outcome in BUDGET and t.seconds]
-        self._scheduler = TrialScheduler(sweep)
+        self._taken = [t.seconds for t in begun if t.outcome in BUDGET and t.seconds]
+        self._slots = last_of_slots(begun)
+        self._distributions = distributions(plan.space)
+        self._random = random.Random(plan.seed + len(begun))
+        self._study = sweep.study
+        # A tree-structured Parzen estimator after some random trials; resumed, it draws on afresh.
+        self._study.sampler = optuna.samplers.TPESampler(
+            seed=plan.seed + len(begun), n_startup_trials=max(3, min(10, plan.num_trials // 3))
+        )
+        self._study.pruner = optuna.pruners.NopPruner()
+        if plan.prune:
+            self._study.pruner = optuna.pruners.MedianPruner(
+                n_startup_trials=PRUNE_AFTER, n_warmup_steps=MIN_PAIRS
+            )
+        self._retry(begun)
 
     def run(self) -> Status:
         self.say("starting")
         while not self.cancelled():
-            trial = self._scheduler.next()
+            trial = self._next()
             if trial is None:
                 self.say("done")
                 return "completed"
             self._try(trial)
         return "stopped"
 
-    def _try(self, trial: optuna.Trial) -> None:
-        """Measure one point and write down what came of it."""
-        began_s = time.monotonic()
-        running = RunningTrial(self, trial)
-        # The same for every try of a slot, so that its answers are found again.
-        run_group = f"{self._sweep_id}-{trial.user_attrs.get(SLOT, trial.number)}"
-        try:
-            config = self.plan.space.config(trial.params)
-            pairs = self._measure(config, run_group, running)
-            self._tell_measured(trial, running, pairs)
-        except (ConfigError, DrafterError) as error:
-            self._broken_off(trial, "refused", str(error))
-        except (BrokenOffError, OutOfMemoryError) as error:
-            self._broken_off(trial, "failed", str(error))
-        except (PlaygroundError, StorageError, KeyboardInterrupt):
-            self._scheduler.tell(trial, "stopped")
-            raise
-        else:
-            self._last, self._in_a_row = "measured", 1
-            self._taken.append(time.monotonic() - began_s)
-            self.say("next trial")
-
-    def _broken_off(self, trial: optuna.Trial, outcome: Outcome, sentence: str) -> None:
-        """Write down why; give up when point after point comes to nothing.
-
-        Raises:
-            SweepError: naming what the last one said.
-        """
-        self._scheduler.tell(trial, outcome, reason=sentence)
-        self._in_a_row = self._in_a_row + 1 if outcome == self._last else 1
-        self._last = outcome
-        most = MAX_FAILED if outcome == "failed" else MAX_REFUSED
-        if self._in_a_row >= most and (outcome == "failed" or self.plan.mode != "grid"):
-            raise SweepError(f"{most} combinations in a row {outcome}; the last one: {sentence}")
-
-    def _tell_measured(
-        self, trial: optuna.Trial, running: RunningTrial, pairs: Sequence[Pair]
-    ) -> None:
-        if self.cancelled():
-            self._scheduler.tell(trial, "stopped")
-            return
-        figures = figures_of(pairs, self.plan.objective, self._reference)
-        if running.pruned:
-            after = f"below the median after {len(pairs)} of {self.plan.num_turns} prompts"
-            self._scheduler.tell(trial, "pruned", figures=figures, reason=after)
-            return
-        if self._reference is None and figures.plain_tok_s:
-            self._reference = figures.plain_tok_s
-            self.sweep.write(REFERENCE, self._reference)
-        self._scheduler.tell(trial, "measured", figures=figures)
-
     def say(self, message: str, trial: TrialProgress | None = None) -> None:
         mean_s = sum(self._taken) / len(self._taken) if self._taken else None
         begun = 0.0 if trial is None else trial.num_pairs / max(1, trial.num_planned)
-        eta_s = None if mean_s is None else mean_s * max(0.0, self._scheduler.num_left - begun)
-        done, planned = self._scheduler.num_done, self.plan.num_trials
-        self._tell(Progress(done, planned, message, eta_s, trial=trial))
+        eta_s = None if mean_s is None else mean_s * max(0.0, self._num_left - begun)
+        planned = self.plan.num_trials
+        self._tell(Progress(self._num_done, planned, message, eta_s, trial=trial))
+
+    @property
+    def _num_done(self) -> int:
+        return num_done(self._slots.values(), self.plan.mode)
+
+    @property
+    def _num_left(self) -> int:
+        return max(0, self.plan.num_trials - self._num_done)
+
+    # ---- one trial
+
+    def _try(self, trial: optuna.Trial) -> None:
+        """Measure one point and write down what came of it.
+
+        Raises:
+            SweepError: point after point comes to nothing; naming what the last one said.
+        """
+        began_s = time.monotonic()
+        running = RunningTrial(self, trial)
+        # The same for every try of a slot, so that its answers are found again.
+        run_group = f"{self._sweep_id}-{_slot_of(trial)}"
+        outcome: Outcome = "stopped"
+        figures, reason = None, ""
+        try:
+            pairs = self._measure(self.plan.space.config(trial.params), run_group, running)
+            if not self.cancelled():
+                figures = figures_of(pairs, self.plan.objective, self._reference)
+                outcome = "pruned" if running.pruned else "measured"
+                if running.pruned:
+                    reason = f"below the median after {len(pairs)} of {self.plan.num_turns} prompts"
+                elif self._reference is None and figures.plain_tok_s:
+                    self._reference = figures.plain_tok_s
+                    self.sweep.write(REFERENCE, self._reference)
+        except (ConfigError, DrafterError) as error:
+            outcome, reason = "refused", str(error)
+        except (BrokenOffError, OutOfMemoryError) as error:
+            outcome, reason = "failed", str(error)
+        finally:
+            self._told(trial, outcome, figures, reason)
+        if outcome in ("measured", "pruned"):
+            self._taken.append(time.monotonic() - began_s)
+        self._in_a_row = self._in_a_row + 1 if outcome == self._last else 1
+        self._last = outcome
+        most = {"failed": MAX_FAILED, "refused": MAX_REFUSED}.get(outcome)
+        endless = outcome == "failed" or self.plan.mode != "grid"
+        if most is not None and self._in_a_row >= most and endless:
+            raise SweepError(f"{most} combinations in a row {outcome}; the last one: {reason}")
+        self.say("next trial")
+
+    def _told(
+        self,
+        trial: optuna.Trial,
+        outcome: Outcome,
+        figures: Figures | None = None,
+        reason: str = "",
+    ) -> None:
+        """Write down what came of a trial."""
+        if figures is not None:
+            trial.set_user_attr(FIGURES, figures.to_dict())
+        if reason:
+            trial.set_user_attr(REASON, reason)
+        trial.set_user_attr(OUTCOME, outcome)
+        value = figures.value if figures is not None and outcome == "measured" else None
+        self._study.tell(trial, value, state=TOLD[outcome])
+        if outcome != "repeated":
+            slot = _slot_of(trial)
+            self._slots[slot] = Trial(trial.number, slot, dict(trial.params), outcome)
+
+    # ---- which point is next
+
+    def _next(self) -> optuna.Trial | None:
+        """What was broken off, the rest of the grid, or a new draw; None when the plan is done.
+
+        The first draw is where the method is now, for comparison; a search of few points ends up
+        taking all of them once.
+        """
+        if self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            return self._ask()
+        if not self._num_left:
+            return None
+        known, space = {trial.key for trial in self._slots.values()}, self.plan.space
+        if self.plan.mode == "grid":
+            return self._fixed(next((p for p in space.grid() if key_of(p) not in known), None))
+        if not known and space.holds(space.start):
+            return self._fixed(space.start)
+        for _ in range(MAX_REPEATED):
+            trial = self._ask()
+            if key_of(trial.params) not in known:
+                return trial
+            self._told(trial, "repeated")
+        points = space.points()
+        if points is None:
+            return self._ask()
+        left = [point for point in points if key_of(point) not in known]
+        return self._fixed(self._random.choice(left) if left else None)
+
+    def _ask(self) -> optuna.Trial:
+        return self._study.ask(self._distributions)
+
+    def _fixed(self, point: Point | None) -> optuna.Trial | None:
+        if point is None:
+            return None
+        self._study.enqueue_trial(point)
+        return self._ask()
+
+    def _retry(self, begun: Sequence[Trial]) -> None:
+        """Queue what a killed or stopped process did not finish."""
+        for trial in begun:
+            if trial.outcome == "running":
+                self._study.tell(trial.number, state=TrialState.FAIL)
+        waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        queued = {trial.user_attrs.get(SLOT) for trial in waiting}
+        for slot, trial in list(self._slots.items()):
+            whole = trial.point.keys() == self._distributions.keys()
+            if trial.outcome in FINAL or slot in queued or not whole:
+                continue
+            killed = [t for t in begun if t.slot == slot and t.outcome in ("running", "killed")]
+            if len(killed) < MAX_TRIES:
+                self._study.enqueue_trial(trial.point, user_attrs={SLOT: slot})
+                continue
+            given_up = optuna.trial.create_trial(
+                state=TrialState.FAIL,
+                params=trial.point,
+                distributions=self._distributions,
+                user_attrs={SLOT: slot, OUTCOME: "failed", REASON: DIED},
+            )
+            self._study.add_trial(given_up)
+            self._slots[slot] = Trial(trial.number, slot, trial.point, "failed", reason=DIED)
+
+
+def _slot_of(trial: optuna.Trial) -> int:
+    return int(trial.user_attrs.get(SLOT, trial.number))
 
 
 class RunningTrial:
@@ -223,17 +329,17 @@ class RunningTrial:
     def __init__(self, run: _Run, trial: optuna.Trial) -> None:
         self._run = run
         self._trial = trial
-        self._num_pairs = 0
+        self.num_pairs = 0
         self.pruned = False
 
     def report(self, pairs: Sequence[Pair]) -> None:
         """All pairs of answers so far, whenever there is a new one."""
-        self._num_pairs = len(pairs)
+        self.num_pairs = len(pairs)
         self._run.sweep.heartbeat()
         if not MIN_PAIRS <= len(pairs) < self._run.plan.num_turns:
             return
-        objective = "mat" if self._run.plan.objective == "mat" else "speedup"
         try:
+            objective = "mat" if self._run.plan.objective == "mat" else "speedup"
             so_far = figures_of(pairs, objective, None).value  # type: ignore[arg-type]
         except ConfigError:
             return
@@ -243,9 +349,27 @@ class RunningTrial:
     def say(self, message: str) -> None:
         """What is being done."""
         planned = self._run.plan.num_turns
-        now = TrialProgress(self._trial.number, self._trial.params, self._num_pairs, planned)
+        now = TrialProgress(self._trial.number, self._trial.params, self.num_pairs, planned)
         self._run.say(message, now)
 
     def is_over(self) -> bool:
         """Whether the measuring is to end at once."""
         return self.pruned or self._run.cancelled()
+
+
+# ---- the space in Optuna's terms
+
+
+def distributions(space: Space) -> dict[str, BaseDistribution]:
+    return {v.field: _distribution(v, k) for v, k in zip(space.varied, space.tunables, strict=True)}
+
+
+def _distribution(vary: Vary, tunable: Tunable) -> BaseDistribution:
+    if vary.values:
+        return CategoricalDistribution(vary.values)
+    low, high = vary.ends
+    if vary.step is not None:
+        high = low + int((high - low) / vary.step + 1e-9) * vary.step
+    if tunable.kind == "int":
+        return IntDistribution(int(low), int(high), log=vary.log, step=int(vary.step or 1))
+    return FloatDistribution(float(low), float(high), log=vary.log, step=vary.step)

@@ -19,7 +19,7 @@ from playground.experiments.finished import Pair
 from playground.experiments.job import EngineWorker, Job, Jobs, State
 from playground.experiments.sweep.plan import plan_of_form
 from playground.experiments.sweep.report import config_of
-from playground.experiments.sweep.run import RunningTrial, measure_on, run_claimed
+from playground.experiments.sweep.run import RunningTrial, measure_on, run_sweep
 from playground.experiments.sweep.store import Sweep, SweepStore
 from playground.host.runner import EngineHost
 
@@ -121,5 +121,5 @@ class Sweeps:
                 job.cancel()
                 return []
 
-        ended = run_claimed(sweep, measure, tell=job.tell, cancelled=job.cancelled)
+        ended = run_sweep(sweep, measure, tell=job.tell, cancelled=job.cancelled)
         return STATES.get(ended, "failed")

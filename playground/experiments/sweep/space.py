@@ -26,11 +26,14 @@ from engine.errors import ConfigError
 Scalar = bool | int | float | str | None
 Point = dict[str, Scalar]
 """One value per varied setting."""
+Axes = Mapping[str, Sequence[Scalar] | None]
+"""The values of every varied setting; None where they are without number."""
 MAX_GRID = 10_000
 """Combinations that a grid may have; also the largest space that is searched without repeats."""
 MAX_VARIED = 16
 Kind = Literal["flag", "choice", "int", "float", "text"]
 _KINDS: dict[str, Kind] = {"boolean": "flag", "integer": "int", "number": "float", "string": "text"}
+_TYPES: dict[str, Any] = {"int": int, "float": int | float, "text": str}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,33 +63,30 @@ class Tunable:
         if value is None:
             return self.optional
         if self.choices:
-            return any(value == c and type(value) is type(c) for c in self.choices)
-        if self.kind == "text":
-            return isinstance(value, str)
-        numbers = int if self.kind == "int" else (int, float)
-        if isinstance(value, bool) or not isinstance(value, numbers) or not math.isfinite(value):
+            return any(_same(value, choice) for choice in self.choices)
+        if isinstance(value, bool) or not isinstance(value, _TYPES[self.kind]):
             return False
-        if self.low is not None and (value < self.low or (self.above and value == self.low)):
-            return False
-        return self.high is None or value <= self.high
+        if isinstance(value, str):
+            return True
+        low, high = self.low, self.high
+        above = low is None or (value > low if self.above else value >= low)  # type: ignore[operator]
+        return above and (high is None or value <= high) and math.isfinite(value)  # type: ignore[operator,arg-type]
 
     @property
     def rule(self) -> str:
         """What is allowed, in words."""
         end = " or none" if self.optional else ""
         if self.choices:
-            return "one of " + ", ".join(shown(choice) for choice in self.choices) + end
-        if self.kind == "text":
-            return "text" + end
-        number = "an integer" if self.kind == "int" else "a number"
-        if self.low is None and self.high is None:
-            return number + end
-        if self.low is None:
-            return f"{number} ≤ {shown(self.high)}{end}"
-        if self.high is None:
-            return f"{number} {'>' if self.above else '≥'} {shown(self.low)}{end}"
-        opening = "(" if self.above else "["
-        return f"{number} in {opening}{shown(self.low)}, {shown(self.high)}]{end}"
+            return "one of " + ", ".join(map(shown, self.choices)) + end
+        said = {"int": "an integer", "float": "a number"}.get(self.kind, "text")
+        low, high = shown(self.low), shown(self.high)
+        if self.low is not None and self.high is not None:
+            said += f" in {'(' if self.above else '['}{low}, {high}]"
+        elif self.low is not None:
+            said += f" {'>' if self.above else '≥'} {low}"
+        elif self.high is not None:
+            said += f" ≤ {high}"
+        return said + end
 
     @property
     def suggested(self) -> tuple[float, float] | None:
@@ -103,31 +103,33 @@ class Tunable:
 
 def tunables_of(config: MethodConfig) -> tuple[Tunable, ...]:
     """What can be varied, in the order of the method's fields."""
-    properties: Mapping[str, Any] = type(config).model_json_schema()["properties"]
-    made = (_tunable(name, schema, getattr(config, name)) for name, schema in properties.items())
-    return tuple(tunable for tunable in made if tunable is not None)
+    found = []
+    for name, schema in type(config).model_json_schema()["properties"].items():
+        every = schema.get("anyOf", [schema])
+        options = [part for part in every if part.get("type") != "null"]
+        inner = options[0] if len(options) == 1 else {"const": None}
+        kind = "choice" if "enum" in inner else _KINDS.get(inner.get("type", ""))
+        if kind is None or "const" in inner:
+            continue
+        found.append(
+            Tunable(
+                name,
+                kind,
+                schema.get("description", ""),
+                getattr(config, name),
+                low=inner.get("minimum", inner.get("exclusiveMinimum")),
+                high=inner.get("maximum"),
+                above="exclusiveMinimum" in inner,
+                choices=(False, True) if kind == "flag" else tuple(inner.get("enum", ())),
+                optional=len(options) < len(every),
+            )
+        )
+    return tuple(found)
 
 
-def _tunable(name: str, schema: Mapping[str, Any], value: Any) -> Tunable | None:
-    every = schema.get("anyOf", [schema])
-    options = [part for part in every if part.get("type") != "null"]
-    if len(options) != 1 or "const" in options[0]:
-        return None
-    inner = options[0]
-    kind = "choice" if "enum" in inner else _KINDS.get(inner.get("type", ""))
-    if kind is None:
-        return None
-    return Tunable(
-        name,
-        kind,
-        schema.get("description", ""),
-        value,
-        low=inner.get("minimum", inner.get("exclusiveMinimum")),
-        high=inner.get("maximum"),
-        above="exclusiveMinimum" in inner,
-        choices=(False, True) if kind == "flag" else tuple(inner.get("enum", ())),
-        optional=len(options) < len(every),
-    )
+def _same(value: object, other: object) -> bool:
+    """1, 1.0 and true differ."""
+    return value == other and type(value) is type(other)
 
 
 def shown(value: Scalar) -> str:
@@ -178,14 +180,14 @@ class Vary(Settings):
     def holds(self, value: Scalar) -> bool:
         """Whether the value is one of those listed, or in the range and on its steps."""
         if self.values:
-            return any(value == v and type(value) is type(v) for v in self.values)
+            return any(_same(value, listed) for listed in self.values)
         if value is None or isinstance(value, bool | str):
             return False
         low, high = self.ends
         steps = 0.0 if self.step is None else (value - low) / self.step
         return low <= value <= high and abs(steps - round(steps)) < 1e-8
 
-    def axis(self, *, whole: bool, search: bool = False) -> Sequence[Scalar] | None:
+    def axis(self, *, whole: bool, search: bool) -> Sequence[Scalar] | None:
         """The values to try; None where they are without number.
 
         A range by factors is a grid of factors of two; a search takes every integer between.
@@ -196,42 +198,41 @@ class Vary(Settings):
         if whole and (search or not self.log):
             return range(int(low), int(high) + 1, int(self.step or 1))
         if self.log:
-            doublings = math.log2(high / low)
-            count = int(doublings + 1e-9) + 1 + (doublings % 1 > 1e-9)
-            found = [min(high, low * 2**i) for i in range(count)]
+            if search:
+                return None
+            doublings = math.ceil(math.log2(high / low) - 1e-9)
+            found = [*(low * 2**i for i in range(doublings)), high]
         else:
             count = 0 if self.step is None else int((high - low) / self.step + 1e-9) + 1
             if not 0 < count < MAX_GRID:
                 return None
             found = [low + i * (self.step or 1) for i in range(count)]
-        if search and self.log:
-            return None
         return tuple(dict.fromkeys(round(x) if whole else float(f"{x:.12g}") for x in found))
 
 
 def parse_vary(text: str) -> Vary:
     """`field=1:16`, `field=1:16:3`, `field=1:64:log` or `field=a,b,c`; values are read as YAML."""
-    name, equals, given = text.partition("=")
-    parts = given.split(":")
-    if not equals or not name.strip() or not given.strip():
+    name, _, given = (part.strip() for part in text.partition("="))
+    if not name or not given:
         raise ConfigError(
             f"--vary takes field=low:high, field=low:high:step, field=low:high:log or "
             f"field=a,b,c, got {text!r:.80}."
         )
-    values: dict[str, Any] = {"field": name.strip()}
-    numbers = [_number(part) for part in parts]
-    if len(parts) > 3 and None not in numbers:
-        raise ConfigError(f"--vary {text}: a range is low:high or low:high:step.")
-    if len(parts) in (2, 3) and None not in numbers[:2]:
-        values |= {"low": numbers[0], "high": numbers[1]}
+    parts = given.split(":")
+    ends = [_number(part) for part in parts[:2]]
+    values: dict[str, Any] = {"field": name}
+    if len(parts) == 1 or None in ends:
+        values["values"] = tuple(_scalar(part.strip(), text) for part in given.split(","))
+    else:
+        values |= dict(zip(("low", "high"), ends, strict=True))
+        if len(parts) > 3:
+            raise ConfigError(f"--vary {text}: a range is low:high or low:high:step.")
         if parts[2:] == ["log"]:
             values["log"] = True
-        elif len(parts) == 3 and numbers[2] is None:
+        elif parts[2:] and (step := _number(parts[2])) is None:
             raise ConfigError(f"--vary {text}: the step must be a number or log.")
-        elif len(parts) == 3:
-            values["step"] = numbers[2]
-    else:
-        values["values"] = tuple(_scalar(part.strip(), text) for part in given.split(","))
+        elif parts[2:]:
+            values["step"] = step
     return Vary.parse(values, where=f"--vary {text}")
 
 
@@ -292,49 +293,46 @@ class Space:
     @property
     def num_points(self) -> int | None:
         """How many combinations a search can try; None = without number."""
-        axes = [axis for axis in self._axes(search=True).values() if axis is not None]
-        return math.prod(map(len, axes)) if len(axes) == len(self.varied) else None
+        return _count(self._axes(search=True))
 
     @property
-    def num_grid(self) -> int:
-        """How many combinations the grid has."""
-        return math.prod(len(axis) for axis in self._grid_axes().values())
+    def num_grid(self) -> int | None:
+        """How many combinations the grid has; None where it needs a step."""
+        return _count(self._axes(search=False))
 
     def points(self) -> tuple[Point, ...] | None:
         """All that a search can try; None where they are too many to list."""
-        count, axes = self.num_points, self._axes(search=True)
-        if count is None or count > MAX_GRID:
-            return None
-        return _points({field: axis for field, axis in axes.items() if axis is not None})
+        count = self.num_points
+        return None if count is None or count > MAX_GRID else _points(self._axes(search=True))
 
     def grid(self) -> tuple[Point, ...]:
         """Every combination, the last setting changing fastest."""
-        axes = self._grid_axes()
-        if self.num_grid > MAX_GRID:
-            raise ConfigError(
-                f"The grid has {self.num_grid:,} combinations; at most {MAX_GRID:,} are taken. "
-                "Narrow a range, set a step, or search instead."
-            )
-        return _points(axes)
-
-    def _axes(self, *, search: bool = False) -> dict[str, Sequence[Scalar] | None]:
-        pairs = zip(self.varied, self.tunables, strict=True)
-        return {v.field: v.axis(whole=k.kind == "int", search=search) for v, k in pairs}
-
-    def _grid_axes(self) -> dict[str, Sequence[Scalar]]:
-        found: dict[str, Sequence[Scalar]] = {}
-        for vary, axis in zip(self.varied, self._axes().values(), strict=True):
-            if axis is None:
+        axes = self._axes(search=False)
+        for vary in self.varied:
+            if axes[vary.field] is None:
                 raise ConfigError(
                     f"{vary.field} is a number: a grid needs its step, such as {vary}:0.1, or "
                     "values."
                 )
-            found[vary.field] = axis
-        return found
+        if (count := _count(axes) or 0) > MAX_GRID:
+            raise ConfigError(
+                f"The grid has {count:,} combinations; at most {MAX_GRID:,} are taken. "
+                "Narrow a range, set a step, or search instead."
+            )
+        return _points(axes)
+
+    def _axes(self, *, search: bool) -> Axes:
+        pairs = zip(self.varied, self.tunables, strict=True)
+        return {v.field: v.axis(whole=k.kind == "int", search=search) for v, k in pairs}
 
 
-def _points(axes: Mapping[str, Sequence[Scalar]]) -> tuple[Point, ...]:
-    combinations = itertools.product(*axes.values())
+def _count(axes: Axes) -> int | None:
+    found = [axis for axis in axes.values() if axis is not None]
+    return math.prod(map(len, found)) if len(found) == len(axes) else None
+
+
+def _points(axes: Axes) -> tuple[Point, ...]:
+    combinations = itertools.product(*(axis or () for axis in axes.values()))
     return tuple(dict(zip(axes, values, strict=True)) for values in combinations)
 
 

@@ -65,6 +65,7 @@ class Sweep:
     def __init__(self, study: optuna.Study, plan: SweepPlan) -> None:
         self.study = study
         self.plan = plan
+        self.claimed = False
 
     @property
     def name(self) -> str:
@@ -103,6 +104,7 @@ class Sweep:
         self.write(STATUS, "running")
         if self.attributes[CLAIM] != token:
             raise ConfigError(f"Sweep {self.name} was started by another process just now.")
+        self.claimed = True
 
     def check_free(self) -> None:
         """Raises ConfigError: it is running, here or elsewhere."""
@@ -113,6 +115,7 @@ class Sweep:
 
     def release(self, status: Status, fault: str = "") -> None:
         """It is not running any more."""
+        self.claimed = False
         self.write(FAULT, fault)
         self.write(STATUS, status)
 

@@ -106,12 +106,13 @@ def key_of(point: Mapping[str, Any]) -> str:
     return json.dumps(dict(sorted(point.items())))
 
 
-_TOLD: dict[TrialState, frozenset[Status]] = {
-    TrialState.COMPLETE: frozenset({"measured"}),
-    TrialState.PRUNED: frozenset({"pruned", "refused"}),
-    TrialState.FAIL: frozenset({"failed", "stopped", "repeated"}),
+TOLD: dict[Status, TrialState] = {
+    "measured": TrialState.COMPLETE,
+    "pruned": TrialState.PRUNED,
+    "refused": TrialState.PRUNED,
+    **dict.fromkeys(("failed", "stopped", "repeated"), TrialState.FAIL),
 }
-"""What a process told to the end, by Optuna's state."""
+"""What Optuna is told."""
 
 
 def read_trials(all_trials: Iterable[FrozenTrial]) -> list[Trial]:
@@ -124,7 +125,7 @@ def _read(frozen: FrozenTrial) -> Trial:
     attributes, outcome = frozen.user_attrs, "running"
     if frozen.state.is_finished():
         outcome = attributes.get(OUTCOME, "killed")
-        outcome = outcome if outcome in _TOLD[frozen.state] else "killed"
+        outcome = outcome if TOLD.get(outcome) == frozen.state else "killed"
     figures = attributes.get(FIGURES)
     began: datetime | None = frozen.datetime_start
     ended: datetime | None = frozen.datetime_complete

@@ -9,8 +9,7 @@ import pytest
 
 from engine.errors import ConfigError
 from playground.experiments.sweep.report import shown_trials, state_of
-from playground.experiments.sweep.run import run_sweep
-from playground.experiments.sweep.search import DIED, MAX_TRIES
+from playground.experiments.sweep.run import DIED, MAX_TRIES, run_sweep
 from playground.experiments.sweep.store import SweepStore, sqlite_file
 from playground.experiments.sweep.trials import OUTCOME, key_of
 from tests.playground.sweeps.killing import kill, run_until_killed, start_until_it_hangs

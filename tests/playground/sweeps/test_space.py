@@ -11,7 +11,7 @@ from engine.drafters.eagle.methods import EagleConfig
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.errors import ConfigError, TreeError
-from playground.experiments.sweep.search import distributions
+from playground.experiments.sweep.run import distributions
 from playground.experiments.sweep.space import (
     MAX_GRID,
     Space,

@@ -1,0 +1,168 @@
+"""What commands print: progress, tables, and the report of a benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich import box, progress
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from playground.experiments.report.report import Cell, Report, Section
+from playground.experiments.report.statistics import LATENCY_ROWS, LatencyTable
+from playground.experiments.report.verdict import CAUSES
+
+DASH = "–"
+MOST_RATES = 8
+WIDE = 160
+"""Columns of text where no terminal says how many there are."""
+
+
+@contextmanager
+def progress_bar(
+    console: Console, title: str = "", total: float | None = None
+) -> Iterator[Callable[..., None]]:
+    """A bar as a function of what is done; takes `total` and a `note` to show beside it, too."""
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(bar_width=30),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("{task.fields[note]}"),
+    )
+    with progress.Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=total, note="")
+        yield lambda done, **more: bar.update(task, completed=done, **more)
+
+
+def print_wide(*shown: Any) -> None:
+    """Tables as wide as they need to be where nobody's terminal limits them."""
+    out = Console()
+    if not out.is_terminal:
+        out = Console(width=WIDE)
+    for one in shown:
+        out.print(one, highlight=False)
+
+
+def table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]] = ()) -> Table:
+    """Numbers behind a first column of names."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    made.add_column("", no_wrap=True)
+    for column in columns:
+        made.add_column(column, justify="right", overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return DASH if value is None else f"{value:.{digits}f}"
+
+
+# ---- a benchmark's report
+
+
+def tables(report: Report) -> Iterator[Table | Text]:
+    """Everything a terminal shows of a report."""
+    yield _by_group(
+        report,
+        "Speedup: Σ tokens / Σ decoding time, over the same of plain decoding",
+        lambda cell: f"{cell.speedup.ratio:.2f}x" if cell.speedup else DASH,
+        {
+            f"  spread over {_spread_over(report)}": lambda s: _spread(s.overall),
+            "  mean of ratios": lambda s: _mean_of_ratios(s.overall),
+            "tok/s": lambda s: number(s.overall.tok_s, 1),
+        },
+    )
+    yield _by_group(
+        report,
+        "MAT = 1 + accepted draft tokens / steps (new tokens / steps behind it)",
+        lambda c: DASH if c.mat is None else f"{c.mat:.2f} ({c.num_new_tokens}/{c.num_steps})",
+        {"position rates (%)": _rates},
+    )
+    sections = report.configurations
+    parts = ("draft", "verify", "accept", "other")
+    yield table(
+        "Milliseconds of a step",
+        [s.name for s in sections],
+        [
+            *((part, *(number((s.split_ms or {}).get(part)) for s in sections)) for part in parts),
+            ("step", *(number(s.overall.step_ms) for s in sections)),
+            ("TTFT", *(number(s.ttft_ms, 1) for s in sections)),
+            ("ITL, mean over steps", *(number(s.itl_ms) for s in sections)),
+        ],
+    )
+    for section in sections:
+        if section.latency is not None:
+            yield _latency(section.name, section.latency)
+        yield from _verdict(section)
+    if report.headline:
+        yield Text(report.headline, style="bold")
+
+
+def _by_group(
+    report: Report,
+    title: str,
+    text_of: Callable[[Cell], str],
+    more: dict[str, Callable[[Section], str]],
+) -> Table:
+    """A row per kind of task, one overall, and more rows."""
+    sections = report.configurations
+    cells = {group: [section.groups.get(group) for section in sections] for group in report.groups}
+    cells["overall"] = [section.overall for section in sections]
+    rows = [
+        (name, *(DASH if cell is None else text_of(cell) for cell in row))
+        for name, row in cells.items()
+    ]
+    rows += [(name, *(row(section) for section in sections)) for name, row in more.items()]
+    return table(title, [section.name for section in sections], rows)
+
+
+def _spread_over(report: Report) -> str:
+    fast = report.configurations[0].overall.speedup
+    return "requests (quartiles)" if fast is None or fast.spread_over == "requests" else "repeats"
+
+
+def _spread(cell: Cell) -> str:
+    fast = cell.speedup
+    return DASH if fast is None else f"{fast.low:.2f}…{fast.high:.2f}"
+
+
+def _mean_of_ratios(cell: Cell) -> str:
+    return DASH if cell.speedup is None else f"{cell.speedup.mean_of_ratios:.2f}x"
+
+
+def _rates(section: Section) -> str:
+    rates = " ".join(f"{100 * rate:.0f}" for rate in section.position_rates[:MOST_RATES])
+    return rates + " …" * (len(section.position_rates) > MOST_RATES) or DASH
+
+
+def _latency(name: str, latency: LatencyTable) -> Table:
+    title = f"{name}: {latency.num_requests} requests, concurrency {latency.concurrency}"
+    names = ("avg", "min", "max", "p99", "p90", "p75")
+    rows = [
+        (row, *(number(getattr(latency.rows[key], name, None)) for name in names))
+        for key, (row, _) in LATENCY_ROWS.items()
+    ]
+    rows.append(("Output token throughput (per sec)", number(latency.output_token_throughput)))
+    rows.append(("Request throughput (per sec)", number(latency.request_throughput)))
+    return table(title, names, rows)
+
+
+def _verdict(section: Section) -> Iterator[Text]:
+    verdict = section.verdict
+    if verdict is None:
+        return
+    of = f"{verdict.num_identical} of {verdict.num_compared} answers identical to plain"
+    if verdict.cause is None:
+        yield Text(f"{section.name}: {of}")
+        return
+    first = verdict.divergences[0]
+    where = f"{first.suite} {first.prompt}, turn {first.turn + 1}, token {first.at + 1}"
+    why = CAUSES[verdict.cause] if section.lossless else "a lossy method"
+    yield Text(f"{section.name}: {of}: {why}; first difference: {where}", style="yellow")
+    for sentence in first.gap:
+        yield Text(f"  {sentence}", style="yellow")
