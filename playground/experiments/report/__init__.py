@@ -1,1 +1,1 @@
-"""What came of an experiment: figures, verdicts, explanations, tables, plots and files."""
+"""What came of an experiment: figures, verdicts, explanations, plots and files."""
