@@ -96,7 +96,7 @@ class SweepPlan(Workload):
     def num_trials(self) -> int:
         """How many trials it plans; a small space may be exhausted before."""
         if self.mode == "grid":
-            return self.space.num_grid
+            return self.space.num_grid or 0
         most = self.space.num_points
         return self.trials if most is None else min(self.trials, most)
 

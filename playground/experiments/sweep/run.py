@@ -20,6 +20,7 @@ from optuna.distributions import (
 )
 from optuna.trial import TrialState
 
+from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError, OutOfMemoryError, PlaygroundError
 from playground.experiments.finished import Pair, RunGroup
@@ -87,11 +88,10 @@ def measure_on(bench: BuildContext, log: RunLog, plan: SweepPlan) -> Measure:
     def measure(config: MethodConfig, run_group: str, trial: RunningTrial) -> Sequence[Pair]:
         def tell(progress: Progress) -> None:
             trial.say(progress.message)
-            if (
-                progress.last is not None
-                and len(found := measurement.pairs(METHOD)) > trial.num_pairs
-            ):
-                trial.report(found)
+            if progress.last is not None:
+                answered = measurement.pairs(METHOD)
+                if len(answered) > trial.num_pairs:
+                    trial.report(answered)
 
         measurement = Measurement(
             plan=plan.trial(config),

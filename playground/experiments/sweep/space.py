@@ -107,7 +107,7 @@ def tunables_of(config: MethodConfig) -> tuple[Tunable, ...]:
     for name, schema in type(config).model_json_schema()["properties"].items():
         every = schema.get("anyOf", [schema])
         options = [part for part in every if part.get("type") != "null"]
-        inner = options[0] if len(options) == 1 else {"const": None}
+        inner: dict[str, Any] = options[0] if len(options) == 1 else {"const": None}
         kind = "choice" if "enum" in inner else _KINDS.get(inner.get("type", ""))
         if kind is None or "const" in inner:
             continue
