@@ -25,7 +25,7 @@ class BuildContext:
     """What a method may use to build its drafter.
 
     Attributes:
-        target: the loaded target; a drafter may read its modules and never its cache.
+        target: a drafter may read its modules and never its cache.
         resolve: a target preset's name, hub id or path → where that model's weights are.
         load: loads (or shares) another model, on the target's device and dtype.
         locate: a shipped drafter's name → its folder; any other text as it is.
@@ -37,11 +37,7 @@ class BuildContext:
     locate: Callable[[str], str] = str
 
     def weights(self, named: str | None, what: str) -> str:
-        """Where the weights that a method's settings name are.
-
-        Raises:
-            ConfigError: they name none.
-        """
+        """Where the weights are that a method's settings name; ConfigError if they name none."""
         if named is None:
             raise ConfigError(f"speculative_model must name {what}, got none. Set it.")
         return self.locate(named)
@@ -52,12 +48,9 @@ class Start:
     """What a drafter is told when a generation begins.
 
     Attributes:
-        prompt_ids: the committed prompt.
         root: the first new token, already decided by the target.
         output: the target's features for every prompt row (logits for the last row only).
         sampling: how the target samples; a drafter that samples its drafts follows it.
-        draws: the run's randomness.
-        limits: when the generation ends.
     """
 
     prompt_ids: Sequence[int]
@@ -95,9 +88,7 @@ class Drafter(ABC):
     def propose(self, max_depth: int) -> Proposal:
         """A draft tree rooted at the last committed token.
 
-        Args:
-            max_depth: deepest useful node; the context ends there. Deeper nodes are cut off by the
-                loop, so a drafter may ignore it.
+        The context ends at `max_depth`; the loop cuts off deeper nodes, so it may be ignored.
         """
 
     def observe(self, outcome: Outcome) -> None:
@@ -114,9 +105,6 @@ class Drafter(ABC):
         Returns:
             `(roots, depths)` int64, `BEYOND` for tokens that it cannot offer; fewer columns if it
             drafts less deep. Without meaning where `Reading.true_tokens` is −1.
-
-        Raises:
-            ConfigError: it ranks no tokens.
         """
         raise ConfigError(f"{type(self).__name__} ranks no tokens. Measure it by running it.")
 
@@ -133,9 +121,8 @@ def root_only(root: int, device: torch.device) -> Proposal:
     return Proposal(torch.full((1,), root, device=device), TreeShape.chain(0))
 
 
-def chain(root: int | Tensor, drafted: Tensor, probs: Tensor) -> Proposal:
+def chain(root: int, drafted: Tensor, probs: Tensor) -> Proposal:
     """The root and `drafted` `(n,)` one after the other, each with its probability `(n,)`."""
-    first = root if isinstance(root, Tensor) else drafted.new_full((1,), root)
+    tokens = torch.cat([drafted.new_full((1,), root), drafted])
     draft_probs = torch.cat([probs.new_ones(1), probs])
-    shape = TreeShape.chain(len(drafted))
-    return Proposal(torch.cat([first, drafted]), shape, draft_probs=draft_probs)
+    return Proposal(tokens, TreeShape.chain(len(drafted)), draft_probs=draft_probs)

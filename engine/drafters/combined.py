@@ -16,23 +16,20 @@ Source: arXiv:2411.10666 (suffix automaton and model drafter by match length); a
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo
 
 from engine.accept import Rule
 from engine.config import Sampling
 from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.lookup.paths import likeliest_paths
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.proposal import Outcome, Proposal
-from engine.tree import TreeShape
 
 UNSAID = 0.5
 """Probability of a token after its parent, by a draft that does not say."""
@@ -41,10 +38,14 @@ MEMORY = 0.97
 PRIOR = 1.0
 """Of either sum, before anything was seen."""
 
-Children = dict[int, tuple[float, int]]
+_Children = dict[int, tuple[float, int]]
 """Per token: its probability after its parent, and its node."""
-Place = tuple[int | None, int | None]
-"""The node of each draft that stands for the same words."""
+_Draft = dict[int, _Children]
+"""The children of every node that has any."""
+_Place = tuple[int, int]
+"""The node of each draft that stands for the same path."""
+_NOTHING = (0.0, -1)
+"""Of a token that a draft does not have."""
 
 
 def _nested(value: object, info: ValidationInfo) -> object:
@@ -119,45 +120,36 @@ class CombinedDrafter(Drafter):
     """
 
     def __init__(self, config: CombinedConfig, retrieval: Drafter, model: Drafter) -> None:
-        self.config = config
+        self.config, self.retrieval, self.model = config, retrieval, model
         # What the model drafts costs the same whichever of the merged nodes are verified.
         self.flat_cost = config.merge
-        self._merger = Merger() if config.merge else None
-        self.retrieval = retrieval
-        self.model = model
         # Retrieval reads tokens only, so the union of what both need is what the model needs.
         self.needs = model.needs
-        self._repeats = Repeats(config.min_match_len)
 
     def start(self, start: Start) -> None:
         self.retrieval.start(start)
         self.model.start(start)
         self._repeats = Repeats(self.config.min_match_len)
-        self._repeats.extend(start.prompt_ids)
-        self._repeats.extend([start.root])
-        if self._merger is not None:
-            self._merger = Merger()
+        self._repeats.extend([*start.prompt_ids, start.root])
+        self._merger = Merger()
 
     def propose(self, max_depth: int) -> Proposal:
         found = self.retrieval.propose(max_depth)
-        trusted = len(found.shape) > 1 and self._matches()
-        if trusted and self._merger is None:
+        # Where retrieval does not tell how long its match is, the text's own repeats do.
+        length = self.retrieval.match_len
+        matches = self._repeats.now if length is None else length >= self.config.min_match_len
+        trusted = len(found.shape) > 1 and matches
+        if trusted and not self.config.merge:
             return found
         drafted = self.model.propose(max_depth)
-        if self._merger is not None and drafted.dists is None and drafted.extra is None:
+        if self.config.merge and drafted.dists is None and drafted.extra is None:
             return self._merger.merge(found, drafted, self.config.max_total_draft_tokens)
         return found if trusted else drafted
-
-    def _matches(self) -> bool:
-        """Whether the match is long enough; where retrieval does not tell, that of the text."""
-        length = self.retrieval.match_len
-        return self._repeats.now if length is None else length >= self.config.min_match_len
 
     def observe(self, outcome: Outcome) -> None:
         self.retrieval.observe(outcome)
         self.model.observe(outcome)
-        if self._merger is not None:
-            self._merger.learn(outcome.committed)
+        self._merger.learn(outcome.committed)
         self._repeats.extend(outcome.committed)
 
     def rule(self, sampling: Sampling) -> Rule:
@@ -173,11 +165,7 @@ class CombinedDrafter(Drafter):
 
 
 class Repeats:
-    """Whether a growing text's last `length` tokens occurred in it before.
-
-    Attributes:
-        now: the answer for the text so far.
-    """
+    """Whether a growing text's last `length` tokens occurred in it before: `now`."""
 
     def __init__(self, length: int) -> None:
         self.now = False
@@ -194,30 +182,10 @@ class Repeats:
                 self._seen.add(self._last)
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A proposal as a trie: per node that has any, its children."""
-
-    children: dict[int, Children] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, proposal: Proposal) -> _Draft:
-        tokens = proposal.tokens.tolist()
-        said = proposal.draft_probs
-        probs = [UNSAID] * len(tokens) if said is None else said.tolist()
-        draft = cls()
-        for node, parent in enumerate(proposal.shape.parents[1:], start=1):
-            draft.children.setdefault(parent, {})[tokens[node]] = (probs[node], node)
-        return draft
-
-    def after(self, node: int | None) -> Children:
-        return {} if node is None else self.children.get(node, {})
-
-
 class Merger:
     """Merges a step's two drafts, each token as likely as both together make it.
 
-    A token that both have after the same words is one node. Where both say how the text goes on,
+    A token that both have after the same path is one node. Where both say how the text goes on,
     its probability is their weighted mean, where only one does, that one's:
 
         P(token) = w · P_second(token) + (1 - w) · P_first(token)
@@ -228,7 +196,7 @@ class Merger:
     """
 
     def __init__(self) -> None:
-        self._drafts = (_Draft(), _Draft())
+        self._drafts: tuple[_Draft, _Draft] = ({}, {})
         self._credit = [PRIOR, PRIOR]
 
     @property
@@ -241,56 +209,37 @@ class Merger:
 
         Both must follow from the context alone (`dists` None) and have no extra rows.
         """
-        self._drafts = drafts = _Draft.of(first), _Draft.of(second)
-        tokens, parents, probs = [int(first.tokens[0])], [-1], [1.0]
-        # (-probability of the path, order, probability, token, parent, place)
-        heap: list[tuple[float, int, float, int, int, Place]] = []
-        place: Place = (0, 0)
-        path_prob, parent, order = 1.0, 0, 0
-        while len(tokens) <= room:
-            one, two = (draft.after(node) for draft, node in zip(drafts, place, strict=True))
-            for token, prob in self._mixed(one, two).items():
-                order += 1
-                onward = (_node(one, token), _node(two, token))
-                heapq.heappush(heap, (-path_prob * prob, order, prob, token, parent, onward))
-            if not heap:
-                break
-            negated, _, prob, token, parent, place = heapq.heappop(heap)
-            path_prob = -negated
-            tokens.append(token)
-            parents.append(parent)
-            probs.append(prob)
-            parent = len(tokens) - 1
-        return Proposal(
-            torch.tensor(tokens, device=first.tokens.device),
-            TreeShape(parents),
-            draft_probs=torch.tensor(probs, device=first.tokens.device),
-        )
+        self._drafts = _draft(first), _draft(second)
+        found = likeliest_paths((0, 0), self._onward, room=room)
+        return found.proposal(int(first.tokens[0]), first.tokens.device)
 
-    def _mixed(self, one: Children, two: Children) -> dict[int, float]:
-        if not one or not two:
-            return {token: prob for token, (prob, _) in (one or two).items()}
-        weight = self.weight
-        probs = {token: (1 - weight) * prob for token, (prob, _) in one.items()}
-        for token, (prob, _) in two.items():
-            probs[token] = probs.get(token, 0.0) + weight * prob
-        return probs
+    def _after(self, place: _Place) -> list[_Children]:
+        return [draft.get(node, {}) for draft, node in zip(self._drafts, place, strict=True)]
+
+    def _onward(self, place: _Place) -> Iterator[tuple[int, float, _Place]]:
+        one, two = self._after(place)
+        weight = self.weight if one and two else 1.0 if two else 0.0
+        for token in {**one, **two}:
+            (a, node), (b, other) = one.get(token, _NOTHING), two.get(token, _NOTHING)
+            yield token, (1 - weight) * a + weight * b, (node, other)
 
     def learn(self, committed: Sequence[int]) -> None:
         """What came after the root of the drafts merged in this step; nothing if none were."""
-        drafts = self._drafts
-        place: Place = (0, 0)
-        self._drafts = (_Draft(), _Draft())
+        place: _Place = (0, 0)
         for token in committed:
-            said = [draft.after(node) for draft, node in zip(drafts, place, strict=True)]
-            if not any(said):
-                return
-            if all(said):
-                for i, children in enumerate(said):
-                    prob = children[token][0] if token in children else 0.0
+            after = self._after(place)
+            said = [children.get(token, _NOTHING) for children in after]
+            if all(after):
+                for i, (prob, _) in enumerate(said):
                     self._credit[i] = MEMORY * self._credit[i] + (1 - MEMORY) * prob
-            place = (_node(said[0], token), _node(said[1], token))
+            place = (said[0][1], said[1][1])
+        self._drafts = ({}, {})
 
 
-def _node(children: Children, token: int) -> int | None:
-    return children[token][1] if token in children else None
+def _draft(proposal: Proposal) -> _Draft:
+    tokens, said = proposal.tokens.tolist(), proposal.token_probs()
+    draft: _Draft = {}
+    for node, parent in enumerate(proposal.shape.parents[1:], start=1):
+        prob = said[node]
+        draft.setdefault(parent, {})[tokens[node]] = (UNSAID if prob is None else prob, node)
+    return draft

@@ -79,25 +79,24 @@ class DraftTargetDrafter(Drafter):
         self._cache = self._model.new_cache(0)
         self._sampling = Sampling()
         self._draws: Draws = SeededDraws(0)
-        self._sequence: list[int] = []
         self._drafted: Tensor | None = None
 
     def start(self, start: Start) -> None:
         self.finish()
-        self._sequence = [*start.prompt_ids, start.root]
+        super().start(start)
         self._sampling, self._draws = start.sampling, start.draws
-        self._cache = self._model.new_cache(min(len(self._sequence) + 512, self._model.context_len))
+        self._cache = self._model.new_cache(min(len(self.text) + 512, self._model.context_len))
 
     def propose(self, max_depth: int) -> Proposal:
         """A chain, empty where the draft model's context ends before the target's."""
-        room = self._model.context_len - len(self._sequence) + 1
+        room = self._model.context_len - len(self.text) + 1
         length = min(self._config.max_draft_len, max_depth, room)
         tokens, probs, drawn_from = self._draft(length) if length > 0 else ([], [], [])
         if not tokens:
             self._drafted = None
-            return root_only(self._sequence[-1], self._device)
+            return root_only(self.text[-1], self._device)
         self._drafted = torch.stack(tokens)
-        proposal = chain(self._sequence[-1], self._drafted, torch.stack(probs))
+        proposal = chain(self.text[-1], self._drafted, torch.stack(probs))
         if not drawn_from:
             return proposal
         rows = torch.stack(drawn_from)
@@ -132,7 +131,7 @@ class DraftTargetDrafter(Drafter):
 
     def _unseen(self) -> Tensor:
         """Committed tokens that the draft model has not read, as ids that it knows."""
-        unseen = upload(torch.tensor(self._sequence[self._cache.length :]), self._device)
+        unseen = upload(torch.tensor(self.text[self._cache.length :]), self._device)
         return unseen.clamp_max_(self._model.vocab_size - 1)
 
     def _unsure(self, confidence: Tensor) -> bool:
@@ -148,8 +147,8 @@ class DraftTargetDrafter(Drafter):
             if ours != theirs:
                 break
             agreed += 1
-        self._cache.truncate(len(self._sequence) + agreed)
-        self._sequence.extend(outcome.committed)
+        self._cache.truncate(len(self.text) + agreed)
+        super().observe(outcome)
         self._drafted = None
 
     def ranks(self, reading: Reading, depths: int) -> Tensor:
@@ -186,5 +185,4 @@ class DraftTargetDrafter(Drafter):
 
     def finish(self) -> None:
         self._cache.free()
-        self._sequence = []
         self._drafted = None

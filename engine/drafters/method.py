@@ -89,10 +89,9 @@ class MethodConfig(Settings):
         """Load what the method needs and make its drafter.
 
         Raises:
-            ConfigError: a setting that it needs is missing.
+            ConfigError, TreeError: a setting is missing, or asks for more than the weights draft.
             SourceError: the weights cannot be found or read safely.
             DrafterError: they are of another method, or were made for another target.
-            TreeError: the settings ask for more than the weights can draft.
         """
         raise ConfigError(f"{type(self).__name__} has no drafter.")
 
@@ -108,30 +107,18 @@ class MethodConfig(Settings):
         return False
 
     def draft_shape(self) -> DraftShape:
-        """The draft that these settings ask for.
-
-        Raises:
-            ConfigError: the method cannot be tuned offline.
-        """
+        """The draft that these settings ask for; ConfigError if it cannot be tuned offline."""
         raise ConfigError(
             f"{self.decoding_type} cannot be tuned offline: it learns more from the target than a "
             "text's features. Measure it by running it."
         )
 
     def build_sharing(self, drafter: Drafter, context: BuildContext) -> Drafter:
-        """A drafter with these settings and the weights of one built with other settings.
-
-        Raises:
-            TreeError, DrafterError: the settings do not fit the weights.
-        """
+        """A drafter with these settings and the weights of one built with other settings."""
         return self.build(context)
 
     def timing_variants(self) -> list[Self]:
-        """Settings whose drafts differ in depth and width, so that timing them tells levels apart.
-
-        Raises:
-            ConfigError: as `draft_shape`.
-        """
+        """Settings whose drafts differ in depth and width: timing them tells levels apart."""
         shape = self.draft_shape()
         if not shape.levels:
             return [self]
@@ -143,11 +130,7 @@ class MethodConfig(Settings):
         return next((name for name in cls.model_fields if name.endswith("_choices")), None)
 
     def choice_limits(self, locate: Callable[[str], str]) -> ChoiceLimits:
-        """What is known of them before any weights are read.
-
-        Args:
-            locate: where the weights of a name are on this machine.
-        """
+        """What is known of a choice tree's limits before any weights are read."""
         return ChoiceLimits()
 
     @property
@@ -156,12 +139,7 @@ class MethodConfig(Settings):
         return getattr(self, "max_draft_len", None)
 
     def with_tree(self, tree: ChoiceTree) -> Self:
-        """These settings with this tree; a method without choice trees takes chains.
-
-        Raises:
-            ConfigError: a tree that branches for a method that drafts chains, or a method with
-                neither.
-        """
+        """These settings with this tree; ConfigError if it branches and the method does not."""
         field = self.choices_field()
         if field is not None:
             return self.replace(**{field: tree.paths})
@@ -173,11 +151,7 @@ class MethodConfig(Settings):
         return self.with_chain(tree.depth)
 
     def with_chain(self, length: int) -> Self:
-        """These settings, drafting a chain of so many tokens.
-
-        Raises:
-            ConfigError: the method has no draft length.
-        """
+        """These settings, drafting a chain; ConfigError if the method has no draft length."""
         if "max_draft_len" not in type(self).model_fields:
             raise ConfigError(f"{self.decoding_type} takes no tree and no draft length.")
         return self.replace(max_draft_len=length)

@@ -30,13 +30,9 @@ BEYOND = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What a run wrote.
+    """What a run wrote: `output_ids` are cut as the run cut them, `source` is the run's id.
 
-    Attributes:
-        output_ids: new tokens, cut as the run cut them.
-        category: kind of task, e.g. a suite's category; may be empty.
-        limits: the run's; look-up drafters stop drafting where they would exceed them.
-        source: where it comes from, e.g. the run's id.
+    Look-up drafters stop drafting where they would exceed the run's `limits`.
     """
 
     prompt_ids: tuple[int, ...]
@@ -57,7 +53,6 @@ class Reading:
 
     Attributes:
         tokens: `(t,)` int64: prompt, output and tail.
-        context_len: the target's; no draft token may lie beyond it.
         hidden: `(rows, hidden)` last hidden states of prompt and output; None unless asked for.
         layers: `(rows, width)` inputs of the layers asked for.
     """
@@ -97,11 +92,7 @@ class Reading:
 
 
 def rank_of(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """Tokens that come before each given one, by logit; equal logits by the lower id.
-
-    Args:
-        logits: `(…, vocab)`.
-        token_ids: `(…)` int64.
+    """How many tokens come before each of `token_ids (…)`, by `logits (…, vocab)`, then by id.
 
     Example: logits 1 3 2 3, token 3 → 1, because token 1 ties and has the lower id.
     """

@@ -27,11 +27,11 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from pydantic import Field
 
-from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError
 from engine.model.target import Target
-from engine.proposal import Outcome, Proposal
+from engine.proposal import Proposal
 from engine.tree import merge_prefixes
 
 ENTRY_POINTS = "speculative_decoding_playground.drafters"
@@ -155,28 +155,15 @@ class UserProvidedDrafter(Drafter):
         self._user = user
         self._device = context.target.device
         self._vocab_size = context.target.vocab_size
-        self._text: list[int] = []
-        self._root = 0
-
-    def start(self, start: Start) -> None:
-        self._text = [*start.prompt_ids, start.root]
-        self._root = start.root
 
     def propose(self, max_depth: int) -> Proposal:
         length = min(self.config.max_draft_len, max_depth)
-        beams = self._user.draft(self._text, length) if length > 0 else []
+        beams = self._user.draft(self.text, length) if length > 0 else []
         tokens, shape, _ = merge_prefixes([self._checked(beam)[:length] for beam in beams])
-        rows = torch.tensor([self._root, *tokens], device=self._device)
+        rows = torch.tensor([self.text[-1], *tokens], device=self._device)
         proposal = Proposal(rows, shape)
         most = self.config.max_total_draft_tokens + 1
         return proposal.keep(range(most)) if len(shape) > most else proposal
-
-    def observe(self, outcome: Outcome) -> None:
-        self._text.extend(outcome.committed)
-        self._root = outcome.next_root
-
-    def finish(self) -> None:
-        self._text = []
 
     def _checked(self, beam: Sequence[int]) -> list[int]:
         """A candidate as plain ints.

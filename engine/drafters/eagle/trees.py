@@ -35,24 +35,20 @@ _TINY = 1e-30
 """Added to every probability before drawing: never drawn while real mass is left."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
-    """Expanded nodes of one depth, and where their children come from.
+class _Level(NamedTuple):
+    """Expanded nodes of one depth; of the root's, only the children matter.
 
     Attributes:
-        nodes: the expanded nodes (the root at depth 0).
-        from_rows, from_ranks: `(e,)` which row and rank of the level above each of them is.
-        ancestors: `(e, m)` bool over the expanded nodes below the root so far; None at the root.
-        child_rows, child_ranks: `(c,)` row (of `nodes`) and rank of every child, in node order.
+        fed: `(2, e)` which row of the level above, and which of its ranks, each of them is.
+        ancestors: `(e, m)` bool over the expanded nodes below the root so far.
+        children: `(2, c)` row (of `nodes`) and rank of every child, in node order.
         num_ranks: how many children the most demanding node needs.
     """
 
-    nodes: tuple[int, ...]
-    from_rows: Tensor
-    from_ranks: Tensor
-    ancestors: Tensor | None
-    child_rows: Tensor
-    child_ranks: Tensor
+    nodes: list[int]
+    fed: Tensor
+    ancestors: Tensor
+    children: Tensor
     num_ranks: int
 
 
@@ -77,22 +73,21 @@ class StaticTree:
         tokens, draft_probs, dists = [session.root], [session.output.new_ones(1).float()], []
         hidden, grid = session.output, session.root[None]
         for depth, level in enumerate(self._levels):
+            rows, ranks = level.children
             if depth:
-                fed = grid[level.from_rows, level.from_ranks]
-                hidden = session.expand(hidden[level.from_rows], fed, depth, level.ancestors)
+                above, rank = level.fed
+                hidden = session.expand(hidden[above], grid[above, rank], depth, level.ancestors)
             logits = session.head.logits(hidden)
             if sampling.greedy:
                 ranked = likeliest(logits, level.num_ranks)
-                children = ranked.ids[level.child_rows, level.child_ranks]
-                probs, grid = ranked.log_probs.exp(), ranked.ids
-                draft_probs.append(probs[level.child_rows, level.child_ranks])
+                grid = ranked.ids
+                draft_probs.append(ranked.log_probs.exp()[rows, ranks])
             else:
                 probs = probabilities(logits, sampling)
                 grid = draw_without_replacement(probs, level.num_ranks, draws)
                 dists.append(probs)
-                children = grid[level.child_rows, level.child_ranks]
-                draft_probs.append(probs[level.child_rows, children])
-            tokens.append(children)
+                draft_probs.append(probs[rows, grid[rows, ranks]])
+            tokens.append(grid[rows, ranks])
         expanded = [node for level in self._levels for node in level.nodes]
         row_of = {node: row for row, node in enumerate(expanded)}
         return Proposal(
@@ -107,30 +102,23 @@ class StaticTree:
 def _levels(tree: ChoiceTree, device: torch.device) -> list[_Level]:
     shape, ranks = tree.shape, tree.ranks
     depths = shape.depths.tolist()
-    by_depth: list[list[int]] = [[] for _ in range(tree.depth)]
-    for node, children in enumerate(shape.children):
-        if children:
-            by_depth[depths[node]].append(node)
-
-    def index(values: list[int]) -> Tensor:
-        return torch.tensor(values, device=device)
-
     levels: list[_Level] = []
-    fed: list[int] = []
-    above = {0: 0}
-    for depth, nodes in enumerate(by_depth):
-        fed += nodes if depth else []
+    below_root: list[int] = []
+    above = {-1: 0}
+    for depth in range(tree.depth):
+        nodes = [n for n, below in enumerate(shape.children) if below and depths[n] == depth]
+        below_root += nodes if depth else []
         row_of = {node: row for row, node in enumerate(nodes)}
-        below = [child for node in nodes for child in shape.children[node]]
+        children = [child for node in nodes for child in shape.children[node]]
+        fed = [[above[shape.parents[n]] for n in nodes], [ranks[n] for n in nodes]]
+        rows = [[row_of[shape.parents[c]] for c in children], [ranks[c] for c in children]]
         levels.append(
             _Level(
-                nodes=tuple(nodes),
-                from_rows=index([above[max(0, shape.parents[n])] for n in nodes]),
-                from_ranks=index([ranks[n] for n in nodes]),
-                ancestors=shape.ancestors[nodes][:, fed].to(device) if depth else None,
-                child_rows=index([row_of[shape.parents[c]] for c in below]),
-                child_ranks=index([ranks[c] for c in below]),
-                num_ranks=1 + max(ranks[c] for c in below),
+                nodes,
+                torch.tensor(fed, device=device),
+                shape.ancestors[nodes][:, below_root].to(device),
+                torch.tensor(rows, device=device),
+                1 + max(rows[1]),
             )
         )
         above = row_of
@@ -139,21 +127,14 @@ def _levels(tree: ChoiceTree, device: torch.device) -> list[_Level]:
 
 def expanded_rows(tree: ChoiceTree) -> tuple[int, ...]:
     """Nodes with children per depth, the root first: rows that the head runs, level by level."""
-    depths = tree.shape.depths.tolist()
-    expanded = [depths[node] for node, children in enumerate(tree.shape.children) if children]
-    return tuple(expanded.count(depth) for depth in range(tree.depth))
+    expanded = {path[:-1] for path in tree.paths}
+    return tuple(sum(len(path) == depth for path in expanded) for depth in range(tree.depth))
 
 
 def draw_without_replacement(probs: Tensor, count: int, draws: SeededDraws) -> Tensor:
-    """Draw distinct indices from each row, one after another, each from what is left of the row.
+    """Distinct indices `(n, count)` of each row of `probs (n, vocab)`, in the order drawn.
 
     Where a row has fewer than `count` indices with mass, the rest are distinct indices without.
-
-    Args:
-        probs: `(n, vocab)`.
-
-    Returns:
-        `(n, count)` int64 in the order drawn.
     """
     # The random numbers come from the run's generator on the CPU: a seed means the same anywhere.
     uniform = torch.rand(count, len(probs), 1, generator=draws.generator, dtype=torch.float64)
@@ -177,7 +158,7 @@ class DynamicTree:
         top_k: children per expanded node.
         levels: drafted levels; the reference's `depth` + 1.
         keep: drafted nodes kept; the reference's `total_token` - 1.
-        expanded: nodes expanded per level; the reference expands `top_k`.
+        expanded: nodes expanded per level; the reference's `top_k`.
     """
 
     top_k: int
@@ -248,11 +229,7 @@ class Candidates(NamedTuple):
 
 
 def grow(session: HeadSession, output: Tensor, size: DynamicTree) -> Candidates:
-    """Expand level by level, each in one batch.
-
-    Args:
-        output: `(1, hidden)`, which predicts the children of the root.
-    """
+    """Expand level by level, each in one batch; `output (1, hidden)` predicts the first."""
     k = size.top_k
     tokens, log_probs = session.best_children(output, k)
     root = torch.full_like(tokens[0], -1)

@@ -156,13 +156,7 @@ def read_head(location: str, target: Target) -> RecurrentHead:
 
 
 class Beams(NamedTuple):
-    """Result of a beam search, best beam first.
-
-    Attributes:
-        tokens: `(beams, drafted)` int64.
-        ranks: `(beams, drafted)` int64; rank of each token in its beam's distribution.
-        log_probs: `(beams, drafted)` float32; a beam's score is their sum.
-    """
+    """Best beam first: tokens, their ranks and log-probabilities, `(beams, drafted)` each."""
 
     tokens: Tensor
     ranks: Tensor
@@ -184,9 +178,7 @@ def search_beams(
     last = torch.full((1,), root, device=context.device)
     state = torch.zeros_like(context)
     scores = torch.zeros(1, device=context.device)
-    # Of every beam, per drafted token: token and rank; and its log-probability.
-    trail = last.new_empty(1, 0, 2)
-    log_probs = scores.new_empty(1, 0)
+    found = Beams(last.new_empty(1, 0), last.new_empty(1, 0), scores.new_empty(1, 0))
     for _ in range(drafted):
         state = head.advance(state, last)
         best, tokens = best_candidates(head.logits(context, state))
@@ -195,9 +187,10 @@ def search_beams(
         parents, ranks = chosen // best.shape[1], chosen % best.shape[1]
         last = tokens.flatten()[chosen]
         state = state[parents]
-        trail = torch.cat([trail[parents], torch.stack([last, ranks], dim=-1)[:, None]], dim=1)
-        log_probs = torch.cat([log_probs[parents], best.flatten()[chosen][:, None]], dim=1)
-    return Beams(trail[..., 0], trail[..., 1], log_probs)
+        newest = (last, ranks, best.flatten()[chosen])
+        columns = zip(found, newest, strict=True)
+        found = Beams(*(torch.cat([old[parents], new[:, None]], dim=1) for old, new in columns))
+    return found
 
 
 def best_candidates(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,12 +198,6 @@ def best_candidates(logits: Tensor) -> tuple[Tensor, Tensor]:
 
     Tokens that tie with the last of the best `NUM_CANDIDATES` count in the normaliser, as in
     Apple's code, though only `NUM_CANDIDATES` are returned.
-
-    Args:
-        logits: `(rows, vocab)`.
-
-    Returns:
-        `(rows, k)` float32 and `(rows, k)` int64, k = min(NUM_CANDIDATES, vocab).
     """
     k = min(NUM_CANDIDATES, logits.shape[-1])
     best, tokens = logits.topk(k)

@@ -42,13 +42,6 @@ class Rows(NamedTuple):
     length: int
 
 
-class _Following(NamedTuple):
-    """What follows a context: in order, and by token."""
-
-    listed: list[tuple[int, Rows, int]]
-    rows_of: dict[int, Rows]
-
-
 class SuffixArray:
     """All places of some texts, sorted.
 
@@ -58,7 +51,7 @@ class SuffixArray:
 
     def __init__(self, texts: Iterable[Sequence[int] | np.ndarray], depth: int, vocab: int) -> None:
         """`vocab`: token ids are below this."""
-        self._known: dict[Rows, _Following] = {}
+        self._known: dict[Rows, list[tuple[int, Rows, int]]] = {}
         # 0 stands behind the end of a text, so tokens are stored as one more.
         kind = np.dtype(">u2") if vocab < (1 << 16) else np.dtype(">u4")
         self.depth = -(-depth * kind.itemsize // WORD) * WORD // kind.itemsize
@@ -120,21 +113,17 @@ class SuffixArray:
 
     def followers(self, rows: Rows) -> list[tuple[int, Rows, int]]:
         """The commonest next tokens, each with the rows that it leaves and their number."""
-        return self._following(rows).listed
-
-    def after(self, rows: Rows, token: int) -> Rows | None:
-        """The rows that go on with a token, if it is one of the commonest."""
-        return self._following(rows).rows_of.get(token)
-
-    def _following(self, rows: Rows) -> _Following:
         known = self._known.get(rows)
         if known is None:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
-            listed = self._look_up(rows)
-            known = _Following(listed, {token: onward for token, onward, _ in listed})
-            self._known[rows] = known
+            known = self._known[rows] = self._look_up(rows)
         return known
+
+    def after(self, rows: Rows, token: int) -> Rows | None:
+        """The rows that go on with a token, if it is one of the commonest."""
+        onward = (onward for known, onward, _ in self.followers(rows) if known == token)
+        return next(onward, None)
 
     def _look_up(self, rows: Rows) -> list[tuple[int, Rows, int]]:
         begin, end, length = rows
@@ -143,7 +132,9 @@ class SuffixArray:
         few = end - begin <= FEW_ROWS
         starts, counts = self._runs(rows) if few else self._many_runs(rows)
         # One more than wanted: the end of texts may be among them.
-        best = sorted(zip(counts, starts, strict=True), key=_most)[: MOST_FOLLOWERS + 1]
+        best = sorted(zip(counts, starts, strict=True), key=lambda run: -run[0])[
+            : MOST_FOLLOWERS + 1
+        ]
         column = self._rows[:, length]
         return [
             (token, Rows(first, first + count, length + 1), count)
@@ -172,10 +163,6 @@ class SuffixArray:
             common = np.flatnonzero(counts >= least)
             starts, counts = starts[common], counts[common]
         return starts.tolist(), counts.tolist()
-
-
-def _most(run: tuple[int, int]) -> int:
-    return -run[0]
 
 
 def _shared_with_the_row_before(rows: np.ndarray) -> np.ndarray:

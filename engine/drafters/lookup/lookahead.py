@@ -211,23 +211,19 @@ class LookaheadDrafter(Drafter):
         self.config = config
         self._device = context.target.device
         self._draw_window = draw_window or draw_from_prompt
-        self._pool = NGramPool(config.max_verification_set_size, config.max_ngram_size)
-        self._window = JacobiWindow([], ngram_size=config.max_ngram_size)
-        self._text: list[int] = []
 
     def start(self, start: Start) -> None:
+        super().start(start)
         config = self.config
         # Every pass that fills the window uses up one token; W - 1 remain.
         count = config.max_window_size + config.max_ngram_size - 3
         first = self._draw_window(start.prompt_ids, count, start.draws)
         self._window = JacobiWindow(first, ngram_size=config.max_ngram_size)
         self._pool = NGramPool(config.max_verification_set_size, config.max_ngram_size)
-        self._text = []
-        self._extend(start.prompt_ids)
-        self._extend([start.root])
+        self._learn_from_text(len(self.text))
 
     def propose(self, max_depth: int) -> Proposal:
-        root = self._text[-1]
+        root = self.text[-1]
         drafted, shape, _ = merge_prefixes(self._pool.get(root))
         # The window is not cut to max_depth: it works for later steps. Where it reaches past the
         # context there are none, and the loop leaves it out.
@@ -237,16 +233,16 @@ class LookaheadDrafter(Drafter):
         return Proposal(rows[:n], shape, extra=extra)
 
     def observe(self, outcome: Outcome) -> None:
-        root = self._text[-1]
-        n = len(outcome.proposal.shape)
+        root, proposal = self.text[-1], outcome.proposal
         best = outcome.output.argmax()
-        self._learn_from_tree(outcome.proposal, best)
-        if (outcome.proposal.extra is None) == (self._window.num_rows == 0):
-            results = self._window.results(best, n)
+        self._learn_from_tree(proposal, best)
+        if (proposal.extra is None) == (self._window.num_rows == 0):
+            results = self._window.results(best, len(proposal.shape))
             for column in self._window.advance(root, results):
                 for begin in range(len(column) - 1):
                     self._pool.add(column[begin:])
-        self._extend(outcome.committed)
+        super().observe(outcome)
+        self._learn_from_text(len(outcome.committed))
 
     def _learn_from_tree(self, proposal: Proposal, best: Sequence[int]) -> None:
         """What the target says after each verified token, with the token and its parent as key."""
@@ -256,13 +252,12 @@ class LookaheadDrafter(Drafter):
             if node and self.config.max_ngram_size > 2:
                 self._pool.add((tokens[parent], tokens[node], best[node]))
 
-    def _extend(self, committed: Sequence[int]) -> None:
-        """Append committed tokens and, where wanted, the n-grams that end with each of them."""
-        size = self.config.max_ngram_size
-        for token in committed:
-            self._text.append(token)
-            if self.config.pool_from_text and len(self._text) >= size:
-                self._pool.add(tuple(self._text[-size:]))
+    def _learn_from_text(self, count: int) -> None:
+        """The n-grams that end with each of the text's last `count` tokens."""
+        size, length = self.config.max_ngram_size, len(self.text)
+        if self.config.pool_from_text:
+            for end in range(max(size, length - count + 1), length + 1):
+                self._pool.add(tuple(self.text[end - size : end]))
 
 
 def draw_from_prompt(prompt_ids: Sequence[int], count: int, draws: Draws) -> list[int]:

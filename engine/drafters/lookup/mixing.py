@@ -16,9 +16,7 @@ Source: prediction by partial matching, Cleary and Witten 1984 (doi:10.1109/TCOM
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 COUNTS = {1: 3, 2: 6}
@@ -41,42 +39,24 @@ class Memory(Protocol):
 
 
 class Context(NamedTuple):
-    """A matched context.
+    """The text's last tokens, found in a memory.
 
     Attributes:
+        length: how many tokens match.
         deepest: its continuations are counted so many tokens far.
         weight: what an occurrence counts.
     """
 
     memory: Memory
     state: Any
+    length: int
     deepest: int
-    weight: float
+    weight: float = 1.0
 
-
-@dataclass(slots=True)
-class Continuation:
-    """A drafted tree without its root: node i + 1 has `tokens[i]` and `parents[i]`.
-
-    Attributes:
-        probs: estimated probability of each token after its parent.
-        score: sum of the paths' probabilities = expected number of accepted tokens.
-        match_len: tokens of the context that was matched.
-    """
-
-    match_len: int = 0
-    score: float = 0.0
-    tokens: list[int] = field(default_factory=list)
-    parents: list[int] = field(default_factory=list)
-    probs: list[float] = field(default_factory=list)
-
-    def add(self, parent: int, token: int, prob: float, path_prob: float) -> int:
-        """Append a node; return its number."""
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.probs.append(prob)
-        self.score += path_prob
-        return len(self.tokens)
+    def going_on(self, token: int) -> Iterator[Context]:
+        """The context with a token, if that continues it."""
+        if self.deepest > 0 and (after := self.memory.after(self.state, token)) is not None:
+            yield Context(self.memory, after, self.length + 1, self.deepest - 1, self.weight)
 
 
 def mixed(contexts: Sequence[Context], escape: float) -> dict[int, float]:
@@ -86,7 +66,7 @@ def mixed(contexts: Sequence[Context], escape: float) -> dict[int, float]:
         contexts: shortest first.
     """
     probs: dict[int, float] = {}
-    for memory, state, deepest, weight in contexts:
+    for memory, state, _, deepest, weight in contexts:
         following = memory.followers(state) if deepest > 0 else ()
         total = weight * sum([count for _, _, count in following])
         if not total:
@@ -99,46 +79,6 @@ def mixed(contexts: Sequence[Context], escape: float) -> dict[int, float]:
         for token, _, count in following:
             probs[token] = probs.get(token, 0.0) + share * count
     return probs
-
-
-def going_on(contexts: Sequence[Context], token: int) -> list[Context]:
-    """Those of the contexts that a token continues, with it."""
-    return [
-        Context(memory, after, deepest - 1, weight)
-        for memory, state, deepest, weight in contexts
-        if deepest > 0 and (after := memory.after(state, token)) is not None
-    ]
-
-
-def draft(
-    contexts: Sequence[Context], *, escape: float, room: int, max_depth: int, min_prob: float
-) -> Continuation:
-    """The likeliest paths first, until `room` tokens are drafted.
-
-    Args:
-        contexts: shortest first.
-        min_prob: least probability of a drafted path.
-    """
-    found = Continuation()
-    # (-probability of the path, order, probability, token, contexts before it, parent, depth)
-    heap: list[tuple[float, int, float, int, Sequence[Context], int, int]] = []
-    order = 0
-    here, path_prob, parent, depth = contexts, 1.0, 0, 1
-    while len(found.tokens) < room:
-        if depth <= max_depth:
-            least = min_prob / path_prob
-            for token, prob in mixed(here, escape).items():
-                if prob >= least:
-                    order += 1
-                    item = (-path_prob * prob, order, prob, token, here, parent, depth)
-                    heapq.heappush(heap, item)
-        if not heap:
-            break
-        negated, _, prob, token, before, parent, depth = heapq.heappop(heap)
-        here = going_on(before, token) if depth < max_depth else ()
-        path_prob, depth = -negated, depth + 1
-        parent = found.add(parent, token, prob, path_prob)
-    return found
 
 
 class TargetPredictions:
@@ -158,34 +98,27 @@ class TargetPredictions:
     def observe(
         self, before: int, tokens: Sequence[int], parents: Sequence[int], best: Sequence[int]
     ) -> None:
-        """Remember a verified tree.
+        """Remember a verified tree and what the target predicted after every node (`best`).
 
         Args:
             before: the token before the root.
-            tokens, parents: of every node, the root first.
-            best: what the target predicted after every node.
         """
         for node, parent in enumerate(parents):
             earlier = tokens[parent] if node else before
             self._next[tokens[node],] = best[node]
             self._next[earlier, tokens[node]] = best[node]
 
-    def matches(self, text: Sequence[int]) -> Iterator[Key]:
+    def matches(self, text: Sequence[int]) -> list[Key]:
         """What is known after the text's last tokens, the longer context first."""
-        for length in sorted(COUNTS, reverse=True):
-            key = tuple(text[-length:])
-            if key in self._next:
-                yield key
+        return [key for length in (2, 1) if (key := tuple(text[-length:])) in self._next]
 
     def followers(self, state: Key) -> list[tuple[int, Key, int]]:
-        """The next token, the state with it, and what it counts."""
         token = self._next.get(state)
         return [] if token is None else [(token, (state[-1], token), COUNTS[len(state)])]
 
     def after(self, state: Key, token: int) -> Key | None:
-        """The state with the next token, if it is this one."""
         return (state[-1], token) if self._next.get(state) == token else None
 
     def occurrences(self, state: Key) -> int:
-        """Of a context: the newest only is kept."""
+        """One: the newest only is kept."""
         return 1

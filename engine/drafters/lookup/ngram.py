@@ -12,6 +12,7 @@ Three sets of rules share this idea: TensorRT-LLM's pool, transformers' prompt l
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from pydantic import Field
 
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import DraftShape, MethodConfig
-from engine.proposal import Outcome, Proposal
+from engine.proposal import Proposal
 from engine.tree import TreeShape
 
 Tokens = tuple[int, ...]
@@ -79,26 +80,22 @@ class Lookup(Protocol):
 
 
 class NGramDrafter(Drafter):
-    """Keeps the sequence and proposes what its lookup finds, as a chain."""
+    """Proposes what its lookup finds, as a chain."""
 
     def __init__(self, config: NGramConfig, context: BuildContext) -> None:
         self._target = context.target
         self._lookup = LOOKUPS[config.lookup](config)
-        self._sequence: list[int] = []
 
     def start(self, start: Start) -> None:
-        self._sequence = [*start.prompt_ids, start.root]
+        super().start(start)
         limits = start.limits
         eos_ids = frozenset[int]() if limits.ignore_eos else self._target.eos_ids
         self._lookup.begin(len(start.prompt_ids) + limits.max_new_tokens, eos_ids)
 
     def propose(self, max_depth: int) -> Proposal:
-        draft = self._lookup.draft(self._sequence)[:max_depth]
-        tokens = torch.tensor([self._sequence[-1], *draft], device=self._target.device)
+        draft = self._lookup.draft(self.text)[:max_depth]
+        tokens = torch.tensor([self.text[-1], *draft], device=self._target.device)
         return Proposal(tokens, TreeShape.chain(len(draft)))
-
-    def observe(self, outcome: Outcome) -> None:
-        self._sequence.extend(outcome.committed)
 
 
 class PoolLookup:
@@ -178,92 +175,47 @@ class _Matches:
         return next(iter(self._all) if oldest else reversed(self._all))
 
 
-class FirstSeen:
-    """Where every n-gram of a growing sequence ended for the first time.
+class PromptLookup:
+    """transformers' and Spec-Bench's prompt lookup: where the longest suffix occurred first.
 
-    Both prompt lookups take the oldest occurrence, so this answers a search of the whole sequence
-    in constant time.
-    """
-
-    def __init__(self, max_size: int) -> None:
-        self._max_size = max_size
-        self._end_of: dict[Tokens, int] = {}
-        self._indexed = 0
-
-    def clear(self) -> None:
-        self._end_of.clear()
-        self._indexed = 0
-
-    def extend(self, sequence: list[int]) -> None:
-        """Index what was added since the last call."""
-        for end in range(self._indexed + 1, len(sequence) + 1):
-            for size in range(1, min(self._max_size, end) + 1):
-                self._end_of.setdefault(tuple(sequence[end - size : end]), end)
-        self._indexed = len(sequence)
-
-    def after_suffix(self, sequence: list[int], size: int) -> int:
-        """Index behind the oldest occurrence of the last `size` tokens (at worst themselves)."""
-        return self._end_of[tuple(sequence[-size:])]
-
-
-class TransformersLookup:
-    """transformers' prompt lookup: the oldest occurrence, cut where the sequence or the text ends.
-
-    Source: transformers 5, PromptLookupCandidateGenerator.
+    transformers cuts the draft where the sequence or the text ends; Spec-Bench drafts only where a
+    whole draft follows. (Where it puts in a dummy token for want of a draft, nothing is proposed.)
+    Sources: transformers 5, PromptLookupCandidateGenerator; hemingkx/Spec-Bench, model/pld/pld.py.
     """
 
     def __init__(self, config: NGramConfig) -> None:
         self._config = config
-        self._seen = FirstSeen(config.max_matching_ngram_size)
-        self._end = 0
-        self._eos_ids = frozenset[int]()
+        self.begin(0, frozenset())
 
     def begin(self, end: int, eos_ids: frozenset[int]) -> None:
-        self._seen.clear()
         self._end, self._eos_ids = end, eos_ids
+        self._first_end: dict[Tokens, int] = {}
+        self._indexed = 0
 
     def draft(self, sequence: list[int]) -> list[int]:
-        self._seen.extend(sequence)
-        if len(sequence) + 1 == self._end:
-            return []
-        for size in range(min(self._config.max_matching_ngram_size, len(sequence) - 1), 0, -1):
-            begin = self._seen.after_suffix(sequence, size)
-            end = min(begin + self._config.max_draft_len, len(sequence), self._end)
-            if begin < end:
-                return self._before_eos(sequence[begin:end])
+        self._index(sequence)
+        n, config = len(sequence), self._config
+        for size in range(min(config.max_matching_ngram_size, n), 0, -1):
+            begin = self._first_end[tuple(sequence[-size:])]
+            end = begin + config.max_draft_len
+            if config.lookup == "spec_bench":
+                if end <= n and begin < n - size:
+                    return sequence[begin:end]
+            elif begin < min(n, self._end) and n + 1 != self._end:
+                draft = sequence[begin : min(end, self._end)]
+                return list(takewhile(lambda token: token not in self._eos_ids, draft))
         return []
 
-    def _before_eos(self, draft: list[int]) -> list[int]:
-        ends = (i for i, token in enumerate(draft) if token in self._eos_ids)
-        return draft[: next(ends, len(draft))]
-
-
-class SpecBenchLookup:
-    """Spec-Bench's prompt lookup: the oldest occurrence, only with a whole draft behind it.
-
-    Source: hemingkx/Spec-Bench, model/pld/pld.py. Where it puts in a dummy token for want of a
-    draft, nothing is proposed here.
-    """
-
-    def __init__(self, config: NGramConfig) -> None:
-        self._config = config
-        self._seen = FirstSeen(config.max_matching_ngram_size)
-
-    def begin(self, end: int, eos_ids: frozenset[int]) -> None:
-        self._seen.clear()
-
-    def draft(self, sequence: list[int]) -> list[int]:
-        self._seen.extend(sequence)
-        for size in range(min(self._config.max_matching_ngram_size, len(sequence)), 0, -1):
-            begin = self._seen.after_suffix(sequence, size)
-            end = begin + self._config.max_draft_len
-            if end <= len(sequence) and begin < len(sequence) - size:
-                return sequence[begin:end]
-        return []
+    def _index(self, sequence: list[int]) -> None:
+        """Note where each n-gram of what was added ends, if it is new."""
+        for end in range(self._indexed + 1, len(sequence) + 1):
+            for size in range(1, min(self._config.max_matching_ngram_size, end) + 1):
+                self._first_end.setdefault(tuple(sequence[end - size : end]), end)
+        self._indexed = len(sequence)
 
 
 LOOKUPS: dict[str, Callable[[NGramConfig], Lookup]] = {
     "pool": PoolLookup,
-    "transformers": TransformersLookup,
-    "spec_bench": SpecBenchLookup,
+    "transformers": PromptLookup,
+    "spec_bench": PromptLookup,
 }

@@ -16,31 +16,22 @@ The datastore: arXiv:2311.08252, section 3. Mixed contexts: `mixing.py`.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cache
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import torch
 from pydantic import Field
 
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.lookup.array import SuffixArray
 from engine.drafters.lookup.automaton import ROOT, Cursor, SuffixAutomaton
-from engine.drafters.lookup.mixing import (
-    Context,
-    Continuation,
-    Memory,
-    TargetPredictions,
-    draft,
-)
+from engine.drafters.lookup.mixing import Context, Memory, TargetPredictions, mixed
+from engine.drafters.lookup.paths import Continuation, likeliest_paths
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.model.corpus import Corpus
 from engine.proposal import Outcome, Proposal
-from engine.tree import TreeShape
 
 MIXED_PER_MEMORY = 4
 """Contexts of each memory that are mixed."""
@@ -123,31 +114,21 @@ class SuffixConfig(MethodConfig):
         if self.datastore is not None:
             folder = Path(context.locate(self.datastore))
             Corpus.open(folder).check_made_by(context.target)
-            store = _sorted(folder, _stamp(folder), self.max_tree_depth)
+            shards = [file.stat().st_mtime_ns for file in folder.glob("shard-*")]
+            store = _sorted(folder, max(shards, default=0), self.max_tree_depth)
         return SuffixDrafter(context, self, store)
 
 
-def _stamp(folder: Path) -> int:
-    """Changes when the corpus does."""
-    return max((file.stat().st_mtime_ns for file in folder.glob("shard-*")), default=0)
-
-
-@cache
+@functools.cache
 def _sorted(folder: Path, stamp: int, depth: int) -> SuffixArray:
-    """A corpus in order; sorting it takes a second per million tokens, so it is done once."""
+    """A corpus in order; sorting it takes a second per million tokens, so it is done once.
+
+    Args:
+        stamp: changes when the corpus does.
+    """
     corpus = Corpus.open(folder)
     texts = (corpus.tokens(entry) for entry in corpus.entries)
     return SuffixArray(texts, depth, int(corpus.manifest["vocab_size"]))
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """Where the text's last `length` tokens occurred; counts reach `deepest` tokens further."""
-
-    memory: Memory
-    state: Any
-    length: int
-    deepest: int
 
 
 class GlobalPool:
@@ -170,83 +151,85 @@ class SuffixDrafter(Drafter):
     """Drafts the continuation with the best score among all matched contexts."""
 
     flat_cost = True
+    _cursors: list[Cursor]
 
     def __init__(
         self, context: BuildContext, config: SuffixConfig, store: SuffixArray | None = None
     ) -> None:
         self.config = config
+        self.text = []
         self._store = store
-        self.match_len: int | None = 0
         self._device = context.target.device
         self._pool = GlobalPool(config.global_pool_size, config.max_tree_depth)
-        self._text: list[int] = []
-        self._predictions = TargetPredictions()
-        self._local = SuffixAutomaton(config.max_tree_depth)
-        self._cursors: list[Cursor] = []
+        self.finish()
 
     def start(self, start: Start) -> None:
-        self._text = []
+        super().start(start)
+        self.match_len = 0
         self._local = SuffixAutomaton(self.config.max_tree_depth)
         self._predictions = TargetPredictions()
         automata = self._pool.automata if self.config.use_global_pool else []
         self._cursors = [Cursor(automaton) for automaton in automata]
-        self._extend(start.prompt_ids)
-        self._extend([start.root])
+        self._read(self.text)
 
     def propose(self, max_depth: int) -> Proposal:
         mixes = self.config.mixes
         best = self.mixed_continuation(max_depth) if mixes else self.best_continuation(max_depth)
         self.match_len = best.match_len
-        tokens = torch.tensor([self._text[-1], *best.tokens], device=self._device)
-        probs = torch.tensor([1.0, *best.probs], device=self._device)
-        n = len(best.tokens)
-        if best.parents == list(range(n)):
-            return Proposal(tokens, TreeShape.chain(n), draft_probs=probs)
-        return Proposal(tokens, TreeShape([-1, *best.parents]), draft_probs=probs)
+        return best.proposal(self.text[-1], self._device)
 
     def best_continuation(self, max_depth: int) -> Continuation:
         """The highest-scoring draft; the text itself wins ties, then the longer match."""
-        best = Continuation()
+        config, best = self.config, Continuation()
+        most = config.max_total_draft_tokens if config.use_tree_spec else config.max_draft_len
         for match in self._matches():
-            room = min(
-                int(match.length * self.config.max_spec_factor + 1e-6),
-                self.config.max_total_draft_tokens
-                if self.config.use_tree_spec
-                else self.config.max_draft_len,
-            )
+            room = min(int(match.length * config.max_spec_factor + 1e-6), most)
             # No path is likelier than 1, so a shorter match with this room cannot score more.
-            if room > best.score:
-                found = self._continue(match, room, max_depth)
-                if found.score > best.score:
-                    found.match_len = match.length
-                    best = found
+            if room <= best.score:
+                continue
+            found = likeliest_paths(
+                match.state,
+                functools.partial(_shares, match.memory),
+                room=room,
+                max_depth=min(max_depth, config.max_draft_len, match.deepest),
+                min_prob=config.min_token_prob,
+                chain=not config.use_tree_spec,
+                newest_first=True,
+            )
+            if found.score > best.score:
+                found.match_len = match.length
+                best = found
         return best
 
     def mixed_continuation(self, max_depth: int) -> Continuation:
         """The likeliest continuations by all memories and context lengths together."""
-        config, matches = self.config, self._telling()
-        weights = {id(self._local): config.text_weight}
-        found = draft(
-            [
-                Context(m.memory, m.state, m.deepest, weights.get(id(m.memory), 1.0))
-                for m in matches
-            ],
-            escape=config.escape,
+        config, contexts = self.config, self._telling()
+
+        def onward(state: tuple[Sequence[Context], int | None]) -> Iterator[tuple[int, float, Any]]:
+            before, last = state
+            if last is not None:
+                before = [after for context in before for after in context.going_on(last)]
+            for token, prob in mixed(before, config.escape).items():
+                yield token, prob, (before, token)
+
+        found = likeliest_paths(
+            (contexts, None),
+            onward,
             room=config.max_total_draft_tokens,
             max_depth=min(max_depth, config.max_draft_len),
             min_prob=config.min_token_prob,
         )
-        found.match_len = matches[-1].length if matches and found.tokens else 0
+        found.match_len = contexts[-1].length if contexts and found.tokens else 0
         return found
 
-    def _telling(self) -> list[Match]:
+    def _telling(self) -> list[Context]:
         """Of each memory the longest matches that say something new, shortest of all first.
 
         A shorter context that occurs only where a longer one does says nothing new.
         """
         told = [
-            Match(self._predictions, key, len(key), self.config.max_draft_len)
-            for key in self._predictions.matches(self._text)
+            Context(self._predictions, key, len(key), self.config.max_draft_len)
+            for key in self._predictions.matches(self.text)
         ]
         for _, group in groupby(self._matches(), key=lambda match: id(match.memory)):
             count, taken = 0, 0
@@ -263,77 +246,45 @@ class SuffixDrafter(Drafter):
         if self.config.mixes:
             proposal = outcome.proposal
             tokens, parents = proposal.tokens.tolist(), proposal.shape.parents
-            self._predictions.observe(self._text[-2], tokens, parents, outcome.output.argmax())
-        self._extend(outcome.committed)
+            self._predictions.observe(self.text[-2], tokens, parents, outcome.output.argmax())
+        super().observe(outcome)
+        self._read(outcome.committed)
 
     def finish(self) -> None:
         if self.config.use_global_pool:
-            self._pool.add(self._text)
-        self._text = []
-        self._cursors = []
+            self._pool.add(self.text)
+        self.text, self._cursors = [], []
         self._local = SuffixAutomaton(self.config.max_tree_depth)
 
     def close(self) -> None:
         self._pool = GlobalPool(self.config.global_pool_size, self.config.max_tree_depth)
 
-    def _extend(self, tokens: Iterable[int]) -> None:
+    def _read(self, tokens: Iterable[int]) -> None:
         for token in tokens:
-            self._text.append(token)
             self._local.append(token)
             for cursor in self._cursors:
                 cursor.advance(token)
 
-    def _matches(self) -> Iterator[Match]:
+    def _matches(self) -> Iterator[Context]:
         """Every matched context, per memory longest first."""
         depth = self.config.max_tree_depth
-        starts = [(self._local, self._local.suffix, depth)]
-        starts += [(cursor.automaton, cursor.state, cursor.length) for cursor in self._cursors]
-        for automaton, state, longest in starts:
+        starts = [(self._local, self._local.suffix, depth, self.config.text_weight)]
+        starts += [(cursor.automaton, cursor.state, cursor.length, 1.0) for cursor in self._cursors]
+        for automaton, state, longest, weight in starts:
             while state != ROOT:
                 # Continuations of a state are those of its shortest string.
                 deepest = depth - automaton.shortest(state)
-                yield Match(automaton, state, min(automaton.length[state], longest), deepest)
+                length = min(automaton.length[state], longest)
+                yield Context(automaton, state, length, deepest, weight)
                 state = automaton.link[state]
         if self._store is not None:
-            for rows in self._store.matches(self._text[-depth:]):
-                yield Match(self._store, rows, rows.length, depth - rows.length)
+            for rows in self._store.matches(self.text[-depth:]):
+                yield Context(self._store, rows, rows.length, depth - rows.length)
 
-    def _continue(self, match: Match, room: int, max_depth: int) -> Continuation:
-        """Expand the likeliest paths first, until `room` tokens are drafted."""
-        config = self.config
-        max_depth = min(max_depth, config.max_draft_len, match.deepest)
-        found = Continuation()
-        if max_depth < 1:
-            return found
-        # (-probability of the path, order, probability, token, state, parent, depth)
-        heap: list[tuple[float, int, float, int, Any, int, int]] = []
-        self._offer(heap, match.memory, match.state, 1.0, parent=0, depth=1)
-        while heap and len(found.tokens) < room:
-            negated, _, prob, token, state, parent, depth = heapq.heappop(heap)
-            node = found.add(parent, token, prob, -negated)
-            if not config.use_tree_spec:
-                heap.clear()
-            if depth < max_depth:
-                self._offer(heap, match.memory, state, -negated, parent=node, depth=depth + 1)
-        return found
 
-    def _offer(
-        self,
-        heap: list[tuple[float, int, float, int, Any, int, int]],
-        memory: Memory,
-        state: Any,
-        path_prob: float,
-        *,
-        parent: int,
-        depth: int,
-    ) -> None:
-        """Put a state's likely enough continuations on the heap, newest first among equals."""
-        following = list(memory.followers(state))
-        total = sum(count for _, _, count in following)
-        order = -parent * (1 << 32)
-        for token, after, count in following:
-            order -= 1
-            prob = count / total
-            if path_prob * prob >= self.config.min_token_prob:
-                item = (-path_prob * prob, order, prob, token, after, parent, depth)
-                heapq.heappush(heap, item)
+def _shares(memory: Memory, state: Any) -> Iterator[tuple[int, float, Any]]:
+    """What followed a context, oldest first, by its share."""
+    following = memory.followers(state)
+    total = sum(count for _, _, count in following)
+    for token, after, count in following:
+        yield token, count / total, after

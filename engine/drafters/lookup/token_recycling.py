@@ -100,12 +100,11 @@ class TokenRecyclingDrafter(Drafter):
         self._tree = ChoiceTree(config.recycling_choices)
         self._levels = _levels(self._tree, context.target.device)
         self._matrix = self._empty()
-        self._root = 0
 
     def start(self, start: Start) -> None:
+        super().start(start)
         if not self.config.keep_matrix:
             self._matrix = self._empty()
-        self._root = start.root
         prompt = torch.tensor(start.prompt_ids, device=self._target.device)
         if start.output.hidden is None or not self.config.recycle_prompt:
             self._write(prompt[-1:], start.output.logits)
@@ -116,15 +115,15 @@ class TokenRecyclingDrafter(Drafter):
             self._write(tokens, self._target.output(hidden))
 
     def propose(self, max_depth: int) -> Proposal:
-        tokens = torch.full((len(self._tree) + 1,), self._root, device=self._target.device)
+        tokens = torch.full((len(self._tree) + 1,), self.text[-1], device=self._target.device)
         for begin, end, parents, ranks in self._levels:
             tokens[begin:end] = self._matrix[tokens[parents], ranks]
         return Proposal(tokens, self._tree.shape, ranks=self._tree.ranks)
 
     def observe(self, outcome: Outcome) -> None:
+        super().observe(outcome)
         tokens = outcome.proposal.tokens
         self._write(tokens, outcome.output.logits[: len(tokens)], outcome.path)
-        self._root = outcome.next_root
 
     def close(self) -> None:
         self._matrix = self._empty()
