@@ -1,64 +1,30 @@
 """The run log: every run with its step records, in SQLite or any database SQLAlchemy knows."""
 
-from storage.log import MAX_NAME_CHARS, MAX_NOTE_CHARS, RunLog
-from storage.records import (
-    LABEL_PREFIX,
-    Arrival,
-    Artifact,
-    Benchmark,
-    Circumstance,
-    Facets,
-    Figure,
-    GroupKey,
-    NewRun,
-    RunDetail,
-    RunGroup,
-    RunPage,
-    RunQuery,
-    RunSummary,
-    SchemaError,
-    SortKey,
-    Spread,
-    Status,
-    StepRow,
-    StorageError,
-    StoredRun,
-    UnknownArtifactError,
-    UnknownBenchmarkError,
-    UnknownRunError,
-    names_of,
-)
-from storage.writing import MAX_TAG_CHARS, MAX_TAGS
-
-__all__ = [
-    "LABEL_PREFIX",
-    "MAX_NAME_CHARS",
-    "MAX_NOTE_CHARS",
-    "MAX_TAGS",
-    "MAX_TAG_CHARS",
-    "Arrival",
-    "Artifact",
-    "Benchmark",
-    "Circumstance",
-    "Facets",
-    "Figure",
-    "GroupKey",
-    "NewRun",
-    "RunDetail",
-    "RunGroup",
-    "RunLog",
-    "RunPage",
-    "RunQuery",
-    "RunSummary",
-    "SchemaError",
-    "SortKey",
-    "Spread",
-    "Status",
-    "StepRow",
-    "StorageError",
-    "StoredRun",
-    "UnknownArtifactError",
-    "UnknownBenchmarkError",
-    "UnknownRunError",
-    "names_of",
-]
+from storage.log import MAX_NAME_CHARS as MAX_NAME_CHARS
+from storage.log import MAX_NOTE_CHARS as MAX_NOTE_CHARS
+from storage.log import RunLog as RunLog
+from storage.records import LABEL_PREFIX as LABEL_PREFIX
+from storage.records import Artifact as Artifact
+from storage.records import Benchmark as Benchmark
+from storage.records import Circumstance as Circumstance
+from storage.records import Figure as Figure
+from storage.records import GroupKey as GroupKey
+from storage.records import NewRun as NewRun
+from storage.records import RunDetail as RunDetail
+from storage.records import RunGroup as RunGroup
+from storage.records import RunPage as RunPage
+from storage.records import RunQuery as RunQuery
+from storage.records import RunSummary as RunSummary
+from storage.records import SchemaError as SchemaError
+from storage.records import SortKey as SortKey
+from storage.records import Spread as Spread
+from storage.records import Status as Status
+from storage.records import StepRow as StepRow
+from storage.records import StorageError as StorageError
+from storage.records import StoredRun as StoredRun
+from storage.records import UnknownArtifactError as UnknownArtifactError
+from storage.records import UnknownBenchmarkError as UnknownBenchmarkError
+from storage.records import UnknownRunError as UnknownRunError
+from storage.records import names_of as names_of
+from storage.writing import MAX_TAG_CHARS as MAX_TAG_CHARS
+from storage.writing import MAX_TAGS as MAX_TAGS

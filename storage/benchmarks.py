@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -68,10 +68,9 @@ class Benchmarks:
             UnknownBenchmarkError: no such benchmark.
         """
         values = {"status": status, "summary": summary, "finished_at": owner.now()}
-        change = benchmarks.update().where(benchmarks.c.id == benchmark_id).values(values)
         with self._database.transaction() as connection:
-            _row(connection, benchmark_id)
-            connection.execute(change)
+            _read(connection, benchmark_id)
+            connection.execute(_change(benchmark_id).values(values))
         self.begun.discard(benchmark_id)
 
     def resume(self, benchmark_id: str) -> Benchmark:
@@ -82,29 +81,25 @@ class Benchmarks:
             StorageError: another process is running it.
         """
         now = owner.now()
+        mine = {"status": "running", "owner": self._owner, "heartbeat_at": now}
         with self._database.transaction() as connection:
-            row = _row(connection, benchmark_id)
+            found = _read(connection, benchmark_id)
+            row = connection.execute(_select(benchmark_id, benchmarks)).one()
             alive = owner.is_alive(row.owner, _last_sign(connection, row), now)
             if row.status == "running" and row.owner != self._owner and alive:
                 raise StorageError(
                     f"Benchmark {benchmark_id} is running in another process. Stop it there, or "
                     "wait until it is done."
                 )
-            values = {"status": "running", "owner": self._owner, "heartbeat_at": now}
-            connection.execute(
-                benchmarks.update()
-                .where(benchmarks.c.id == benchmark_id)
-                .values(finished_at=None, **values)
-            )
-            row = _row(connection, benchmark_id)
+            connection.execute(_change(benchmark_id).values(finished_at=None, **mine))
         self.begun.add(benchmark_id)
-        return _benchmark(row)
+        return replace(found, status="running", finished_at=None)
 
     def get(self, benchmark_id: str) -> Benchmark | None:
         """One benchmark; None if there is none of this id."""
         with self._database.transaction(reading=True) as connection:
-            row = connection.execute(_of(benchmark_id)).one_or_none()
-        return None if row is None else _benchmark(row)
+            row = connection.execute(_select(benchmark_id)).one_or_none()
+        return None if row is None else Benchmark(**row._mapping)
 
     def list(self, limit: int = 50) -> tuple[Benchmark, ...]:
         """The newest benchmarks, newest first.
@@ -114,34 +109,38 @@ class Benchmarks:
         """
         if not 1 <= limit <= MAX_LIST:
             raise StorageError(f"limit must be in [1, {MAX_LIST}], got {limit}.")
-        newest = sa.select(benchmarks).order_by(benchmarks.c.created_at.desc(), benchmarks.c.id)
+        newest = sa.select(*_COLUMNS).order_by(benchmarks.c.created_at.desc(), benchmarks.c.id)
         with self._database.transaction(reading=True) as connection:
-            return tuple(_benchmark(row) for row in connection.execute(newest.limit(limit)))
+            rows = connection.execute(newest.limit(limit))
+            return tuple(Benchmark(**row._mapping) for row in rows)
 
     def interrupt_dead(self, connection: sa.Connection) -> None:
         """Those whose process is gone become `interrupted`."""
         owner.interrupt_dead(connection, benchmarks, lambda row: _last_sign(connection, row))
 
 
-def _of(benchmark_id: str) -> sa.Select[Any]:
-    return sa.select(benchmarks).where(benchmarks.c.id == benchmark_id)
+_COLUMNS = [benchmarks.c[field.name] for field in fields(Benchmark)]
 
 
-def _row(connection: sa.Connection, benchmark_id: str) -> sa.Row[Any]:
-    row = connection.execute(_of(benchmark_id)).one_or_none()
+def _select(benchmark_id: str, *columns: Any) -> sa.Select[Any]:
+    return sa.select(*(columns or _COLUMNS)).where(benchmarks.c.id == benchmark_id)
+
+
+def _change(benchmark_id: str) -> sa.Update:
+    return benchmarks.update().where(benchmarks.c.id == benchmark_id)
+
+
+def _read(connection: sa.Connection, benchmark_id: str) -> Benchmark:
+    row = connection.execute(_select(benchmark_id)).one_or_none()
     if row is None:
         raise UnknownBenchmarkError(f"No benchmark {benchmark_id!r:.80} is in the log.")
-    return row
+    return Benchmark(**row._mapping)
 
 
 def _last_sign(connection: sa.Connection, row: sa.Row[Any]) -> Any:
     """When the benchmark or one of its runs was last written to."""
     newest = sa.select(sa.func.max(runs.c.heartbeat_at)).where(runs.c.benchmark_id == row.id)
     return max(row.heartbeat_at, connection.execute(newest).scalar() or row.heartbeat_at)
-
-
-def _benchmark(row: sa.Row[Any]) -> Benchmark:
-    return Benchmark(**{field.name: getattr(row, field.name) for field in fields(Benchmark)})
 
 
 class Artifacts:

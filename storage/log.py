@@ -92,12 +92,6 @@ class RunLog(RunReader):
             status="running",
             decoding_type=str(new.method["decoding_type"]),
             num_prompt_tokens=len(new.prompt_ids),
-            num_new_tokens=0,
-            num_steps=0,
-            num_accepted=0,
-            name="",
-            note="",
-            first_text="",
         )
         with self._database.transaction() as connection:
             writing.insert(connection, [new], [rows])
@@ -115,9 +109,9 @@ class RunLog(RunReader):
                 num_prompt_tokens=num_prompt_tokens,
                 num_new_tokens=1,
                 ttft_s=ttft_s,
-                heartbeat_at=owner.now(),
+                first_token_id=token_id,
+                first_text=text,
             )
-            _change_details(connection, run_id, first_token_id=token_id, first_text=text)
 
     def add_steps(self, run_id: str, new: Sequence[StepRow]) -> None:
         """Add steps in one transaction; the summary's counts follow.
@@ -139,7 +133,6 @@ class RunLog(RunReader):
                 mat=1 + sa.cast(num_accepted, sa.Float) / num_steps,
                 num_new_tokens=runs.c.num_new_tokens + sum(s.num_committed for s in new),
                 tok_s=_rate(new[-1].at_s, sum(s.num_committed for s in new)),
-                heartbeat_at=owner.now(),
             )
             _refuse_stored(connection, run_id, new)
             writing.write_steps(connection, run_id, new)
@@ -163,31 +156,29 @@ class RunLog(RunReader):
                 run_id,
                 status=status,
                 finish_reason=finish_reason,
-                heartbeat_at=owner.now(),
-                **figures,
-            )
-            _change_details(
-                connection,
-                run_id,
                 output_ids=list(output_ids),
                 text=text,
                 metrics=metrics,
                 error=error,
+                **figures,
             )
         self._begun.discard(run_id)
 
     def rename(self, run_id: str, name: str) -> None:
         """Give the run a name."""
-        _check_length("name", name, MAX_NAME_CHARS)
-        with self._database.transaction() as connection:
-            _change(connection, run_id, name=name)
-            writing.write_remark(connection, run_id)
+        self._remark(run_id, "name", name, MAX_NAME_CHARS)
 
     def set_note(self, run_id: str, note: str) -> None:
         """Write the run's note."""
-        _check_length("note", note, MAX_NOTE_CHARS)
+        self._remark(run_id, "note", note, MAX_NOTE_CHARS)
+
+    def _remark(self, run_id: str, what: str, text: str, most: int) -> None:
+        if len(text) > most:
+            raise StorageError(
+                f"A {what} must have at most {most} characters, got {len(text)}. Shorten it."
+            )
         with self._database.transaction() as connection:
-            _change_details(connection, run_id, note=note)
+            _change(connection, run_id, **{what: text})
             writing.write_remark(connection, run_id)
 
     def set_tags(self, run_id: str, new: Sequence[str]) -> None:
@@ -238,26 +229,13 @@ class RunLog(RunReader):
 
 
 def _change(connection: sa.Connection, run_id: str, **values: Any) -> None:
-    """Set columns of a run; raises UnknownRunError."""
-    _update(connection, runs.update().where(runs.c.id == run_id).values(values), run_id)
-
-
-def _change_details(connection: sa.Connection, run_id: str, **values: Any) -> None:
-    """Set columns of a run's details; raises UnknownRunError."""
-    wanted = run_details.update().where(run_details.c.run_id == run_id)
-    _update(connection, wanted.values(values), run_id)
-
-
-def _update(connection: sa.Connection, statement: sa.Update, run_id: str) -> None:
-    if connection.execute(statement).rowcount == 0:
-        raise UnknownRunError(f"No run {run_id!r:.80} is in the log.")
-
-
-def _check_length(what: str, text: str, most: int) -> None:
-    if len(text) > most:
-        raise StorageError(
-            f"A {what} must have at most {most} characters, got {len(text)}. Shorten it."
-        )
+    """Set columns of a run, which is alive then, and of its details; raises UnknownRunError."""
+    values["heartbeat_at"] = owner.now()
+    for table, key in ((runs, runs.c.id), (run_details, run_details.c.run_id)):
+        own = {name: value for name, value in values.items() if name in table.c}
+        change = table.update().where(key == run_id).values(own)
+        if own and connection.execute(change).rowcount == 0:
+            raise UnknownRunError(f"No run {run_id!r:.80} is in the log.")
 
 
 def _refuse_stored(connection: sa.Connection, run_id: str, new: Sequence[StepRow]) -> None:

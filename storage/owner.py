@@ -22,10 +22,7 @@ def now() -> datetime:
 
 def this_process() -> str:
     """Host, boot, process id and its start time: unique even where process ids are reused."""
-    return _describe(os.getpid())
-
-
-def _describe(pid: int) -> str:
+    pid = os.getpid()
     return f"{socket.gethostname()}|{_boot_id()}|{pid}|{_started(pid)}"
 
 

@@ -66,10 +66,6 @@ EQUAL = (
     "prompt_id",
     "benchmark_id",
 )
-_MARKS = {"prompt_text", "tags", "labels", "deleted"}
-_SUMMARY = {f.name for f in fields(RunSummary)} - _MARKS
-_DETAIL = {f.name for f in fields(RunDetail)} - _MARKS
-"""Fields that are columns as they are."""
 
 
 # ---- filters
@@ -166,32 +162,28 @@ def _order(query: RunQuery) -> tuple[sa.ColumnElement[Any], ...]:
     return order, runs.c.id.desc() if query.descending else runs.c.id.asc()
 
 
+_DELETED = runs.c.deleted_at.is_not(None).label("deleted")
+
+
 def _summaries() -> sa.Select[Any]:
     """Everything that the table of runs shows of them; only the shown rows are read in full."""
     start = sa.func.substr(run_details.c.prompt_text, 1, SHORT_PROMPT * ESCAPED)
     shown = [run_details.c[name] for name in ("method", "sampling", "limits", "note")]
     short = sa.type_coerce(start, run_details.c.prompt_text.type).label("prompt_text")
-    return sa.select(runs, *shown, short).join_from(runs, run_details)
+    return sa.select(runs, _DELETED, *shown, short).join_from(runs, run_details)
 
 
 def _read_summaries(connection: sa.Connection, wanted: sa.Select[Any]) -> tuple[RunSummary, ...]:
-    rows = connection.execute(wanted).all()
-    marks = _read_marks(connection, rows)
-    return tuple(
-        RunSummary(
-            **{key: getattr(row, key) for key in _SUMMARY},
-            **marks[row.id],
-            prompt_text=row.prompt_text[:SHORT_PROMPT],
-        )
-        for row in rows
-    )
+    found = _read(connection, wanted, RunSummary)
+    return tuple(RunSummary(**{**v, "prompt_text": v["prompt_text"][:SHORT_PROMPT]}) for v in found)
 
 
-def _read_marks(
-    connection: sa.Connection, rows: Sequence[sa.Row[Any]]
-) -> Mapping[str, dict[str, Any]]:
-    """The fields of runs that are not in their rows, by id; all but the prompt."""
-    ids = [row.id for row in rows]
+def _read(
+    connection: sa.Connection, wanted: sa.Select[Any], kind: type[RunSummary]
+) -> list[dict[str, Any]]:
+    """The fields of runs: columns as they are, tags and labels."""
+    rows = connection.execute(wanted).mappings().all()
+    ids = [row["id"] for row in rows]
     names: dict[str, list[str]] = defaultdict(list)
     pairs: dict[str, dict[str, str]] = defaultdict(dict)
     wanted = sa.select(tags).where(tags.c.run_id.in_(ids)).order_by(tags.c.tag)
@@ -200,14 +192,15 @@ def _read_marks(
     wanted = sa.select(labels).where(labels.c.run_id.in_(ids)).order_by(labels.c.key)
     for row in connection.execute(wanted):
         pairs[row.run_id][row.key] = row.value
-    return {
-        row.id: {
-            "tags": tuple(names[row.id]),
-            "labels": pairs[row.id],
-            "deleted": row.deleted_at is not None,
+    columns = [field.name for field in fields(kind) if field.name not in ("tags", "labels")]
+    return [
+        {
+            **{name: row[name] for name in columns},
+            "tags": tuple(names[row["id"]]),
+            "labels": pairs[row["id"]],
         }
         for row in rows
-    }
+    ]
 
 
 def read_steps(
@@ -222,36 +215,25 @@ def read_steps(
 
 def read_run(connection: sa.Connection, run_id: str) -> RunDetail | None:
     """A run without its steps; None if there is none of this id."""
-    wanted = sa.select(runs, run_details).join_from(runs, run_details)
-    row = connection.execute(wanted.where(runs.c.id == run_id)).one_or_none()
-    if row is None:
+    wanted = sa.select(runs, _DELETED, run_details).join_from(runs, run_details)
+    found = _read(connection, wanted.where(runs.c.id == run_id), RunDetail)
+    if not found:
         return None
-    values = {key: getattr(row, key) for key in _DETAIL}
-    if row.output_ids is None:
-        values |= _streamed(row, read_steps(connection, run_id))
-    return RunDetail(
-        **{
-            **values,
-            **_read_marks(connection, [row])[run_id],
-            "prompt_text": row.prompt_text,
-            "prompt_ids": tuple(row.prompt_ids),
-            "messages": tuple(row.messages),
-            "output_ids": tuple(values["output_ids"]),
-            "text": values["text"] or "",
-            "metrics": row.metrics or {},
-        }
-    )
+    (values,) = found
+    if values["output_ids"] is None:
+        values |= _streamed(values, read_steps(connection, run_id))
+    return RunDetail(**{**values, "metrics": values["metrics"] or {}})
 
 
-def _streamed(row: sa.Row[Any], streamed: Sequence[StepRow]) -> dict[str, Any]:
+def _streamed(values: Mapping[str, Any], streamed: Sequence[StepRow]) -> dict[str, Any]:
     """The output of a run that has none written yet is its steps'."""
-    ids = [] if row.first_token_id is None else [row.first_token_id]
-    text = row.first_text
+    ids = [] if values["first_token_id"] is None else [values["first_token_id"]]
+    text = values["first_text"]
     for step in streamed:
         committed = [*(step.tokens[node] for node in step.accepted), step.bonus]
         ids += committed[: step.num_committed]
         text += "".join(step.committed_texts)
-    return {"output_ids": ids, "text": text}
+    return {"output_ids": tuple(ids), "text": text}
 
 
 def read_whole(connection: sa.Connection, run_id: str) -> StoredRun | None:

@@ -66,7 +66,7 @@ def fold(text: str) -> str:
 
 
 class Json(sa.types.TypeDecorator[Any]):
-    """Plain values as JSON text."""
+    """Plain values as JSON text; a list comes back as a tuple."""
 
     impl = sa.Text
     cache_ok = True
@@ -75,7 +75,8 @@ class Json(sa.types.TypeDecorator[Any]):
         return None if value is None else dump(value)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
-        return None if value is None else json.loads(value)
+        found = None if value is None else json.loads(value)
+        return tuple(found) if isinstance(found, list) else found
 
 
 class Packed(sa.types.TypeDecorator[StepRow]):
@@ -93,13 +94,8 @@ class Packed(sa.types.TypeDecorator[StepRow]):
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> StepRow | None:
         if value is None:
             return None
-        return _step(json.loads(zlib.decompress(value)))
-
-
-def _step(values: dict[str, Any]) -> StepRow:
-    for key, value in values.items():
-        values[key] = tuple(value) if isinstance(value, list) else value
-    return StepRow(**values)
+        stored: dict[str, Any] = json.loads(zlib.decompress(value))
+        return StepRow(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
 
 
 class Utc(sa.types.TypeDecorator[datetime]):
@@ -143,9 +139,9 @@ runs = Table(  # narrow: what is filtered, sorted and grouped; the rest is in ru
     Column("prompt_id", String(32), nullable=False),
     Column("benchmark_id", String(32)),  # no foreign key: a run may be imported without it
     Column("num_prompt_tokens", Integer, nullable=False),
-    Column("num_new_tokens", Integer, nullable=False),
-    Column("num_steps", Integer, nullable=False),
-    Column("num_accepted", Integer, nullable=False),
+    Column("num_new_tokens", Integer, nullable=False, default=0),
+    Column("num_steps", Integer, nullable=False, default=0),
+    Column("num_accepted", Integer, nullable=False, default=0),
     Column("mat", Real),
     Column("tok_s", Real),
     Column("ttft_s", Real),
@@ -158,7 +154,7 @@ runs = Table(  # narrow: what is filtered, sorted and grouped; the rest is in ru
     Column("accept_s", Real),
     Column("other_s", Real),
     Column("finish_reason", String(32)),
-    Column("name", String(255), nullable=False),
+    Column("name", String(255), nullable=False, default=""),
     Column("deleted_at", DateTime),
     # A page in these orders is read from the index alone, however deep it lies.
     *(Index(None, name, "id", "deleted_at") for name in ORDERS),
@@ -183,12 +179,12 @@ run_details = Table(
     Column("prompt_text", AnyText, nullable=False),
     Column("messages", Json, nullable=False),
     Column("first_token_id", Integer),
-    Column("first_text", AnyText, nullable=False),
+    Column("first_text", AnyText, nullable=False, default=""),
     Column("output_ids", Json),
     Column("text", AnyText),
     Column("metrics", Json),
     Column("error", AnyText),
-    Column("note", AnyText, nullable=False),
+    Column("note", AnyText, nullable=False, default=""),
 )
 
 prompt_texts = Table(  # each prompt once, folded for search: benchmarks repeat theirs
