@@ -94,8 +94,10 @@ class Packed(sa.types.TypeDecorator[StepRow]):
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> StepRow | None:
         if value is None:
             return None
-        stored: dict[str, Any] = json.loads(zlib.decompress(value))
-        return StepRow(**{k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()})
+        values: dict[str, Any] = json.loads(zlib.decompress(value))
+        for name, one in values.items():
+            values[name] = tuple(one) if isinstance(one, list) else one
+        return StepRow(**values)
 
 
 class Utc(sa.types.TypeDecorator[datetime]):
