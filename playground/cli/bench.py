@@ -7,9 +7,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -18,6 +18,7 @@ from playground.cli.options import (
     LogOptions,
     SamplingOptions,
     TargetOptions,
+    option,
     parts,
     takes,
     write_files,
@@ -39,17 +40,14 @@ MAX_SKIPPED = 10
 class WorkloadOptions(LogOptions, SamplingOptions, TargetOptions):
     """What an experiment asks, and of which target."""
 
-    suites: Annotated[
-        list[str],
-        typer.Option("--suite", help="Suite or file of prompts; repeatable.", metavar="NAME|FILE"),
-    ] = field(default_factory=lambda: ["quick"])
-    categories: Annotated[
-        str | None, typer.Option(help="Only these kinds of task: chat,maths.", metavar="A,B")
-    ] = None
-    limit_per_category: Annotated[
-        int | None, typer.Option(help="At most so many prompts of each kind of task.", min=1)
-    ] = None
-    repeats: Annotated[int, typer.Option(help="How often everything is run.", min=1)] = 1
+    suites: list[str] = option(
+        ["quick"], "Suite or file of prompts; repeatable.", "--suite", metavar="NAME|FILE"
+    )
+    categories: str | None = option(None, "Only these kinds of task: chat,maths.", metavar="A,B")
+    limit_per_category: int | None = option(
+        None, "At most so many prompts of each kind of task.", min=1
+    )
+    repeats: int = option(1, "How often everything is run.", min=1)
 
     def items(self) -> tuple[Item, ...]:
         """Raises ConfigError: a suite or category that is not there."""
@@ -75,36 +73,22 @@ class WorkloadOptions(LogOptions, SamplingOptions, TargetOptions):
 class BenchOptions(WorkloadOptions):
     """Options of `bench`."""
 
-    methods: Annotated[
-        str | None,
-        typer.Option(help="Methods to measure, by name: ngram,suffix.", metavar="A,B"),
-    ] = None
-    method: Annotated[
-        list[str],
-        typer.Option(
-            help="One more, with settings of its own: 'NGram name=short max_draft_len=3'.",
-            metavar="METHOD",
-        ),
-    ] = field(default_factory=list)
-    settings: Annotated[
-        list[str],
-        typer.Option(
-            "--set", help="Change a setting of every method, or of one.", metavar="[NAME.]FIELD=V"
-        ),
-    ] = field(default_factory=list)
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128
-    name: Annotated[str, typer.Option(help="What the benchmark is called in the log.")] = ""
-    resume: Annotated[
-        str | None, typer.Option(help="Go on with a benchmark of the log.", metavar="ID")
-    ] = None
-    output: Annotated[
-        Path | None, typer.Option(help="Write report.json and CSV tables here.", metavar="DIR")
-    ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the speedups as CSV.")] = False
-    save: Annotated[
-        bool, typer.Option("--save/--no-save", help="Keep the runs in the run log.")
-    ] = True
+    methods: str | None = option(None, "Methods to measure, by name: ngram,suffix.", metavar="A,B")
+    method: list[str] = option(
+        [],
+        "One more, with settings of its own: 'NGram name=short max_draft_len=3'.",
+        metavar="METHOD",
+    )
+    settings: list[str] = option(
+        [], "Change a setting of every method, or of one.", "--set", metavar="[NAME.]FIELD=V"
+    )
+    max_new_tokens: int = option(128, "Most tokens of an answer.")
+    name: str = option("", "What the benchmark is called in the log.")
+    resume: str | None = option(None, "Go on with a benchmark of the log.", metavar="ID")
+    output: Path | None = option(None, "Write report.json and CSV tables here.", metavar="DIR")
+    as_json: bool = option(False, "Print the report as JSON.", "--json")
+    as_csv: bool = option(False, "Print the speedups as CSV.", "--csv")
+    save: bool = option(True, "Keep the runs in the run log.", "--save/--no-save")
 
     def plan(self) -> ExperimentPlan:
         """Raises ConfigError: naming the option that is wrong."""

@@ -7,16 +7,18 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from engine.errors import ConfigError
 from playground.cli.options import (
     METHOD_HELP,
+    REQUIRED,
     LogOptions,
     MethodOptions,
-    Output,
+    argument,
+    option,
     takes,
     write_files,
 )
@@ -32,30 +34,23 @@ NAMES = "trtllm, vllm, sglang, triton, llamacpp or transformers."
 class ExportOptions(LogOptions, MethodOptions):
     """Options of `export`."""
 
-    to: Annotated[str, typer.Option(help=NAMES)]
-    run: Annotated[
-        str | None, typer.Option(help="Run of the log: its method and target.", metavar="ID")
-    ] = None
-    method: Annotated[str, typer.Option(help=METHOD_HELP)] = ""
-    target: Annotated[
-        str | None,
-        typer.Option(help="Target: preset, path or hub id; default: the run's or method's."),
-    ] = None
-    engine_version: Annotated[
-        str | None, typer.Option(help="Release of the engine; default: the newest known.")
-    ] = None
-    output: Output = None
+    to: str = option(REQUIRED, NAMES)
+    run: str | None = option(None, "Run of the log: its method and target.", metavar="ID")
+    method: str = option("", METHOD_HELP)
+    target: str | None = option(
+        None, "Target: preset, path or hub id; default: the run's or method's."
+    )
+    engine_version: str | None = option(None, "Release of the engine; default: the newest known.")
+    output: Path | None = option(None, "Write the files here.", metavar="DIR")
 
 
 @dataclass(kw_only=True)
 class ImportOptions:
     """Options of `import`."""
 
-    file: Annotated[str, typer.Argument(help="The config; - reads it from stdin.")]
-    source: Annotated[str, typer.Option("--from", help=NAMES)]
-    output: Annotated[
-        Path | None, typer.Option(help="Write the method here.", metavar="FILE.yaml")
-    ] = None
+    file: str = argument(REQUIRED, "The config; - reads it from stdin.")
+    source: str = option(REQUIRED, NAMES, "--from")
+    output: Path | None = option(None, "Write the method here.", metavar="FILE.yaml")
 
 
 @takes(ExportOptions)

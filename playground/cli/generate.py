@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,6 +17,8 @@ from playground.cli.options import (
     MethodOptions,
     SamplingOptions,
     TargetOptions,
+    argument,
+    option,
     takes,
     whole_numbers,
 )
@@ -31,27 +33,15 @@ if TYPE_CHECKING:
 class GenerateOptions(LogOptions, SamplingOptions, MethodOptions, TargetOptions):
     """Options of `generate`."""
 
-    method: Annotated[str, typer.Option(help=METHOD_HELP)] = "Autoregressive"
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from stdin.")] = None
-    prompt_ids: Annotated[
-        str | None, typer.Option(help="The prompt as token ids: 1,2,3.", metavar="IDS")
-    ] = None
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it is, without chat template.")
-    ] = False
-    system: Annotated[str | None, typer.Option(help="System prompt of the chat.")] = None
-    stop: Annotated[
-        list[str], typer.Option(help="End the text at this string (left out of it).")
-    ] = field(default_factory=list)
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of the text.")
-    ] = False
-    trace: Annotated[
-        Path | None, typer.Option(help="Write every step to this file.", metavar="FILE.jsonl")
-    ] = None
-    save: Annotated[bool, typer.Option("--save/--no-save", help="Keep the run in the run log.")] = (
-        True
-    )
+    method: str = option("Autoregressive", METHOD_HELP)
+    prompt: str | None = argument(None, "The prompt; - reads it from stdin.")
+    prompt_ids: str | None = option(None, "The prompt as token ids: 1,2,3.", metavar="IDS")
+    raw: bool = option(False, "Continue the prompt as it is, without chat template.", "--raw")
+    system: str | None = option(None, "System prompt of the chat.")
+    stop: list[str] = option([], "End the text at this string (left out of it).")
+    as_json: bool = option(False, "Print one JSON object instead of the text.", "--json")
+    trace: Path | None = option(None, "Write every step to this file.", metavar="FILE.jsonl")
+    save: bool = option(True, "Keep the run in the run log.", "--save/--no-save")
 
 
 @takes(GenerateOptions)

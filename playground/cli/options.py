@@ -7,8 +7,8 @@
     @takes(GenerateOptions)
     def generate(options: GenerateOptions) -> None: ...
 
-A field is an option: its annotation holds the help text, its default is the option's. Nothing
-heavy is imported here, so that `--help` answers at once.
+A field made by `option` or `argument` is a parameter of the command. Nothing heavy is imported,
+so that `--help` answers at once.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ EXIT_INTERRUPTED = 130
 EMBEDDED = "smollm2-135m-instruct"
 Options = TypeVar("Options")
 
-Output = Annotated[Path | None, typer.Option(help="Write the files here.", metavar="DIR")]
+REQUIRED: Any = MISSING
 METHOD_HELP = "Method: preset, FILE.yaml or decoding type."
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class CommandGroup(TyperGroup):
@@ -59,15 +58,33 @@ class CommandGroup(TyperGroup):
             raise typer.Exit(EXIT_USER_ERROR) from error
 
 
+def option(default: Any, help: str, *names: str, **more: Any) -> Any:
+    """A field that is an option; `REQUIRED` is no default."""
+    return _field(default, typer.Option(*names, help=help, **more))
+
+
+def argument(default: Any, help: str, **more: Any) -> Any:
+    """A field that is an argument."""
+    return _field(default, typer.Argument(help=help, **more))
+
+
+def _field(default: Any, parameter: Any) -> Any:
+    metadata = {"typer": parameter}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
 def takes(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
     """Makes a function of one dataclass of options a command that has them as parameters."""
-    hints = get_type_hints(options, include_extras=True)
+    hints = get_type_hints(options)
 
     def parameter(one: Any) -> inspect.Parameter:
         made = one.default_factory() if one.default_factory is not MISSING else one.default
         default = inspect.Parameter.empty if made is MISSING else made
         kind = inspect.Parameter.KEYWORD_ONLY
-        return inspect.Parameter(one.name, kind, default=default, annotation=hints[one.name])
+        hint = Annotated[hints[one.name], one.metadata["typer"]]  # type: ignore[valid-type]
+        return inspect.Parameter(one.name, kind, default=default, annotation=hint)
 
     def command(run: Callable[[Options], None]) -> Callable[..., None]:
         def call(**values: Any) -> None:
@@ -111,13 +128,18 @@ def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
 
 
 @dataclass(kw_only=True)
+class JsonOptions:
+    """Whether a program reads what is printed."""
+
+    as_json: bool = option(False, "Print JSON.", "--json")
+
+
+@dataclass(kw_only=True)
 class DeviceOptions:
     """Where models run, and where their weights are kept."""
 
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
-    cache_dir: Annotated[
-        Path | None, typer.Option(help="Where fetched weights are kept.", metavar="DIR")
-    ] = None
+    device: str = option("auto", "auto, cpu, cuda or cuda:N.")
+    cache_dir: Path | None = option(None, "Where fetched weights are kept.", metavar="DIR")
 
     @property
     def cache(self) -> Path:
@@ -146,25 +168,21 @@ class DeviceOptions:
 class TargetOptions(DeviceOptions):
     """Which target, and where it runs."""
 
-    target: Annotated[
-        str, typer.Option(help="Target: preset, local folder, .gguf file or hub id.")
-    ] = EMBEDDED
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or q4.")] = "auto"
+    target: str = option(EMBEDDED, "Target: preset, local folder, .gguf file or hub id.")
+    dtype: str = option("auto", "auto, float32, bfloat16, float16 or q4.")
 
 
 @dataclass(kw_only=True)
 class MethodOptions:
     """One method and changes to its settings."""
 
-    method: Annotated[str, typer.Option(help=METHOD_HELP)]
-    settings: Annotated[
-        list[str],
-        typer.Option("--set", help="Change one setting of the method.", metavar="FIELD=VALUE"),
-    ] = field(default_factory=list)
-    drafter: Annotated[
-        str | None,
-        typer.Option(help="Drafter weights: folder, hub id or preset; or module:Class."),
-    ] = None
+    method: str = option(REQUIRED, METHOD_HELP)
+    settings: list[str] = option(
+        [], "Change one setting of the method.", "--set", metavar="FIELD=VALUE"
+    )
+    drafter: str | None = option(
+        None, "Drafter weights: folder, hub id or preset; or module:Class."
+    )
 
     def config(self) -> MethodConfig:
         """Raises ConfigError: an unknown method or setting."""
@@ -177,12 +195,12 @@ class MethodOptions:
 class SamplingOptions:
     """How the target's tokens are drawn, and when the text ends."""
 
-    temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0
-    top_k: Annotated[int, typer.Option(help="Keep the k likeliest tokens; 0 = all.")] = 0
-    top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 = off.")] = 1.0
-    seed: Annotated[int, typer.Option(help="Seed of every random draw.")] = 0
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after EOS.")] = False
+    temperature: float = option(0.0, "0 = greedy.")
+    top_k: int = option(0, "Keep the k likeliest tokens; 0 = all.")
+    top_p: float = option(1.0, "Nucleus sampling; 1 = off.")
+    seed: int = option(0, "Seed of every random draw.")
+    max_new_tokens: int = option(256, "Most tokens of an answer.")
+    ignore_eos: bool = option(False, "Go on after EOS.", "--ignore-eos")
 
     @property
     def sampling(self) -> Sampling:
@@ -204,10 +222,7 @@ class SamplingOptions:
 class LogOptions:
     """Which run log."""
 
-    db: Annotated[
-        str | None,
-        typer.Option(help="Run log: a SQLite file or any SQLAlchemy URL.", metavar="URL"),
-    ] = None
+    db: str | None = option(None, "Run log: a SQLite file or any SQLAlchemy URL.", metavar="URL")
 
     @property
     def log_url(self) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from playground.cli.options import Json, LogOptions, takes
+from playground.cli.options import REQUIRED, JsonOptions, LogOptions, argument, option, takes
 
 if TYPE_CHECKING:
     from storage import RunQuery, RunSummary
@@ -23,30 +23,20 @@ runs = typer.Typer(
     no_args_is_help=True,
 )
 
-Ids = Annotated[list[str], typer.Argument(help="Ids of runs.", metavar="ID…")]
-
 
 @dataclass(kw_only=True)
 class FilterOptions(LogOptions):
     """Which runs of the log."""
 
-    search: Annotated[
-        str, typer.Option(help="Text of prompt, name, note, method or target, whatever the case.")
-    ] = ""
-    target: Annotated[str | None, typer.Option(help="Only runs of this target.")] = None
-    method: Annotated[str | None, typer.Option(help="Only runs of this method, by title.")] = None
-    status: Annotated[
-        str | None,
-        typer.Option(help="completed, cancelled, failed, interrupted, running or deleted."),
-    ] = None
-    tag: Annotated[str | None, typer.Option(help="Only runs with this tag.")] = None
-    label: Annotated[
-        list[str],
-        typer.Option(help="Only runs with this label; repeatable.", metavar="KEY=VALUE"),
-    ] = field(default_factory=list)
-    benchmark: Annotated[
-        str | None, typer.Option(help="Only runs of this benchmark.", metavar="ID")
-    ] = None
+    search: str = option("", "Text of prompt, name, note, method or target, whatever the case.")
+    target: str | None = option(None, "Only runs of this target.")
+    method: str | None = option(None, "Only runs of this method, by title.")
+    status: str | None = option(
+        None, "completed, cancelled, failed, interrupted, running or deleted."
+    )
+    tag: str | None = option(None, "Only runs with this tag.")
+    label: list[str] = option([], "Only runs with this label; repeatable.", metavar="KEY=VALUE")
+    benchmark: str | None = option(None, "Only runs of this benchmark.", metavar="ID")
 
     def query(self, **more: Any) -> RunQuery:
         """Raises ConfigError: a status that there is not, or a label without a value."""
@@ -71,15 +61,14 @@ class FilterOptions(LogOptions):
 
 
 @dataclass(kw_only=True)
-class ListOptions(FilterOptions):
+class ListOptions(JsonOptions, FilterOptions):
     """Options of `runs list`."""
 
-    sort: Annotated[
-        str, typer.Option(help="Figure or field: created_at, tok_s, mat, ttft_s, num_steps, …")
-    ] = "created_at"
-    ascending: Annotated[bool, typer.Option("--ascending", help="Smallest first.")] = False
-    limit: Annotated[int, typer.Option(help="Most runs to print.", min=1, max=1000)] = 20
-    as_json: Json = False
+    sort: str = option(
+        "created_at", "Figure or field: created_at, tok_s, mat, ttft_s, num_steps, …"
+    )
+    ascending: bool = option(False, "Smallest first.", "--ascending")
+    limit: int = option(20, "Most runs to print.", min=1, max=1000)
 
 
 @runs.command("list")
@@ -117,14 +106,11 @@ def _line(run: RunSummary) -> str:
 class ExportOptions(FilterOptions):
     """Options of `runs export`."""
 
-    file: Annotated[
-        Path,
-        typer.Argument(help="FILE.json, FILE.json.gz or FILE.csv; - prints JSON.", metavar="FILE"),
-    ]
-    ids: Annotated[list[str] | None, typer.Argument(help="Only these runs.", metavar="ID…")] = None
-    steps: Annotated[
-        bool, typer.Option("--steps", help="CSV: a line per step instead of a line per run.")
-    ] = False
+    file: Path = argument(
+        REQUIRED, "FILE.json, FILE.json.gz or FILE.csv; - prints JSON.", metavar="FILE"
+    )
+    ids: list[str] | None = argument(None, "Only these runs.", metavar="ID…")
+    steps: bool = option(False, "CSV: a line per step instead of a line per run.", "--steps")
 
 
 @runs.command()
@@ -157,9 +143,7 @@ def export(options: ExportOptions) -> None:
 class ImportOptions(LogOptions):
     """Options of `runs import`."""
 
-    files: Annotated[
-        list[Path], typer.Argument(help="Exported JSON files.", metavar="FILE…", exists=True)
-    ]
+    files: list[Path] = argument(REQUIRED, "Exported JSON files.", metavar="FILE…", exists=True)
 
 
 @runs.command("import")
@@ -181,13 +165,9 @@ def import_(options: ImportOptions) -> None:
 class TagOptions(LogOptions):
     """Options of `runs tag`."""
 
-    ids: Ids
-    add: Annotated[list[str], typer.Option(help="Add this tag; repeatable.")] = field(
-        default_factory=list
-    )
-    remove: Annotated[list[str], typer.Option(help="Remove this tag.")] = field(
-        default_factory=list
-    )
+    ids: list[str] = argument(REQUIRED, "Ids of runs.", metavar="ID…")
+    add: list[str] = option([], "Add this tag; repeatable.")
+    remove: list[str] = option([], "Remove this tag.")
 
 
 @runs.command("tag")
@@ -207,7 +187,7 @@ def tag_(options: TagOptions) -> None:
 class IdOptions(LogOptions):
     """Options of `runs delete` and `runs restore`."""
 
-    ids: Ids
+    ids: list[str] = argument(REQUIRED, "Ids of runs.", metavar="ID…")
 
 
 @runs.command()

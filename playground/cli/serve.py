@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass
 
 import typer
 
-from playground.cli.options import DeviceOptions, Json, LogOptions, takes
+from playground.cli.options import DeviceOptions, JsonOptions, LogOptions, option, takes
 
 
 @dataclass(kw_only=True)
 class ServeOptions(LogOptions, DeviceOptions):
     """Options of `serve`."""
 
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 7860
-    drafter: Annotated[
-        list[str],
-        typer.Option(help="Offer your own drafter on the page: module:Class.", metavar="M:C"),
-    ] = field(default_factory=list)
-    open_browser: Annotated[bool, typer.Option("--open", help="Open the page.")] = False
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(7860, "Port to listen on.", min=1, max=65535)
+    drafter: list[str] = option(
+        [], "Offer your own drafter on the page: module:Class.", metavar="M:C"
+    )
+    open_browser: bool = option(False, "Open the page.", "--open")
 
 
 @takes(ServeOptions)
@@ -43,14 +41,15 @@ def serve(options: ServeOptions) -> None:
     )
 
 
-def models(as_json: Json = False) -> None:
+@takes(JsonOptions)
+def models(options: JsonOptions) -> None:
     """List the target presets."""
     import json
 
     import presets
 
     specs = presets.targets()
-    if as_json:
+    if options.as_json:
         typer.echo(json.dumps([s.model_dump(mode="json") for s in specs.values()], indent=2))
         return
     for spec in specs.values():
@@ -59,9 +58,8 @@ def models(as_json: Json = False) -> None:
     typer.echo("\nAny local folder, .gguf file or hub id works too: --target PATH_OR_ID")
 
 
-def methods(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, settings included.")] = False,
-) -> None:
+@takes(JsonOptions)
+def methods(options: JsonOptions) -> None:
     """List the drafting methods, their settings and their presets."""
     import json
 
@@ -69,7 +67,7 @@ def methods(
     from engine.drafters import methods as decoding_types
 
     named, types = presets.methods(), decoding_types()
-    if as_json:
+    if options.as_json:
         schema = {name: cls.model_json_schema() for name, cls in types.items()}
         dumped = {name: preset.model_dump(mode="json") for name, preset in named.items()}
         typer.echo(json.dumps({"decoding_types": schema, "presets": dumped}, indent=2))

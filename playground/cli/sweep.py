@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from playground.cli.bench import WorkloadOptions, show_progress
-from playground.cli.options import EXIT_INTERRUPTED, METHOD_HELP, MethodOptions, takes, write_files
+from playground.cli.options import (
+    EXIT_INTERRUPTED,
+    METHOD_HELP,
+    MethodOptions,
+    option,
+    takes,
+    write_files,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,43 +36,31 @@ DEFAULT_TRIALS = 20
 class SweepOptions(WorkloadOptions, MethodOptions):
     """Options of `sweep`."""
 
-    method: Annotated[str, typer.Option(help=METHOD_HELP)] = ""
-    vary: Annotated[
-        list[str],
-        typer.Option(
-            help="Setting to vary: f=1:16, f=1:16:3, f=1:64:log or f=a,b; repeatable.",
-            metavar="FIELD=RANGE",
-        ),
-    ] = field(default_factory=list)
-    trials: Annotated[
-        int | None, typer.Option(help="Combinations that the search measures; default 20.", min=1)
-    ] = None
-    grid: Annotated[bool, typer.Option("--grid", help="Measure all combinations.")] = False
-    objective: Annotated[str, typer.Option(help="What to maximise: tok_s, speedup or mat.")] = (
-        "tok_s"
+    method: str = option("", METHOD_HELP)
+    vary: list[str] = option(
+        [],
+        "Setting to vary: f=1:16, f=1:16:3, f=1:64:log or f=a,b; repeatable.",
+        metavar="FIELD=RANGE",
     )
-    prune: Annotated[
-        bool, typer.Option("--prune", help="Break off trials that are below the median.")
-    ] = False
-    settings: Annotated[
-        list[str],
-        typer.Option("--set", help="Change a setting that is not varied.", metavar="FIELD=VALUE"),
-    ] = field(default_factory=list)
-    limit_per_category: Annotated[
-        int | None, typer.Option(help="At most so many prompts of each kind of task.", min=1)
-    ] = 1
-    repeats: Annotated[int, typer.Option(help="How often a trial asks every prompt.", min=1)] = 1
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64
-    seed: Annotated[int, typer.Option(help="Seed of the search and of every random draw.")] = 0
-    name: Annotated[str, typer.Option(help="What the sweep is called.")] = ""
-    resume: Annotated[
-        str | None,
-        typer.Option(help="Go on with a sweep; --trials may raise its number.", metavar="NAME"),
-    ] = None
-    output: Annotated[
-        Path | None, typer.Option(help="Write the best settings here.", metavar="FILE.yaml")
-    ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False
+    trials: int | None = option(None, "Combinations that the search measures; default 20.", min=1)
+    grid: bool = option(False, "Measure all combinations.", "--grid")
+    objective: str = option("tok_s", "What to maximise: tok_s, speedup or mat.")
+    prune: bool = option(False, "Break off trials that are below the median.", "--prune")
+    settings: list[str] = option(
+        [], "Change a setting that is not varied.", "--set", metavar="FIELD=VALUE"
+    )
+    limit_per_category: int | None = option(
+        1, "At most so many prompts of each kind of task.", min=1
+    )
+    repeats: int = option(1, "How often a trial asks every prompt.", min=1)
+    max_new_tokens: int = option(64, "Most tokens of an answer.")
+    seed: int = option(0, "Seed of the search and of every random draw.")
+    name: str = option("", "What the sweep is called.")
+    resume: str | None = option(
+        None, "Go on with a sweep; --trials may raise its number.", metavar="NAME"
+    )
+    output: Path | None = option(None, "Write the best settings here.", metavar="FILE.yaml")
+    as_json: bool = option(False, "Print everything as JSON.", "--json")
 
     def plan(self) -> SweepPlan:
         """Raises ConfigError: naming the option that is wrong."""

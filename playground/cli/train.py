@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from playground.cli.options import TargetOptions, takes
+from playground.cli.options import REQUIRED, TargetOptions, option, takes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,43 +25,28 @@ if TYPE_CHECKING:
 class TrainOptions(TargetOptions):
     """Options of `train`."""
 
-    method: Annotated[str, typer.Option(help="medusa, eagle, eagle3, redrafter or draft_target.")]
-    output: Annotated[
-        Path, typer.Option(help="Folder of the drafter; a run that is there goes on.")
-    ]
-    corpus: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the target's texts; default: corpus, beside the output."),
-    ] = None
-    tokens: Annotated[
-        int, typer.Option(help="Tokens of corpus; what is missing is written first.", min=1)
-    ] = 1_000_000
-    rows: Annotated[
-        int | None,
-        typer.Option(help="Texts written at a time; default 64, on CUDA 512, if they fit.", min=1),
-    ] = None
-    prompts: Annotated[
-        list[Path], typer.Option(help="Prompts in Spec-Bench's layout, besides self-made ones.")
-    ] = field(default_factory=list)
-    eval_prompts: Annotated[
-        list[Path], typer.Option(help="Prompts to measure on, instead of held-out dialogues.")
-    ] = field(default_factory=list)
-    features: Annotated[
-        float,
-        typer.Option(
-            help="GiB of disk, beside the corpus, for what the target shows of it: several "
-            "drafters, and several epochs, then read it once.",
-            min=0.0,
-        ),
-    ] = 0.0
-    evals: Annotated[
-        int, typer.Option(help="How often acceptance is measured, evenly over the run.", min=1)
-    ] = 1
-    settings: Annotated[
-        list[str],
-        typer.Option("--set", help="Change a setting of the training.", metavar="FIELD=VALUE"),
-    ] = field(default_factory=list)
-    seed: Annotated[int, typer.Option(help="Seed of corpus and training.")] = 0
+    method: str = option(REQUIRED, "medusa, eagle, eagle3, redrafter or draft_target.")
+    output: Path = option(REQUIRED, "Folder of the drafter; a run that is there goes on.")
+    corpus: Path | None = option(
+        None, "Folder of the target's texts; default: corpus, beside the output."
+    )
+    tokens: int = option(1000000, "Tokens of corpus; what is missing is written first.", min=1)
+    rows: int | None = option(
+        None, "Texts written at a time; default 64, on CUDA 512, if they fit.", min=1
+    )
+    prompts: list[Path] = option([], "Prompts in Spec-Bench's layout, besides self-made ones.")
+    eval_prompts: list[Path] = option([], "Prompts to measure on, instead of held-out dialogues.")
+    features: float = option(
+        0.0,
+        "GiB of disk, beside the corpus, for what the target shows of it: several "
+        "drafters, and several epochs, then read it once.",
+        min=0.0,
+    )
+    evals: int = option(1, "How often acceptance is measured, evenly over the run.", min=1)
+    settings: list[str] = option(
+        [], "Change a setting of the training.", "--set", metavar="FIELD=VALUE"
+    )
+    seed: int = option(0, "Seed of corpus and training.")
 
 
 @takes(TrainOptions)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,9 +14,10 @@ from playground.cli.options import (
     EMBEDDED,
     CommandGroup,
     DeviceOptions,
-    Json,
+    JsonOptions,
     LogOptions,
     MethodOptions,
+    option,
     parts,
     takes,
     whole_numbers,
@@ -41,71 +42,44 @@ tune = typer.Typer(
 class MeasureOptions(LogOptions, MethodOptions, DeviceOptions):
     """Which method on which target."""
 
-    target: Annotated[
-        str | None,
-        typer.Option(
-            help="Target: preset, local folder, .gguf file or hub id; default: the runs'."
-        ),
-    ] = None
-    dtype: Annotated[
-        str | None, typer.Option(help="auto, float32, bfloat16, float16 or q4; default: the runs'.")
-    ] = None
+    target: str | None = option(
+        None, "Target: preset, local folder, .gguf file or hub id; default: the runs'."
+    )
+    dtype: str | None = option(None, "auto, float32, bfloat16, float16 or q4; default: the runs'.")
 
 
 @dataclass(kw_only=True)
 class RanksOptions(MeasureOptions):
     """Options of `tune ranks`."""
 
-    runs: Annotated[
-        str | None, typer.Option(help="Runs of the log, by id: ID,ID.", metavar="ID,ID")
-    ] = None
-    benchmark: Annotated[
-        str | None, typer.Option(help="All runs of a benchmark of the log.", metavar="ID")
-    ] = None
-    depths: Annotated[
-        int, typer.Option(help="How deep to rank; for look-up, the longest draft.", min=1, max=64)
-    ] = 8
+    runs: str | None = option(None, "Runs of the log, by id: ID,ID.", metavar="ID,ID")
+    benchmark: str | None = option(None, "All runs of a benchmark of the log.", metavar="ID")
+    depths: int = option(8, "How deep to rank; for look-up, the longest draft.", min=1, max=64)
 
 
 @dataclass(kw_only=True)
-class FitOptions(LogOptions):
+class FitOptions(JsonOptions, LogOptions):
     """Options of `tune fit`."""
 
-    nodes: Annotated[
-        str, typer.Option(help="Sizes of tree, in drafted nodes: 8,16,32.", metavar="N,N")
-    ] = "8,16,32,63"
-    table: Annotated[
-        str | None, typer.Option(help="Rank table; default: the newest.", metavar="ID")
-    ] = None
-    max_depth: Annotated[int | None, typer.Option(help="Longest path.", min=1)] = None
-    max_width: Annotated[
-        int | None, typer.Option(help="Ranks used: 0 up to one less than this.", min=1)
-    ] = None
-    category: Annotated[str | None, typer.Option(help="Only texts of this kind of task.")] = None
-    held_out: Annotated[
-        int, typer.Option(help="Judge by one text in so many, fit to the others; 0 = off.", min=0)
-    ] = 0
-    output: Annotated[
-        Path | None, typer.Option(help="Write a preset per size here.", metavar="DIR")
-    ] = None
-    name: Annotated[
-        str | None, typer.Option(help="First part of the presets' names.", metavar="NAME")
-    ] = None
-    prompts: Annotated[
-        str, typer.Option(help="What the texts answer, for the preset: a suite's name.")
-    ] = ""
-    as_json: Json = False
+    nodes: str = option("8,16,32,63", "Sizes of tree, in drafted nodes: 8,16,32.", metavar="N,N")
+    table: str | None = option(None, "Rank table; default: the newest.", metavar="ID")
+    max_depth: int | None = option(None, "Longest path.", min=1)
+    max_width: int | None = option(None, "Ranks used: 0 up to one less than this.", min=1)
+    category: str | None = option(None, "Only texts of this kind of task.")
+    held_out: int = option(0, "Judge by one text in so many, fit to the others; 0 = off.", min=0)
+    output: Path | None = option(None, "Write a preset per size here.", metavar="DIR")
+    name: str | None = option(None, "First part of the presets' names.", metavar="NAME")
+    prompts: str = option("", "What the texts answer, for the preset: a suite's name.")
 
 
 @dataclass(kw_only=True)
-class LatencyOptions(MeasureOptions):
+class LatencyOptions(JsonOptions, MeasureOptions):
     """Options of `tune latency`."""
 
-    context_len: Annotated[
-        int, typer.Option("--context", help="Tokens of context; the nearest bucket is measured.")
-    ] = 256
-    again: Annotated[bool, typer.Option("--again", help="Measure what is known as well.")] = False
-    as_json: Json = False
+    context_len: int = option(
+        256, "Tokens of context; the nearest bucket is measured.", "--context"
+    )
+    again: bool = option(False, "Measure what is known as well.", "--again")
 
 
 @tune.command()
