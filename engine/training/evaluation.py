@@ -24,12 +24,12 @@ from engine.model.corpus import Corpus, Entry
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
-from engine.training.corpus.dialogues import ChatFormat, GivenPrompt
+from engine.training.corpus.dialogues import GivenPrompt
 from engine.training.trainer import Trainer
 from engine.tuning.adaptive import build_drafter
 
 LOG_ENTRIES = 120
-"""Of the training log in a card; a learning curve has no more to show."""
+"""About as many of the training log are in a card, evenly spaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,20 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Acceptance on some prompts.
-
-    Attributes:
-        mat: 1 + accepted draft tokens / steps.
-        num_tokens: new tokens behind it.
-    """
+    """Acceptance on some prompts; `mat` is 1 + accepted draft tokens / steps."""
 
     mat: float
     num_prompts: int
     num_tokens: int
     num_steps: int
     num_accepted: int
+
+    @classmethod
+    def of(cls, runs: Sequence[Metrics]) -> Score:
+        steps = sum(run.num_steps for run in runs)
+        accepted = sum(run.num_accepted for run in runs)
+        mat = 1 + accepted / steps if steps else 1.0
+        return cls(mat, len(runs), sum(run.num_new_tokens for run in runs), steps, accepted)
 
 
 def held_out_questions(
@@ -78,14 +80,13 @@ def held_out_questions(
 
 def given_questions(target: Target, prompts: Sequence[GivenPrompt]) -> list[Question]:
     """First turns of a file's prompts, framed by the chat template."""
-    framed = bool(prompts) and bool(ChatFormat.of(target).to_answer)
-
-    def encoded(turn: str) -> list[int]:
-        if framed:
-            return target.encode_chat([{"role": "user", "content": turn}])
-        return target.encode(turn)
-
-    return [Question(prompt.category, tuple(encoded(prompt.turns[0]))) for prompt in prompts]
+    found = []
+    for prompt in prompts:
+        turn = {"role": "user", "content": prompt.turns[0]}
+        framed = target.has_chat_template
+        ids = target.encode_chat([turn]) if framed else target.encode(prompt.turns[0])
+        found.append(Question(prompt.category, tuple(ids)))
+    return found
 
 
 def score(
@@ -126,14 +127,7 @@ def score(
             companion.close()
     counted = dict(sorted(counted.items()))
     counted["overall"] = [metrics for category in counted.values() for metrics in category]
-    return {category: _score(runs) for category, runs in counted.items()}
-
-
-def _score(runs: Sequence[Metrics]) -> Score:
-    steps = sum(run.num_steps for run in runs)
-    accepted = sum(run.num_accepted for run in runs)
-    mat = 1 + accepted / steps if steps else 1.0
-    return Score(mat, len(runs), sum(run.num_new_tokens for run in runs), steps, accepted)
+    return {category: Score.of(runs) for category, runs in counted.items()}
 
 
 def lines(scores: Mapping[str, Score]) -> Iterator[str]:
@@ -184,6 +178,10 @@ def card(
 ) -> dict[str, Any]:
     """Everything a person should know about these weights, as plain data."""
     target, corpus, settings = trainer.target, trainer.corpus, trainer.settings
+    plain = settings.model_dump(mode="json")
+    if plain["begin_with"] is not None:  # where the folder lay is nobody's business
+        plain["begin_with"] = Path(plain["begin_with"]).name
+    log, every = trainer.log, max(1, len(trainer.log) // LOG_ENTRIES)
     return {
         "method": settings.method,
         "paper": settings.paper,
@@ -202,7 +200,7 @@ def card(
             "categories": dict(sorted(Counter(e.category for e in trainer.train).items())),
             "num_held_out_dialogues": len(trainer.held_out),
         },
-        "settings": _settings(trainer),
+        "settings": plain,
         "steps": trainer.step,
         "seconds": round(trainer.seconds, 1),
         "versions": {
@@ -210,25 +208,11 @@ def card(
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
-        "training_log": _thinned(trainer.log),
+        "training_log": [e for i, e in enumerate(log) if i % every == 0 or e is log[-1]],
         "rank_rates": [list(ranks) for ranks in rates],
         "evaluated_with": config.model_dump(mode="json", exclude={"speculative_model"}),
         "held_out": {category: asdict(one) for category, one in scores.items()},
     }
-
-
-def _settings(trainer: Trainer) -> dict[str, Any]:
-    """Of the weights begun with only the folder's name: where it lay is nobody's business."""
-    values = trainer.settings.model_dump(mode="json")
-    if values["begin_with"] is not None:
-        values["begin_with"] = Path(values["begin_with"]).name
-    return values
-
-
-def _thinned(log: Sequence[Any]) -> list[Any]:
-    """About LOG_ENTRIES of the entries, evenly spaced, and the last."""
-    every = max(1, len(log) // LOG_ENTRIES)
-    return [entry for i, entry in enumerate(log) if i % every == 0 or i == len(log) - 1]
 
 
 def _markdown(values: Mapping[str, Any], scores: Mapping[str, Score]) -> str:

@@ -20,10 +20,6 @@ from engine.training.recipe import TrainSettings
 
 _VOCABULARY = ("lm_head", "output", "embed_tokens")
 """Modules with a row per token: their rows are vectors of their own, which AdamW suits better."""
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGEST_BLOCK = 32 << 20
-"""As much as glibc allows."""
-_KEPT = (1 << 31) - 1
 
 
 class Optimizers:
@@ -112,4 +108,6 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_BLOCK) and mallopt(_TRIM_THRESHOLD, _KEPT))
+    mmap_threshold, largest = -3, 32 << 20  # as much as glibc allows
+    trim_threshold, never = -1, (1 << 31) - 1
+    return bool(mallopt(mmap_threshold, largest) and mallopt(trim_threshold, never))

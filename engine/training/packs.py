@@ -10,9 +10,10 @@ itself.
 
 from __future__ import annotations
 
+import functools
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -188,6 +189,7 @@ class Teacher:
         self._lm_head = LMHead.of(target, vocabulary)
         self._answers_only = answers_only
         self._texts: RaggedBatch | None = None
+        self._layers = "-".join(["layers", *map(str, needs.layers)])
         self._masks = MaskBuilder(target.model)
         self._tap = FeatureTap(target.model)
 
@@ -199,23 +201,34 @@ class Teacher:
             length: shorter packs are filled up to it with a text of zeros that teaches nothing.
         """
         device = self.target.device
-        lengths = torch.tensor([entry.length for entry in entries])
         ids = [torch.from_numpy(self._corpus.tokens(e).astype("int64")) for e in entries]
         tokens = torch.cat(ids).to(device)
         positions = torch.cat([torch.arange(e.length) for e in entries]).to(device)
-        segments = torch.arange(len(entries)).repeat_interleave(lengths).to(device)
-        hidden, layers = self._features(entries, tokens, positions, segments)
-        pack = Pack(
-            tokens,
-            positions,
-            segments,
-            torch.cat([self._loss_mask(e) for e in entries]).to(device),
-            hidden.float(),
-            None if layers is None else layers.float(),
-            self._top_probs(entries, hidden),
-            len(tokens),
-        )
-        return pack.filled(length)
+        segments = torch.cat([torch.full_like(own, i) for i, own in enumerate(ids)]).to(device)
+        loss_mask = torch.cat([self._loss_mask(e) for e in entries]).to(device)
+        forward = functools.cache(lambda: self._compute(tokens, positions, segments))
+        hidden = self._kept(entries, "hidden", lambda: {"hidden": forward()["hidden"]})["hidden"]
+        layers = None
+        if self._needs.layers:
+            inputs = self._kept(entries, self._layers, lambda: {"layers": forward()["layers"]})
+            layers = inputs["layers"].float()
+        likely = f"likely-{self._vocabulary.key}"
+        best = self._kept(entries, likely, lambda: self._likeliest(hidden))
+        teacher = TopProbs(best["places"].long(), best["probs"].float())
+        row = (tokens, positions, segments, loss_mask, hidden.float(), layers, teacher)
+        return Pack(*row, len(tokens)).filled(length)
+
+    def _kept(
+        self, entries: Sequence[Entry], kind: str, compute: Callable[[], Mapping[str, Tensor]]
+    ) -> Mapping[str, Tensor]:
+        """What the store has of this kind, or what is computed, and kept then."""
+        found = self._store.find(entries, kind) if self._store else None
+        if found is not None:
+            return {name: tensor.to(self.target.device) for name, tensor in found.items()}
+        made = compute()
+        if self._store:
+            self._store.keep(entries, kind, made)
+        return made
 
     def _loss_mask(self, entry: Entry) -> Tensor:
         mask = torch.full((entry.length,), not self._answers_only)
@@ -223,32 +236,15 @@ class Teacher:
             mask[start:end] = True
         return mask
 
-    def _features(self, entries: Sequence[Entry], *rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """`hidden` and `layers` of a pack, kept or computed from tokens, positions, segments."""
-        kind, store = "-".join(["layers", *map(str, self._needs.layers)]), self._store
-        hidden = store.find(entries, "hidden") if store else None
-        layers = store.find(entries, kind) if store and self._needs.layers else {}
-        if hidden is None or layers is None:
-            output, inputs = self._compute(*rows)
-            hidden, layers = {"hidden": output}, {} if inputs is None else {"layers": inputs}
-            if store:
-                store.keep(entries, "hidden", hidden)
-                if layers:
-                    store.keep(entries, kind, layers)
-        device, inputs = self.target.device, layers.get("layers")
-        return hidden["hidden"].to(device), None if inputs is None else inputs.to(device)
-
-    def _compute(
-        self, tokens: Tensor, positions: Tensor, segments: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    def _compute(self, tokens: Tensor, positions: Tensor, segments: Tensor) -> dict[str, Tensor]:
+        """`hidden`, and `layers` where they are needed."""
         count = len(tokens)
         if self._texts is None or self._texts.capacity < count:
             self._texts = self.target.ragged_batch(count)
         if self._texts is not None:
             begins = torch.arange(count) - positions
             output = self._texts.read(tokens, positions, begins, needs=self._needs)
-            assert output.hidden is not None
-            return output.hidden, output.layers
+            return _known(hidden=output.hidden, layers=output.layers)
         self._tap.capture(self._needs)
         seen = visible(positions, segments) if bool(segments.any()) else None
         # The decoder alone: logits of all rows would be far larger than everything else.
@@ -259,21 +255,10 @@ class Teacher:
             use_cache=False,
         )
         hidden, layers = self._tap.take()
-        assert hidden is not None
-        return hidden, layers
-
-    def _top_probs(self, entries: Sequence[Entry], hidden: Tensor) -> TopProbs:
-        """The likeliest tokens after each row; what they lack to 1 is shared out among them."""
-        kind = f"likely-{self._vocabulary.key}"
-        found = self._store.find(entries, kind) if self._store else None
-        if found is None:
-            found = self._likeliest(hidden)
-            if self._store:
-                self._store.keep(entries, kind, found)
-        indices, probs = (found[name].to(hidden.device) for name in ("places", "probs"))
-        return TopProbs(indices.long(), probs.float())
+        return _known(hidden=hidden, layers=layers)
 
     def _likeliest(self, hidden: Tensor) -> dict[str, Tensor]:
+        """The likeliest tokens after each row; what they lack to 1 is shared out among them."""
         parts = []
         count = len(hidden)
         for rows in pad(hidden, (0, 0, 0, -count % CHUNK)).split(CHUNK):
@@ -286,6 +271,10 @@ class Teacher:
     def close(self) -> None:
         """Remove the hooks."""
         self._tap.close()
+
+
+def _known(**tensors: Tensor | None) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def frequent_tokens(

@@ -94,20 +94,20 @@ class Student(nn.Module):
 
     Attributes:
         needs: features of the target that `predictions` reads.
-        depths: drafted depths.
         depth_decay: weight of a depth's loss relative to the one before it.
         weights_file: name of the file that `save` writes weights to.
     """
 
     needs = Needs()
-    depth_decay = 1.0
     weights_file = "model.safetensors"
 
-    def __init__(self, target: Target, vocabulary: Vocabulary, depths: int) -> None:
+    def __init__(
+        self, settings: TrainSettings, target: Target, vocabulary: Vocabulary, depths: int
+    ) -> None:
         super().__init__()
-        self.target = target
-        self.vocabulary = vocabulary
+        self.settings, self.target, self.vocabulary = settings, target, vocabulary
         self.depths = depths
+        self.depth_decay: float = getattr(settings, "depth_decay", 1.0)
 
     def compute_loss(self, pack: Pack, generator: torch.Generator | None) -> LossOutput:
         """Loss and hits on a pack.

@@ -12,13 +12,11 @@ import pickle
 import random
 import time
 from collections.abc import Collection, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.model.corpus import Corpus, Entry
@@ -26,7 +24,7 @@ from engine.model.target import Target
 from engine.training.corpus.dialogues import seed_of
 from engine.training.losses import LossOutput
 from engine.training.optimization import AveragedWeights, Optimizers, learning_rate_at
-from engine.training.packs import FeatureStore, Pack, Teacher, arrange, split
+from engine.training.packs import FeatureStore, Teacher, arrange, split
 from engine.training.recipe import TrainSettings
 
 CHECKPOINT = "training.pt"
@@ -34,12 +32,11 @@ CHECKPOINT = "training.pt"
 
 @dataclass(frozen=True, slots=True)
 class TrainMetrics:
-    """Figures of the loop since the last ones.
+    """Figures of the loop since the last ones, and of training so far.
 
     Attributes:
         loss: mean per pack.
         rates: per depth, the share of rows that each rank got right.
-        seconds: of training so far, earlier sittings included.
     """
 
     step: int
@@ -84,14 +81,11 @@ class Trainer:
         settings: TrainSettings,
         folder: Path,
         *,
-        num_dialogues: int | None = None,
         store: FeatureStore | None = None,
     ) -> None:
         """Prepare, or pick up the run that is in `folder`.
 
         Args:
-            num_dialogues: train on the first so many; None = all, or as many as the run in
-                `folder` began with.
             store: keeps the target's features, so that they are computed once.
 
         Raises:
@@ -109,10 +103,8 @@ class Trainer:
             "vocab_size": target.vocab_size,
             "corpus seed": corpus.manifest["settings"]["seed"],
         }
-        # Without a number given, that of the run that is there stands.
-        asked = {} if num_dialogues is None else {"dialogues": num_dialogues}
-        state = load_state(folder, self._identity | asked, target.device)
-        count = num_dialogues or (state["run"]["dialogues"] if state else len(corpus.entries))
+        state = load_state(folder, self._identity, target.device)
+        count = state["run"]["dialogues"] if state else len(corpus.entries)
         if count > len(corpus.entries):
             raise ConfigError(
                 f"The run in {folder} began with {count} dialogues, but the corpus in "
@@ -169,15 +161,23 @@ class Trainer:
         A checkpoint is written every `save_every_s` seconds, at the end, and when the iterator is
         closed early.
         """
-        began, saved, tally = time.perf_counter(), time.perf_counter(), _Tally()
-        seconds_before = self.seconds
+        saved, tally = time.perf_counter(), _Tally()
+        began = saved - self.seconds
         try:
             while self.step < self.num_steps:
                 self._one_step(tally)
-                self.seconds = seconds_before + time.perf_counter() - began
+                self.seconds = time.perf_counter() - began
                 due = self.step % report_every == 0 or self.step in stops
                 if due or self.step == self.num_steps:
-                    metrics = self._metrics(tally)
+                    done = self.step / self.num_steps * self.settings.epochs
+                    metrics = TrainMetrics(
+                        self.step,
+                        self.num_steps,
+                        tally.loss,
+                        tally.rates,
+                        self.seconds,
+                        round(done * self.num_train_tokens),
+                    )
                     self.log.append(metrics.log_entry)
                     tally = _Tally()
                     yield metrics
@@ -195,9 +195,7 @@ class Trainer:
         self._optimizers.zero_grad()
         generator = torch.Generator().manual_seed(seed_of(settings.seed, "step", self.step))
         for i in range(settings.packs_per_step):
-            pack = self._read(self._packs[self._pack_at(self.step, i)])
-            with self.autocast():
-                output = self.student.compute_loss(pack, generator)
+            output = self._loss_of(self._packs[self._pack_at(self.step, i)], generator)
             (output.loss / settings.packs_per_step).backward()
             tally.add(output)
         torch.nn.utils.clip_grad_norm_(self.student.parameters(), settings.clip)
@@ -206,8 +204,12 @@ class Trainer:
         self.average.update(self.step)
         self._stepping = False
 
-    def _read(self, entries: Sequence[Entry]) -> Pack:
-        return self.teacher.read(entries, length=self.settings.pack_tokens)
+    def _loss_of(self, entries: Sequence[Entry], generator: torch.Generator | None) -> LossOutput:
+        pack = self.teacher.read(entries, length=self.settings.pack_tokens)
+        # float16 would need a scaled loss; bfloat16 does not. The student's weights are float32.
+        half = self.target.dtype in (torch.bfloat16, torch.float16)
+        with torch.autocast(self.target.device.type, dtype=torch.bfloat16, enabled=half):
+            return self.student.compute_loss(pack, generator)
 
     def _pack_at(self, step: int, i: int) -> int:
         """Which pack is the i-th of a step: every epoch has its own order."""
@@ -219,32 +221,13 @@ class Trainer:
             self._order = epoch, order
         return self._order[1][place]
 
-    def autocast(self) -> AbstractContextManager[None]:
-        """bfloat16 matrix products where the target computes in half precision."""
-        half = self.target.dtype in (torch.bfloat16, torch.float16)
-        # float16 would need a scaled loss; bfloat16 does not. The student's weights are float32.
-        return torch.autocast(self.target.device.type, dtype=torch.bfloat16, enabled=half)
-
-    def _metrics(self, tally: _Tally) -> TrainMetrics:
-        done = self.step / self.num_steps
-        return TrainMetrics(
-            step=self.step,
-            num_steps=self.num_steps,
-            loss=tally.loss,
-            rates=tally.rates,
-            seconds=self.seconds,
-            num_tokens=round(done * self.settings.epochs * self.num_train_tokens),
-        )
-
     @torch.no_grad()
     def held_out_rates(self, *, max_packs: int = 16) -> tuple[tuple[float, ...], ...]:
         """Per depth, how often each rank is right on dialogues that were not trained on."""
-        settings, tally = self.settings, _Tally()
-        packs = arrange(self.held_out, settings.pack_tokens, settings.seed)
+        tally = _Tally()
+        packs = arrange(self.held_out, self.settings.pack_tokens, self.settings.seed)
         for entries in packs[:max_packs]:
-            pack = self._read(entries)
-            with self.autocast():
-                tally.add(self.student.compute_loss(pack, None))
+            tally.add(self._loss_of(entries, None))
         return tally.rates
 
     def _save(self) -> None:
@@ -265,29 +248,23 @@ class Trainer:
 
 
 class _Tally:
-    """Sums over packs; they stay on the device until they are asked for."""
+    """Losses of packs; they stay on the device until their means are asked for."""
 
     def __init__(self) -> None:
-        self._loss: Tensor | float = 0.0
-        self._hits: Tensor | float = 0.0
-        self._rows: Tensor | float = 0.0
-        self._packs = 0
+        self._outputs: list[LossOutput] = []
 
     def add(self, output: LossOutput) -> None:
-        self._loss = self._loss + output.loss.detach()
-        self._hits = self._hits + output.hits
-        self._rows = self._rows + output.rows
-        self._packs += 1
+        self._outputs.append(LossOutput(output.loss.detach(), output.hits, output.rows))
 
     @property
     def loss(self) -> float:
-        return float(self._loss) / self._packs
+        return float(torch.stack([one.loss for one in self._outputs]).mean())
 
     @property
     def rates(self) -> tuple[tuple[float, ...], ...]:
-        assert isinstance(self._hits, Tensor) and isinstance(self._rows, Tensor)
-        rates = self._hits / self._rows[:, None].clamp_min(1)
-        return tuple(tuple(ranks) for ranks in rates.tolist())
+        hits = torch.stack([one.hits for one in self._outputs]).sum(0)
+        rows = torch.stack([one.rows for one in self._outputs]).sum(0)
+        return tuple(map(tuple, (hits / rows[:, None].clamp_min(1)).tolist()))
 
 
 def save_state(folder: Path, state: dict[str, Any]) -> None:

@@ -62,13 +62,14 @@ class DraftModelTraining(TrainSettings):
 class DraftModelStudent(Student):
     """A small Llama with tied embedding, in float32 while it learns."""
 
+    settings: DraftModelTraining
+
     def __init__(
         self, settings: DraftModelTraining, target: Target, vocabulary: Vocabulary
     ) -> None:
-        super().__init__(target, vocabulary, depths=1)
+        super().__init__(settings, target, vocabulary, depths=1)
         eos = sorted(target.eos_ids)
         rope = getattr(target.config, "rope_parameters", None) or {}
-        self.settings = settings
         config = LlamaConfig(
             vocab_size=target.vocab_size,
             hidden_size=settings.hidden_size,

@@ -142,8 +142,7 @@ class _EagleStudent(Student):
     def __init__(
         self, settings: EagleTraining | Eagle3Training, target: Target, vocabulary: Vocabulary
     ) -> None:
-        super().__init__(target, vocabulary, settings.depths)
-        self.depth_decay = settings.depth_decay
+        super().__init__(settings, target, vocabulary, settings.depths)
         self.chain_share = settings.chain_share
 
     def _unrolled(
@@ -194,11 +193,11 @@ class EagleStudent(_EagleStudent):
     """Learns the target's next feature, and through it the next token."""
 
     needs = Needs(hidden=True)
+    settings: EagleTraining
     head: Eagle1Head
 
     def __init__(self, settings: EagleTraining, target: Target, vocabulary: Vocabulary) -> None:
         super().__init__(settings, target, vocabulary)
-        self.settings = settings
         self.head = fresh_eagle1(target, settings.intermediate_size)
         # Its output is the layer's residual, which autocast would leave in bfloat16.
         self.head.fc.register_forward_hook(lambda module, args, out: out.float())

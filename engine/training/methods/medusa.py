@@ -56,13 +56,12 @@ class MedusaTraining(TrainSettings):
 class MedusaStudent(Student):
     """All heads' residual blocks; they start as the identity."""
 
+    settings: MedusaTraining
     weights_file = "medusa_lm_head.safetensors"
 
     def __init__(self, settings: MedusaTraining, target: Target, vocabulary: Vocabulary) -> None:
-        super().__init__(target, vocabulary, settings.heads)
+        super().__init__(settings, target, vocabulary, settings.heads)
         size = target.hidden_size
-        self.settings = settings
-        self.depth_decay = settings.depth_decay
         self.heads = nn.ModuleList(
             nn.ModuleList(nn.Linear(size, size) for _ in range(settings.layers))
             for _ in range(settings.heads)

@@ -57,11 +57,11 @@ class ReDrafterStudent(Student):
     The output matrix begins as the best approximation of the target's `lm_head` at that width.
     """
 
+    settings: ReDrafterTraining
+
     def __init__(self, settings: ReDrafterTraining, target: Target, vocabulary: Vocabulary) -> None:
-        super().__init__(target, vocabulary, settings.depths)
+        super().__init__(settings, target, vocabulary, settings.depths)
         size, width = target.hidden_size, settings.exit_dim
-        self.settings = settings
-        self.depth_decay = settings.depth_decay
         self.rnn_w = nn.Linear(size, size, bias=False)
         self.rnn_u = nn.Linear(size, size)
         self.input_proj = nn.Linear(2 * size, width)
