@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
@@ -17,6 +17,7 @@ Version = tuple[int, ...]
 MAX_CHARS = 200_000
 ReadYaml = Callable[[str], Any]
 """Plain data of a YAML text; who calls passes it in, since the engine package knows no YAML."""
+_OPTION = re.compile(r"-(?![\d.]).")
 _PLAIN = re.compile(r"[A-Za-z_./~][\w./~-]*")
 _YAML_WORDS = frozenset("true false yes no on off null y n ~".split())
 
@@ -35,10 +36,8 @@ class Export:
     """A method as an engine takes it.
 
     Attributes:
-        files: what to save; empty if the engine cannot take the method.
-        notes: what to know; nothing is lost by it.
-        warnings: one sentence per loss against the method here.
-        refusal: why the engine cannot take the method; empty if it does.
+        warnings: one sentence per loss against the method here; `notes` tell of none.
+        refusal: why the engine cannot take the method, without files then; empty if it does.
         nearest: what comes nearest then.
     """
 
@@ -102,14 +101,8 @@ def command(start: str, *options: str | tuple[str, object]) -> str:
     return " \\\n  ".join([start, *lines]) + "\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Flags:
-    """A command line.
-
-    Attributes:
-        options: by name with its dashes, underscores as dashes; a flag without value has "".
-        words: everything that belongs to no option, in order.
-    """
+class Flags(NamedTuple):
+    """A command line: options by name, underscores as dashes, "" for no value; and other words."""
 
     options: dict[str, str]
     words: tuple[str, ...]
@@ -120,10 +113,7 @@ class Flags:
 
 
 def read_flags(text: str, *, switches: frozenset[str] = frozenset()) -> Flags:
-    """Take a command line apart; line breaks, with or without backslash, are blanks.
-
-    Args:
-        switches: options that take no value, so that a word after one stays a word.
+    """Take a command line apart; no word after one of the `switches` is its value.
 
     Raises:
         ConfigError: quotes do not match, or an option is given twice.
@@ -137,21 +127,16 @@ def read_flags(text: str, *, switches: frozenset[str] = frozenset()) -> Flags:
     tokens.reverse()
     while tokens:
         token = tokens.pop()
-        if not _is_option(token):
+        if not _OPTION.match(token):
             words.append(token)
             continue
         name, equals, value = token.partition("=")
-        bare = name.lstrip("-")
-        name = "-" * (len(name) - len(bare)) + bare.replace("_", "-")
-        if not equals and name not in switches and tokens and not _is_option(tokens[-1]):
+        name = name.replace("_", "-")
+        if not equals and name not in switches and tokens and not _OPTION.match(tokens[-1]):
             value = tokens.pop()
         if options.setdefault(name, value) != value:
             raise ConfigError(f"{name} is given twice: {options[name]!r:.40} and {value!r:.40}.")
     return Flags(options, tuple(words))
-
-
-def _is_option(token: str) -> bool:
-    return re.match(r"-(?![\d.]).", token) is not None
 
 
 def read_mapping(

@@ -78,7 +78,7 @@ def _write_eagle3(writer: Writer, values: Values) -> None:
     """Our dynamic tree is the same as SGLang's, but for how many nodes are expanded per level."""
     if not writer.take("use_dynamic_tree"):
         return _write_chain(writer, values)
-    topk, steps = writer.take("dynamic_tree_max_topK"), writer.take("max_draft_len")
+    topk, steps = (writer.take(name) for name in ("dynamic_tree_max_topK", "max_draft_len"))
     keep, expanded = writer.take("max_total_draft_tokens"), writer.take("max_non_leaves_per_layer")
     if expanded not in (None, topk):
         writer.warnings.append(
@@ -234,7 +234,7 @@ def _pick(reader: Reader) -> Method:
             reader.notes.append(f"{key} below 1 is lossy there; the method here is lossless.")
     if found.ours == "Eagle" and reader.find(*MODEL) is None:
         reader.notes.append("EAGLE without a draft model is the target's own MTP layer.")
-        return next(method for method in METHODS if method.ours == "MTP")
+        return fields.require_named(METHODS, ALGORITHM, "NEXTN")
     return found
 
 

@@ -142,31 +142,9 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         place = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
         raise ConfigError(f"The script is not valid Python{place}.") from error
-    loaded, drafting = _assigned(nodes)
-    kwargs: dict[str, Any] = {}
-    target = None
-    for node in nodes:
-        match node:
-            case ast.Call(func=ast.Attribute(attr="generate", value=owner), keywords=keywords):
-                target = loaded.get(owner.id) if isinstance(owner, ast.Name) else target
-            case ast.Call(
-                func=ast.Name(id="generate" | "GenerationConfig")
-                | ast.Attribute(attr="GenerationConfig"),
-                keywords=keywords,
-            ):
-                pass
-            case _:
-                continue
-        kwargs |= {word.arg: _constant(word.value) for word in keywords if word.arg}
-    if isinstance(kwargs.get(ASSISTANT), str):
-        kwargs[ASSISTANT] = loaded.get(kwargs[ASSISTANT], kwargs[ASSISTANT])
-    return drafting | kwargs, target
-
-
-def _assigned(nodes: list[ast.AST]) -> tuple[dict[str, str], dict[str, Any]]:
-    """What variables were loaded from, and what was set on a generation config."""
     loaded: dict[str, str] = {}
-    settings: dict[str, Any] = {}
+    drafting, kwargs = dict[str, Any](), dict[str, Any]()
+    owner = ""
     for node in nodes:
         match node:
             case ast.Assign(
@@ -177,18 +155,24 @@ def _assigned(nodes: list[ast.AST]) -> tuple[dict[str, str], dict[str, Any]]:
                 ),
             ):
                 loaded[name] = model
-            case ast.Assign(
-                targets=[
-                    ast.Attribute(
-                        attr=key,
-                        value=ast.Name(id="generation_config")
-                        | ast.Attribute(attr="generation_config"),
-                    )
-                ],
-                value=value,
-            ):
-                settings[key] = _constant(value)
-    return loaded, settings
+            case ast.Assign(targets=[ast.Attribute(attr=key, value=config)], value=value):
+                if _name(config) == "generation_config":
+                    drafting[key] = _constant(value)
+            case ast.Call(func=func, keywords=keywords):
+                if _name(func) in ("generate", "GenerationConfig"):
+                    kwargs |= {word.arg: _constant(word.value) for word in keywords if word.arg}
+                if isinstance(func, ast.Attribute) and func.attr == "generate":
+                    owner = _name(func.value)
+    if isinstance(kwargs.get(ASSISTANT), str):
+        kwargs[ASSISTANT] = loaded.get(kwargs[ASSISTANT], kwargs[ASSISTANT])
+    return drafting | kwargs, loaded.get(owner)
+
+
+def _name(node: ast.expr) -> str:
+    """Of a variable or an attribute."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _constant(node: ast.expr) -> Any:

@@ -109,18 +109,17 @@ RULES = (
 )
 
 
-def _sampled(theirs: str, word: str, words: Mapping[str, bool], **releases: Any) -> Field:
+def _sampled(theirs: str, word: str, **releases: Any) -> Field:
     """Whether drafts are sampled and verified with their probabilities, as a word."""
+    ours = {"probabilistic": True, "gumbel": True, "greedy": False, "strict": False}
 
     def back(given: str) -> object:
-        return words.get(given, IGNORED)
+        return ours.get(given, IGNORED)
 
     out = {True: word}.get
     return Field("use_draft_probs", theirs, out=out, back=back, kind=str, absent=False, **releases)
 
 
-DRAFTS = {"probabilistic": True, "gumbel": True, "greedy": False}
-VERIFIES = {"probabilistic": True, "strict": False}
 WEIGHTS = fields.weights("model")
 LENGTH_ROW = Field("max_draft_len", LENGTH)
 METHODS = (
@@ -130,11 +129,9 @@ METHODS = (
         (
             WEIGHTS,
             LENGTH_ROW,
-            _sampled("draft_sample_method", "probabilistic", DRAFTS, since=(0, 22)),
-            _sampled("draft_sample_method", "gumbel", DRAFTS, since=(0, 21), until=(0, 22)),
-            _sampled(
-                "rejection_sample_method", "probabilistic", VERIFIES, since=(0, 18), until=(0, 21)
-            ),
+            _sampled("draft_sample_method", "probabilistic", since=(0, 22)),
+            _sampled("draft_sample_method", "gumbel", since=(0, 21), until=(0, 22)),
+            _sampled("rejection_sample_method", "probabilistic", since=(0, 18), until=(0, 21)),
             fields.drops_draft_probs(
                 ": when sampling, this release drafts the likeliest token and accepts it with the "
                 "target's probability; acceptance falls with the temperature.",
@@ -249,13 +246,10 @@ def _parse_command(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], s
     values = read_yaml(given) if given else {}
     if not isinstance(values, Mapping):
         raise ConfigError(f"--speculative-config must be a JSON object, got {given!r:.80}.")
-    dotted = "--speculative-config."
-    more = {
-        name.removeprefix(dotted).replace("-", "_"): read_yaml(value)
-        for name, value in flags.options.items()
-        if name.startswith(dotted)
-    }
-    merged = {str(key): value for key, value in {**values, **more}.items()}
+    merged = {str(key): value for key, value in values.items()}
+    for name, value in flags.options.items():
+        head, dot, key = name.partition("--speculative-config.")
+        merged |= {key.replace("-", "_"): read_yaml(value)} if dot and not head else {}
     if not merged:
         raise ConfigError("The command has no --speculative-config with a JSON object.")
     served = flags.words[flags.words.index("serve") + 1 :] if "serve" in flags.words else ()
@@ -267,10 +261,8 @@ def _pick(reader: Reader) -> Method:
     name = _name(reader)
     found = fields.named(METHODS, name)
     if found is None:
-        what = NO_COUNTERPART.get(name)
-        raise ConfigError(
-            f"vLLM's method {name!r:.40} has no counterpart here" + (f": {what}." if what else ".")
-        )
+        what = f": {NO_COUNTERPART[name]}" if name in NO_COUNTERPART else ""
+        raise ConfigError(f"vLLM's method {name!r:.40} has no counterpart here{what}.")
     if found.ours != "Suffix" and reader.find(LENGTH, TREE) is None:
         raise ConfigError(f"{LENGTH} is missing. Add it: how many tokens to draft.")
     if reader.find("method") is None:

@@ -42,9 +42,7 @@ class Pack:
     """Dialogues of n tokens in all, and the target's features of them.
 
     Attributes:
-        tokens: `(n,)` int64.
-        positions: `(n,)` int64, from 0 in every dialogue.
-        segments: `(n,)` int64 number of the dialogue.
+        tokens, positions, segments: `(n,)` int64.
         loss_mask: `(n,)` bool, whether a drafter is to learn to predict this token.
         hidden: `(n, hidden)` float32, the target's last hidden state after its final norm.
         layers: `(n, layers * hidden)` float32, inputs of the layers asked for; None if none were.

@@ -7,6 +7,7 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -62,25 +63,19 @@ def train(
     """
     if target.device.type == "cpu" and sys.platform == "linux":
         keep_freed_memory()
-    store = None
-    if settings.feature_gib:
-        store = FeatureStore(corpus.folder / "features", int(settings.feature_gib * 2**30))
+    room = int(settings.feature_gib * 2**30)
+    store = FeatureStore(corpus.folder / "features", room) if room else None
     trainer = Trainer(target, corpus, recipe, output / "training", store=store)
     questions = given_questions(target, eval_prompts) or held_out_questions(
         corpus, trainer.held_out, settings.eval_prompts, settings.eval_tokens
     )
     marks = {round(trainer.num_steps * (i + 1) / settings.evals) for i in range(settings.evals)}
-
-    def evaluation() -> Evaluation:
-        tokens = settings.eval_tokens
-        scores = evaluate(trainer, output, questions, cache_dir=cache_dir, max_new_tokens=tokens)
-        return Evaluation(trainer.step, scores)
-
+    how: dict[str, Any] = {"cache_dir": cache_dir, "max_new_tokens": settings.eval_tokens}
     steps = trainer.steps(report_every=settings.report_every, stops=marks)
     # Closed at once when this is: that is when a run that is broken off is saved.
     with closing(trainer), closing(steps):
         for metrics in steps:
             yield metrics
             if metrics.step in marks and metrics.step < trainer.num_steps:
-                yield evaluation()
-        yield evaluation()
+                yield Evaluation(trainer.step, evaluate(trainer, output, questions, **how))
+        yield Evaluation(trainer.step, evaluate(trainer, output, questions, **how))

@@ -108,27 +108,24 @@ class Calibration:
     """How often a drafter's tokens came true, against what it said, by how sure it was."""
 
     def __init__(self) -> None:
-        self._hits = [0.0] * (len(SURE) + 1)
-        self._expected = [0.0] * (len(SURE) + 1)
+        self._hits, self._expected = np.zeros((2, len(SURE) + 1))
 
     def observe(self, proposal: Proposal, path: tuple[int, ...]) -> None:
         """Every child of an accepted node was tried."""
         assert proposal.draft_probs is not None
         said = proposal.draft_probs.tolist()
-        self._hits = [MEMORY * hits for hits in self._hits]
-        self._expected = [MEMORY * expected for expected in self._expected]
-        accepted = set(path)
+        self._hits *= MEMORY
+        self._expected *= MEMORY
         for node in path:
             for child in proposal.shape.children[node]:
                 degree = bisect_left(SURE, said[child])
-                self._hits[degree] += child in accepted
+                self._hits[degree] += child in path
                 self._expected[degree] += said[child]
 
     def path_probabilities(self, proposal: Proposal) -> np.ndarray:
         """Corrected probability that each node is accepted, `(n,)`; the root's is 1."""
         assert proposal.draft_probs is not None
-        counts = zip(self._hits, self._expected, strict=True)
-        factors = [(hits + PRIOR) / (expected + PRIOR) for hits, expected in counts]
+        factors = ((self._hits + PRIOR) / (self._expected + PRIOR)).tolist()
         probs = [1.0]
         nodes = zip(proposal.draft_probs.tolist()[1:], proposal.shape.parents[1:], strict=True)
         for said, parent in nodes:
@@ -159,19 +156,15 @@ class AdaptiveDrafter(Drafter):
         self._reset()
 
     def _reset(self) -> None:
-        self._estimate = AcceptanceEstimate()
-        self._calibration = Calibration()
+        self._estimate, self._calibration = AcceptanceEstimate(), Calibration()
         self._promise = MARGIN
         self._base = self._slope = 1.0
         self._rows, self._asked_at = 0, 0.0
         self._draft_ms: dict[int, float] = {}
         self._template: Proposal | None = None
-        self._root = 0
-        self._num_steps = 0
-        self._pause = 0
-        self._next_pause = FIRST_PAUSE
-        self._probe = False
         self._asked: Proposal | None = None
+        self._root = self._num_steps = 0
+        self._pause, self._next_pause, self._probe = 0, FIRST_PAUSE, False
 
     def start(self, start: Start) -> None:
         self._reset()

@@ -107,8 +107,12 @@ class RankTable:
 
     def span(self, text: int) -> tuple[int, int]:
         """Rows `[begin, end)` of a text."""
-        ends = (*self.texts[1:], self.num_positions)
-        return self.texts[text], ends[text]
+        return self.texts[text], (*self.texts[1:], self.num_positions)[text]
+
+    def tokens_of(self, text: int) -> np.ndarray:
+        """All outputs of a text and the tail behind them."""
+        ends = (*self.token_starts[1:], len(self.token_ids))
+        return self.token_ids[self.token_starts[text] : ends[text]]
 
     def locate(self, row: int) -> tuple[int, int]:
         """Which text a row belongs to, and which of its outputs is the root."""
@@ -118,16 +122,10 @@ class RankTable:
     def tokens_at(self, row: int, count: int) -> tuple[int, ...]:
         """The root of a row and the true tokens behind it, `count` in all or as many as known."""
         text, at = self.locate(row)
-        ends = (*self.token_starts[1:], len(self.token_ids))
-        begin = self.token_starts[text] + at
-        return tuple(self.token_ids[begin : min(begin + count, ends[text])].tolist())
+        return tuple(self.tokens_of(text)[at : at + count].tolist())
 
     def only(self, category: str | None) -> RankTable:
-        """The texts of one category; None = all of them.
-
-        Raises:
-            ConfigError: no text is of this category.
-        """
+        """The texts of one category; None = all of them. Raises ConfigError where there is none."""
         if category is None:
             return self
         wanted = [i for i, name in enumerate(self.categories) if name == category]
@@ -139,8 +137,7 @@ class RankTable:
     def pick(self, wanted: Sequence[int]) -> RankTable:
         """These texts only, by number, in this order."""
         rows = [np.arange(*self.span(i)) for i in wanted]
-        ends = (*self.token_starts[1:], len(self.token_ids))
-        tokens = [self.token_ids[self.token_starts[i] : ends[i]] for i in wanted]
+        tokens = [self.tokens_of(i) for i in wanted]
         kept, sources = np.concatenate(rows), self.about.get("sources") or ()
         every = {"sources": [sources[i] for i in wanted]} if len(sources) == self.num_texts else {}
         return replace(
@@ -162,15 +159,9 @@ class RankTable:
 
     def to_bytes(self) -> bytes:
         """A compressed NumPy archive; `from_bytes` reads it."""
-        head = {
-            "format": _FORMAT,
-            "num_ranks": self.num_ranks,
-            "texts": self.texts,
-            "categories": self.categories,
-            "token_starts": self.token_starts,
-            "about": dict(self.about),
-            "chains": sorted(self.chains),
-        }
+        names = ("num_ranks", "texts", "categories", "token_starts", "about")
+        head = {name: getattr(self, name) for name in names}
+        head |= {"format": _FORMAT, "chains": sorted(self.chains)}
         arrays = {"ranks": self.ranks, "token_ids": self.token_ids}
         for length, steps in self.chains.items():
             arrays[f"chain_{length}"] = np.stack([column.astype(np.int32) for column in steps])
@@ -197,14 +188,14 @@ class RankTable:
                         " Measure it again."
                     )
                 return cls(
-                    ranks=stored["ranks"],
-                    num_ranks=head["num_ranks"],
-                    texts=tuple(head["texts"]),
-                    categories=tuple(head["categories"]),
-                    token_ids=stored["token_ids"],
-                    token_starts=tuple(head["token_starts"]),
-                    chains={n: ChainSteps.of(stored[f"chain_{n}"]) for n in head["chains"]},
-                    about=head["about"],
+                    stored["ranks"],
+                    head["num_ranks"],
+                    tuple(head["texts"]),
+                    tuple(head["categories"]),
+                    stored["token_ids"],
+                    tuple(head["token_starts"]),
+                    {n: ChainSteps.of(stored[f"chain_{n}"]) for n in head["chains"]},
+                    head["about"],
                 )
         except _DAMAGED as error:
             raise ConfigError("This is no rank table. Measure it again.") from error

@@ -175,14 +175,8 @@ def _output(reading: Reading, at: int, path: Sequence[int], device: torch.device
 
 @dataclass(slots=True)
 class DraftedTrees:
-    """Shapes of drafted trees, counted; for steps made offline and for recorded ones alike.
-
-    Attributes:
-        num_nodes, depths, widths: how many trees had so many drafted nodes, levels, and nodes on
-            their widest level.
-        drafted: how many trees had a node at this path of ranks.
-        accepted: how many steps accepted it.
-    """
+    """How many trees, drafted offline or recorded, had so many nodes, levels, nodes on the widest
+    level; and how many had a node at a path of ranks, or accepted it."""
 
     num_nodes: Counter[int] = field(default_factory=Counter)
     depths: Counter[int] = field(default_factory=Counter)
@@ -205,11 +199,10 @@ class DraftedTrees:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GreedySteps:
-    """The steps of a greedy run that was replayed or drafted again.
+    """The steps `(steps,)` of a greedy run that was replayed or drafted again.
 
     Attributes:
-        roots: `(steps,)` where they begin: a row of a table, or which output of its text.
-        accepted_lengths: `(steps,)` draft tokens that each accepted.
+        roots: where they begin: a row of a table, or which output of its text.
     """
 
     roots: np.ndarray
@@ -237,13 +230,7 @@ class GreedySteps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Redraft(GreedySteps):
-    """The steps of all texts with some settings.
-
-    Attributes:
-        texts: `(steps,)` which text each step belongs to.
-        node_counts: `(steps,)` drafted nodes.
-        trees: shapes of the drafted trees.
-    """
+    """The steps of all texts with some settings: which text each belongs to, nodes it drafted."""
 
     texts: np.ndarray
     node_counts: np.ndarray

@@ -49,18 +49,7 @@ def best_tree(
     max_width: int | None = None,
     category: str | None = None,
 ) -> ChoiceTree:
-    """The tree of at most n nodes with the highest replayed MAT among those grown.
-
-    It has fewer nodes where no further path was ever true.
-
-    Args:
-        max_depth: longest path; None = as deep as the table.
-        max_width: ranks that may be used, 0 … max_width − 1; None = all of the table's.
-
-    Raises:
-        ConfigError: a constraint is out of range, no text is of this category, or the drafter was
-            never right.
-    """
+    """The tree of at most n nodes with the highest replayed MAT among those grown; see `curve`."""
     return curve(table, (n,), max_depth=max_depth, max_width=max_width, category=category)[0].tree
 
 
@@ -74,8 +63,15 @@ def curve(
 ) -> tuple[CurvePoint, ...]:
     """The best tree for every size, in the order given; a larger one is never worse.
 
+    A tree has fewer nodes where no further path was ever true.
+
+    Args:
+        max_depth: longest path; None = as deep as the table.
+        max_width: ranks that may be used, 0 … max_width − 1; None = all of the table's.
+
     Raises:
-        ConfigError: as `best_tree`.
+        ConfigError: a constraint is out of range, no text is of this category, or the drafter was
+            never right.
     """
     if not table.depths:
         raise ConfigError("This drafter looks up chains; there is no tree to choose.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -35,11 +36,7 @@ def measure_curve(
     repeats: int = 5,
     on_progress: OnProgress = ignore,
 ) -> LatencyCurve:
-    """Measure the curve; sizes take turns within each repeat, so drift hits all alike.
-
-    Raises:
-        StoppedError: somebody stopped it.
-    """
+    """Time verify forwards; sizes take turns within each repeat, so drift hits all alike."""
     context_len = max(1, min(context_len, target.context_len - max(rows) - 1))
     cache = target.new_cache(context_len + max(rows))
     seconds = np.empty((repeats + 1, len(rows)))
@@ -100,11 +97,7 @@ def measure_other(
     repeats: int = 8,
     on_progress: OnProgress = ignore,
 ) -> LatencyCurve:
-    """Measure what real steps of the loop spend on neither drafting nor verifying.
-
-    Raises:
-        StoppedError: somebody stopped it.
-    """
+    """Time what real steps of the loop spend on neither drafting nor verifying."""
     room = repeats + 2
     context_len = max(1, min(context_len, target.context_len - (max(rows) + 1) * room))
     prompt = [i % target.vocab_size for i in range(context_len)]
@@ -112,14 +105,10 @@ def measure_other(
     medians = []
     for done, n in enumerate(rows):
         on_progress(done / len(rows))
-        taken = []
         records = decode(target, _FixedChain(n, target), prompt, limits=limits)
-        for record in records:
-            if isinstance(record, Step):
-                taken.append(record.accept_s + record.other_s)
-            if len(taken) > repeats:
-                break
+        steps = [s for s in islice(records, repeats + 2) if isinstance(s, Step)]
         records.close()  # type: ignore[attr-defined]
+        taken = [step.accept_s + step.other_s for step in steps]
         medians.append(1000 * statistics.median(taken[1:] or taken))
     on_progress(1.0)
     return LatencyCurve(rows, tuple(medians), context_len)

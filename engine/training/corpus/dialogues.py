@@ -5,6 +5,7 @@ A dialogue follows from a seed and its number alone, so a corpus can be cut anyw
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import re
@@ -22,13 +23,8 @@ if TYPE_CHECKING:
     from engine.model.target import Target
 
 Kind = Literal["line", "question", "turn", "passage", "article", "answer"]
-_INFILL_TOKENS: dict[Kind, int] = {
-    "line": 40,
-    "question": 32,
-    "turn": 72,
-    "passage": 110,
-    "article": 200,
-}
+_INFILL_TOKENS: dict[Kind, int]
+_INFILL_TOKENS = {"line": 40, "question": 32, "turn": 72, "passage": 110, "article": 200}
 _LONG_TOKENS: dict[Kind, int] = {**_INFILL_TOKENS, "passage": 220, "article": 640}
 _LONG_BLOCK, _LONG_EVERY = 128, 5
 """Blocks of dialogues, of which every so many have long texts: they run side by side then."""
@@ -60,11 +56,7 @@ Segment = str | Completion
 
 @dataclass(frozen=True, slots=True)
 class DialogueSpec:
-    """One dialogue to be.
-
-    Attributes:
-        seed: of every random draw in it.
-    """
+    """One dialogue to be; the seed is that of every random draw in it."""
 
     number: int
     category: str
@@ -104,14 +96,10 @@ class ChatFormat:
         user, answer, again = _MARKS
         roles = zip(("user", "assistant", "user"), _MARKS, strict=True)
         turns = [{"role": role, "content": mark} for role, mark in roles]
-        first, text = (
-            str(
-                target.tokenizer.apply_chat_template(
-                    some, tokenize=False, add_generation_prompt=True
-                )
-            )
-            for some in (turns[:1], turns)
+        framed = functools.partial(
+            target.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True
         )
+        first, text = str(framed(turns[:1])), str(framed(turns))
         if not all(mark in text for mark in _MARKS) or user not in first:
             raise PromptError(f"{target.name}'s chat template does not show the turns as given.")
         head, to_answer = first.split(user)

@@ -22,12 +22,7 @@ TOP_K, TOP_P = 64, 0.95
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """A finished dialogue.
-
-    Attributes:
-        spans: `[start, end)` of tokens that the target wrote, answers only.
-        complete: False where it met the length limit before its last answer.
-    """
+    """A finished dialogue: `[start, end)` of its answers, and whether the last one has its end."""
 
     spec: DialogueSpec
     token_ids: tuple[int, ...]
@@ -39,11 +34,7 @@ class BatchGenerator:
     """Writes dialogues, many at a time."""
 
     def __init__(self, target: Target, *, rows: int, max_len: int) -> None:
-        """Prepare for `rows` dialogues of up to `max_len` tokens at a time.
-
-        Raises:
-            ConfigError: `max_len` exceeds the target's context.
-        """
+        """Raises ConfigError: `max_len` exceeds the target's context."""
         if max_len > target.context_len:
             raise ConfigError(
                 f"max_len must be at most {target.context_len}, the context of {target.name}, "
@@ -152,11 +143,7 @@ class _Endings:
 
 @dataclass(slots=True)
 class _Sequence:
-    """One dialogue in the making.
-
-    Attributes:
-        tokens: all that is decided; the first `num_read` are in the cache.
-    """
+    """One dialogue in the making: of the tokens decided, the first `num_read` are in the cache."""
 
     spec: DialogueSpec
     endings: _Endings
@@ -182,10 +169,13 @@ class _Sequence:
         return self._completion.temperature if self._completion else 0.0
 
     @property
+    def _written(self) -> int:
+        return len(self.tokens) - self._began
+
+    @property
     def too_early(self) -> bool:
         """Whether the text must not end yet: articles are to be long."""
-        written = len(self.tokens) - self._began
-        return self._completion is not None and written < self._completion.min_tokens
+        return self._completion is not None and self._written < self._completion.min_tokens
 
     def push(self, token: int) -> None:
         """The last token read was continued by this one; taken only where the target writes."""
@@ -200,7 +190,7 @@ class _Sequence:
         self.finished = self.finished or len(self.tokens) >= self.max_len
 
     def _infill(self, part: Completion, token: int) -> None:
-        endings, written = self.endings, len(self.tokens) - self._began
+        endings, written = self.endings, self._written
         one_line = part.kind not in ("turn", "article") and written >= part.min_tokens
         if token in endings.eos_ids or (one_line and token in endings.line):
             self._advance()
@@ -214,7 +204,7 @@ class _Sequence:
 
     def _cut_at_sentence(self) -> None:
         """Cut the text after its last sentence, if that leaves half of it."""
-        least = self._began + (len(self.tokens) - self._began) // 2
+        least = self._began + self._written // 2
         for end in range(len(self.tokens), least, -1):
             if self.tokens[end - 1] in self.endings.sentence:
                 del self.tokens[end:]
@@ -223,7 +213,7 @@ class _Sequence:
     def _answer(self, part: Completion, token: int) -> None:
         self.tokens.append(token)
         eos = token in self.endings.eos_ids
-        if not eos and len(self.tokens) - self._began < part.max_tokens:
+        if not eos and self._written < part.max_tokens:
             return
         self.spans.append((self._began, len(self.tokens)))
         if eos and self._next_segment < len(self.spec.segments):

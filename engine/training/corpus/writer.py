@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,8 +43,7 @@ class CorpusWriter:
         """Open for appending, after cutting off what was not finished.
 
         Raises:
-            ConfigError: the corpus there is another target's, was made with other settings, or is
-                being written by another process.
+            ConfigError: it is another target's, of other settings, or open in another process.
         """
         folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
@@ -68,21 +67,14 @@ class CorpusWriter:
     def append(self, dialogue: Dialogue) -> None:
         """Store one dialogue; on disk (in the system's hands) when this returns."""
         ids = np.asarray(dialogue.token_ids, dtype=self._dtype)
-        spec, start = dialogue.spec, self._stored
-        entry = Entry(spec.number, spec.category, self._shard, start, len(ids), dialogue.spans)
-        self._data.write(ids.tobytes())
-        self._data.flush()
-        line = {
-            "n": entry.number,
-            "category": entry.category,
-            "seed": spec.seed,
-            "start": entry.start,
-            "length": entry.length,
-            "answers": entry.spans,
-            "complete": dialogue.complete,
-        }
-        self._index.write(json.dumps(line).encode() + b"\n")
-        self._index.flush()
+        spec, start, spans = dialogue.spec, self._stored, dialogue.spans
+        line = {"n": spec.number, "category": spec.category, "seed": spec.seed, "start": start}
+        line |= {"length": len(ids), "answers": spans, "complete": dialogue.complete}
+        index = json.dumps(line).encode() + b"\n"
+        for file, written in ((self._data, ids.tobytes()), (self._index, index)):
+            file.write(written)
+            file.flush()
+        entry = Entry(spec.number, spec.category, self._shard, start, len(ids), spans)
         self.corpus.entries.append(entry)
         self._stored += len(ids)
         if self._stored >= SHARD_TOKENS:
@@ -117,11 +109,7 @@ def _locked(folder: Path) -> IO[bytes]:
 
 
 def _opened(folder: Path, target: Target, settings: CorpusSettings) -> Corpus:
-    """The corpus in a folder, made if it is not there, if it is this target's with these settings.
-
-    Raises:
-        ConfigError: it is another's, or was made with other settings.
-    """
+    """The corpus in a folder, made if it is not there; refused as `CorpusWriter` says."""
     manifest, file = _manifest(target, settings), folder / MANIFEST
     if not file.is_file():
         partial = file.with_suffix(".partial")
@@ -192,11 +180,9 @@ def grow(
         if there.num_tokens >= num_tokens:
             return
     chat = ChatFormat.of(target)
-    writer = CorpusWriter(folder, target, settings)
-    corpus = writer.corpus
-    try:
-        stored = corpus.num_tokens
-        done = frozenset(entry.number for entry in corpus.entries)
+    with closing(CorpusWriter(folder, target, settings)) as writer:
+        stored = writer.corpus.num_tokens
+        done = frozenset(entry.number for entry in writer.corpus.entries)
         rows = rows or _default_rows(target, settings.max_len)
         generator = BatchGenerator(target, rows=rows, max_len=settings.max_len)
         for dialogue in generator.run(dialogue_specs(chat, settings, templates, prompts, done)):
@@ -204,11 +190,9 @@ def grow(
                 continue
             writer.append(dialogue)
             stored += len(dialogue.token_ids)
-            yield corpus
+            yield writer.corpus
             if stored >= num_tokens:
                 return
-    finally:
-        writer.close()
 
 
 def _default_rows(target: Target, max_len: int) -> int:
