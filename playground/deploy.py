@@ -64,8 +64,7 @@ class Question(Settings):
     def of_link(cls, params: Mapping[str, str]) -> Question | None:
         """What an address with `deploy` opens; None for any other, or where another page is meant.
 
-        Raises:
-            ConfigError: a part is too long.
+        Raises ConfigError: a part is too long.
         """
         if not params.get("deploy") or any(params.get(name) for name in OTHER_PAGES):
             return None
@@ -111,11 +110,7 @@ class Question(Settings):
         )
 
     def find(self, log: RunLog, catalog: Catalog) -> Handed:
-        """The method on its target.
-
-        Raises:
-            ConfigError: no such run, method or target.
-        """
+        """The method on its target. Raises ConfigError: no such run, method or target."""
         if self.kind == "run":
             return of_run(log, self.run)
         method = catalog.method(self.method)
@@ -125,8 +120,7 @@ class Question(Settings):
 def of_run(log: RunLog, run_id: str) -> Handed:
     """The method and target of a stored run.
 
-    Raises:
-        ConfigError: there is no such run, or its method is not known here.
+    Raises ConfigError: there is no such run, or its method is not known here.
     """
     run = log.get(run_id)
     if run is None:
@@ -153,8 +147,7 @@ def hand_over(
 ) -> Export:
     """The method as an engine takes it, or why it does not.
 
-    Raises:
-        ConfigError: no such engine, or a version that is not known.
+    Raises ConfigError: no such engine, or a version that is not known.
     """
     spec = _spec_of(handed.target, resolve)
     target = handed.target if spec is None else _loadable(spec)
@@ -227,18 +220,13 @@ def _target_notes(spec: TargetSpec | None, target: str, engine: str) -> tuple[st
 def read_config(engine: str, text: str) -> Imported:
     """A method from another engine's config.
 
-    Raises:
-        ConfigError: it cannot be read, or has no counterpart here.
+    Raises ConfigError: it cannot be read, or has no counterpart here.
     """
     return import_config(find_engine(engine), text, read_yaml)
 
 
 def read_yaml(text: str) -> Any:
-    """Plain data of a YAML text.
-
-    Raises:
-        ConfigError: malformed; names the line.
-    """
+    """Plain data of a YAML text. Raises ConfigError: malformed; names the line."""
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -253,8 +241,7 @@ def use(
 ) -> tuple[str, str, dict[str, Any]]:
     """Target, method key and settings of another engine's config, for the Generate page.
 
-    Raises:
-        ConfigError: it cannot be read, or the target is not offered this method.
+    Raises ConfigError: it cannot be read, or the target is not offered this method.
     """
     config = read_config(engine, text).config
     name = catalog.target(target).name

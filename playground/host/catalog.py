@@ -119,8 +119,7 @@ class Catalog:
     def example(self, key: object) -> tuple[str, bool]:
         """Text of an example, and whether it is a raw completion.
 
-        Raises:
-            ConfigError: no example is named so.
+        Raises ConfigError: no example is named so.
         """
         name, _, index = key.rpartition("/") if isinstance(key, str) else ("", "", "")
         suite = self.suites.get(name)

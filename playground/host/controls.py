@@ -60,8 +60,7 @@ def controls_of(settings: Settings, *, skip: tuple[str, ...] = ()) -> list[dict[
 def settings_from(cls: type[Parsed], raw: object, *, where: str = "") -> Parsed:
     """Settings from what the form's controls hold.
 
-    Raises:
-        ConfigError: naming the key, the value and what is allowed.
+    Raises ConfigError: naming the key, the value and what is allowed.
     """
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{where or cls.__name__} must be a mapping of settings.")

@@ -31,8 +31,7 @@ def choose_method(
         drafter: weights of the drafter; sets `speculative_model`. For a drafter of the user's own
             it is `module:Class` or an entry point, which is imported here.
 
-    Raises:
-        ConfigError: unknown name, key or value.
+    Raises ConfigError: unknown name, key or value.
     """
     own = drafter is not None and ":" in drafter and not Path(drafter).exists()
     if own and name == "Autoregressive":
@@ -51,8 +50,7 @@ def register_own(place: str) -> str:
     For the command line and the server's start only: this runs the code that it names. Modules are
     also looked for in the current folder.
 
-    Raises:
-        DrafterError: it cannot be imported.
+    Raises DrafterError: it cannot be imported.
     """
     if "" not in sys.path:
         sys.path.insert(0, "")
@@ -83,8 +81,7 @@ def _base(name: str) -> dict[str, Any]:
 def read_overrides(items: Sequence[str]) -> dict[str, Any]:
     """Settings given as `field=value`, the value read as YAML.
 
-    Raises:
-        ConfigError: one has no `=`, or a value that is no YAML.
+    Raises ConfigError: one has no `=`, or a value that is no YAML.
     """
     found: dict[str, Any] = {}
     for item in items:

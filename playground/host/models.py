@@ -54,18 +54,13 @@ class Models:
     def target(self, spec: TargetSpec, dtype: str, progress: ProgressCallback) -> Target:
         """The target, loaded if it is not; the one before it is freed first.
 
-        Raises:
-            SourceError, TargetError: it cannot be had; then nothing is loaded.
+        Raises SourceError, TargetError: it cannot be had; then nothing is loaded.
         """
         if self._target is not None and self._serves(spec.name, dtype):
             return self._target
         self.close()
         target = load_target(
-            spec,
-            dtype=dtype,
-            device=self._device,
-            cache_dir=self._cache_dir,
-            progress=progress,
+            spec, dtype=dtype, device=self._device, cache_dir=self._cache_dir, progress=progress
         )
         self._target, self._key = target, (spec.name, dtype)
         self.loaded = Loaded(
@@ -87,8 +82,7 @@ class Models:
         Args:
             keep: how many to hold, this one included; those used longest ago go first.
 
-        Raises:
-            DrafterError: it does not fit the target, or its weights cannot be had.
+        Raises DrafterError: it does not fit the target, or its weights cannot be had.
         """
         assert self._target is not None
         key = config.model_dump_json()
@@ -103,8 +97,7 @@ class Models:
     def new_drafter(self, config: MethodConfig) -> Drafter:
         """A drafter of the caller's own on the loaded target; the caller closes it.
 
-        Raises:
-            DrafterError: it does not fit the target, or its weights cannot be had.
+        Raises DrafterError: it does not fit the target, or its weights cannot be had.
         """
         return build_drafter(config, self.bench(), self._latency)
 
@@ -112,10 +105,7 @@ class Models:
         """The loaded target, and what a method may use beside it."""
         assert self._target is not None
         return BuildContext(
-            self._target,
-            resolve=self._resolve,
-            load=self._companion,
-            locate=presets.locate,
+            self._target, resolve=self._resolve, load=self._companion, locate=presets.locate
         )
 
     def _latency(self) -> LatencyCurve:

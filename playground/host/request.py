@@ -114,8 +114,7 @@ def _depth(value: object) -> int:
 def config_of(method: Method, raw: object) -> MethodConfig:
     """The method's settings with those that a form changed.
 
-    Raises:
-        ConfigError: naming what is wrong.
+    Raises ConfigError: naming what is wrong.
     """
     if not isinstance(raw, Mapping):
         raise ConfigError(f"The method's settings must be a mapping, got {type(raw).__name__}.")

@@ -77,8 +77,7 @@ class EngineHost:
     def generate(self, request: GenerateRequest, *, owner: str) -> LiveRun:
         """Queue a run; an unfinished run of the same owner is cancelled.
 
-        Raises:
-            QueueFullError: too many are waiting.
+        Raises QueueFullError: too many are waiting.
         """
         run = self._new_run(request, owner)
         return self._enqueue(Job(run, lambda run: self._generate(run, request)))
@@ -89,8 +88,7 @@ class EngineHost:
         `work` is called on the engine's thread with the returned run, which stands for all of it;
         only there may it use `prepare`, `drafter`, `announce` and `perform`.
 
-        Raises:
-            QueueFullError: too many are waiting.
+        Raises QueueFullError: too many are waiting.
         """
         return self._enqueue(Job(LiveRun(owner), work))
 

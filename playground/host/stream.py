@@ -101,11 +101,7 @@ def step_detail(row: StepRow) -> dict[str, Any]:
         "draft_probs": list(row.draft_probs),
         "target_probs": list(row.target_probs),
         "accepted": list(row.accepted),
-        "bonus": {
-            "label": row.bonus_text,
-            "token_id": row.bonus,
-            "recovered": _recovered(row),
-        },
+        "bonus": {"label": row.bonus_text, "token_id": row.bonus, "recovered": _recovered(row)},
         "num_committed": row.num_committed,
         "num_extra_rows": row.num_extra_rows,
         "draft_s": row.draft_s,
@@ -279,8 +275,7 @@ class History:
     def since(self, run_id: str, have: int) -> dict[str, Any]:
         """Events from number `have` on, and everything else about the run.
 
-        Raises:
-            ConfigError: there is no such run.
+        Raises ConfigError: there is no such run.
         """
         live = self._runs.get(run_id)
         if live is not None:
@@ -296,11 +291,7 @@ class History:
         return self._since_in_log(self._stored(run_id), have)
 
     def step(self, run_id: str, index: int) -> dict[str, Any]:
-        """One step with its draft tree.
-
-        Raises:
-            ConfigError: there is no such run or step.
-        """
+        """One step with its draft tree. Raises ConfigError: there is no such run or step."""
         live = self._runs.get(run_id)
         if live is not None and index < len(live.rows):
             return step_detail(live.rows[index])
@@ -312,8 +303,7 @@ class History:
     def opened(self, run_id: str) -> Message:
         """A message that makes a panel show a run of the log; its text comes by `since`.
 
-        Raises:
-            ConfigError: there is no such run.
+        Raises ConfigError: there is no such run.
         """
         live = self._runs.get(run_id)
         meta = live.meta if live is not None and live.meta else _stored_meta(self._stored(run_id))

@@ -30,8 +30,7 @@ class TraceFile:
     ) -> None:
         """Open the file and write what is being run.
 
-        Raises:
-            ConfigError: the file cannot be written.
+        Raises ConfigError: the file cannot be written.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -30,8 +30,7 @@ def request_again(catalog: Catalog, run: RunDetail) -> GenerateRequest:
 def request_of(catalog: Catalog, run: RunDetail) -> GenerateRequest:
     """A run's settings and prompt; of a chat, its last question.
 
-    Raises:
-        ConfigError: the target, the method or a setting is not known here any more.
+    Raises ConfigError: the target, the method or a setting is not known here any more.
     """
     cls = catalog.types.get(run.decoding_type)
     if cls is None:
@@ -57,8 +56,7 @@ def request_of(catalog: Catalog, run: RunDetail) -> GenerateRequest:
 def nearest_method(catalog: Catalog, target: str, title: str, config: MethodConfig) -> str:
     """The entry of the method picker that is nearest to these settings.
 
-    Raises:
-        ConfigError: the picker has none of this method.
+    Raises ConfigError: the picker has none of this method.
     """
     keys = [key for _, key in catalog.method_choices(target)]
     same = [key for key in keys if type(catalog.method(key).config) is type(config)]

@@ -38,8 +38,7 @@ def _adapters() -> tuple[TypeAdapter[RunDetail], TypeAdapter[tuple[StepRow, ...]
 def checked_run(values: Mapping[str, Any], rows: Any, where: str) -> StoredRun:
     """A run and its steps from plain data.
 
-    Raises:
-        ConfigError: naming the run, the field and what is wrong.
+    Raises ConfigError: naming the run, the field and what is wrong.
     """
     run_type, steps_type = _adapters()
     try:

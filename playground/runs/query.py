@@ -140,11 +140,7 @@ class TableQuery(Settings):
 
 
 def read_link(text: str) -> TableQuery:
-    """The query that a link's `runs` holds.
-
-    Raises:
-        ConfigError: it is malformed.
-    """
+    """The query that a link's `runs` holds. Raises ConfigError: it is malformed."""
     if len(text) > MAX_LINK_CHARS:
         raise ConfigError("The link is too long. Open the Runs page and filter there.")
     try:
@@ -178,8 +174,7 @@ def read_filters(texts: Iterable[str], titles: Mapping[str, str]) -> dict[str, A
     Args:
         titles: the names under which figures are shown, which are taken for theirs.
 
-    Raises:
-        ConfigError: one of them is no filter.
+    Raises ConfigError: one of them is no filter.
     """
     keys = {title.casefold(): key for key, title in titles.items()}
     found: dict[str, Any] = {"labels": {}, "ranges": {}}

@@ -6,14 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from playground.runs.columns import (
-    COLUMNS,
-    DASH,
-    FIGURES,
-    GROUP_COLUMNS,
-    GROUP_FIGURES,
-    Column,
-)
+from playground.runs.columns import COLUMNS, DASH, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
 from playground.runs.query import NUM_RUNS, PAGE_SIZE, Baseline, TableQuery
 from playground.runs.settings import Types, non_default
 from storage import LABEL_PREFIX, Circumstance, RunGroup, RunLog, RunSummary, Spread

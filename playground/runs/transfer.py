@@ -68,8 +68,7 @@ def export_runs(log: RunLog, run_ids: Sequence[str], stream: IO[str], kind: Kind
 def writing(file: Path) -> Iterator[IO[str]]:
     """A text stream into a file that appears only when all is written; gzip if it ends in .gz.
 
-    Raises:
-        ConfigError: the file cannot be written.
+    Raises ConfigError: the file cannot be written.
     """
     part = file.with_name(f".{file.name}.part")
     try:
@@ -183,8 +182,7 @@ def import_runs(log: RunLog, lines: Iterable[str]) -> Iterator[Imported]:
 def reading(file: Path) -> Iterator[IO[str]]:
     """A text stream out of a file, gzip or not.
 
-    Raises:
-        ConfigError: it cannot be read, or is no text.
+    Raises ConfigError: it cannot be read, or is no text.
     """
     try:
         with file.open("rb") as raw:
@@ -199,8 +197,7 @@ def reading(file: Path) -> Iterator[IO[str]]:
 def read_runs(lines: Iterable[str]) -> Iterator[StoredRun]:
     """The runs of an export, one at a time; a reformatted one is read as a whole.
 
-    Raises:
-        ConfigError: it is no export, or a run in it is malformed; names the run.
+    Raises ConfigError: it is no export, or a run in it is malformed; names the run.
     """
     source = iter(lines)
     first = next(source, "")

@@ -20,10 +20,7 @@ MOST_RUNS = 100
 
 
 def drafted_row(
-    config: MethodConfig,
-    trees: DraftedTrees,
-    accepted: Sequence[int],
-    nodes: Sequence[int],
+    config: MethodConfig, trees: DraftedTrees, accepted: Sequence[int], nodes: Sequence[int]
 ) -> dict[str, Any]:
     """Figures and shapes as the page's `DynamicCard` reads them; plain JSON.
 

@@ -61,11 +61,7 @@ class Question(Settings):
     name: str = ""
 
     def given(self, field: str) -> str:
-        """A field that this question cannot do without.
-
-        Raises:
-            ConfigError: it is not there.
-        """
+        """A field that this question cannot do without. Raises ConfigError: it is not there."""
         value: str | None = getattr(self, field)
         if value is None:
             raise ConfigError(f"{field} must be given. Pick one of the page's list.")

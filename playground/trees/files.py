@@ -45,11 +45,7 @@ def formats() -> list[dict[str, str]]:
 
 
 def read_paths(raw: object) -> ChoiceTree:
-    """A tree as the page holds it: lists of ranks.
-
-    Raises:
-        TreeError: it is no tree.
-    """
+    """A tree as the page holds it: lists of ranks. Raises TreeError: it is no tree."""
     if not isinstance(raw, list) or len(raw) > MAX_NODES:
         raise TreeError(f"The tree must be a list of at most {MAX_NODES} paths.")
     return ChoiceTree.parse(raw, form="candidates")
@@ -58,8 +54,7 @@ def read_paths(raw: object) -> ChoiceTree:
 def read_text(raw: str, limits: ChoiceLimits = ANY) -> dict[str, Any]:
     """A tree from text in any known format.
 
-    Raises:
-        TreeError: it is none, or the drafter cannot take it; names the place.
+    Raises TreeError: it is none, or the drafter cannot take it; names the place.
     """
     if len(raw) > MAX_TEXT_CHARS:
         raise TreeError(f"The text has {len(raw)} characters; at most {MAX_TEXT_CHARS} are read.")
@@ -70,8 +65,7 @@ def read_text(raw: str, limits: ChoiceLimits = ANY) -> dict[str, Any]:
 def read_growmap(raw: str, limits: ChoiceLimits = ANY) -> dict[str, Any]:
     """A tree from the bytes of Sequoia's .pt file, in base64.
 
-    Raises:
-        TreeError: it is none, or the drafter cannot take it.
+    Raises TreeError: it is none, or the drafter cannot take it.
     """
     if len(raw) > 2 * MAX_TEXT_CHARS:
         raise TreeError(f"A growmap file must have at most {MAX_TEXT_CHARS} bytes.")
@@ -153,8 +147,7 @@ def _saved_row(artifact: Artifact) -> dict[str, Any] | None:
 def save_tree(log: RunLog, name: str, tree: ChoiceTree, about: Mapping[str, Any]) -> str:
     """Keep a tree under a name, in place of an older one of that name; returns the name.
 
-    Raises:
-        ConfigError: no name, or too long a one.
+    Raises ConfigError: no name, or too long a one.
     """
     kept = _name(name)
     meta = {**about, "tree": tree.as_lists()}
@@ -163,11 +156,7 @@ def save_tree(log: RunLog, name: str, tree: ChoiceTree, about: Mapping[str, Any]
 
 
 def forget_tree(log: RunLog, name: str) -> str:
-    """Delete the saved tree of a name.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Delete the saved tree of a name. Raises ConfigError: there is none."""
     kept = _name(name)
     found = log.artifacts.find(KIND, {"name": kept})
     if not found:

@@ -51,8 +51,7 @@ class Fit:
 def hold_out(table: RankTable, every: int) -> tuple[RankTable, RankTable | None]:
     """The texts to fit to, and every so-manieth of each category, held out; 0 holds out none.
 
-    Raises:
-        ConfigError: nothing would be left on one side.
+    Raises ConfigError: nothing would be left on one side.
     """
     if every == 0:
         return table, None
@@ -87,8 +86,7 @@ def fit_trees(
     Args:
         held_out: one text in so many is only judged by; 0 = none.
 
-    Raises:
-        ConfigError: a constraint is out of range, or too few texts.
+    Raises ConfigError: a constraint is out of range, or too few texts.
     """
     fitted, other = hold_out(table.only(category), held_out)
     points = curve(fitted, nodes, max_depth=max_depth, max_width=max_width)

@@ -142,13 +142,7 @@ class Measurements:
 
     # ---- dynamic trees
 
-    def redraft(
-        self,
-        method: TreeMethod,
-        target: str,
-        source: str,
-        wanted: MethodConfig,
-    ) -> Work:
+    def redraft(self, method: TreeMethod, target: str, source: str, wanted: MethodConfig) -> Work:
         """Drafts a source's texts again as `wanted`, another size of the dynamic tree, says."""
 
         def work(run: LiveRun) -> dict[str, Any]:
@@ -212,8 +206,7 @@ class Jobs:
     def start(self, work: Work, *, owner: str) -> str:
         """Queue it; an unfinished job of the same owner is stopped.
 
-        Raises:
-            QueueFullError: too many are waiting.
+        Raises QueueFullError: too many are waiting.
         """
         return self._host.submit(lambda run: self._do(run, work), owner=owner).id
 
@@ -230,8 +223,7 @@ class Jobs:
     def state(self, job: str) -> dict[str, Any]:
         """How far a job is: words, progress, whether it is over, its fault, its result.
 
-        Raises:
-            ConfigError: there is no such job.
+        Raises ConfigError: there is no such job.
         """
         run = self._of(job)
         over = run.over.is_set()

@@ -61,8 +61,7 @@ class TreeMethod:
     def with_settings(self, settings: Mapping[str, int | None] | None) -> MethodConfig:
         """The method with another size of its dynamic tree.
 
-        Raises:
-            ConfigError: it grows no tree, or a setting is none of the tree's.
+        Raises ConfigError: it grows no tree, or a setting is none of the tree's.
         """
         if self.kind != "dynamic" or settings is None:
             raise ConfigError(f"{self.title} grows no tree of its own; there is no size to change.")
@@ -101,8 +100,7 @@ class TreeMethod:
 def tree_method(catalog: Catalog, key: object) -> TreeMethod:
     """A method of the catalog that has something to tune here.
 
-    Raises:
-        ConfigError: there is no such method, or it drafts neither trees nor chains.
+    Raises ConfigError: there is no such method, or it drafts neither trees nor chains.
     """
     found = catalog.method(key)
     method = TreeMethod(str(key), found.title, found.config)
@@ -149,8 +147,7 @@ class Used:
 def read_used(catalog: Catalog, raw: Mapping[str, Any]) -> Used:
     """What the page sent with "use".
 
-    Raises:
-        ConfigError: the method is not offered for the target, or refuses the tree.
+    Raises ConfigError: the method is not offered for the target, or refuses the tree.
     """
     use = Use.parse(raw, where="the tree page")
     target = catalog.target(use.target).name

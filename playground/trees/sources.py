@@ -175,8 +175,7 @@ class Sources:
     def run_ids(self, source: str, target: str) -> tuple[list[str], str | None]:
         """Runs behind a source of texts, and its benchmark if it is one; no suites.
 
-        Raises:
-            ConfigError: there is no such source, or nothing usable in it.
+        Raises ConfigError: there is no such source, or nothing usable in it.
         """
         kind, _, name = source.partition(":")
         if kind == "run":

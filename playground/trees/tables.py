@@ -218,8 +218,7 @@ def pack(table: RankTable) -> dict[str, Any]:
     Ranks go up by one, so that 0 means "not among the ranks kept": `(positions, depths)` integers
     of `width` bytes, little-endian, in base64.
 
-    Raises:
-        ConfigError: too large to send.
+    Raises ConfigError: too large to send.
     """
     width = 1 if table.num_ranks <= 254 else 2
     if table.ranks.size * width > MAX_PACKED_BYTES:

@@ -121,7 +121,4 @@ def module_routes() -> list[BaseRoute]:
     def plotly_script(_: Any) -> Response:
         return FileResponse(PLOTLY, media_type="text/javascript", headers=FOREVER)
 
-    return [
-        Route(f"{root}/plotly.min.js", plotly_script),
-        Mount(root, Modules(directory=STATIC)),
-    ]
+    return [Route(f"{root}/plotly.min.js", plotly_script), Mount(root, Modules(directory=STATIC))]

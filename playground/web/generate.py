@@ -50,12 +50,7 @@ def method_form(method: Method, key: str, held: dict[str, Any] | None = None) ->
 def run_form() -> dict[str, Any]:
     """The form's value for sampling and limits."""
     groups = [
-        {
-            "name": "sampling",
-            "title": "Sampling",
-            "open": True,
-            "fields": controls_of(Sampling()),
-        },
+        {"name": "sampling", "title": "Sampling", "open": True, "fields": controls_of(Sampling())},
         {"name": "limits", "title": "Limits", "open": True, "fields": controls_of(Limits())},
     ]
     return {"groups": groups, "values": {}}
@@ -286,8 +281,7 @@ class GeneratePage:
     def take(self, target: str, method: str, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
         """Values of target, method and form that show a method with settings of another page.
 
-        Raises:
-            ConfigError: target or method is not offered here.
+        Raises ConfigError: target or method is not offered here.
         """
         choices = self.catalog.method_choices(self.catalog.target(target).name)
         picked = self.catalog.method(method)
@@ -323,8 +317,7 @@ def join_forms(*forms: Any) -> dict[str, Any]:
 def held_settings(config: MethodConfig, settings: dict[str, Any]) -> dict[str, Any]:
     """Settings as the form's controls hold them.
 
-    Raises:
-        ConfigError: one is unknown or out of range.
+    Raises ConfigError: one is unknown or out of range.
     """
     drawn = controls_of(config.replace(**settings))
     return {control["name"]: control["value"] for control in drawn if control["name"] in settings}

@@ -68,8 +68,7 @@ class RunFiles:
     def matching(self, kind: Kind, held: Sequence[Any]) -> Sequence[str]:
         """The ticked runs, or all that match, oldest first.
 
-        Raises:
-            ConfigError: there are none, or they are not exported as this.
+        Raises ConfigError: there are none, or they are not exported as this.
         """
         ticked = held[0].get("ticked")
         query = TableQuery.parse({"ids": ticked}) if ticked else self.query(held)

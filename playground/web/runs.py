@@ -15,13 +15,7 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.runs.columns import COLUMNS, FIGURES
 from playground.runs.details import Selection, split_tags, stored_run
-from playground.runs.query import (
-    Baseline,
-    TableQuery,
-    filter_texts,
-    read_filters,
-    read_link,
-)
+from playground.runs.query import Baseline, TableQuery, filter_texts, read_filters, read_link
 from playground.runs.table import RunTable
 from playground.web.components import drawn_by
 from playground.web.results import plural
@@ -174,11 +168,7 @@ class RunsPage:
     # ---- the table
 
     def query(self, held: Sequence[Any], **changes: Any) -> TableQuery:
-        """What the components ask for.
-
-        Raises:
-            ConfigError: a filter is none.
-        """
+        """What the components ask for. Raises ConfigError: a filter is none."""
         table, search, status, target, method, further, group, baseline, _ = held
         before = _mapping(_mapping(table).get("query"))
         asked = {key: before[key] for key in PLACE if key in before}

@@ -3,10 +3,9 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { numReached } from "../../playground/web/static/compare/race.js";
-import { clip, duration, durations, number, percent, probability, visible }
+import { clip, duration, durations, neighbourOf, number, percent, probability, visible }
   from "../../playground/web/static/kit.js";
-import { layoutTree, neighbourOf, withBonus }
-  from "../../playground/web/static/panel/draft_tree.js";
+import { layoutTree, withBonus } from "../../playground/web/static/panel/draft_tree.js";
 import { Track, tailKept } from "../../playground/web/static/panel/text.js";
 
 function track(pieces, end = null) {

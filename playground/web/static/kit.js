@@ -14,10 +14,7 @@
 /** @typedef {Node | string | null | undefined} Child */
 /** @typedef {Record<string, any>} Attributes */
 
-/**
- * @param {Element} node
- * @param {Attributes} attributes `onclick: work` listens; null and false leave an attribute out.
- */
+/** @param {Attributes} attributes `onclick: work` listens; null and false leave an attribute out. */
 function setAttributes(node, attributes) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
@@ -56,12 +53,7 @@ export function s(tag, attributes = {}, ...children) {
   return node;
 }
 
-/**
- * The part of a component's template with this class.
- * @param {HTMLElement} element
- * @param {string} selector
- * @returns {HTMLElement}
- */
+/** The part of a component's template with this class. */
 export function part(element, selector) {
   const found = element.querySelector(selector);
   if (!(found instanceof HTMLElement)) throw new Error(`the template has no ${selector}`);
@@ -111,21 +103,7 @@ export function showProgress(host, share) {
   else host.setAttribute("aria-valuenow", Math.round(100 * share));
 }
 
-/**
- * A control under its title.
- * @param {string} title
- * @param {HTMLElement} control
- * @param {string} [hint]
- */
-export function labelled(title, control, hint = "") {
-  return h("label", { class: "picker", title: hint || null }, h("span", {}, title), control);
-}
-
-/**
- * Lets a browser save a text as a file.
- * @param {string} name
- * @param {string} text
- */
+/** Lets a browser save a text as a file. */
 export function download(name, text) {
   const url = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
   h("a", { href: url, download: name }).click();
@@ -135,7 +113,6 @@ export function download(name, text) {
 /**
  * The server's answer to a question. Where none comes, one that says so: Gradio answers nothing when
  * a call fails.
- * @param {Promise<any>} answer
  * @returns {Promise<any>} with `error`, a sentence, where there is no other answer
  */
 export async function ask(answer) {
@@ -148,43 +125,29 @@ export const DASH = "\u2013";
 
 /** @typedef {number | null | undefined} Figure */
 
-/**
- * @param {Figure} value
- * @param {number} digits
- */
 export function number(value, digits) {
   return Number.isFinite(value) ? Number(value).toFixed(digits) : DASH;
 }
 
-/**
- * Without their unit: 3.1, 72, 1302.
- * @param {Figure} value
- */
+/** Without their unit: 3.1, 72, 1302. */
 export function milliseconds(value) { return number(value, Number(value) < 20 ? 1 : 0); }
 
-/** @param {Figure} ms */
 export function duration(ms) {
   if (!Number.isFinite(ms)) return DASH;
   return Number(ms) < 1000 ? `${milliseconds(ms)} ms` : `${number(Number(ms) / 1000, 2)} s`;
 }
 
-/**
- * Two durations in the unit of the longer one.
- * @param {Figure} first
- * @param {Figure} second
- */
+/** Two durations in the unit of the longer one. */
 export function durations(first, second) {
   if (!Number.isFinite(second)) return DASH;
   return Number(second) < 1000 ? `${milliseconds(first)} / ${milliseconds(second)} ms`
     : `${number(Number(first) / 1000, 2)} / ${number(Number(second) / 1000, 2)} s`;
 }
 
-/** @param {Figure} value */
 export function percent(value) {
   return value === null || value === undefined ? DASH : `${(100 * value).toFixed(0)} %`;
 }
 
-/** @param {Figure} value */
 export function probability(value) {
   if (value === null || value === undefined) return DASH;
   if (value > 0 && value < 0.001) return "<.001";
@@ -193,33 +156,19 @@ export function probability(value) {
 
 export const STEP_PARTS = ["draft", "verify", "accept", "other"];
 
-/**
- * Seconds of a step by what they went into.
- * @param {Record<string, number>} split
- */
-export function splitWords(split) {
+/** Seconds of a step by what they went into. */
+export function splitText(split) {
   return STEP_PARTS.map((name) => `${name} ${milliseconds(1000 * split[`${name}_s`])}`)
     .join(" \u00b7 ") + " ms";
 }
 
-/**
- * @param {number} count
- * @param {string} noun
- */
 export function plural(count, noun) { return `${count} ${noun}${count === 1 ? "" : "s"}`; }
 
-/**
- * White space made visible, so that a token label never looks empty.
- * @param {string} label
- */
+/** White space made visible, so that a token label never looks empty. */
 export function visible(label) {
   return label.replace(/\n/g, "\u23ce").replace(/\t/g, "\u21e5").replace(/ /g, "\u00b7");
 }
 
-/**
- * @param {string} text
- * @param {number} length
- */
 export function clip(text, length) {
   const letters = Array.from(text);
   return letters.length <= length ? text : letters.slice(0, length - 1).join("") + "\u2026";
@@ -230,7 +179,6 @@ export function clip(text, length) {
 /** @type {Promise<any> | null} */
 let plotly = null;
 
-/** @returns {Promise<any>} */
 export function loadPlotly() {
   plotly ??= new Promise((resolve, reject) => {
     const script = h("script", { src: new URL("plotly.min.js", import.meta.url).href });
@@ -245,10 +193,7 @@ export function loadPlotly() {
   return plotly;
 }
 
-/**
- * Calls back whenever the page turns dark or light.
- * @param {() => void} changed
- */
+/** Calls back whenever the page turns dark or light. */
 export function followTheme(changed) {
   new MutationObserver(changed)
     .observe(document.body, { attributes: true, attributeFilter: ["class"] });

@@ -3,10 +3,7 @@
 const MAIN = ["pg-generate", "pg-cmp-run"];
 const STOP = ["pg-stop", "pg-cmp-stop", "pg-run-stop", "pg-runs-stop"];
 
-/**
- * @param {string[]} ids
- * @returns {boolean} whether one of the buttons was on show
- */
+// Whether one of the buttons was on show.
 function press(ids) {
   for (const id of ids) {
     const holder = document.getElementById(id);

@@ -1,5 +1,5 @@
 // The draft tree of a step as SVG, depth on x, leaves on y.
-import { clip, probability, s, visible } from "../kit.js";
+import { clip, neighbourOf, placeInSlots, probability, s, visible } from "../kit.js";
 
 const ROOMY = { row: 40, pill: 20, gap: 30, probs: true };
 const COMPACT = { row: 22, pill: 18, gap: 22, probs: false };
@@ -36,12 +36,11 @@ const PROBS_PX = 66;
  */
 
 /** @typedef {TreeNode & { depth: number, text: string, width: number, slot: number, x: number,
- *   y: number }} Placed */
+ *   y: number, above: Placed | null, below: Placed[] }} Placed */
 
 /**
  * The nodes of a draft tree, and one more: the token that the target added after the accepted path.
  * @param {Step} tree
- * @returns {TreeNode[]}
  */
 export function withBonus(tree) {
   const accepted = new Set([0, ...tree.accepted]);
@@ -62,31 +61,21 @@ export function withBonus(tree) {
 }
 
 /**
- * Where nodes go; leaves take a slot each, a parent stands between its first and last child.
+ * Where nodes go: depth on x, leaves on y.
  * @param {TreeNode[]} nodes
- * @returns {{ placed: Placed[], style: Style, width: number, height: number }}
  */
 export function layoutTree(nodes) {
   /** @type {Placed[]} */
   const placed = nodes.map((item) => {
     const text = clip(visible(item.label), 14);
     const width = Math.max(26, Array.from(text).length * CHAR_PX + 14);
-    return { ...item, text, width, depth: 0, slot: 0, x: 0, y: 0 };
+    return { ...item, text, width, above: null, below: [], depth: 0, slot: 0, x: 0, y: 0 };
   });
-  /** @type {Placed[][]} */
-  const below = placed.map(() => []);
-  for (const item of placed) if (item.node) below[item.parent].push(item);
-  let slots = 0;
-  /** @type {(item: Placed, depth: number) => void} */
-  const place = (item, depth) => {
-    item.depth = depth;
-    const children = below[item.node];
-    for (const child of children) place(child, depth + 1);
-    item.slot = children.length ? (children[0].slot + children[children.length - 1].slot) / 2
-      : slots++;
-  };
-  place(placed[0], 0);
-  const style = slots <= ROOMY_LEAVES ? ROOMY : COMPACT;
+  for (const item of placed.slice(1)) {
+    item.above = placed[item.parent];
+    item.above.below.push(item);
+  }
+  const slots = placeInSlots(placed[0]), style = slots <= ROOMY_LEAVES ? ROOMY : COMPACT;
   /** @type {number[]} */
   const widths = [];
   for (const item of placed) {
@@ -103,7 +92,6 @@ export function layoutTree(nodes) {
   return { placed, style, width: left[left.length - 1], height };
 }
 
-/** @param {Placed} item */
 function describeNode(item) {
   const what = {
     root: "root, committed before this step", bonus: "bonus token of the target",
@@ -119,10 +107,6 @@ function describeNode(item) {
   return parts.join(" \u00b7 ");
 }
 
-/**
- * @param {Placed} item
- * @param {Style} style
- */
 function nodePill(item, style) {
   const group = s("g", {
     class: `node ${item.kind} ${item.accepted ? "on" : "off"}`, role: "treeitem",
@@ -136,12 +120,6 @@ function nodePill(item, style) {
   return group;
 }
 
-/**
- * @param {SVGElement} group
- * @param {Placed} item
- * @param {Style} style
- * @param {number} y
- */
 function appendProbs(group, item, style, y) {
   /** @type {[string, number | null, number][]} */
   const bars = [["p-draft", item.draft, y - 4.5], ["p-target", item.target, y - 2.5]];
@@ -159,11 +137,6 @@ function appendProbs(group, item, style, y) {
   group.append(line);
 }
 
-/**
- * @param {Placed} from
- * @param {Placed} to
- * @param {Style} style
- */
 function connection(from, to, style) {
   const drop = style.probs ? 5 : 0;
   const x0 = from.x + from.width, x1 = to.x, bend = (x1 - x0) / 2;
@@ -173,25 +146,10 @@ function connection(from, to, style) {
 }
 
 /**
- * The node that an arrow key leads to.
- * @param {Placed[]} nodes
- * @param {Placed} item
- * @param {string} key
- */
-export function neighbourOf(nodes, item, key) {
-  const level = nodes.filter((other) => other.depth === item.depth).sort((a, b) => a.slot - b.slot);
-  const at = level.indexOf(item);
-  if (key === "ArrowLeft") return nodes[item.parent];
-  if (key === "ArrowRight") return nodes.find((other) => other.parent === item.node);
-  if (key === "ArrowUp") return level[at - 1];
-  return key === "ArrowDown" ? level[at + 1] : undefined;
-}
-
-/**
  * Draws the tree of a step in place of what the host shows.
  * @param {HTMLElement} host
  * @param {Step} tree
- * @param {(words: string) => void} onNode is told of the node under the pointer or the focus, or ""
+ * @param {(text: string) => void} onNode is told of the node under the pointer or the focus, or ""
  */
 export function drawTree(host, tree, onNode) {
   const { placed, style, width, height } = layoutTree(withBonus(tree));
@@ -201,12 +159,8 @@ export function drawTree(host, tree, onNode) {
   const drawn = placed.slice(1).sort((a, b) => Number(a.accepted) - Number(b.accepted));
   const pills = placed.map((item) => nodePill(item, style));
   svg.append(...drawn.map((item) => connection(placed[item.parent], item, style)), ...pills);
-  /** @type {(event: Event) => Placed | undefined} */
-  const nodeAt = (event) => {
-    const group = event.target instanceof Element ? event.target.closest("[data-node]") : null;
-    return group ? placed[Number(group.getAttribute("data-node"))] : undefined;
-  };
-  /** @type {(event: Event) => void} */
+  const nodeAt = ({ target }) =>
+    placed[target.closest("[data-node]")?.getAttribute("data-node") ?? placed.length];
   const tell = (event) => {
     const item = nodeAt(event);
     onNode(item ? describeNode(item) : "");

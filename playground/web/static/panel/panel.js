@@ -1,13 +1,12 @@
 // A panel: one run's title and state, its figures with their formulas, its text and its steps.
-import { DASH, STEP_PARTS, duration, durations, h, milliseconds, number, percent, plural, splitWords }
-  from "../kit.js";
+import {
+  DASH, STEP_PARTS, duration, durations, figure, h, milliseconds, number, percent, plural,
+  showProgress, splitText,
+} from "../kit.js";
 import { Scrubber } from "./scrubber.js";
 import { TokenText } from "./text.js";
 
-/** @typedef {import("./text.js").Track} Track */
-/** @typedef {Record<string, any>} Metrics */
-
-/** @type {[key: string, title: string, words: (metrics: Metrics) => string][]} */
+/** @type {[key: string, title: string, text: (metrics: Record<string, any>) => string][]} */
 const FIGURES = [
   ["tok_s", "tok/s", (m) => number(m.tok_s, 1)],
   ["mat", "MAT", (m) => number(m.mat, 2)],
@@ -23,42 +22,32 @@ const USELESS_AFTER_STEPS = 16, USELESS_MAT = 1.05;
 
 /** Live figures of a run: numbers with their formulas, position rates, time split. */
 class Figures {
-  /** @param {Record<string, string>} formulas */
   constructor(formulas) {
-    /** @type {Map<string, HTMLElement>} */
-    this.values = new Map();
-    const cells = FIGURES.map(([key, title]) => {
-      const value = h("span", { class: "value", "data-figure": key }, DASH);
-      this.values.set(key, value);
-      const formula = formulas[key] ?? "new tokens, counted after any cut / steps of the loop";
-      return h("div", { class: "figure", tabindex: "0", "aria-label": `${title}: ${formula}` },
-        value, h("span", { class: "name" }, title), h("span", { class: "formula" }, formula));
-    });
+    this.values = FIGURES.map(([key]) => h("span", { class: "value", "data-figure": key }, DASH));
+    const cells = FIGURES.map(([key, title], i) => figure(title,
+      formulas[key] ?? "new tokens, counted after any cut / steps of the loop", this.values[i],
+      h("span", { class: "name" }, title)));
     this.rates = h("div", { class: "rates" });
     this.parts = STEP_PARTS.map((name) => h("i", { class: `part ${name}` }));
-    this.splitWords = h("span", { class: "name" });
-    const rates = h("div", { class: "figure wide", tabindex: "0" }, this.rates,
-      h("span", { class: "name" }, "position rates"),
-      h("span", { class: "formula" }, formulas.position_rates ?? ""));
-    this.split = h("div", { class: "figure wide", tabindex: "0" },
-      h("div", { class: "split" }, ...this.parts), this.splitWords,
-      h("span", { class: "formula" }, formulas.time_split ?? ""));
+    this.splitText = h("span", { class: "name" });
+    const rates = figure("position rates", formulas.position_rates ?? "", this.rates,
+      h("span", { class: "name" }, "position rates"));
+    this.split = figure("time split", formulas.time_split ?? "",
+      h("div", { class: "split" }, ...this.parts), this.splitText);
+    for (const wide of [rates, this.split]) wide.classList.add("wide");
     this.host = h("div", { class: "figures" }, ...cells, rates, this.split);
     this.show(null);
   }
 
-  /** @param {Metrics | null} metrics */
   show(metrics) {
-    for (const [key, , words] of FIGURES) {
-      const text = metrics ? words(metrics) : DASH;
-      const cell = this.values.get(key);
-      if (cell && cell.textContent !== text) cell.textContent = text;
-    }
+    FIGURES.forEach(([, , written], i) => {
+      const text = metrics ? written(metrics) : DASH;
+      if (this.values[i].textContent !== text) this.values[i].textContent = text;
+    });
     this.showRates(metrics?.position_rates ?? []);
     this.showSplit(metrics?.time_split ?? null);
   }
 
-  /** @param {number[]} rates */
   showRates(rates) {
     const shown = rates.slice(0, MOST_RATES);
     while (this.rates.children.length > shown.length) this.rates.lastChild?.remove();
@@ -80,23 +69,18 @@ class Figures {
       this.parts[i].style.width = `${total > 0 ? 100 * seconds[i] / total : 0}%`;
       this.parts[i].title = total > 0 ? `${name} ${milliseconds(1000 * seconds[i])} ms` : name;
     });
-    const words = split && total > 0 ? splitWords(split) : null;
-    this.split.setAttribute("aria-label", `time per step: ${words ?? "unknown"}`);
-    this.splitWords.textContent = words ?? "time split";
+    const text = split && total > 0 ? splitText(split) : null;
+    this.split.setAttribute("aria-label", `time per step: ${text ?? "unknown"}`);
+    this.splitText.textContent = text ?? "time split";
   }
 }
 
 export class Panel {
-  /**
-   * @param {{ formulas: Record<string, string>, placeholder: string }} given
-   * @param {(run: string, index: number) => Promise<any>} fetchStep
-   */
   constructor(given, fetchStep) {
     this.title = h("h3");
     this.badge = h("span", { class: "badge", hidden: true });
     this.state = h("span", { class: "state" });
-    this.bar = h("i");
-    this.progress = h("span", { class: "progress", hidden: true }, this.bar);
+    this.progress = h("span", { class: "progress", hidden: true }, h("i"));
     this.link = h("a", { class: "quiet", hidden: true }, "permalink");
     this.copy = h("button", { type: "button", class: "quiet", hidden: true,
       onclick: () => navigator.clipboard?.writeText(this.track?.text ?? "") }, "copy text");
@@ -126,11 +110,10 @@ export class Panel {
         swatch("draft probability", "k-draft"), swatch("target probability", "k-target"),
         swatch("bonus or recovered token", "k-bonus")),
       this.scrubber.treeHost);
-    /** @type {Track | null} */
+    /** @type {import("./text.js").Track | null} */
     this.track = null;
   }
 
-  /** @param {KeyboardEvent} event */
   key(event) {
     const by = event.key === "ArrowLeft" ? -1 : event.key === "ArrowRight" ? 1 : 0;
     if (!by || event.ctrlKey || event.altKey || event.metaKey) return;
@@ -138,7 +121,6 @@ export class Panel {
     this.scrubber.go(this.scrubber.index + by);
   }
 
-  /** @param {import("./text.js").RunFacts} meta */
   open(meta) {
     if (!this.text.tracks.size) this.text.host.replaceChildren();
     this.track = this.text.open(meta);
@@ -153,13 +135,11 @@ export class Panel {
     this.link.hidden = this.copy.hidden = true;
   }
 
-  /** @param {Record<string, any>} status */
   status(status) {
     this.state.textContent = status.text;
     this.state.dataset.state = this.root.dataset.state = status.state;
     this.progress.hidden = !["loading", "queued", "prefill"].includes(status.state);
-    this.progress.classList.toggle("unknown", status.progress == null);
-    this.bar.style.width = status.progress == null ? "" : `${100 * status.progress}%`;
+    showProgress(this.progress, status.progress ?? null);
     this.fault(status.error, status.warning);
     if (status.log_id == null) return;
     const url = new URL(location.href);
@@ -169,17 +149,12 @@ export class Panel {
     this.link.hidden = false;
   }
 
-  /** @param {Metrics | null} metrics */
   showFigures(metrics) {
     this.figures.show(metrics);
     this.hint.hidden = !(metrics && metrics.num_steps >= USELESS_AFTER_STEPS
       && metrics.num_drafted >= metrics.num_steps && metrics.mat < USELESS_MAT);
   }
 
-  /**
-   * @param {string | null} sentence
-   * @param {string | null} [warning]
-   */
   fault(sentence, warning = null) {
     this.alert.hidden = !(sentence || warning);
     this.alert.classList.toggle("warning", !sentence && Boolean(warning));
@@ -188,7 +163,6 @@ export class Panel {
 
   /**
    * Takes the next commit; one that is known already is passed over.
-   * @param {import("./text.js").Commit} event
    * @returns {boolean} false where commits before this one are missing
    */
   take(event) {
@@ -198,7 +172,6 @@ export class Panel {
     return true;
   }
 
-  /** @param {import("./text.js").End} end */
   finish(end) {
     if (!this.track || this.track.end) return;
     this.text.finish(this.track, end);
@@ -207,10 +180,6 @@ export class Panel {
   }
 }
 
-/**
- * @param {string} words
- * @param {string[]} kinds
- */
 function swatch(words, ...kinds) {
   return h("span", { class: "swatch" }, ...kinds.map((kind) => h("i", { class: kind })), ` ${words}`);
 }

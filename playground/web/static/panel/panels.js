@@ -20,10 +20,6 @@ import { Panel } from "./panel.js";
  */
 
 export class Panels {
-  /**
-   * @param {Component} component
-   * @param {Given} given
-   */
   constructor(component, given) {
     this.component = component;
     this.given = given;
@@ -56,7 +52,6 @@ export class Panels {
     this.take(message, gap);
   }
 
-  /** @param {{ stream: string, runs?: import("./text.js").RunFacts[], resync?: boolean }} message */
   begin(message) {
     this.stream = message.stream;
     this.seq = -1;
@@ -71,7 +66,6 @@ export class Panels {
     if (runs.length && !message.resync) this.component.trigger("begun", { mode: runs[0].mode });
   }
 
-  /** @param {number} count */
   setCount(count) {
     while (this.panels.length > count) this.panels.pop()?.root.remove();
     while (this.panels.length < count) {
@@ -82,10 +76,7 @@ export class Panels {
     this.host.dataset.count = String(count);
   }
 
-  /**
-   * @param {Message} message
-   * @param {boolean} gap whether messages before it were lost
-   */
+  /** @param {boolean} gap whether messages before it were lost */
   take(message, gap) {
     let complete = !gap;
     const grown = new Set();
@@ -131,10 +122,6 @@ export class Panels {
     else this.resync();
   }
 
-  /**
-   * @param {string} run
-   * @param {Panel} panel
-   */
   async fetch(run, panel) {
     const asked = this.stream;
     for (let more = true; more && panel.track;) {
@@ -163,10 +150,6 @@ export class Panels {
   }
 }
 
-/**
- * @param {Component} component
- * @param {Given} given
- */
 export function mount(component, given) {
   const panels = new Panels(component, given);
   const receive = () => panels.receive(component.props.value);

@@ -1,25 +1,16 @@
 // Walks through the steps of a run: range input, keys, and the draft tree of the step.
-import { ask, h, plural, splitWords } from "../kit.js";
+import { ask, h, plural, splitText } from "../kit.js";
 import { drawTree } from "./draft_tree.js";
-
-/** @typedef {import("./text.js").Track} Track */
 
 const LIVE_TREE_MS = 250;
 const MOST_CACHED_STEPS = 400;
 const HINT = "The draft tree of a step appears here.";
 
-/**
- * What the scrubber needs of the panel around it.
- * @typedef {object} Around
- * @property {(run: string, index: number) => Promise<any>} fetchStep
- * @property {(track: Track, n: number, reveal: boolean) => void} onStep is told what is on show
- */
-
 export class Scrubber {
-  /** @param {Around} around */
+  // around: fetchStep(run, index) → promise; onStep(track, n, reveal) is told what is on show.
   constructor(around) {
     this.around = around;
-    /** @type {Track | null} */
+    /** @type {import("./text.js").Track | null} */
     this.track = null;
     this.following = true;
     /** @type {Map<string, Promise<any>>} */
@@ -43,13 +34,11 @@ export class Scrubber {
 
   get index() { return Number(this.range.value) - 1; }
 
-  /** @param {string} text */
   hint(text) {
     this.treeView.replaceChildren(h("div", { class: "tree-hint" }, text));
     this.treeInfo.textContent = "";
   }
 
-  /** @param {Track} track */
   attach(track) {
     this.track = track;
     this.following = !track.end;
@@ -61,10 +50,7 @@ export class Scrubber {
     this.grown(track);
   }
 
-  /**
-   * The track got more steps: keep the thumb at the end while following.
-   * @param {Track | null} track
-   */
+  /** The track got more steps: keep the thumb at the end while following. */
   grown(track) {
     if (!track || track !== this.track || !track.numSteps) return;
     this.range.disabled = false;
@@ -75,7 +61,6 @@ export class Scrubber {
     if (track.end || performance.now() - this.drawnAt > LIVE_TREE_MS) this.show(track, false);
   }
 
-  /** @param {Track} track */
   ended(track) {
     if (track === this.track && this.following && track.numSteps) this.show(track, false);
   }
@@ -88,18 +73,13 @@ export class Scrubber {
     this.show(track, true);
   }
 
-  /** @param {number} index */
   go(index) {
     if (!this.track?.numSteps) return;
     this.range.value = String(Math.min(Math.max(0, index), this.track.numSteps - 1) + 1);
     this.moved();
   }
 
-  /**
-   * A token of commit n was picked.
-   * @param {Track} track
-   * @param {number} n
-   */
+  /** A token of commit n was picked. */
   pick(track, n) {
     if (track !== this.track) {
       this.attach(track);
@@ -110,7 +90,6 @@ export class Scrubber {
     this.label.textContent = "prefill: commits the first token, no step";
   }
 
-  /** @param {Track} track */
   describe(track) {
     const event = track.events[this.index + 1];
     if (!event) return;
@@ -119,10 +98,6 @@ export class Scrubber {
       + `accepted ${accepted} of ${drafted}, committed ${pieces.length}`;
   }
 
-  /**
-   * @param {Track} track
-   * @param {boolean} reveal
-   */
   async show(track, reveal) {
     const index = this.index, ticket = ++this.wanted;
     this.drawnAt = performance.now();
@@ -130,17 +105,12 @@ export class Scrubber {
     const step = await this.step(track.meta.id, index);
     if (ticket !== this.wanted) return;
     if (step.error) { this.hint(step.error); return; }
-    this.split.textContent = splitWords(step);
+    this.split.textContent = splitText(step);
     const rest = step.decision || restingWords(step);
     drawTree(this.treeView, step, (words) => { this.treeInfo.textContent = words || rest; });
     this.treeInfo.textContent = rest;
   }
 
-  /**
-   * @param {string} run
-   * @param {number} index
-   * @returns {Promise<any>}
-   */
   step(run, index) {
     const key = `${run}/${index}`;
     const known = this.cache.get(key);
@@ -153,7 +123,6 @@ export class Scrubber {
   }
 }
 
-/** @param {any} step */
 function restingWords(step) {
   const drafted = step.labels.length - 1;
   if (!drafted) return "Nothing was drafted: a plain decoding step.";

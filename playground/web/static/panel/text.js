@@ -30,10 +30,6 @@ const DEEPEST_SHADE = 8;
 
 /** Everything that arrived of one run. */
 export class Track {
-  /**
-   * @param {RunFacts} meta
-   * @param {HTMLElement} body
-   */
   constructor(meta, body) {
     this.meta = meta;
     this.body = body;
@@ -73,10 +69,7 @@ export function tailKept(lengths, units) {
 }
 
 export class TokenText {
-  /**
-   * @param {HTMLElement} host
-   * @param {(track: Track, n: number) => void} onPick is told of the commit whose token was clicked
-   */
+  /** @param {(track: Track, n: number) => void} onPick is told of the commit whose token was clicked */
   constructor(host, onPick) {
     this.host = host;
     /** @type {Map<string, Track>} */
@@ -96,7 +89,6 @@ export class TokenText {
     host.addEventListener("pointerleave", () => { this.tip.hidden = true; });
   }
 
-  /** @param {Event} event */
   spanAt(event) {
     const span = event.target instanceof Element ? event.target.closest("[data-n]") : null;
     const body = span?.closest("[data-run]");
@@ -105,10 +97,7 @@ export class TokenText {
     return track ? { track, n: Number(span.dataset.n), span } : null;
   }
 
-  /**
-   * Keeps the turns on show up to the run that the new one continues.
-   * @param {RunFacts} meta
-   */
+  /** Keeps the turns on show up to the run that the new one continues. */
   open(meta) {
     const parent = this.tracks.get(meta.parent ?? "");
     if (parent) this.dropAfter(parent);
@@ -128,25 +117,17 @@ export class TokenText {
     return track;
   }
 
-  /** @param {Track} track */
   dropAfter(track) {
     const turn = track.body.parentElement;
     while (turn?.nextElementSibling) turn.nextElementSibling.remove();
     for (const [id, other] of this.tracks) if (!other.body.isConnected) this.tracks.delete(id);
   }
 
-  /**
-   * @param {string} role
-   * @param {string} content
-   */
   message(role, content) {
     this.host.append(h("div", { class: `turn ${role}` }, h("div", { class: "said" }, content)));
   }
 
-  /**
-   * @param {Track} track
-   * @param {Commit} event
-   */
+  /** @param {Track} track @param {Commit} event */
   append(track, event) {
     const [, n, pieces, accepted, kind, rejected] = event;
     const drafts = Math.min(accepted, pieces.length);
@@ -159,10 +140,6 @@ export class TokenText {
     this.scroll();
   }
 
-  /**
-   * @param {Track} track
-   * @param {End} end
-   */
   finish(track, end) {
     if (track.end) return;
     track.end = end;
@@ -185,8 +162,6 @@ export class TokenText {
 
   /**
    * Marks the tokens of a commit.
-   * @param {Track} track
-   * @param {number} n
    * @param {boolean} reveal whether to scroll there
    */
   mark(track, n, reveal) {
@@ -201,7 +176,6 @@ export class TokenText {
     }
   }
 
-  /** @param {Event} event */
   hover(event) {
     const at = this.spanAt(event);
     this.tip.hidden = !at;
@@ -217,31 +191,18 @@ export class TokenText {
   }
 }
 
-/**
- * @param {number} n
- * @param {number} i
- * @param {string} piece
- * @param {string | null} kind null for an accepted draft
- */
+/** @param {string | null} kind null for an accepted draft */
 function tokenSpan(n, i, piece, kind) {
   const shade = `draft d${Math.min(i + 1, DEEPEST_SHADE)}`;
   return h("span", { class: kind ?? shade, "data-n": n, "data-i": i }, piece);
 }
 
-/**
- * @param {number} n
- * @param {string[]} labels
- */
 function rejectedDrafts(n, labels) {
   return h("span", { class: "rejected", "data-n": n, "aria-hidden": "true" },
     ...labels.map((label) => h("s", {}, visible(label))));
 }
 
-/**
- * Dims the last `units` UTF-16 units: the part of a stop string that had streamed already.
- * @param {HTMLElement} body
- * @param {number} units
- */
+/** Dims the last `units` UTF-16 units: the part of a stop string that had streamed already. */
 function dimTail(body, units) {
   const spans = [...body.children].filter((span) => !span.classList.contains("rejected"));
   const texts = spans.map((span) => span.textContent ?? "");
@@ -253,12 +214,7 @@ function dimTail(body, units) {
   });
 }
 
-/**
- * The tip over a token.
- * @param {Track} track
- * @param {number} n
- * @param {HTMLElement} span
- */
+/** The tip over a token. */
 function explain(track, n, span) {
   const [, , , accepted, kind, rejected, drafted] = track.events[n];
   const what = span.classList.contains("rejected") ? "rejected draft"

@@ -13,7 +13,6 @@ import { h, part } from "../kit.js";
  */
 
 class RunTable {
-  /** @param {Component} component */
   constructor(component) {
     this.component = component;
     this.head = h("tr");
@@ -38,7 +37,6 @@ class RunTable {
 
   get value() { return this.component.props.value ?? {}; }
 
-  /** @returns {Row[]} */
   get rows() { return this.value.rows ?? []; }
 
   draw() {
@@ -62,7 +60,6 @@ class RunTable {
     this.rememberLink();
   }
 
-  /** @param {Head} head */
   headCell({ key, title, kind, sort, sorted, help }) {
     const sign = sorted ? { descending: " \u2193", ascending: " \u2191" }[sorted] : "";
     const inside = sort === null ? title : h("button", { type: "button",
@@ -70,10 +67,6 @@ class RunTable {
     return h("th", { class: kind, "data-column": key, title: help || null, "aria-sort": sorted }, inside);
   }
 
-  /**
-   * @param {Row} row
-   * @param {Head[]} heads
-   */
   runRow(row, heads) {
     const box = h("input", { type: "checkbox", "aria-label": "tick this run",
       onclick: (/** @type {MouseEvent} */ event) =>
@@ -85,10 +78,6 @@ class RunTable {
     return line;
   }
 
-  /**
-   * @param {Row} row
-   * @param {Head[]} heads
-   */
   groupRow(row, heads) {
     const narrow = () => { if (row.id !== null) this.send("narrow", { value: row.id }); };
     const line = h("tr", { class: "group" }, ...cells(row, heads, narrow));
@@ -96,19 +85,13 @@ class RunTable {
     return line;
   }
 
-  /**
-   * @param {string} event
-   * @param {object} asked
-   */
   send(event, asked) {
     this.component.props.value = { ...this.value, asked };
     this.component.trigger(event);
   }
 
-  /** @param {number} by */
   turn(by) { this.send("turn", { page: this.value.pages[0] + by }); }
 
-  /** @param {string | null} id */
   open(id) {
     this.opened = id;
     this.mark();
@@ -116,11 +99,7 @@ class RunTable {
     this.send("open", { id });
   }
 
-  /**
-   * With Shift, all rows between this one and the last that was ticked.
-   * @param {string | null} id
-   * @param {boolean} isRange
-   */
+  /** With Shift, all rows between this one and the last that was ticked. */
   through(id, isRange) {
     const ids = this.rows.map((row) => row.id);
     const at = ids.indexOf(id), from = isRange ? ids.indexOf(this.lastTicked) : -1;
@@ -128,10 +107,6 @@ class RunTable {
     return from < 0 ? [id] : ids.slice(Math.min(at, from), Math.max(at, from) + 1);
   }
 
-  /**
-   * @param {(string | null)[]} ids
-   * @param {boolean} on
-   */
   tick(ids, on) {
     for (const id of ids) if (on) this.ticked.add(id); else this.ticked.delete(id);
     this.mark();
@@ -162,10 +137,7 @@ class RunTable {
     history.replaceState(history.state, "", url);
   }
 
-  /**
-   * Up and down walk the rows with whatever has the focus in them.
-   * @param {KeyboardEvent} event
-   */
+  /** Up and down walk the rows with whatever has the focus in them. */
   walk(event) {
     if (!(event.target instanceof HTMLElement)) return;
     const line = event.target.closest("tr");
@@ -178,15 +150,9 @@ class RunTable {
   }
 }
 
-/** @param {EventTarget | null} target */
 function isControl(target) { return target instanceof Element && Boolean(target.closest("button, input")); }
 
-/**
- * The first cell is a button, for the keyboard.
- * @param {Row} row
- * @param {Head[]} heads
- * @param {() => void} act
- */
+/** The first cell is a button, for the keyboard. */
 function cells(row, heads, act) {
   return heads.map(({ key, kind }, i) => {
     const inside = content(kind, row.cells[i]);
@@ -198,11 +164,7 @@ function cells(row, heads, act) {
   });
 }
 
-/**
- * @param {string} kind
- * @param {any} value
- * @returns {(Node | string | null)[]}
- */
+/** @returns {(Node | string | null)[]} */
 function content(kind, value) {
   if (kind === "when") return [when(value)];
   if (kind === "tags") return value.map((/** @type {string} */ tag) => h("span", { class: "tag" }, tag));
@@ -213,7 +175,6 @@ function content(kind, value) {
     lossless ? null : h("span", { class: "lossy" }, "lossy")];
 }
 
-/** @param {string} iso */
 function when(iso) {
   const date = new Date(iso);
   const time = date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
@@ -221,7 +182,6 @@ function when(iso) {
   return today ? time : `${date.toLocaleDateString()} ${time}`;
 }
 
-/** @param {Component} component */
 export function mount(component) {
   const table = new RunTable(component);
   component.watch("value", () => table.draw());
