@@ -119,19 +119,19 @@ def fit(options: FitOptions) -> None:
     import presets
     from engine.drafters import parse_method
     from playground.trees.fitting import fit_trees, fit_yaml, stock_trees
-    from playground.trees.latency import known_clock
+    from playground.trees.latency import known_latency
     from playground.trees.tables import load_table
 
     with options.open_log() as log:
         table = load_table(log, options.table or _newest_table(log))
         about = table.about
         config = parse_method(about["method"])
-        found = known_clock(log, config, target=about["target"], dtype=about["dtype"])
-    clock = found[0] if found else None
+        found = known_latency(log, config, target=about["target"], dtype=about["dtype"])
+    latency = found[0] if found else None
     judged: dict[str, Any] = {
         "category": options.category,
         "held_out": options.held_out,
-        "clock": clock,
+        "latency": latency,
     }
     fits = fit_trees(
         table,
@@ -145,7 +145,7 @@ def fit(options: FitOptions) -> None:
     if options.as_json:
         typer.echo(json.dumps([one.row() for one in (*fits, *stock)], indent=2))
     else:
-        typer.echo("\n".join(_fitted([*fits, *stock], options.held_out > 0, clock)))
+        typer.echo("\n".join(_fitted([*fits, *stock], options.held_out > 0, latency)))
     if options.output is not None:
         made_for = f"{Path(str(about['target'])).name}-{about['decoding_type']}".lower()
         names = {f"{options.name or made_for}-{len(one.tree)}": one for one in fits}
@@ -165,7 +165,7 @@ def latency(options: LatencyOptions) -> None:
 
     import presets
     from playground.cli.tables import progress_bar
-    from playground.trees.latency import measure_clock
+    from playground.trees.latency import measure_latency
 
     config, spec = options.config(), presets.resolve(options.target or EMBEDDED)
     with (
@@ -173,7 +173,7 @@ def latency(options: LatencyOptions) -> None:
         options.models(spec, options.dtype) as models,
         progress_bar(Console(stderr=True), "Measuring latency", 100) as bar,
     ):
-        clock = measure_clock(
+        latency = measure_latency(
             log,
             config,
             models.bench(),
@@ -182,11 +182,11 @@ def latency(options: LatencyOptions) -> None:
             on_progress=lambda fraction: bar(round(100 * fraction)),
         )
     if options.as_json:
-        verify, other = clock.verify.to_dict(), clock.other.to_dict()
-        curves = {"verify": verify, "other": other, "draft": clock.draft.to_dict()}
+        verify, other = latency.verify.to_dict(), latency.other.to_dict()
+        curves = {"verify": verify, "other": other, "draft": latency.draft.to_dict()}
         typer.echo(json.dumps(curves, indent=2))
     else:
-        typer.echo("\n".join(_clock_lines(clock)))
+        typer.echo("\n".join(_latency_lines(latency)))
 
 
 def _made_with(log: RunLog, options: RanksOptions) -> tuple[str, str | None]:
@@ -248,11 +248,11 @@ def _described(table: RankTable) -> Iterator[str]:
     yield from _rows(("depth", "rank 0", "ranks 0-3", "ranks 0-9", "kept"), shares)
 
 
-def _fitted(fits: Sequence[Fit], held_out: bool, clock: StepLatency | None) -> Iterator[str]:
-    """A row per tree, and which is fastest where a clock is known."""
+def _fitted(fits: Sequence[Fit], held_out: bool, latency: StepLatency | None) -> Iterator[str]:
+    """A row per tree, and which is fastest where a latency is known."""
     heads = ["tree", "nodes", "depth", "MAT"]
     heads += ["held out"] if held_out else []
-    heads += ["predicted tok/s", "of plain"] if clock else []
+    heads += ["predicted tok/s", "of plain"] if latency else []
     rows = []
     for one in fits:
         cells = [one.title, str(len(one.tree)), str(one.tree.depth), f"{one.mat:.3f}"]
@@ -262,21 +262,21 @@ def _fitted(fits: Sequence[Fit], held_out: bool, clock: StepLatency | None) -> I
             cells += [f"{one.prediction.tok_s:.1f}", f"{one.prediction.speedup:.2f}"]
         rows.append(cells)
     yield from _rows(heads, rows)
-    if clock is None:
+    if latency is None:
         yield "No latency is known for this method; app.py tune latency measures it."
     elif fits:
         best = max(fits, key=lambda one: one.prediction.tok_s if one.prediction else 0.0)
         yield f"Fastest on this machine, as predicted: {best.title}, {len(best.tree)} nodes."
 
 
-def _clock_lines(clock: StepLatency) -> Iterator[str]:
-    """All curves of a clock."""
-    verify, draft = clock.verify, clock.draft
+def _latency_lines(latency: StepLatency) -> Iterator[str]:
+    """All curves of a latency."""
+    verify, draft = latency.verify, latency.draft
     yield f"Verify and other, at {verify.context_len} tokens of context:"
     costs = zip(verify.rows, verify.ms, strict=True)
     yield from _rows(
         ("rows", "verify ms", "other ms"),
-        [(rows, f"{ms:.2f}", f"{clock.other.at(rows):.2f}") for rows, ms in costs],
+        [(rows, f"{ms:.2f}", f"{latency.other.at(rows):.2f}") for rows, ms in costs],
     )
     yield f"Draft, {draft.decoding_type}: {draft.start_ms:.2f} ms per step, and per level:"
     levels = zip(draft.rows, draft.level_ms, strict=True)

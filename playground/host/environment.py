@@ -14,29 +14,14 @@ from typing import Any
 from engine.model.target import Target, cpu_name
 
 PACKAGES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "accelerate",
-    "gguf",
-    "gradio",
+    *("torch", "transformers", "tokenizers", "safetensors", "accelerate", "gguf", "gradio"),
     "speculative-decoding-playground",
 )
 WEIGHT_FILES = (".safetensors", ".bin", ".gguf", ".pt")
 BLOCK_BYTES = 1 << 20
 MAX_BLOCKS = 64
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
-CPU_FLAGS = (
-    "avx2",
-    "avx512f",
-    "avx512_vnni",
-    "avx512_bf16",
-    "amx_bf16",
-    "amx_int8",
-    "asimd",
-    "sve",
-)
+CPU_FLAGS = "avx2 avx512f avx512_vnni avx512_bf16 amx_bf16 amx_int8 asimd sve".split()
 
 
 def environment(target: Target) -> dict[str, Any]:
@@ -147,18 +132,14 @@ def _nvidia_driver() -> str | None:
 
 def _git_commit() -> str | None:
     """Commit of the source tree that is running, with + where it has changes."""
-    git = ["git", "-C", str(Path(__file__).parent)]
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *words]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=5
+        ).stdout.strip()
+
     try:
-        commit = subprocess.run(
-            [*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=5
-        ).stdout.strip()
-        dirty = subprocess.run(
-            [*git, "status", "--porcelain", "-uno"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=5,
-        ).stdout.strip()
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.SubprocessError):
         return None
-    return commit + ("+" if dirty else "")

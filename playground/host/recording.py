@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
+from functools import lru_cache, partial
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
@@ -46,14 +47,14 @@ class Recording:
         self._stop = tuple(stop)
         self._tokenizer = target.tokenizer
         self._pieces = Detokenizer(self._tokenizer)
-        self._labels: dict[int, str] = {}
+        self._label = lru_cache(MAX_LABELS)(partial(token_label, self._tokenizer))
         self._tally = Tally()
         self._output_ids: list[int] = []
         self._end: End | None = None
         self._unlogged: list[StepRow] = []
         self._logged_s = time.monotonic()
         self._inbox: SimpleQueue[Record | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._guarded, daemon=True)
+        self._thread = threading.Thread(target=self._record, daemon=True)
         self._thread.start()
 
     @property
@@ -94,7 +95,7 @@ class Recording:
 
     # ---- on the recording's own thread
 
-    def _guarded(self) -> None:
+    def _record(self) -> None:
         outcome = attempt(self._follow, where=f"the recording of run {self._run.id}")
         self.fault = outcome if isinstance(outcome, Fault) else None
 
@@ -149,13 +150,6 @@ class Recording:
             committed_texts=tuple(self._pieces.push(token) for token in kept),
         )
 
-    def _label(self, token_id: int) -> str:
-        if token_id not in self._labels:
-            if len(self._labels) >= MAX_LABELS:
-                self._labels.clear()
-            self._labels[token_id] = token_label(self._tokenizer, token_id)
-        return self._labels[token_id]
-
     def _write(self) -> None:
         self._log.add_steps(self.run_id, self._unlogged)
         self._unlogged.clear()
@@ -184,11 +178,8 @@ def record_run(
     """
     new = NewRun(
         target=target.name,
-        method=config.model_dump(mode="json"),
         method_title=type(config).title,
-        lossless=config.lossless,
-        sampling=sampling.model_dump(mode="json"),
-        limits=limits.model_dump(mode="json"),
+        **_settings(config, sampling, limits),
         prompt_ids=tuple(prompt_ids),
         prompt_text=prompt_text,
         messages=tuple(messages),
@@ -216,11 +207,8 @@ def log_unbegun(
     """Log a run whose target or drafter could not be had, and why; returns its id."""
     new = NewRun(
         target=request.target.name,
-        method=request.config.model_dump(mode="json"),
         method_title=request.method.title,
-        lossless=request.config.lossless,
-        sampling=request.sampling.model_dump(mode="json"),
-        limits=request.limits.model_dump(mode="json"),
+        **_settings(request.config, request.sampling, request.limits),
         prompt_ids=(),
         prompt_text=run.meta["prompt"],
         messages=tuple(run.messages),
@@ -228,13 +216,15 @@ def log_unbegun(
         environment=machine(),
     )
     run_id = log.begin(replace(new, **stored))
-    log.finish(
-        run_id,
-        status="failed",
-        output_ids=(),
-        text="",
-        finish_reason=None,
-        metrics={},
-        error=sentence,
-    )
+    nothing: dict[str, Any] = {"output_ids": (), "text": "", "finish_reason": None, "metrics": {}}
+    log.finish(run_id, status="failed", error=sentence, **nothing)
     return run_id
+
+
+def _settings(config: MethodConfig, sampling: Sampling, limits: Limits) -> dict[str, Any]:
+    return {
+        "method": config.model_dump(mode="json"),
+        "lossless": config.lossless,
+        "sampling": sampling.model_dump(mode="json"),
+        "limits": limits.model_dump(mode="json"),
+    }

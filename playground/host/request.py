@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from engine.config import Limits, Sampling
+from pydantic import Field
+
+from engine.config import Limits, Sampling, Settings
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, PromptError
 from engine.model.loading import DtypeName
@@ -21,6 +23,22 @@ MAX_PROMPT_CHARS = 400_000
 MAX_SYSTEM_CHARS = 20_000
 MAX_FORM_CHARS = 400_000
 MAX_FORM_DEPTH = 8
+RunId = Annotated[str, Field(pattern=r"^[ -~]{1,64}$")]
+"""An id as it may stand in a link; whether there is such a run is the log's to say."""
+
+
+class AskedRun(Settings):
+    """What the Generate page's components hold; what is empty there is left out."""
+
+    target: Any = None
+    dtype: DtypeName
+    method: Any = None
+    mode: Mode
+    system: str = Field("", max_length=MAX_SYSTEM_CHARS)
+    prompt: str = Field("", max_length=MAX_PROMPT_CHARS)
+    form: Any = None
+    parent: RunId | None = None
+    repeats: RunId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,42 +68,41 @@ def read_request(catalog: Catalog, raw: Mapping[str, Any]) -> GenerateRequest:
 
     Raises:
         ConfigError: a setting is unknown or out of range.
-        PromptError: the prompt is empty or too long to look at.
+        PromptError: the prompt is empty.
     """
-    method = catalog.method(raw.get("method"))
-    repeats = read_run_id(raw["repeats"]) if raw.get("repeats") else None
-    mode = _one_of("mode", raw.get("mode"), ("chat", "raw"))
-    form = check_form(raw.get("form"))
+    asked = AskedRun.parse({key: value for key, value in raw.items() if value})
+    method, form = catalog.method(asked.method), check_form(asked.form)
+    is_chat = asked.mode == "chat"
+    if not asked.repeats and not (asked.prompt.strip() if is_chat else asked.prompt):
+        raise PromptError("The prompt is empty. Write something, or pick an example.")
     return GenerateRequest(
-        target=catalog.target(raw.get("target")),
-        dtype=read_dtype(raw.get("dtype")),
+        target=catalog.target(asked.target),
+        dtype=asked.dtype,
         method=method,
         config=config_of(method, form.get("method", {})),
         sampling=settings_from(Sampling, form.get("sampling", {}), where="sampling"),
         limits=settings_from(Limits, form.get("limits", {}), where="limits"),
-        mode="chat" if mode == "chat" else "raw",
-        system=_text("system prompt", raw.get("system"), MAX_SYSTEM_CHARS),
-        prompt="" if repeats else _prompt(raw.get("prompt"), mode),
-        parent=read_run_id(raw.get("parent")) if mode == "chat" and raw.get("parent") else None,
-        repeats=repeats,
+        mode=asked.mode,
+        system=asked.system,
+        prompt="" if asked.repeats else asked.prompt,
+        parent=asked.parent if is_chat else None,
+        repeats=asked.repeats,
     )
 
 
 def read_dtype(raw: object) -> str:
-    return _one_of("dtype", raw, DTYPES)
+    if not isinstance(raw, str) or raw not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {raw!r:.80}.")
+    return raw
 
 
 def read_run_id(raw: object) -> str:
-    """An id as it may stand in a link; whether such a run exists is the store's to say."""
-    if isinstance(raw, str) and 0 < len(raw) <= 64 and raw.isascii() and raw.isprintable():
-        return raw
-    raise ConfigError(f"run must be the id of a run, got {raw!r:.80}.")
+    """The id of a run, from a link or an event."""
+    return _RunLink.parse({"run": raw}).run
 
 
-def read_count(name: str, raw: object, *, most: int) -> int:
-    if isinstance(raw, bool) or not isinstance(raw, int) or not 0 <= raw <= most:
-        raise ConfigError(f"{name} must be an integer in [0, {most}], got {raw!r:.80}.")
-    return raw
+class _RunLink(Settings):
+    run: RunId
 
 
 def check_form(raw: object) -> dict[str, Any]:
@@ -122,30 +139,3 @@ def config_of(method: Method, raw: object) -> MethodConfig:
     if raw.get("decoding_type", method.config.decoding_type) != method.config.decoding_type:
         raise ConfigError("decoding_type is set by the method picker, not by a setting.")
     return settings_from(type(method.config), {**kept, **raw})
-
-
-def _prompt(raw: object, mode: str) -> str:
-    prompt = _text("prompt", raw, MAX_PROMPT_CHARS)
-    if not (prompt.strip() if mode == "chat" else prompt):
-        raise PromptError("The prompt is empty. Write something, or pick an example.")
-    return prompt
-
-
-def _text(name: str, raw: object, most: int) -> str:
-    if raw is None:
-        return ""
-    if not isinstance(raw, str):
-        raise PromptError(f"The {name} must be text, got {type(raw).__name__}.")
-    if len(raw) > most:
-        raise PromptError(f"The {name} has {len(raw)} characters; at most {most} are taken.")
-    try:
-        raw.encode()
-    except UnicodeEncodeError as error:
-        raise PromptError(f"The {name} has half of a surrogate pair; it is no text.") from error
-    return raw
-
-
-def _one_of(name: str, raw: object, allowed: tuple[str, ...]) -> str:
-    if not isinstance(raw, str) or raw not in allowed:
-        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {raw!r:.80}.")
-    return raw

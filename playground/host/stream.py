@@ -90,26 +90,8 @@ def _rejected(row: StepRow) -> list[str]:
 
 
 def step_detail(row: StepRow) -> dict[str, Any]:
-    """Everything that the draft tree of one step shows."""
-    return {
-        "index": row.index,
-        "context_len": row.context_len,
-        "labels": list(row.token_texts),
-        "token_ids": list(row.tokens),
-        "parents": list(row.parents),
-        "ranks": list(row.ranks),
-        "draft_probs": list(row.draft_probs),
-        "target_probs": list(row.target_probs),
-        "accepted": list(row.accepted),
-        "bonus": {"label": row.bonus_text, "token_id": row.bonus, "recovered": _recovered(row)},
-        "num_committed": row.num_committed,
-        "num_extra_rows": row.num_extra_rows,
-        "draft_s": row.draft_s,
-        "verify_s": row.verify_s,
-        "accept_s": row.accept_s,
-        "other_s": row.other_s,
-        "decision": row.decision,
-    }
+    """Everything that the draft tree of one step shows: its row, and what its last token is."""
+    return {**asdict(row), "recovered": _recovered(row)}
 
 
 def end_of(num_events: int, finish: Finish) -> dict[str, Any]:
@@ -130,7 +112,7 @@ LEAST_MAT = 1.05
 LEAST_STEPS = 20
 
 
-def misfit(metrics: Mapping[str, Any]) -> str | None:
+def warning_of(metrics: Mapping[str, Any]) -> str | None:
     """A warning where a drafter was hardly ever right: most likely it belongs to another target."""
     mat, steps = metrics.get("mat"), metrics.get("num_steps") or 0
     if not metrics.get("num_drafted") or steps < LEAST_STEPS or mat is None or mat >= LEAST_MAT:
@@ -237,7 +219,7 @@ def status_of(run: LiveRun, ahead: int) -> dict[str, Any]:
         "text": words,
         "progress": run.progress,
         "error": run.error,
-        "warning": misfit(asdict(run.metrics)) if run.over.is_set() and run.metrics else None,
+        "warning": warning_of(asdict(run.metrics)) if run.over.is_set() and run.metrics else None,
         "log_id": run.log_id,
     }
 
@@ -355,7 +337,7 @@ def _stored_status(detail: RunDetail) -> dict[str, Any]:
         "text": words if detail.status == "completed" else detail.status,
         "progress": None,
         "error": detail.error,
-        "warning": misfit(detail.metrics) if detail.status != "running" else None,
+        "warning": warning_of(detail.metrics) if detail.status != "running" else None,
         "log_id": detail.id,
     }
 

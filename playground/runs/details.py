@@ -9,7 +9,8 @@ from pydantic import AfterValidator, Field
 
 from engine.config import Settings
 from engine.errors import ConfigError
-from playground.runs.query import RunId, RunIds, Text
+from playground.host.request import RunId
+from playground.runs.query import RunIds, Text
 from playground.runs.settings import flatten, machine, short
 from storage import MAX_NAME_CHARS, MAX_NOTE_CHARS, MAX_TAG_CHARS, MAX_TAGS, RunDetail, RunLog
 

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field
 
 from engine.config import Settings
 from engine.errors import ConfigError
+from playground.host.request import RunId
 from storage import LABEL_PREFIX, Figure, GroupKey, RunQuery, SortKey, Status, names_of
 
 PAGE_SIZE = 50
@@ -44,8 +45,6 @@ def _different(ids: tuple[str, ...]) -> tuple[str, ...]:
 
 
 Text = Annotated[str, Field(max_length=600), AfterValidator(_storable)]
-RunId = Annotated[str, Field(pattern=r"^[!-~]{1,64}$")]
-"""As it may stand in a link; whether there is such a run is the log's to say."""
 RunIds = Annotated[
     tuple[RunId, ...], Field(strict=False, max_length=500), AfterValidator(_different)
 ]

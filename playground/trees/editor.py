@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -108,41 +107,34 @@ class TreeEditor:
 
     def sources(self, asked: Question) -> dict[str, Any]:
         """The rank tables of a method on a target, and what tables can be measured over."""
-        method, target = self._method(asked), self._target(asked)
-        rows, pick = self._sources.rows(method, target, asked.wanted)
-        used = self._sources.effective(method, target)
+        method = self._method(asked)
+        rows, pick = self._sources.rows(method, asked.wanted)
         return {
             "sources": rows,
             "pick": pick,
             "remark": self._sources.remark(method),
-            "weights": getattr(used, "speculative_model", None),
-            "limits": replace(method, config=used).limits_row(),
+            "weights": getattr(method.config, "speculative_model", None),
+            "limits": method.limits_row(),
         }
 
     def table(self, asked: Question) -> dict[str, Any]:
         """A rank table, packed, and the latency that goes with it."""
-        method, target = self._method(asked), self._target(asked)
         table = self._table(asked)
         return {
             "table": pack(table),
             "text": describe(table),
             "examples": self._examples.known_for(table),
-            "speed": self._measurements.speed(method, target),
+            "speed": self._measurements.speed(self._method(asked)),
         }
 
     def drafted(self, asked: Question) -> dict[str, Any]:
         """The dynamic trees that a source's runs drafted; `drafted` is None where they did not."""
-        method, target, source = self._method(asked), self._target(asked), asked.given("source")
-        found = None
+        method, source, found = self._method(asked), asked.given("source"), None
         if not source.startswith("suite:"):
-            run_ids, _ = self._sources.run_ids(source, target)
-            config = self._sources.effective(method, target)
-            found = recorded(self._log, run_ids, config)
-        return {
-            "drafted": found,
-            "text": "" if found else NOT_DRAFTED,
-            "speed": self._measurements.speed(method, target),
-        }
+            run_ids, _ = self._sources.run_ids(source, method.target)
+            found = recorded(self._log, run_ids, method.config)
+        text, speed = "" if found else NOT_DRAFTED, self._measurements.speed(method)
+        return {"drafted": found, "text": text, "speed": speed}
 
     def example(self, asked: Question) -> dict[str, Any]:
         """A step of the log as text; `tokens` is empty where the log lacks it."""
@@ -175,11 +167,7 @@ class TreeEditor:
 
     def read(self, asked: Question) -> dict[str, Any]:
         """A tree from text, or from the bytes of a growmap file, that the drafter can take."""
-        limits = ANY
-        if asked.method:
-            method = self._method(asked)
-            used = self._sources.effective(method, self._target(asked))
-            limits = replace(method, config=used).limits()
+        limits = self._method(asked).limits() if asked.method else ANY
         if asked.file is not None:
             return read_growmap(asked.file, limits)
         return read_text(asked.text, limits)
@@ -203,26 +191,25 @@ class TreeEditor:
 
     def measured(self, asked: Question) -> dict[str, Any]:
         """Finished runs with this tree, this draft length, or dynamic trees of this size."""
-        method, target = self._method(asked), self._target(asked)
-        used = replace(method, config=self._sources.effective(method, target))
+        method = self._method(asked)
         if method.kind == "dynamic":
-            config = used.with_settings(asked.settings)
+            config = method.with_settings(asked.settings)
         else:
-            config = used.config.with_tree(read_paths(asked.tree))
-        return {"runs": self._runs.rows(config, target)}
+            config = method.config.with_tree(read_paths(asked.tree))
+        return {"runs": self._runs.rows(config, method.target)}
 
     # ---- long actions
 
     def measure(self, asked: Question) -> dict[str, Any]:
         """Begin a measurement; `job` is asked for with `job` and stopped with `stop`."""
-        method, target = self._method(asked), self._target(asked)
+        method, make = self._method(asked), self._measurements
         if asked.kind == "latency":
-            work = self._measurements.latency(method, target)
+            work = make.latency(method)
         elif asked.kind == "ranks":
-            work = self._measurements.ranks(method, target, asked.given("source"))
+            work = make.ranks(method, asked.given("source"))
         else:
             wanted = method.with_settings(asked.settings)
-            work = self._measurements.redraft(method, target, asked.given("source"), wanted)
+            work = make.redraft(method, asked.given("source"), wanted)
         return {"job": self._jobs.start(work, owner=f"{asked.tab}/tree")}
 
     def job(self, asked: Question) -> dict[str, Any]:
@@ -237,10 +224,7 @@ class TreeEditor:
     # ---- parts of a question
 
     def _method(self, asked: Question) -> TreeMethod:
-        return tree_method(self._catalog, asked.method)
-
-    def _target(self, asked: Question) -> str:
-        return self._catalog.target(asked.target).name
+        return self._sources.effective(tree_method(self._catalog, asked.method, asked.target))
 
     def _table(self, asked: Question) -> RankTable:
         return self._read_table(asked.given("source"))

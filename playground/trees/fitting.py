@@ -79,7 +79,7 @@ def fit_trees(
     max_width: int | None = None,
     category: str | None = None,
     held_out: int = 0,
-    clock: StepLatency | None = None,
+    latency: StepLatency | None = None,
 ) -> list[Fit]:
     """The best tree of every size.
 
@@ -90,7 +90,9 @@ def fit_trees(
     """
     fitted, other = hold_out(table.only(category), held_out)
     points = curve(fitted, nodes, max_depth=max_depth, max_width=max_width)
-    return [_judged(f"fitted, {p.num_nodes}", p.tree, fitted, other, config, clock) for p in points]
+    return [
+        _judged(f"fitted, {p.num_nodes}", p.tree, fitted, other, config, latency) for p in points
+    ]
 
 
 def stock_trees(
@@ -100,7 +102,7 @@ def stock_trees(
     *,
     category: str | None = None,
     held_out: int = 0,
-    clock: StepLatency | None = None,
+    latency: StepLatency | None = None,
 ) -> list[Fit]:
     """The method's published trees that the table can replay, judged on the same texts."""
     fitted, other = hold_out(table.only(category), held_out)
@@ -111,7 +113,7 @@ def stock_trees(
         and preset.tree.depth <= table.depths
         and preset.tree.max_rank < table.num_ranks
     ]
-    return [_judged(p.name, p.tree, fitted, other, config, clock) for p in fits]
+    return [_judged(p.name, p.tree, fitted, other, config, latency) for p in fits]
 
 
 def _judged(
@@ -120,14 +122,14 @@ def _judged(
     fitted: RankTable,
     other: RankTable | None,
     config: MethodConfig,
-    clock: StepLatency | None,
+    latency: StepLatency | None,
 ) -> Fit:
     mat = replay(fitted, tree).mat
     held_out_mat = None if other is None else replay(other, tree).mat
     prediction = None
-    if clock is not None:
+    if latency is not None:
         expected = mat if held_out_mat is None else held_out_mat
-        prediction = clock.predict_config(config.with_tree(tree), expected)
+        prediction = latency.predict_config(config.with_tree(tree), expected)
     return Fit(
         title,
         tree,

@@ -15,7 +15,7 @@ from engine.tuning import OnProgress, ignore, part
 from engine.tuning.latency import DraftLatency, LatencyCurve, StepLatency, bucket_of
 from engine.tuning.timing import measure_curve, measure_draft, measure_other
 from playground.trees.methods import TreeMethod
-from playground.trees.tables import table_key
+from playground.trees.tables import as_json, method_key
 from storage import Artifact, RunLog
 
 KIND = "latency"
@@ -34,61 +34,54 @@ def machine_key(target: Target, context_len: int) -> dict[str, Any]:
     }
 
 
-def draft_key(config: MethodConfig, target: Target, context_len: int) -> dict[str, Any]:
+def _draft_key(machine: Mapping[str, Any], config: MethodConfig) -> dict[str, Any]:
     """What a method's draft latency depends on: the machine, the weights, how it drafts."""
-    machine = machine_key(target, context_len)
-    return {**machine, "what": "draft", "method": draft_method(config)}
+    dynamic = {"use_dynamic_tree": getattr(config, "use_dynamic_tree", False)}
+    return {**machine, "what": "draft", "method": {**method_key(config), **dynamic}}
 
 
-def draft_method(config: MethodConfig) -> dict[str, Any]:
-    """A method's settings without those that the latency is asked for."""
-    method: dict[str, Any] = table_key(config, "", "")["method"]
-    return {**method, "use_dynamic_tree": getattr(config, "use_dynamic_tree", False)}
-
-
-def find_clock(
+def find_latency(
     log: RunLog, config: MethodConfig, target: Target, *, context_len: int = 256
 ) -> StepLatency | None:
     """The curves of a method on this machine; None where some were never measured."""
-    machine = _newest(log, machine_key(target, context_len))
-    draft = _newest(log, draft_key(config, target, context_len))
+    key = machine_key(target, context_len)
+    return _latency(_newest(log, key), _newest(log, _draft_key(key, config)))
+
+
+def _latency(machine: Artifact | None, draft: Artifact | None) -> StepLatency | None:
     if machine is None or draft is None:
         return None
-    return _clock(machine, draft)
-
-
-def _clock(machine: Mapping[str, Any], draft: Mapping[str, Any]) -> StepLatency:
     return StepLatency(
-        LatencyCurve.from_dict(machine["verify"]),
-        LatencyCurve.from_dict(machine["other"]),
-        DraftLatency.from_dict(draft["draft"]),
+        LatencyCurve.from_dict(machine.meta["verify"]),
+        LatencyCurve.from_dict(machine.meta["other"]),
+        DraftLatency.from_dict(draft.meta["draft"]),
     )
 
 
-def known_clock(
+def known_latency(
     log: RunLog, config: MethodConfig, target: str, *, dtype: str | None = None
 ) -> tuple[StepLatency, Artifact] | None:
     """The newest curves of a method on a target that need not be loaded, and their verify curve.
 
     None where there are no curves of both the target and the method from one machine. The curves
-    say themselves on which device and dtype they were measured.
+    say themselves on which device they were measured.
 
     Args:
         dtype: only curves of this one.
     """
-    method = draft_method(config)
     found = [a for a in log.artifacts.find(KIND) if a.key.get("target") == target]
     for verify in found:
         if verify.key.get("what") != "verify" or dtype not in (None, verify.key.get("dtype")):
             continue
-        machine = {**verify.key, "what": "draft", "method": method}
-        draft = next((a for a in found if _json(a.key) == _json(machine)), None)
-        if draft is not None:
-            return _clock(verify.meta, draft.meta), verify
+        wanted = as_json(_draft_key(verify.key, config))
+        draft = next((a for a in found if as_json(a.key) == wanted), None)
+        latency = _latency(verify, draft)
+        if latency is not None:
+            return latency, verify
     return None
 
 
-def measure_clock(
+def measure_latency(
     log: RunLog,
     config: MethodConfig,
     bench: BuildContext,
@@ -97,11 +90,10 @@ def measure_clock(
     again: bool = False,
     on_progress: OnProgress = ignore,
 ) -> StepLatency:
-    """Measure what is missing, keep it, and return all of it.
+    """Measure what is missing (`again`: what is there as well), keep it, and return all of it.
 
     Args:
         context_len: tokens of context that texts have; its bucket is measured.
-        again: measure what is there as well.
 
     Raises:
         ConfigError: the method cannot draft without the target.
@@ -114,53 +106,38 @@ def measure_clock(
         verify = measure_curve(target, context_len=bucket, on_progress=part(on_progress, 0.0, 0.6))
         other = measure_other(target, context_len=bucket, on_progress=part(on_progress, 0.6, 0.75))
         _keep(log, key, {"verify": verify.to_dict(), "other": other.to_dict()})
-    key = draft_key(config, target, context_len)
+    key = _draft_key(key, config)
     if again or _newest(log, key) is None:
-        draft = measure_draft(
-            config, bench, context_len=bucket, on_progress=part(on_progress, 0.75, 1.0)
-        )
+        tell = part(on_progress, 0.75, 1.0)
+        draft = measure_draft(config, bench, context_len=bucket, on_progress=tell)
         _keep(log, key, {"draft": draft.to_dict()})
-    clock = find_clock(log, config, target, context_len=context_len)
-    assert clock is not None
-    return clock
+    latency = find_latency(log, config, target, context_len=context_len)
+    assert latency is not None
+    return latency
 
 
-def _json(value: object) -> str:
-    """Comparable text: what is stored has lists where settings have tuples."""
-    return json.dumps(value, sort_keys=True)
-
-
-def _newest(log: RunLog, key: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    found = log.artifacts.find(KIND, key)
-    return found[0].meta if found else None
+def _newest(log: RunLog, key: Mapping[str, Any]) -> Artifact | None:
+    return next(iter(log.artifacts.find(KIND, key)), None)
 
 
 def _keep(log: RunLog, key: Mapping[str, Any], figures: Mapping[str, Any]) -> None:
     """Curves are small: they are kept in `meta`, and as JSON for whoever reads the bytes."""
-    payload = json.dumps(figures).encode()
-    log.artifacts.put(KIND, key, meta=figures, payload=payload)
+    log.artifacts.put(KIND, key, meta=figures, payload=json.dumps(figures).encode())
 
 
 # ---- for the page
 
 
-def speed_row(clock: StepLatency, method: TreeMethod, where: Artifact) -> dict[str, Any]:
+def speed_row(latency: StepLatency, method: TreeMethod, where: Artifact) -> dict[str, Any]:
     """The curves as the page's `predict` reads them; plain JSON."""
-    key = where.key
-    day = where.created_at.date().isoformat()
-    words = (
-        f"Measured on {key.get('device')} in {key.get('dtype')} with about "
-        f"{clock.verify.context_len} tokens of context, {day}."
-    )
+    verify, other, draft = latency.verify, latency.other, latency.draft
     return {
-        "verify": _points(clock.verify.rows, clock.verify.ms),
-        "other": _points(clock.other.rows, clock.other.ms),
-        "draft": {
-            "start_ms": clock.draft.start_ms,
-            "points": _points(clock.draft.rows, clock.draft.level_ms),
-        },
-        "levels": levels_kind(method),
-        "text": words,
+        "verify": _points(verify.rows, verify.ms),
+        "other": _points(other.rows, other.ms),
+        "draft": {"start_ms": draft.start_ms, "points": _points(draft.rows, draft.level_ms)},
+        "levels": levels_kind(method.config),
+        "text": f"Measured on {where.key.get('device')} in {where.key.get('dtype')} with about "
+        f"{verify.context_len} tokens of context, {where.created_at.date().isoformat()}.",
     }
 
 
@@ -168,9 +145,8 @@ def _points(rows: tuple[int, ...], ms: tuple[float, ...]) -> list[list[float]]:
     return [list(pair) for pair in zip(rows, ms, strict=True)]
 
 
-def levels_kind(method: TreeMethod) -> str:
+def levels_kind(config: MethodConfig) -> str:
     """How a tree's levels count for drafting: see `levelsOf` in the page's script."""
-    config = method.config
     if not config.draft_shape().levels:
         return "none"
     # Two paths of two nodes: level 2 runs a row per path, or one for the whole depth.

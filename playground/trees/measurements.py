@@ -20,7 +20,7 @@ from playground.host.live import LiveRun
 from playground.host.request import GenerateRequest
 from playground.host.runner import EngineHost
 from playground.trees.drafted import drafted_row
-from playground.trees.latency import known_clock, measure_clock, speed_row
+from playground.trees.latency import known_latency, measure_latency, speed_row
 from playground.trees.methods import TreeMethod
 from playground.trees.sources import RECENT, Sources, depths_for, require_greedy
 from playground.trees.tables import make_table, texts_of_runs
@@ -45,47 +45,50 @@ class Measurements:
 
     # ---- ranks
 
-    def ranks(self, method: TreeMethod, target: str, source: str) -> Work:
+    def ranks(self, method: TreeMethod, source: str) -> Work:
         """Measures a rank table over a source's texts; a suite's are written first."""
 
         def work(run: LiveRun) -> dict[str, Any]:
-            config = self._sources.effective(method, target)
-            self._prepare(run, target)
-            log = self._host.log
-            begin = 0.0
-            if source.startswith("suite:"):
-                begin = 0.6
-                run_ids, benchmark = self._write(run, config, target, source[6:], begin), None
-            else:
-                run_ids, benchmark = self._sources.run_ids(source, target)
-            require_greedy(log, run_ids)
+            self._prepare(run, method.target)
+            written = source.startswith("suite:")
+            run_ids, benchmark = self._texts(run, method, source, share=0.6)
             kept, table = make_table(
-                log,
-                config,
+                self._host.log,
+                method.config,
                 self._host.bench(),
                 run_ids=() if benchmark else run_ids,
                 benchmark_id=benchmark,
                 depths=depths_for(method),
-                on_progress=progress_of(run, "ranking every true token", begin=begin),
+                on_progress=progress_of(
+                    run, "ranking every true token", begin=0.6 if written else 0.0
+                ),
             )
-            words = f"measured {table.num_positions:,} positions of {table.num_texts} texts"
-            return {"source": f"table:{kept}", "text": words}
+            text = f"measured {table.num_positions:,} positions of {table.num_texts} texts"
+            return {"source": f"table:{kept}", "text": text}
 
         return work
 
-    def _write(
-        self, run: LiveRun, config: MethodConfig, target: str, suite: str, share: float
-    ) -> list[str]:
+    def _texts(
+        self, run: LiveRun, method: TreeMethod, source: str, *, share: float
+    ) -> tuple[list[str], str | None]:
+        """Greedy runs behind a source, and its benchmark if it is one; a suite's are made now."""
+        if source.startswith("suite:"):
+            return self._write(run, method, source.removeprefix("suite:"), share), None
+        run_ids, benchmark = self._sources.run_ids(source, method.target)
+        require_greedy(self._host.log, run_ids)
+        return run_ids, benchmark
+
+    def _write(self, run: LiveRun, method: TreeMethod, suite: str, share: float) -> list[str]:
         """Let the target answer a suite's prompts; ids of the runs."""
         items = self._items(suite)
-        chosen = config if config.lossless else AutoregressiveConfig()
+        config = method.config if method.config.lossless else AutoregressiveConfig()
         done = []
         for number, item in enumerate(items):
             if run.cancel_asked.is_set():
                 raise StoppedError(f"Stopped; {number} texts are written and in the log.")
             run.state, run.activity = "running", f"writing text {number + 1} of {len(items)}"
             run.progress = share * number / len(items)
-            done.append(self._answer(run, chosen, target, item))
+            done.append(self._answer(run, config, method.target, item))
         return done
 
     def _items(self, suite: str) -> Sequence[Item]:
@@ -121,61 +124,53 @@ class Measurements:
 
     # ---- latency
 
-    def latency(self, method: TreeMethod, target: str) -> Work:
+    def latency(self, method: TreeMethod) -> Work:
         """Measures verify, drafting and the loop's own work."""
 
         def work(run: LiveRun) -> dict[str, Any]:
-            config = self._sources.effective(method, target)
-            self._prepare(run, target)
-            bench = self._host.bench()
+            self._prepare(run, method.target)
             tell = progress_of(run, "timing verify forwards and drafts")
-            measure_clock(self._host.log, config, bench, again=True, on_progress=tell)
-            return {"speed": self.speed(method, target), "text": "measured"}
+            bench = self._host.bench()
+            measure_latency(self._host.log, method.config, bench, again=True, on_progress=tell)
+            return {"speed": self.speed(method), "text": "measured"}
 
         return work
 
-    def speed(self, method: TreeMethod, target: str) -> dict[str, Any] | None:
+    def speed(self, method: TreeMethod) -> dict[str, Any] | None:
         """The newest stored curves as the page reads them."""
-        config = self._sources.effective(method, target)
-        found = known_clock(self._host.log, config, target)
+        found = known_latency(self._host.log, method.config, method.target)
         return None if found is None else speed_row(found[0], method, found[1])
 
     # ---- dynamic trees
 
-    def redraft(self, method: TreeMethod, target: str, source: str, wanted: MethodConfig) -> Work:
+    def redraft(self, method: TreeMethod, source: str, wanted: MethodConfig) -> Work:
         """Drafts a source's texts again as `wanted`, another size of the dynamic tree, says."""
 
         def work(run: LiveRun) -> dict[str, Any]:
-            config = self._sources.effective(method, target)
-            other = wanted.replace(speculative_model=getattr(config, "speculative_model", None))
-            self._prepare(run, target)
-            redrafter = self._redrafter(run, config, target, source)
-            result = redrafter.draft(
-                other, on_progress=progress_of(run, "drafting again", begin=0.5)
-            )
+            self._prepare(run, method.target)
+            redrafter = self._redrafter(run, method, source)
+            tell = progress_of(run, "drafting again", begin=0.5)
+            result = redrafter.draft(wanted, on_progress=tell)
             row = drafted_row(
-                other, result.trees, result.accepted_lengths.tolist(), result.node_counts.tolist()
+                wanted, result.trees, result.accepted_lengths.tolist(), result.node_counts.tolist()
             )
-            words = f"{row['steps']} steps drafted again; the target was not run for them."
-            return {"drafted": {**row, "redrafted": True, "text": words}, "text": "drafted"}
+            text = f"{row['steps']} steps drafted again; the target was not run for them."
+            return {"drafted": {**row, "redrafted": True, "text": text}, "text": "drafted"}
 
         return work
 
-    def _redrafter(self, run: LiveRun, config: MethodConfig, target: str, source: str) -> Redrafter:
+    def _redrafter(self, run: LiveRun, method: TreeMethod, source: str) -> Redrafter:
         """The source's texts with their features: kept from one try to the next."""
-        bench = self._host.bench()
-        key = target, source, config.decoding_type, getattr(config, "speculative_model", None)
+        bench, config = self._host.bench(), method.config
+        weights = getattr(config, "speculative_model", None)
+        key = method.target, source, config.decoding_type, weights
         if self._kept is not None:
             if self._kept[0] == key and self._kept[1] is bench.target:
                 return self._kept[2]
             self._kept[2].close()
             self._kept = None
-        if source.startswith("suite:"):
-            run_ids = self._write(run, config, target, source[6:], 0.3)
-        else:
-            run_ids, _ = self._sources.run_ids(source, target)
-        require_greedy(self._host.log, run_ids)
-        texts = texts_of_runs(self._host.log, run_ids, target=target)
+        run_ids, _ = self._texts(run, method, source, share=0.3)
+        texts = texts_of_runs(self._host.log, run_ids, target=method.target)
         tell = progress_of(run, "the target reads the texts once", begin=0.3, end=0.5)
         redrafter = Redrafter(config, bench, texts, tail=REDRAFT_TAIL, on_progress=tell)
         self._kept = key, bench.target, redrafter

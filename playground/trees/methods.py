@@ -28,11 +28,12 @@ LONGEST_CHAIN = 32
 
 @dataclass(frozen=True, slots=True)
 class TreeMethod:
-    """A method of the catalog as the page tunes it; `key` is the catalog's."""
+    """A method of the catalog as the page tunes it on a target; `key` is the catalog's."""
 
     key: str
     title: str
     config: MethodConfig
+    target: str = ""
 
     @property
     def kind(self) -> Kind | None:
@@ -97,13 +98,13 @@ class TreeMethod:
         }
 
 
-def tree_method(catalog: Catalog, key: object) -> TreeMethod:
+def tree_method(catalog: Catalog, key: object, target: object) -> TreeMethod:
     """A method of the catalog that has something to tune here.
 
-    Raises ConfigError: there is no such method, or it drafts neither trees nor chains.
+    Raises ConfigError: no such method or target, or it drafts neither trees nor chains.
     """
     found = catalog.method(key)
-    method = TreeMethod(str(key), found.title, found.config)
+    method = TreeMethod(str(key), found.title, found.config, catalog.target(target).name)
     if method.kind is None:
         raise ConfigError(
             f"{method.title} has no tree and no draft length. Choose another method to tune."
@@ -114,7 +115,7 @@ def tree_method(catalog: Catalog, key: object) -> TreeMethod:
 def tree_methods(catalog: Catalog, target: str) -> list[TreeMethod]:
     """Every method of a target that has something to tune here."""
     choices = catalog.method_choices(target)
-    methods = (TreeMethod(key, title, catalog.method(key).config) for title, key in choices)
+    methods = (TreeMethod(key, title, catalog.method(key).config, target) for title, key in choices)
     return [method for method in methods if method.kind is not None]
 
 
@@ -150,15 +151,14 @@ def read_used(catalog: Catalog, raw: Mapping[str, Any]) -> Used:
     Raises ConfigError: the method is not offered for the target, or refuses the tree.
     """
     use = Use.parse(raw, where="the tree page")
-    target = catalog.target(use.target).name
-    method = tree_method(catalog, use.method)
+    method = tree_method(catalog, use.method, use.target)
     if method.kind == "dynamic":
         config = method.with_settings(use.settings)
     else:
         config = method.config.with_tree(read_paths(use.tree))
     if use.weights and getattr(config, "speculative_model", "") is None:
         config = config.replace(speculative_model=use.weights)
-    slot = slot_of(catalog, config, target)
+    slot = slot_of(catalog, config, method.target)
     own = catalog.method(slot.method).config.model_dump()
     changed = {name: value for name, value in config.model_dump().items() if value != own[name]}
-    return Used(target, slot.method, changed, slot.form)
+    return Used(method.target, slot.method, changed, slot.form)

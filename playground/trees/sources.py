@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -54,34 +54,32 @@ class Sources:
         self._catalog = catalog
         self._shipped = shipped
 
-    def effective(self, method: TreeMethod, target: str) -> MethodConfig:
-        """The method's settings; where they name no weights, those of its newest run here."""
+    def effective(self, method: TreeMethod) -> TreeMethod:
+        """The method; where it names no weights, with those of its newest run here."""
         config = method.config
-        if getattr(config, "speculative_model", "") is not None:
-            return config
-        query = RunQuery(target=target, decoding_type=config.decoding_type, limit=1)
-        for row in self._log.find(query).rows:
-            detail = self._log.get(row.id)
-            weights = None if detail is None else detail.method.get("speculative_model")
-            if isinstance(weights, str):
-                return config.replace(speculative_model=weights)
-        return config
+        if getattr(config, "speculative_model", "") is None:
+            query = RunQuery(target=method.target, decoding_type=config.decoding_type, limit=1)
+            for row in self._log.find(query).rows:
+                weights = row.method.get("speculative_model")
+                if isinstance(weights, str):
+                    return replace(method, config=config.replace(speculative_model=weights))
+        return method
 
     def rows(
-        self, method: TreeMethod, target: str, wanted: str | None = None
+        self, method: TreeMethod, wanted: str | None = None
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """The menu for a method on a target, what is ready first; and which to pick, if any.
+        """The menu for a method, what is ready first; and which to pick, if any.
 
         Args:
             wanted: a source to have among them; of a benchmark its table, if there is one.
         """
-        config = self.effective(method, target)
+        config, target = method.config, method.target
         if not config.offline:
             return [], None
         found: list[Source] = []
         if method.kind != "dynamic":
             tables = find_tables(self._log, target=target, config=config)
-            found = [*map(self._stored, tables), *self._shipped_for(method, target)]
+            found = [*map(self._stored, tables), *self._shipped_for(method)]
         found += self._texts(target)
         kind, _, name = (wanted or "").partition(":")
         if kind == "benchmark" and wanted not in {source.id for source in found}:
@@ -112,9 +110,9 @@ class Sources:
         title = f"{of} · {meta.get('positions', 0):,} positions · {day}"
         return Source(f"table:{table.id}", title, "Measured here", ready=True, examples=True)
 
-    def _shipped_for(self, method: TreeMethod, target: str) -> list[Source]:
+    def _shipped_for(self, method: TreeMethod) -> list[Source]:
         table = self._shipped_table(method.key)
-        if table is None or table.about.get("target") != target:
+        if table is None or table.about.get("target") != method.target:
             return []
         title = f"shipped · {table.num_positions:,} positions of {table.num_texts} texts"
         return [Source(f"shipped:{method.key}", title, "Shipped", ready=True)]
@@ -151,8 +149,8 @@ class Sources:
             found += self._benchmark(benchmark.id, target)
         for name, suite in self._catalog.suites.items():
             title = f"suite {suite.title} (writes the texts first)"
-            words = f"up to {RECENT} prompts of {suite.title}, which the target answers first"
-            found.append(Source(f"suite:{name}", title, MEASURE, False, words))
+            what = f"up to {RECENT} prompts of {suite.title}, which the target answers first"
+            found.append(Source(f"suite:{name}", title, MEASURE, False, what))
         for run in runs[:NEWEST_RUNS]:
             title = f"run \u201c{_short(run.name or run.prompt_text)}\u201d"
             found.append(Source(f"run:{run.id}", title, MEASURE, False, "this run's text"))
@@ -208,8 +206,8 @@ def depths_for(method: TreeMethod) -> int:
 
 
 def _short(text: str) -> str:
-    words = " ".join(text.split())
-    return words if len(words) <= 40 else words[:39] + "\u2026"
+    line = " ".join(text.split())
+    return line if len(line) <= 40 else line[:39] + "\u2026"
 
 
 def require_greedy(log: RunLog, run_ids: Sequence[str]) -> None:

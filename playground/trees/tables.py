@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -48,31 +48,11 @@ def texts_of_runs(log: RunLog, run_ids: Sequence[str], *, target: str | None = N
         UnknownRunError: no such run.
         ConfigError: a run is of another target, or none of them can be used.
     """
-    details = []
-    for run_id in run_ids:
-        detail = log.get(run_id)
-        if detail is None:
-            raise UnknownRunError(f"No run {run_id!r:.80} is in the log.")
-        details.append(detail)
-    return _texts(details, target)
-
-
-def texts_of_benchmark(log: RunLog, benchmark_id: str, *, target: str | None = None) -> list[Text]:
-    """Texts of all runs of a benchmark, one per prompt; categories are its suite's.
-
-    Raises:
-        UnknownBenchmarkError: no such benchmark.
-        ConfigError: a run is of another target, or none of them can be used.
-    """
-    if log.benchmarks.get(benchmark_id) is None:
-        raise UnknownBenchmarkError(f"No benchmark {benchmark_id!r:.80} is in the log.")
-    details = (log.get(row.id) for row in runs_of(log, benchmark_id))
-    return _texts((run for run in details if run is not None), target)
-
-
-def _texts(details: Iterable[RunDetail], target: str | None) -> list[Text]:
     found: dict[tuple[int, ...], Text] = {}
-    for run in details:
+    for run_id in run_ids:
+        run = log.get(run_id)
+        if run is None:
+            raise UnknownRunError(f"No run {run_id!r:.80} is in the log.")
         if target is not None and run.target != target:
             raise ConfigError(
                 f"Run {run.id} was made with {run.target}, but {target} is loaded. "
@@ -89,6 +69,16 @@ def _texts(details: Iterable[RunDetail], target: str | None) -> list[Text]:
     return list(found.values())
 
 
+def texts_of_benchmark(log: RunLog, benchmark_id: str, *, target: str | None = None) -> list[Text]:
+    """The same of all runs of a benchmark, whose suite has the categories.
+
+    Raises UnknownBenchmarkError besides: no such benchmark.
+    """
+    if log.benchmarks.get(benchmark_id) is None:
+        raise UnknownBenchmarkError(f"No benchmark {benchmark_id!r:.80} is in the log.")
+    return texts_of_runs(log, [row.id for row in runs_of(log, benchmark_id)], target=target)
+
+
 def _text(run: RunDetail) -> Text:
     limits = Limits.parse(run.limits, where=f"run {run.id}")
     return Text(
@@ -103,14 +93,15 @@ def _text(run: RunDetail) -> Text:
 # ---- measured, kept, found again
 
 
-def table_key(config: MethodConfig, bench_target: str, dtype: str) -> dict[str, Any]:
-    """What a table depends on besides its texts: target, dtype, method, and what it drafts with."""
+def method_key(config: MethodConfig) -> dict[str, Any]:
+    """What a table depends on besides texts, target and dtype: the method, what it drafts with."""
     settings = config.model_dump(mode="json")
-    return {
-        "target": bench_target,
-        "dtype": dtype,
-        "method": {name: value for name, value in settings.items() if name not in NOT_ASKED},
-    }
+    return {name: value for name, value in settings.items() if name not in NOT_ASKED}
+
+
+def as_json(value: object) -> str:
+    """Comparable text: what is stored has lists where settings have tuples."""
+    return json.dumps(value, sort_keys=True)
 
 
 def make_table(
@@ -148,7 +139,7 @@ def keep_table(
     log: RunLog, config: MethodConfig, table: RankTable, *, benchmark_id: str | None = None
 ) -> str:
     """Store a table; returns its id. An older one of the same texts and method goes."""
-    key = table_key(config, table.about["target"], table.about["dtype"])
+    key = {name: table.about[name] for name in ("target", "dtype")} | {"method": method_key(config)}
     sources = list(table.about["sources"])
     run_id = sources[0] if len(sources) == 1 and benchmark_id is None else None
     if benchmark_id is None and run_id is None:
@@ -185,18 +176,13 @@ def find_tables(
         config: only tables that answer for this method with these weights, whatever its tree.
     """
     found = log.artifacts.find(KIND, run_id=run_id, benchmark_id=benchmark_id)
+    wanted = as_json(method_key(config)) if config else ""
     return tuple(
         artifact
         for artifact in found
         if (target is None or artifact.key.get("target") == target)
-        and (config is None or _serves(artifact.key, config))
+        and (config is None or as_json(artifact.key.get("method")) == wanted)
     )
-
-
-def _serves(key: Mapping[str, Any], config: MethodConfig) -> bool:
-    # Compared as JSON: what is stored has lists where settings have tuples.
-    wanted = table_key(config, "", "")["method"]
-    return json.dumps(key.get("method"), sort_keys=True) == json.dumps(wanted, sort_keys=True)
 
 
 def load_table(log: RunLog, artifact_id: str) -> RankTable:

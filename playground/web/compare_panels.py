@@ -9,10 +9,11 @@ from engine.config import Settings
 from engine.metrics import FORMULAS as RUN_FORMULAS
 from playground.experiments.compare.stream import MAX_RUNS, race_clocks
 from playground.experiments.report.report import FORMULAS
+from playground.host.request import RunId
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.web.components import drawn_by
-from playground.web.rpc import Answer, RunId, Served, panel_functions, serve
+from playground.web.rpc import Answer, Served, panel_functions, serve
 
 PLACEHOLDER = (
     "Choose configurations and a prompt, then compare: plain decoding and every configuration "

@@ -9,10 +9,9 @@ from pydantic import Field
 
 from engine.config import Settings
 from playground.errors import Fault, attempt
+from playground.host.request import RunId
 from playground.host.stream import History
 
-RunId = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[ -~]+$")]
-"""An id as it may stand in a link; whether such a run exists is the store's to say."""
 Index = Annotated[int, Field(ge=0, le=10_000_000)]
 Answer = dict[str, Any]
 Served = Callable[[Any], Answer]

@@ -454,7 +454,7 @@ def test_the_best_tree_is_a_ghost_until_it_is_accepted(tree: TreePage, tuned: Tu
     assert tree.nodes() == before
     tree.tab.wait_for_selector("#pg-tree [data-card=optimise] .plot .scatterlayer .trace")
     tree.pick("category", "code")
-    category = replay(tuned.table, DOCUMENTED, category="code")
+    category = replay(tuned.table.only("code"), DOCUMENTED)
     assert tree.figure("mat") == f"{category.mat:.3f}"
 
 

@@ -1,11 +1,11 @@
-"""The page offers what fits the target, says why the rest does not, and warns of a misfit."""
+"""The page offers what fits the target and says why the rest does not; useless drafts are named."""
 
 from __future__ import annotations
 
 import pytest
 
 from playground.host.catalog import TYPE_PREFIX, Catalog
-from playground.host.stream import misfit
+from playground.host.stream import warning_of
 
 EMBEDDED = "smollm2-135m-instruct"
 
@@ -43,13 +43,13 @@ def test_methods_that_need_weights_say_so() -> None:
     ("mat", "steps", "drafted", "warns"),
     [(1.04, 20, 100, True), (1.05, 20, 100, False), (1.0, 19, 100, False), (1.0, 50, 0, False)],
 )
-def test_misfit_warns_below_mat_1_05_over_20_steps_of_drafting(
+def test_warning_comes_below_mat_1_05_over_20_steps_of_drafting(
     mat: float, steps: int, drafted: int, warns: bool
 ) -> None:
-    warning = misfit({"mat": mat, "num_steps": steps, "num_drafted": drafted})
+    warning = warning_of({"mat": mat, "num_steps": steps, "num_drafted": drafted})
     assert (warning is not None) == warns
     assert warning is None or "another target" in warning
 
 
 def test_run_too_short_for_figures_has_no_warning() -> None:
-    assert misfit({}) is None and misfit({"mat": None, "num_drafted": 3}) is None
+    assert warning_of({}) is None and warning_of({"mat": None, "num_drafted": 3}) is None

@@ -163,8 +163,8 @@ def test_the_best_tree_is_better_and_within_bounds(editor: Page, host: EngineHos
     tree = ChoiceTree.parse(found["tree"], form="candidates")
     assert len(tree) == 12 and tree.depth <= 3 and tree.max_rank < 4
     other = random_tree(12, depth=3, ranks=4, seed=1)
-    gain = replay(table, tree, category="code").mat
-    assert gain > replay(table, other, category="code").mat
+    gain = replay(table.only("code"), tree).mat
+    assert gain > replay(table.only("code"), other).mat
     points = editor.curve({**asked, "category": None})["points"]
     assert [point["mat"] for point in points] == sorted(point["mat"] for point in points)
     assert all(point["size"] == point["nodes"] and point["levels"] for point in points)

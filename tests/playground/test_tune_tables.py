@@ -17,7 +17,7 @@ from engine.tree import ChoiceTree
 from engine.tuning import StoppedError
 from engine.tuning.replay import replay, replay_chain
 from playground.host.recording import record_run
-from playground.trees.latency import find_clock, known_clock, machine_key, measure_clock
+from playground.trees.latency import find_latency, known_latency, machine_key, measure_latency
 from playground.trees.tables import (
     find_tables,
     load_table,
@@ -98,7 +98,7 @@ def test_a_benchmark_s_table_has_one_text_per_prompt_and_its_categories(
     benchmark = stored_benchmark(log, case)
     artifact_id, table = make_table(log, case.config, case.bench, benchmark_id=benchmark)
     assert table.num_texts == 3 and table.categories == ("x", "y", "x")
-    assert replay(table, ChoiceTree.chain(2), category="x").num_steps > 0
+    assert replay(table.only("x"), ChoiceTree.chain(2)).num_steps > 0
     (found,) = find_tables(log, benchmark_id=benchmark, config=case.config)
     assert found.id == artifact_id and found.benchmark_id == benchmark
 
@@ -153,29 +153,29 @@ def test_a_stopped_measurement_leaves_nothing(log: RunLog, case: Case) -> None:
     with pytest.raises(StoppedError):
         make_table(log, case.config, case.bench, run_ids=[run_id], on_progress=stopped)
     with pytest.raises(StoppedError):
-        measure_clock(log, case.config, case.bench, on_progress=stopped)
+        measure_latency(log, case.config, case.bench, on_progress=stopped)
     assert find_tables(log) == () and not log.artifacts.find("latency")
 
 
 def test_curves_are_measured_once_per_machine_and_method(log: RunLog, case: Case) -> None:
     target, told = case.bench.target, list[float]()
-    assert find_clock(log, case.config, target) is None
-    clock = measure_clock(log, case.config, case.bench, on_progress=told.append)
+    assert find_latency(log, case.config, target) is None
+    latency = measure_latency(log, case.config, case.bench, on_progress=told.append)
     assert told == sorted(told) and told[-1] == 1.0
-    assert find_clock(log, case.config, target, context_len=300) == clock
-    assert find_clock(log, case.config, target, context_len=4000) is None
-    assert measure_clock(log, case.config, case.bench) == clock, "read, not measured"
+    assert find_latency(log, case.config, target, context_len=300) == latency
+    assert find_latency(log, case.config, target, context_len=4000) is None
+    assert measure_latency(log, case.config, case.bench) == latency, "read, not measured"
     other = case.config.with_tree(ChoiceTree.chain(2))
-    assert find_clock(log, other, target) == clock, "a tree changes nothing about the machine"
-    assert find_clock(log, NGramConfig(), target) is None
-    looked_up = measure_clock(log, NGramConfig(), case.bench)
-    assert looked_up.verify == clock.verify and looked_up.draft != clock.draft
-    again = measure_clock(log, case.config, case.bench, again=True)
-    assert again != clock
+    assert find_latency(log, other, target) == latency, "a tree changes nothing about the machine"
+    assert find_latency(log, NGramConfig(), target) is None
+    looked_up = measure_latency(log, NGramConfig(), case.bench)
+    assert looked_up.verify == latency.verify and looked_up.draft != latency.draft
+    again = measure_latency(log, case.config, case.bench, again=True)
+    assert again != latency
     assert len(log.artifacts.find("latency", machine_key(target, 256))) == 1, (
         "the older curve is gone"
     )
-    found = known_clock(log, case.config, target=target.name, dtype="float32")
+    found = known_latency(log, case.config, target=target.name, dtype="float32")
     assert found is not None and found[0] == again
     assert found[1].key["device"] == target.device_name
-    assert known_clock(log, case.config, target=target.name, dtype="bfloat16") is None
+    assert known_latency(log, case.config, target=target.name, dtype="bfloat16") is None

@@ -37,10 +37,10 @@ test("the tail that is dimmed ends in the middle of a piece", () => {
 });
 
 const STEP = {
-  labels: ["a", "b", "c", "d"], parents: [-1, 0, 0, 1], accepted: [1, 3],
+  token_texts: ["a", "b", "c", "d"], parents: [-1, 0, 0, 1], accepted: [1, 3],
   draft_probs: [null, 0.5, 0.3, 0.2], target_probs: [null, 0.6, 0.1, 0.4],
-  token_ids: [1, 2, 3, 4], ranks: [null, 0, 1, 0],
-  bonus: { label: "e", token_id: 5, recovered: false },
+  tokens: [1, 2, 3, 4], ranks: [null, 0, 1, 0],
+  bonus: 5, bonus_text: "e", recovered: false,
 };
 
 test("the target's own token hangs under the accepted path", () => {

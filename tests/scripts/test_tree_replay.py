@@ -119,7 +119,7 @@ def test_the_prediction_equals_the_engines(scripts: Scripts, config: Any) -> Non
         benchmark_id=None,
     )
     speed = json.loads(json.dumps(speed_row(clock, method, made)))
-    assert speed["levels"] == levels_kind(method)
+    assert speed["levels"] == levels_kind(config)
     for n in (1, 9, 40, 100):
         tree = ChoiceTree.chain(min(n, 9)) if chain else random_tree(n, depth=6, ranks=9, seed=n)
         shape = config.with_tree(tree).draft_shape()

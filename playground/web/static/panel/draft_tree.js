@@ -12,14 +12,16 @@ const PROBS_PX = 66;
 /**
  * A step as the server tells it; node 0 is the root, parents come first.
  * @typedef {object} Step
- * @property {string[]} labels
+ * @property {string[]} token_texts
  * @property {number[]} parents
  * @property {number[]} accepted
  * @property {(number | null)[]} draft_probs
  * @property {(number | null)[]} target_probs
- * @property {number[]} token_ids
+ * @property {number[]} tokens
  * @property {(number | null)[]} ranks
- * @property {{ label: string, token_id: number, recovered: boolean } | null} bonus
+ * @property {number} bonus the token that the target added
+ * @property {string} bonus_text
+ * @property {boolean} recovered whether it follows a rejection
  */
 
 /**
@@ -45,18 +47,16 @@ const PROBS_PX = 66;
 export function withBonus(tree) {
   const accepted = new Set([0, ...tree.accepted]);
   /** @type {TreeNode[]} */
-  const nodes = tree.labels.map((label, node) => ({
+  const nodes = tree.token_texts.map((label, node) => ({
     label, node, parent: tree.parents[node], kind: node ? "draft" : "root",
     accepted: accepted.has(node), draft: tree.draft_probs[node], target: tree.target_probs[node],
-    id: tree.token_ids[node], rank: tree.ranks[node],
+    id: tree.tokens[node], rank: tree.ranks[node],
   }));
-  if (tree.bonus) {
-    nodes.push({
-      label: tree.bonus.label, node: nodes.length, parent: tree.accepted.at(-1) ?? 0,
-      id: tree.bonus.token_id, kind: tree.bonus.recovered ? "recovered" : "bonus", accepted: true,
-      draft: null, target: null, rank: null,
-    });
-  }
+  nodes.push({
+    label: tree.bonus_text, node: nodes.length, parent: tree.accepted.at(-1) ?? 0, id: tree.bonus,
+    kind: tree.recovered ? "recovered" : "bonus", accepted: true, draft: null, target: null,
+    rank: null,
+  });
   return nodes;
 }
 

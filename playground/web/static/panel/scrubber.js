@@ -124,7 +124,7 @@ export class Scrubber {
 }
 
 function restingWords(step) {
-  const drafted = step.labels.length - 1;
+  const drafted = step.tokens.length - 1;
   if (!drafted) return "Nothing was drafted: a plain decoding step.";
   const extra = step.num_extra_rows ? `, ${plural(step.num_extra_rows, "extra row")}` : "";
   return `${plural(drafted, "draft token")} verified in one forward${extra}; `
