@@ -2,30 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import gradio as gr
+from pydantic import Field
 
-from playground.deploy import Question
+from engine.config import Settings
+from engine.errors import ConfigError
+from engine.metrics import FORMULAS
 from playground.errors import Fault, attempt
-from playground.experiments.compare.form import FIELDS, MAX_CONFIGURATIONS, read_held, read_plan
+from playground.experiments.compare.form import MAX_CONFIGURATIONS, CompareForm
 from playground.experiments.compare.job import CompareJob
-from playground.experiments.compare.links import first_methods, method_form, run_form
-from playground.experiments.compare.stream import fault_message, stream
+from playground.experiments.compare.links import (
+    Filled,
+    first_methods,
+    from_comparison,
+    from_runs,
+    method_form,
+    run_form,
+)
+from playground.experiments.compare.stream import (
+    MAX_RUNS,
+    fault_message,
+    race_clocks,
+    reopened,
+    stream,
+)
 from playground.experiments.job import Jobs
 from playground.host.catalog import Catalog
-from playground.host.request import DTYPES, read_run_id
+from playground.host.request import DTYPES, RunId, read_run_id
 from playground.host.runner import EngineHost
 from playground.host.stream import History
-from playground.web.compare_links import updates_of
-from playground.web.compare_panels import compare_panels
-from playground.web.deploy import DeployPage, Updates
+from playground.web.compare_table import results_html
+from playground.web.components import drawn_by
 from playground.web.forms import SettingsForm
+from playground.web.rpc import Answer, Served, panel_functions, serve
 
 OWN_PROMPT = ""
 NO_EXAMPLE = ""
 STARTS_WITH = 2
+FIELDS = ("target", "dtype", "mode", "system", "prompt", "suite", "count")
+"""Components whose values go into the form as they are."""
+PLACEHOLDER = (
+    "Choose configurations and a prompt, then compare: plain decoding and every configuration "
+    "write the same text in turn, and race on their recorded clocks."
+)
+TEMPLATE = (
+    '<div class="compare-head"></div><div class="compare-race"></div>'
+    '<div class="panels" data-count="1"></div>'
+)
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
@@ -33,7 +59,7 @@ class ComparePage:
     """Components and listeners of the page.
 
     Attributes:
-        outputs: what a link sets, in the order of `compare_links.updates_of`.
+        outputs: what a link sets, in the order of `opened`.
     """
 
     def __init__(self, host: EngineHost, history: History) -> None:
@@ -50,34 +76,80 @@ class ComparePage:
         forms = list(zip(self.methods, self.forms, strict=True))
         self.slots = [part for method, form in forms for part in (method, form.asked)]
         self.slots_held = [part for method, form in forms for part in (method, form.held)]
-        self.outputs = [*self.held, *self.slots, *self.columns, self.run_form.asked, self.panels]
+        self.outputs = [*self.held, *self.slots, *self.columns]
+        self.outputs += [self.run_form.asked, self.panels, self.table]
         self._listen()
 
     def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
         """Open the page for addresses with `compare` or `runs`."""
 
         def load(request: gr.Request) -> list[Any]:
-            found = updates_of(self, dict(request.query_params))
+            found = self.opened(dict(request.query_params))
             if found is None:
                 return [gr.skip() for _ in (tabs, *self.outputs)]
             return [gr.Tabs(selected="compare"), *found]
 
         page.load(load, None, [tabs, *self.outputs], queue=False, **QUIET)
 
-    def listen_to_deploy(self, tabs: gr.Tabs, deploy: DeployPage) -> None:
-        """Take a configuration to the Deploy page, by a run of it."""
+    def opened(self, params: Mapping[str, str]) -> list[Any] | None:
+        """Updates of `outputs`; None for any address that is not of this page.
 
-        def hand_over(event: gr.EventData = None) -> Updates:  # type: ignore[assignment]
-            data = None if event is None else event._data
-            run = attempt(
-                lambda: read_run_id(data.get("id") if isinstance(data, dict) else None),
-                where="handing over a configuration",
-            )
-            if isinstance(run, Fault):
-                return {tabs: gr.skip()}
-            return {tabs: gr.Tabs(selected="deploy"), **deploy.open(Question(run=run))}
+        `compare=ID` shows a comparison; `compare=a,b` and `runs=a,b` take the configurations of
+        runs (`runs={…}` is the table of the Runs page). A link that leads nowhere leaves the form
+        alone and says so above the panels.
+        """
+        asked, runs = params.get("compare") or "", params.get("runs") or ""
+        if not asked and (not runs or runs.startswith("{")):
+            return None
+        kept = [gr.skip(), gr.skip()]
+        is_run = "," in asked or (asked and self.host.log.get(asked) is not None)
+        found = attempt(
+            lambda: (
+                self._comparison(asked)
+                if asked and not is_run
+                else [*self._fill(from_runs(self.catalog, self.host.log, asked or runs)), *kept]
+            ),
+            where="opening a link",
+        )
+        if isinstance(found, Fault):
+            return [*self._untouched(), fault_message(found.sentence), gr.skip()]
+        return found
 
-        self.panels.deploy(hand_over, None, [tabs, *deploy.outputs], queue=False, **QUIET)
+    def _comparison(self, link: str) -> list[Any]:
+        compare_id, log = read_run_id(link), self.host.log
+        message = reopened(compare_id, self.history, log, self.catalog.types)
+        try:
+            filled = self._fill(from_comparison(self.catalog, log, compare_id))
+        except ConfigError:  # its methods are not on offer any more: show it all the same
+            filled = self._untouched()
+        return [*filled, message, results_html(message["report"])]
+
+    def _untouched(self) -> list[Any]:
+        return [gr.skip() for _ in self.outputs[:-2]]
+
+    def _fill(self, filled: Filled) -> list[Any]:
+        """Updates of every output but the results."""
+        choices = self.catalog.method_choices(filled.target)
+        count = max(1, len(filled.slots))
+        own, chat = not filled.suite, filled.mode == "chat"
+        slots: list[Any] = []
+        for i, start in enumerate(first_methods(self.catalog, choices)):
+            slot = filled.slots[i] if i < len(filled.slots) else None
+            key = start if slot is None else slot.method
+            form = method_form(self.catalog.method(start)) if slot is None else slot.form
+            slots += [gr.update(choices=choices, value=key), form]
+        return [
+            filled.target,
+            filled.dtype,
+            gr.update(value=filled.mode, visible=own),
+            gr.update(value=filled.system, visible=own and chat),
+            gr.update(value=filled.prompt, visible=own),
+            filled.suite,
+            count,
+            *slots,
+            *(gr.update(visible=i < count) for i in range(MAX_CONFIGURATIONS)),
+            filled.run_form,
+        ]
 
     # ---- layout
 
@@ -112,7 +184,16 @@ class ComparePage:
             self.start = gr.Button("Compare", variant="primary", elem_id="pg-cmp-run")
             self.stop = gr.Button("Stop", elem_id="pg-cmp-stop")
             gr.HTML("Ctrl+Enter compares · Esc stops", elem_id="pg-cmp-keys")
-        self.panels = compare_panels(self.host, self.history, elem_id="pg-cmp-board")
+        self.panels = drawn_by(
+            "compare/comparison.js",
+            template=TEMPLATE,
+            css=["panel/panel.css", "compare/compare.css"],
+            functions=[*panel_functions(self.history), *race_functions(self.host, self.history)],
+            events=["begun"],
+            given={"formulas": FORMULAS, "placeholder": PLACEHOLDER},
+            elem_id="pg-cmp-results",
+        )
+        self.table = gr.HTML(elem_id="pg-cmp-table")
 
     def _slots(self) -> None:
         choices = self.catalog.method_choices(self.target.value)
@@ -186,7 +267,7 @@ class ComparePage:
         self.start.click(
             self.run,
             [*self.held, *self.slots_held, self.run_form.held, self.panels],
-            self.panels,
+            [self.panels, self.table],
             concurrency_limit=None,
             api_name="compare",
             **QUIET,
@@ -216,28 +297,33 @@ class ComparePage:
             self.pick_example, self.example, [self.prompt, self.mode], queue=False, **QUIET
         )
 
-    async def run(self, request: gr.Request, *held: Any) -> AsyncIterator[dict[str, Any]]:
+    async def run(self, request: gr.Request, *held: Any) -> AsyncIterator[list[Any]]:
         """Stream one comparison. Leaving the page closes this generator: it is cancelled.
 
         Args:
             held: what the components hold, in the order of the inputs; the panels come last.
         """
-        owner, shown = owner_of(request), held[-1] if held else None
+        *slots, form, shown = held[len(FIELDS) :]
+        asked = dict(zip(FIELDS, held, strict=False))
+        asked |= {"slots": list(zip(slots[::2], slots[1::2], strict=True)), "form": form}
         started = attempt(
             lambda: CompareJob.start(
                 self.host,
                 self.jobs,
-                read_plan(self.catalog, read_held(held[:-1])),
-                owner=owner,
+                CompareForm.parse(asked).plan(self.catalog),
+                owner=owner_of(request),
             ),
             where="starting a comparison",
         )
         if isinstance(started, Fault):
-            yield fault_message(started.sentence, shown)
+            yield [fault_message(started.sentence, shown), gr.skip()]
             return
+        report = None
         try:
             async for message in stream(started, self.history):
-                yield message
+                same = message["report"] == report
+                report = message["report"]
+                yield [message, gr.skip() if same else results_html(report)]
         finally:
             if not started.over.is_set():
                 started.cancel()
@@ -283,3 +369,24 @@ def owner_of(request: gr.Request) -> str:
     """Apart from the tab's other runs, which neither stop a comparison nor are stopped by it."""
     session = getattr(request, "session_hash", None) or "no session"
     return f"{session}/compare"
+
+
+class RunsOf(Settings):
+    """Runs of one race."""
+
+    runs: list[RunId] = Field(min_length=1, max_length=MAX_RUNS)
+
+
+def race_functions(host: EngineHost, history: History) -> list[Served]:
+    """What the race asks: `clocks`, when commits happened, and `metas`, what panels show."""
+
+    def clocks(asked: RunsOf) -> Answer:
+        return {"clocks": race_clocks(host.runs, host.log, asked.runs)}
+
+    def metas(asked: RunsOf) -> Answer:
+        return {"runs": [meta for run in asked.runs for meta in history.opened(run)["runs"]]}
+
+    return [
+        serve("clocks", RunsOf, clocks, where="reading the clocks"),
+        serve("metas", RunsOf, metas, where="opening runs"),
+    ]

@@ -43,7 +43,6 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
         runs.listen_to_links(page, tabs)
         runs.open_run.listen_to_generate(tabs, generate, runs.message)
         compare.listen_to_links(page, tabs)
-        compare.listen_to_deploy(tabs, deploy)
         tree.listen_to_links(page, tabs)
         bench.listen_to_links(page, tabs)
         bench.listen(tabs, runs, tree.component, deploy)

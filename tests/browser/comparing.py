@@ -6,7 +6,8 @@ from typing import Any
 
 from tests.browser.pages import WAIT_MS, GeneratePage
 
-BOARD = "#pg-cmp-board"
+RESULTS = "#pg-cmp-results"
+TABLE = "#pg-cmp-table"
 COMPARE_MS = 3 * WAIT_MS
 """Longest wait for a comparison: it is many runs."""
 
@@ -20,7 +21,7 @@ class ComparePage:
 
     def go(self) -> None:
         self.tab.get_by_role("tab", name="Compare").click()
-        self.tab.wait_for_selector(f"{BOARD} .panel")
+        self.tab.wait_for_selector(f"{RESULTS} .panel")
 
     def choose(self, count: int) -> None:
         """How many configurations beside plain decoding."""
@@ -72,39 +73,39 @@ class ComparePage:
         if prompt is not None:
             self.tab.fill("#pg-cmp-prompt textarea", prompt)
         self.tab.evaluate(
-            f"document.querySelector('{BOARD} [data-final]')?.removeAttribute('data-final')"
+            f"document.querySelector('{RESULTS} [data-final]')?.removeAttribute('data-final')"
         )
         self.tab.keyboard.press("Control+Enter")
 
     def wait_final(self) -> None:
         self.tab.wait_for_selector(
-            f'{BOARD} [data-final="true"]', state="attached", timeout=COMPARE_MS
+            f'{RESULTS} [data-final="true"]', state="attached", timeout=COMPARE_MS
         )
 
     def wait_raced(self, lanes: int) -> None:
         """Wait until the race, which begins by itself, has run to its end."""
         self.tab.wait_for_function(
-            f"""lanes => document.querySelectorAll('{BOARD} .lane.over').length === lanes
-              && document.querySelector('{BOARD} .race-play').textContent.includes('Race')""",
+            f"""lanes => document.querySelectorAll('{RESULTS} .lane.over').length === lanes
+              && document.querySelector('{RESULTS} .race-play').textContent.includes('Race')""",
             arg=lanes,
             timeout=COMPARE_MS,
         )
 
     def wait_drafts(self) -> None:
         """Wait until a drafted token is on show."""
-        self.tab.wait_for_selector(f"{BOARD} .tokens .draft", timeout=COMPARE_MS)
+        self.tab.wait_for_selector(f"{RESULTS} .tokens .draft", timeout=COMPARE_MS)
 
-    def words(self) -> str:
-        return str(self.tab.inner_text(f"{BOARD} .compare-words"))
+    def text(self) -> str:
+        return str(self.tab.inner_text(f"{RESULTS} .compare-text"))
 
     def alert(self) -> str:
-        self.tab.wait_for_selector(f"{BOARD} .compare-head .alert:not([hidden])")
-        return str(self.tab.inner_text(f"{BOARD} .compare-head .alert"))
+        self.tab.wait_for_selector(f"{RESULTS} .compare-head .alert:not([hidden])")
+        return str(self.tab.inner_text(f"{RESULTS} .compare-head .alert"))
 
     def lanes(self) -> list[dict[str, Any]]:
         """Of every lane: run, commits on show, its time in words and in milliseconds."""
         found: list[dict[str, Any]] = self.tab.evaluate(
-            f"""[...document.querySelectorAll('{BOARD} .lane')].map((lane) => ({{
+            f"""[...document.querySelectorAll('{RESULTS} .lane')].map((lane) => ({{
               run: lane.dataset.run, commits: Number(lane.dataset.commits),
               ms: Number(lane.dataset.ms), words: lane.querySelector('.lane-time').textContent,
             }}))"""
@@ -113,14 +114,14 @@ class ComparePage:
 
     def seek(self, ms: int) -> None:
         """Move the race's scrubber."""
-        self.tab.locator(f"{BOARD} .race-bar input[type=range]").evaluate(
+        self.tab.locator(f"{RESULTS} .race-bar input[type=range]").evaluate(
             "(range, ms) => { range.value = ms; range.dispatchEvent(new Event('input')); }", ms
         )
 
     def shown_text(self, panel: int) -> str:
         """What a panel shows of its answer at this moment of the race."""
         text = (
-            self.tab.locator(f"{BOARD} .panel")
+            self.tab.locator(f"{RESULTS} .panel")
             .nth(panel)
             .locator(".tokens")
             .evaluate(
@@ -132,12 +133,13 @@ class ComparePage:
 
     def rows(self) -> list[str]:
         """Names of the configurations in the table."""
-        return [str(n) for n in self.tab.locator(f"{BOARD} tbody .name").all_inner_texts()]
+        rows = self.tab.locator(f"{TABLE} tbody tr")
+        return [str(name) for name in rows.evaluate_all("rows => rows.map(r => r.dataset.row)")]
 
-    def cell(self, name: str, key: str) -> str:
-        row = self.tab.locator(f'{BOARD} tr[data-name="{name}"] td[data-key={key}]')
-        return str(row.inner_text())
+    def cell(self, name: str, column: str) -> str:
+        heads = self.tab.locator(f"{TABLE} th").all_inner_texts()
+        row = self.tab.locator(f'{TABLE} tr[data-row="{name}"] td')
+        return str(row.nth(heads.index(column)).inner_text())
 
     def why(self, name: str) -> str:
-        row = self.tab.locator(f'{BOARD} tbody:has(tr[data-name="{name}"]) tr.why')
-        return str(row.inner_text())
+        return str(self.tab.locator(f'{TABLE} [data-why="{name}"]').inner_text())

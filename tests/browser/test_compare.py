@@ -11,7 +11,7 @@ import pytest
 
 from playground.experiments.compare.report import pieces
 from storage import RunLog
-from tests.browser.comparing import BOARD, COMPARE_MS, ComparePage
+from tests.browser.comparing import COMPARE_MS, RESULTS, ComparePage
 from tests.browser.pages import GeneratePage
 from tests.playground.asks import finished, start
 from tests.playground.compare.corrupted import with_corrupted
@@ -87,19 +87,19 @@ def test_the_race_plays_pauses_and_changes_speed(page: ComparePage) -> None:
     page.set(0, "delay_ms", "100")
     page.short(30, repeats=1)
     page.compare("Get set.")
-    moment = f"Number(document.querySelector('{BOARD} .race-bar input[type=range]').value)"
-    page.tab.select_option(f"{BOARD} .race-speed", label="1/8×")
-    page.tab.click(f"{BOARD} .race-play")
+    moment = f"Number(document.querySelector('{RESULTS} .race-bar input[type=range]').value)"
+    page.tab.select_option(f"{RESULTS} .race-speed", label="1/8×")
+    page.tab.click(f"{RESULTS} .race-play")
     page.tab.wait_for_function(f"{moment} > 10 && {moment} < 1000")
-    page.tab.click(f"{BOARD} .race-play")
+    page.tab.click(f"{RESULTS} .race-play")
     paused = page.tab.evaluate(moment)
     assert (
         page.tab.evaluate(f"new Promise(done => setTimeout(() => done({moment}), 150))") == paused
     )
-    page.tab.select_option(f"{BOARD} .race-speed", label="4×")
-    page.tab.locator(f"{BOARD} .race-play").press("Space")
+    page.tab.select_option(f"{RESULTS} .race-speed", label="4×")
+    page.tab.locator(f"{RESULTS} .race-play").press("Space")
     page.wait_raced(2)
-    assert page.tab.inner_text(f"{BOARD} .race-play") == "▶ Race"
+    assert page.tab.inner_text(f"{RESULTS} .race-play") == "▶ Race"
 
 
 def test_four_configurations_on_a_suite(page: ComparePage, served: Served) -> None:
@@ -115,19 +115,19 @@ def test_four_configurations_on_a_suite(page: ComparePage, served: Served) -> No
     page.compare()
     names = [f"{SCRIPTED} · max_draft_len {n}" for n in (3, 2, 5)]
     assert page.rows() == [PLAIN, names[0], "Corrupted", *names[1:]]
-    assert page.page.count(f"{BOARD} .panel") == page.page.count(f"{BOARD} .lane") == 5
-    assert page.cell(names[0], "verdict") == "identical"
-    assert re.match(r"differs at token \d+", page.cell("Corrupted", "verdict"))
+    assert page.page.count(f"{RESULTS} .panel") == page.page.count(f"{RESULTS} .lane") == 5
+    assert page.cell(names[0], "lossless?") == "identical"
+    assert re.match(r"differs at token \d+", page.cell("Corrupted", "lossless?"))
     assert "the method is at fault" in page.why("Corrupted")
     assert "top-2 logit gap" in page.why("Corrupted")
-    assert page.cell(names[2], "verdict") == "lossy"
+    assert page.cell(names[2], "lossless?") == "lossy"
     assert re.match(r"\d\.\d\d×", page.cell(names[0], "speedup"))
     assert "…" in page.cell(names[0], "speedup")
     assert "MAT · t_plain / (t_draft + t_verify + t_other)" in page.why(names[0])
     before = [lane["run"] for lane in page.lanes()]
-    page.tab.select_option(f"{BOARD} .race-pickers select >> nth=0", index=0)
+    page.tab.select_option(f"{RESULTS} .race-pickers select >> nth=0", index=0)
     page.tab.wait_for_function(
-        "run => document.querySelector('#pg-cmp-board .lane')?.dataset.run !== run", arg=before[0]
+        "run => document.querySelector('#pg-cmp-results .lane')?.dataset.run !== run", arg=before[0]
     )
     page.wait_final()
     prompts = [served.log.get(lane["run"]) for lane in page.lanes()]
@@ -141,17 +141,17 @@ def test_panels_stream_and_show_steps_on_demand(page: ComparePage) -> None:
     page.short(400, repeats=1)
     page.begin("Stream.")
     page.tab.wait_for_function(
-        f"""document.querySelector('{BOARD} .tokens .draft') && document
-          .querySelector('{BOARD} .compare-words').textContent.includes('round 1 of 1')""",
+        f"""document.querySelector('{RESULTS} .tokens .draft') && document
+          .querySelector('{RESULTS} .compare-text').textContent.includes('round 1 of 1')""",
         timeout=COMPARE_MS,
     )
     page.tab.keyboard.press("Escape")
     page.wait_final()
-    tree = page.tab.locator(f"{BOARD} .tree-view").nth(1)
+    tree = page.tab.locator(f"{RESULTS} .tree-view").nth(1)
     assert not tree.is_visible()
     page.tab.get_by_label("steps and trees").check()
-    page.tab.locator(f"{BOARD} .scrubber input").nth(1).press("Home")
-    page.tab.wait_for_selector(f"{BOARD} .tree-view .node.draft")
+    page.tab.locator(f"{RESULTS} .scrubber input").nth(1).press("Home")
+    page.tab.wait_for_selector(f"{RESULTS} .tree-view .node.draft")
 
 
 def test_stop_keeps_what_ran(page: ComparePage, served: Served) -> None:
@@ -162,7 +162,7 @@ def test_stop_keeps_what_ran(page: ComparePage, served: Served) -> None:
     page.wait_drafts()
     page.tab.keyboard.press("Escape")
     page.wait_final()
-    assert page.words() == "stopped"
+    assert page.text() == "stopped"
     last = served.host.runs.all()[-1]
     assert last.state == "cancelled" and len(last.rows) < 390
     assert page.rows() == [PLAIN, SCRIPTED]
@@ -187,13 +187,13 @@ def test_a_permalink_shows_it_all_again(page: ComparePage, chromium: Any, served
     page.set(0, "max_draft_len", "4")
     page.short()
     page.compare("Linked to.")
-    link, table = page.tab.url, page.tab.inner_text(f"{BOARD} .compare-results")
+    link, table = page.tab.url, page.tab.inner_text("#pg-cmp-table")
     assert "compare=" in link
     served.host.runs.__init__()  # type: ignore[misc]
     with GeneratePage.opened(chromium, link, path="") as opened:
         again = ComparePage(opened)
         again.wait_final()
-        assert again.tab.inner_text(f"{BOARD} .compare-results") == table
+        assert again.tab.inner_text("#pg-cmp-table") == table
         assert again.shown_text(0) == page.shown_text(0)
         assert again.tab.input_value("#pg-cmp-prompt textarea") == "Linked to."
         length = again.field("#pg-cmp-form-0", "max_draft_len").locator("input").first
@@ -212,7 +212,7 @@ def test_a_link_of_runs_fills_the_form(chromium: Any, served: Served) -> None:
     path = "/?compare=" + ",".join(str(run.log_id) for run in runs)
     with GeneratePage.opened(chromium, served.url, path=path) as opened:
         page = ComparePage(opened)
-        page.tab.wait_for_selector(f"{BOARD} .panel")
+        page.tab.wait_for_selector(f"{RESULTS} .panel")
         assert page.tab.input_value("#pg-cmp-prompt textarea") == "Take me."
         lengths = [page.field(f"#pg-cmp-form-{i}", "max_draft_len") for i in range(2)]
         assert [field.locator("input").first.input_value() for field in lengths] == ["2", "7"]

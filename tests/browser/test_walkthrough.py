@@ -22,7 +22,7 @@ from engine.drafters import methods
 from playground.host import paths
 from playground.host.catalog import Catalog
 from storage import RunLog
-from tests.browser.comparing import BOARD, ComparePage
+from tests.browser.comparing import RESULTS, ComparePage
 from tests.browser.pages import GeneratePage
 from tests.playground.serving import Served, serving
 from tests.playground.tiny import save_tiny_llama, tiny_catalog
@@ -137,7 +137,7 @@ def compare_three(
             compare.set(slot, "max_draft_len", str(pick.max_draft_len))
     compare.short(32)
     compare.begin(prompt)
-    final = f'{BOARD} [data-final="true"]'
+    final = f'{RESULTS} [data-final="true"]'
     page.tab.wait_for_selector(final, state="attached", timeout=WALK_MS)
     names = compare.rows()
     assert names[0] == "Plain decoding" and len(names) == 4
@@ -148,7 +148,7 @@ def compare_three(
         assert "MAT · t_plain / (t_draft + t_verify + t_other)" in compare.why(name)
         assert "a step saves" in compare.why(name)
     ratios = {name: float(compare.cell(name, "speedup").split("×")[0]) for name in names[1:]}
-    said = page.tab.inner_text(f"{BOARD} .headline")
+    said = page.tab.inner_text("#pg-cmp-table h3")
     assert max(ratios.values()) in [ratio for name, ratio in ratios.items() if name in said]
     compare.wait_raced(4)
     page.tab.screenshot(path=shots / f"walk-1-{picks[0].key}.png", full_page=True)

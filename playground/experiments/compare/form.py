@@ -23,8 +23,6 @@ PLAIN = "Plain decoding"
 MAX_CONFIGURATIONS = 4
 """Besides plain decoding."""
 PLACEHOLDER = "x"
-FIELDS = ("target", "dtype", "mode", "system", "prompt", "suite", "count")
-"""What the page sends before the slots and the form."""
 
 
 class CompareOptions(Settings):
@@ -36,66 +34,65 @@ class CompareOptions(Settings):
     )
 
 
-def read_held(held: Sequence[Any]) -> dict[str, Any]:
-    """What the page's components hold, in the order of its inputs, for `read_plan`."""
-    if len(held) < len(FIELDS) + 1:
-        raise ConfigError("The comparison must have every field of the page's form.")
-    raw = dict(zip(FIELDS, held, strict=False))
-    slots = held[len(FIELDS) : -1]
-    count = raw.pop("count")
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= len(slots) // 2:
-        raise ConfigError(
-            f"count must be an integer in [1, {MAX_CONFIGURATIONS}], got {count!r:.40}."
-        )
-    pairs = [(slots[2 * i], slots[2 * i + 1]) for i in range(count)]
-    return {**raw, "slots": pairs, "form": held[-1]}
+class CompareForm(Settings):
+    """What the Compare page's form holds.
 
-
-def read_plan(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
-    """A plan from what the page's components hold.
-
-    Args:
-        raw: `target`, `dtype`, `mode`, `system`, `prompt` as on the Generate page; `suite`, empty
-            for the typed prompt; `form` with groups sampling, limits and compare; `slots`, one
-            `(method, form)` per configuration.
-
-    Raises:
-        ConfigError: a setting is unknown or out of range, or there is nothing to compare.
-        PromptError: the prompt is empty or too long to look at.
+    Attributes:
+        suite: empty for the typed prompt.
+        slots: the picked methods with their settings forms, of which the first `count` run.
+        form: has the groups sampling, limits and compare, which all configurations share.
     """
-    form = check_form(raw.get("form"))
-    options = settings_from(CompareOptions, form.get("compare", {}), where="compare")
-    slots = raw.get("slots")
-    if not isinstance(slots, Sequence) or not 1 <= len(slots) <= MAX_CONFIGURATIONS:
-        raise ConfigError(f"A comparison takes one to {MAX_CONFIGURATIONS} configurations.")
-    suite = raw.get("suite")
-    asked = {**raw, "prompt": PLACEHOLDER} if suite else raw
-    requests = [_slot(catalog, asked, form, slot) for slot in slots]
-    first = requests[0]
-    return ExperimentPlan.parse(
-        {
-            "target": first.target,
-            "dtype": first.dtype,
-            "configurations": configurations([(r.method.title, r.config) for r in requests]),
-            "items": _items(catalog, suite, options.num_prompts) if suite else [_typed(first)],
-            "repeats": options.repeats,
-            "sampling": first.sampling,
-            "limits": first.limits,
-        }
+
+    target: str
+    dtype: str
+    mode: str
+    system: str = ""
+    prompt: str = ""
+    suite: str = ""
+    count: int = Field(MAX_CONFIGURATIONS, ge=1, le=MAX_CONFIGURATIONS)
+    slots: list[tuple[str, dict[str, Any] | None]] = Field(
+        min_length=1, max_length=MAX_CONFIGURATIONS
     )
+    form: dict[str, Any] | None = None
 
+    def plan(self, catalog: Catalog) -> ExperimentPlan:
+        """What is to be run.
 
-def _slot(
-    catalog: Catalog, raw: Mapping[str, Any], form: Mapping[str, Any], slot: Any
-) -> GenerateRequest:
-    """One configuration, checked by the same rules as a run of the Generate page."""
-    if not isinstance(slot, Sequence) or len(slot) != 2:
-        raise ConfigError("Every configuration must have a method and its settings.")
-    method, own = slot
-    values = {key: form.get(key, {}) for key in ("sampling", "limits")}
-    values["method"] = check_form(own).get("method", {})
-    same = {key: raw.get(key) for key in ("target", "dtype", "mode", "system", "prompt")}
-    return read_request(catalog, {**same, "method": method, "form": {"values": values}})
+        Raises:
+            ConfigError: a setting is unknown or out of range, or there is nothing to compare.
+            PromptError: the prompt is empty or too long to look at.
+        """
+        form = check_form(self.form)
+        options = settings_from(CompareOptions, form.get("compare", {}), where="compare")
+        requests = [self._request(catalog, form, *slot) for slot in self.slots[: self.count]]
+        first = requests[0]
+        items = _items(catalog, self.suite, options.num_prompts) if self.suite else [_typed(first)]
+        return ExperimentPlan.parse(
+            {
+                "target": first.target,
+                "dtype": first.dtype,
+                "configurations": configurations([(r.method.title, r.config) for r in requests]),
+                "items": items,
+                "repeats": options.repeats,
+                "sampling": first.sampling,
+                "limits": first.limits,
+            }
+        )
+
+    def _request(
+        self,
+        catalog: Catalog,
+        shared: Mapping[str, Any],
+        method: str,
+        own: Mapping[str, Any] | None,
+    ) -> GenerateRequest:
+        """One configuration, checked by the same rules as a run of the Generate page."""
+        values = {key: shared.get(key, {}) for key in ("sampling", "limits")}
+        values["method"] = check_form(own).get("method", {})
+        same = {key: getattr(self, key) for key in ("target", "dtype", "mode", "system")}
+        prompt = PLACEHOLDER if self.suite else self.prompt
+        asked = {**same, "prompt": prompt, "method": method, "form": {"values": values}}
+        return read_request(catalog, asked)
 
 
 def configurations(given: Sequence[tuple[str, MethodConfig]]) -> list[Configuration]:
@@ -138,9 +135,9 @@ def _typed(request: GenerateRequest) -> Item:
     return Item(TYPED, "1", TYPED, TYPED, (request.prompt,), request.mode == "raw", history)
 
 
-def _items(catalog: Catalog, suite: Any, most: int) -> list[Item]:
+def _items(catalog: Catalog, suite: str, most: int) -> list[Item]:
     """The first turn of a suite's first prompts, from its categories in turn."""
-    if not isinstance(suite, str) or suite not in catalog.suites:
+    if suite not in catalog.suites:
         known = ", ".join(catalog.suites)
         raise ConfigError(f"suite must be one of {known}, got {suite!r:.80}.")
     chosen = evenly(items_of(catalog.suites[suite]), most)

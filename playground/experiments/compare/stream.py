@@ -100,7 +100,7 @@ def _clock(runs: LiveRuns, log: RunLog, run_id: str) -> dict[str, Any]:
 def _texts(job: CompareJob, *, final: bool = False) -> dict[str, str]:
     state = {
         **_state(job.id, job.state, final=final),
-        "words": job.message,
+        "text": job.message,
         "progress": None if job.over.is_set() else job.share,
         "error": job.error,
     }
@@ -109,7 +109,7 @@ def _texts(job: CompareJob, *, final: bool = False) -> dict[str, str]:
 
 def _state(compare_id: str, state: str, *, final: bool) -> dict[str, Any]:
     """`final`: the panels hold a round of the log, which can be raced."""
-    nothing = {"words": "", "progress": None, "error": None}
+    nothing = {"text": "", "progress": None, "error": None}
     return {"id": compare_id, "state": state, **nothing, "final": final}
 
 

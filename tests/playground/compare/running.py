@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from playground.experiments.compare.form import read_plan
+from playground.experiments.compare.form import CompareForm
 from playground.experiments.compare.job import CompareJob
 from playground.experiments.job import Jobs
 from playground.host.runner import EngineHost
@@ -17,7 +17,7 @@ Slot = tuple[str, dict[str, Any]]
 
 
 def begun(host: EngineHost, *slots: Slot, owner: str = "tab", **changes: Any) -> CompareJob:
-    plan = read_plan(host.catalog, held(*slots, **changes))
+    plan = CompareForm.parse(held(*slots, **changes)).plan(host.catalog)
     return CompareJob.start(host, JOBS, plan, owner=owner)
 
 

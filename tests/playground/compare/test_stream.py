@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.compare.form import PLAIN, read_plan
+from playground.experiments.compare.form import PLAIN, CompareForm
 from playground.experiments.compare.job import CompareJob
 from playground.experiments.compare.links import from_comparison, from_runs
 from playground.experiments.compare.stream import (
@@ -58,7 +58,7 @@ def test_every_round_is_a_stream_of_its_own(shown: tuple[CompareJob, Messages]) 
             assert {event[0] for event in json.loads(message["ev"])} <= {
                 meta["id"] for meta in message["runs"]
             }
-    words = [json.loads(message["compare"])["words"] for message in messages]
+    words = [json.loads(message["compare"])["text"] for message in messages]
     assert any(word.startswith("round 2 of 4") for word in words)
     assert any(word.startswith("warming up") for word in words)
 
@@ -133,11 +133,12 @@ def test_a_link_of_a_comparison_fills_the_form(
         system="Be brief.",
         limits={"max_new_tokens": "9"},
     )
-    comparison = CompareJob.start(host, JOBS, read_plan(host.catalog, raw), owner="tab")
+    comparison = CompareJob.start(
+        host, JOBS, CompareForm.parse(raw).plan(host.catalog), owner="tab"
+    )
     ended(comparison)
     filled = from_comparison(host.catalog, log, comparison.id)
-    again = read_plan(
-        host.catalog,
+    again = CompareForm.parse(
         {
             **{key: getattr(filled, key) for key in ("target", "dtype", "mode", "system")},
             "prompt": filled.prompt,
@@ -145,7 +146,7 @@ def test_a_link_of_a_comparison_fills_the_form(
             "slots": [(slot.method, slot.form) for slot in filled.slots],
             "form": filled.run_form,
         },
-    )
+    ).plan(host.catalog)
     assert again == comparison.plan
 
 

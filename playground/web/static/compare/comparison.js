@@ -1,15 +1,14 @@
-// The Compare page's results: how far the comparison is, the race, the panels, and the table.
+// The Compare page's results: how far the comparison is, the race, and the panels.
 import { ask, clip, h, part, plural } from "../kit.js";
 import { Panels } from "../panel/panels.js";
 import { Race, Racer } from "./race.js";
-import { ComparisonTable } from "./table.js";
 
 /** @typedef {import("../kit.js").Component} Component */
 /** @typedef {import("../panel/panels.js").Given} Given */
 
 /**
  * Where a comparison is.
- * @typedef {{ id: string | null, words: string, state: string, final: boolean,
+ * @typedef {{ id: string | null, text: string, state: string, final: boolean,
  *   progress: number | null, error: string | null }} State
  */
 
@@ -25,7 +24,7 @@ class Comparison {
     this.component = component;
     const { element } = component;
     this.panels = new Panels(component, given);
-    this.words = h("span", { class: "compare-words", role: "status" });
+    this.text = h("span", { class: "compare-text", role: "status" });
     this.bar = h("i");
     this.progress = h("span", { class: "progress", hidden: true }, this.bar);
     this.alert = h("div", { class: "alert", role: "alert", hidden: true });
@@ -33,12 +32,10 @@ class Comparison {
     this.link = h("a", { class: "quiet", hidden: true }, "permalink");
     const steps = h("input", { type: "checkbox",
       onchange: () => { element.dataset.steps = String(steps.checked); } });
-    part(element, ".compare-head").append(h("div", { class: "compare-state" }, this.words,
+    part(element, ".compare-head").append(h("div", { class: "compare-state" }, this.text,
       this.progress, h("span", { class: "spring" }), this.setup,
       h("label", { class: "toggle" }, steps, " steps and trees"), this.link), this.alert);
     this.race = new Race(part(element, ".compare-race"));
-    this.table = new ComparisonTable(part(element, ".compare-results"), given.formulas,
-      (/** @type {string} */ run) => component.trigger("deploy", { id: run }));
     /** @type {any} */
     this.report = null;
     this.reportText = "";
@@ -56,7 +53,6 @@ class Comparison {
     if (message.report !== this.reportText) {
       this.reportText = message.report;
       this.report = this.reportText ? JSON.parse(this.reportText) : null;
-      this.table.show(this.report);
     }
     this.showState(state);
     if (!state.final) {
@@ -76,8 +72,8 @@ class Comparison {
 
   /** @param {State} state */
   showState(state) {
-    this.words.textContent = state.words;
-    this.words.dataset.state = state.state;
+    this.text.textContent = state.text;
+    this.text.dataset.state = state.state;
     this.progress.hidden = state.final || state.state === FAILED;
     this.progress.classList.toggle("unknown", state.progress == null);
     this.bar.style.width = state.progress == null ? "" : `${100 * state.progress}%`;

@@ -1,0 +1,160 @@
+"""The Compare page's table: figures against plain decoding, verdicts, explanations."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from engine.metrics import FORMULAS as RUN_FORMULAS
+from playground.experiments.report.report import FORMULAS
+from playground.experiments.report.statistics import Speedup
+from playground.web.results import (
+    DASH,
+    HTML,
+    Cell,
+    duration,
+    figure,
+    milliseconds,
+    plural,
+    table_html,
+)
+
+Row = Mapping[str, Any]
+COLUMNS = {
+    "speedup": "speedup",
+    "tok_s": "tok/s",
+    "mat": "MAT",
+    "position_rates": "position rates",
+    "split_ms": "time per step",
+    "ttft_ms": "TTFT",
+    "itl_ms": "ITL",
+    "verdict": "lossless?",
+}
+BARS = "▁▂▃▄▅▆▇█"
+MOST_BARS, MOST_RATES = 10, 3
+MOODS = {"identical": "good", "lossy": "warn", "diverged": "bad"}
+HTML.filters["visible"] = lambda text: text.translate({10: "⏎", 9: "⇥", 32: "·"})
+"""White space that differs can be seen."""
+WHY = HTML.from_string("""
+{% macro side(name, before, text) %}
+<dt>{{ name }}</dt><dd>…{{ before | visible }}<mark>{{ text | visible }}</mark></dd>
+{% endmacro %}
+{% for row in rows %}
+<div class="pg-card" data-why="{{ row.name }}">
+<h4>{{ row.name }}
+  {%- if row.run %} · <a href="?deploy=vllm&amp;of=run:{{ row.run | urlencode }}" target="_blank"
+  rel="noopener" title="{{ row.name }} as a config for a serving engine">deploy</a>{% endif %}</h4>
+{% if row.fault %}<p class="pg-alert">{{ row.fault }}</p>{% endif %}
+{% if row.why %}
+<p>{{ row.why.because }}</p>
+<p><code>{{ row.why.terms }}</code></p>
+<p class="remark">{{ row.why.differs }}</p>
+{% endif %}
+{% for sentence in row.sentences %}<p class="remark">{{ sentence }}</p>
+{% endfor %}
+{% if row.parting %}
+<dl class="pg-parting">{{ side("plain decoding", row.parting.before, row.parting.plain) }}
+{{ side("this one", row.parting.before, row.parting.own) }}</dl>
+{% endif %}
+</div>
+{% endfor %}
+{% for name, why in skipped %}<p class="remark">Prompt {{ name }} was left out: {{ why }}</p>
+{% endfor %}
+""")
+
+
+def results_html(text: str) -> str:
+    """Everything under the panels.
+
+    Args:
+        text: the report as JSON; empty before there is one.
+    """
+    if not text:
+        return ""
+    report = json.loads(text)
+    rows, formulas = report["configurations"], {**RUN_FORMULAS, **FORMULAS}
+    heads = {"configuration": ""}
+    heads |= {title: formulas.get(name, "") for name, title in COLUMNS.items()}
+    ratios = {r["name"]: (r["overall"]["speedup"] or {}).get("ratio", 0) for r in rows[1:]}
+    best = max(ratios, key=lambda name: ratios[name], default=None)
+    best = best if best and ratios[best] > 1 else None
+    table = table_html("Comparison", heads, [_cells(row) for row in rows], best=best)
+    headline = HTML.from_string("<h3>{{ said }}</h3>").render(said=report["headline"])
+    return headline + table + WHY.render(rows=_why(report), skipped=report["skipped"])
+
+
+def _cells(row: Row) -> list[Cell | str]:
+    overall, verdict = row["overall"], row["verdict"]
+    about = " · ".join(filter(None, (row["badge"], row["settings"])))
+    mood = "warn" if verdict["near_tie"] else MOODS.get(verdict["kind"], "")
+    if verdict["kind"] == "baseline" and verdict["label"] != "baseline":
+        mood = "warn"
+    return [
+        Cell(row["name"], about),
+        _speedup(row),
+        figure(overall["tok_s"], 1),
+        figure(overall["mat"], 2),
+        _rates(row["position_rates"]),
+        _split(row["split_ms"]),
+        duration(row["ttft_ms"]),
+        duration(row["itl_ms"]),
+        Cell(DASH if verdict["label"] == "baseline" else verdict["label"], mood=mood),
+    ]
+
+
+def _speedup(row: Row) -> Cell | str:
+    if row["reference"]:
+        return "1.00×"
+    if row["overall"]["speedup"] is None:
+        return DASH
+    fast = Speedup(**row["overall"]["speedup"])
+    if fast.num_pairs == 1:
+        hint = "no spread: more repeats show the noise"
+        return Cell(f"{fast.ratio:.2f}×", "one run", hint=hint)
+    over = "lowest and highest of the repeats"
+    hint = over if fast.spread_over == "repeats" else "quartiles of the prompts; one repeat only"
+    return Cell(f"{fast.ratio:.2f}×", f"{fast.low:.2f} … {fast.high:.2f}", hint=hint)
+
+
+def _rates(rates: list[float]) -> Cell | str:
+    """A bar per draft token, and the first rates as numbers."""
+    if not rates:
+        return DASH
+    bars = "".join(BARS[round(rate * (len(BARS) - 1))] for rate in rates[:MOST_BARS])
+    hint = "\n".join(
+        f"at least {plural(i + 1, 'draft token')} accepted in {rate:.0%} of steps"
+        for i, rate in enumerate(rates[:MOST_BARS])
+    )
+    return Cell(bars, ", ".join(f"{rate:.0%}" for rate in rates[:MOST_RATES]), hint=hint)
+
+
+def _split(split: Mapping[str, float] | None) -> Cell | str:
+    if not split:
+        return DASH
+    parts = " · ".join(f"{name} {milliseconds(ms)}" for name, ms in split.items())
+    return Cell(duration(sum(split.values())), f"{parts} ms")
+
+
+def _why(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is to be said of every configuration under its figures."""
+    prompts = dict(report["prompts"])
+    last = {name: run for _, _, name, run in report["runs"]}
+    said = []
+    for row in report["configurations"]:
+        verdict, sentences = row["verdict"], []
+        measured = bool(row["overall"]["num_requests"])
+        if measured and verdict["label"] != "baseline" and verdict["kind"] != "none":
+            sentences.append(verdict["sentence"])
+        sentences += verdict["gap"]
+        if len(row["by_prompt"]) > 1:
+            each = (f"{prompts.get(key, key):.32} {ratio:.2f}×" for key, ratio in row["by_prompt"])
+            sentences.append(f"speedup by prompt: {' · '.join(each)}")
+        found = {key: row[key] for key in ("name", "fault", "why")}
+        found |= {"sentences": sentences, "parting": verdict["parting"]}
+        if row["reference"] and not any((row["fault"], row["why"], sentences)):
+            continue
+        said.append(
+            {**found, "run": last.get(row["name"]) if measured and not row["reference"] else None}
+        )
+    return said
