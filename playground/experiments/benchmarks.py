@@ -17,7 +17,7 @@ from engine.config import Limits, Sampling, Settings
 from engine.errors import ConfigError, PlaygroundError
 from engine.model.target import Target
 from playground.experiments.finished import FinishedRequest, RunGroup, finished_requests
-from playground.experiments.job import EngineWorker, Job, Jobs, Progress, State
+from playground.experiments.job import Job, Jobs, Progress, State, submit
 from playground.experiments.measurement import Measurement, Summary, check_same_target
 from playground.experiments.plan import Configuration, ExperimentPlan, Types
 from playground.experiments.prompt_files import read_suite_text
@@ -227,7 +227,7 @@ class Benchmarks:
     def __init__(self, host: EngineHost) -> None:
         self._log = host.log
         self._catalog = host.catalog
-        self._worker = EngineWorker(host)
+        self._host = host
         self._jobs = Jobs()
         self._lock = threading.Lock()
         self._files: OrderedDict[str, PromptSuite] = OrderedDict()
@@ -331,14 +331,14 @@ class Benchmarks:
             check_same_target(environment_of(self._log, benchmark_id), target)
 
         try:
-            submitted = self._worker.submit(job, plan, measurement.run, check=check)
+            result = submit(self._host, job, plan, measurement.run, check=check)
         except PlaygroundError as error:
             self._log.benchmarks.finish(benchmark_id, "cancelled", {"error": str(error)})
             raise
 
         def work() -> State:
             try:
-                return conduct(self._log, benchmark_id, submitted.result).status
+                return conduct(self._log, benchmark_id, result).status
             except CancelledError:
                 return "cancelled"
 

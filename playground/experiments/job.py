@@ -1,8 +1,7 @@
 """Experiments under way: jobs that belong to no page, their progress, and where they are measured.
 
 A page or command starts a job and then only asks for it by its id: closing the page leaves it
-running, and every tab sees the same. What is to be timed goes to a worker; the engine's thread is
-one, and a remote one would only have to take the same measurements.
+running, and every tab sees the same. What is to be timed is queued for the engine's thread.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError, PlaygroundError, TargetError
@@ -93,6 +92,8 @@ class Job:
     Attributes:
         owner: who is to be stopped together: a new job ends the owner's last one.
         error: one sentence, of a job that failed.
+        waiting: says what it waits for, until there is progress.
+        stopped: whether something else ended it, such as the engine.
     """
 
     def __init__(self, job_id: str, *, owner: str = "") -> None:
@@ -103,23 +104,15 @@ class Job:
         self.error: str | None = None
         self.over = threading.Event()
         self._cancel = threading.Event()
-        self._waiting: Callable[[], str] = lambda: "starting"
-        self._stopped: Callable[[], bool] = lambda: False
+        self.waiting: Callable[[], str] = lambda: "starting"
+        self.stopped: Callable[[], bool] = lambda: False
 
     def cancel(self) -> None:
         """Ask it to end; what is decoding ends within a step."""
         self._cancel.set()
 
     def cancelled(self) -> bool:
-        return self._cancel.is_set() or self._stopped()
-
-    def follow(self, stopped: Callable[[], bool]) -> None:
-        """It ends with something else too, such as the engine."""
-        self._stopped = stopped
-
-    def wait_for(self, message: Callable[[], str]) -> None:
-        """It waits for something else; `message` says for what."""
-        self._waiting = message
+        return self._cancel.is_set() or self.stopped()
 
     def tell(self, progress: Progress) -> None:
         self.progress = progress
@@ -129,7 +122,7 @@ class Job:
         """What is being done."""
         if self.cancelled():
             return "stopping"
-        return self._waiting() if self.progress is None else self.progress.message
+        return self.waiting() if self.progress is None else self.progress.message
 
 
 class Jobs:
@@ -184,94 +177,71 @@ class BrokenOffError(PlaygroundError):
     """A measurement broke off for a reason that nobody foresaw; others may do."""
 
 
-@dataclass(frozen=True, slots=True)
-class MeasurementFuture(Generic[Result]):
-    """A measurement in a worker's queue."""
+def submit(
+    host: EngineHost,
+    job: Job,
+    workload: Workload,
+    measure: Callable[[BuildContext], Result],
+    *,
+    check: Callable[[Target], None] = lambda target: None,
+    patient: bool = False,
+) -> Callable[[], Result]:
+    """Queue a measurement that nothing may come between, among everybody's runs.
 
-    run: LiveRun
-    job: Job
-    found: list[Result]
-    faults: list[PlaygroundError | StorageError]
+    Args:
+        measure: is given the loaded target, on the engine's thread.
+        check: refuses a target by raising.
+        patient: wait for room in the queue.
 
-    def result(self) -> Result:
-        """What it came to, once it is over.
+    Returns:
+        What waits for the result. It raises CancelledError where the measurement was stopped before
+        it began, and PlaygroundError or StorageError where it could not be done.
 
-        Raises:
-            CancelledError: it was stopped before it began.
-            PlaygroundError, StorageError: it could not be done.
-        """
-        while not self.run.over.wait(WAIT_S):
-            if self.job.cancelled():
-                self.run.cancel()
-        if self.faults:
-            raise self.faults[0]
-        if self.run.state == "failed":
-            raise BrokenOffError(self.run.error or "The engine could not run it.")
-        if not self.found:
-            raise CancelledError
-        return self.found[0]
+    Raises:
+        QueueFullError: too many are waiting.
+        CancelledError: the job was stopped while it waited.
+    """
+    found: list[Result] = []
+    faults: list[PlaygroundError | StorageError] = []
 
-
-class EngineWorker:
-    """Measures on the engine's thread, in one queue with everybody's runs."""
-
-    def __init__(self, host: EngineHost) -> None:
-        self._host = host
-
-    def submit(
-        self,
-        job: Job,
-        workload: Workload,
-        measure: Callable[[BuildContext], Result],
-        *,
-        check: Callable[[Target], None] = lambda target: None,
-        patient: bool = False,
-    ) -> MeasurementFuture[Result]:
-        """Queue a measurement that nothing may come between.
-
-        Args:
-            measure: is given the loaded target.
-            check: refuses a target by raising.
-            patient: wait for room in the queue.
-
-        Raises:
-            QueueFullError: too many are waiting.
-            CancelledError: the job was stopped while it waited.
-        """
-        found: list[Result] = []
-        faults: list[PlaygroundError | StorageError] = []
-
-        def work(run: LiveRun) -> None:
-            job.follow(run.cancel_asked.is_set)
-            try:
-                self._prepare(run, workload, check)
-                run.state = "running"
-                found.append(measure(self._host.bench()))
-            except (PlaygroundError, StorageError) as error:
-                faults.append(error)
-            run.end("failed" if faults else "completed")
-
-        def message() -> str:
-            ahead = self._host.ahead_of(run)
-            waiting = f"waiting for the engine, {ahead} ahead"
-            return waiting if run.state == "queued" else run.activity
-
-        while True:
-            try:
-                run = self._host.submit(work, owner=job.owner)
-                break
-            except QueueFullError:
-                if not patient:
-                    raise
-                if job.cancelled():
-                    raise CancelledError from None
-                time.sleep(WAIT_S)
-        job.wait_for(message)
-        return MeasurementFuture(run, job, found, faults)
-
-    def _prepare(self, run: LiveRun, workload: Workload, check: Callable[[Target], None]) -> None:
-        """Raises TargetError: whatever is measured on it, the target is not the right one."""
+    def work(run: LiveRun) -> None:
+        job.stopped = run.cancel_asked.is_set
         try:
-            check(self._host.prepare(run, workload.target, workload.dtype))
-        except ConfigError as error:
-            raise TargetError(str(error)) from error
+            try:
+                check(host.prepare(run, workload.target, workload.dtype))
+            except ConfigError as error:  # whatever is measured on it, it is not the right target
+                raise TargetError(str(error)) from error
+            run.state = "running"
+            found.append(measure(host.bench()))
+        except (PlaygroundError, StorageError) as error:
+            faults.append(error)
+        run.end("failed" if faults else "completed")
+
+    def waiting() -> str:
+        ahead = host.ahead_of(run)
+        return f"waiting for the engine, {ahead} ahead" if run.state == "queued" else run.activity
+
+    def result() -> Result:
+        while not run.over.wait(WAIT_S):
+            if job.cancelled():
+                run.cancel()
+        if faults:
+            raise faults[0]
+        if run.state == "failed":
+            raise BrokenOffError(run.error or "The engine could not run it.")
+        if not found:
+            raise CancelledError
+        return found[0]
+
+    while True:
+        try:
+            run = host.submit(work, owner=job.owner)
+            break
+        except QueueFullError:
+            if not patient:
+                raise
+            if job.cancelled():
+                raise CancelledError from None
+            time.sleep(WAIT_S)
+    job.waiting = waiting
+    return result

@@ -31,7 +31,7 @@ from playground.experiments.finished import (
 from playground.experiments.job import Eta, Progress
 from playground.experiments.plan import TYPED, Configuration, ExperimentPlan, Item, Key, Request
 from playground.experiments.report.audits import AUDITS_EACH, audit_divergences
-from playground.host.live import LiveRun, Message, State
+from playground.host.live import LiveRun, Message
 from playground.host.recording import record_run
 from playground.host.stream import REASON_WORDS
 from storage import RunDetail, RunLog
@@ -93,7 +93,6 @@ class Prompt:
     prompt_ids: tuple[int, ...]
 
 
-STATES: dict[str, State] = {"completed": "completed", "cancelled": "cancelled"}
 Announce = Callable[[int, Sequence[Request], Prompt], Mapping[str, LiveRun]]
 """Told of every round before it begins (counted from 1); the runs to stream, by configuration."""
 
@@ -313,7 +312,11 @@ class Measurement:
                 prompt_ids=prompt.prompt_ids,
                 prompt_text=prompt.text,
                 messages=prompt.messages,
-                stored=self._stored(request, configuration),
+                stored={
+                    "method_title": configuration.title,
+                    "benchmark_id": self.group.benchmark_id,
+                    "labels": {**request.labels, **self._place(configuration)},
+                },
                 run=live,
             ) as recording:
                 run_ids.append(recording.run_id)
@@ -335,24 +338,18 @@ class Measurement:
                 raise
         return self.log.get(run_ids[0]) if run_ids else None
 
+    def _place(self, configuration: Configuration) -> dict[str, str]:
+        """By what a comparison finds its runs again, and orders them."""
+        place = self.plan.configurations.index(configuration)
+        return {**self.group.labels, "place": str(place)} if self.group.labels else {}
+
     def _end(self, live: LiveRun, name: str, detail: RunDetail | None) -> None:
         """Tell who watches a run how it ended."""
-        status = "failed" if detail is None else detail.status
-        reason = None if detail is None else detail.finish_reason
         error = self.faults.get(name) or (None if detail is None else detail.error)
+        reason = None if detail is None else detail.finish_reason
         live.activity = "failed" if error else REASON_WORDS.get(reason or "", "done")
-        live.end(STATES.get(status, "failed"), error=error)
-
-    def _stored(self, request: Request, configuration: Configuration) -> dict[str, object]:
-        labels = request.labels
-        if self.group.labels:
-            place = self.plan.configurations.index(configuration)
-            labels |= {**self.group.labels, "place": str(place)}
-        return {
-            "method_title": configuration.title,
-            "benchmark_id": self.group.benchmark_id,
-            "labels": labels,
-        }
+        ended = "failed" if detail is None else detail.status
+        live.end(ended if ended in ("completed", "cancelled") else "failed", error=error)
 
     # ---- afterwards
 

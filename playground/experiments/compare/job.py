@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from engine.drafters.base import BuildContext
 from playground.experiments.compare.report import Comparison
 from playground.experiments.finished import RunGroup, runs_of
-from playground.experiments.job import EngineWorker, Job, Jobs, State
+from playground.experiments.job import Job, Jobs, State, submit
 from playground.experiments.measurement import Measurement, Prompt, Summary
 from playground.experiments.plan import ExperimentPlan, Request
 from playground.host.live import LiveRun
@@ -68,11 +68,11 @@ class CompareJob(Job):
         """
         jobs.cancel_owner(owner)
         job = cls(host, plan, owner)
-        submitted = EngineWorker(host).submit(job, plan, job._measure)
+        result = submit(host, job, plan, job._measure)
 
         def work() -> State:
             try:
-                return job._ended(submitted.result())
+                return job._ended(result())
             except CancelledError:
                 return "cancelled"
 

@@ -12,9 +12,9 @@ from engine.errors import ConfigError
 from playground.experiments.finished import FinishedRequest, Pair, RunGroup, in_pairs, runs_of
 from playground.experiments.plan import ExperimentPlan, Types, stored_config
 from playground.experiments.report.audits import audits_of_pairs
-from playground.experiments.report.report import Report, Section, make_report
+from playground.experiments.report.report import Section, make_report
 from playground.experiments.report.statistics import speedup_of
-from playground.experiments.report.verdict import Divergence, Verdict
+from playground.experiments.report.verdict import Divergence
 from storage import RunDetail, RunLog
 
 LEFT_OUT = ("groups", "latency", "by_context")
@@ -23,6 +23,25 @@ SHOWN_TOKENS, SHOWN_BEFORE = 16, 12
 RunKey = tuple[str, int, str]
 """Prompt, repeat, configuration."""
 Kind = Literal["baseline", "identical", "diverged", "lossy", "sampled", "none"]
+UNSTEADY = (
+    "Plain decoding itself writes another text from repeat to repeat for {}: this device rounds "
+    "differently each time, and so may others."
+)
+SAMPLED = (
+    "Sampled: the method draws from the same distribution as plain decoding, but with other random "
+    "numbers, so that the texts differ token by token even with the same seed. Set temperature to 0 "
+    "to compare them."
+)
+LOSSY = "Lossy by design: it may keep tokens that the target would not choose."
+LOSSY_SAMPLED: tuple[Kind, str, str] = (
+    *("lossy", "lossy"),
+    "Lossy by design, and sampled: texts cannot be compared by token.",
+)
+NEAR_TIE = {
+    None: "Not looked into.",
+    True: "The target is all but undecided there: rounding alone can flip it.",
+    False: "No rounding does this: the method is at fault. Please report it.",
+}
 
 
 @dataclass(slots=True)
@@ -127,7 +146,7 @@ class Comparison:
                     "settings": _settings_sentence(own["config"], types),
                     "fault": self.faults.get(section.name),
                     "by_prompt": _by_prompt(pairs[section.name]),
-                    "verdict": _verdict(log, report, section),
+                    "verdict": _verdict(log, section),
                 }
             )
         return json.dumps(
@@ -198,9 +217,9 @@ def _by_prompt(pairs: Sequence[Pair]) -> list[tuple[str, float]]:
 # ---- the verdict in a sentence
 
 
-def _verdict(log: RunLog, report: Report, section: Section) -> dict[str, Any]:
+def _verdict(log: RunLog, section: Section) -> dict[str, Any]:
     """What the page says about losslessness; `near_tie` and `gap` where texts part."""
-    kind, label, sentence = verdict_sentence(section, greedy=report.greedy)
+    kind, label, sentence = verdict_sentence(section)
     first = section.verdict.divergences[:1] if section.verdict is not None else ()
     return {
         "kind": kind,
@@ -212,67 +231,33 @@ def _verdict(log: RunLog, report: Report, section: Section) -> dict[str, Any]:
     }
 
 
-def verdict_sentence(section: Section, *, greedy: bool) -> tuple[Kind, str, str]:
+def verdict_sentence(section: Section) -> tuple[Kind, str, str]:
     """A kind, two or three words, and a sentence."""
-    if section.reference:
-        return _of_baseline(section)
     verdict = section.verdict
+    if section.reference and not section.num_unsteady:
+        return "baseline", "baseline", "The others are compared with this one."
+    if section.reference:
+        many = f"{section.num_unsteady} of {section.num_prompts} prompts"
+        return "baseline", "not repeatable", UNSTEADY.format(many)
     if verdict is None and section.overall.speedup is None:
         return "none", "not compared", "No run has a finished plain run beside it."
     if verdict is None:
-        return _of_sampled(section.lossless)
+        return ("sampled", "not comparable", SAMPLED) if section.lossless else LOSSY_SAMPLED
+    compared = verdict.num_compared
     if verdict.identical:
-        same = f"{verdict.num_tokens} tokens in {_texts(verdict.num_compared)}, token for token "
-        same += "those of plain decoding."
+        texts = f"{compared} texts" if compared > 1 else "1 text"
+        same = f"{verdict.num_tokens} tokens in {texts}, token for token those of plain decoding."
         if section.lossless:
             return "identical", "identical", same
         return "lossy", "lossy", f"Lossy by design, yet identical here: {same}"
-    where = _where(verdict)
+    first = verdict.divergences[0]
+    texts = (
+        f"{compared - verdict.num_identical} of {compared} texts" if compared > 1 else "the text"
+    )
+    where = f"Differs from plain decoding in {texts}, first at token {first.at + 1}."
     if not section.lossless:
-        sentence = "Lossy by design: it may keep tokens that the target would not choose. "
-        return "lossy", "lossy", f"{sentence}Differs from plain decoding in {where}."
-    at = verdict.divergences[0].at
-    causes = {
-        None: "Not looked into.",
-        True: "The target is all but undecided there: rounding alone can flip it.",
-        False: "No rounding does this: the method is at fault. Please report it.",
-    }
-    cause = causes[verdict.divergences[0].near_tie]
-    sentence = f"Differs from plain decoding in {where}. {cause}"
-    return "diverged", f"differs at token {at + 1}", sentence
-
-
-def _of_baseline(section: Section) -> tuple[Kind, str, str]:
-    if not section.num_unsteady:
-        return "baseline", "baseline", "The others are compared with this one."
-    sentence = (
-        "Plain decoding itself writes another text from repeat to repeat for "
-        f"{section.num_unsteady} of {section.num_prompts} prompts: this device rounds differently "
-        "each time, and so may others."
-    )
-    return "baseline", "not repeatable", sentence
-
-
-def _of_sampled(lossless: bool) -> tuple[Kind, str, str]:
-    if not lossless:
-        return "lossy", "lossy", "Lossy by design, and sampled: texts cannot be compared by token."
-    sentence = (
-        "Sampled: the method draws from the same distribution as plain decoding, but with other "
-        "random numbers, so that the texts differ token by token even with the same seed. "
-        "Set temperature to 0 to compare them."
-    )
-    return "sampled", "not comparable", sentence
-
-
-def _where(verdict: Verdict) -> str:
-    differing = verdict.num_compared - verdict.num_identical
-    many = verdict.num_compared > 1
-    where = f"{differing} of {verdict.num_compared} texts" if many else "the text"
-    return f"{where}, first at token {verdict.divergences[0].at + 1}"
-
-
-def _texts(count: int) -> str:
-    return f"{count} texts" if count > 1 else "1 text"
+        return "lossy", "lossy", f"{LOSSY} {where}"
+    return "diverged", f"differs at token {first.at + 1}", f"{where} {NEAR_TIE[first.near_tie]}"
 
 
 def _parting(log: RunLog, first: Divergence) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from playground.experiments.finished import Pair
-from playground.experiments.job import EngineWorker, Job, Jobs, State
+from playground.experiments.job import Job, Jobs, State, submit
 from playground.experiments.sweep.plan import plan_of_form
 from playground.experiments.sweep.report import config_of
 from playground.experiments.sweep.run import RunningTrial, measure_on, run_sweep
@@ -32,7 +32,7 @@ class Sweeps:
     def __init__(self, host: EngineHost) -> None:
         self.catalog = host.catalog
         self._log = host.log
-        self._worker = EngineWorker(host)
+        self._host = host
         self._jobs = Jobs()
         self._lock = threading.Lock()
         self._store: SweepStore | None = None
@@ -104,10 +104,11 @@ class Sweeps:
 
     def _run(self, job: Job, sweep: Sweep) -> State:
         def measure(config: MethodConfig, run_group: str, trial: RunningTrial) -> Sequence[Pair]:
-            """One point as one measurement of the worker: other runs go between trials."""
+            """One point as one measurement: other runs go between trials."""
             trial.say(f"loading {sweep.plan.target.title or sweep.plan.target.name}")
             try:
-                submitted = self._worker.submit(
+                return submit(
+                    self._host,
                     job,
                     sweep.plan,
                     lambda bench: measure_on(bench, self._log, sweep.plan)(
@@ -115,8 +116,7 @@ class Sweeps:
                     ),
                     check=sweep.check_target,
                     patient=True,
-                )
-                return submitted.result()
+                )()
             except CancelledError:
                 job.cancel()
                 return []

@@ -176,6 +176,6 @@ def test_plain_decoding_that_does_not_repeat_itself_is_pointed_out() -> None:
         for temperature in (0.0, 1.0)
     }
     drawn, greedy = reports[1.0].section("plain"), reports[0.0].section("plain")
-    kind, label, sentence = verdict_sentence(greedy, greedy=True)
+    kind, label, sentence = verdict_sentence(greedy)
     assert (kind, label) == ("baseline", "not repeatable") and "1 of 2 prompts" in sentence
-    assert verdict_sentence(drawn, greedy=False)[1] == "baseline"
+    assert verdict_sentence(drawn)[1] == "baseline"
