@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Literal
@@ -18,7 +17,7 @@ from storage.records import (
     UnknownArtifactError,
     UnknownBenchmarkError,
 )
-from storage.schema import artifacts, benchmarks, digest, runs
+from storage.schema import artifacts, benchmarks, digest, new_id, runs
 
 MAX_LIST = 1000
 MAX_KIND_CHARS = 64
@@ -38,21 +37,10 @@ class Benchmarks:
 
     def begin(self, name: str, plan: Mapping[str, Any]) -> str:
         """Write down a benchmark that is about to start; returns its id."""
-        benchmark_id = secrets.token_hex(8)
-        now = owner.now()
+        benchmark_id = new_id()
+        new = benchmarks.insert().values(id=benchmark_id, owner=self._owner, name=name, plan=plan)
         with self._database.transaction() as connection:
-            connection.execute(
-                benchmarks.insert().values(
-                    id=benchmark_id,
-                    created_at=now,
-                    heartbeat_at=now,
-                    owner=self._owner,
-                    status="running",
-                    name=name,
-                    plan=plan,
-                    summary={},
-                )
-            )
+            connection.execute(new)
         self.begun.add(benchmark_id)
         return benchmark_id
 
@@ -169,30 +157,15 @@ class Artifacts:
         """
         if not 1 <= len(kind) <= MAX_KIND_CHARS:
             raise StorageError(f"kind must have 1 to {MAX_KIND_CHARS} characters, got {kind!r}.")
-        artifact_id, key_digest = secrets.token_hex(8), digest(key)
+        artifact_id, key_digest = new_id(), digest(key)
+        new = artifacts.insert().values(id=artifact_id, kind=kind, key_digest=key_digest, key=key)
+        of = {"run_id": run_id, "benchmark_id": benchmark_id}
         with self._database.transaction() as connection:
             if run_id is None and benchmark_id is None:
-                connection.execute(
-                    artifacts.delete().where(
-                        artifacts.c.kind == kind,
-                        artifacts.c.key_digest == key_digest,
-                        artifacts.c.run_id.is_(None),
-                        artifacts.c.benchmark_id.is_(None),
-                    )
-                )
-            connection.execute(
-                artifacts.insert().values(
-                    id=artifact_id,
-                    kind=kind,
-                    key_digest=key_digest,
-                    key=key,
-                    meta=meta,
-                    run_id=run_id,
-                    benchmark_id=benchmark_id,
-                    created_at=owner.now(),
-                    payload=payload,
-                )
-            )
+                same = artifacts.c.kind == kind, artifacts.c.key_digest == key_digest
+                nobodys = (artifacts.c[name].is_(None) for name in of)
+                connection.execute(artifacts.delete().where(*same, *nobodys))
+            connection.execute(new.values(meta=meta, payload=payload, **of))
         return artifact_id
 
     def find(
@@ -204,16 +177,13 @@ class Artifacts:
         benchmark_id: str | None = None,
     ) -> tuple[Artifact, ...]:
         """Those of a kind, newest first; None lets every key, run and benchmark through."""
-        conditions = [artifacts.c.kind == kind]
+        wanted = {"kind": kind, "run_id": run_id, "benchmark_id": benchmark_id}
         if key is not None:
-            conditions.append(artifacts.c.key_digest == digest(key))
-        if run_id is not None:
-            conditions.append(artifacts.c.run_id == run_id)
-        if benchmark_id is not None:
-            conditions.append(artifacts.c.benchmark_id == benchmark_id)
+            wanted["key_digest"] = digest(key)
+        conditions = [artifacts.c[k] == value for k, value in wanted.items() if value is not None]
         columns = [artifacts.c[field.name] for field in fields(Artifact)]
-        wanted = sa.select(*columns).where(*conditions)
-        newest = wanted.order_by(artifacts.c.created_at.desc(), artifacts.c.id)
+        found = sa.select(*columns).where(*conditions)
+        newest = found.order_by(artifacts.c.created_at.desc(), artifacts.c.id)
         with self._database.transaction(reading=True) as connection:
             return tuple(Artifact(**row._mapping) for row in connection.execute(newest))
 

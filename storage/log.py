@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -20,7 +19,7 @@ from storage.records import (
     StoredRun,
     UnknownRunError,
 )
-from storage.schema import benchmarks, run_details, runs, steps, tags
+from storage.schema import benchmarks, new_id, run_details, runs, steps, tags
 
 MAX_NAME_CHARS = 255
 MAX_NOTE_CHARS = 20_000
@@ -82,14 +81,10 @@ class RunLog(RunReader):
         Raises:
             StorageError: a tag or label is no text, or too long.
         """
-        run_id, now = secrets.token_hex(8), owner.now()
         rows = writing.rows_of(
             new,
-            id=run_id,
-            created_at=now,
-            heartbeat_at=now,
+            id=(run_id := new_id()),
             owner=self._owner,
-            status="running",
             decoding_type=str(new.method["decoding_type"]),
             num_prompt_tokens=len(new.prompt_ids),
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import unicodedata
 import zlib
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy import Boolean, Column, DateTime, ForeignKey, Index, Integer, String, Table
 
 from storage.dialects import AnyText, Real
+from storage.owner import now
 from storage.records import StepRow
 
 ORDERS = ("created_at", "tok_s", "mat", "ttft_s", "num_steps")
@@ -115,6 +117,10 @@ class Utc(sa.types.TypeDecorator[datetime]):
         return None if value is None else value.replace(tzinfo=UTC)
 
 
+def new_id() -> str:
+    return secrets.token_hex(8)
+
+
 metadata = sa.MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -127,10 +133,10 @@ runs = Table(  # narrow: what is filtered, sorted and grouped; the rest is in ru
     "runs",
     metadata,
     Column("id", String(32), primary_key=True),
-    Column("created_at", Utc, nullable=False),
+    Column("created_at", Utc, nullable=False, default=now),
     Column("owner", String(255), nullable=False),  # process that writes it; see storage.owner
-    Column("heartbeat_at", DateTime, nullable=False),
-    Column("status", String(16), nullable=False),
+    Column("heartbeat_at", DateTime, nullable=False, default=now),
+    Column("status", String(16), nullable=False, default="running"),
     Column("target", String(255), nullable=False),
     Column("decoding_type", String(64), nullable=False),
     Column("method_title", String(255), nullable=False),
@@ -242,14 +248,14 @@ benchmarks = Table(
     "benchmarks",
     metadata,
     Column("id", String(32), primary_key=True),
-    Column("created_at", Utc, nullable=False),
+    Column("created_at", Utc, nullable=False, default=now),
     Column("finished_at", Utc),
     Column("owner", String(255), nullable=False),
-    Column("heartbeat_at", DateTime, nullable=False),
-    Column("status", String(16), nullable=False),
+    Column("heartbeat_at", DateTime, nullable=False, default=now),
+    Column("status", String(16), nullable=False, default="running"),
     Column("name", AnyText, nullable=False),
     Column("plan", Json, nullable=False),
-    Column("summary", Json, nullable=False),
+    Column("summary", Json, nullable=False, default={}),
     Index(None, "created_at"),
 )
 
@@ -263,7 +269,7 @@ artifacts = Table(
     Column("meta", Json, nullable=False),
     Column("run_id", ForeignKey("runs.id", ondelete="CASCADE")),
     Column("benchmark_id", ForeignKey("benchmarks.id", ondelete="CASCADE")),
-    Column("created_at", Utc, nullable=False),
+    Column("created_at", Utc, nullable=False, default=now),
     Column("payload", sa.LargeBinary, nullable=False),
     Index(None, "kind", "key_digest"),
     Index(None, "run_id"),

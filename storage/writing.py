@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any
@@ -23,6 +22,7 @@ from storage.schema import (
     dump,
     fold,
     labels,
+    new_id,
     prompt_id,
     prompt_texts,
     remarks,
@@ -215,7 +215,7 @@ def _arrival_of_known(connection: sa.Connection, stored: StoredRun) -> Arrival:
         here = read_whole(connection, run_id)
         if here is not None and content_of(here) == content:
             return Arrival(run_id, run.id, "known")
-    return Arrival(secrets.token_hex(8), run.id, "renamed")
+    return Arrival(new_id(), run.id, "renamed")
 
 
 def content_of(stored: StoredRun) -> str:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +129,7 @@ def sweep(options: SweepOptions) -> None:
         with progress_bar(console) as bar, suppress(KeyboardInterrupt):
             ended = run_sweep(
                 found,
-                measure_on(bench, log, found.plan),
+                partial(measure_on, bench, log, found.plan),
                 tell=lambda progress: show_progress(bar, progress, _message(progress)),
             )
         _show(options, found, console)

@@ -29,8 +29,8 @@ UNSTEADY = (
 )
 SAMPLED = (
     "Sampled: the method draws from the same distribution as plain decoding, but with other random "
-    "numbers, so that the texts differ token by token even with the same seed. Set temperature to 0 "
-    "to compare them."
+    "numbers, so that the texts differ token by token even with the same seed. "
+    "Set temperature to 0 to compare them."
 )
 LOSSY = "Lossy by design: it may keep tokens that the target would not choose."
 LOSSY_SAMPLED: tuple[Kind, str, str] = (

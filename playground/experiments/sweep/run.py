@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import optuna
 from optuna.distributions import (
@@ -67,48 +66,43 @@ class SweepError(PlaygroundError):
     """The sweep as a whole cannot go on, whatever the point."""
 
 
-class Measure(Protocol):
-    """Where points are measured: on the command line's own models, or by a worker."""
+Measure = Callable[[MethodConfig, str, "RunningTrial"], Sequence[Pair]]
+"""Every pair of answers of a point; fewer if the trial was to end.
 
-    def __call__(self, config: MethodConfig, run_group: str, trial: RunningTrial) -> Sequence[Pair]:
-        """Every pair of answers of a point; fewer if the trial was to end.
-
-        Args:
-            run_group: the runs' `benchmark_id` in the log. What is there under it already is not
-                run again.
-
-        Raises:
-            ConfigError, DrafterError: the target cannot run this point; the sentence says why.
-        """
+It is given the `benchmark_id` of the runs too: what the log has of them is not run again. A
+`ConfigError` or `DrafterError` says why the target cannot run this point.
+"""
 
 
-def measure_on(bench: BuildContext, log: RunLog, plan: SweepPlan) -> Measure:
-    """Measures on a loaded target."""
+def measure_on(
+    bench: BuildContext,
+    log: RunLog,
+    plan: SweepPlan,
+    config: MethodConfig,
+    run_group: str,
+    trial: RunningTrial,
+) -> Sequence[Pair]:
+    """A point measured on a loaded target, as `Measure`."""
 
-    def measure(config: MethodConfig, run_group: str, trial: RunningTrial) -> Sequence[Pair]:
-        def tell(progress: Progress) -> None:
-            trial.say(progress.message)
-            if progress.last is not None:
-                answered = measurement.pairs(METHOD)
-                if len(answered) > trial.num_pairs:
-                    trial.report(answered)
+    def tell(progress: Progress) -> None:
+        trial.say(progress.message)
+        if progress.last is not None and len(pairs := measurement.pairs(METHOD)) > trial.num_pairs:
+            trial.report(pairs)
 
-        measurement = Measurement(
-            plan=plan.trial(config),
-            log=log,
-            group=RunGroup(run_group),
-            tell=tell,
-            cancelled=trial.is_over,
-            audits_each=0,
-        )
-        summary = measurement.run(bench)
-        if not (found := measurement.pairs(METHOD)) and not summary.cancelled:
-            reasons = [skipped.reason for skipped in summary.skipped]
-            why = reasons[0] if reasons else "Its runs in the log say why."
-            raise ConfigError(f"No prompt was answered by both methods. {why}")
-        return found
-
-    return measure
+    measurement = Measurement(
+        plan=plan.trial(config),
+        log=log,
+        group=RunGroup(run_group),
+        tell=tell,
+        cancelled=trial.is_over,
+        audits_each=0,
+    )
+    summary = measurement.run(bench)
+    if not (found := measurement.pairs(METHOD)) and not summary.cancelled:
+        reasons = [skipped.reason for skipped in summary.skipped]
+        why = reasons[0] if reasons else "Its runs in the log say why."
+        raise ConfigError(f"No prompt was answered by both methods. {why}")
+    return found
 
 
 def run_sweep(

@@ -103,17 +103,17 @@ class Sweeps:
         return sweep.name
 
     def _run(self, job: Job, sweep: Sweep) -> State:
+        plan = sweep.plan
+
         def measure(config: MethodConfig, run_group: str, trial: RunningTrial) -> Sequence[Pair]:
             """One point as one measurement: other runs go between trials."""
-            trial.say(f"loading {sweep.plan.target.title or sweep.plan.target.name}")
+            trial.say(f"loading {plan.target.title or plan.target.name}")
             try:
                 return submit(
                     self._host,
                     job,
-                    sweep.plan,
-                    lambda bench: measure_on(bench, self._log, sweep.plan)(
-                        config, run_group, trial
-                    ),
+                    plan,
+                    lambda bench: measure_on(bench, self._log, plan, config, run_group, trial),
                     check=sweep.check_target,
                     patient=True,
                 )()

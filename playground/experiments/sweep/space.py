@@ -58,7 +58,7 @@ class Tunable:
     choices: tuple[Scalar, ...] = ()
     optional: bool = False
 
-    def allows(self, value: object) -> bool:
+    def allows(self, value: Any) -> bool:
         """Whether the field takes this value, other settings aside."""
         if value is None:
             return self.optional
@@ -66,11 +66,12 @@ class Tunable:
             return any(_same(value, choice) for choice in self.choices)
         if isinstance(value, bool) or not isinstance(value, _TYPES[self.kind]):
             return False
-        if isinstance(value, str):
+        if self.kind == "text":
             return True
-        low, high = self.low, self.high
-        above = low is None or (value > low if self.above else value >= low)  # type: ignore[operator]
-        return above and (high is None or value <= high) and math.isfinite(value)  # type: ignore[operator,arg-type]
+        low = -math.inf if self.low is None else self.low
+        high = math.inf if self.high is None else self.high
+        above = value > low if self.above else value >= low
+        return above and value <= high and math.isfinite(value)
 
     @property
     def rule(self) -> str:
