@@ -18,13 +18,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from engine.config import Sampling
 from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.drafters.texts import BEYOND, ROWS, Reading, rank_of
+from engine.metrics import first_divergence
 from engine.model.text import common_vocabulary
 from engine.proposal import DraftDists, Needs, Outcome, Proposal
-from engine.sampling import Draws, SeededDraws, inverse_cdf, probabilities
+from engine.sampling import inverse_cdf, probabilities
 from engine.tree import TreeShape, upload
 
 _NAMED = "the draft model (a target preset, a local path or a hub id)"
@@ -57,16 +57,14 @@ class DraftTargetConfig(MethodConfig):
     def build(self, context: BuildContext) -> DraftTargetDrafter:
         return DraftTargetDrafter(self, context)
 
-    @property
-    def offline(self) -> bool:
-        return True
-
     def draft_shape(self) -> DraftShape:
         return DraftShape((1,) * self.max_draft_len, self.max_draft_len, self.max_draft_len)
 
 
 class DraftTargetDrafter(Drafter):
     """Drafts with a model of its own, whose cache is never filled twice with the same tokens."""
+
+    _drafted: Tensor | None = None
 
     def __init__(self, config: DraftTargetConfig, context: BuildContext) -> None:
         self._config = config
@@ -77,9 +75,6 @@ class DraftTargetDrafter(Drafter):
         )
         self._common = common_vocabulary(context.target, self._model)
         self._cache = self._model.new_cache(0)
-        self._sampling = Sampling()
-        self._draws: Draws = SeededDraws(0)
-        self._drafted: Tensor | None = None
 
     def start(self, start: Start) -> None:
         self.finish()
@@ -93,7 +88,6 @@ class DraftTargetDrafter(Drafter):
         length = min(self._config.max_draft_len, max_depth, room)
         tokens, probs, drawn_from = self._draft(length) if length > 0 else ([], [], [])
         if not tokens:
-            self._drafted = None
             return root_only(self.text[-1], self._device)
         self._drafted = torch.stack(tokens)
         proposal = chain(self.text[-1], self._drafted, torch.stack(probs))
@@ -112,12 +106,15 @@ class DraftTargetDrafter(Drafter):
         samples = self._config.use_draft_probs and not self._sampling.greedy
         drawn = [self._draws.uniform() for _ in range(length)] if samples else []
         uniforms = upload(torch.tensor(drawn, dtype=torch.float64), self._device)
-        feed = self._unseen()
+        # Committed tokens that the draft model has not read, as ids that it knows.
+        feed = upload(torch.tensor(self.text[self._cache.length :]), self._device)
+        feed.clamp_max_(self._model.vocab_size - 1)
         for i in range(length):
             logits = self._model.prefill(feed, self._cache, Needs()).logits[-1, : self._common]
             confidence = logits.float().softmax(dim=-1)
             # Decided before a token is drawn: depending on the draw would bias what is accepted.
-            if self._unsure(confidence):
+            threshold = self._config.confidence_threshold
+            if threshold > 0 and float(confidence.max()) < threshold:
                 break
             if samples:
                 drawn_from.append(probabilities(logits, self._sampling))
@@ -129,25 +126,12 @@ class DraftTargetDrafter(Drafter):
             feed = token[None]
         return tokens, probs, drawn_from
 
-    def _unseen(self) -> Tensor:
-        """Committed tokens that the draft model has not read, as ids that it knows."""
-        unseen = upload(torch.tensor(self.text[self._cache.length :]), self._device)
-        return unseen.clamp_max_(self._model.vocab_size - 1)
-
-    def _unsure(self, confidence: Tensor) -> bool:
-        threshold = self._config.confidence_threshold
-        return threshold > 0 and float(confidence.max()) < threshold
-
     def observe(self, outcome: Outcome) -> None:
         """Keep the rows of drafts that were committed."""
         drafted = [] if self._drafted is None else self._drafted.tolist()
         # The last committed token is the next root: fed again even where it was drafted.
-        agreed = 0
-        for ours, theirs in zip(drafted, outcome.committed[:-1], strict=False):
-            if ours != theirs:
-                break
-            agreed += 1
-        self._cache.truncate(len(self.text) + agreed)
+        parted = first_divergence(drafted, outcome.committed[:-1])
+        self._cache.truncate(len(self.text) + (len(drafted) if parted is None else parted))
         super().observe(outcome)
         self._drafted = None
 

@@ -104,7 +104,7 @@ class MethodConfig(Settings):
         Then a finished text is drafted again without running the target: the drafter has `ranks`
         (unless it looks up), and the settings know their `draft_shape`.
         """
-        return False
+        return type(self).draft_shape is not MethodConfig.draft_shape
 
     def draft_shape(self) -> DraftShape:
         """The draft that these settings ask for; ConfigError if it cannot be tuned offline."""

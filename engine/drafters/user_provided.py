@@ -18,11 +18,11 @@ whatever it returns is fixed before the step's draws.
 
 from __future__ import annotations
 
-import importlib
 import operator
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -57,10 +57,9 @@ _factories: dict[str, UserFactory] = {}
 
 
 def register_user_drafter(name: str, factory: UserFactory) -> None:
-    """Offer a drafter under a name. For the command line and the server's start only.
+    """Offer a drafter under a name; ConfigError if it is empty or taken by another.
 
-    Raises:
-        ConfigError: the name is empty, or taken by another factory.
+    For the command line and the server's start only.
     """
     if not name.strip():
         raise ConfigError("The name of a user-provided drafter must not be empty. Give it one.")
@@ -83,33 +82,24 @@ def load_user_drafter(spec: str) -> UserFactory:
     Raises:
         DrafterError: there is no such module, attribute or entry point, or it cannot be called.
     """
+    module, colon, path = spec.partition(":")
+    found = entry_points(group=ENTRY_POINTS)
+    if colon and not (module and path):
+        raise DrafterError(f"A drafter is named module:Class, got {spec!r}.")
+    if not colon and spec not in found.names:
+        raise DrafterError(
+            f"No installed package offers a drafter {spec!r} (offered: "
+            f"{', '.join(sorted(found.names)) or 'none'}). Name it as module:Class."
+        )
     try:
-        factory = _imported(spec) if ":" in spec else _entry_point(spec)
+        imported = operator.attrgetter(path)(import_module(module)) if colon else found[spec].load()
     except (ImportError, AttributeError) as error:
         raise DrafterError(f"The drafter {spec!r} could not be imported: {error}.") from error
-    if not callable(factory):
+    if not callable(imported):
         raise DrafterError(
-            f"The drafter {spec!r} must be a class or function, got {type(factory).__name__}."
+            f"The drafter {spec!r} must be a class or function, got {type(imported).__name__}."
         )
-    return factory  # type: ignore[no-any-return]
-
-
-def _imported(spec: str) -> Any:
-    module, _, path = spec.partition(":")
-    if not module or not path:
-        raise DrafterError(f"A drafter is named module:Class, got {spec!r}.")
-    return operator.attrgetter(path)(importlib.import_module(module))
-
-
-def _entry_point(name: str) -> Any:
-    found = entry_points(group=ENTRY_POINTS)
-    if name not in found.names:
-        known = ", ".join(sorted(found.names)) or "none"
-        raise DrafterError(
-            f"No installed package offers a drafter {name!r} (offered: {known}). "
-            "Name it as module:Class."
-        )
-    return found[name].load()
+    return imported  # type: ignore[no-any-return]
 
 
 class UserProvidedConfig(MethodConfig):
@@ -166,11 +156,7 @@ class UserProvidedDrafter(Drafter):
         return proposal.keep(range(most)) if len(shape) > most else proposal
 
     def _checked(self, beam: Sequence[int]) -> list[int]:
-        """A candidate as plain ints.
-
-        Raises:
-            DrafterError: it is no sequence of token ids of the target.
-        """
+        """A candidate as plain ints; DrafterError if they are no token ids of the target."""
         try:
             tokens = [operator.index(token) for token in beam]
         except TypeError as error:

@@ -42,9 +42,6 @@ def reference_logits(plain: Target) -> Tensor:
 
     Args:
         plain: runs by transformers' modules, before a fast forward packs their weights.
-
-    Returns:
-        `(rows, vocab)` float32.
     """
     first = PROMPT_ROWS
     parents = [*range(-1, first), *(first + 1 + max(parent, -1) for parent in TRIAL_TREE)]
@@ -66,9 +63,6 @@ def disagreement(target: Target, expected: Tensor) -> str | None:
 
     With dtype q4 the reference has the dequantised weights, rounded to bfloat16: one more rounding
     of the same size.
-
-    Args:
-        expected: `reference_logits` of the same weights.
     """
     try:
         found = _trial(target)
@@ -115,7 +109,6 @@ class View:
     Attributes:
         best, second: its two likeliest tokens, as text.
         gap: logit of `best` minus logit of `second`.
-        plain_logit, own_logit: logits of the two tokens that were committed.
         own_rank: place of the method's token among all, from 1.
         unit: spacing of the dtype at the largest logit.
     """
@@ -137,8 +130,6 @@ class Audit:
 
     Attributes:
         index: place of the first token that differs, from 0.
-        plain_token, own_token: what stands there, as text.
-        view: in the run's dtype.
         exact: in float32, where that was cheap and the run was not in float32 already.
     """
 
@@ -157,11 +148,9 @@ def audit(
     *,
     in_float32: bool = True,
 ) -> Audit | None:
-    """Look at the first divergence; None if both texts hold no differing token.
+    """Look at where a method's output parts from plain decoding's; None if no token differs.
 
     Args:
-        plain: output of plain decoding on the same prompt.
-        own: output of the method.
         in_float32: also ask a float32 copy of the target, if it is small.
     """
     at = first_divergence(plain, own)
@@ -169,8 +158,10 @@ def audit(
         return None
     seen, pair = [*prompt_ids, *plain[:at]], (plain[at], own[at])
     exact = None
-    if in_float32 and target.dtype != torch.float32 and _is_cheap(target):
-        exact = _view(_in_float32(target), seen, pair)
+    size: int = sum(p.numel() for p in target.model.parameters())
+    if in_float32 and target.dtype != torch.float32 and size <= CHEAP_PARAMETERS:
+        copied = Target(copy.deepcopy(target.model).float(), target.tokenizer, name=target.name)
+        exact = _view(copied, seen, pair)
     plain_token, own_token = (token_label(target.tokenizer, token) for token in pair)
     return Audit(at, plain_token, own_token, _view(target, seen, pair), exact)
 
@@ -193,14 +184,10 @@ def _view(target: Target, seen: list[int], pair: tuple[int, int]) -> View:
         gap=float(logits[best] - logits[second]),
         plain_logit=plain_logit,
         own_logit=own_logit,
-        own_rank=_rank(logits, pair[1]),
+        own_rank=1 + int((logits > own_logit).sum()),
         unit=unit,
         near_tie=behind <= NEAR_TIE_UNITS.get(target.dtype, 1.0) * unit,
     )
-
-
-def _rank(logits: Tensor, token: int) -> int:
-    return 1 + int((logits > logits[token]).sum())
 
 
 def spacing(value: float, dtype: torch.dtype) -> float:
@@ -211,14 +198,3 @@ def spacing(value: float, dtype: torch.dtype) -> float:
     if value == 0.0 or not math.isfinite(value):
         return torch.finfo(dtype).tiny
     return float(torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(abs(value))))
-
-
-def _is_cheap(target: Target) -> bool:
-    sizes: list[int] = [p.numel() for p in target.model.parameters()]
-    return sum(sizes) <= CHEAP_PARAMETERS
-
-
-def _in_float32(target: Target) -> Target:
-    """A second target with the same weights in float32."""
-    model = copy.deepcopy(target.model).float()
-    return Target(model, target.tokenizer, name=target.name)

@@ -27,10 +27,8 @@ class TreeCache(Cache):
     """Keys and values of all layers in a few preallocated buffers.
 
     Layers with the same shape share one buffer `(slots, kv_heads, capacity, head_dim)`, a slot for
-    keys and one for values, so that `commit` is one gather and one copy per buffer.
-
-    Attributes:
-        length: committed rows; rows behind them belong to the last forward.
+    keys and one for values, so that `commit` is one gather and one copy per buffer. `length` rows
+    are committed; rows behind them belong to the last forward.
     """
 
     def __init__(self, num_layers: int, *, capacity: int = GROWTH) -> None:
@@ -99,12 +97,9 @@ class TreeCache(Cache):
         return like.new_empty(shape)
 
     def whole(self, heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
-        """The one buffer of a model whose layers all have this shape, on the processor.
+        """The one buffer of a model whose layers all have this shape; call `reserve` first.
 
-        Call `reserve` first.
-
-        Returns:
-            `(2 · layers, heads, capacity, head_dim)`: keys and values of each layer in turn.
+        `(2 · layers, heads, capacity, head_dim)` on the processor, each layer's keys then values.
         """
         if not self._buffers:
             shape = (2 * self.num_layers, heads, self.capacity, head_dim)
@@ -116,11 +111,7 @@ class TreeCache(Cache):
 
     @torch.inference_mode()
     def commit(self, path: tuple[int, ...]) -> None:
-        """Keep these rows of the last forward, in this order, and drop the others.
-
-        Args:
-            path: row numbers within the last forward, ascending.
-        """
+        """Keep these rows of the last forward (ascending numbers) and drop the others."""
         if path != tuple(range(len(path))):
             source = torch.tensor(path) + self.length
             for buffer in self._buffers:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,9 @@ _HUB_PATTERNS = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A drafter's config and tensors as they lie in the file, on the CPU.
+    """A drafter's `config.json` ({} where there is none) and tensors as they lie in the file.
 
-    Attributes:
-        location: what the user named; used in messages.
-        config: `config.json`, or {} where there is none.
+    Messages name `location`, as the user did.
     """
 
     location: str
@@ -36,11 +33,7 @@ class Checkpoint:
     tensors: Mapping[str, Tensor]
 
     def tensor(self, name: str, *shape: int | None) -> Tensor:
-        """A tensor that must be there with this shape (None = any size).
-
-        Raises:
-            DrafterError: missing, or of another shape; names both shapes.
-        """
+        """A tensor with this shape (None = any size); DrafterError if there is none."""
         found = self.tensors.get(name)
         if found is None:
             raise DrafterError(
@@ -64,11 +57,7 @@ class Checkpoint:
         return next(i for i in itertools.count() if name.format(i) not in self.tensors)
 
     def check_vocabulary(self, size: int, target: Target) -> None:
-        """Refuse heads that predict another number of tokens than the target.
-
-        Raises:
-            VocabularyError: naming both.
-        """
+        """VocabularyError if the heads do not predict as many tokens as the target."""
         if size != target.vocab_size:
             raise VocabularyError(
                 f"{self.location} predicts {size} tokens, but {target.name} has "
@@ -77,29 +66,21 @@ class Checkpoint:
 
 
 def read_checkpoint(
-    location: str,
-    *,
-    revision: str | None = None,
-    keep: Callable[[str], bool] = lambda name: True,
+    location: str, *, keep: Callable[[str], bool] = lambda name: True
 ) -> Checkpoint:
     """Read a drafter's folder, single weight file, or hub repository.
 
     Args:
-        keep: which tensors to read, by name; a drafter inside a full model's checkpoint reads
-            only its own.
+        keep: which tensors to read, by name: a drafter inside a full model reads only its own.
 
     Raises:
         SourceError: nothing there, no weight file in it, or a file that cannot be read safely.
     """
     path = Path(location).expanduser()
-    if not path.exists():
-        path = _hub_snapshot(location, revision)
-    files = [path] if path.is_file() else _weight_files(path)
-    if not files:
-        raise SourceError(f"{location} has no .safetensors, .bin or .pt file.")
+    path = path if path.exists() else _hub_snapshot(location)
     tensors: dict[str, Tensor] = {}
-    for file in files:
-        tensors.update(_read(file, keep))
+    for file in _weight_files(path, location):
+        tensors |= _read(file, keep)
     config_file = (path.parent if path.is_file() else path) / "config.json"
     config = json.loads(config_file.read_text()) if config_file.is_file() else {}
     return Checkpoint(location, config, tensors)
@@ -109,63 +90,46 @@ def tensor_names(location: str) -> tuple[str, ...]:
     """Names of all tensors of a folder or weight file on this machine; no values are read.
 
     Raises:
-        SourceError: nothing there, no weight file in it, or a file that cannot be read safely.
+        SourceError: as `read_checkpoint`, and for a hub id.
     """
-    path = Path(location).expanduser()
-    files = [path] if path.is_file() else _weight_files(path)
-    if not files:
-        raise SourceError(f"{location} has no .safetensors, .bin or .pt file on this machine.")
-    return tuple(name for file in files for name in _names(file))
+    files = _weight_files(Path(location).expanduser(), location)
+    return tuple(name for file in files for name in _read(file, lambda name: True, "meta"))
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """The folder's weights: safetensors if there are any, else pickles."""
+def _weight_files(path: Path, location: str) -> list[Path]:
+    """The file, or the folder's weights: safetensors if there are any, else pickles."""
+    if path.is_file():
+        return [path]
     for pattern in ("*.safetensors", "*.bin", "*.pt"):
-        files = sorted(folder.glob(pattern))
+        files = sorted(path.glob(pattern))
         if files:
             return files
-    return []
+    raise SourceError(f"{location} has no .safetensors, .bin or .pt file on this machine.")
 
 
-def _read(file: Path, keep: Callable[[str], bool]) -> dict[str, Tensor]:
-    with _faults_named(file):
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as stored:
-                return {name: stored.get_tensor(name) for name in stored.keys() if keep(name)}
-        return {name: tensor for name, tensor in _state(file, "cpu").items() if keep(name)}
-
-
-def _names(file: Path) -> list[str]:
-    with _faults_named(file):
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as stored:
-                return list(stored.keys())
-        return list(_state(file, "meta"))
-
-
-def _state(file: Path, device: str) -> dict[str, Tensor]:
-    """A pickle's tensors; on `meta` they have shapes and no values."""
-    state = torch.load(file, map_location=device, weights_only=True)
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise SourceError(f"{file} is not a plain dict of tensors.")
-    return state
-
-
-@contextmanager
-def _faults_named(file: Path) -> Iterator[None]:
+def _read(file: Path, keep: Callable[[str], bool], device: str = "cpu") -> dict[str, Tensor]:
+    """A file's tensors; on `meta` they have no values."""
     try:
-        yield
+        if file.suffix == ".safetensors":
+            with safe_open(file, framework="pt") as stored:
+                names = filter(keep, stored.keys())
+                nothing = torch.empty(0, device="meta")
+                return {n: nothing if device == "meta" else stored.get_tensor(n) for n in names}
+        state = torch.load(file, map_location=device, weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise SourceError(f"{file} could not be read safely as tensors: {reason[:200]}") from error
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise SourceError(f"{file} is not a plain dict of tensors.")
+    return {name: tensor for name, tensor in state.items() if keep(name)}
 
 
-def _hub_snapshot(location: str, revision: str | None) -> Path:
+def _hub_snapshot(location: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(snapshot_download(location, revision=revision, allow_patterns=_HUB_PATTERNS))
+        return Path(snapshot_download(location, allow_patterns=_HUB_PATTERNS))
     except HFValidationError as error:
         raise SourceError(f"{location!r:.200} is neither a path here nor a hub id.") from error
     except OSError as error:

@@ -93,16 +93,9 @@ class Corpus:
         return self._maps[entry.shard][entry.start : end]
 
     def check_made_by(self, target: Target) -> None:
-        """Refuse a corpus that another model wrote.
-
-        Raises:
-            ConfigError: naming both.
-        """
-        same = (
-            self.manifest["vocab_size"] == target.vocab_size
-            and self.manifest["hidden_size"] == target.hidden_size
-            and self.manifest["num_layers"] == target.num_layers
-        )
+        """ConfigError if another model wrote the corpus."""
+        sizes = ("vocab_size", "hidden_size", "num_layers")
+        same = all(self.manifest[size] == getattr(target, size) for size in sizes)
         weights, ours = self.manifest.get("weights"), target.provenance.get("weights")
         if not same or (weights and ours and weights != ours):
             raise ConfigError(

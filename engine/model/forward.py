@@ -23,8 +23,6 @@ from engine.proposal import Needs, TargetOutput
 class Forward(ABC):
     """Runs the target over rows behind the cache's committed ones and stores their keys and values.
 
-    Whoever makes one owns it; it reads the model's weights and changes the cache only.
-
     Attributes:
         name: what runs, for the log of a run.
         kernels: the compiled kernels that it calls, for drafters to use; None = none.
@@ -44,7 +42,7 @@ class Forward(ABC):
         *,
         last_only: bool,
     ) -> TargetOutput:
-        """Run it.
+        """Run n rows.
 
         Args:
             tokens, positions: `(n,)` int64; the cache has room for n rows.
@@ -74,11 +72,7 @@ class Forward(ABC):
 
 
 class RaggedBatch(ABC):
-    """Keys and values of texts of any lengths, each in a stretch of one buffer.
-
-    Attributes:
-        capacity: tokens of all texts together.
-    """
+    """Keys and values of texts, each in a stretch of one buffer of `capacity` tokens."""
 
     capacity: int
 
@@ -259,7 +253,7 @@ def tree_attention(
     extra query rows of their key/value head instead.
 
     Args:
-        query: `(batch, heads, n, head_dim)`; decoding has a batch of 1.
+        query: `(batch, heads, n, head_dim)`.
         key, value: `(batch, kv_heads, rows, head_dim)`, new rows last.
         attention_mask: `(batch, 1, n, rows)` bool, True = may look; None = causal for a prompt
             (n == rows), everything for one row.

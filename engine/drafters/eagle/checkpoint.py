@@ -147,17 +147,18 @@ def _eagle3_spec(found: HeadCheckpoint, target: Target, layer: HeadSpec) -> Eagl
 def _check_layers(
     layers: tuple[int, ...], spec: Eagle3Spec, found: HeadCheckpoint, target: Target
 ) -> None:
+    count, correct = target.num_layers, "Correct eagle3_layers_to_capture."
     if len(layers) != spec.num_features:
         raise DrafterError(
             f"{found.location} reads {spec.num_features} layers of the target, but {len(layers)} "
-            "are captured. Correct eagle3_layers_to_capture."
+            f"are captured. {correct}"
         )
-    for layer in layers:
-        if not 0 <= layer <= target.num_layers:
-            raise DrafterError(
-                f"{found.location} reads the output of layer {layer - 1}, but {target.name} has "
-                f"layers 0 to {target.num_layers - 1}. Correct eagle3_layers_to_capture."
-            )
+    beyond = [layer - 1 for layer in layers if not 0 <= layer <= count]
+    if beyond:
+        raise DrafterError(
+            f"{found.location} reads the output of layer {beyond[0]}, but {target.name} has "
+            f"layers 0 to {count - 1}. {correct}"
+        )
 
 
 def _offsets(found: HeadCheckpoint, draft_vocab: int, target: Target) -> Tensor | None:

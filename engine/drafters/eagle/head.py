@@ -66,7 +66,6 @@ class DraftHead(nn.Module):
 
         Args:
             hidden: `(n, hidden)`, fused features or earlier outputs.
-            tokens: `(n,)` int64 ids of the target's vocabulary.
             last_only: all entries leave keys and values, but only the last one gets an output.
         """
         x, residual = self.join(hidden, embedding(tokens, self.embedding_weight))
@@ -206,8 +205,7 @@ class HeadSession:
         ever read: so the layer attends and runs its MLP for that one alone.
 
         Args:
-            features: `(n, feature width)` of the target at n consecutive positions.
-            tokens: `(n,)` int64, the token after each of them; the last one is the root.
+            features: `(n, width)` of the target; `tokens (n,)` follow them, the last is the root.
         """
         cache, head = self._cache, self.head
         begin, end = self._num_base, self._num_base + len(tokens)
@@ -224,8 +222,6 @@ class HeadSession:
 
         Args:
             hidden: `(n, hidden)` output of the entry that each node's token was predicted from.
-            tokens: `(n,)` int64 tokens of the nodes.
-            depth: their depth; children of the root have depth 1.
             ancestors: `(n, m)` bool over the m tree entries fed since the last base entry, these n
                 last: who is an ancestor of, or is, each of the n. None for a chain, which has only
                 ancestors.
@@ -239,13 +235,6 @@ class HeadSession:
         return out
 
     def best_children(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The likeliest next tokens after each entry, best first.
-
-        Args:
-            hidden: `(n, hidden)` outputs of entries.
-
-        Returns:
-            Target ids `(n, count)` int64 and natural log-probabilities `(n, count)` float32.
-        """
+        """The likeliest tokens after each entry, best first: ids and log-probs, `(n, count)`."""
         ranked = likeliest(self.head.logits(hidden), count)
         return self.head.target_ids(ranked.ids), ranked.log_probs

@@ -83,10 +83,6 @@ class _EagleMethod(MethodConfig):
             expanded=self.max_non_leaves_per_layer or self.dynamic_tree_max_topK,
         )
 
-    @property
-    def offline(self) -> bool:
-        return True
-
     def draft_shape(self) -> DraftShape:
         return self.grown_tree.draft_shape
 

@@ -57,19 +57,12 @@ class StaticTree:
 
     def __init__(self, tree: ChoiceTree, device: torch.device) -> None:
         self.tree = tree
-        self.device = device
         self._levels = _levels(tree, device)
-        self._cut: dict[int, StaticTree] = {}
 
     def draft(
         self, session: HeadSession, max_depth: int, sampling: Sampling, draws: SeededDraws
     ) -> Proposal:
-        """A tree below the session's root, at most `max_depth` deep."""
-        if max_depth < self.tree.depth:
-            if max_depth not in self._cut:
-                paths = tuple(path for path in self.tree.paths if len(path) <= max_depth)
-                self._cut[max_depth] = StaticTree(ChoiceTree(paths), self.device)
-            return self._cut[max_depth].draft(session, max_depth, sampling, draws)
+        """The tree below the session's root, whatever `max_depth`: the loop cuts it."""
         tokens, draft_probs, dists = [session.root], [session.output.new_ones(1).float()], []
         hidden, grid = session.output, session.root[None]
         for depth, level in enumerate(self._levels):
@@ -211,15 +204,10 @@ class DynamicTree:
 
 
 class Candidates(NamedTuple):
-    """Nodes in the order produced: by level, then parent, then descending probability.
+    """Nodes `(c,)` in the order produced: by level, then parent, then descending probability.
 
-    Number i of its level is child i % top_k of its parent.
-
-    Attributes:
-        tokens: `(c,)` int64 ids of the target's vocabulary.
-        log_probs: `(c,)` float32 of each token after its parent.
-        scores: `(c,)` float32, sum of `log_probs` along the path.
-        parents: `(c,)` int64 number of the parent candidate; -1 for the root.
+    Number i of its level is child i % top_k of its parent; `scores` are sums of `log_probs` along
+    the path; parents are numbers of candidates, -1 for the root.
     """
 
     tokens: Tensor
@@ -262,8 +250,8 @@ def rerank(candidates: Candidates, keep: int) -> tuple[Tensor, Tensor]:
     number, so a kept node's parent is always kept.
 
     Returns:
-        Numbers of the kept candidates `(m,)` int64, ascending: candidate `kept[i]` is node i + 1;
-        and the parent nodes `(m,)` int64, 0 for the root.
+        Ascending numbers of the kept candidates `(m,)` (`kept[i]` is node i + 1), and the nodes of
+        their parents `(m,)`, 0 for the root.
     """
     best = candidates.scores.sort(descending=True, stable=True).indices[:keep]
     kept = best.sort().values

@@ -63,11 +63,7 @@ class DFlashConfig(MethodConfig):
 
 
 class DFlashModel(nn.Module):
-    """Decoder layers that all read the same context.
-
-    Attributes:
-        windows: per layer, how far a row may look; None = everywhere.
-    """
+    """Decoder layers that all read the same context; `windows`: how far each looks, None = all."""
 
     def __init__(self, spec: HeadSpec, num_features: int, windows: Sequence[int | None]) -> None:
         super().__init__()

@@ -89,10 +89,6 @@ class MedusaConfig(MethodConfig):
         tree.check_fits(depth=heads.count, ranks=target.vocab_size, what=what)
         return tree
 
-    @property
-    def offline(self) -> bool:
-        return True
-
     def draft_shape(self) -> DraftShape:
         tree = ChoiceTree(self.medusa_choices)
         return DraftShape((1,) * tree.depth, tree.depth, len(tree))
@@ -123,8 +119,6 @@ class MedusaHeads:
     Attributes:
         blocks: weight `(heads, hidden, hidden)` and bias `(heads, 1, hidden)` per residual layer.
         output: `(heads, vocab, hidden)`; None where the heads share the target's `lm_head`.
-        lm_head: the target's.
-        count: number of heads.
     """
 
     blocks: tuple[tuple[Tensor, Tensor], ...]
@@ -145,12 +139,7 @@ class MedusaHeads:
         return self.lm_head(x)
 
     def ranks(self, hidden: Tensor, token_ids: Tensor) -> Tensor:
-        """Rank `(rows, depths)` that head d gives to the token in column d, 0 = its first choice.
-
-        Args:
-            hidden: `(rows, hidden)`.
-            token_ids: `(rows, depths)` int64, at most one column per head.
-        """
+        """Rank that head d gives to the token in column d of `token_ids (rows, depths)`."""
         depths = token_ids.shape[1]
         found, size = [], max(1, ROWS // depths)
         for rows, wanted in zip(hidden.split(size), token_ids.split(size), strict=True):
@@ -159,7 +148,7 @@ class MedusaHeads:
 
 
 def read_heads(location: str, target: Target) -> MedusaHeads:
-    """Read Medusa heads in any published layout, in the target's dtype and on its device.
+    """Medusa heads in any published layout, in the target's dtype and on its device.
 
     Three layouts, told apart by what is in the file: a flat dict `head.layer.linear.weight` with
     an output matrix `head.layers.weight` per head; the same without it (the target's `lm_head`
@@ -200,11 +189,7 @@ def read_heads(location: str, target: Target) -> MedusaHeads:
 
 
 def count_heads(location: str) -> int:
-    """How many Medusa heads a folder or file on this machine holds; no weights are read.
-
-    Raises:
-        SourceError: nothing there (a hub id, say), or it cannot be read safely.
-    """
+    """How many Medusa heads a folder or file on this machine holds; as `tensor_names`."""
     names = [name for name in tensor_names(location) if _HEAD_TENSOR.fullmatch(name)]
     return 1 + max(
         (int(name.removeprefix(_MERGED_PREFIX).partition(".")[0]) for name in names), default=-1

@@ -88,8 +88,7 @@ class MTPConfig(MethodConfig):
 def load_layers(target: Target, max_draft_len: int) -> Any:
     """transformers' `MtpModel` of a target, on its device and in its dtype.
 
-    Raises:
-        DrafterError: the target has none, fewer than `max_draft_len`, or transformers cannot.
+    DrafterError if the target has none or fewer than `max_draft_len`, or transformers has not.
     """
     try:
         from transformers.modeling_layers import MtpModel
@@ -198,11 +197,9 @@ class MTPDrafter(FeatureDrafter):
         return tokens[:length], probs[:length]
 
     def _forward(self, k: int, hidden: Tensor, ids: Tensor) -> Tensor:
-        """Output `(r, hidden)` of layer k for r rows behind the cache's.
+        """Output of layer k for rows behind the cache's, `(r, hidden)` as the layer before's.
 
-        Args:
-            hidden: `(r, hidden)` what the layer before put out at these rows.
-            ids: `(r,)` int64 the tokens k + 1 places on.
+        `ids (r,)` are the tokens k + 1 places on.
         """
         mtp, n = self._layers, len(ids)
         rows = torch.arange(self._cache.length, self._cache.length + n, device=self._device)

@@ -24,7 +24,7 @@ from engine.drafters.heads.features import LastRowDrafter
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.drafters.texts import ROWS, Reading, rank_of
 from engine.kernels.cpu.operators import pack_linears
-from engine.model.checkpoints import read_checkpoint
+from engine.model.checkpoints import Checkpoint, read_checkpoint
 from engine.model.target import Target
 from engine.proposal import Proposal
 from engine.tree import merge_prefixes
@@ -58,10 +58,6 @@ class ReDrafterConfig(MethodConfig):
         pack_linears(head, context.target.kernels)
         return ReDrafterDrafter(self, head)
 
-    @property
-    def offline(self) -> bool:
-        return True
-
     def draft_shape(self) -> DraftShape:
         depth, width = self.beam_length - 1, self.beam_width
         return DraftShape((1, *(width,) * (depth - 1)), depth, width * depth)
@@ -82,41 +78,36 @@ class ReDrafterConfig(MethodConfig):
         return self.replace(beam_width=1, beam_length=length + 1)
 
 
-class HeadSizes(NamedTuple):
-    """Which parts a head has, and how large; `width` is that of the residual stack."""
-
-    hidden: int
-    width: int
-    depth: int
-    vocab: int
-    recurrent: bool
-    projected: bool
-
-
 class RecurrentHead(nn.Module):
     """Apple's drafter: a recurrence over token embeddings and a residual stack on top.
 
-    The embedding is the target's and no parameter of this module. Where `rnn_w` is None, the state
-    is a running sum; where `input_proj` is None, the stack is as wide as [c; s].
+    Source: arXiv:2403.09919, section 3.1.
+
+    Which parts there are follows from the checkpoint: without `rnn_*` the state is a running sum;
+    without `input_proj` the stack is as wide as [c; s]. The embedding is the target's and no
+    parameter of this module.
     """
 
-    def __init__(self, sizes: HeadSizes, embedding: nn.Module) -> None:
+    def __init__(self, found: Checkpoint, target: Target) -> None:
         super().__init__()
-        hidden, width = sizes.hidden, sizes.width
-        self._embedding = (embedding,)
-        self.rnn_w = nn.Linear(hidden, hidden, bias=False) if sizes.recurrent else None
-        self.rnn_u = nn.Linear(hidden, hidden) if sizes.recurrent else None
-        self.input_proj = nn.Linear(2 * hidden, width) if sizes.projected else None
-        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(sizes.depth))
-        self.output = nn.Linear(width, sizes.vocab, bias=False)
-        self.aliases = {f"blocks.{i}": f"lm_head.{i}.linear" for i in range(sizes.depth)}
-        self.aliases["output"] = f"lm_head.{sizes.depth}"
+        hidden, depth = target.hidden_size, found.count("lm_head.{}.linear.weight")
+        last = f"lm_head.{depth}"
+        vocab, width = found.tensor(f"{last}.weight", None, None).shape
+        found.check_vocabulary(vocab, target)
+        recurrent, projected = (f"{n}.weight" in found.tensors for n in ("rnn_w", "input_proj"))
+        if not projected:
+            found.tensor(f"{last}.weight", vocab, 2 * hidden)
+        self._embedding = (target.embedding,)
+        self.rnn_w = nn.Linear(hidden, hidden, bias=False) if recurrent else None
+        self.rnn_u = nn.Linear(hidden, hidden) if recurrent else None
+        self.input_proj = nn.Linear(2 * hidden, width) if projected else None
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.output = nn.Linear(width, vocab, bias=False)
+        self.aliases = {f"blocks.{i}": f"lm_head.{i}.linear" for i in range(depth)}
+        self.aliases["output"] = last
 
     def advance(self, state: Tensor, tokens: Tensor) -> Tensor:
-        """Feed one token per beam: state `(beams, hidden)`, tokens `(beams,)` → next state.
-
-        Source: arXiv:2403.09919, section 3.1.
-        """
+        """Feed one token per beam: state `(beams, hidden)`, tokens `(beams,)` → next state."""
         embedded: Tensor = self._embedding[0](tokens)
         if self.rnn_w is None or self.rnn_u is None:
             return embedded + state
@@ -134,25 +125,14 @@ class RecurrentHead(nn.Module):
 
 
 def read_head(location: str, target: Target) -> RecurrentHead:
-    """Read Apple's layout, in the target's dtype and on its device.
-
-    Which parts there are follows from the file: `rnn_*` and `input_proj.*` are optional.
+    """A head in Apple's layout, in the target's dtype and on its device.
 
     Raises:
         SourceError: nothing there, or it cannot be read safely.
         DrafterError: no ReDrafter head in it, or one for another target.
     """
     found = read_checkpoint(location)
-    hidden, depth = target.hidden_size, found.count("lm_head.{}.linear.weight")
-    output = f"lm_head.{depth}.weight"
-    vocab, width = found.tensor(output, None, None).shape
-    found.check_vocabulary(vocab, target)
-    projected = "input_proj.weight" in found.tensors
-    if not projected:
-        found.tensor(output, vocab, 2 * hidden)
-    recurrent = "rnn_w.weight" in found.tensors
-    sizes = HeadSizes(hidden, width, depth, vocab, recurrent, projected)
-    return HeadCheckpoint(found).load(lambda: RecurrentHead(sizes, target.embedding), target)
+    return HeadCheckpoint(found).load(lambda: RecurrentHead(found, target), target)
 
 
 class Beams(NamedTuple):

@@ -24,11 +24,11 @@ _NONE = -1
 class SuffixAutomaton:
     """Substrings of a growing set of sequences, with how often each occurs.
 
-    Attributes:
-        next: per state, token → state of the longer string.
-        link: per state, the state of its longest suffix that occurs at more places.
-        length: per state, tokens of its longest string; its shortest has length[link] + 1.
-        count: per state, occurrences; kept for strings of at most `max_depth` tokens only.
+    Attributes (of every state):
+        next: token → state of the longer string.
+        link: the state of its longest suffix that occurs at more places.
+        length: tokens of its longest string; its shortest has length[link] + 1.
+        count: occurrences; kept for strings of at most `max_depth` tokens only.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -56,11 +56,9 @@ class SuffixAutomaton:
         return [(token, after, self.count[after]) for token, after in self.next[state].items()]
 
     def after(self, state: int, token: int) -> int | None:
-        """The state with one more token, if it occurs."""
         return self.next[state].get(token)
 
     def occurrences(self, state: int) -> int:
-        """How often a state's strings occur."""
         return self.count[state]
 
     def end_sequence(self) -> None:
@@ -132,9 +130,7 @@ class SuffixAutomaton:
 class Cursor:
     """The longest suffix of a growing text that occurs in an automaton (which stays as it is).
 
-    Attributes:
-        state: its state; `ROOT` where not even the last token occurs.
-        length: its number of tokens, at most the automaton's `max_depth`.
+    Its `state` is `ROOT` where not even the last token occurs; `length` is at most `max_depth`.
     """
 
     def __init__(self, automaton: SuffixAutomaton) -> None:

@@ -4,18 +4,15 @@ Every forward carries the target's verification of guesses from an n-gram pool a
 are no candidates, a window of parallel guesses about the future (`JacobiWindow`), whose columns
 become new n-grams of the pool. There is nothing to train and nothing to load.
 
-Lossless under sampling. The proof asks one thing: that a step's guesses are fixed before the
-step's random draws. They are: the guesses come from the pool; the pool holds prompt tokens,
-committed tokens and argmaxes of *earlier* forwards; those depend on their context and on the first
-window, which is drawn once, before the first step, from numbers that no verification uses.
-Argmaxes of the *current* forward enter the pool only after its tokens are drawn. So, given the
-history, every guess is a point mass, which is what `Lossless` takes a draft without distributions
-to be.
+Lossless under sampling: a step's guesses are fixed before its random draws, so each is a point
+mass, given the history. They come from the pool, which holds prompt tokens, committed tokens and
+argmaxes of *earlier* forwards; those depend on their context and on the first window, drawn once
+from numbers that no verification uses. Argmaxes of the *current* forward enter the pool only after
+its tokens are drawn.
 
-Source: arXiv:2402.02057, Alg. 2. The authors' code is exceeded in three ways that change speed
-and not text: it counts at most N - 2 tokens of a guess, here all N - 1 count and the target's own
-next token follows, so a step commits up to N; guesses are verified while the window is still being
-filled; and where n-grams leave room in the verification set, tails of the window's columns and
+Source: arXiv:2402.02057, Alg. 2. Faster than the authors' code, with the same text: all N - 1
+tokens of a guess count (theirs: N - 2) and the target's own next one follows; guesses are verified
+while the window is still being filled; where n-grams leave room, tails of the window's columns and
 predictions after verified tokens are guessed too.
 """
 
@@ -68,27 +65,21 @@ class LookaheadConfig(MethodConfig):
 
 
 class NGramPool:
-    """The newest continuations of each key token: n-grams first, then shorter ones.
+    """The newest continuations of each key token, at most `size`: n-grams, then shorter ones.
 
     The shorter ones (what a verified row shows, and the tails of the window's columns) fill the
-    verification set only where whole n-grams leave room.
-
-    Args:
-        size: continuations kept of each key and kind, and returned at most.
-        ngram_size: tokens of a whole n-gram, its key included.
+    verification set only where whole n-grams of `ngram_size` tokens, key included, leave room.
     """
 
     def __init__(self, size: int, ngram_size: int) -> None:
-        self.size = size
-        self.ngram_size = ngram_size
+        self.size, self.ngram_size = size, ngram_size
         self._whole: dict[int, dict[tuple[int, ...], None]] = {}
         self._short: dict[int, dict[tuple[int, ...], None]] = {}
 
     def add(self, ngram: tuple[int, ...]) -> None:
         """Insert as newest of its key, the first token; the oldest leaves if there are too many."""
         kind = self._whole if len(ngram) == self.ngram_size else self._short
-        known = kind.setdefault(ngram[0], {})
-        tokens = ngram[1:]
+        known, tokens = kind.setdefault(ngram[0], {}), ngram[1:]
         known.pop(tokens, None)
         known[tokens] = None
         if len(known) > self.size:
@@ -139,11 +130,7 @@ class JacobiWindow:
         return [token for level in self.levels for token in level]
 
     def rows(self, tokens: Tensor, num_nodes: int) -> ExtraRows:
-        """The window as rows behind a draft tree of `num_nodes` nodes.
-
-        Args:
-            tokens: `(m,)` int64, `self.tokens` on the target's device.
-        """
+        """The window, its `tokens (m,)` on the target's device, behind a tree of so many nodes."""
         depths, among = _geometry(tuple(map(len, self.levels)), tokens.device)
         visible = among.new_zeros(len(tokens), num_nodes + len(tokens))
         visible[:, 0] = True
@@ -151,23 +138,18 @@ class JacobiWindow:
         return ExtraRows(tokens, depths, visible)
 
     def results(self, best: Sequence[int], num_nodes: int) -> list[int]:
-        """The target's argmax at the newest level, one per column.
+        """The target's argmax at the newest level, of its argmaxes at every row of the forward.
 
         While there is but one level, the root is its first column.
-
-        Args:
-            best: the target's argmax at every row of the verify forward.
         """
         newest = best[num_nodes + self.num_rows - len(self.levels[-1]) :]
         return [best[0], *newest] if len(self.levels) == 1 else list(newest)
 
     def advance(self, root: int, results: Sequence[int]) -> list[tuple[int, ...]]:
-        """Move on by one forward; return what its columns spell, first column first.
+        """Move on by one forward; return the n-grams of its columns, key token first.
 
-        That are n-grams, key token first; shorter ones while the window is being filled.
-
-        Args:
-            root: the last committed token *of the step that made the results*.
+        They are shorter while the window is being filled. `root` is that of the step that made the
+        results.
         """
         levels = [*self.levels, list(results)]
         if len(levels) < self.ngram_size:
@@ -195,11 +177,7 @@ def _geometry(widths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Te
 
 
 class LookaheadDrafter(Drafter):
-    """Verifies the pool's guesses and fills the pool from the window.
-
-    Args:
-        draw_window: how the first level is drawn; by default from the prompt's tokens.
-    """
+    """Verifies the pool's guesses and fills the pool from the window."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ class Memory(Protocol):
     """Texts in which contexts are found again; a state stands for a context's places."""
 
     def followers(self, state: Any) -> Sequence[tuple[int, Any, int]]:
-        """Per continuation: token, state with it, occurrences. Oldest first where that is known."""
+        """Per continuation: token, state with it, occurrences; oldest first where known."""
 
     def after(self, state: Any, token: int) -> Any:
         """The state with this token, one of the continuations; None if it is none of them."""

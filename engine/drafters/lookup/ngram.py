@@ -61,10 +61,6 @@ class NGramConfig(MethodConfig):
     def build(self, context: BuildContext) -> NGramDrafter:
         return NGramDrafter(self, context)
 
-    @property
-    def offline(self) -> bool:
-        return True
-
     def draft_shape(self) -> DraftShape:
         return DraftShape((), self.max_draft_len, self.max_draft_len)
 
@@ -101,10 +97,9 @@ class NGramDrafter(Drafter):
 class PoolLookup:
     """TensorRT-LLM's pool of pattern → continuations.
 
-    Every n-gram is a pattern, every continuation of it (up to `max_draft_len` tokens, less at the
-    sequence's end) a match. Matches keep the order in which they were first seen; a longer match
-    drops the shorter ones of its pattern. Without `is_keep_all`, a match longer than the oldest
-    replaces all. A public pool outlives its sequence, and grows with every run.
+    Every n-gram is a pattern, what follows it (up to `max_draft_len` tokens) a match. Matches keep
+    the order in which they were first seen; a longer one drops the shorter ones of its pattern;
+    without `is_keep_all`, one longer than the oldest replaces all. A public pool outlives its run.
     Source: TensorRT-LLM, tensorrt_llm/_torch/speculative/ngram.py.
 
     Example: max_draft_len 2, sequence `1 2 3 1`: pool `1 → (2, 3)`, `2 → (3, 1)`, `3 → (1)`; the
