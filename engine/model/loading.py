@@ -9,7 +9,9 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from ctypes import CDLL
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -27,7 +29,9 @@ from transformers.utils.logging import disable_progress_bar
 from engine.errors import ConfigError, OutOfMemoryError, SourceError, TargetError
 from engine.kernels.cpu import native
 from engine.kernels.cpu.compile import NotNative, library
-from engine.kernels.cpu.weights import GGUFMatrices, can_pack, pack
+from engine.kernels.cpu.gguf import GGUFFile
+from engine.kernels.cpu.operators import pack_codes
+from engine.kernels.cpu.weights import Codes, can_pack, pack, unpacked
 from engine.kernels.cuda import runner
 from engine.kernels.cuda.graphs import CudaGraphs
 from engine.model.audit import disagreement, reference_logits
@@ -36,8 +40,9 @@ from engine.model.sources import ProgressCallback, TargetSpec, Weights, hub_erro
 from engine.model.target import Target, check_can_roll_back
 
 LOG = logging.getLogger(__name__)
-DtypeName = Literal["auto", "float32", "bfloat16", "float16", "q4"]
-"""`q4`: the 4-bit matrices of a GGUF file as they are, the rest in bfloat16; on a processor."""
+DtypeName = Literal["auto", "float32", "bfloat16", "float16", "q8", "q4"]
+"""`q8`, `q4`: matrices in 8 or 4 bits, those of a GGUF file as they are; on a processor."""
+CODE_BITS = {"q8": 8, "q4": 4}
 CONVERT_BELOW_BYTES = 2 << 30
 """GGUF files up to this size are converted once and kept, because parsing them is slow."""
 _UNREADABLE = (
@@ -63,7 +68,8 @@ def load_target(
     """Load a model and prepare it for tree verification.
 
     Args:
-        dtype: `auto` = bfloat16 on CUDA and on CPUs with native bfloat16, else float32.
+        dtype: `auto` = a GGUF file's own codes on CPUs that the compiled kernels run on, else
+            bfloat16 on CUDA and on CPUs with native bfloat16, else float32.
         device: `auto` = CUDA if there is one, else the CPU; or any torch device string.
         cache_dir: where fetched and converted weights are kept.
         progress: told what is being done.
@@ -77,10 +83,11 @@ def load_target(
     _freeze_modules()
     disable_progress_bar()
     where = pick_device(device)
-    kind = pick_dtype(dtype, where)
+    pick_dtype(dtype, where)
     tell(f"Looking for {spec.title or spec.name}", None)
     weights = locate(spec, cache_dir, tell)
-    gguf = _gguf_file(spec, weights) if dtype == "q4" else None
+    coded = _coded(spec, weights, dtype, where, cache_dir)
+    kind = torch.bfloat16 if coded is not None else pick_dtype(dtype, where)
     with _explained(spec):
         if weights.gguf_file is not None:
             weights = _converted(weights, cache_dir, tell)
@@ -95,19 +102,22 @@ def load_target(
         tell("Loading its tokenizer", 0.9)
         tokenizer = _read_tokenizer(weights)
     tell("Packing the weights for this device", 0.95)
-    make, note = _fast_forward(spec, model, gguf, cache_dir)
+    codes = None if coded is None else Codes(model, bits=coded.bits, file=coded.file)
     revision = weights.revision or getattr(config, "_commit_hash", None)
-    provenance = {"weights": weights.fingerprint, "revision": revision, **note}
+    provenance = {"weights": weights.fingerprint, "revision": revision}
     target = Target(model, tokenizer, name=spec.name, provenance=provenance)
-    if make is not None:
-        expected = reference_logits(target)
+    forward, note = _fast_forward(spec, model, codes, cache_dir)
+    provenance |= note
+    if forward is not None:
+        with unpacked(model):
+            expected = reference_logits(target)
         target = Target(
             model,
             tokenizer,
             name=spec.name,
             provenance=provenance,
-            forward=make(),
-            dtype_name=dtype if dtype == "q4" else None,
+            forward=forward,
+            dtype_name=None if codes is None else f"q{codes.bits}",
         )
         fault = disagreement(target, expected)
         if fault is not None:
@@ -144,54 +154,99 @@ def _freeze_modules() -> None:
 
 
 def _fast_forward(
-    spec: TargetSpec, model: PreTrainedModel, gguf: Path | None, cache_dir: Path
-) -> tuple[Callable[[], Forward] | None, dict[str, str]]:
-    """What makes a forward for the model's device, and what the log of a run says beside its name.
+    spec: TargetSpec, model: PreTrainedModel, codes: Codes | None, cache_dir: Path
+) -> tuple[Forward | None, dict[str, str]]:
+    """A forward for the model's device, and what the log of a run says beside its name.
 
     None where transformers' modules run the model.
-
-    Raises:
-        SourceError: the GGUF file of dtype q4 cannot be read.
     """
     if model.device.type == "cuda":
         reason = "switched off" if spec.cuda_graphs == "off" else runner.why_not(model)
         if reason is None:
-            return lambda: runner.GraphRunner(model, CudaGraphs(model.device)), {}
+            return runner.GraphRunner(model, CudaGraphs(model.device)), {}
         return None, {"cuda_graphs": f"not used: {reason}"}
     if model.device.type == "cpu":
-        return _on_processor(spec, model, gguf, cache_dir)
+        return _on_processor(spec, model, codes, cache_dir)
     return None, {}
 
 
 def _on_processor(
-    spec: TargetSpec, model: PreTrainedModel, gguf: Path | None, cache_dir: Path
-) -> tuple[Callable[[], Forward] | None, dict[str, str]]:
+    spec: TargetSpec, model: PreTrainedModel, codes: Codes | None, cache_dir: Path
+) -> tuple[Forward | None, dict[str, str]]:
     """By compiled kernels, else by transformers' modules with packed weights."""
-    matrices = None if gguf is None else GGUFMatrices(gguf, model)
-    reason = "switched off" if spec.native_kernels == "off" else native.why_not(model)
+    reason = native.why_not(model)
+    try:
+        kernels = _kernels(spec, cache_dir)
+    except NotNative as error:
+        reason = str(error)
     if reason is None:
-        try:
-            kernels = library(cache_dir)
-            return lambda: native.NativeForward(model, kernels, matrices), {}
-        except NotNative as error:
-            reason = str(error)
+        return native.NativeForward(model, kernels, codes), {}
     note = {"native_kernels": f"not used: {reason}"}
-    if matrices is None and not can_pack(model.dtype):
+    if codes is not None:
+        pack_codes(model, kernels, codes)
+        return ModulesForward(model, weights=f"q{codes.bits}"), note
+    if not can_pack(model.dtype):
         return None, note
-    return lambda: ModulesForward(model, weights=pack(model, matrices)), note
+    pack(model)
+    return ModulesForward(model, weights="packed"), note
 
 
-def _gguf_file(spec: TargetSpec, weights: Weights) -> Path:
-    """The file that holds the 4-bit matrices.
+def _kernels(spec: TargetSpec, cache_dir: Path) -> CDLL:
+    """The compiled kernels.
 
     Raises:
-        ConfigError: the target does not come from one.
+        NotNative: they are switched off, or cannot be used here.
     """
+    if spec.native_kernels == "off":
+        raise NotNative("switched off")
+    return library(cache_dir)
+
+
+@dataclass(frozen=True, slots=True)
+class _Coded:
+    """That matrices are to be multiplied as codes of so many bits: a file's own, or made."""
+
+    bits: int
+    file: GGUFFile | None
+
+
+def _coded(
+    spec: TargetSpec, weights: Weights, dtype: str, device: torch.device, cache_dir: Path
+) -> _Coded | None:
+    """None where the matrices are floats.
+
+    Raises:
+        ConfigError: the file holds its matrices in other codes than were asked for.
+        SourceError: it cannot be read.
+        TargetError: codes were asked for, and the kernels cannot be used here.
+    """
+    asked = CODE_BITS.get(dtype)
+    if asked is None and (dtype != "auto" or weights.gguf_file is None or device.type != "cpu"):
+        return None
+    try:
+        _kernels(spec, cache_dir)
+    except NotNative as error:
+        if asked is None:
+            return None
+        raise TargetError(
+            f"dtype {dtype} needs the compiled kernels, which are not used: {error}. Choose "
+            "bfloat16 or float32."
+        ) from error
     if weights.gguf_file is None:
+        return None if asked is None else _Coded(asked, None)
+    file = GGUFFile(_gguf_file(weights))
+    if asked is not None and file.bits not in (asked, None):
         raise ConfigError(
-            f"dtype q4 runs the 4-bit matrices of a GGUF file as they are, but {spec.name} comes "
-            "without one. Choose bfloat16 or float32, or give a Q4 GGUF file as the target."
+            f"dtype is {dtype}, but {spec.name}'s file holds its matrices in {file.bits} bits. "
+            f"Choose q{file.bits}, or auto."
         )
+    bits = file.bits or asked
+    return None if bits is None else _Coded(bits, file)
+
+
+def _gguf_file(weights: Weights) -> Path:
+    """The GGUF file that a target comes from."""
+    assert weights.gguf_file is not None
     if weights.local:
         return Path(weights.location) / weights.gguf_file
     from transformers.utils.hub import cached_file
@@ -230,16 +285,18 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype that a setting names; that of all but the 4-bit matrices for `q4`.
+    """The dtype that a setting names; that of all but the matrices in codes for `q8` and `q4`.
 
     Raises:
         ConfigError: it is not one of `DtypeName`, or not for this device.
     """
     if name not in get_args(DtypeName):
         raise ConfigError(f"dtype must be one of {', '.join(get_args(DtypeName))}, got {name!r}.")
-    if name == "q4":
+    if name in CODE_BITS:
         if device.type != "cpu":
-            raise ConfigError(f"dtype q4 runs on the processor only, got device {device}. Use cpu.")
+            raise ConfigError(
+                f"dtype {name} runs on the processor only, got device {device}. Use cpu."
+            )
         return torch.bfloat16
     if name != "auto":
         dtype = getattr(torch, name)

@@ -14,17 +14,18 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("native.cpp")
+FOLDER = Path(__file__).parent
+SOURCES = ("native.cpp", "attention.h", "products.h", "vectors.h")
 FLAGS = (
     *("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fopenmp", "-fPIC", "-shared"),
-    *("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
-    *("-mavx512bf16", "-mtune=native"),
+    "-mtune=native",
 )
-"""Not `-march=native`: the library may be in a cache that several machines share."""
-NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16")
-"""Of the flags in /proc/cpuinfo."""
+NEEDED = ("avx2", "fma", "f16c")
+"""Names in /proc/cpuinfo; the compiler's are the same without underscores."""
+AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 COMPILERS = ("g++",)
 """clang's OpenMP is another library than the one that torch brings."""
 TIMEOUT_S = 120
@@ -36,27 +37,46 @@ class NotNative(Exception):
 
 
 @functools.cache
-def library(cache_dir: Path) -> ctypes.CDLL:
+def library(cache_dir: Path, instructions: tuple[str, ...] | None = None) -> ctypes.CDLL:
     """The compiled kernels; `cache_dir` keeps them.
+
+    Args:
+        instructions: compile for these, as `best_instructions` names them; None = this
+            processor's best.
 
     Raises:
         NotNative: another processor, no compiler, or it failed.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise NotNative(f"they are for Linux on x86-64, not {platform.system()}")
-    flags = _cpu_flags()
-    lacking = [name for name in NEEDED if name not in flags]
-    if lacking:
-        raise NotNative(f"this processor has no {lacking[0]}")
+    if instructions is None:
+        instructions = best_instructions(_cpu_flags())
     if not _shares_openmp():
         raise NotNative("this torch brings no GNU OpenMP to share threads with")
     try:
-        loaded = ctypes.CDLL(str(_compiled(cache_dir / "native")))
+        loaded = ctypes.CDLL(str(_compiled(cache_dir / "native", instructions)))
     except OSError as error:
         raise NotNative(f"they could not be loaded: {error}") from error
     loaded.scratch_bytes.restype = ctypes.c_int64
     _LOADED.append(loaded)
     return loaded
+
+
+def best_instructions(flags: Collection[str]) -> tuple[str, ...]:
+    """What of a processor's `flags` (of /proc/cpuinfo) the kernels make use of.
+
+    Not all that it has (`-march=native`): the library may be in a cache that machines share.
+
+    Raises:
+        NotNative: it lacks what they need.
+    """
+    lacking = [name for name in NEEDED if name not in flags]
+    if lacking:
+        raise NotNative(f"this processor has no {lacking[0]}")
+    if not set(AVX512) <= set(flags):
+        return (*NEEDED, *(name for name in ("avx_vnni",) if name in flags))
+    more = (name for name in ("avx512_vnni", "avx512_bf16") if name in flags)
+    return (*NEEDED, *AVX512, *more)
 
 
 def loaded_library() -> ctypes.CDLL | None:
@@ -85,13 +105,14 @@ def _shares_openmp() -> bool:
     return any(line.rstrip().endswith("/libgomp.so.1") for line in maps.splitlines())
 
 
-def _compiled(folder: Path) -> Path:
+def _compiled(folder: Path, instructions: Sequence[str]) -> Path:
     """The library's file, compiled if it is not there."""
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
         raise NotNative("there is no C++ compiler (g++)")
-    source = SOURCE.read_bytes()
-    key = hashlib.sha256(b"\0".join([source, compiler.encode(), *map(str.encode, FLAGS)]))
+    flags = (*FLAGS, *(f"-m{name.replace('_', '')}" for name in instructions))
+    parts = [(FOLDER / name).read_bytes() for name in SOURCES]
+    key = hashlib.sha256(b"\0".join([*parts, compiler.encode(), *map(str.encode, flags)]))
     file = folder / f"{key.hexdigest()[:24]}.so"
     if file.is_file():
         return file
@@ -99,7 +120,7 @@ def _compiled(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as temp:
             made = Path(temp) / file.name
-            command = [compiler, *FLAGS, "-o", str(made), str(SOURCE)]
+            command = [compiler, *flags, "-o", str(made), str(FOLDER / SOURCES[0])]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
             os.replace(made, file)
     except subprocess.CalledProcessError as error:

@@ -1,9 +1,10 @@
-"""Reads the 4-bit matrices of a GGUF file as they are: codes, scales and minima, not floats.
+"""Matrices in 4 or 8 bits, and those of a GGUF file as they are: codes, not floats.
 
-    value = scale · code + minimum      code 0 … 15, one scale and one minimum per 32 columns
+    value = scale · code + minimum      one scale and one minimum per 32 columns
 
-Q4_0, Q4_1 and Q4_K all have this form. Only the header and the matrices asked for are read: the
-format's own package takes seconds over a tokenizer's lists, and gives floats.
+Q4_0, Q4_1, Q4_K (codes 0 … 15) and Q8_0 (0 … 255) all have this form. Only the header and the
+matrices asked for are read: the format's own package takes seconds over a tokenizer's lists, and
+gives floats.
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,29 @@ _ALIGNMENT = "general.alignment"
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A matrix `(out, in)` in 4 bits: `scale · codes + minimum`, block by block.
+    """A matrix `(out, in)` in 4 or 8 bits: `scale · codes + minimum`, block by block.
 
     Attributes:
-        codes: `(out, in)` uint8, 0 … 15.
+        codes: `(out, in)` uint8, below 2^bits.
         scale, minimum: `(out, in / 32)` float32.
+        bits: 4 or 8.
     """
 
     codes: Tensor
     scale: Tensor
     minimum: Tensor
+    bits: int = 4
+
+    @classmethod
+    def quantised(cls, weight: Tensor, bits: int) -> Blocks:
+        """The nearest codes of a float matrix, from each block's least to its largest value."""
+        values = weight.detach().float().unflatten(1, (-1, BLOCK))
+        least, most = values.aminmax(dim=-1)
+        # In the precision that scales and minima are kept in; never 0, so that codes are finite.
+        scale = ((most - least) / (2**bits - 1)).half().float().clamp(min=2.0**-24)
+        minimum = least.half().float()
+        codes = ((values - minimum[..., None]) / scale[..., None]).round().clamp(0, 2**bits - 1)
+        return cls(codes.to(torch.uint8).flatten(1), scale, minimum, bits)
 
     def dequantised(self) -> Tensor:
         """The values `(out, in)` float32, as every reader of the format computes them."""
@@ -50,15 +64,21 @@ class Blocks:
 
     @classmethod
     def joined(cls, parts: Sequence[Blocks]) -> Blocks:
-        """Matrices of one width, one above the other."""
+        """Matrices of one width, one above the other; 4 bits among 8 are 8 bits too."""
         return cls(
             torch.cat([part.codes for part in parts]),
             torch.cat([part.scale for part in parts]),
             torch.cat([part.minimum for part in parts]),
+            max(part.bits for part in parts),
         )
 
     def rows(self, index: Tensor) -> Blocks:
-        return Blocks(self.codes[index], self.scale[index], self.minimum[index])
+        return replace(
+            self,
+            codes=self.codes[index],
+            scale=self.scale[index],
+            minimum=self.minimum[index],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +108,16 @@ class GGUFFile:
     def names(self) -> tuple[str, ...]:
         return tuple(self._entries)
 
+    @property
+    def bits(self) -> int | None:
+        """4 if any matrix is held in 4 bits, 8 if any in 5 to 8 or fewer than 4; else None."""
+        kinds = {entry.kind for entry in self._entries.values() if len(entry.shape) == 2}
+        if any(kind in _FORMATS and _FORMATS[kind].bits == 4 for kind in kinds):
+            return 4
+        return 8 if kinds - _FLOATS else None
+
     def blocks(self, name: str) -> Blocks | None:
-        """A matrix in 4 bits; None if there is none of this name or it is of another type."""
+        """A matrix in codes; None if there is none of this name or it is of another type."""
         entry = self._entries.get(name)
         if entry is None or entry.kind not in _FORMATS or len(entry.shape) != 2:
             return None
@@ -103,6 +131,7 @@ class GGUFFile:
             torch.from_numpy(codes.reshape(rows, columns)),
             torch.from_numpy(scale.reshape(rows, -1).astype(np.float32)),
             torch.from_numpy(minimum.reshape(rows, -1).astype(np.float32)),
+            form.bits,
         )
 
 
@@ -163,6 +192,8 @@ class _Header:
             self._value(kind)
 
 
+_FLOATS = {0, 1, 30}
+"""F32, F16 and BF16, by GGML's number of the type."""
 Arrays = tuple[Any, Any, Any]
 
 
@@ -173,6 +204,7 @@ class _Format:
     weights: int
     size: int
     unpack: Callable[[Any], Arrays]
+    bits: int = 4
 
 
 def _nibbles(raw: Any) -> Any:
@@ -193,6 +225,11 @@ def _q4_1(raw: Any) -> Arrays:
     return _nibbles(raw[..., 4:]), _half(raw[..., :2]), _half(raw[..., 2:4])
 
 
+def _q8_0(raw: Any) -> Arrays:
+    scale = _half(raw[..., :2])
+    return np.ascontiguousarray(raw[..., 2:]) ^ 128, scale, -128.0 * scale
+
+
 def _q4_k(raw: Any) -> Arrays:
     """Blocks of 256: eight scales and minima of 6 bits, in units of one float each.
 
@@ -211,6 +248,7 @@ def _q4_k(raw: Any) -> Arrays:
 _FORMATS = {
     2: _Format(32, 18, _q4_0),
     3: _Format(32, 20, _q4_1),
+    8: _Format(32, 34, _q8_0, 8),
     12: _Format(256, 144, _q4_k),
 }
 """By GGML's number of the type."""

@@ -1,4 +1,4 @@
-"""The whole forward of Llama-like decoders in one call of the kernels in `native.cpp`, in bfloat16.
+"""The whole forward of Llama-like decoders in one call of the kernels in `native.cpp`.
 
 A row's results are the same, bit by bit, whatever rows are computed with it: a draft tree is
 verified with exactly the logits of plain decoding.
@@ -22,10 +22,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from engine.errors import TargetError
 from engine.kernels.cpu.gguf import Blocks
 from engine.kernels.cpu.operators import EVEN, Matrix, MatrixStruct, NativeLinear
-from engine.kernels.cpu.weights import NOTHING_IN_4_BITS, GGUFMatrices
+from engine.kernels.cpu.weights import Codes
 from engine.model.cache import TreeCache
 from engine.model.forward import Forward, RaggedBatch
 from engine.proposal import Needs, TargetOutput
@@ -56,15 +55,18 @@ class _Model(Structure):
         ("norm", c_void_p),
         ("embedding", c_void_p),
         ("lm_head", MatrixStruct),
+        ("joining", c_void_p),
     ]
 
 
 class _Call(Structure):
     _fields_ = [
-        *((name, c_int32) for name in ("n", "context", "first_logit", "num_taps")),
-        *((name, c_void_p) for name in ("tokens", "rotary", "visible", "cache")),
+        *((name, c_int32) for name in ("n", "context")),
+        ("visible", c_void_p),
         ("capacity", c_int64),
         *((name, c_void_p) for name in ("begins", "columns")),
+        *((name, c_int32) for name in ("first_logit", "num_taps")),
+        *((name, c_void_p) for name in ("tokens", "states", "rotary", "cache")),
         *((name, c_void_p) for name in ("taps", "tapped", "normed", "logits")),
         *((name, c_void_p) for name in ("log_totals", "best", "scratch")),
     ]
@@ -160,28 +162,22 @@ class NativeForward(Forward):
     kernels: ctypes.CDLL
 
     def __init__(
-        self, model: PreTrainedModel, kernels: ctypes.CDLL, matrices: GGUFMatrices | None = None
+        self, model: PreTrainedModel, kernels: ctypes.CDLL, codes: Codes | None = None
     ) -> None:
         """Pack the model's matrices; its linear modules become parts of them.
 
         Args:
-            matrices: keep these in 4 bits.
-
-        Raises:
-            TargetError: there are `matrices`, but none fits.
+            codes: of its matrices; None = they stay in bfloat16.
         """
         self.kernels = kernels
-        self._matrices = matrices
+        self._codes = codes
         self._held: list[Any] = []
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._rotary = _RotaryTable(_base(model).rotary_emb)
         self._layers = (_Layer * len(_base(model).layers))()
         self._model: Any = self._describe(model)
         self._lm_head: Any = model.get_output_embeddings()
-        four_bit = any(isinstance(x, Matrix) and x.bits == 4 for x in self._held)
-        if matrices is not None and not four_bit:
-            raise TargetError(NOTHING_IN_4_BITS)
-        self.name = "native, q4" if four_bit else "native"
+        self.name = "native" if codes is None else f"native, q{codes.bits}"
 
     # ---- weights
 
@@ -213,8 +209,10 @@ class NativeForward(Forward):
             self._layers,
             self._address(base.norm),
             self._address(base.embed_tokens),
-            # Held both packed and plain: embedding, drafters and trainers read its rows.
-            self._stack(model, ["lm_head"], "", keep=True),
+            self._stack(
+                model, ["lm_head"], "", keep=self._codes is None or self._codes.keeps(model.lm_head)
+            ),
+            None,
         )
 
     def _stack(
@@ -223,16 +221,16 @@ class NativeForward(Forward):
         """One matrix of several linear modules, which become its parts."""
         linears = [getattr(owner, name) for name in names]
         weights = [linear.weight.detach() for linear in linears]
-        blocks: list[Blocks] = []
-        if self._matrices is not None:
-            named = zip(names, weights, strict=True)
-            found = [self._matrices.find(f"{at}.{name}", weight) for name, weight in named]
-            blocks = [one for one in found if one is not None]
         bias = None
         if any(linear.bias is not None for linear in linears):
             parts = zip(linears, weights, strict=True)
             bias = torch.cat([w.new_zeros(len(w)) if x.bias is None else x.bias for x, w in parts])
-        whole = Blocks.joined(blocks) if len(blocks) == len(names) else torch.cat(weights)
+        whole: Tensor | Blocks
+        if self._codes is None:
+            whole = torch.cat(weights)
+        else:
+            named = zip(names, linears, strict=True)
+            whole = Blocks.joined([self._codes.of(f"{at}.{name}", one) for name, one in named])
         matrix = Matrix.of(whole, bias)
         self._held.append(matrix)
         sizes = [linear.out_features for linear in linears]
@@ -300,24 +298,24 @@ class NativeForward(Forward):
             return None if tensor is None else tensor.data_ptr()
 
         call = _Call(
-            n,
-            place.context,
-            first,
-            len(needs.layers),
-            address(tokens),
-            address(rotary),
-            address(place.visible),
-            address(place.buffer),
-            place.capacity,
-            address(place.begins),
-            address(place.columns),
-            address(taps),
-            address(tapped),
-            address(normed),
-            address(logits),
-            address(totals),
-            address(best),
-            self._room(model, n, place.context + n),
+            n=n,
+            context=place.context,
+            visible=address(place.visible),
+            capacity=place.capacity,
+            begins=address(place.begins),
+            columns=address(place.columns),
+            first_logit=first,
+            num_taps=len(needs.layers),
+            tokens=address(tokens),
+            rotary=address(rotary),
+            cache=address(place.buffer),
+            taps=address(taps),
+            tapped=address(tapped),
+            normed=address(normed),
+            logits=address(logits),
+            log_totals=address(totals),
+            best=address(best),
+            scratch=self._room(model, n, place.context + n),
         )
         self.kernels.forward(ctypes.byref(model), ctypes.byref(call))
         return TargetOutput(

@@ -3,8 +3,10 @@
 The kernels read a matrix `(out, in)` in blocks of 16 of its rows, so that one instruction meets 16
 columns of the product:
 
-    bfloat16  (out / 16, in / 2, 16, 2)
-    4 bits    (out / 16, in / 32) of 320 bytes: codes, 16 scales, 16 minima (float16)
+    bfloat16      (out / 16, in / 2, 16, 2)
+    8 or 4 bits   (out / 16, bytes): scales and minima `(2, in / 32, 16)` in float16, then codes
+                  `(in / 4, 16, 4)`; those of 4 bits two to a byte, `(in / 8, 16, 4)`: the low one
+                  of the first four columns, the high one of the other four
 """
 
 from __future__ import annotations
@@ -16,14 +18,17 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from engine.kernels.cpu.compile import loaded_library
 from engine.kernels.cpu.gguf import BLOCK, Blocks
-from engine.kernels.cpu.weights import PackedLinear
+from engine.kernels.cpu.weights import Codes, PackedLinear, replace_linears
 
 LANES = 16
 EVEN = 32
 """Layers and heads must be a multiple of this wide."""
+BLOCK_BYTES = 16
+"""Of a `Block` in the kernels."""
 MOST = 64
 """More than so many likeliest tokens are sorted faster by torch."""
 
@@ -46,10 +51,10 @@ class Matrix:
     """A packed matrix; parts of it that begin at a whole block share its memory.
 
     Attributes:
-        packed: `(out / 16, …)`, see above.
+        packed: `(out / 16, …)` bfloat16 or uint8, see above.
         bias: `(out,)` float32, filled up to whole blocks like the rows.
         columns: `in`.
-        bits: of a stored number, 16 or 4.
+        bits: of a stored number: 16, 8 or 4.
     """
 
     packed: Tensor
@@ -59,12 +64,11 @@ class Matrix:
 
     @classmethod
     def of(cls, weight: Tensor | Blocks, bias: Tensor | None) -> Matrix:
-        """Pack a matrix in bfloat16, or one in 4 bits exactly as stored but for float16 scales."""
-        packed = _pack_4_bits(weight) if isinstance(weight, Blocks) else _pack_bfloat16(weight)
+        """Pack a matrix in bfloat16, or one in codes exactly as stored but for float16 scales."""
         filled = None if bias is None else _fill(bias.detach().float())
         if isinstance(weight, Blocks):
-            return cls(packed, filled, weight.codes.shape[1], 4)
-        return cls(packed, filled, weight.shape[1], 16)
+            return cls(_pack_codes(weight), filled, weight.codes.shape[1], weight.bits)
+        return cls(_pack_bfloat16(weight), filled, weight.shape[1], 16)
 
     @property
     def struct(self) -> MatrixStruct:
@@ -88,23 +92,35 @@ class Matrix:
         """`(n, in)` bfloat16 → `(n, out)` float32, `out` filled up to whole blocks."""
         x = x.contiguous()
         y = torch.empty(len(x), len(self.packed) * LANES)
-        sums = torch.empty(len(x) * self.columns // BLOCK if self.bits == 4 else 0)
+        size = 0 if self.bits == 16 else x.numel()
+        codes = torch.empty(size + size // BLOCK * BLOCK_BYTES, dtype=torch.uint8)
         kernels.linear(
             ctypes.byref(self.struct),
             c_void_p(x.data_ptr()),
+            c_void_p(codes.data_ptr()),
+            c_void_p(codes.data_ptr() + size),
             c_void_p(y.data_ptr()),
-            c_void_p(sums.data_ptr()),
             len(x),
             torch.get_num_threads(),
         )
         return y
 
-    def unpacked(self, kernels: ctypes.CDLL) -> Tensor:
+    def unpacked(self) -> Tensor:
         """The plain matrix in bfloat16, rows that fill the last block included."""
         if self.bits == 16:
             return self.packed.transpose(1, 2).reshape(-1, self.columns)
-        ones = torch.eye(self.columns, dtype=torch.bfloat16)
-        return replace(self, bias=None).product(kernels, ones).t().to(torch.bfloat16).contiguous()
+        factors = self.packed[:, : 2 * self.columns].contiguous().view(torch.float16).float()
+        scale, minimum = factors.view(-1, 2, self.columns // BLOCK, LANES).permute(1, 0, 3, 2)
+        codes = self.packed[:, 2 * self.columns :]
+        if self.bits == 4:
+            pairs = codes.view(len(codes), -1, 1, LANES, 4)
+            codes = torch.cat([pairs & 15, pairs >> 4], dim=2)
+        codes = codes.reshape(len(codes), -1, LANES, 4).transpose(1, 2).flatten(2).flatten(0, 1)
+        return (
+            Blocks(codes, scale.flatten(0, 1), minimum.flatten(0, 1), self.bits)
+            .dequantised()
+            .to(torch.bfloat16)
+        )
 
 
 class NativeLinear(PackedLinear):
@@ -124,7 +140,19 @@ class NativeLinear(PackedLinear):
         return self.float_product(x).to(x.dtype)
 
     def unpacked(self) -> Tensor:
-        return self._matrix.unpacked(self._kernels)[: self.out_features]
+        return self._matrix.unpacked()[: self.out_features]
+
+
+def pack_codes(model: PreTrainedModel, kernels: ctypes.CDLL, codes: Codes) -> None:
+    """Let the kernels multiply a model's matrices as codes, where their width allows it."""
+
+    def make(name: str, plain: nn.Linear) -> NativeLinear | None:
+        if plain.in_features % EVEN:
+            return None
+        matrix = Matrix.of(codes.of(name, plain), plain.bias)
+        return NativeLinear(plain, kernels, matrix, keep=codes.keeps(plain))
+
+    replace_linears(model, make)
 
 
 def pack_linears(module: nn.Module, kernels: ctypes.CDLL | None) -> None:
@@ -149,17 +177,14 @@ def _pack_bfloat16(weight: Tensor) -> Tensor:
     return filled.view(-1, LANES, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
 
 
-def _pack_4_bits(blocks: Blocks) -> Tensor:
-    codes, columns = _fill(blocks.codes).to(torch.int32), blocks.codes.shape[1]
-    # Four codes to a word: group, nibble, pair.
-    nibbles = codes.view(-1, LANES, columns // BLOCK, 4, 4, 2)
-    shifts = torch.arange(4, dtype=torch.int32).view(4, 1) * 4
-    words = (nibbles << shifts).sum(dim=4).to(torch.int32)
-    words = words.permute(0, 2, 3, 1, 4).to(torch.uint16).contiguous().view(torch.uint8)
-    scales = torch.stack([_fill(blocks.scale), _fill(blocks.minimum)])
-    scales = scales.view(2, -1, LANES, columns // BLOCK).permute(1, 3, 0, 2)
-    halves = scales.to(torch.float16).contiguous().view(torch.uint8)
-    return torch.cat([words.flatten(2), halves.flatten(2)], dim=-1).contiguous()
+def _pack_codes(blocks: Blocks) -> Tensor:
+    count = blocks.codes.shape[1] // BLOCK
+    codes = _fill(blocks.codes).view(-1, LANES, 8 * count, 4).transpose(1, 2)
+    if blocks.bits == 4:
+        codes = codes[:, 0::2] | codes[:, 1::2] << 4
+    factors = torch.stack([_fill(blocks.scale), _fill(blocks.minimum)]).to(torch.float16)
+    factors = factors.view(2, -1, LANES, count).permute(1, 0, 3, 2).contiguous()
+    return torch.cat([factors.view(torch.uint8).flatten(1), codes.flatten(1)], dim=1)
 
 
 def _fill(rows: Tensor) -> Tensor:

@@ -1,15 +1,16 @@
 """Weights in the layout that a processor's kernels want, in the places of a model's own modules.
 
 oneDNN reorders a plain matrix on every call, which for few rows takes longer than the product; here
-it is reordered once. The 4-bit matrices of a GGUF file stay in 4 bits. Nothing is held twice, and
+it is reordered once. Codes of 8 or 4 bits are multiplied as they are. Nothing is held twice, and
 whoever calls a module or reads its `weight` finds what was there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from abc import ABC, abstractmethod
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,13 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
-from engine.errors import TargetError
-from engine.kernels.cpu.gguf import BLOCK, Blocks, GGUFFile
-
-NOTHING_IN_4_BITS = (
-    "dtype q4 runs matrices that a GGUF file holds in 4 bits (Q4_0, Q4_1, Q4_K), but this one has "
-    "none that fit. Choose bfloat16 or float32."
-)
+from engine.kernels.cpu.gguf import Blocks, GGUFFile
 
 
 class PackedLinear(nn.Module, ABC):
@@ -40,6 +35,7 @@ class PackedLinear(nn.Module, ABC):
         self._bias = None if plain.bias is None else plain.bias.detach()
         # In a tuple, so that it is no parameter of this module: somebody else's already is.
         self._kept = (plain.weight,) if keep else ()
+        self.by_kernels = True
 
     @abstractmethod
     def product(self, x: Tensor) -> Tensor:
@@ -54,7 +50,7 @@ class PackedLinear(nn.Module, ABC):
         return self._kept[0] if self._kept else self.unpacked()
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.requires_grad and torch.is_grad_enabled():
+        if not self.by_kernels or (x.requires_grad and torch.is_grad_enabled()):
             return linear(x, self.weight, self.bias)
         rows = self.product(x.reshape(-1, self.in_features))
         return rows.view(*x.shape[:-1], self.out_features)
@@ -97,48 +93,15 @@ class OneDNNLinear(PackedLinear):
         return plain
 
 
-class FourBitLinear(PackedLinear):
-    """A matrix in 4 bits, by torch's kernel: it unpacks codes on the fly, for bfloat16 rows.
+class Codes:
+    """The codes of a model's matrices: those of a GGUF file as they are, or made on loading.
 
-    Its scales and zero points are in bfloat16, so that a value moves by at most 1/32 of the step
-    between two codes and 1/256 of the block's middle value; on random rows products differ from
-    the exact ones by 0.2 % (bfloat16 weights: 0.14 %).
+    Matrices that the file holds in another form are given 8 bits, as the output matrix always is:
+    it moves the probabilities most.
+
+    Attributes:
+        bits: 4 or 8, of most matrices.
     """
-
-    MIDDLE = 8
-    """The kernel's zero point: value = (code - 8) · scale + zero."""
-
-    def __init__(self, plain: nn.Linear, blocks: Blocks) -> None:
-        super().__init__(plain)
-        codes = blocks.codes.to(torch.int32)
-        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
-        zero = blocks.minimum + self.MIDDLE * blocks.scale
-        pairs = torch.stack([blocks.scale.t(), zero.t()], dim=-1)
-        self._scales = pairs.to(torch.bfloat16).contiguous()
-
-    @staticmethod
-    def takes(blocks: Blocks) -> bool:
-        """Whether the kernel takes a matrix of this shape."""
-        rows, columns = blocks.codes.shape
-        return rows % 16 == 0 and columns % BLOCK == 0
-
-    def product(self, x: Tensor) -> Tensor:
-        out = self._without_bias(x)
-        return out if self._bias is None else out.add_(self._bias)
-
-    def unpacked(self) -> Tensor:
-        ones = torch.eye(self.in_features, dtype=torch.bfloat16)
-        return self._without_bias(ones).t().contiguous()
-
-    def _without_bias(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
-            x.contiguous(), self._packed, BLOCK, self._scales
-        )
-        return out
-
-
-class GGUFMatrices:
-    """The 4-bit matrices of a GGUF file, by the modules of the model that was loaded from it."""
 
     NAMES = {
         "q_proj": "attn_q",
@@ -150,35 +113,53 @@ class GGUFMatrices:
         "down_proj": "ffn_down",
     }
     """transformers' names of a decoder layer's matrices → GGUF's."""
+    OUTPUT = ("output", "token_embd")
+    """GGUF's names of the output matrix; the second where it is the embedding."""
     SAMPLE = 7
     """Every so many rows are compared with the model's own; odd, to meet every place in a head."""
 
-    def __init__(self, path: Path, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, bits: int, file: GGUFFile | None) -> None:
+        """`bits`: 4 or 8: as the file has them, or to make them in."""
         config = model.config.get_text_config()
         heads = config.num_attention_heads
-        self._file = GGUFFile(path)
+        self._file = file
+        self.bits = bits
+        self._others = bits if file is None or file.bits is None else 8
+        self._output = model.get_output_embeddings()
+        self._embedding = getattr(model.get_input_embeddings(), "weight", None)
         self._head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
 
-    def find(self, name: str, weight: Tensor) -> Blocks | None:
+    def of(self, name: str, linear: nn.Linear) -> Blocks:
         """The matrix of a linear module, in the module's row order.
-
-        None if it is not held in 4 bits, or holds other values than the model.
 
         Args:
             name: of the module within the model: `model.layers.3.mlp.up_proj`.
         """
+        found = self.find(name, linear.weight)
+        if found is not None:
+            return found
+        return Blocks.quantised(linear.weight, 8 if linear is self._output else self._others)
+
+    def keeps(self, linear: nn.Linear) -> bool:
+        """Whether a module's plain matrix is held anyway: it is the embedding's too."""
+        return linear.weight is self._embedding
+
+    def find(self, name: str, weight: Tensor) -> Blocks | None:
+        """The file's codes; None if it has none, or other values than the model."""
+        if self._file is None:
+            return None
         *path, last = name.split(".")
         layer = next((part for part in path if part.isdigit()), None)
-        if layer is None or last not in self.NAMES:
-            return None
-        blocks = self._file.blocks(f"blk.{layer}.{self.NAMES[last]}.weight")
-        if blocks is None or blocks.codes.shape != weight.shape:
-            return None
+        theirs = [f"blk.{layer}.{self.NAMES[last]}"] if last in self.NAMES else self.OUTPUT
         orders = [torch.arange(len(weight))]
         if last in ("q_proj", "k_proj"):
             orders.append(rotary_order(len(weight), self._head_dim))
-        fits = (blocks.rows(order) for order in orders if self._same(blocks, weight, order))
-        return next(fits, None)
+        for blocks in (self._file.blocks(f"{one}.weight") for one in theirs):
+            if blocks is None or blocks.codes.shape != weight.shape:
+                continue
+            fits = (blocks.rows(order) for order in orders if self._same(blocks, weight, order))
+            return next(fits, None)
+        return None
 
     def _same(self, blocks: Blocks, weight: Tensor, order: Tensor) -> bool:
         values = blocks.rows(order[:: self.SAMPLE]).dequantised()
@@ -204,33 +185,39 @@ def can_pack(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def pack(model: PreTrainedModel, matrices: GGUFMatrices | None = None) -> str:
+def replace_linears(
+    model: PreTrainedModel, make: Callable[[str, nn.Linear], PackedLinear | None]
+) -> None:
     """Put packed matrices in the places of a model's linear modules.
 
-    The output matrix is held both packed and plain: embedding, drafters and trainers read its rows.
-
     Args:
-        matrices: keep these in 4 bits; the others stay floats.
-
-    Returns:
-        What the log of a run calls the weights: `packed`, or `q4`.
-
-    Raises:
-        TargetError: there are `matrices`, but none fits.
+        make: from a module's name within the model and itself; None = it stays.
     """
-    dense, four_bit = can_pack(model.dtype), 0
-    output = model.get_output_embeddings()
     for parent, owner in list(model.named_modules()):
         for name, plain in list(owner.named_children()):
-            if type(plain) is not nn.Linear:
-                continue
-            at = f"{parent}.{name}"
-            blocks = None if matrices is None else matrices.find(at, plain.weight)
-            if blocks is not None and FourBitLinear.takes(blocks):
-                setattr(owner, name, FourBitLinear(plain, blocks))
-                four_bit += 1
-            elif dense:
-                setattr(owner, name, OneDNNLinear(plain, keep=plain is output))
-    if matrices is not None and not four_bit:
-        raise TargetError(NOTHING_IN_4_BITS)
-    return "q4" if four_bit else "packed"
+            packed = make(f"{parent}.{name}", plain) if type(plain) is nn.Linear else None
+            if packed is not None:
+                setattr(owner, name, packed)
+
+
+def pack(model: PreTrainedModel) -> None:
+    """Let oneDNN reorder the model's matrices, where it has products in their dtype.
+
+    The output matrix is held both packed and plain: embedding, drafters and trainers read its rows.
+    """
+    if can_pack(model.dtype):
+        output = model.get_output_embeddings()
+        replace_linears(model, lambda name, plain: OneDNNLinear(plain, keep=plain is output))
+
+
+@contextlib.contextmanager
+def unpacked(model: PreTrainedModel) -> Iterator[None]:
+    """Within it, packed modules multiply by their plain matrices: what kernels must agree with."""
+    packed = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    for module in packed:
+        module.by_kernels = False
+    try:
+        yield
+    finally:
+        for module in packed:
+            module.by_kernels = True

@@ -56,7 +56,8 @@ def variant_model(name: str, **overrides: Any) -> Any:
 
 def packed(model: Any) -> Target:
     """A target under transformers' modules with packed weights; takes the model's over."""
-    forward = ModulesForward(model, weights=pack(model))
+    pack(model)
+    forward = ModulesForward(model, weights="packed")
     return Target(model, tiny_tokenizer(), name="packed", forward=forward)
 
 

@@ -22,10 +22,11 @@ from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.kernels.cpu import compile
 from engine.kernels.cpu import native as native_module
-from engine.kernels.cpu.compile import NotNative, library
-from engine.kernels.cpu.gguf import Blocks
+from engine.kernels.cpu.compile import AVX512, NEEDED, NotNative, best_instructions, library
+from engine.kernels.cpu.gguf import BLOCK, Blocks
 from engine.kernels.cpu.native import NativeForward, why_not
 from engine.kernels.cpu.operators import MOST, Matrix, NativeLinear, likeliest, pack_linears
+from engine.kernels.cpu.weights import Codes
 from engine.model.corpus import Corpus
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
@@ -65,10 +66,11 @@ def wide_model(name: str) -> Any:
     return variant_model(name, **SIZES, **WIDE[name]).to(torch.bfloat16)
 
 
-def native(model: Any, kernels: ctypes.CDLL) -> Target:
+def native(model: Any, kernels: ctypes.CDLL, bits: int = 16) -> Target:
     assert why_not(model) is None
-    forward = NativeForward(model, kernels)
-    assert forward.name == "native"
+    codes = None if bits == 16 else Codes(model, bits=bits, file=None)
+    forward = NativeForward(model, kernels, codes)
+    assert forward.name == ("native" if bits == 16 else f"native, q{bits}")
     return Target(model, tiny_tokenizer(), name="native", forward=forward)
 
 
@@ -110,11 +112,12 @@ def test_prompts_and_trees_are_nearer_to_the_exact_result_than_modules_are(
     assert sum(squares["native"]) < sum(squares["modules"]), squares
 
 
+@pytest.mark.parametrize("bits", [16, 8, 4])
 @pytest.mark.parametrize("name", WIDE)
 def test_a_row_has_the_same_bits_alone_in_a_tree_and_in_a_prompt(
-    name: str, kernels: ctypes.CDLL
+    name: str, bits: int, kernels: ctypes.CDLL
 ) -> None:
-    target = native(wide_model(name), kernels)
+    target = native(wide_model(name), kernels, bits)
     rng = random.Random(8)
     prompt = tokens_of(rng, 19)
     shape = TreeShape(random_parents(rng, 41))
@@ -172,8 +175,9 @@ def test_a_text_does_not_depend_on_how_many_threads_there_are(kernels: ctypes.CD
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
 
-def test_drafts_never_change_a_greedy_text_in_bfloat16(kernels: ctypes.CDLL) -> None:
-    target = native(wide_model("llama"), kernels)
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_drafts_never_change_a_greedy_text(kernels: ctypes.CDLL, bits: int) -> None:
+    target = native(wide_model("llama"), kernels, bits)
     prompt = tokens_of(random.Random(2), 11)
     limits = Limits(max_new_tokens=60, ignore_eos=True)
     *_, end = decode(
@@ -198,35 +202,102 @@ def linear_of(kernels: Any, matrix: Matrix, weight: torch.Tensor, bias: Any) -> 
     return NativeLinear(plain, kernels, matrix)
 
 
+INSTRUCTIONS = {
+    "AVX2": NEEDED,
+    "AVX-VNNI": (*NEEDED, "avx_vnni"),
+    "AVX-512": (*NEEDED, *AVX512),
+    "AVX-512 VNNI": (*NEEDED, *AVX512, "avx512_vnni"),
+    "AVX-512 VNNI, bf16": (*NEEDED, *AVX512, "avx512_vnni", "avx512_bf16"),
+}
+
+
+@pytest.fixture(scope="module", params=INSTRUCTIONS)
+def any_kernels(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ctypes.CDLL:
+    """Compiled for each kind of processor that this one can stand for."""
+    wanted = INSTRUCTIONS[request.param]
+    lacking = set(wanted) - compile._cpu_flags()
+    if lacking:
+        pytest.skip(f"this processor has no {', '.join(sorted(lacking))}")
+    try:
+        return library(tmp_path_factory.mktemp("kernels"), wanted)
+    except NotNative as error:
+        pytest.skip(f"no compiled kernels here: {error}")
+
+
 @pytest.mark.parametrize(("rows", "columns"), [(48, 64), (50, 96), (5, 32), (1024, 576)])
-@pytest.mark.parametrize("n", [1, 5, 7, 49, 130])
-def test_a_product_in_bfloat16(kernels: ctypes.CDLL, rows: int, columns: int, n: int) -> None:
+@pytest.mark.parametrize("n", [1, 7, 130])
+def test_a_product_in_bfloat16(any_kernels: ctypes.CDLL, rows: int, columns: int, n: int) -> None:
     generator = torch.Generator().manual_seed(rows + n)
     weight = torch.randn(rows, columns, generator=generator).bfloat16()
     bias = torch.randn(rows, generator=generator).bfloat16()
     x = torch.randn(n, columns, generator=generator).bfloat16()
-    packed = linear_of(kernels, Matrix.of(weight, bias), weight, bias)
+    packed = linear_of(any_kernels, Matrix.of(weight, bias), weight, bias)
     expected = x.double() @ weight.double().t() + bias.double()
     torch.testing.assert_close(packed.float_product(x).double(), expected, rtol=1e-4, atol=1e-4)
     assert packed(x).dtype == torch.bfloat16
     assert torch.equal(packed.weight, weight)
 
 
+def in_8_bits(x: torch.Tensor) -> torch.Tensor:
+    """Rows as the kernels see them: each block of 32 in 255 steps."""
+    blocks = x.float().unflatten(1, (-1, BLOCK))
+    most = blocks.abs().amax(dim=-1, keepdim=True)
+    codes = (blocks * torch.where(most > 0, torch.tensor(127.0) / most, 0.0)).round()
+    return (codes.double() * (most / 127).double()).flatten(1)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize(("rows", "columns"), [(48, 64), (50, 96), (576, 1536)])
-@pytest.mark.parametrize("n", [1, 6, 49])
-def test_a_product_in_4_bits(kernels: ctypes.CDLL, rows: int, columns: int, n: int) -> None:
+@pytest.mark.parametrize("n", [1, 3, 6, 49])
+def test_a_product_in_codes(
+    any_kernels: ctypes.CDLL, rows: int, columns: int, n: int, bits: int
+) -> None:
     generator = torch.Generator().manual_seed(rows + n)
-    codes = torch.randint(0, 16, (rows, columns), generator=generator, dtype=torch.uint8)
-    scale = (0.01 * torch.rand(rows, columns // 32, generator=generator)).half().float()
+    codes = torch.randint(0, 2**bits, (rows, columns), generator=generator, dtype=torch.uint8)
+    codes[0] = 2**bits - 1
+    codes[1] = 0
+    scale = (0.16 / 2**bits * torch.rand(rows, columns // 32, generator=generator)).half().float()
     minimum = (-0.08 * torch.rand(rows, columns // 32, generator=generator)).half().float()
-    blocks = Blocks(codes, scale, minimum)
+    blocks = Blocks(codes, scale, minimum, bits)
     bias = torch.randn(rows, generator=generator)
     x = torch.randn(n, columns, generator=generator).bfloat16()
+    x[0, :64] = torch.where(torch.arange(64) % 2 == 0, 3.0, -3.0)
     weight = blocks.dequantised()
-    packed = linear_of(kernels, Matrix.of(blocks, bias), weight, bias)
-    expected = x.double() @ weight.double().t() + bias.double()
-    torch.testing.assert_close(packed.float_product(x).double(), expected, rtol=1e-4, atol=1e-4)
+    packed = linear_of(any_kernels, Matrix.of(blocks, bias), weight, bias)
+    expected = in_8_bits(x) @ weight.double().t() + bias.double()
+    found = packed.float_product(x)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
     assert torch.equal(packed.weight, weight.bfloat16())
+    alone = torch.cat([packed.float_product(row[None]) for row in x])
+    assert torch.equal(alone, found)
+
+
+def test_numbers_that_are_none_do_not_vanish_in_a_code(any_kernels: ctypes.CDLL) -> None:
+    matrix = Matrix.of(Blocks.quantised(torch.randn(16, 64), 8), None)
+    for bad in (math.nan, math.inf, -math.inf):
+        x = torch.randn(2, 64).bfloat16()
+        x[0, 5] = bad
+        found = matrix.product(any_kernels, x)
+        assert not found[0].isfinite().any() and found[1].isfinite().all()
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_a_forward_on_each_kind_of_processor(any_kernels: ctypes.CDLL, bits: int) -> None:
+    exact = wide_model("qwen3-wide-heads")
+    ours = native(copy.deepcopy(exact), any_kernels, bits)
+    exact = copy.deepcopy(ours.model).float()
+    rng = random.Random(5)
+    prompt = tokens_of(rng, 37)
+    shape = TreeShape(random_parents(rng, 9))
+    tree = Proposal(torch.tensor(tokens_of(rng, 9)), shape)
+    found, caches = [], [target.new_cache(4) for target in (plain(exact), ours)]
+    for target, cache in zip((plain(exact), ours), caches, strict=True):
+        target.prefill(prompt, cache, ALL)
+        found.append(target.verify(tree, cache, ALL).logits.double())
+    off = (found[0] - found[1]).std() / found[0].std()
+    assert off < 0.05
 
 
 def test_the_parts_of_a_matrix_are_matrices_of_its_memory(kernels: ctypes.CDLL) -> None:
@@ -279,15 +350,15 @@ def test_they_compute_in_bfloat16() -> None:
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
-def test_q4_multiplies_the_files_own_codes(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "name"), [("Q4_0", "q4"), ("Q4_1", "q4"), ("Q8_0", "q8")])
+def test_a_files_own_codes_are_multiplied(kind: str, name: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", kind, num_attention_heads=2, num_key_value_heads=1)
     spec = TargetSpec(name="tiny", path=str(path))
     exact, ours = (
         load_target(spec, dtype=dtype, device="cpu", cache_dir=tmp_path)
-        for dtype in ("float32", "q4")
+        for dtype in ("float32", "auto")
     )
-    assert ours.environment()["forward"] == "native, q4"
+    assert ours.environment()["forward"] == f"native, {name}"
     found = [t.prefill(list(range(40, 60)), t.new_cache(32), Needs()).logits for t in (exact, ours)]
     assert 0 < (found[0] - found[1]).abs().max() < 0.4 * found[0].std()
     layer = ours.model.model.layers[0]
@@ -321,6 +392,16 @@ def test_positions_beyond_the_rotary_table_extend_it(
     cache = ours.new_cache(4)
     pieces = [ours.prefill(prompt[at : at + 3], cache, needs) for at in range(0, 21, 3)]
     assert torch.equal(pieces[-1].logits, whole.logits)
+
+
+def test_the_best_instructions_of_a_processor() -> None:
+    everything = {*NEEDED, *AVX512, "avx512_vnni", "avx512_bf16", "avx_vnni", "sse4_2"}
+    assert best_instructions(everything) == INSTRUCTIONS["AVX-512 VNNI, bf16"]
+    assert best_instructions({*NEEDED, *AVX512}) == INSTRUCTIONS["AVX-512"]
+    assert best_instructions({*NEEDED, "avx512f", "avx_vnni"}) == INSTRUCTIONS["AVX-VNNI"]
+    assert best_instructions(NEEDED) == INSTRUCTIONS["AVX2"]
+    with pytest.raises(NotNative, match="has no fma"):
+        best_instructions({"avx2", "f16c"})
 
 
 @pytest.fixture
@@ -409,10 +490,11 @@ def test_texts_that_are_read_together_show_what_each_shows_alone(
         assert torch.equal(last.logits[i], alone.logits[-1])
 
 
+@pytest.mark.parametrize("bits", [16, 8])
 def test_the_output_matrix_gives_hidden_states_the_logits_of_the_forward(
-    kernels: ctypes.CDLL,
+    kernels: ctypes.CDLL, bits: int
 ) -> None:
-    target = native(wide_model("llama-tied"), kernels)
+    target = native(wide_model("llama-tied"), kernels, bits)
     shown = target.prefill(tokens_of(random.Random(3), 9), target.new_cache(9), Needs(hidden=True))
     assert shown.hidden is not None
     logits = target.output(shown.hidden.view(3, 3, -1))

@@ -15,10 +15,10 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import ConfigError, TargetError
-from engine.kernels.cpu.gguf import BLOCK, Blocks
+from engine.kernels.cpu.compile import NotNative, library
+from engine.kernels.cpu.gguf import BLOCK, Blocks, GGUFFile
 from engine.kernels.cpu.weights import (
-    FourBitLinear,
-    GGUFMatrices,
+    Codes,
     OneDNNLinear,
     PackedLinear,
     can_pack,
@@ -225,95 +225,69 @@ def test_gradients_reach_the_rows_before_the_output_matrix() -> None:
     torch.testing.assert_close(hidden.grad, expected)
 
 
-# ---- 4 bits
-
-
-def random_blocks(rows: int, columns: int) -> Blocks:
-    generator = torch.Generator().manual_seed(rows)
-    size = (rows, columns // BLOCK)
-    return Blocks(
-        torch.randint(0, 16, (rows, columns), generator=generator, dtype=torch.uint8),
-        torch.rand(size, generator=generator) * 0.1,
-        torch.randn(size, generator=generator) * 0.4,
-    )
-
-
-def rounded(blocks: Blocks) -> Tensor:
-    """The matrix with scale and middle value in bfloat16, exactly."""
-    middle = (blocks.minimum + 8 * blocks.scale).bfloat16().double()
-    scale = blocks.scale.bfloat16().double()
-    codes = blocks.codes.double().unflatten(1, (-1, BLOCK)) - 8
-    return (codes * scale[..., None] + middle[..., None]).flatten(1)
-
-
-def four_bit(blocks: Blocks, bias: Tensor | None = None) -> FourBitLinear:
-    return FourBitLinear(linear_of(blocks.dequantised().bfloat16(), bias), blocks)
-
-
-@pytest.mark.parametrize("rows", [1, 3, 20])
-@pytest.mark.parametrize("shape", [(16, 32), (48, 96), (192, 576)])
-def test_products_are_those_of_the_matrix_with_rounded_scales(
-    shape: tuple[int, int], rows: int
-) -> None:
-    torch.manual_seed(rows)
-    blocks, bias = random_blocks(*shape), torch.randn(shape[0]).bfloat16()
-    x = torch.randn(rows, shape[1]).bfloat16()
-    with torch.inference_mode():
-        exact = x.double() @ rounded(blocks).t()
-        near = {"rtol": 2**-7, "atol": 2e-3}
-        torch.testing.assert_close(four_bit(blocks)(x).double(), exact, **near)
-        near["atol"] = 0.05  # sums of several terms, each rounded
-        found = four_bit(blocks, bias)(x).double()
-        torch.testing.assert_close(found, exact + bias.double(), **near)
-
-
-def test_a_value_moves_by_no_more_than_is_said() -> None:
-    blocks = random_blocks(192, 576)
-    moved = (rounded(blocks) - blocks.dequantised().double()).abs().unflatten(1, (-1, BLOCK))
-    middle = blocks.minimum + 8 * blocks.scale
-    assert (moved <= (blocks.scale / 32 + middle.abs() / 256)[..., None] * 1.001).all()
-
-
-def test_the_plain_matrix_comes_back() -> None:
-    blocks = random_blocks(48, 96)
-    with torch.inference_mode():
-        found = four_bit(blocks).weight
-    torch.testing.assert_close(found.double(), rounded(blocks), rtol=2**-7, atol=1e-4)
+# ---- codes
 
 
 def test_query_rows_are_put_in_transformers_order() -> None:
     assert rotary_order(8, 4).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
-def test_a_loaded_model_finds_its_matrices_in_the_file(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "bits"), [("Q4_0", 4), ("Q4_1", 4), ("Q8_0", 8)])
+def test_a_loaded_model_finds_its_matrices_in_the_file(
+    kind: str, bits: int, tmp_path: Path
+) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", kind)
     model = load(path, "bfloat16", tmp_path).model
-    matrices = GGUFMatrices(path, model)
-    for name in matrices.NAMES:
+    codes = Codes(model, bits=bits, file=GGUFFile(path))
+    for name in codes.NAMES:
         owner = "self_attn" if name[0] in "qkvo" else "mlp"
         weight = model.get_submodule(f"model.layers.1.{owner}.{name}").weight
-        blocks = matrices.find(f"model.layers.1.{owner}.{name}", weight)
-        assert blocks is not None
+        blocks = codes.find(f"model.layers.1.{owner}.{name}", weight)
+        assert blocks is not None and blocks.bits == bits
         assert torch.equal(blocks.dequantised().bfloat16(), weight)
-        other = matrices.find(f"model.layers.0.{owner}.{name}", weight)
+        other = codes.find(f"model.layers.0.{owner}.{name}", weight)
         assert other is None, "another layer's values are not taken"
-    assert matrices.find("lm_head", model.lm_head.weight) is None
+    output = codes.find("lm_head", model.lm_head.weight)
+    assert output is not None and output.bits == 8
+    assert torch.equal(output.dequantised().bfloat16(), model.lm_head.weight)
 
 
 def test_matrices_of_another_model_are_left_alone(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
     stranger = tiny_model("llama", seed=9, hidden_size=64, intermediate_size=96).bfloat16()
-    weight = stranger.model.layers[0].mlp.down_proj.weight
-    assert GGUFMatrices(path, stranger).find("layers.0.mlp.down_proj", weight) is None
+    codes = Codes(stranger, bits=4, file=GGUFFile(path))
+    assert (
+        codes.find("layers.0.mlp.down_proj", stranger.model.layers[0].mlp.down_proj.weight) is None
+    )
 
 
-def test_q4_is_a_dtype_with_texts_of_its_own(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "tiny.gguf")
-    exact, ours = load(path, "float32", tmp_path), load(path, "q4", tmp_path)
-    assert ours.dtype_name == ours.environment()["dtype"] == "q4"
+@pytest.mark.parametrize("bits", [4, 8])
+def test_codes_are_the_nearest_of_each_blocks_range(bits: int) -> None:
+    torch.manual_seed(bits)
+    weight = torch.randn(7, 96) * torch.logspace(-3, 3, 7)[:, None]
+    weight[3, 32:64] = 0.0
+    blocks = Blocks.quantised(weight, bits)
+    assert int(blocks.codes.max()) == 2**bits - 1
+    # Half a step, and what float16 loses of scale and minimum.
+    step = blocks.scale.repeat_interleave(BLOCK, 1)
+    least = blocks.minimum.abs().repeat_interleave(BLOCK, 1)
+    off = (blocks.dequantised() - weight).abs()
+    assert (off <= 0.5 * step + 2**-10 * (least + 2**bits * step) + 2.0**-24).all()
+    assert torch.equal(blocks.dequantised()[3, 32:64], torch.zeros(32))
+
+
+# ---- dtypes
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("Q4_1", "q4"), ("Q4_0", "q4"), ("Q8_0", "q8")])
+def test_a_gguf_file_is_multiplied_in_its_own_codes_by_default(
+    kind: str, dtype: str, tmp_path: Path
+) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", kind)
+    exact, ours = load(path, "float32", tmp_path), coded(path, "auto", tmp_path)
+    assert ours.dtype_name == ours.environment()["dtype"] == dtype
     assert (ours.dtype, ours.companion_dtype) == (torch.bfloat16, "bfloat16")
-    assert ours.environment()["forward"] == "transformers' modules, q4"
+    assert ours.environment()["forward"] == f"transformers' modules, {dtype}"
     prompt = list(range(40, 60))
     logits = {}
     for target in (exact, ours):
@@ -328,18 +302,38 @@ def test_q4_is_a_dtype_with_texts_of_its_own(tmp_path: Path) -> None:
     assert isinstance(end, End) and len(end.output_ids) == 8
 
 
-def test_q4_needs_a_gguf_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="tiny comes without one. Choose bfloat16"):
-        load(save_tiny(tmp_path / "plain"), "q4", tmp_path)
+@pytest.mark.parametrize("dtype", ["q8", "q4"])
+def test_any_model_can_be_given_codes_on_loading(dtype: str, tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "tiny", "gemma2", hidden_size=64, intermediate_size=96)
+    exact, ours = load(folder, "float32", tmp_path), coded(folder, dtype, tmp_path)
+    assert ours.environment()["forward"] == f"transformers' modules, {dtype}"
+    prompt = list(range(40, 60))
+    found = [t.prefill(prompt, t.new_cache(32), Needs()).logits.float() for t in (exact, ours)]
+    off = (found[0] - found[1]).std() / found[0].std()
+    assert 0 < off < (0.06 if dtype == "q8" else 0.4)
 
 
-@pytest.mark.parametrize("native", ["auto", "off"])
-def test_q4_needs_matrices_in_4_bits(native: str, tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "eight.gguf", "Q8_0", num_attention_heads=2, num_key_value_heads=1)
-    with pytest.raises(TargetError, match="this one has none that fit"):
-        load(path, "q4", tmp_path, native_kernels=native)
+def test_other_codes_than_the_files_are_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", "Q8_0")
+    with pytest.raises(ConfigError, match="its matrices|file holds its matrices in 8 bits"):
+        coded(path, "q4", tmp_path)
 
 
-def test_q4_runs_on_the_processor_only() -> None:
+def test_codes_need_the_kernels(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf")
+    with pytest.raises(TargetError, match="needs the compiled kernels, which .* switched off"):
+        load(path, "q4", tmp_path, native_kernels="off")
+    assert load(path, "auto", tmp_path, native_kernels="off").dtype_name != "q4"
+
+
+def test_codes_run_on_the_processor_only() -> None:
     with pytest.raises(ConfigError, match="on the processor only"):
         pick_dtype("q4", torch.device("cuda"))
+
+
+def coded(path: Path, dtype: str, cache_dir: Path) -> Target:
+    try:
+        library(cache_dir / "cache")
+    except NotNative as error:
+        pytest.skip(f"no compiled kernels here: {error}")
+    return load(path, dtype, cache_dir)
