@@ -1,6 +1,6 @@
-"""What one forward over n rows costs: plain modules, packed weights, compiled kernels, 4 bits.
+"""What one forward over n rows costs: plain modules, packed weights, compiled kernels, codes.
 
-    python -m benchmarks.cpu_forward [--context 256] [--rounds 15] [--rows 1,8,16,32,64] [--q4]
+    python -m benchmarks.cpu_forward [--context 256] [--rounds 15] [--rows 1,8,16,32,64] [--codes]
 
 One process, same weights and threads; the contestants take turns within each round. Prints the
 median of each with its quartiles, and the median of the ratios round by round.
@@ -30,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", default="smollm2-135m-instruct")
     parser.add_argument("--dtypes", default="float32,bfloat16")
-    parser.add_argument("--q4", action="store_true", help="also as q4 (GGUF targets)")
+    parser.add_argument("--codes", action="store_true", help="also in a GGUF file's own codes")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--rows", default="1,2,4,8,12,16,24,32,48,64")
     parser.add_argument("--rounds", type=int, default=15)
@@ -43,9 +43,8 @@ def main() -> None:
         native = _load(options.target, dtype)
         if native.kernels is not None:
             targets[f"{dtype} native"] = native
-    if options.q4:
-        targets["q4 packed"] = _load(options.target, "q4", native="off")
-        targets["q4"] = _load(options.target, "q4")
+    if options.codes:
+        targets["codes"] = _load(options.target, "auto")
     ours = next(reversed(targets.values()))
     print(f"{ours.name} on {ours.device_name}, {options.context} tokens of context")
     for name, target in targets.items():

@@ -41,7 +41,7 @@ from engine.model.target import Target, check_can_roll_back
 
 LOG = logging.getLogger(__name__)
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "q8", "q4"]
-"""`q8`, `q4`: matrices in 8 or 4 bits, those of a GGUF file as they are; on a processor."""
+"""`q8`, `q4`: matrices in at most 8 or 4 bits, a GGUF file's own as they are; on a processor."""
 CODE_BITS = {"q8": 8, "q4": 4}
 CONVERT_BELOW_BYTES = 2 << 30
 """GGUF files up to this size are converted once and kept, because parsing them is slow."""
@@ -216,7 +216,7 @@ def _coded(
     """None where the matrices are floats.
 
     Raises:
-        ConfigError: the file holds its matrices in other codes than were asked for.
+        ConfigError: the file holds its matrices in more bits than were asked for.
         SourceError: it cannot be read.
         TargetError: codes were asked for, and the kernels cannot be used here.
     """
@@ -235,7 +235,7 @@ def _coded(
     if weights.gguf_file is None:
         return None if asked is None else _Coded(asked, None)
     file = GGUFFile(_gguf_file(weights))
-    if asked is not None and file.bits not in (asked, None):
+    if asked is not None and asked < (file.bits or asked):
         raise ConfigError(
             f"dtype is {dtype}, but {spec.name}'s file holds its matrices in {file.bits} bits. "
             f"Choose q{file.bits}, or auto."

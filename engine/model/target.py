@@ -66,13 +66,13 @@ class Target:
 
     @property
     def dtype_name(self) -> str:
-        """As people choose it; `q4` computes in bfloat16."""
+        """As people choose it; `q8` and `q4` compute in bfloat16 between their products."""
         return self._dtype_name or str(self.dtype).removeprefix("torch.")
 
     @property
     def companion_dtype(self) -> str:
-        """The dtype to load a model in that drafts for this one: it need not come in 4 bits."""
-        return str(self.dtype).removeprefix("torch.")
+        """The dtype to load a model in that drafts for this one: codes for codes."""
+        return "q8" if self._dtype_name else self.dtype_name
 
     @property
     def device_name(self) -> str:

@@ -169,7 +169,7 @@ class TargetOptions(DeviceOptions):
     """Which target, and where it runs."""
 
     target: str = option(EMBEDDED, "Target: preset, local folder, .gguf file or hub id.")
-    dtype: str = option("auto", "auto, float32, bfloat16, float16 or q4.")
+    dtype: str = option("auto", "auto, float32, bfloat16, float16, q8 or q4.")
 
 
 @dataclass(kw_only=True)
