@@ -45,7 +45,9 @@ class MeasureOptions(LogOptions, MethodOptions, DeviceOptions):
     target: str | None = option(
         None, "Target: preset, local folder, .gguf file or hub id; default: the runs'."
     )
-    dtype: str | None = option(None, "auto, float32, bfloat16, float16, q8 or q4; default: the runs'.")
+    dtype: str | None = option(
+        None, "auto, float32, bfloat16, float16, q8 or q4; default: the runs'."
+    )
 
 
 @dataclass(kw_only=True)
