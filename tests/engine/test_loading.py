@@ -23,6 +23,7 @@ from engine.errors import (
     SourceError,
     TargetError,
 )
+from engine.kernels.cpu.weights import PackedLinear, pack
 from engine.model import loading
 from engine.model.forward import ModulesForward
 from engine.model.loading import load_target, pick_device, pick_dtype, weight_bytes
@@ -57,12 +58,8 @@ def test_a_wrong_fast_forward_steps_aside_and_the_run_says_so(
             return dataclasses.replace(output, logits=-output.logits)
 
     def packed(spec: TargetSpec, model: Any, *rest: Any) -> Any:
-        def make() -> Wrong:
-            forward = Wrong(model)
-            model.lm_head.weight.data.zero_()
-            return forward
-
-        return make, {}
+        pack(model)
+        return Wrong(model), {}
 
     plain = load(folder)
     monkeypatch.setattr(loading, "_fast_forward", packed)
@@ -70,6 +67,7 @@ def test_a_wrong_fast_forward_steps_aside_and_the_run_says_so(
     found = target.environment()
     assert found["forward"] == "transformers' modules"
     assert "other logits" in found["fast_forward"]
+    assert not any(isinstance(module, PackedLinear) for module in target.model.modules())
     prompt = plain.encode("Hi")
     assert plain_greedy(target, prompt, 8) == plain_greedy(plain, prompt, 8)
 
