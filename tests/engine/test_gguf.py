@@ -1,4 +1,4 @@
-"""4-bit blocks read from a GGUF file equal what the format's own package makes of them."""
+"""Codes read from a GGUF file equal what the format's own package makes of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from engine.errors import SourceError
 from engine.kernels.cpu.gguf import BLOCK, GGUFFile
 
-KINDS = ("Q4_0", "Q4_1", "Q4_K")
+KINDS = {"Q4_0": 4, "Q4_1": 4, "Q4_K": 4, "Q8_0": 8}
 ROWS, COLUMNS = 5, 512
 
 
@@ -21,7 +21,7 @@ def matrices() -> dict[str, np.ndarray]:
     """Random bytes of every type: any byte is a valid code or scale; only floats must be finite."""
     rng = np.random.default_rng(0)
     found = {}
-    for kind in (*KINDS, "Q8_0"):
+    for kind in (*KINDS, "Q6_K"):
         weights, size = gguf.GGML_QUANT_SIZES[getattr(gguf.GGMLQuantizationType, kind)]
         raw = rng.integers(0, 256, (ROWS, COLUMNS // weights, size), dtype=np.uint8)
         floats = rng.standard_normal((ROWS, COLUMNS // weights, 2)).astype(np.float16)
@@ -58,7 +58,8 @@ def test_values_equal_the_formats_own_package(
     assert blocks is not None
     expected = gguf.quants.dequantize(matrices[kind], getattr(gguf.GGMLQuantizationType, kind))
     assert torch.equal(blocks.dequantised(), torch.from_numpy(expected))
-    assert blocks.codes.shape == (ROWS, COLUMNS) and int(blocks.codes.max()) == 15
+    assert blocks.codes.shape == (ROWS, COLUMNS) and int(blocks.codes.max()) == 2**blocks.bits - 1
+    assert blocks.bits == KINDS[kind]
     assert blocks.scale.shape == blocks.minimum.shape == (ROWS, COLUMNS // BLOCK)
 
 
@@ -69,13 +70,17 @@ def test_chosen_rows_are_those_rows(file: GGUFFile) -> None:
     assert torch.equal(blocks.rows(index).dequantised(), blocks.dequantised()[index])
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "floats", "nowhere"])
-def test_what_is_not_a_matrix_in_4_bits_is_none(name: str, file: GGUFFile) -> None:
+@pytest.mark.parametrize("name", ["Q6_K", "floats", "nowhere"])
+def test_what_is_not_a_matrix_in_codes_is_none(name: str, file: GGUFFile) -> None:
     assert file.blocks(name) is None
 
 
+def test_the_lowest_bits_of_its_matrices_are_its_own(file: GGUFFile) -> None:
+    assert file.bits == 4
+
+
 def test_the_header_is_read_without_its_arrays(file: GGUFFile) -> None:
-    assert file.names == (*KINDS, "Q8_0", "floats")
+    assert file.names == (*KINDS, "Q6_K", "floats")
     assert file.metadata["general.name"] == "some"
     assert file.metadata["theta"] == 0.5 and file.metadata["flag"] == 1
     assert "numbers" not in file.metadata
