@@ -268,11 +268,7 @@ def _explained(spec: TargetSpec) -> Iterator[None]:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device that a setting names.
-
-    Raises:
-        ConfigError: it does not exist here.
-    """
+    """The device that a setting names; ConfigError if it does not exist here."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -287,8 +283,7 @@ def pick_device(name: str) -> torch.device:
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     """The dtype that a setting names; that of all but the matrices in codes for `q8` and `q4`.
 
-    Raises:
-        ConfigError: it is not one of `DtypeName`, or not for this device.
+    ConfigError if it is not one of `DtypeName`, or not for this device.
     """
     if name not in get_args(DtypeName):
         raise ConfigError(f"dtype must be one of {', '.join(get_args(DtypeName))}, got {name!r}.")
@@ -304,12 +299,9 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
         return dtype
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    return torch.bfloat16 if _cpu_has_bf16() else torch.float32
-
-
-def _cpu_has_bf16() -> bool:
     flags = torch.cpu.get_capabilities()
-    return bool(flags.get("avx512_bf16") or flags.get("amx_bf16") or flags.get("bf16"))
+    has_bf16 = any(flags.get(flag) for flag in ("avx512_bf16", "amx_bf16", "bf16"))
+    return torch.bfloat16 if has_bf16 else torch.float32
 
 
 def _read_tokenizer(weights: Weights) -> PreTrainedTokenizerBase | None:

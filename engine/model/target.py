@@ -47,7 +47,10 @@ class Target:
         self.tokenizer = tokenizer
         self.provenance = provenance or {}
         self._dtype_name = dtype_name
-        self.config = model.config.get_text_config()
+        self.config = config = model.config.get_text_config()
+        self.hidden_size, self.num_layers = int(config.hidden_size), int(config.num_hidden_layers)
+        # The number of logits; padding may make it larger than the tokenizer's vocabulary.
+        self.vocab_size = int(config.vocab_size)
         check_can_roll_back(self.config, name)
         check_takes_positions(model, name)
         self._forward = forward or ModulesForward(model)
@@ -79,19 +82,6 @@ class Target:
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return f"{cpu_name()} ({torch.get_num_threads()} threads)"
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of logits; may exceed the tokenizer's vocabulary by padding."""
-        return int(self.config.vocab_size)
-
-    @property
-    def hidden_size(self) -> int:
-        return int(self.config.hidden_size)
-
-    @property
-    def num_layers(self) -> int:
-        return int(self.config.num_hidden_layers)
 
     @property
     def context_len(self) -> int:

@@ -75,11 +75,7 @@ class HeadCheckpoint:
         return next((place[key] for place in places if place.get(key) is not None), None)
 
     def number(self, key: str, default: int | None = None) -> int:
-        """A whole number of the layers' config.
-
-        Raises:
-            DrafterError: missing, or no positive number.
-        """
+        """A positive number of the layers' config; DrafterError if it is none."""
         value = self.layer_config.get(key)
         value = default if value is None else value
         if not isinstance(value, int) or value < 1:
@@ -89,12 +85,7 @@ class HeadCheckpoint:
         return value
 
     def layer_spec(self, width: int) -> HeadSpec:
-        """The layers' sizes and constants.
-
-        Raises:
-            DrafterError: an unknown activation, or rotary frequencies that change with the length
-                of the text.
-        """
+        """The layers' sizes and constants; DrafterError for what such layers cannot compute."""
         if self.option("quantization_config"):
             raise DrafterError(f"{self.location} is quantized. Use its bf16 or fp16 original.")
         heads = self.number("num_attention_heads")
@@ -135,11 +126,7 @@ class HeadCheckpoint:
     def load(self, make: Callable[[], _Network], target: Target) -> _Network:
         """A network with these weights, which never had others, where and as the target is.
 
-        Args:
-            make: called without storage; a name of `published_names` may lead to several tensors.
-
-        Raises:
-            DrafterError: a tensor is missing or has another shape.
+        DrafterError if a tensor is missing or has another shape.
         """
         with torch.device("meta"):
             network = make()

@@ -124,18 +124,15 @@ class DFlashDrafter(FeatureDrafter):
         length = min(len(self._masks), self.config.max_draft_len or max_depth, max_depth)
         if length < 1:
             return root_only(self.text[-1], self._target.device)
-        best = likeliest(self._target.output(self._fill_block()[1 : length + 1]), 1)
-        return chain(self.text[-1], best.ids[:, 0], best.log_probs[:, 0].exp())
-
-    def _fill_block(self) -> Tensor:
-        """`(block_size, hidden)` output of the block's rows; the cache gains the new context."""
         assert self._model is not None
         features, _ = self.unread()
-        ids = torch.tensor([self.text[-1], *self._masks], device=self._target.device)
-        out: Tensor = self._model(features, self._embedded(ids), self._cache)
+        block = torch.tensor([self.text[-1], *self._masks], device=self._target.device)
+        filled = self._model(features, self._embedded(block), self._cache)
+        # The block's own keys and values are dropped.
         self._cache.length += len(features)
         self._unread = ()
-        return out
+        best = likeliest(self._target.output(filled[1 : length + 1]), 1)
+        return chain(self.text[-1], best.ids[:, 0], best.log_probs[:, 0].exp())
 
     def _embedded(self, ids: Tensor) -> Tensor:
         """The target's embeddings `(n, hidden)`, without the norm that some targets put on them."""
