@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.drafters.base import BuildContext
 from playground.experiments.compare.report import Comparison
@@ -18,16 +18,11 @@ from playground.host.runner import EngineHost
 from playground.host.stream import run_meta
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One prompt, once by every configuration that still runs.
-
-    Attributes:
-        number: from 1.
-        runs: in the order of the configurations, whatever the order in which they run.
-    """
+class Round(NamedTuple):
+    """One prompt, once by every configuration that still runs, in the plan's order."""
 
     number: int
+    """From 1."""
     runs: tuple[LiveRun, ...]
 
 
@@ -36,7 +31,7 @@ class CompareJob(Job):
 
     Attributes:
         round: the one that is running, or ran last.
-        comparison: what came of it so far; None before the target is loaded.
+        comparison: what came of it so far.
         report: the same as JSON text; complete once it is over.
     """
 
@@ -44,7 +39,7 @@ class CompareJob(Job):
         super().__init__(secrets.token_hex(8), owner=owner)
         self.plan = plan
         self.round: Round | None = None
-        self.comparison: Comparison | None = None
+        self.comparison = Comparison(self.id, plan.to_dict())
         self.report = ""
         self._host = host
         self._read: set[str] = set()
@@ -88,10 +83,6 @@ class CompareJob(Job):
     # ---- on the engine's thread
 
     def _measure(self, bench: BuildContext) -> Summary:
-        target = bench.target
-        self.comparison = Comparison.of_plan(
-            self.id, self.plan, target.dtype_name, target.device_name
-        )
         try:
             return self._measurement.run(bench)
         finally:
@@ -124,7 +115,6 @@ class CompareJob(Job):
 
     def _write_report(self) -> None:
         comparison = self.comparison
-        assert comparison is not None
         for run in runs_of(self._host.log, RunGroup(labels={"compare": self.id})):
             if run.id not in self._read and run.status != "running":
                 self._read.add(run.id)
@@ -137,7 +127,6 @@ class CompareJob(Job):
 
     def _ended(self, summary: Summary) -> State:
         comparison = self.comparison
-        assert comparison is not None
         if summary.cancelled:
             return "cancelled"
         comparison.skipped = {skip.prompt: skip.reason for skip in summary.skipped}

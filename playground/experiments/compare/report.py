@@ -10,7 +10,7 @@ from typing import Any, Literal
 from engine.config import Sampling
 from engine.errors import ConfigError
 from playground.experiments.finished import FinishedRequest, Pair, RunGroup, in_pairs, runs_of
-from playground.experiments.plan import ExperimentPlan, Types, stored_config
+from playground.experiments.plan import Types, stored_config
 from playground.experiments.report.audits import audits_of_pairs
 from playground.experiments.report.report import Section, make_report
 from playground.experiments.report.statistics import speedup_of
@@ -50,7 +50,7 @@ class Comparison:
 
     Attributes:
         plan: its configurations and sampling, as `ExperimentPlan.to_dict` writes them.
-        setup: what is the same for all, in a sentence.
+        setup: what is the same for all, in a sentence; empty before the first run.
         prompts: name of every prompt, and its begin.
         runs: id in the log of every run so far, unfinished ones too.
         faults: configurations that could not go on, and why.
@@ -59,19 +59,12 @@ class Comparison:
 
     id: str
     plan: Mapping[str, Any]
-    setup: str
+    setup: str = ""
     prompts: dict[str, str] = field(default_factory=dict)
     runs: dict[RunKey, str] = field(default_factory=dict)
     finished: list[FinishedRequest] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of_plan(cls, compare_id: str, plan: ExperimentPlan, dtype: str, device: str) -> Comparison:
-        """One that is about to run."""
-        length = plan.limits.max_new_tokens
-        setup = setup_sentence(plan.target.name, dtype, device, plan.sampling, length)
-        return cls(compare_id, plan.to_dict(), setup)
 
     @classmethod
     def stored(cls, log: RunLog, compare_id: str) -> Comparison:
@@ -80,7 +73,6 @@ class Comparison:
         by_place: dict[int, RunDetail] = {}
         for run in details:
             by_place.setdefault(int(run.labels["place"]), run)
-        first = details[0]
         configurations = [
             {
                 "name": run.labels["configuration"],
@@ -90,12 +82,8 @@ class Comparison:
             }
             for _, run in sorted(by_place.items())
         ]
-        device = str(first.environment.get("device_name") or first.device)
-        sampling = Sampling.parse(first.sampling)
-        length = first.limits["max_new_tokens"]
-        setup = setup_sentence(first.target, first.dtype, device, sampling, length)
-        plan = {"configurations": configurations, "sampling": dict(first.sampling)}
-        comparison = cls(compare_id, plan, setup)
+        sampling = dict(details[0].sampling)
+        comparison = cls(compare_id, {"configurations": configurations, "sampling": sampling})
         for run in details:
             comparison.add(run)
         return comparison
@@ -103,6 +91,7 @@ class Comparison:
     def add(self, run: RunDetail) -> None:
         """A run of the log that is over."""
         labels = run.labels
+        self.setup = self.setup or _setup_sentence(run)
         self.prompts.setdefault(labels["prompt"], _prompt_line(labels, run.prompt_text))
         key = labels["prompt"], int(labels["repeat"]), labels["configuration"]
         self.runs[key] = run.id
@@ -173,14 +162,14 @@ def stored_runs(log: RunLog, compare_id: str) -> list[RunDetail]:
     return found
 
 
-def setup_sentence(
-    target: str, dtype: str, device: str, sampling: Sampling, max_new_tokens: int
-) -> str:
+def _setup_sentence(run: RunDetail) -> str:
     """What is the same for every configuration."""
+    sampling, length = Sampling.parse(run.sampling), run.limits["max_new_tokens"]
     drawn = "greedy"
     if not sampling.greedy:
         drawn = f"temperature {sampling.temperature:g}, seed {sampling.seed}"
-    return f"{target} · {dtype} · {device} · {drawn} · at most {max_new_tokens} tokens"
+    device = run.environment.get("device_name") or run.device
+    return f"{run.target} · {run.dtype} · {device} · {drawn} · at most {length} tokens"
 
 
 def _prompt_line(labels: Mapping[str, str], text: str) -> str:

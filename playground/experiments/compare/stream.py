@@ -45,7 +45,7 @@ async def stream(
             yield {**waiting, **texts}
             last = texts["compare"]
         await asyncio.sleep(tick_s)
-    metas = [] if job.comparison is None else _metas(job.comparison, history)
+    metas = _metas(job.comparison, history)
     yield {**_bare(), "runs": metas, "resync": True, **_texts(job, final=True)}
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+
+from pydantic import TypeAdapter
 
 from engine.metrics import first_divergence
 from engine.model.audit import Audit, View, audit
 from engine.model.target import Target
 from playground.errors import Fault, attempt
 from playground.experiments.finished import FinishedRequest, Pair
-from storage import Artifact, RunLog
+from storage import RunLog
 
 ARTIFACT = "audit"
 """Kind of an audit in the log; its key names the two runs."""
@@ -23,6 +24,7 @@ AUDITS_EACH = 8
 """Answers of a configuration that are looked into, where they differ from plain decoding's."""
 Audits = Mapping[tuple[str, str], Audit]
 """By run and plain decoding's run."""
+_AUDIT = TypeAdapter(Audit)
 
 
 def divergences(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, int]]:
@@ -75,7 +77,7 @@ def audit_divergences(
 def audits_of(log: RunLog, benchmark_id: str) -> Audits:
     """Every audit of a benchmark."""
     kept = log.artifacts.find(ARTIFACT, benchmark_id=benchmark_id)
-    return {(one.key["own"], one.key["plain"]): _audit_of(one) for one in kept}
+    return {(one.key["own"], one.key["plain"]): _AUDIT.validate_python(one.meta) for one in kept}
 
 
 def audits_of_pairs(log: RunLog, pairs: Sequence[Pair]) -> Audits:
@@ -90,14 +92,7 @@ def audits_of_pairs(log: RunLog, pairs: Sequence[Pair]) -> Audits:
 
 def _find(log: RunLog, own: FinishedRequest, plain: FinishedRequest) -> Audit | None:
     kept = log.artifacts.find(ARTIFACT, {"own": own.run_id, "plain": plain.run_id})
-    return _audit_of(kept[0]) if kept else None
-
-
-def _audit_of(kept: Artifact) -> Audit:
-    meta: Mapping[str, Any] = kept.meta
-    exact = meta["exact"]
-    views = {"view": View(**meta["view"]), "exact": None if exact is None else View(**exact)}
-    return Audit(**{**meta, **views})
+    return _AUDIT.validate_python(kept[0].meta) if kept else None
 
 
 def gap_sentences(audit: Audit) -> tuple[str, ...]:

@@ -128,17 +128,11 @@ def about(plan: SweepPlan) -> str:
 
 
 def _row(trial: Trial) -> dict[str, Any]:
-    figures = None if trial.figures is None else trial.figures.to_dict()
-    if figures is not None:
-        del figures["ratios"]
-    return {
-        "number": trial.number,
-        "point": trial.point,
-        "outcome": trial.outcome,
-        "reason": trial.reason,
-        "figures": figures,
-        "seconds": trial.seconds,
-    }
+    row = dataclasses.asdict(trial)
+    del row["slot"]
+    if row["figures"] is not None:
+        del row["figures"]["ratios"]
+    return row
 
 
 def verdict(plan: SweepPlan, trials: Sequence[Trial], best: Trial) -> str:

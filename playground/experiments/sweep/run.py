@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 import optuna
 from optuna.distributions import (
@@ -241,7 +242,7 @@ class _Run:
     ) -> None:
         """Write down what came of a trial."""
         if figures is not None:
-            trial.set_user_attr(FIGURES, figures.to_dict())
+            trial.set_user_attr(FIGURES, asdict(figures))
         if reason:
             trial.set_user_attr(REASON, reason)
         trial.set_user_attr(OUTCOME, outcome)

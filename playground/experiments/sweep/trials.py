@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
@@ -52,9 +52,6 @@ class Figures:
     num_prompts: int
     num_same: int
     ratios: Mapping[str, float]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def figures_of(
