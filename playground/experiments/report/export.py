@@ -7,7 +7,6 @@ import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
 from playground.experiments.finished import SPLIT, FinishedRequest
@@ -127,15 +126,4 @@ FILES = {
     "latency.csv": latency_csv,
     "requests.csv": requests_csv,
 }
-"""What `write_files` writes."""
-
-
-def write_files(results: Results, folder: Path) -> list[Path]:
-    """Write every file of a report into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, text_of in FILES.items():
-        path = folder / name
-        path.write_text(text_of(results), encoding="utf-8")
-        written.append(path)
-    return written
+"""The files of a report, by name."""

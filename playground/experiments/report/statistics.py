@@ -118,11 +118,6 @@ class Speedup:
     std: float | None
     num_pairs: int
 
-    def __str__(self) -> str:
-        """`1.84×`, and its spread where there is one."""
-        spread = f" ({self.low:.2f} … {self.high:.2f})" if self.num_pairs > 1 else ""
-        return f"{self.ratio:.2f}×{spread}"
-
 
 def speedup_of(pairs: Sequence[Pair]) -> Speedup | None:
     """Over the requests that both sides decoded; None where there is none."""

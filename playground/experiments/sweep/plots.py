@@ -46,7 +46,7 @@ NOTES: dict[str, str] = {
 
 
 def _values(trials: list[Trial]) -> list[float]:
-    return [t.figures.value for t in trials if t.outcome == "measured" and t.figures is not None]
+    return [t.value for t in trials if t.value is not None]
 
 
 def _history(sweep: Sweep, title: str) -> go.Figure:

@@ -59,11 +59,7 @@ def shown_trials(sweep: Sweep) -> list[Trial]:
 
 def best_of(trials: Sequence[Trial]) -> Trial | None:
     """The trial with the largest value; the earlier one of two equal ones."""
-    measured = [
-        (t.figures.value, -t.number, t)
-        for t in trials
-        if t.outcome == "measured" and t.figures is not None
-    ]
+    measured = [(t.value, -t.number, t) for t in trials if t.value is not None]
     return max(measured, key=lambda one: one[:2])[2] if measured else None
 
 
@@ -159,12 +155,12 @@ def verdict(plan: SweepPlan, trials: Sequence[Trial], best: Trial) -> str:
 def _gain(plan: SweepPlan, trials: Sequence[Trial], best: Trial, value: float) -> str:
     """How much better the best is than the settings that the sweep began from."""
     key = key_of(plan.space.start)
-    start = next((t for t in trials if t.outcome == "measured" and t.key == key), None)
-    if start is None or start.figures is None or not start.figures.value:
+    start = next((t for t in trials if t.value and t.key == key), None)
+    if start is None or not start.value:
         return ""
     if start.number == best.number:
         return "; these are the settings it began from"
-    return f", {value / start.figures.value:.2f} times that of the settings it began from"
+    return f", {value / start.value:.2f} times that of the settings it began from"
 
 
 def _numbers(trials: Sequence[Trial]) -> list[int]:

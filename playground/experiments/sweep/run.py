@@ -216,7 +216,7 @@ class _Run:
                     reason = f"below the median after {len(pairs)} of {self.plan.num_turns} prompts"
                 elif self._reference is None and figures.plain_tok_s:
                     self._reference = figures.plain_tok_s
-                    self.sweep.write(REFERENCE, self._reference)
+                    self.sweep.write({REFERENCE: self._reference})
         except (ConfigError, DrafterError) as error:
             outcome, reason = "refused", str(error)
         except (BrokenOffError, OutOfMemoryError) as error:

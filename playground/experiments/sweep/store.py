@@ -85,23 +85,22 @@ class Sweep:
         with database_errors():
             return read_trials(self.study.get_trials(deepcopy=False))
 
-    def write(self, key: str, value: Any) -> None:
+    def write(self, attributes: Mapping[str, Any]) -> None:
         with database_errors():
-            self.study.set_user_attr(key, value)
+            for key, value in attributes.items():
+                self.study.set_user_attr(key, value)
 
     def heartbeat(self) -> None:
         """A sign of life, for other machines on the same database."""
-        self.write(HEARTBEAT, processes.now().isoformat())
+        self.write({HEARTBEAT: processes.now().isoformat()})
 
     def claim(self) -> None:
         """Make this process the one that runs it."""
         self.check_free()
         token = secrets.token_hex(8)
-        self.write(CLAIM, token)
-        self.write(OWNER, processes.this_process())
+        self.write({CLAIM: token, OWNER: processes.this_process()})
         self.heartbeat()
-        self.write(FAULT, "")
-        self.write(STATUS, "running")
+        self.write({FAULT: "", STATUS: "running"})
         if self.attributes[CLAIM] != token:
             raise ConfigError(f"Sweep {self.name} was started by another process just now.")
         self.claimed = True
@@ -116,14 +115,13 @@ class Sweep:
     def release(self, status: Status, fault: str = "") -> None:
         """It is not running any more."""
         self.claimed = False
-        self.write(FAULT, fault)
-        self.write(STATUS, status)
+        self.write({FAULT: fault, STATUS: status})
 
     def check_target(self, target: Target) -> None:
         """Note where the sweep runs; refuse to go on on other weights or in another dtype."""
         stored = self.attributes.get(ENVIRONMENT)
         if stored is None:
-            self.write(ENVIRONMENT, environment(target))
+            self.write({ENVIRONMENT: environment(target)})
         else:
             check_same_target(stored, target)
 
@@ -173,11 +171,10 @@ class SweepStore:
                 raise ConfigError(
                     f"A sweep named {name} is there already. Resume it, or give another name."
                 ) from error
-            study.set_user_attr(SWEEP_ID, secrets.token_hex(6))
-            study.set_user_attr(CREATED, datetime.now(UTC).isoformat(timespec="seconds"))
-            study.set_user_attr(STATUS, "stopped")
-            study.set_user_attr(PLAN, plan.to_dict())
-        return Sweep(study, plan)
+        sweep, created = Sweep(study, plan), datetime.now(UTC).isoformat(timespec="seconds")
+        sweep.write({SWEEP_ID: secrets.token_hex(6), CREATED: created, STATUS: "stopped"})
+        sweep.write({PLAN: plan.to_dict()})  # what has no plan yet is no sweep
+        return sweep
 
     def load(self, name: str) -> Sweep:
         """A sweep by name."""
@@ -208,7 +205,7 @@ class SweepStore:
                 f"{trials}."
             )
         sweep.plan = SweepPlan.parse({**dict(sweep.plan), "trials": trials})
-        sweep.write(PLAN, sweep.plan.to_dict())
+        sweep.write({PLAN: sweep.plan.to_dict()})
         return sweep
 
     def heads(self) -> list[SweepHead]:

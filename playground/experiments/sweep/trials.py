@@ -97,6 +97,11 @@ class Trial:
     def key(self) -> str:
         return key_of(self.point)
 
+    @property
+    def value(self) -> float | None:
+        """The objective; None unless it was measured to the end."""
+        return self.figures.value if self.figures and self.outcome == "measured" else None
+
 
 def key_of(point: Mapping[str, Any]) -> str:
     """A point as text that is equal for equal points; 1 and true differ."""
