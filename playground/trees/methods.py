@@ -158,7 +158,7 @@ def read_used(catalog: Catalog, raw: Mapping[str, Any]) -> Used:
         config = method.config.with_tree(read_paths(use.tree))
     if use.weights and getattr(config, "speculative_model", "") is None:
         config = config.replace(speculative_model=use.weights)
-    slot = slot_of(catalog, config, method.target)
-    own = catalog.method(slot.method).config.model_dump()
+    key, form = slot_of(catalog, config, method.target)
+    own = catalog.method(key).config.model_dump()
     changed = {name: value for name, value in config.model_dump().items() if value != own[name]}
-    return Used(method.target, slot.method, changed, slot.form)
+    return Used(method.target, key, changed, form)

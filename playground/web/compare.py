@@ -15,7 +15,6 @@ from playground.errors import Fault, attempt
 from playground.experiments.compare.form import MAX_CONFIGURATIONS, CompareForm
 from playground.experiments.compare.job import CompareJob
 from playground.experiments.compare.links import (
-    Filled,
     first_methods,
     from_comparison,
     from_runs,
@@ -127,16 +126,15 @@ class ComparePage:
     def _untouched(self) -> list[Any]:
         return [gr.skip() for _ in self.outputs[:-2]]
 
-    def _fill(self, filled: Filled) -> list[Any]:
+    def _fill(self, filled: CompareForm) -> list[Any]:
         """Updates of every output but the results."""
         choices = self.catalog.method_choices(filled.target)
-        count = max(1, len(filled.slots))
+        count = len(filled.slots)
         own, chat = not filled.suite, filled.mode == "chat"
         slots: list[Any] = []
         for i, start in enumerate(first_methods(self.catalog, choices)):
-            slot = filled.slots[i] if i < len(filled.slots) else None
-            key = start if slot is None else slot.method
-            form = method_form(self.catalog.method(start)) if slot is None else slot.form
+            own_form = method_form(self.catalog.method(start))
+            key, form = filled.slots[i] if i < count else (start, own_form)
             slots += [gr.update(choices=choices, value=key), form]
         return [
             filled.target,
@@ -148,7 +146,7 @@ class ComparePage:
             count,
             *slots,
             *(gr.update(visible=i < count) for i in range(MAX_CONFIGURATIONS)),
-            filled.run_form,
+            filled.form,
         ]
 
     # ---- layout

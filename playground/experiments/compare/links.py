@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from playground.experiments.compare.form import MAX_CONFIGURATIONS, CompareOptions
+from playground.experiments.compare.form import MAX_CONFIGURATIONS, CompareForm, CompareOptions
 from playground.experiments.compare.report import stored_runs
 from playground.experiments.plan import BASELINE, stored_config
 from playground.host.catalog import TYPE_PREFIX, Catalog, Method
 from playground.host.controls import controls_of
 from playground.host.request import DTYPES, read_run_id
 from storage import RunDetail, RunLog
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One configuration of the form: the picked method, and what its settings hold."""
-
-    method: str
-    form: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Filled:
-    """The whole form; `suite` is empty for a typed prompt."""
-
-    target: str
-    dtype: str
-    mode: str
-    system: str
-    prompt: str
-    suite: str
-    slots: tuple[Slot, ...]
-    run_form: dict[str, Any]
 
 
 def method_form(method: Method) -> dict[str, Any]:
@@ -92,7 +69,7 @@ def first_methods(catalog: Catalog, choices: list[tuple[str, str]]) -> list[str]
     return (ordered * MAX_CONFIGURATIONS)[:MAX_CONFIGURATIONS]
 
 
-def slot_of(catalog: Catalog, config: MethodConfig, target: str) -> Slot:
+def slot_of(catalog: Catalog, config: MethodConfig, target: str) -> tuple[str, dict[str, Any]]:
     """A configuration as the form holds it: the nearest method on offer, and what differs."""
     near: list[tuple[int, str, Method]] = []
     for _, key in catalog.method_choices(target):
@@ -102,10 +79,10 @@ def slot_of(catalog: Catalog, config: MethodConfig, target: str) -> Slot:
     if not near:
         raise ConfigError(f"{config.decoding_type} is not offered for the target {target}.")
     _, key, method = min(near, key=lambda item: (item[0], item[1].startswith(TYPE_PREFIX)))
-    return Slot(key, {**method_form(method), "values": {"method": _raw(config, method.config)}})
+    return key, {**method_form(method), "values": {"method": _raw(config, method.config)}}
 
 
-def from_runs(catalog: Catalog, log: RunLog, link: str) -> Filled:
+def from_runs(catalog: Catalog, log: RunLog, link: str) -> CompareForm:
     """`?runs=a,b`: the configurations of these runs, and the prompt of the first."""
     details = []
     for part in link.split(",")[: 2 * MAX_CONFIGURATIONS]:
@@ -117,7 +94,7 @@ def from_runs(catalog: Catalog, log: RunLog, link: str) -> Filled:
     return _filled(catalog, details, suite="", options=None)
 
 
-def from_comparison(catalog: Catalog, log: RunLog, compare_id: str) -> Filled:
+def from_comparison(catalog: Catalog, log: RunLog, compare_id: str) -> CompareForm:
     """`?compare=ID`: the form as it was for that comparison."""
     details = stored_runs(log, compare_id)
     by_place: dict[str, RunDetail] = {}
@@ -136,22 +113,25 @@ def from_comparison(catalog: Catalog, log: RunLog, compare_id: str) -> Filled:
 
 def _filled(
     catalog: Catalog, details: Sequence[RunDetail], *, suite: str, options: CompareOptions | None
-) -> Filled:
+) -> CompareForm:
     first = details[0]
     target = first.target if first.target in catalog.targets else next(iter(catalog.targets))
-    slots: dict[str, Slot] = {}
+    slots: list[tuple[str, dict[str, Any] | None]] = []
     for run in details:
         if run.decoding_type != BASELINE:
             slot = slot_of(catalog, stored_config(run.method, catalog.types), target)
-            slots.setdefault(str((slot.method, slot.form["values"])), slot)
+            slots += [] if slot in slots else [slot]
+    if not slots:
+        (start, *_) = first_methods(catalog, catalog.method_choices(target))
+        slots = [(start, method_form(catalog.method(start)))]
     system = next((m["content"] for m in first.messages if m["role"] == "system"), "")
-    return Filled(
+    return CompareForm(
         target=target,
         dtype=first.dtype if first.dtype in DTYPES else "auto",
         mode="chat" if first.messages else "raw",
         system=system,
         prompt="" if suite else first.prompt_text,
         suite=suite,
-        slots=tuple(slots.values())[:MAX_CONFIGURATIONS],
-        run_form=run_form(Sampling.parse(first.sampling), Limits.parse(first.limits), options),
+        slots=slots[:MAX_CONFIGURATIONS],
+        form=run_form(Sampling.parse(first.sampling), Limits.parse(first.limits), options),
     )
