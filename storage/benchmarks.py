@@ -57,8 +57,8 @@ class Benchmarks:
         """
         values = {"status": status, "summary": summary, "finished_at": owner.now()}
         with self._database.transaction() as connection:
-            _read(connection, benchmark_id)
-            connection.execute(_change(benchmark_id).values(values))
+            _row(connection, benchmark_id)
+            connection.execute(_update(benchmark_id, values))
         self.begun.discard(benchmark_id)
 
     def resume(self, benchmark_id: str) -> Benchmark:
@@ -69,25 +69,24 @@ class Benchmarks:
             StorageError: another process is running it.
         """
         now = owner.now()
-        mine = {"status": "running", "owner": self._owner, "heartbeat_at": now}
+        mine = {"status": "running", "owner": self._owner, "heartbeat_at": now, "finished_at": None}
         with self._database.transaction() as connection:
-            found = _read(connection, benchmark_id)
-            row = connection.execute(_select(benchmark_id, benchmarks)).one()
+            row = _row(connection, benchmark_id)
             alive = owner.is_alive(row.owner, _last_sign(connection, row), now)
             if row.status == "running" and row.owner != self._owner and alive:
                 raise StorageError(
                     f"Benchmark {benchmark_id} is running in another process. Stop it there, or "
                     "wait until it is done."
                 )
-            connection.execute(_change(benchmark_id).values(finished_at=None, **mine))
+            connection.execute(_update(benchmark_id, mine))
         self.begun.add(benchmark_id)
-        return replace(found, status="running", finished_at=None)
+        return replace(_benchmark(row), status="running", finished_at=None)
 
     def get(self, benchmark_id: str) -> Benchmark | None:
         """One benchmark; None if there is none of this id."""
         with self._database.transaction(reading=True) as connection:
-            row = connection.execute(_select(benchmark_id)).one_or_none()
-        return None if row is None else Benchmark(**row._mapping)
+            row = connection.execute(_of(benchmark_id)).one_or_none()
+        return None if row is None else _benchmark(row)
 
     def list(self, limit: int = 50) -> tuple[Benchmark, ...]:
         """The newest benchmarks, newest first.
@@ -97,32 +96,32 @@ class Benchmarks:
         """
         if not 1 <= limit <= MAX_LIST:
             raise StorageError(f"limit must be in [1, {MAX_LIST}], got {limit}.")
-        newest = sa.select(*_COLUMNS).order_by(benchmarks.c.created_at.desc(), benchmarks.c.id)
+        newest = sa.select(benchmarks).order_by(benchmarks.c.created_at.desc(), benchmarks.c.id)
         with self._database.transaction(reading=True) as connection:
-            rows = connection.execute(newest.limit(limit))
-            return tuple(Benchmark(**row._mapping) for row in rows)
+            return tuple(_benchmark(row) for row in connection.execute(newest.limit(limit)))
 
     def interrupt_dead(self, connection: sa.Connection) -> None:
         """Those whose process is gone become `interrupted`."""
         owner.interrupt_dead(connection, benchmarks, lambda row: _last_sign(connection, row))
 
 
-_COLUMNS = [benchmarks.c[field.name] for field in fields(Benchmark)]
+def _of(benchmark_id: str) -> sa.Select[Any]:
+    return sa.select(benchmarks).where(benchmarks.c.id == benchmark_id)
 
 
-def _select(benchmark_id: str, *columns: Any) -> sa.Select[Any]:
-    return sa.select(*(columns or _COLUMNS)).where(benchmarks.c.id == benchmark_id)
-
-
-def _change(benchmark_id: str) -> sa.Update:
-    return benchmarks.update().where(benchmarks.c.id == benchmark_id)
-
-
-def _read(connection: sa.Connection, benchmark_id: str) -> Benchmark:
-    row = connection.execute(_select(benchmark_id)).one_or_none()
+def _row(connection: sa.Connection, benchmark_id: str) -> sa.Row[Any]:
+    row = connection.execute(_of(benchmark_id)).one_or_none()
     if row is None:
         raise UnknownBenchmarkError(f"No benchmark {benchmark_id!r:.80} is in the log.")
-    return Benchmark(**row._mapping)
+    return row
+
+
+def _update(benchmark_id: str, values: Mapping[str, Any]) -> sa.Update:
+    return benchmarks.update().where(benchmarks.c.id == benchmark_id).values(**values)
+
+
+def _benchmark(row: sa.Row[Any]) -> Benchmark:
+    return Benchmark(**{field.name: getattr(row, field.name) for field in fields(Benchmark)})
 
 
 def _last_sign(connection: sa.Connection, row: sa.Row[Any]) -> Any:

@@ -7,7 +7,7 @@ import sys
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from engine.drafters.method import MethodConfig
     from engine.metrics import Metrics
     from engine.model.target import Target
+    from playground.host.live import LiveRun
 
 
 @dataclass(kw_only=True)
@@ -99,23 +100,26 @@ def generate(options: GenerateOptions) -> None:
                 )
                 sys.stdout.write("".join(map(pieces.push, new)))
                 sys.stdout.flush()
-    assert run.metrics is not None and run.finish is not None
     run_id = run.log_id if options.save else None
-    if not options.as_json:
-        typer.echo(pieces.flush() if streams else run.finish.text)
-        typer.echo(_figures(config, run.metrics, run.finish.reason, run_id), err=True)
+    if options.as_json:
+        values = {"run_id": run_id, "target": target.name, **_summary(config, run)}
+        values["output_ids"] = output_ids
+        typer.echo(json.dumps(values, ensure_ascii=False, indent=2))
         return
-    summary = {
-        "run_id": run_id,
-        "target": target.name,
+    assert run.metrics is not None and run.finish is not None
+    typer.echo(pieces.flush() if streams else run.finish.text)
+    typer.echo(_figures(config, run.metrics, run.finish.reason, run_id), err=True)
+
+
+def _summary(config: MethodConfig, run: LiveRun) -> dict[str, Any]:
+    assert run.metrics is not None and run.finish is not None
+    return {
         "method": config.model_dump(mode="json"),
         "lossless": config.lossless,
         "text": run.finish.text,
-        "output_ids": output_ids,
         "finish_reason": run.finish.reason,
         "metrics": asdict(run.metrics),
     }
-    typer.echo(json.dumps(summary, ensure_ascii=False, indent=2))
 
 
 def _figures(
