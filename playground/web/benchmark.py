@@ -111,8 +111,9 @@ class BenchmarkPage(ExperimentPage):
             groups.append(self._group(key, groups))
         self.form = SettingsForm({"groups": groups}, elem_id="pg-benchmark-form")
         self.extent = SettingsForm({"groups": extent_groups()}, elem_id="pg-benchmark-extent")
-        self.fields = [self.target, self.dtype, self.suites, self.kinds]
-        self.fields += [self.form.held, self.extent.held]
+        self.fields = {name: getattr(self, name) for name in ("target", "dtype", "suites")}
+        self.fields |= {"categories": self.kinds, "form": self.form.held}
+        self.fields["extent"] = self.extent.held
 
     def _report(self) -> None:
         head = gr.HTML(elem_id="pg-benchmark-head")
@@ -183,8 +184,8 @@ class BenchmarkPage(ExperimentPage):
         added = [self.suites, self.file_message]
         self.file.upload(self.add_files, [self.file, self.suites], added, **QUIET)
 
-    def outlook(self, *held: Any) -> str:
-        plan = self.benchmarks.plan(form_of(*held))
+    def outlook(self, held: Mapping[str, Any]) -> str:
+        plan = self.benchmarks.plan(form_of(held))
         return (
             f"{plural(len(plan.items), 'prompt')} × {len(plan.configurations)} configurations × "
             f"{plural(plan.repeats, 'repeat')}: {plural(plan.num_requests, 'request')}, one at a "
@@ -227,8 +228,8 @@ class BenchmarkPage(ExperimentPage):
 
     # ---- what was measured
 
-    def begin(self, *held: Any) -> str:
-        return self.benchmarks.start(form_of(*held))
+    def begin(self, held: Mapping[str, Any]) -> str:
+        return self.benchmarks.start(form_of(held))
 
     def choices(self) -> list[tuple[str, str]]:
         return [
@@ -312,23 +313,19 @@ def extent_groups() -> list[dict[str, Any]]:
     ]
 
 
-def form_of(
-    target: Any, dtype: Any, suites: Any, kinds: Any, form: Any, extent: Any
-) -> dict[str, Any]:
+def form_of(held: Mapping[str, Any]) -> dict[str, Any]:
     """What `Benchmarks.plan` takes, from what the page's components hold."""
-    form, extent = form or {}, extent or {}
+    form, extent = held["form"] or {}, held["extent"] or {}
     configurations = []
     for name, method in form.get("groups") or []:
         settings = dict(form["values"].get(name) or {})
         own = settings.pop("name", name)
         configurations.append({"method": method, "name": own, "settings": settings})
     return {
-        "target": target,
-        "dtype": dtype,
-        "suites": suites or [],
-        "categories": kinds or [],
+        **{name: held[name] for name in ("target", "dtype")},
+        **{name: held[name] or [] for name in ("suites", "categories")},
         "configurations": configurations,
-        **extent.get("values", {}),
+        **(extent.get("values") or {}),
     }
 
 

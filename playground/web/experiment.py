@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -43,7 +43,7 @@ class ExperimentPage:
 
     Attributes:
         name: of its tab, and of its parameter in the page's address.
-        fields: components of the form.
+        fields: components of the form by name.
         report_column: holds the report.
         parts: its components.
         asked: of these, those by which a person chooses what it shows.
@@ -51,7 +51,7 @@ class ExperimentPage:
 
     name: ClassVar[str]
     empty: ClassVar[str]
-    fields: list[Any]
+    fields: dict[str, Any]
     report_column: gr.Column
     parts: list[Any]
     asked: list[Any]
@@ -69,11 +69,11 @@ class ExperimentPage:
         """Values of `parts`."""
         raise NotImplementedError
 
-    def outlook(self, *held: Any) -> str:
+    def outlook(self, held: Mapping[str, Any]) -> str:
         """What the form would run; raises a sentence if it cannot."""
         raise NotImplementedError
 
-    def begin(self, *held: Any) -> str:
+    def begin(self, held: Mapping[str, Any]) -> str:
         """Start what the form asks for; returns its key."""
         raise NotImplementedError
 
@@ -103,10 +103,11 @@ class ExperimentPage:
     def _listen(
         self, tab: gr.Tab, *, stop: Callable[[str], Any], resume: Callable[[str], Any]
     ) -> None:
-        for field in self.fields:
-            field.change(self._look_ahead, self.fields, [self.message, self.start], **RAW)
+        fields = list(self.fields.values())
+        for field in fields:
+            field.change(self._look_ahead, fields, [self.message, self.start], **RAW)
         begun = [self.message, self.picker]
-        self.start.click(self._begin, [*self.fields, self.picker], begun, **RAW)
+        self.start.click(self._begin, fields, begun, **RAW)
         self.shown = [self.state, self.stop, self.resume, self.timer, self.report_column]
         self.shown += [self.picker, self.seen, *self.parts]
         self.held = [self.picker, *self.asked, self.seen]
@@ -120,16 +121,20 @@ class ExperimentPage:
 
     def _look_ahead(self, *held: Any) -> tuple[str, Any]:
         """What would be run, or why it cannot."""
-        found = attempt(lambda: self.outlook(*held), where=f"checking a {self.name}")
+        found = attempt(lambda: self.outlook(self._held(held)), where=f"checking a {self.name}")
         return saying(found), gr.Button(interactive=not isinstance(found, Fault))
 
     def _begin(self, *held: Any) -> tuple[Any, Any]:
-        begun = attempt(lambda: self.begin(*held[:-1]), where=f"starting a {self.name}")
+        begun = attempt(lambda: self.begin(self._held(held)), where=f"starting a {self.name}")
         return (
             (saying(begun), gr.skip())
             if isinstance(begun, Fault)
             else (gr.skip(), self.menu(begun))
         )
+
+    def _held(self, held: Sequence[Any]) -> dict[str, Any]:
+        """What the form's components hold, by name."""
+        return dict(zip(self.fields, held, strict=True))
 
     def menu(self, picked: str | None) -> Any:
         """The picker; what is gone can still be picked, by a link, and be said to be gone."""

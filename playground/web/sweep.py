@@ -32,8 +32,8 @@ MAX_LISTED = 200
 CONFIRM = """(name, ...held) =>
   [confirm(`Forget the sweep ${name}? Its runs stay in the log.`) ? name : null, ...held]"""
 FORM = SweepForm(target="", dtype="", method="", vary=[""])
-NOT_IN_PLAN = ("target", "dtype", "method", "settings", "vary", "objective", "suite")
-"""What has a place of its own on the page; the rest of the form's fields are drawn as they are."""
+PICKED = ("target", "dtype", "method", "objective", "suite")
+"""What has a picker of its own; the plan's form draws the rest."""
 
 
 class SweepPage(ExperimentPage):
@@ -83,9 +83,12 @@ class SweepPage(ExperimentPage):
             self.vary = gr.CheckboxGroup(
                 tunables, value=varied, label="Tick what varies", elem_id="pg-sweep-vary"
             )
-        self.form = SettingsForm(self._drawn(first, varied, {}), elem_id="pg-sweep-form")
-        self.fields = [self.target, self.dtype, self.method, self.vary]
-        self.fields += [self.objective, self.suite, self.form.held]
+        self.form = SettingsForm(self._drawn(first, varied), elem_id="pg-sweep-form")
+        plan = controls_of(FORM, skip=(*PICKED, "settings", "vary"))
+        group = {"name": "plan", "title": "Plan", "open": True, "fields": plan}
+        self.plan = SettingsForm({"groups": [group]}, elem_id="pg-sweep-plan")
+        self.fields = {name: getattr(self, name) for name in (*PICKED, "vary")}
+        self.fields |= {"form": self.form.held, "plan": self.plan.held}
 
     def _report(self) -> None:
         card = gr.HTML(elem_id="pg-sweep-card")
@@ -112,7 +115,7 @@ class SweepPage(ExperimentPage):
         tunables = tunables_of(self.catalog.method(key).config)
         return [k.field for k in tunables], [k.field for k in tunables if k.suggested][:1]
 
-    def _drawn(self, key: Any, varied: Sequence[str], values: Any) -> dict[str, Any]:
+    def _drawn(self, key: Any, varied: Sequence[str], values: Any = None) -> dict[str, Any]:
         """The form of a method's settings: a range of what varies, a value of the rest."""
         method = self.catalog.method(key)
         tunables = {tunable.field: tunable for tunable in tunables_of(method.config)}
@@ -134,23 +137,16 @@ class SweepPage(ExperimentPage):
             "open": False,
             "fields": controls_of(method.config, skip=tuple(varied)),
         }
-        plan = {
-            "name": "plan",
-            "title": "Plan",
-            "open": True,
-            "fields": controls_of(FORM, skip=NOT_IN_PLAN),
-        }
-        return {"method": key, "values": values or {}, "groups": [*groups, fixed, plan]}
+        return {"method": key, "values": values or {}, "groups": [*groups, fixed]}
 
     def _listen_to_setup(self) -> None:
         self.target.change(self.pick_target, [self.target, self.method], self.method, **RAW)
-        one = [self.method, self.form.held]
-        self.method.change(self.pick_method, one, [self.vary, self.form.asked], **RAW)
+        self.method.change(self.pick_method, self.method, [self.vary, self.form.asked], **RAW)
         drawn = [self.method, self.vary, self.form.held]
         self.vary.input(self.pick_varied, drawn, self.form.asked, **RAW)
 
-    def outlook(self, *held: Any) -> str:
-        plan = plan_of_form(self.catalog, form_of(*held))
+    def outlook(self, held: Mapping[str, Any]) -> str:
+        plan = plan_of_form(self.catalog, form_of(held))
         points = plan.space.num_points
         many = "Any number of combinations" if points is None else plural(points, "combination")
         return (
@@ -165,13 +161,10 @@ class SweepPage(ExperimentPage):
         keys = [key for _, key in menu]
         return gr.Dropdown(menu, value=method if method in keys else keys[0])
 
-    def pick_method(self, key: Any, held: Any) -> Any:
-        """The settings of another method; the plan stays."""
-
+    def pick_method(self, key: Any) -> Any:
         def read() -> tuple[Any, Any]:
             tunables, varied = self._tunables(key)
-            values = {"plan": ((held or {}).get("values") or {}).get("plan", {})}
-            return gr.CheckboxGroup(tunables, value=varied), self._drawn(key, varied, values)
+            return gr.CheckboxGroup(tunables, value=varied), self._drawn(key, varied)
 
         found = attempt(read, where="picking a method")
         return (gr.skip(), gr.skip()) if isinstance(found, Fault) else found
@@ -185,8 +178,8 @@ class SweepPage(ExperimentPage):
 
     # ---- what it found
 
-    def begin(self, *held: Any) -> str:
-        return self.service.start(form_of(*held))
+    def begin(self, held: Mapping[str, Any]) -> str:
+        return self.service.start(form_of(held))
 
     def choices(self) -> list[tuple[str, str]]:
         return [
@@ -271,20 +264,15 @@ def range_of(tunable: Tunable) -> list[dict[str, Any]]:
     return [asdict(control) for control in made]
 
 
-def form_of(
-    target: Any, dtype: Any, method: Any, varied: Any, objective: Any, suite: Any, form: Any
-) -> dict[str, Any]:
+def form_of(held: Mapping[str, Any]) -> dict[str, Any]:
     """What `plan_of_form` takes, from what the page's components hold."""
-    values, varied = (form or {}).get("values") or {}, varied or []
+    plan, values = ((held[name] or {}).get("values") or {} for name in ("plan", "form"))
+    varied = held["vary"] or []
     return {
-        **values.get("plan", {}),
-        "target": target,
-        "dtype": dtype,
-        "method": method,
+        **plan.get("plan", {}),
+        **{name: held[name] for name in PICKED},
         "settings": {k: v for k, v in values.get("settings", {}).items() if k not in varied},
         "vary": [written(name, values.get(f"vary {name}") or {}) for name in varied],
-        "objective": objective,
-        "suite": suite,
     }
 
 

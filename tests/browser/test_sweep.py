@@ -43,9 +43,9 @@ def vary(tab: Any, field: str, low: int, high: int) -> None:
 
 def small(tab: Any, tokens: int = 6) -> None:
     """Few, short answers."""
-    tab.click(f"{FORM} .pg-field-mode input")
+    tab.click("#pg-sweep-plan .pg-field-mode input")
     tab.locator("ul[role=listbox] li", has_text="grid").click()
-    tab.locator(f"{FORM} .pg-field-max_new_tokens input").fill(str(tokens))
+    tab.locator("#pg-sweep-plan .pg-field-max_new_tokens input").fill(str(tokens))
 
 
 def pause(tab: Any, delay_ms: int) -> None:
