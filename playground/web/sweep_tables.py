@@ -28,9 +28,8 @@ CARD = HTML.from_string("""
 <div class="pg-card"><h4>{{ title }}</h4>
 <p class="headline">{{ point }}</p>
 <p class="figures">
-{% for name, text, formula in figures %}
-  <span title="{{ formula }}"><b data-figure="{{ name }}">{{ text }}</b>
-  {{ name | replace("_", " ") }}</span>
+{% for name, title, text, formula in figures %}
+  <span title="{{ formula }}"><b data-figure="{{ name }}">{{ text }}</b> {{ title }}</span>
 {% endfor %}
 </p>
 <p class="remark">{{ remark }}</p></div>
@@ -93,7 +92,7 @@ def card_html(found: Mapping[str, Any], trial: Trial) -> str:
     """The picked trial: its settings, figures, and what is to be said of it."""
     is_best = trial["number"] == found["best"]
     figures, formulas = trial["figures"] or {}, found["formulas"]
-    digits = {"value": 2, **{name: digits for name, _, digits in FIGURES}}
+    columns = [("value", found["objective"]["title"], 2), *FIGURES]
     remark = found["verdict"] if is_best else ""
     if trial["reason"]:
         remark = f"{standing(found, trial)}: {trial['reason']}"
@@ -102,6 +101,6 @@ def card_html(found: Mapping[str, Any], trial: Trial) -> str:
     return CARD.render(
         title=f"Best: trial {trial['number']}" if is_best else f"Trial {trial['number']}",
         point=", ".join(f"{name} {shown(trial['point'].get(name))}" for name in found["fields"]),
-        figures=[(k, figure(figures.get(k), d), formulas[k]) for k, d in digits.items()],
+        figures=[(k, title, figure(figures.get(k), n), formulas[k]) for k, title, n in columns],
         remark=f"{found['about']}. {remark}",
     )
