@@ -20,15 +20,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import fields
 from engine.interop.conversion import Reader, Writer
-from engine.interop.fields import (
-    IGNORED,
-    Engine,
-    Field,
-    Loss,
-    Method,
-    Values,
-    const,
-)
+from engine.interop.fields import IGNORED, Engine, Field, Loss, Method, Values, const
 from engine.interop.handoff import File, ReadYaml, command, read_flags
 from engine.tree import ChoiceTree
 

@@ -12,16 +12,7 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.interop.conversion import Reader, Writer
-from engine.interop.fields import (
-    Engine,
-    Field,
-    Loss,
-    Method,
-    Values,
-    const,
-    same,
-    weights,
-)
+from engine.interop.fields import Engine, Field, Loss, Method, Values, const, same, weights
 from engine.interop.handoff import File, ReadYaml
 
 NEW = (5, 15)

@@ -15,14 +15,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import trtllm
 from engine.interop.conversion import Reader, Writer
-from engine.interop.fields import (
-    Engine,
-    Field,
-    Method,
-    NotTakenError,
-    Values,
-    const,
-)
+from engine.interop.fields import Engine, Field, Method, NotTakenError, Values, const
 from engine.interop.handoff import File, ReadYaml, command, yaml_block
 from engine.interop.trees import format_tree, is_pbtxt, parse_tree, pbtxt_parameter
 from engine.tree import ChoiceTree
@@ -41,21 +34,26 @@ _PARAMETER = re.compile(
 # ---- the engine backend's build
 
 
-def _build(writer: Writer, example: str, convert: Values, build: Values, before: str = "") -> None:
+LLAMA = "models/core/llama"
+
+
+def _convert(example: str, options: Values, output: str = "checkpoint") -> str:
+    """The command that converts weights."""
+    options = {**options, "output_dir": output, "dtype": "float16"}
+    script = f"python examples/{example}/convert_checkpoint.py"
+    return command(script, *((f"--{name}", value) for name, value in options.items()))
+
+
+def _build(writer: Writer, convert: str, mode: str, **options: object) -> None:
     """Adds the commands that turn the weights into an engine."""
-    weights = command(
-        f"python examples/{example}/convert_checkpoint.py",
-        *((f"--{name}", value) for name, value in convert.items()),
-        ("--output_dir", "checkpoint"),
-        ("--dtype", "float16"),
-    )
-    made = command(
-        "trtllm-build",
-        ("--checkpoint_dir", "checkpoint"),
-        ("--output_dir", "engine"),
-        *((f"--{name}", value) for name, value in build.items()),
-    )
-    writer.files.append(File("build.sh", f"set -e\n{before}{weights}{made}", "bash"))
+    options = {
+        "checkpoint_dir": "checkpoint",
+        "output_dir": "engine",
+        "speculative_decoding_mode": mode,
+        **options,
+    }
+    made = command("trtllm-build", *((f"--{name}", value) for name, value in options.items()))
+    writer.files.append(File("build.sh", f"set -e\n{convert}{made}", "bash"))
 
 
 def _write_medusa(writer: Writer, values: Values) -> None:
@@ -67,7 +65,7 @@ def _write_medusa(writer: Writer, values: Values) -> None:
         "medusa_model_dir": writer.model(),
         "num_medusa_heads": heads or tree.depth,
     }
-    _build(writer, "medusa", convert, {"speculative_decoding_mode": "medusa"})
+    _build(writer, _convert("medusa", convert), "medusa")
 
 
 def _write_eagle(writer: Writer, values: Values) -> None:
@@ -79,8 +77,7 @@ def _write_eagle(writer: Writer, values: Values) -> None:
     tree = ChoiceTree(writer.config.eagle_choices)
     convert = {"model_dir": writer.target, "eagle_model_dir": writer.model()}
     convert |= trtllm.static_tree(tree)
-    build = {"speculative_decoding_mode": "eagle", "max_draft_len": len(tree)}
-    _build(writer, "eagle", convert, build)
+    _build(writer, _convert("eagle", convert), "eagle", max_draft_len=len(tree))
 
 
 def _write_lookahead(writer: Writer, values: Values) -> None:
@@ -88,8 +85,8 @@ def _write_lookahead(writer: Writer, values: Values) -> None:
     size, columns = config.max_ngram_size, config.max_window_size + config.max_verification_set_size
     # What one step verifies: the window's rows and the guesses, N - 1 tokens each.
     rows = max(size - 2, 0) + (columns - 1) * (size - 1)
-    build = {"speculative_decoding_mode": "lookahead_decoding", "max_draft_len": rows}
-    _build(writer, "models/core/llama", {"model_dir": writer.target}, build)
+    convert = _convert(LLAMA, {"model_dir": writer.target})
+    _build(writer, convert, "lookahead_decoding", max_draft_len=rows)
 
 
 def _write_redrafter(writer: Writer, values: Values) -> None:
@@ -98,20 +95,14 @@ def _write_redrafter(writer: Writer, values: Values) -> None:
         f"beam_width={width} and beam_length={length} are fixed when build.sh builds the engine; "
         "config.pbtxt does not have them."
     )
-    base = command(
-        "python examples/models/core/llama/convert_checkpoint.py",
-        ("--model_dir", writer.target),
-        ("--output_dir", "base"),
-        ("--dtype", "float16"),
-    )
+    base = _convert(LLAMA, {"model_dir": writer.target}, "base")
     convert = {
         "base_model_checkpoint_dir": "base",
         "drafter_model_dir": writer.model(),
         "redrafter_num_beams": width,
         "redrafter_draft_len_per_beam": length - 1,
     }
-    build = {"speculative_decoding_mode": "explicit_draft_tokens"}
-    _build(writer, "redrafter", convert, build, base)
+    _build(writer, base + _convert("redrafter", convert), "explicit_draft_tokens")
 
 
 # ---- the table

@@ -200,10 +200,7 @@ METHODS = (
     Method(
         "Eagle3",
         "eagle3",
-        (
-            WEIGHTS,
-            Field("max_draft_len", LENGTH, write=lambda w: w.chain_of_levels("vLLM drafts")),
-        ),
+        (WEIGHTS, Field("max_draft_len", LENGTH, write=lambda w: w.chain_of_levels("vLLM drafts"))),
     ),
     Method("MTP", "mtp", (LENGTH_ROW,)),
     Method(

@@ -200,18 +200,20 @@ class MaskBuilder:
         if self.window is not None and crosses_window:
             keys = torch.cat([torch.arange(length, device=positions.device), positions])
             sliding = full & (keys[None, :] > positions[:, None] - self.window)
+        return self.as_wanted(full[None], sliding[None], dtype)
+
+    def as_wanted(self, full: Tensor, sliding: Tensor, dtype: torch.dtype) -> Any:
+        """Masks `(batch, queries, keys)` bool of either layer type, as the model takes them."""
         if self.per_kind:
-            return {
-                "full_attention": self._finish(full, dtype),
-                "sliding_attention": self._finish(sliding, dtype),
-            }
+            kinds = {"full_attention": full, "sliding_attention": sliding}
+            return {kind: self._finish(mask, dtype) for kind, mask in kinds.items()}
         return self._finish(sliding if self.all_sliding else full, dtype)
 
     def _finish(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
         if not self.additive:
-            return mask[None, None]
+            return mask[:, None]
         zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-        return zeros.masked_fill_(~mask, torch.finfo(dtype).min)[None, None]
+        return zeros.masked_fill_(~mask, torch.finfo(dtype).min)[:, None]
 
 
 def _window(config: Any) -> int | None:

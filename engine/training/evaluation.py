@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
-import transformers
 
 from engine.config import Limits
 from engine.decode import decode
@@ -25,6 +21,7 @@ from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.training.corpus.dialogues import GivenPrompt
+from engine.training.corpus.writer import versions
 from engine.training.trainer import Trainer
 from engine.tuning.adaptive import build_drafter
 
@@ -203,11 +200,7 @@ def card(
         "settings": plain,
         "steps": trainer.step,
         "seconds": round(trainer.seconds, 1),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "versions": versions(),
         "training_log": [e for i, e in enumerate(log) if i % every == 0 or e is log[-1]],
         "rank_rates": [list(ranks) for ranks in rates],
         "evaluated_with": config.model_dump(mode="json", exclude={"speculative_model"}),
@@ -219,29 +212,31 @@ def _markdown(values: Mapping[str, Any], scores: Mapping[str, Score]) -> str:
     data, rates = values["data"], values["rank_rates"]
     shares = ", ".join(f"{name} {count}" for name, count in data["categories"].items())
     network = "; ".join(f"{name}: {value}" for name, value in values["network"].items())
-    parts = [
-        f"# {values['method']} drafter for {values['target']}",
-        "",
-        f"{values['num_parameters']:,} parameters, {values['dtype']}; arXiv {values['paper']}. "
-        f"{network}.",
-        "",
-        f"Trained by self-distillation on {data['num_tokens']:,} tokens in "
-        f"{data['num_dialogues']:,} dialogues ({data['num_answer_tokens']:,} tokens of answers) "
-        f"with the target's own answers: {shares}. "
-        f"{values['steps']:,} steps, seed {values['settings']['seed']}.",
-        "",
-        "Acceptance when decoding greedily, on prompts that were not trained on "
-        "(MAT = 1 + accepted draft tokens / steps):",
-        "",
-        *lines(scores),
-        "",
-        "How often each rank is right along the true text, per depth, on held-out dialogues:",
-        "",
-        "| depth | " + " | ".join(f"rank {i}" for i in range(4)) + " | ranks 0–9 |",
-        "|---|---|---|---|---|---|",
+    made_with = ", ".join(f"{name} {version}" for name, version in values["versions"].items())
+    rows = [
+        f"| {depth} | {' | '.join(f'{rate:.3f}' for rate in ranks[:4])} | {sum(ranks):.3f} |"
+        for depth, ranks in enumerate(rates, start=1)
     ]
-    for depth, ranks in enumerate(rates, start=1):
-        shown = " | ".join(f"{rate:.3f}" for rate in ranks[:4])
-        parts.append(f"| {depth} | {shown} | {sum(ranks):.3f} |")
-    versions = ", ".join(f"{name} {version}" for name, version in values["versions"].items())
-    return "\n".join([*parts, "", f"Made with {versions}.", ""])
+    table, rows_text = "\n".join(lines(scores)), "\n".join(rows)
+    return f"""\
+# {values["method"]} drafter for {values["target"]}
+
+{values["num_parameters"]:,} parameters, {values["dtype"]}; arXiv {values["paper"]}. {network}.
+
+Trained by self-distillation on {data["num_tokens"]:,} tokens in {data["num_dialogues"]:,} \
+dialogues ({data["num_answer_tokens"]:,} tokens of answers) with the target's own answers: \
+{shares}. {values["steps"]:,} steps, seed {values["settings"]["seed"]}.
+
+Acceptance when decoding greedily, on prompts that were not trained on \
+(MAT = 1 + accepted draft tokens / steps):
+
+{table}
+
+How often each rank is right along the true text, per depth, on held-out dialogues:
+
+| depth | rank 0 | rank 1 | rank 2 | rank 3 | ranks 0–9 |
+|---|---|---|---|---|---|
+{rows_text}
+
+Made with {made_with}.
+"""

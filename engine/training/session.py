@@ -21,6 +21,11 @@ from engine.training.packs import FeatureStore
 from engine.training.recipe import TrainSettings
 from engine.training.trainer import Trainer, TrainMetrics
 
+EVAL_PROMPTS = 4
+"""Held-out prompts per category to measure MAT on."""
+EVAL_TOKENS = 128
+"""New tokens per prompt then."""
+
 
 class SessionSettings(Settings):
     """What a session does besides training itself."""
@@ -28,14 +33,9 @@ class SessionSettings(Settings):
     feature_gib: float = Field(
         0.0, ge=0.0, le=1e5, description="disk for the target's features, computed once; 0 = none"
     )
-    eval_prompts: int = Field(
-        4, ge=1, le=1000, description="held-out prompts per category to measure MAT on"
-    )
-    eval_tokens: int = Field(128, ge=2, le=8192, description="new tokens per prompt then")
     evals: int = Field(
         1, ge=1, le=100, description="how often MAT is measured, evenly over the run"
     )
-    report_every: int = Field(20, ge=1, le=10**6, description="optimizer steps between metrics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +67,11 @@ def train(
     store = FeatureStore(corpus.folder / "features", room) if room else None
     trainer = Trainer(target, corpus, recipe, output / "training", store=store)
     questions = given_questions(target, eval_prompts) or held_out_questions(
-        corpus, trainer.held_out, settings.eval_prompts, settings.eval_tokens
+        corpus, trainer.held_out, EVAL_PROMPTS, EVAL_TOKENS
     )
     marks = {round(trainer.num_steps * (i + 1) / settings.evals) for i in range(settings.evals)}
-    how: dict[str, Any] = {"cache_dir": cache_dir, "max_new_tokens": settings.eval_tokens}
-    steps = trainer.steps(report_every=settings.report_every, stops=marks)
+    how: dict[str, Any] = {"cache_dir": cache_dir, "max_new_tokens": EVAL_TOKENS}
+    steps = trainer.steps(stops=marks)
     # Closed at once when this is: that is when a run that is broken off is saved.
     with closing(trainer), closing(steps):
         for metrics in steps:

@@ -28,6 +28,9 @@ from engine.training.packs import FeatureStore, Teacher, arrange, split
 from engine.training.recipe import TrainSettings
 
 CHECKPOINT = "training.pt"
+SAVE_EVERY_S = 120.0
+HELD_OUT_PACKS = 16
+"""Packs of held-out dialogues, at most, that rates are counted on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +70,8 @@ class Trainer:
     """One training run: of a method, for a target, on the dialogues that the corpus holds now.
 
     Attributes:
-        student: what is trained.
-        average: of its weights; what is kept in the end.
-        step: optimizer steps done.
+        average: of the student's weights; what is kept in the end.
         seconds: of training so far, earlier sittings included.
-        log: metrics so far.
     """
 
     def __init__(
@@ -150,16 +150,11 @@ class Trainer:
         return sum(entry.length for entry in self.train)
 
     def steps(
-        self,
-        *,
-        report_every: int = 20,
-        save_every_s: float = 120.0,
-        stops: Collection[int] = (),
+        self, *, report_every: int = 20, stops: Collection[int] = ()
     ) -> Generator[TrainMetrics]:
         """Train to the end; yields metrics now and then, after `stops`, and after the last step.
 
-        A checkpoint is written every `save_every_s` seconds, at the end, and when the iterator is
-        closed early.
+        A checkpoint is written every `SAVE_EVERY_S`, at the end, and when the iterator is closed.
         """
         saved, tally = time.perf_counter(), _Tally()
         began = saved - self.seconds
@@ -181,7 +176,7 @@ class Trainer:
                     self.log.append(metrics.log_entry)
                     tally = _Tally()
                     yield metrics
-                if time.perf_counter() - saved > save_every_s:
+                if time.perf_counter() - saved > SAVE_EVERY_S:
                     self._save()
                     saved = time.perf_counter()
         finally:
@@ -222,11 +217,11 @@ class Trainer:
         return self._order[1][place]
 
     @torch.no_grad()
-    def held_out_rates(self, *, max_packs: int = 16) -> tuple[tuple[float, ...], ...]:
+    def held_out_rates(self) -> tuple[tuple[float, ...], ...]:
         """Per depth, how often each rank is right on dialogues that were not trained on."""
         tally = _Tally()
         packs = arrange(self.held_out, self.settings.pack_tokens, self.settings.seed)
-        for entries in packs[:max_packs]:
+        for entries in packs[:HELD_OUT_PACKS]:
             tally.add(self._loss_of(entries, None))
         return tally.rates
 

@@ -222,7 +222,9 @@ class AdaptiveDrafter(Drafter):
         self._learn_draft_ms(0, taken_ms)
         probs = self._calibration.path_probabilities(proposal)
         order = _likeliest(probs)
-        verify_ms = self._verify_ms(len(probs))
+        curve_ms = self._curve_ms(len(probs))
+        # The curve, as far as this run bears it out.
+        verify_ms = self._base * curve_ms[0] + self._slope * (curve_ms - curve_ms[0])
         ms = self._draft_ms.get(0, 0.0) + verify_ms
         speedups = np.cumsum(probs[order]) / ms * verify_ms[0]
         num_nodes = int(speedups.argmax())
@@ -238,13 +240,11 @@ class AdaptiveDrafter(Drafter):
         self._rows, self._asked_at = num_nodes + 1, self._clock()
         return proposal.keep(sorted(order[: num_nodes + 1].tolist()), decision)
 
-    def _verify_ms(self, count: int) -> np.ndarray:
-        """Of 1 … `count` rows: the curve, as far as this run bears it out."""
+    def _curve_ms(self, count: int) -> np.ndarray:
+        """Of 1 … `count` rows, by the curve."""
         if len(self._by_rows) < count:
             self._by_rows = np.array([self._curve.at(n) for n in range(1, count + 1)])
-        one = self._by_rows[0]
-        verify_ms: np.ndarray = self._base * one + self._slope * (self._by_rows[:count] - one)
-        return verify_ms
+        return self._by_rows[:count]
 
     def _learn_time(self) -> None:
         """By what the step took since it was proposed: verification, and little else."""
@@ -270,14 +270,12 @@ class AdaptiveDrafter(Drafter):
     def _budget(self, template: Proposal) -> DraftBudget:
         probs = path_probabilities(template, self._estimate)
         depths = template.shape.depths.numpy()
-        plain_ms = self._curve.at(1)
+        curve_ms = self._curve_ms(len(probs))
         best = DraftBudget(1, 1, 0.0)
         for depth in range(1, template.shape.max_depth + 1):
             inside = np.sort(probs[(depths > 0) & (depths <= depth)])[::-1]
-            tokens = 1 + np.cumsum(inside)
-            sizes = np.arange(1, len(inside) + 1)
-            ms = self._draft_at(depth) + np.array([self._curve.at(int(n) + 1) for n in sizes])
-            gain = tokens / ms * plain_ms
+            ms = self._draft_at(depth) + curve_ms[1 : len(inside) + 1]
+            gain = (1 + np.cumsum(inside)) / ms * curve_ms[0]
             at = int(gain.argmax())
             if gain[at] > best.speedup:
                 best = DraftBudget(depth, at + 1, float(gain[at]))

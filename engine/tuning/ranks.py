@@ -238,7 +238,6 @@ def measure_ranks(
         ConfigError: the method has no ranks, or no text has a step.
         PromptError: a text is not this target's.
         SourceError, DrafterError: the drafter cannot be had.
-        StoppedError: somebody stopped it.
     """
     if depths < 1:
         raise ConfigError(f"depths must be at least 1, got {depths}. Set it higher.")

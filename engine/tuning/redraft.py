@@ -259,7 +259,6 @@ class Redrafter:
             ConfigError: the method cannot draft without the target, or no text has a step.
             PromptError: a text is not this target's.
             SourceError, DrafterError: the drafter cannot be had.
-            StoppedError: somebody stopped it.
         """
         require_offline(config)
         wanted = with_steps(texts)
@@ -284,7 +283,6 @@ class Redrafter:
         Raises:
             ConfigError: another method or other weights, or drafts deeper than the tail.
             TreeError, DrafterError: the settings do not fit the weights.
-            StoppedError: somebody stopped it.
         """
         self._check(config)
         drafter, trees = config.build_sharing(self._drafter, self._context), DraftedTrees()

@@ -129,7 +129,6 @@ def measure_draft(
     Raises:
         ConfigError: the method cannot draft without the target.
         SourceError, DrafterError: the drafter cannot be had.
-        StoppedError: somebody stopped it.
     """
     require_offline(config)
     built, tried = config.build(context), config.timing_variants()
@@ -156,10 +155,7 @@ def solve(decoding_type: str, timed: Sequence[tuple[tuple[int, ...], float]]) ->
         # A negative start is noise around nothing: explain the times without it.
         solved = np.maximum(0.0, np.r_[0.0, np.linalg.lstsq(counts[:, 1:], ms, rcond=None)[0]])
     return DraftLatency(
-        decoding_type,
-        float(solved[0]),
-        tuple(widths),
-        tuple(float(value) for value in solved[1:]),
+        decoding_type, float(solved[0]), tuple(widths), tuple(float(value) for value in solved[1:])
     )
 
 

@@ -94,22 +94,12 @@ class ModuleBatch:
 
     def _mask(self, positions: Tensor, width: int) -> Any:
         """Row r may look at columns up to its position, within the window if there is one."""
-        masks, dtype = self._masks, self._target.dtype
         columns = torch.arange(width, device=positions.device)
         full = columns[None, None] <= positions[..., None]
-        sliding = full
-        if masks.window is not None:
-            sliding = full & (columns[None, None] > positions[..., None] - masks.window)
-
-        def finish(mask: Tensor) -> Tensor:
-            if not masks.additive:
-                return mask[:, None]
-            zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-            return zeros.masked_fill_(~mask, torch.finfo(dtype).min)[:, None]
-
-        if masks.per_kind:
-            return {"full_attention": finish(full), "sliding_attention": finish(sliding)}
-        return finish(sliding if masks.all_sliding else full)
+        sliding, window = full, self._masks.window
+        if window is not None:
+            sliding = full & (columns[None, None] > positions[..., None] - window)
+        return self._masks.as_wanted(full, sliding, self._target.dtype)
 
 
 class _RowCache(Cache):

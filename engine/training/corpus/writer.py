@@ -136,12 +136,14 @@ def _manifest(target: Target, settings: CorpusSettings) -> dict[str, Any]:
         "dtype": target.dtype_name,
         "token_dtype": "<u2" if target.vocab_size <= 1 << 16 else "<u4",
         "settings": settings.model_dump(mode="json"),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "versions": versions(),
     }
+
+
+def versions() -> dict[str, str]:
+    """Of what corpora and drafters are made with."""
+    found = {module.__name__: module.__version__ for module in (torch, transformers)}
+    return {"python": platform.python_version(), **found}
 
 
 def corpus_settings(folder: Path, target: Target, *, seed: int = 0) -> CorpusSettings:

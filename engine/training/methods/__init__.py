@@ -13,13 +13,7 @@ from engine.training.methods.medusa import MedusaTraining
 from engine.training.methods.redrafter import ReDrafterTraining
 from engine.training.recipe import TrainSettings
 
-_RECIPES = (
-    MedusaTraining,
-    EagleTraining,
-    Eagle3Training,
-    ReDrafterTraining,
-    DraftModelTraining,
-)
+_RECIPES = (MedusaTraining, EagleTraining, Eagle3Training, ReDrafterTraining, DraftModelTraining)
 METHODS: dict[str, type[TrainSettings]] = {recipe.method: recipe for recipe in _RECIPES}
 
 

@@ -19,12 +19,7 @@ from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
 from engine.drafters.eagle.checkpoint import load_eagle1, load_eagle3
-from engine.drafters.eagle.head import (
-    DraftHead,
-    Eagle1Head,
-    Eagle3Head,
-    Eagle3Spec,
-)
+from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.layer import HeadLayer, HeadSpec
@@ -273,14 +268,11 @@ class Eagle3Student(_EagleStudent):
 
     def published(self) -> Mapping[str, Tensor]:
         head = self.head
-        tensors = {
-            "fc.weight": head.fc.weight,
-            "norm.weight": head.norm.weight,
-            "midlayer.hidden_norm.weight": head.hidden_norm.weight,
-            "midlayer.input_layernorm.weight": head.input_layernorm.weight,
-        }
+        own = {"fc": head.fc, "norm": head.norm, "midlayer.hidden_norm": head.hidden_norm}
+        own["midlayer.input_layernorm"] = head.input_layernorm
         if self._draft_ids is not None:
-            tensors["lm_head.weight"] = head.lm_head.weight
+            own["lm_head"] = head.lm_head
+        tensors = {f"{name}.weight": m.get_parameter("weight") for name, m in own.items()}
         return tensors | _layer_tensors(head.layer, "midlayer")
 
     def stored(self, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -344,7 +336,6 @@ def fresh_eagle1(target: Target, intermediate: int | None) -> Eagle1Head:
         head.fc.weight.mul_(0.1)
         head.fc.weight[:, spec.hidden :] += torch.eye(spec.hidden)
         head.fc.bias.zero_()
-    _quiet(head.layer)
     return _placed(head, target)
 
 
@@ -355,15 +346,9 @@ def fresh_eagle3(target: Target, ids: Tensor | None, intermediate: int | None) -
         ids: the tokens it drafts, with an output matrix of its own; None = all, by the target's.
     """
     spec = _head_spec(target, intermediate)
-    head = Eagle3Head(
-        Eagle3Spec(
-            layer=spec,
-            num_features=3,
-            feature_width=target.hidden_size,
-            draft_vocab_size=target.vocab_size if ids is None else len(ids),
-        ),
-        target.lm_head if ids is None else None,
-    )
+    count = target.vocab_size if ids is None else len(ids)
+    whole = Eagle3Spec(spec, 3, target.hidden_size, count)
+    head = Eagle3Head(whole, target.lm_head if ids is None else None)
     with torch.no_grad():
         head.fc.weight.mul_(0.1)
         head.fc.weight[:, 2 * spec.hidden :] += torch.eye(spec.hidden)
@@ -373,18 +358,14 @@ def fresh_eagle3(target: Target, ids: Tensor | None, intermediate: int | None) -
         weight = getattr(norm, "weight", None)
         if isinstance(weight, Tensor) and weight.shape == head.norm.weight.shape:
             head.norm.weight.copy_(weight.detach().float().cpu())
-    _quiet(head.layer)
     return _placed(head, target)
 
 
-def _quiet(layer: HeadLayer) -> None:
-    """Attention and MLP add nothing at first."""
-    with torch.no_grad():
-        layer.o_proj.weight.zero_()
-        layer.down_proj.weight.zero_()
-
-
+@torch.no_grad()
 def _placed(head: _Head, target: Target) -> _Head:
+    """On the target's device with its embedding; attention and MLP add nothing at first."""
+    head.layer.o_proj.weight.zero_()
+    head.layer.down_proj.weight.zero_()
     head = head.to(target.device)
     head.embedding_weight = weight_of(target.embedding).float()
     return head

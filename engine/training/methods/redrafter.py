@@ -45,9 +45,7 @@ class ReDrafterTraining(TrainSettings):
 
     def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> ReDrafterConfig:
         return ReDrafterConfig(
-            speculative_model=str(folder),
-            beam_width=self.beam_width,
-            beam_length=self.beam_length,
+            speculative_model=str(folder), beam_width=self.beam_width, beam_length=self.beam_length
         )
 
 
