@@ -1,30 +1,258 @@
-"""A training session: train on a corpus, measure now and then, publish."""
+"""A training session: train on a corpus, measure now and then what the drafter is worth, publish.
+
+It is measured by decoding on prompts that it was not trained on, and told on a card.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
-from collections.abc import Generator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from engine.config import Settings
-from engine.model.corpus import Corpus
+from engine.config import Limits, Settings
+from engine.decode import decode
+from engine.drafters.base import BuildContext
+from engine.drafters.method import MethodConfig
+from engine.metrics import Metrics, Tally
+from engine.model.corpus import Corpus, Entry
+from engine.model.loading import load_target
+from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.training.corpus.dialogues import GivenPrompt
-from engine.training.evaluation import Score, evaluate, given_questions, held_out_questions
+from engine.training.corpus.writer import versions
 from engine.training.optimization import keep_freed_memory
 from engine.training.packs import FeatureStore
 from engine.training.recipe import TrainSettings
 from engine.training.trainer import Trainer, TrainMetrics
+from engine.tuning.adaptive import build_drafter
 
 EVAL_PROMPTS = 4
 """Held-out prompts per category to measure MAT on."""
 EVAL_TOKENS = 128
 """New tokens per prompt then."""
+LOG_ENTRIES = 120
+"""About as many of the training log are in a card, evenly spaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt to decode from."""
+
+    category: str
+    prompt_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Acceptance on some prompts; `mat` is 1 + accepted draft tokens / steps."""
+
+    mat: float
+    num_prompts: int
+    num_tokens: int
+    num_steps: int
+    num_accepted: int
+
+    @classmethod
+    def of(cls, runs: Sequence[Metrics]) -> Score:
+        steps = sum(run.num_steps for run in runs)
+        accepted = sum(run.num_accepted for run in runs)
+        mat = 1 + accepted / steps if steps else 1.0
+        return cls(mat, len(runs), sum(run.num_new_tokens for run in runs), steps, accepted)
+
+
+def held_out_questions(
+    corpus: Corpus, entries: Sequence[Entry], per_category: int, room: int
+) -> list[Question]:
+    """The first turns of held-out dialogues, up to `per_category` of each category.
+
+    Args:
+        room: tokens that a prompt must leave in the longest text of the corpus.
+    """
+    taken: dict[str, list[Question]] = defaultdict(list)
+    longest = corpus.manifest["settings"]["max_len"]
+    for entry in sorted(entries, key=lambda e: e.number):
+        if not entry.spans or len(taken[entry.category]) >= per_category:
+            continue
+        start = entry.spans[0][0]
+        if 0 < start <= longest - min(room, longest // 2):
+            ids = tuple(int(i) for i in corpus.tokens(entry)[:start])
+            taken[entry.category].append(Question(entry.category, ids))
+    return [question for category in sorted(taken) for question in taken[category]]
+
+
+def given_questions(target: Target, prompts: Sequence[GivenPrompt]) -> list[Question]:
+    """First turns of a file's prompts, framed by the chat template."""
+    found = []
+    for prompt in prompts:
+        turn = {"role": "user", "content": prompt.turns[0]}
+        framed = target.has_chat_template
+        ids = target.encode_chat([turn]) if framed else target.encode(prompt.turns[0])
+        found.append(Question(prompt.category, tuple(ids)))
+    return found
+
+
+def score(
+    target: Target,
+    config: MethodConfig,
+    questions: Sequence[Question],
+    *,
+    max_new_tokens: int = 128,
+    cache_dir: Path,
+) -> dict[str, Score]:
+    """Greedy acceptance per category, and overall under "overall".
+
+    Args:
+        cache_dir: where weights are kept if the drafter needs another model.
+
+    Raises:
+        DrafterError: the drafter does not fit the target.
+    """
+    limits = Limits(max_new_tokens=max_new_tokens)
+    where: dict[str, Any] = {"device": str(target.device), "cache_dir": cache_dir}
+    counted: dict[str, list[Metrics]] = defaultdict(list)
+    with ExitStack() as stack:
+
+        def load(spec: TargetSpec) -> Target:
+            companion = load_target(spec, dtype=target.companion_dtype, **where)
+            return stack.enter_context(closing(companion))
+
+        context = BuildContext(target, TargetSpec.of_path_or_hub, load)
+        drafter = stack.enter_context(closing(build_drafter(config, context)))
+        for question in questions:
+            tally = Tally()
+            for record in decode(target, drafter, question.prompt_ids, limits=limits):
+                tally.add(record)
+            counted[question.category].append(tally.metrics)
+    counted = dict(sorted(counted.items()))
+    counted["overall"] = [metrics for category in counted.values() for metrics in category]
+    return {category: Score.of(runs) for category, runs in counted.items()}
+
+
+def lines(scores: Mapping[str, Score]) -> Iterator[str]:
+    """A table in Markdown."""
+    yield "| category | MAT | new tokens | prompts |"
+    yield "|---|---|---|---|"
+    for category, one in scores.items():
+        yield f"| {category} | {one.mat:.2f} | {one.num_tokens} | {one.num_prompts} |"
+
+
+def save_weights(trainer: Trainer, folder: Path) -> None:
+    """Write config and weights; each file replaces its predecessor whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as partial:
+        with trainer.average.applied():
+            trainer.student.save(Path(partial), trainer.settings.weights_dtype)
+        for file in sorted(Path(partial).iterdir()):
+            os.replace(file, folder / file.name)
+
+
+def evaluate(
+    trainer: Trainer,
+    folder: Path,
+    questions: Sequence[Question],
+    *,
+    cache_dir: Path,
+    max_new_tokens: int = 128,
+) -> dict[str, Score]:
+    """Save the weights as they are now, decode the questions with them, and write the card."""
+    save_weights(trainer, folder)
+    with trainer.average.applied():
+        rates = trainer.held_out_rates()
+    config = trainer.settings.decoding(folder, rates)
+    scores = score(
+        trainer.target, config, questions, max_new_tokens=max_new_tokens, cache_dir=cache_dir
+    )
+    values = card(trainer, rates, scores, config)
+    (folder / "card.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(_markdown(values, scores), encoding="utf-8")
+    return scores
+
+
+def card(
+    trainer: Trainer,
+    rates: Sequence[Sequence[float]],
+    scores: Mapping[str, Score],
+    config: MethodConfig,
+) -> dict[str, Any]:
+    """Everything a person should know about these weights, as plain data."""
+    target, corpus, settings = trainer.target, trainer.corpus, trainer.settings
+    plain = settings.model_dump(mode="json")
+    if plain["begin_with"] is not None:  # where the folder lay is nobody's business
+        plain["begin_with"] = Path(plain["begin_with"]).name
+    log, every = trainer.log, max(1, len(trainer.log) // LOG_ENTRIES)
+    return {
+        "method": settings.method,
+        "paper": settings.paper,
+        "target": target.name,
+        "target_weights": target.provenance.get("weights"),
+        "network": dict(trainer.student.describe()),
+        "num_parameters": sum(p.numel() for p in trainer.student.parameters()),
+        "dtype": str(settings.weights_dtype).removeprefix("torch."),
+        "data": {
+            "what": "self-distillation: the target's own answers to prompts it made itself"
+            " or was given",
+            "corpus_settings": corpus.manifest["settings"],
+            "num_dialogues": len(trainer.train),
+            "num_tokens": trainer.num_train_tokens,
+            "num_answer_tokens": sum(b - a for e in trainer.train for a, b in e.spans),
+            "categories": dict(sorted(Counter(e.category for e in trainer.train).items())),
+            "num_held_out_dialogues": len(trainer.held_out),
+        },
+        "settings": plain,
+        "steps": trainer.step,
+        "seconds": round(trainer.seconds, 1),
+        "versions": versions(),
+        "training_log": [e for i, e in enumerate(log) if i % every == 0 or e is log[-1]],
+        "rank_rates": [list(ranks) for ranks in rates],
+        "evaluated_with": config.model_dump(mode="json", exclude={"speculative_model"}),
+        "held_out": {category: asdict(one) for category, one in scores.items()},
+    }
+
+
+def _markdown(values: Mapping[str, Any], scores: Mapping[str, Score]) -> str:
+    data, rates = values["data"], values["rank_rates"]
+    shares = ", ".join(f"{name} {count}" for name, count in data["categories"].items())
+    network = "; ".join(f"{name}: {value}" for name, value in values["network"].items())
+    made_with = ", ".join(f"{name} {version}" for name, version in values["versions"].items())
+    rows = [
+        f"| {depth} | {' | '.join(f'{rate:.3f}' for rate in ranks[:4])} | {sum(ranks):.3f} |"
+        for depth, ranks in enumerate(rates, start=1)
+    ]
+    table, rows_text = "\n".join(lines(scores)), "\n".join(rows)
+    return f"""\
+# {values["method"]} drafter for {values["target"]}
+
+{values["num_parameters"]:,} parameters, {values["dtype"]}; arXiv {values["paper"]}. {network}.
+
+Trained by self-distillation on {data["num_tokens"]:,} tokens in {data["num_dialogues"]:,} \
+dialogues ({data["num_answer_tokens"]:,} tokens of answers) with the target's own answers: \
+{shares}. {values["steps"]:,} steps, seed {values["settings"]["seed"]}.
+
+Acceptance when decoding greedily, on prompts that were not trained on \
+(MAT = 1 + accepted draft tokens / steps):
+
+{table}
+
+How often each rank is right along the true text, per depth, on held-out dialogues:
+
+| depth | rank 0 | rank 1 | rank 2 | rank 3 | ranks 0–9 |
+|---|---|---|---|---|---|
+{rows_text}
+
+Made with {made_with}.
+"""
+
+
+# ---- the session
 
 
 class SessionSettings(Settings):

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from engine.training.corpus.dialogues import GivenPrompt
-    from engine.training.evaluation import Score
-    from engine.training.session import Evaluation
+    from engine.training.session import Evaluation, Score
     from engine.training.trainer import TrainMetrics
 
 
@@ -58,7 +57,6 @@ def train(options: TrainOptions) -> None:
     from engine.model.corpus import Corpus
     from engine.training import session
     from engine.training.corpus.writer import corpus_settings, grow
-    from engine.training.evaluation import lines
     from engine.training.methods import training_settings
     from playground.cli.tables import progress_bar
     from playground.host.methods import read_overrides
@@ -105,7 +103,7 @@ def train(options: TrainOptions) -> None:
         except KeyboardInterrupt:
             console.print("The same command goes on from here.")
             raise
-    typer.echo("\n".join(lines(scores)))
+    typer.echo("\n".join(session.lines(scores)))
     console.print(f"Weights and card: {options.output}")
 
 

@@ -17,12 +17,12 @@ from engine.model.corpus import Corpus
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
-from engine.training.evaluation import card as card_of
-from engine.training.evaluation import evaluate, held_out_questions, save_weights, score
 from engine.training.methods import METHODS, training_settings
 from engine.training.methods.medusa import choices_by_rates
 from engine.training.optimization import learning_rate_at
 from engine.training.packs import FeatureStore
+from engine.training.session import card as card_of
+from engine.training.session import evaluate, held_out_questions, save_weights, score
 from engine.training.trainer import Trainer, save_state
 from tests.engine.drafters.fitted import decoded
 from tests.engine.training.conftest import learnable_target
