@@ -102,10 +102,10 @@ def command(start: str, *options: str | tuple[str, object]) -> str:
 
 
 class Flags(NamedTuple):
-    """A command line: options by name, underscores as dashes, "" for no value; and other words."""
+    """A command line: options by name, underscores as dashes, "" for no value; and arguments."""
 
     options: dict[str, str]
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
 
     def first(self, *names: str) -> str | None:
         """Value of the first of these options that is there."""
@@ -123,12 +123,12 @@ def read_flags(text: str, *, switches: frozenset[str] = frozenset()) -> Flags:
     except ValueError as error:
         raise ConfigError(f"The command cannot be taken apart: {error}.") from error
     options: dict[str, str] = {}
-    words: list[str] = []
+    arguments: list[str] = []
     tokens.reverse()
     while tokens:
         token = tokens.pop()
         if not _OPTION.match(token):
-            words.append(token)
+            arguments.append(token)
             continue
         name, equals, value = token.partition("=")
         name = name.replace("_", "-")
@@ -136,7 +136,7 @@ def read_flags(text: str, *, switches: frozenset[str] = frozenset()) -> Flags:
             value = tokens.pop()
         if options.setdefault(name, value) != value:
             raise ConfigError(f"{name} is given twice: {options[name]!r:.40} and {value!r:.40}.")
-    return Flags(options, tuple(words))
+    return Flags(options, tuple(arguments))
 
 
 def read_mapping(

@@ -27,11 +27,9 @@ from engine.tree import ChoiceTree
 PREFIX = "--speculative-"
 ALGORITHM = PREFIX + "algorithm"
 MODEL = (PREFIX + "draft-model-path", PREFIX + "draft-model")
-STEPS, TOPK, TOKENS = SIZE = (
-    PREFIX + "num-steps",
-    PREFIX + "eagle-topk",
-    PREFIX + "num-draft-tokens",
-)
+TOKENS = PREFIX + "num-draft-tokens"
+SIZE = (PREFIX + "num-steps", PREFIX + "eagle-topk", TOKENS)
+"""Steps, children of a node, and nodes verified, the root counted."""
 WINDOW = PREFIX + "ngram-max-match-window-size"
 THRESHOLDS = (PREFIX + "accept-threshold-single", PREFIX + "accept-threshold-acc")
 KNOWN = frozenset(
@@ -58,12 +56,9 @@ GREEDY = (
 )
 
 
-# ---- the three numbers of a tree
-
-
 def _write_chain(writer: Writer, values: Values) -> None:
     steps = writer.take("max_draft_len")
-    values |= {STEPS: steps, TOPK: 1, TOKENS: steps + 1}
+    values |= zip(SIZE, (steps, 1, steps + 1), strict=True)
 
 
 def _write_eagle3(writer: Writer, values: Values) -> None:
@@ -86,7 +81,7 @@ def _write_eagle3(writer: Writer, values: Values) -> None:
     writer.notes.append(
         "Overlap scheduling (SGLANG_ENABLE_SPEC_V2) wants topk 1 in 0.5.9 to 0.5.12."
     )
-    values |= {STEPS: steps, TOPK: topk, TOKENS: keep + 1}
+    values |= zip(SIZE, (steps, topk, keep + 1), strict=True)
 
 
 def _write_eagle(writer: Writer, values: Values) -> None:
@@ -102,7 +97,7 @@ def _write_eagle(writer: Writer, values: Values) -> None:
             f"nearest it takes is the same size: {tree.depth} steps, up to {topk} children per "
             f"node, {len(tree)} drafted nodes."
         )
-    values |= {STEPS: tree.depth, TOPK: topk, TOKENS: len(tree) + 1}
+    values |= zip(SIZE, (tree.depth, topk, len(tree) + 1), strict=True)
 
 
 def _size(reader: Reader) -> tuple[int, int, int]:

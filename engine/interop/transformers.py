@@ -18,12 +18,8 @@ from engine.interop.handoff import File, ReadYaml
 NEW = (5, 15)
 """First release known to have MTP and DFlash."""
 ASSISTANT = "assistant_model"
-DRAFTING = (
-    "num_assistant_tokens",
-    "num_assistant_tokens_schedule",
-    "assistant_confidence_threshold",
-)
-"""Fields of the assistant's generation config."""
+DRAFTING = ("num_assistant_tokens", "assistant_confidence")
+"""How fields of the assistant's generation config begin."""
 KNOWN = frozenset(
     "assistant_model prompt_lookup_num_tokens max_matching_ngram_size use_mtp speculation_type "
     "assistant_early_exit assistant_lookbehind target_lookbehind tokenizer assistant_tokenizer "
@@ -109,7 +105,7 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
         lines.append(f'assistant = AutoModelForCausalLM.from_pretrained({model!r}, dtype="auto")')
         arguments.append("assistant_model=assistant")
     for key, value in values.items():
-        if key in DRAFTING:
+        if key.startswith(DRAFTING):
             lines.append(f"assistant.generation_config.{key} = {value!r}")
         else:
             arguments.append(f"{key}={value!r}")

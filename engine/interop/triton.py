@@ -46,25 +46,18 @@ def _convert(example: str, options: Values, output: str = "checkpoint") -> str:
 
 def _build(writer: Writer, convert: str, mode: str, **options: object) -> None:
     """Adds the commands that turn the weights into an engine."""
-    options = {
-        "checkpoint_dir": "checkpoint",
-        "output_dir": "engine",
-        "speculative_decoding_mode": mode,
-        **options,
-    }
+    folders = {"checkpoint_dir": "checkpoint", "output_dir": "engine"}
+    options = {**folders, "speculative_decoding_mode": mode, **options}
     made = command("trtllm-build", *((f"--{name}", value) for name, value in options.items()))
     writer.files.append(File("build.sh", f"set -e\n{convert}{made}", "bash"))
 
 
 def _write_medusa(writer: Writer, values: Values) -> None:
-    tree, heads = ChoiceTree(writer.config.medusa_choices), writer.take("num_medusa_heads")
+    depth, heads = ChoiceTree(writer.config.medusa_choices).depth, writer.take("num_medusa_heads")
     if heads is None:
-        writer.notes.append(f"build.sh converts {tree.depth} heads, as many as the tree is deep.")
-    convert = {
-        "model_dir": writer.target,
-        "medusa_model_dir": writer.model(),
-        "num_medusa_heads": heads or tree.depth,
-    }
+        writer.notes.append(f"build.sh converts {depth} heads, as many as the tree is deep.")
+    convert: Values = {"model_dir": writer.target, "medusa_model_dir": writer.model()}
+    convert["num_medusa_heads"] = heads or depth
     _build(writer, _convert("medusa", convert), "medusa")
 
 

@@ -96,12 +96,11 @@ def _write_eagle(writer: Writer, values: Values) -> None:
         tree = ChoiceTree(writer.take("eagle_choices"))
         values |= {**static_tree(tree), **model, "eagle_choices": tree.as_lists()}
         return
-    levels, keep = writer.take("max_draft_len"), writer.take("max_total_draft_tokens")
-    topk, expanded = writer.take("dynamic_tree_max_topK"), writer.take("max_non_leaves_per_layer")
-    if writer.at_least(1, 2):
-        values |= {"max_draft_len": levels, "max_total_draft_tokens": keep}
-    else:
-        values["max_draft_len"] = keep
+    levels = writer.take("max_draft_len")
+    topk, keep, expanded = (writer.take(name) for name in DYNAMIC.split())
+    counts_levels = writer.at_least(1, 2)
+    values["max_draft_len"] = levels if counts_levels else keep
+    values |= {"max_total_draft_tokens": keep} if counts_levels else {}
     values |= {
         "num_eagle_layers": levels,
         "max_non_leaves_per_layer": topk if expanded is None else expanded,
@@ -122,22 +121,20 @@ def _read_eagle(reader: Reader) -> None:
         expanded = reader.typed("max_non_leaves_per_layer", int)
         if expanded != reader.settings.get("dynamic_tree_max_topK"):
             reader.settings["max_non_leaves_per_layer"] = expanded
-    if reader.find("max_total_draft_tokens"):
-        nodes, levels = "max_total_draft_tokens", "max_draft_len"
-    else:
-        nodes, levels = "max_draft_len", "num_eagle_layers"
-    for ours, theirs in (("max_total_draft_tokens", nodes), ("max_draft_len", levels)):
-        if reader.find(theirs):
-            reader.settings[ours] = reader.typed(theirs, int)
-            reader.used.add(theirs)
+    keys = ("max_total_draft_tokens", "max_draft_len", "num_eagle_layers")
+    theirs = keys if reader.find(keys[0]) else keys[1:]
+    for ours, key in zip(keys[:2], theirs, strict=False):
+        if reader.find(key):
+            reader.settings[ours] = reader.typed(key, int)
+            reader.used.add(key)
 
 
 def _write_eagle3(writer: Writer, values: Values) -> None:
     """A dynamic tree within TensorRT-LLM's bounds; every change is told."""
     if not writer.config.use_dynamic_tree:
         return
-    levels, keep = values["max_draft_len"], values["max_total_draft_tokens"]
-    topk = values["dynamic_tree_max_topK"]
+    names = ("max_draft_len", "max_total_draft_tokens", "dynamic_tree_max_topK")
+    levels, keep, topk = (values[name] for name in names)
     if keep > topk * levels:
         writer.warnings.append(
             f"max_total_draft_tokens is lowered from {keep} to {topk * levels}: TensorRT-LLM takes "
@@ -209,6 +206,10 @@ def _layers(name: str) -> Field:
     return Field(name, name, out=list)
 
 
+def _read_only(name: str, **rest: Any) -> Field:
+    return Field(name, name, write=lambda writer: None, **rest)
+
+
 LENGTH = same("max_draft_len")
 COMBINED = Method("Combined", "", write=_write_combined, read=_read_combined)
 METHODS = (
@@ -278,13 +279,8 @@ METHODS = (
         "Eagle",
         (
             *WEIGHTS,
-            Field("use_dynamic_tree", "use_dynamic_tree", write=lambda writer: None),
-            Field(
-                "dynamic_tree_max_topK",
-                "dynamic_tree_max_topK",
-                write=lambda writer: None,
-                given="use_dynamic_tree",
-            ),
+            _read_only("use_dynamic_tree"),
+            _read_only("dynamic_tree_max_topK", given="use_dynamic_tree"),
         ),
         until=CURRENT,
         outside=(

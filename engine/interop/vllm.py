@@ -249,7 +249,9 @@ def _parse_command(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], s
         merged |= {key.replace("-", "_"): read_yaml(value)} if dot and not head else {}
     if not merged:
         raise ConfigError("The command has no --speculative-config with a JSON object.")
-    served = flags.words[flags.words.index("serve") + 1 :] if "serve" in flags.words else ()
+    served = (
+        flags.arguments[flags.arguments.index("serve") + 1 :] if "serve" in flags.arguments else ()
+    )
     return merged, flags.first("--model") or (served[0] if served else None)
 
 

@@ -179,4 +179,4 @@ def test_any_text_is_a_method_or_a_sentence(engine: str, parts: list[str]) -> No
 def test_flags_keep_negative_numbers_and_words_apart() -> None:
     flags = read_flags("serve x --a=1 --b -1 --c --d 'e f' -md g # note", switches=frozenset())
     assert flags.options == {"--a": "1", "--b": "-1", "--c": "", "--d": "e f", "-md": "g"}
-    assert flags.words == ("serve", "x")
+    assert flags.arguments == ("serve", "x")
