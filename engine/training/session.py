@@ -35,10 +35,6 @@ from engine.training.recipe import TrainSettings
 from engine.training.trainer import Trainer, TrainMetrics
 from engine.tuning.adaptive import build_drafter
 
-EVAL_PROMPTS = 4
-"""Held-out prompts per category to measure MAT on."""
-EVAL_TOKENS = 128
-"""New tokens per prompt then."""
 LOG_ENTRIES = 120
 """About as many of the training log are in a card, evenly spaced."""
 
@@ -261,6 +257,10 @@ class SessionSettings(Settings):
     feature_gib: float = Field(
         0.0, ge=0.0, le=1e5, description="disk for the target's features, computed once; 0 = none"
     )
+    eval_prompts: int = Field(
+        4, ge=1, le=1000, description="held-out prompts per category to measure MAT on"
+    )
+    eval_tokens: int = Field(128, ge=2, le=8192, description="new tokens per prompt then")
     evals: int = Field(
         1, ge=1, le=100, description="how often MAT is measured, evenly over the run"
     )
@@ -295,10 +295,10 @@ def train(
     store = FeatureStore(corpus.folder / "features", room) if room else None
     trainer = Trainer(target, corpus, recipe, output / "training", store=store)
     questions = given_questions(target, eval_prompts) or held_out_questions(
-        corpus, trainer.held_out, EVAL_PROMPTS, EVAL_TOKENS
+        corpus, trainer.held_out, settings.eval_prompts, settings.eval_tokens
     )
     marks = {round(trainer.num_steps * (i + 1) / settings.evals) for i in range(settings.evals)}
-    how: dict[str, Any] = {"cache_dir": cache_dir, "max_new_tokens": EVAL_TOKENS}
+    how: dict[str, Any] = {"cache_dir": cache_dir, "max_new_tokens": settings.eval_tokens}
     steps = trainer.steps(stops=marks)
     # Closed at once when this is: that is when a run that is broken off is saved.
     with closing(trainer), closing(steps):
