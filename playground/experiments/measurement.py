@@ -208,7 +208,7 @@ class Measurement:
                 return False
             if configuration.name not in self.faults:
                 self._say(f"warming up · {configuration.name}")
-                self._guarded(configuration, lambda c=configuration: self._warm_up(c))  # type: ignore[misc]
+                self._attempted(configuration, lambda c=configuration: self._warm_up(c))  # type: ignore[misc]
         return True
 
     def _warm_up(self, configuration: Configuration) -> None:
@@ -219,7 +219,7 @@ class Measurement:
         for _ in decode(self._target, drafter, prompt_ids, limits=limits, cancelled=self.cancelled):
             pass
 
-    def _guarded(self, configuration: Configuration, work: Callable[[], None]) -> None:
+    def _attempted(self, configuration: Configuration, work: Callable[[], None]) -> None:
         """Do work for a configuration that is left out from then on if it fails."""
         if not self.drop_faulty:
             work()
@@ -332,7 +332,7 @@ class Measurement:
                     recording.put(one)
 
         try:
-            self._guarded(configuration, record)
+            self._attempted(configuration, record)
         except PlaygroundError:
             if not run_ids:
                 raise
