@@ -239,7 +239,7 @@ class GeneratePage:
             yield saying(started)
             return
         async for message in follow(RunStream([started], self.host.ahead_of)):
-            yield saying(progress_words(message["status"][started.id]))
+            yield saying(progress_text(message["status"][started.id]))
         yield saying(started.error) if started.error else self.describe_target()
 
     def describe_target(self) -> str:
@@ -327,6 +327,6 @@ def session_of(request: gr.Request) -> str:
     return str(getattr(request, "session_hash", None) or "no session")
 
 
-def progress_words(status: dict[str, Any]) -> str:
+def progress_text(status: dict[str, Any]) -> str:
     share = status["progress"]
-    return status["text"] if share is None else f"{status['words']} … {100 * share:.0f} %"
+    return status["text"] if share is None else f"{status['text']} … {100 * share:.0f} %"

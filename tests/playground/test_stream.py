@@ -14,6 +14,7 @@ from engine.errors import ConfigError
 from playground.host.live import LiveRun, LiveRuns
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal
+from playground.web.generate import progress_text
 from playground.web.rpc import panel_functions
 from tests.playground.asks import finished, start
 
@@ -185,3 +186,8 @@ def test_unknown_runs_and_steps_are_named(host: EngineHost, history: History) ->
         history.step(run.id, 10_000)
     with pytest.raises(ConfigError, match="nothing"):
         history.opened("nothing")
+
+
+def test_what_loads_says_how_far_it_is() -> None:
+    assert progress_text({"text": "loading", "progress": None}) == "loading"
+    assert progress_text({"text": "loading", "progress": 0.5}) == "loading … 50 %"
