@@ -76,11 +76,8 @@ class Models:
         assert self._target is not None and self._key is not None
         return self._key[0] == name and dtype in (self._key[1], self._target.dtype_name)
 
-    def drafter(self, config: MethodConfig, *, keep: int = MAX_DRAFTERS) -> Drafter:
-        """The method's drafter on the loaded target, built if it is not there yet.
-
-        Args:
-            keep: how many to hold, this one included; those used longest ago go first.
+    def drafter(self, config: MethodConfig) -> Drafter:
+        """The method's drafter on the loaded target; of those built before, the last are kept.
 
         Raises DrafterError: it does not fit the target, or its weights cannot be had.
         """
@@ -89,17 +86,10 @@ class Models:
         if key in self._drafters:
             self._drafters.move_to_end(key)
             return self._drafters[key]
-        while len(self._drafters) >= keep:
+        while len(self._drafters) >= MAX_DRAFTERS:
             self._drafters.popitem(last=False)[1].close()
-        self._drafters[key] = self.new_drafter(config)
+        self._drafters[key] = build_drafter(config, self.bench(), self._latency)
         return self._drafters[key]
-
-    def new_drafter(self, config: MethodConfig) -> Drafter:
-        """A drafter of the caller's own on the loaded target; the caller closes it.
-
-        Raises DrafterError: it does not fit the target, or its weights cannot be had.
-        """
-        return build_drafter(config, self.bench(), self._latency)
 
     def bench(self) -> BuildContext:
         """The loaded target, and what a method may use beside it."""
@@ -127,17 +117,12 @@ class Models:
             )
         return self._companions[spec.name]
 
-    def forget_drafters(self) -> None:
-        """Free the drafters: some learn from text to text, and a new one knows nothing yet."""
-        while self._drafters:
-            self._drafters.popitem()[1].close()
-
     def close(self) -> None:
         """Free everything."""
         self.loaded = None
-        self.forget_drafters()
-        while self._companions:
-            self._companions.popitem()[1].close()
+        for models in (self._drafters, self._companions):
+            while models:
+                models.popitem()[1].close()
         if self._target is not None:
             self._target.close()
             self._target = self._key = self._curve = None

@@ -14,19 +14,19 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from engine.decode import decode
 from engine.drafters.base import BuildContext, Drafter
-from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError, PromptError
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun, LiveRuns, Message, State
-from playground.host.models import MAX_DRAFTERS, Loaded, Models
+from playground.host.models import Loaded, Models
 from playground.host.recording import log_unbegun, record_run
 from playground.host.request import GenerateRequest
 from playground.host.stream import REASON_WORDS, run_meta
@@ -86,7 +86,7 @@ class EngineHost:
         """Queue work of several runs that nothing may come between, e.g. a comparison.
 
         `work` is called on the engine's thread with the returned run, which stands for all of it;
-        only there may it use `prepare`, `drafter`, `announce` and `perform`.
+        only there may it use `prepare`, `bench` and `perform`.
 
         Raises QueueFullError: too many are waiting.
         """
@@ -140,10 +140,14 @@ class EngineHost:
                 run.activity = "stopped before it started"
                 run.end("cancelled")
                 continue
-            outcome = attempt(lambda job=job: job.work(job.run), where=f"run {run.id}")  # type: ignore[misc]
-            if isinstance(outcome, Fault):
-                run.activity = "failed"
-                run.end("failed", error=outcome.sentence)
+            self._settle(run, partial(job.work, run))
+
+    def _settle(self, run: LiveRun, work: Callable[[], None]) -> None:
+        """Do a run's work; what stops it ends the run."""
+        outcome = attempt(work, where=f"run {run.id}")
+        if isinstance(outcome, Fault):
+            run.activity = "failed"
+            run.end("failed", error=outcome.sentence)
 
     def _next(self) -> Job | None:
         with self._wake:
@@ -153,32 +157,18 @@ class EngineHost:
 
     # ---- what submitted work may use, on the worker thread
 
-    def announce(self, request: GenerateRequest, *, owner: str) -> LiveRun:
-        """A run that pages can see from now on, for `perform`."""
-        run = self._new_run(request, owner)
-        self.runs.add(run)
-        return run
-
     def perform(
-        self,
-        run: LiveRun,
-        request: GenerateRequest,
-        *,
-        stored: Mapping[str, Any],
-        keep: int = MAX_DRAFTERS,
-    ) -> None:
-        """Do an announced run; however it ends, it is over when this returns.
+        self, request: GenerateRequest, *, owner: str, stored: Mapping[str, Any]
+    ) -> LiveRun:
+        """A run that pages can follow; however it ends, it is over when this returns.
 
         Args:
             stored: further fields of the log's `NewRun`, e.g. its labels.
-            keep: drafters to keep ready for the runs that follow.
         """
-        outcome = attempt(
-            lambda: self._generate(run, request, stored=stored, keep=keep), where=f"run {run.id}"
-        )
-        if isinstance(outcome, Fault):
-            run.activity = "failed"
-            run.end("failed", error=outcome.sentence)
+        run = self._new_run(request, owner)
+        self.runs.add(run)
+        self._settle(run, lambda: self._generate(run, request, stored=stored))
+        return run
 
     def prepare(self, run: LiveRun, spec: TargetSpec, dtype: str) -> Target:
         """The target, loaded if it is not; `run` tells how far it is."""
@@ -190,21 +180,9 @@ class EngineHost:
         tell(f"loading {spec.title or spec.name}", None)
         return self._models.target(spec, dtype, tell)
 
-    def drafter(self, config: MethodConfig, *, keep: int = MAX_DRAFTERS) -> Drafter:
-        """The method's drafter on the prepared target, kept as for `perform`."""
-        return self._models.drafter(config, keep=keep)
-
     def bench(self) -> BuildContext:
         """The prepared target, and what a measurement of a method builds on."""
         return self._models.bench()
-
-    def new_drafter(self, config: MethodConfig) -> Drafter:
-        """A drafter of the caller's own on the prepared target; the caller closes it."""
-        return self._models.new_drafter(config)
-
-    def forget_drafters(self) -> None:
-        """Let the next runs begin with new drafters, which have learned from no text."""
-        self._models.forget_drafters()
 
     # ---- the work of one job, on the worker thread
 
@@ -234,11 +212,10 @@ class EngineHost:
         request: GenerateRequest,
         *,
         stored: Mapping[str, Any] | None = None,
-        keep: int = MAX_DRAFTERS,
     ) -> None:
         """Load, build the drafter, decode; a run that cannot begin is in the log too, with why."""
         where, stored = f"run {run.id}", {"method_title": request.method.title, **(stored or {})}
-        ready = attempt(lambda: self._ready(run, request, keep), where=where)
+        ready = attempt(lambda: self._ready(run, request), where=where)
         if isinstance(ready, Fault):
             written = attempt(
                 lambda: log_unbegun(self.log, run, request, ready.sentence, stored),
@@ -255,13 +232,11 @@ class EngineHost:
         state: State = "failed" if fault else "cancelled" if reason == "cancelled" else "completed"
         run.end(state, error=fault.sentence if fault else None)
 
-    def _ready(
-        self, run: LiveRun, request: GenerateRequest, keep: int
-    ) -> tuple[Target, Drafter, list[int]]:
+    def _ready(self, run: LiveRun, request: GenerateRequest) -> tuple[Target, Drafter, list[int]]:
         """Target, drafter and prompt of a run that can begin."""
         target = self.prepare(run, request.target, request.dtype)
         run.activity, run.progress = "preparing the drafter", None
-        drafter = self.drafter(request.config, keep=keep)
+        drafter = self._models.drafter(request.config)
         messages = run.messages
         prompt_ids = target.encode_chat(messages) if messages else target.encode(run.meta["prompt"])
         return target, drafter, prompt_ids

@@ -113,9 +113,8 @@ class Measurements:
             system="",
             prompt=item.turns[0],
         )
-        inner = self._host.announce(request, owner=run.owner)
         labels = {"suite": item.suite, "category": item.category, "prompt": item.id}
-        self._host.perform(inner, request, stored={"labels": labels})
+        inner = self._host.perform(request, owner=run.owner, stored={"labels": labels})
         if run.cancel_asked.is_set():
             raise StoppedError("Stopped; what was written until then is in the log.")
         if inner.error or inner.log_id is None:

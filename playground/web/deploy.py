@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from playground.deploy import (
 from playground.errors import Fault, attempt
 from playground.host.runner import EngineHost
 from playground.web.generate import GeneratePage
+from playground.web.results import HTML
 
 MARKS = {"exact": "✓", "with losses": "~", "not taken": "✕"}
 MAX_FILES = 2
@@ -75,6 +75,13 @@ class DeployPage:
 
     def _choice(self) -> None:
         targets = self._catalog.target_choices()
+        methods = self._catalog.method_choices(targets[0][1])
+
+        def menu(name: str, choices: Any, **more: Any) -> gr.Dropdown:
+            return gr.Dropdown(
+                choices, label=name.capitalize(), elem_id=f"pg-deploy-{name}", **more
+            )
+
         with gr.Group():
             self.kind = gr.Radio(
                 [("A run", "run"), ("A method", "method")],
@@ -82,20 +89,14 @@ class DeployPage:
                 label="Hand over",
                 elem_id="pg-deploy-kind",
             )
-            self.run = gr.Dropdown([], value=None, label="Run", elem_id="pg-deploy-run")
-            self.target = gr.Dropdown(
-                targets, label="Target", visible=False, elem_id="pg-deploy-target"
-            )
-            self.method = gr.Dropdown(
-                self._catalog.method_choices(targets[0][1]),
-                label="Method",
-                visible=False,
-                elem_id="pg-deploy-method",
-            )
+            self.run = menu("run", [], value=None)
+            self.target = menu("target", targets, visible=False)
+            self.method = menu("method", methods, visible=False)
             self.summary = gr.HTML(elem_id="pg-deploy-summary", padding=True)
 
     def _reader(self) -> None:
         engines = [(engine.title, engine.name) for engine in ENGINES.values()]
+        hidden: dict[str, Any] = {"visible": False}
         with gr.Group():
             self.source = gr.Dropdown(
                 engines, value="vllm", label="Read a config of", elem_id="pg-deploy-source"
@@ -107,24 +108,12 @@ class DeployPage:
                 placeholder=SAMPLES["vllm"],
                 elem_id="pg-deploy-paste",
             )
-            self.found = gr.HTML(visible=False, elem_id="pg-deploy-found", padding=True)
-        self.yaml = gr.Code(
-            label="Method file",
-            language="yaml",
-            lines=1,
-            visible=False,
-            show_line_numbers=False,
-            elem_id="pg-deploy-yaml",
-        )
+            self.found = gr.HTML(elem_id="pg-deploy-found", padding=True, **hidden)
+        self.yaml = code("pg-deploy-yaml", label="Method file", language="yaml")
         with gr.Row(elem_id="pg-deploy-buttons"):
             self.upload = gr.UploadButton("Open file", size="sm", min_width=90)
             self.use = gr.Button(
-                "Use in Generate",
-                variant="primary",
-                size="sm",
-                visible=False,
-                min_width=120,
-                elem_id="pg-deploy-use",
+                "Use in Generate", variant="primary", size="sm", elem_id="pg-deploy-use", **hidden
             )
 
     def _result(self) -> None:
@@ -143,16 +132,7 @@ class DeployPage:
             elem_id="pg-deploy-version",
         )
         self.told = gr.HTML(visible=False, elem_id="pg-deploy-told")
-        self.files = [
-            gr.Code(
-                lines=1,
-                visible=False,
-                show_line_numbers=False,
-                buttons=["copy"],
-                elem_id=f"pg-deploy-file-{i}",
-            )
-            for i in range(MAX_FILES)
-        ]
+        self.files = [code(f"pg-deploy-file-{i}", buttons=["copy"]) for i in range(MAX_FILES)]
         self.downloads = gr.File(
             label="Download",
             file_count="multiple",
@@ -168,9 +148,8 @@ class DeployPage:
             elem_id="pg-deploy-command",
         )
         self.link = gr.Textbox(visible=False)
-        with gr.Accordion(
-            "Every method in every engine", open=False, elem_id="pg-deploy-all"
-        ) as self.all:
+        self.all = gr.Accordion("Every method in every engine", open=False, elem_id="pg-deploy-all")
+        with self.all:
             self.table = gr.HTML(elem_id="pg-deploy-table")
 
     # ---- listeners
@@ -182,13 +161,8 @@ class DeployPage:
         def come_into_view(link: Any, *held: Any) -> Updates:
             return {self.run: gr.Dropdown(self._runs(held[1]))} if link else self._answer(*held)
 
-        inputs = [
-            self.kind.input,
-            self.run.input,
-            self.target.input,
-            self.method.input,
-            self.version.input,
-        ]
+        parts = (self.kind, self.run, self.target, self.method, self.version)
+        inputs = [part.input for part in parts]
         looks = [
             gr.on(inputs, self._answer, self.asked, self.outputs, **QUIET),
             self.engine.input(look_at_engine, self.asked, self.outputs, **QUIET),
@@ -276,7 +250,7 @@ class DeployPage:
             self.version: gr.update(choices=versions(asked.engine), value=asked.version or newest),
             self.summary: summary(handed),
             self.told: shown(told(export)),
-            self.notes: shown(listed("note", "Notes", export.notes)),
+            self.notes: shown(str(SAID.list("note", "Notes", export.notes))),
             self.command: asked.command,
             self.link: asked.link,
             **self._files(export.files),
@@ -292,7 +266,8 @@ class DeployPage:
 
     def _fault(self, sentence: str) -> Updates:
         """What is wrong, or that there are no runs yet."""
-        said = paragraph("alert", sentence) if sentence else paragraph("dim", NO_RUNS)
+        kind, text = ("alert", sentence) if sentence else ("dim", NO_RUNS)
+        said = ALERT.render(kind=kind, text=text)
         nothing = {self.summary: "", self.notes: shown(""), self.command: ""}
         link = "fault" if sentence else ""
         return {self.told: shown(said), self.link: link, **nothing, **self._files()}
@@ -319,10 +294,15 @@ class DeployPage:
             return nothing
         read = attempt(lambda: read_config(engine, text), where="reading a config")
         if isinstance(read, Fault):
-            return nothing | {self.found: shown(paragraph("alert", read.sentence))}
+            return nothing | {self.found: shown(ALERT.render(kind="alert", text=read.sentence))}
         made = gr.Code(method_yaml(read.config, engine), visible=True)
         said = shown(remarks(read))
         return sample | {self.found: said, self.yaml: made, self.use: gr.Button(visible=True)}
+
+
+def code(elem_id: str, **about: Any) -> gr.Code:
+    """A file on show, once there is one."""
+    return gr.Code(lines=1, visible=False, show_line_numbers=False, elem_id=elem_id, **about)
 
 
 def shown(text: str) -> Any:
@@ -347,81 +327,74 @@ def engine_choice(export: Export) -> tuple[str, str]:
 
 # ---- what is said, as HTML; everything is escaped
 
-
-def paragraph(kind: str, text: str) -> str:
-    return f'<p class="{kind}">{escape(text)}</p>'
-
-
-def listed(kind: str, title: str, sentences: Iterable[str]) -> str:
-    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return f'<div class="told {kind}"><b>{title}</b><ul>{items}</ul></div>' if items else ""
+SAID: Any = HTML.from_string(
+    """
+{%- macro list(kind, title, sentences) %}{% if sentences %}
+<div class="told {{ kind }}"><b>{{ title }}</b><ul>
+{% for sentence in sentences %}<li>{{ sentence }}</li>{% endfor %}</ul></div>
+{% endif %}{% endmacro %}
+{% macro about(title, config, figures, target) %}
+{% set badge = "lossless" if config.lossless else "lossy" %}
+<p><b>{{ title }}</b> <span class="badge {{ badge }}">{{ badge }}</span></p>
+{% for text, unit, formula in figures %}
+<span class="figure" tabindex="0" title="{{ formula }}"><b>{{ text }}</b> {{ unit }}</span>
+{% endfor %}
+{% if target %}<p class="dim">{{ target }}</p>{% endif %}
+<p class="settings">{% for name, value in changed(config).items() %}
+<span><i>{{ name }}</i> {{ value }}</span>
+{% else %}All settings at their defaults.{% endfor %}</p>
+{% endmacro %}
+{% macro refusal(export) %}
+<div class="told refusal"><p>{{ export.refusal }}</p>
+{% if export.nearest %}<p><b>Nearest:</b> {{ export.nearest }}</p>{% endif %}</div>
+{% endmacro %}
+{% macro methods(engines, rows, marks) %}
+<p class="dim">✓ as it is · ~ with losses · ✕ not taken; newest releases, default settings.</p>
+<div class="frame"><table><thead><tr><th scope="col">method</th>
+{% for engine in engines.values() %}<th scope="col">{{ engine.title }}</th>{% endfor %}
+</tr></thead><tbody>
+{% for title, exports in rows %}<tr><th scope="row">{{ title }}</th>
+{% for export in exports %}
+{% set said %}{{ title }} in {{ engines[export.engine].title }}: {{ export.verdict }}.
+{{- " " ~ (export.refusal or export.warnings | first) if export.refusal or export.warnings }}
+{{- " Nearest: " ~ export.nearest if export.nearest }}{% endset %}
+<td data-verdict="{{ export.verdict }}" title="{{ said }}"><span aria-hidden="true">
+{{- marks[export.verdict] }}</span><span class="unseen">{{ said }}</span></td>
+{% endfor %}</tr>{% endfor %}
+</tbody></table></div>
+{% endmacro %}
+""",
+    globals={"changed": shown_settings},
+).module
+ALERT = HTML.from_string('<p class="{{ kind }}">{{ text }}</p>')
 
 
 def told(export: Export) -> str:
     """Why the engine cannot take the method, or what is lost."""
-    if not export.refusal:
-        return listed("warning", "Lost on the way", export.warnings)
-    nearest = f"<p><b>Nearest:</b> {escape(export.nearest)}</p>" if export.nearest else ""
-    return f'<div class="told refusal"><p>{escape(export.refusal)}</p>{nearest}</div>'
-
-
-def title_line(title: str, lossless: bool) -> str:
-    badge = "lossless" if lossless else "lossy"
-    return f'<p><b>{escape(title)}</b> <span class="badge {badge}">{badge}</span></p>'
-
-
-def settings_line(config: Any) -> str:
-    changed = shown_settings(config)
-    parts = [f"<span><i>{escape(k)}</i> {escape(v)}</span> " for k, v in changed.items()]
-    return f'<p class="settings">{"".join(parts) or "All settings at their defaults."}</p>'
+    if export.refusal:
+        return str(SAID.refusal(export))
+    return str(SAID.list("warning", "Lost on the way", export.warnings))
 
 
 def summary(handed: Handed) -> str:
     """What is handed over: a run's figures, and the settings that are not at their defaults."""
-    figures = "".join(
-        f'<span class="figure" tabindex="0" title="{escape(FORMULAS[name])}"><b>{value:.{digits}f}'
-        f"</b> {unit}</span> "
-        for name, value, digits, unit in (
-            ("mat", handed.mat, 2, "MAT"),
-            ("tok_s", handed.tok_s, 1, "tok/s"),
-        )
-        if value is not None
-    )
-    head = title_line(handed.title, handed.config.lossless)
-    return head + figures + paragraph("dim", f"on {handed.target}") + settings_line(handed.config)
+    measured = (("mat", handed.mat, 2, "MAT"), ("tok_s", handed.tok_s, 1, "tok/s"))
+    figures = [(f"{v:.{d}f}", unit, FORMULAS[n]) for n, v, d, unit in measured if v is not None]
+    return str(SAID.about(handed.title, handed.config, figures, f"on {handed.target}"))
 
 
 def remarks(read: Imported) -> str:
     """What a pasted config is here, and what of it is ignored or unknown."""
-    return (
-        title_line(type(read.config).title, read.config.lossless)
-        + settings_line(read.config)
-        + (paragraph("dim", f"It served {read.target}.") if read.target else "")
-        + listed("unknown", "Not known", read.unknown)
-        + listed("ignored", "Ignored, no meaning here", read.ignored)
-        + listed("note", "Notes", read.notes)
-    )
+    served = f"It served {read.target}." if read.target else ""
+    said = [
+        SAID.about(type(read.config).title, read.config, (), served),
+        SAID.list("unknown", "Not known", read.unknown),
+        SAID.list("ignored", "Ignored, no meaning here", read.ignored),
+        SAID.list("note", "Notes", read.notes),
+    ]
+    return "".join(map(str, said))
 
 
 def method_table(catalog: Any) -> str:
     """Methods down, engines across; every cell has its sentence as tooltip."""
-    heads = "".join(f'<th scope="col">{engine.title}</th>' for engine in ENGINES.values())
-    rows = "".join(
-        f'<tr><th scope="row">{escape(title)}</th>{"".join(_cell(title, e) for e in exports)}</tr>'
-        for title, exports in matrix(catalog)
-    )
-    legend = "✓ as it is · ~ with losses · ✕ not taken; newest releases, default settings."
-    return (
-        f'{paragraph("dim", legend)}<div class="frame"><table><thead><tr><th scope="col">method'
-        f"</th>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
-    )
-
-
-def _cell(title: str, export: Export) -> str:
-    first = export.refusal or next(iter(export.warnings), "")
-    nearest = f" Nearest: {export.nearest}" if export.nearest else ""
-    said = f"{title} in {ENGINES[export.engine].title}: {export.verdict}. {first}{nearest}".strip()
-    return (
-        f'<td data-verdict="{export.verdict}" title="{escape(said)}"><span aria-hidden="true">'
-        f'{MARKS[export.verdict]}</span><span class="unseen">{escape(said)}</span></td>'
-    )
+    return str(SAID.methods(ENGINES, matrix(catalog), MARKS))
