@@ -53,7 +53,7 @@ class LiveRun:
     """Session of the browser tab that asked for it."""
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     meta: dict[str, Any] = field(default_factory=dict)
-    """What the panel shows of the run besides its text; see `events.run_meta`."""
+    """What the panel shows of the run besides its text; see `stream.run_meta`."""
     messages: list[Message] = field(default_factory=list)
     """The conversation up to and including the prompt; empty for a raw completion."""
     state: State = "queued"

@@ -157,14 +157,8 @@ def _heads(columns: Sequence[Column], sort: str, descending: bool) -> list[dict[
     """The head row; of columns that sort by the same figure only its own is marked."""
     order = "descending" if descending else "ascending"
     return [
-        {
-            "key": column.key,
-            "title": column.title,
-            "kind": column.kind,
-            "sort": column.sort,
-            "help": column.help,
-            "sorted": order if column.sort == sort and column.key != "speedup" else None,
-        }
+        asdict(column)
+        | {"sorted": order if column.sort == sort and column.key != "speedup" else None}
         for column in columns
     ]
 
