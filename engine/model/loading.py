@@ -175,12 +175,13 @@ def _on_processor(
 ) -> tuple[Forward | None, dict[str, str]]:
     """By compiled kernels, else by transformers' modules with packed weights."""
     reason = native.why_not(model)
-    try:
-        kernels = _kernels(spec, cache_dir)
-    except NotNative as error:
-        reason = str(error)
-    if reason is None:
-        return native.NativeForward(model, kernels, codes), {}
+    if reason is None or codes is not None:
+        try:
+            kernels = _kernels(spec, cache_dir)
+            if reason is None:
+                return native.NativeForward(model, kernels, codes), {}
+        except NotNative as error:
+            reason = str(error)
     note = {"native_kernels": f"not used: {reason}"}
     if codes is not None:
         pack_codes(model, kernels, codes)

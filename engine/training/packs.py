@@ -278,7 +278,7 @@ def _known(**tensors: Tensor | None) -> dict[str, Tensor]:
 def frequent_tokens(
     corpus: Corpus, entries: Sequence[Entry], count: int, vocab_size: int
 ) -> Tensor:
-    """The `count` token ids that the target uses most, ascending int64.
+    """The `count` token ids that the target uses most, the most frequent first, int64.
 
     Answers count; prompts only decide among tokens that answers use equally often.
     """
@@ -290,5 +290,4 @@ def frequent_tokens(
         for start, end in entry.spans:
             answers += torch.bincount(ids[start:end], minlength=vocab_size)
     score = answers + everything / (everything.sum() + 1)
-    best = torch.argsort(score, descending=True, stable=True)[: min(count, vocab_size)]
-    return best.sort().values
+    return torch.argsort(score, descending=True, stable=True)[: min(count, vocab_size)]

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engine.config import Settings
+from engine.drafters.heads.output import FILE
 from engine.drafters.method import MethodConfig
 from engine.model.checkpoints import read_checkpoint
 from engine.model.corpus import Corpus, Entry
@@ -96,10 +97,12 @@ class Student(nn.Module):
         needs: features of the target that `predictions` reads.
         depth_decay: weight of a depth's loss relative to the one before it.
         weights_file: name of the file that `save` writes weights to.
+        drafts_vocabulary: whether it then drafts the tokens of its loss only.
     """
 
     needs = Needs()
     weights_file = "model.safetensors"
+    drafts_vocabulary = False
 
     def __init__(
         self, settings: TrainSettings, target: Target, vocabulary: Vocabulary, depths: int
@@ -175,6 +178,9 @@ class Student(nn.Module):
         save_file(self.stored(dtype), file, metadata={"format": "pt"})
         config = {**self.config(), "torch_dtype": str(dtype).removeprefix("torch.")}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        if self.drafts_vocabulary and self.vocabulary.ids is not None:
+            listed = json.dumps(self.vocabulary.ids.tolist(), separators=(",", ":"))
+            (folder / FILE).write_text(listed + "\n")
 
 
 def principal_directions(matrix: Tensor, count: int) -> Tensor:

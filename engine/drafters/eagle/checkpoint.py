@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.layer import HeadSpec
+from engine.drafters.heads.output import DraftOutput
 from engine.errors import DrafterError, VocabularyError
 from engine.model.target import Target
 
@@ -19,16 +20,21 @@ _UNUSED = ("t2d", "rotary_emb.", "verifier_norm.", "verifier_lm_head.", "embed_t
 _Head = TypeVar("_Head", bound=DraftHead)
 
 
-def load_eagle1(found: HeadCheckpoint, target: Target) -> Eagle1Head:
-    """An EAGLE-1/2 head on the target's device, in its dtype."""
+def load_eagle1(
+    found: HeadCheckpoint, target: Target, draft_vocab: int | None = None
+) -> Eagle1Head:
+    """An EAGLE-1/2 head on the target's device, in its dtype.
+
+    Args:
+        draft_vocab: as `DraftOutput.of`.
+    """
     if found.has("layers.0.hidden_norm.weight"):
         raise DrafterError(f"{found.location} is an EAGLE-3 head. Choose the method Eagle3.")
     _check(found, target)
     spec = found.layer_spec(target.hidden_size)
     bias = bool(found.layer_config.get("bias", True))
-    head = found.load(
-        lambda: Eagle1Head(spec, target.output, vocab=target.vocab_size, bias=bias), target
-    )
+    output = DraftOutput.of(target, found.location, draft_vocab)
+    head = found.load(lambda: Eagle1Head(spec, output, vocab=output.size, bias=bias), target)
     return _with_embedding(head, found, target, spec.hidden)
 
 
@@ -54,7 +60,7 @@ def load_eagle3(
     layers = layers or _captured_layers(found, target)
     spec = _eagle3_spec(found, target, found.layer_spec(found.size("fc.weight", 0)))
     _check_layers(layers, spec, found, target)
-    lm_head = None if found.has("lm_head.weight") else target.output
+    lm_head = None if found.has("lm_head.weight") else DraftOutput(target)
     head = found.load(lambda: Eagle3Head(spec, lm_head), target)
     head.d2t = _offsets(found, spec.draft_vocab_size, target)
     return _with_embedding(head, found, target, spec.layer.hidden), layers

@@ -13,6 +13,7 @@ and itself. Sources: arXiv:2401.15077, section 3; arXiv:2503.01840, section 3.1.
 
 from __future__ import annotations
 
+import ctypes
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,9 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from engine.drafters.heads.layer import HeadCache, HeadLayer, HeadSpec, Past
-from engine.kernels.cpu.operators import likeliest
+from engine.drafters.heads.output import DraftOutput
+from engine.kernels.cpu.decoder import Decoder, Joining, Parts, Place
+from engine.kernels.cpu.operators import NativeLinear, likeliest, pack_linears
 
 OutputMatrix = Callable[[Tensor], Tensor]
 """Hidden vectors `(…, hidden)` → logits `(…, vocab)`."""
@@ -39,6 +42,48 @@ class DraftHead(nn.Module):
     layer: HeadLayer
     embedding_weight: Tensor
     draft_vocab_size: int
+    _decoder: Decoder | None = None
+
+    def use_kernels(self, kernels: ctypes.CDLL | None) -> None:
+        """Let compiled kernels run it in 8 bits, one call per level of the draft, if they can.
+
+        Args:
+            kernels: as `Target.kernels`; None = change nothing.
+        """
+        pack_linears(self, kernels)
+        if kernels is not None and self.embedding_weight.dtype == torch.bfloat16:
+            parts = self.parts()
+            self._decoder = None if parts is None else Decoder(kernels, parts)
+
+    @property
+    def feeds_normed(self) -> bool:
+        """Whether an output is normalised before the next depth is fed with it."""
+        return False
+
+    @abstractmethod
+    def parts(self) -> Parts | None:
+        """What kernels run, once its matrices are packed; None if they cannot."""
+
+    def _parts(self, joining: Joining, *, norm: Tensor | None, lm_head: Any) -> Parts | None:
+        layer, spec = self.layer.packed(), self.layer.spec
+        if layer is None or not isinstance(lm_head, NativeLinear):
+            return None
+        return Parts(
+            layers=[layer],
+            hidden=spec.hidden,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
+            head_dim=spec.head_dim,
+            width=spec.intermediate,
+            eps=spec.eps,
+            scale=spec.head_dim**-0.5,
+            norm=norm,
+            embedding=self.embedding_weight,
+            lm_head=lm_head.matrix,
+            vocab=self.draft_vocab_size,
+            rotary=self.layer.rotary,
+            joining=joining,
+        )
 
     @abstractmethod
     def fuse(self, features: Tensor) -> Tensor:
@@ -74,9 +119,49 @@ class DraftHead(nn.Module):
         out: Tensor = self.layer(x, residual, positions, past, mask)
         return out
 
+    def predict(
+        self,
+        hidden: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        past: HeadCache,
+        visible: Tensor | None = None,
+        *,
+        last_only: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs `(m, hidden)` of n entries and their logits `(m, draft_vocab_size)`.
+
+        Args:
+            positions: `(n,)`.
+            visible: `(n, w)` bool, which of the last w rows each entry sees, the new ones included,
+                beside all earlier ones; None = all before it.
+            last_only: all entries leave keys and values, but only the last one is wanted: m = 1.
+        """
+        if self._decoder is None:
+            mask = None
+            if visible is not None and not last_only:
+                earlier = past.length + len(tokens) - visible.shape[1]
+                mask = torch.cat([visible.new_ones(len(tokens), earlier), visible], dim=1)
+            out: Tensor = self(hidden, tokens, positions, past, mask, last_only=last_only)
+            return out, self.logits(out)
+        past.reserve(len(tokens))
+        spec, wanted = self.layer.spec, 1 if last_only else len(tokens)
+        buffer = past.whole(spec.kv_heads, spec.head_dim, torch.bfloat16)
+        place = Place(buffer, past.length, visible)
+        found = self._decoder.run(
+            tokens, positions, place, states=hidden, taps=(1,), num_logits=wanted
+        )
+        outputs = found.hidden if self.feeds_normed else found.layers
+        assert outputs is not None
+        return outputs[-wanted:], found.logits
+
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Ids of the draft vocabulary → ids of the target's."""
         return draft_ids
+
+    def spread(self, probs: Tensor) -> Tensor:
+        """Probabilities `(n, draft vocab)` → of all tokens of the target, `(n, vocab)`."""
+        return probs
 
 
 class Eagle1Head(DraftHead):
@@ -86,6 +171,7 @@ class Eagle1Head(DraftHead):
     """
 
     def __init__(self, spec: HeadSpec, lm_head: OutputMatrix, *, vocab: int, bias: bool) -> None:
+        """`lm_head`: a `DraftOutput` where the head is to draft."""
         super().__init__()
         self.fc = nn.Linear(2 * spec.hidden, spec.hidden, bias=bias)
         self.layer = HeadLayer(spec, spec.hidden)
@@ -101,6 +187,19 @@ class Eagle1Head(DraftHead):
 
     def logits(self, outputs: Tensor) -> Tensor:
         return self._shared[0](outputs)
+
+    def parts(self) -> Parts | None:
+        if not isinstance(self.fc, NativeLinear):
+            return None
+        return self._parts(Joining(self.fc.matrix), norm=None, lm_head=_packed(self._shared[0]))
+
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        output = self._shared[0]
+        return output.target_ids(draft_ids) if isinstance(output, DraftOutput) else draft_ids
+
+    def spread(self, probs: Tensor) -> Tensor:
+        output = self._shared[0]
+        return output.spread(probs) if isinstance(output, DraftOutput) else probs
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +276,26 @@ class Eagle3Head(DraftHead):
         logits: Tensor = lm_head(outputs if self.spec.norm_output else self.norm(outputs))
         return logits
 
+    @property
+    def feeds_normed(self) -> bool:
+        return self.spec.norm_output
+
+    def parts(self) -> Parts | None:
+        joining = Joining(
+            None,
+            self.input_layernorm.weight,
+            self.hidden_norm.weight,
+            normed_input=self.spec.norm_before_residual,
+        )
+        lm_head = self.lm_head if self._shared[0] is None else _packed(self._shared[0])
+        return self._parts(joining, norm=self.norm.weight, lm_head=lm_head)
+
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]
+
+
+def _packed(output: OutputMatrix) -> NativeLinear | None:
+    return output.packed if isinstance(output, DraftOutput) else None
 
 
 class HeadSession:
@@ -187,10 +304,12 @@ class HeadSession:
     Attributes:
         output: `(1, hidden)`, the output of the last base entry: it predicts the children of the
             root.
+        logits: `(1, draft vocab)` of those children.
         root: `(1,)` int64, the token of the last base entry.
     """
 
     output: Tensor
+    logits: Tensor
     root: Tensor
 
     def __init__(self, head: DraftHead) -> None:
@@ -202,7 +321,7 @@ class HeadSession:
         """Add base entries and forget the tree of the last step.
 
         Only keys and values of a base entry outlive it, and of the outputs only the last one is
-        ever read: so the layer attends and runs its MLP for that one alone.
+        ever read.
 
         Args:
             features: `(n, width)` of the target; `tokens (n,)` follow them, the last is the root.
@@ -211,14 +330,15 @@ class HeadSession:
         begin, end = self._num_base, self._num_base + len(tokens)
         cache.truncate(begin)
         positions = torch.arange(begin, end, device=tokens.device)
-        self.output = head(head.fuse(features), tokens, positions, cache, last_only=True)
+        fused = head.fuse(features)
+        self.output, self.logits = head.predict(fused, tokens, positions, cache, last_only=True)
         self.root = tokens[-1:]
         self._num_base = cache.length = end
 
     def expand(
         self, hidden: Tensor, tokens: Tensor, depth: int, ancestors: Tensor | None
-    ) -> Tensor:
-        """Outputs `(n, hidden)` of n tree entries of one depth; they predict the nodes' children.
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs `(n, hidden)` of n tree entries of one depth, and logits of their children.
 
         Args:
             hidden: `(n, hidden)` output of the entry that each node's token was predicted from.
@@ -226,15 +346,12 @@ class HeadSession:
                 last: who is an ancestor of, or is, each of the n. None for a chain, which has only
                 ancestors.
         """
-        base, mask = self._num_base, None
-        if ancestors is not None:
-            mask = torch.cat([ancestors.new_ones(len(tokens), base), ancestors], dim=1)
-        position = torch.full((1,), base + depth - 1, device=tokens.device)
-        out: Tensor = self.head(hidden, tokens, position, self._cache, mask)
+        positions = torch.full_like(tokens, self._num_base + depth - 1)
+        found = self.head.predict(hidden, tokens, positions, self._cache, ancestors)
         self._cache.length += len(tokens)
-        return out
+        return found
 
-    def best_children(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The likeliest tokens after each entry, best first: ids and log-probs, `(n, count)`."""
-        ranked = likeliest(self.head.logits(hidden), count)
+    def likeliest(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The likeliest tokens of each row, best first: ids and log-probs, `(n, count)`."""
+        ranked = likeliest(logits, count)
         return self.head.target_ids(ranked.ids), ranked.log_probs

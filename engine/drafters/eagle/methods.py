@@ -19,10 +19,10 @@ from engine.drafters.eagle.trees import DynamicTree, StaticTree, expanded_rows
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.features import FeatureDrafter, features_of
 from engine.drafters.heads.layer import HeadCache
+from engine.drafters.heads.output import DraftVocab
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.drafters.texts import BEYOND, ROWS, Reading, rank_of
 from engine.errors import DrafterError
-from engine.kernels.cpu.operators import pack_linears
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.tree import ChoicePaths, ChoiceTree
@@ -90,7 +90,7 @@ class _EagleMethod(MethodConfig):
         location = context.weights(self.speculative_model, "an EAGLE head")
         found = HeadCheckpoint.read(location)
         head, needs = self._load(found, context.target)
-        pack_linears(head, context.target.kernels)
+        head.use_kernels(context.target.kernels)
         tree = self._tree_for(head, found.location)
         return EagleDrafter(head, tree, needs, remarks(found, context.target))
 
@@ -147,6 +147,8 @@ class EagleConfig(_EagleMethod):
         MC_SIM_7B_63.paths, description="static tree of ranks (EAGLE-1), e.g. [[0], [0, 0], [1]]"
     )
 
+    draft_vocab: DraftVocab = None
+
     def draft_shape(self) -> DraftShape:
         if self.use_dynamic_tree:
             return super().draft_shape()
@@ -168,7 +170,7 @@ class EagleConfig(_EagleMethod):
         return [self, *(self.replace(eagle_choices=comb) for comb in combs)]
 
     def _load(self, found: HeadCheckpoint, target: Target) -> tuple[DraftHead, Needs]:
-        return load_eagle1(found, target), Needs(hidden=True)
+        return load_eagle1(found, target, self.draft_vocab), Needs(hidden=True)
 
     def _tree_for(self, head: DraftHead, what: str) -> StaticTree | DynamicTree:
         if self.use_dynamic_tree:
@@ -266,15 +268,16 @@ class EagleDrafter(FeatureDrafter):
             visible = torch.arange(len(entries) + begin, device=self._device) <= entries[:, None]
             roots = entries >= first
             fed, unused = tokens[entries + 1], not bool(roots.any())
-            out = self.head(fused, fed, entries, cache, visible, last_only=unused)
+            out, logits = self.head.predict(fused, fed, entries, cache, visible, last_only=unused)
             cache.length += len(entries)
             if not unused:
                 mine = wanted[entries[roots] - first]
-                found.append(self._ranks_along(out[roots], entries[roots], mine, cache))
+                drafted = out[roots], logits[roots]
+                found.append(self._ranks_along(*drafted, entries[roots], mine, cache))
         return torch.cat(found).cpu()
 
     def _ranks_along(
-        self, hidden: Tensor, entries: Tensor, wanted: Tensor, cache: HeadCache
+        self, hidden: Tensor, logits: Tensor, entries: Tensor, wanted: Tensor, cache: HeadCache
     ) -> Tensor:
         """Ranks `(m, depths)` of the roots whose last base entries these m are."""
         base = cache.length
@@ -284,11 +287,11 @@ class EagleDrafter(FeatureDrafter):
         columns = []
         for depth, true in enumerate(wanted.clamp_min(0).unbind(dim=1), start=1):
             ids = draft_ids[true]
-            rank = rank_of(self.head.logits(hidden), ids.clamp_min(0))
+            rank = rank_of(logits, ids.clamp_min(0))
             columns.append(torch.where(ids < 0, BEYOND, rank))
             if depth < wanted.shape[1]:
                 mask = torch.cat([mask, itself], dim=1)
-                hidden = self.head(hidden, true, entries + depth, cache, mask)
+                hidden, logits = self.head.predict(hidden, true, entries + depth, cache, mask)
                 cache.length += len(entries)
         cache.truncate(base)
         return torch.stack(columns, dim=1)

@@ -63,23 +63,25 @@ class StaticTree:
         self, session: HeadSession, max_depth: int, sampling: Sampling, draws: SeededDraws
     ) -> Proposal:
         """The tree below the session's root, whatever `max_depth`: the loop cuts it."""
-        tokens, draft_probs, dists = [session.root], [session.output.new_ones(1).float()], []
-        hidden, grid = session.output, session.root[None]
+        head, tokens = session.head, [session.root]
+        draft_probs, dists = [session.output.new_ones(1).float()], []
+        hidden, logits, grid = session.output, session.logits, session.root[None]
         for depth, level in enumerate(self._levels):
             rows, ranks = level.children
             if depth:
                 above, rank = level.fed
-                hidden = session.expand(hidden[above], grid[above, rank], depth, level.ancestors)
-            logits = session.head.logits(hidden)
+                fed = hidden[above], grid[above, rank]
+                hidden, logits = session.expand(*fed, depth, level.ancestors)
             if sampling.greedy:
                 ranked = likeliest(logits, level.num_ranks)
-                grid = ranked.ids
+                grid = head.target_ids(ranked.ids)
                 draft_probs.append(ranked.log_probs.exp()[rows, ranks])
             else:
                 probs = probabilities(logits, sampling)
-                grid = draw_without_replacement(probs, level.num_ranks, draws)
-                dists.append(probs)
-                draft_probs.append(probs[rows, grid[rows, ranks]])
+                drawn = draw_without_replacement(probs, level.num_ranks, draws)
+                grid = head.target_ids(drawn)
+                dists.append(head.spread(probs))
+                draft_probs.append(probs[rows, drawn[rows, ranks]])
             tokens.append(grid[rows, ranks])
         expanded = [node for level in self._levels for node in level.nodes]
         row_of = {node: row for row, node in enumerate(expanded)}
@@ -185,7 +187,7 @@ class DynamicTree:
     ) -> Proposal:
         """A tree below the session's root, at most `max_depth` deep; sampling plays no part."""
         size = self.within(max_depth)
-        candidates = grow(session, session.output, size)
+        candidates = grow(session, size)
         if size.top_k == 1:
             tokens, log_probs, ranks = candidates.tokens, candidates.log_probs, None
             shape = TreeShape.chain(size.levels)
@@ -216,10 +218,10 @@ class Candidates(NamedTuple):
     parents: Tensor
 
 
-def grow(session: HeadSession, output: Tensor, size: DynamicTree) -> Candidates:
-    """Expand level by level, each in one batch; `output (1, hidden)` predicts the first."""
-    k = size.top_k
-    tokens, log_probs = session.best_children(output, k)
+def grow(session: HeadSession, size: DynamicTree) -> Candidates:
+    """Expand level by level, each in one batch."""
+    k, output = size.top_k, session.output
+    tokens, log_probs = session.likeliest(session.logits, k)
     root = torch.full_like(tokens[0], -1)
     levels = [Candidates(tokens[0], log_probs[0], log_probs[0], root)]
     hidden, ancestors, first = output, None, 0
@@ -232,8 +234,8 @@ def grow(session: HeadSession, output: Tensor, size: DynamicTree) -> Candidates:
             itself = torch.eye(len(frontier), dtype=torch.bool, device=output.device)
             seen = itself if ancestors is None else torch.cat([ancestors[came_from], itself], 1)
             ancestors = seen
-        hidden = session.expand(hidden[came_from], last.tokens[frontier], depth, ancestors)
-        tokens, log_probs = session.best_children(hidden, k)
+        hidden, logits = session.expand(hidden[came_from], last.tokens[frontier], depth, ancestors)
+        tokens, log_probs = session.likeliest(logits, k)
         scores = (last.scores[frontier, None] + log_probs).flatten()
         parents = (first + frontier).repeat_interleave(k)
         first += len(last.tokens)

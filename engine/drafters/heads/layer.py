@@ -15,6 +15,8 @@ from transformers import LlamaConfig
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from engine.kernels.cpu.decoder import Layer
+from engine.kernels.cpu.operators import EVEN, NativeLinear
 from engine.model.cache import TreeCache
 from engine.model.forward import tree_attention
 
@@ -148,6 +150,31 @@ class HeadLayer(nn.Module):
         sin = (angles.sin() * self._rope_scale).to(x.dtype)
         first, second = x.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+    def packed(self) -> Layer | None:
+        """Its parts for the kernels; None where they cannot run all of it."""
+        linears = (self.qkv, self.o_proj, self.gate_up, self.down_proj)
+        matrices = [one.matrix for one in linears if isinstance(one, NativeLinear)]
+        if len(matrices) < len(linears) or self.spec.activation != "silu":
+            return None
+        if any(size % EVEN for size in (self.spec.hidden, self.spec.head_dim)):
+            return None
+        qkv, out, gate_up, down = matrices
+        return Layer(
+            qkv,
+            out,
+            gate_up,
+            down,
+            input_norm=None,
+            mlp_norm=self.post_attention_norm.weight,
+            query_norm=self.q_norm.weight if self.spec.qk_norm else None,
+            key_norm=self.k_norm.weight if self.spec.qk_norm else None,
+        )
+
+    def rotary(self, count: int) -> Tensor:
+        """Cosines of one half of a head, then its sines, `(count, head_dim)` float32."""
+        angles = torch.arange(count)[:, None].float() * self._frequencies
+        return torch.cat([angles.cos(), angles.sin()], dim=-1) * self._rope_scale
 
 
 def attention(

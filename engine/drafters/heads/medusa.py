@@ -21,8 +21,9 @@ from engine.accept import Rule, Typical
 from engine.config import Sampling
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.heads.features import LastRowDrafter
+from engine.drafters.heads.output import DraftOutput, DraftVocab
 from engine.drafters.method import ChoiceLimits, DraftShape, MethodConfig
-from engine.drafters.texts import ROWS, Reading, rank_of
+from engine.drafters.texts import BEYOND, ROWS, Reading, rank_of
 from engine.errors import DrafterError, SourceError
 from engine.kernels.cpu.operators import likeliest
 from engine.model.checkpoints import read_checkpoint, tensor_names
@@ -59,6 +60,7 @@ class MedusaConfig(MethodConfig):
     num_medusa_heads: int | None = Field(
         None, ge=1, le=64, description="heads the checkpoint must have; None = any number"
     )
+    draft_vocab: DraftVocab = None
     acceptance: Literal["lossless", "typical"] = Field(
         "lossless", description="typical accepts any plausible token: longer drafts, lossy"
     )
@@ -75,7 +77,7 @@ class MedusaConfig(MethodConfig):
 
     def build(self, context: BuildContext) -> MedusaDrafter:
         location = context.weights(self.speculative_model, "the Medusa heads")
-        heads = read_heads(location, context.target)
+        heads = read_heads(location, context.target, self.draft_vocab)
         if self.num_medusa_heads not in (None, heads.count):
             raise DrafterError(
                 f"num_medusa_heads is {self.num_medusa_heads}, but {self.speculative_model} holds "
@@ -118,12 +120,12 @@ class MedusaHeads:
 
     Attributes:
         blocks: weight `(heads, hidden, hidden)` and bias `(heads, 1, hidden)` per residual layer.
-        output: `(heads, vocab, hidden)`; None where the heads share the target's `lm_head`.
+        output: `(heads, vocab, hidden)`; None where the heads share the target's.
     """
 
     blocks: tuple[tuple[Tensor, Tensor], ...]
     output: Tensor | None
-    lm_head: Callable[[Tensor], Tensor]
+    lm_head: DraftOutput
     count: int
 
     def logits(self, hidden: Tensor, num_heads: int) -> Tensor:
@@ -143,17 +145,22 @@ class MedusaHeads:
         depths = token_ids.shape[1]
         found, size = [], max(1, ROWS // depths)
         for rows, wanted in zip(hidden.split(size), token_ids.split(size), strict=True):
-            found.append(rank_of(self.logits(rows, depths), wanted.T).T)
+            places = self.lm_head.places(wanted.T)
+            rank = rank_of(self.logits(rows, depths), places.clamp_min(0))
+            found.append(torch.where(places < 0, BEYOND, rank).T)
         return torch.cat(found)
 
 
-def read_heads(location: str, target: Target) -> MedusaHeads:
+def read_heads(location: str, target: Target, draft_vocab: int | None = None) -> MedusaHeads:
     """Medusa heads in any published layout, in the target's dtype and on its device.
 
     Three layouts, told apart by what is in the file: a flat dict `head.layer.linear.weight` with
     an output matrix `head.layers.weight` per head; the same without it (the target's `lm_head`
     takes its place); either of them inside a full model under `medusa_head.`. The number of heads
     is the file's: published configs name fewer than there are.
+
+    Args:
+        draft_vocab: as `DraftOutput.of`; for heads that share the target's output matrix.
 
     Raises:
         SourceError: nothing there, or it cannot be read safely.
@@ -185,7 +192,9 @@ def read_heads(location: str, target: Target) -> MedusaHeads:
     if f"0.{depth}.weight" in tensors:
         found.check_vocabulary(len(tensors[f"0.{depth}.weight"]), target)
         output = stacked(f"{depth}.weight", target.vocab_size, size)
-    return MedusaHeads(blocks, output, target.output, count)
+    shared = DraftOutput(target) if output is not None else None
+    lm_head = shared or DraftOutput.of(target, found.location, draft_vocab)
+    return MedusaHeads(blocks, output, lm_head, count)
 
 
 def count_heads(location: str) -> int:
@@ -214,9 +223,10 @@ class MedusaDrafter(LastRowDrafter):
         tree = self._tree
         best = likeliest(self.heads.logits(self.hidden, tree.depth)[:, 0], self._num_choices)
         probs = best.log_probs.exp()
-        root = best.ids.new_full((1,), self.text[-1])
+        ids = self.heads.lm_head.target_ids(best.ids)
+        root = ids.new_full((1,), self.text[-1])
         return Proposal(
-            torch.cat([root, best.ids.flatten()])[self._slots],
+            torch.cat([root, ids.flatten()])[self._slots],
             tree.shape,
             tree.ranks,
             torch.cat([probs.new_ones(1), probs.flatten()])[self._slots],

@@ -26,7 +26,9 @@ struct Heads {
 struct NewRows {
     int32_t n;               // new rows
     int32_t context;         // rows in the cache before them
-    const uint8_t* visible;  // (n, n), null = causal
+    int32_t among;           // the last so many of those are seen as `visible` says, the others by all
+    int32_t unused;
+    const uint8_t* visible;  // (n, among + n), null = causal
     int64_t capacity;        // rows of the cache
     // Rows of many texts at once, each with its own stretch of the cache; null = one text.
     // Row r is kept in column columns[r] and sees begins[r] ... columns[r]; `visible` is ignored,
@@ -165,7 +167,7 @@ struct Attention {
     float* factors;             // (kv_heads, BATCH, heads / kv_heads): 1 / sum of the scores
     int64_t stride;
     bf16* transposed;           // (KEYS, head_dim), this thread's
-    int32_t* list;              // (n,), this thread's
+    int32_t* list;              // (among + n,), this thread's
     Barrier& barrier;
     int thread, threads;
 
@@ -192,7 +194,7 @@ struct Attention {
                 strip.count = last - first;
             }
             for (int r = strip.first; r < strip.first + strip.count; ++r)
-                strip.keys = std::max(strip.keys, prefix(r) + (fresh.visible ? fresh.n : 0));
+                strip.keys = std::max(strip.keys, prefix(r) + (fresh.visible ? width() : 0));
             f(strip, index);
             first += strip.count;
         }
@@ -200,19 +202,22 @@ struct Attention {
 
     int prefix(int row) const {
         if (fresh.columns) return int(fresh.columns[row] - fresh.begins[row]) + 1;
-        return fresh.visible ? fresh.context : fresh.context + row + 1;
+        return fresh.visible ? fresh.context - fresh.among : fresh.context + row + 1;
     }
+
+    // Keys that `visible` speaks of.
+    int width() const { return fresh.among + fresh.n; }
 
     // Those of the new keys that a row of a tree sees, as places in its text.
     int seen(int row) const {
         if (fresh.columns || !fresh.visible) return 0;
-        const uint8_t* visible = fresh.visible + int64_t(row) * fresh.n;
+        const uint8_t* visible = fresh.visible + int64_t(row) * width();
         int count = 0;
-        for (int j = 0; j < fresh.n; j += 8) {
+        for (int j = 0; j < width(); j += 8) {
             uint64_t sees = 0;  // a byte a key
-            std::memcpy(&sees, visible + j, std::min(8, fresh.n - j));
+            std::memcpy(&sees, visible + j, std::min(8, width() - j));
             for (; sees; sees &= sees - 1)
-                list[count++] = fresh.context + j + __builtin_ctzll(sees) / 8;
+                list[count++] = prefix(row) + j + __builtin_ctzll(sees) / 8;
         }
         return count;
     }

@@ -22,6 +22,8 @@ struct Layer {
 struct Joining {
     Matrix joint;  // data = null: without
     const bf16 *embedding_norm, *hidden_norm;
+    int32_t normed_input;  // without `joint`: whether the layers' input is the state after its norm
+    int32_t unused;
 };
 
 struct Model {
@@ -198,7 +200,7 @@ int64_t lay_out(const Model& m, int n, int64_t keys, uint8_t* at, Scratch* s) {
     take(s->transposed, int64_t(m.threads) * KEYS * dim);
     take_rows(s->inputs, deepest);
     take_rows(s->gate, m.width);
-    take(s->list, int64_t(m.threads) * n);
+    take(s->list, int64_t(m.threads) * keys);
     return p - at;
 }
 
@@ -240,6 +242,10 @@ struct Run {
             const bf16* state = call.states + int64_t(r) * m.hidden;
             for (int i = 0; i < m.hidden; i += LANES) store(to + i, load_bf16(state + i));
             norm(to, j.hidden_norm, m.hidden, m.eps, bits, at + m.hidden, s.inputs);
+            if (!j.normed_input) continue;
+            const F root = set1(root_of(to, m.hidden, m.eps));
+            for (int i = 0; i < m.hidden; i += LANES)
+                store(to + i, mul(mul(load(to + i), root), load_bf16(j.hidden_norm + i)));
         }
         if (!j.joint.data) return;
         barrier.wait(threads);
@@ -335,7 +341,7 @@ struct Run {
                             s.factors,
                             score_stride(call.rows.context + call.rows.n),
                             s.transposed + int64_t(t) * KEYS * m.heads.head_dim,
-                            s.list + int64_t(t) * call.rows.n,
+                            s.list + int64_t(t) * (call.rows.context + call.rows.n),
                             barrier,
                             t,
                             threads};

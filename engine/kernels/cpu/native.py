@@ -7,9 +7,8 @@ verified with exactly the logits of plain decoding.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,8 +21,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from engine.kernels.cpu.decoder import Decoder, Layer, Parts, Place
 from engine.kernels.cpu.gguf import Blocks
-from engine.kernels.cpu.operators import EVEN, Matrix, MatrixStruct, NativeLinear
+from engine.kernels.cpu.operators import EVEN, Matrix, NativeLinear
 from engine.kernels.cpu.weights import Codes
 from engine.model.cache import TreeCache
 from engine.model.forward import Forward, RaggedBatch
@@ -33,43 +33,6 @@ KNOWN = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalL
 """Exactly these: a subclass may differ in any line."""
 FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
 """Kinds of rotary positions whose frequencies do not depend on the length of the text."""
-ROTARY_BLOCK = 2048
-"""The table of rotary positions grows to the next multiple of this many."""
-ALIGNMENT = 64
-
-
-class _Layer(Structure):
-    _fields_ = [
-        *((name, MatrixStruct) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, c_void_p) for name in ("input_norm", "mlp_norm", "query_norm", "key_norm")),
-    ]
-
-
-class _Model(Structure):
-    _fields_ = [
-        *((name, c_int32) for name in ("num_layers", "hidden", "heads", "kv_heads")),
-        *((name, c_int32) for name in ("head_dim", "width", "threads", "vocab")),
-        ("eps", c_float),
-        ("scale", c_float),
-        ("layers", POINTER(_Layer)),
-        ("norm", c_void_p),
-        ("embedding", c_void_p),
-        ("lm_head", MatrixStruct),
-        ("joining", c_void_p),
-    ]
-
-
-class _Call(Structure):
-    _fields_ = [
-        *((name, c_int32) for name in ("n", "context")),
-        ("visible", c_void_p),
-        ("capacity", c_int64),
-        *((name, c_void_p) for name in ("begins", "columns")),
-        *((name, c_int32) for name in ("first_logit", "num_taps")),
-        *((name, c_void_p) for name in ("tokens", "states", "rotary", "cache")),
-        *((name, c_void_p) for name in ("taps", "tapped", "normed", "logits")),
-        *((name, c_void_p) for name in ("log_totals", "best", "scratch")),
-    ]
 
 
 def why_not(model: PreTrainedModel) -> str | None:
@@ -100,40 +63,9 @@ def _base(model: PreTrainedModel) -> Any:
     return model.base_model
 
 
-class _RotaryTable:
-    """Cosines and sines of every position, as the model's own module makes them."""
-
-    def __init__(self, module: Any) -> None:
-        """`module`: its frequencies do not depend on the length."""
-        self._module = module
-        self._table = torch.empty(0)
-
-    def rows(self, positions: Tensor) -> Tensor:
-        """Of these `(n,)`: cosines of one half of a head, then its sines, `(n, head_dim)`."""
-        count = -(-(int(positions.max()) + 1) // ROTARY_BLOCK) * ROTARY_BLOCK
-        if count > len(self._table):
-            both = self._module(torch.empty(0), torch.arange(count)[None])
-            self._table = torch.cat([part[0].chunk(2, dim=-1)[0] for part in both], dim=-1)
-        return self._table[positions]
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where the rows of a forward are kept, and what they see; see `Call` in the kernels."""
-
-    buffer: Tensor
-    capacity: int
-    context: int
-    visible: Tensor | None = None
-    begins: Tensor | None = None
-    columns: Tensor | None = None
-
-
 class _NativeBatch(RaggedBatch):
-    def __init__(
-        self, run: Callable[[Tensor, Tensor, _Place, Needs, int], TargetOutput], buffer: Tensor
-    ) -> None:
-        self._run, self._buffer, self.capacity = run, buffer, buffer.shape[2]
+    def __init__(self, forward: NativeForward, buffer: Tensor) -> None:
+        self._forward, self._buffer, self.capacity = forward, buffer, buffer.shape[2]
 
     def read(
         self,
@@ -145,11 +77,10 @@ class _NativeBatch(RaggedBatch):
         num_logits: int = 0,
     ) -> TargetOutput:
         begins = begins.contiguous()
-        columns = begins + positions
         longest = int(positions.max()) + 1
         context = max(0, longest - len(tokens))
-        place = _Place(self._buffer, self.capacity, context, begins=begins, columns=columns)
-        return self._run(tokens, positions, place, needs or Needs(), len(tokens) - num_logits)
+        place = Place(self._buffer, context, begins=begins, columns=begins + positions)
+        return self._forward.run(tokens, positions, place, needs or Needs(), num_logits)
 
 
 class NativeForward(Forward):
@@ -169,55 +100,52 @@ class NativeForward(Forward):
         Args:
             codes: of its matrices; None = they stay in bfloat16.
         """
-        self.kernels = kernels
-        self._codes = codes
-        self._held: list[Any] = []
-        self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._rotary = _RotaryTable(_base(model).rotary_emb)
-        self._layers = (_Layer * len(_base(model).layers))()
-        self._model: Any = self._describe(model)
+        self.kernels, self._codes = kernels, codes
+        self._decoder: Decoder | None = Decoder(kernels, self._parts(model))
         self._lm_head: Any = model.get_output_embeddings()
         self.name = "native" if codes is None else f"native, q{codes.bits}"
 
     # ---- weights
 
-    def _describe(self, model: PreTrainedModel) -> _Model:
+    def _parts(self, model: PreTrainedModel) -> Parts:
         base, config = _base(model), model.config.get_text_config()
-        struct: Any
-        for i, (struct, layer) in enumerate(zip(self._layers, base.layers, strict=True)):
-            attention, mlp, at = layer.self_attn, layer.mlp, f"layers.{i}"
-            struct.qkv = self._stack(attention, ["q_proj", "k_proj", "v_proj"], at)
-            struct.out = self._stack(attention, ["o_proj"], at)
-            struct.gate_up = self._stack(mlp, ["gate_proj", "up_proj"], at)
-            struct.down = self._stack(mlp, ["down_proj"], at)
-            struct.input_norm = self._address(layer.input_layernorm)
-            struct.mlp_norm = self._address(layer.post_attention_layernorm)
-            struct.query_norm = self._address(getattr(attention, "q_norm", None))
-            struct.key_norm = self._address(getattr(attention, "k_norm", None))
         attention = base.layers[0].self_attn
-        return _Model(
-            len(base.layers),
-            config.hidden_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            attention.head_dim,
-            config.intermediate_size,
-            torch.get_num_threads(),
-            len(base.embed_tokens.weight),
-            base.norm.variance_epsilon,
-            attention.scaling,
-            self._layers,
-            self._address(base.norm),
-            self._address(base.embed_tokens),
-            self._stack(
-                model, ["lm_head"], "", keep=self._codes is None or self._codes.keeps(model.lm_head)
-            ),
-            None,
+
+        def rotary(count: int) -> Tensor:
+            both = base.rotary_emb(torch.empty(0), torch.arange(count)[None])
+            return torch.cat([part[0].chunk(2, dim=-1)[0] for part in both], dim=-1)
+
+        keep = self._codes is None or self._codes.keeps(model.lm_head)
+        return Parts(
+            layers=[self._layer(layer, f"layers.{i}") for i, layer in enumerate(base.layers)],
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=attention.head_dim,
+            width=config.intermediate_size,
+            eps=base.norm.variance_epsilon,
+            scale=attention.scaling,
+            norm=_weight(base.norm),
+            embedding=base.embed_tokens.weight.detach(),
+            lm_head=self._stack(model, ["lm_head"], "", keep=keep),
+            vocab=len(base.embed_tokens.weight),
+            rotary=rotary,
         )
 
-    def _stack(
-        self, owner: Any, names: Sequence[str], at: str, *, keep: bool = False
-    ) -> MatrixStruct:
+    def _layer(self, layer: Any, at: str) -> Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        return Layer(
+            qkv=self._stack(attention, ["q_proj", "k_proj", "v_proj"], at),
+            out=self._stack(attention, ["o_proj"], at),
+            gate_up=self._stack(mlp, ["gate_proj", "up_proj"], at),
+            down=self._stack(mlp, ["down_proj"], at),
+            input_norm=_weight(layer.input_layernorm),
+            mlp_norm=layer.post_attention_layernorm.weight.detach(),
+            query_norm=_weight(getattr(attention, "q_norm", None)),
+            key_norm=_weight(getattr(attention, "k_norm", None)),
+        )
+
+    def _stack(self, owner: Any, names: Sequence[str], at: str, *, keep: bool = False) -> Matrix:
         """One matrix of several linear modules, which become its parts."""
         linears = [getattr(owner, name) for name in names]
         weights = [linear.weight.detach() for linear in linears]
@@ -232,19 +160,10 @@ class NativeForward(Forward):
             named = zip(names, linears, strict=True)
             whole = Blocks.joined([self._codes.of(f"{at}.{name}", one) for name, one in named])
         matrix = Matrix.of(whole, bias)
-        self._held.append(matrix)
         sizes = [linear.out_features for linear in linears]
         for name, linear, part in zip(names, linears, matrix.split(sizes), strict=True):
             setattr(owner, name, NativeLinear(linear, self.kernels, part, keep=keep))
-        return matrix.struct
-
-    def _address(self, module: Any) -> int | None:
-        """Of a module's weight, which is held."""
-        if module is None:
-            return None
-        weight: Tensor = module.weight.detach()
-        self._held.append(weight)
-        return weight.data_ptr()
+        return matrix
 
     # ---- forwards
 
@@ -258,14 +177,12 @@ class NativeForward(Forward):
         *,
         last_only: bool,
     ) -> TargetOutput:
-        model = self._model
-        assert model is not None
-        buffer = cache.whole(model.kv_heads, model.head_dim, torch.bfloat16)
-        first = len(tokens) - 1 if last_only else 0
-        if visible is not None:
-            visible = visible.contiguous()
-        place = _Place(buffer, cache.capacity, cache.length, visible=visible)
-        return self._run(tokens, positions, place, needs, first)
+        place = Place(self._buffer(cache), cache.length, visible)
+        return self.run(tokens, positions, place, needs, 1 if last_only else len(tokens))
+
+    def _buffer(self, cache: TreeCache) -> Tensor:
+        parts = self._held.parts
+        return cache.whole(parts.kv_heads, parts.head_dim, torch.bfloat16)
 
     def output(self, hidden: Tensor) -> Tensor:
         rows = hidden.to(torch.bfloat16).reshape(-1, hidden.shape[-1])
@@ -273,67 +190,30 @@ class NativeForward(Forward):
         return logits
 
     def ragged_batch(self, capacity: int) -> RaggedBatch:
-        model = self._model
-        assert model is not None
-        shape = (2 * model.num_layers, model.kv_heads, capacity, model.head_dim)
-        return _NativeBatch(self._run, torch.empty(shape, dtype=torch.bfloat16))
+        parts = self._held.parts
+        shape = (2 * len(parts.layers), parts.kv_heads, capacity, parts.head_dim)
+        return _NativeBatch(self, torch.empty(shape, dtype=torch.bfloat16))
 
-    def _run(
-        self, tokens: Tensor, positions: Tensor, place: _Place, needs: Needs, first: int
+    def run(
+        self, tokens: Tensor, positions: Tensor, place: Place, needs: Needs, num_logits: int
     ) -> TargetOutput:
-        """One forward; logits of the rows from `first` on."""
-        model = self._model
-        assert model is not None
-        n, hidden = len(tokens), model.hidden
-        tokens = tokens.contiguous()
-        rotary = self._rotary.rows(positions)
-        taps = torch.tensor(needs.layers, dtype=torch.int32)
-        tapped = torch.empty(n, len(needs.layers) * hidden, dtype=torch.bfloat16)
-        normed = torch.empty(n, hidden, dtype=torch.bfloat16)
-        logits = torch.empty(n - first, model.lm_head.out)
-        totals, best = torch.empty(n - first), torch.empty(n - first, dtype=torch.int64)
-        model.threads = torch.get_num_threads()
-
-        def address(tensor: Tensor | None) -> int | None:
-            return None if tensor is None else tensor.data_ptr()
-
-        call = _Call(
-            n=n,
-            context=place.context,
-            visible=address(place.visible),
-            capacity=place.capacity,
-            begins=address(place.begins),
-            columns=address(place.columns),
-            first_logit=first,
-            num_taps=len(needs.layers),
-            tokens=address(tokens),
-            rotary=address(rotary),
-            cache=address(place.buffer),
-            taps=address(taps),
-            tapped=address(tapped),
-            normed=address(normed),
-            logits=address(logits),
-            log_totals=address(totals),
-            best=address(best),
-            scratch=self._room(model, n, place.context + n),
-        )
-        self.kernels.forward(ctypes.byref(model), ctypes.byref(call))
-        return TargetOutput(
-            logits[:, : model.vocab],
-            normed if needs.hidden else None,
-            tapped if needs.layers else None,
-            totals,
-            best,
+        """One forward; logits of the last `num_logits` rows."""
+        output = self._held.run(tokens, positions, place, taps=needs.layers, num_logits=num_logits)
+        return replace(
+            output,
+            hidden=output.hidden if needs.hidden else None,
+            layers=output.layers if needs.layers else None,
         )
 
-    def _room(self, model: Any, n: int, keys: int) -> int:
-        """Address of scratch memory for a forward."""
-        size = self.kernels.scratch_bytes(ctypes.byref(model), n, c_int64(keys))
-        if len(self._scratch) < size + ALIGNMENT:
-            self._scratch = torch.empty(size + size // 4 + ALIGNMENT, dtype=torch.uint8)
-        return -(-self._scratch.data_ptr() // ALIGNMENT) * ALIGNMENT
+    @property
+    def _held(self) -> Decoder:
+        assert self._decoder is not None, "closed"
+        return self._decoder
 
     def close(self) -> None:
-        self._model = self._lm_head = None
-        self._held.clear()
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._decoder = self._lm_head = None
+
+
+def _weight(module: Any) -> Tensor | None:
+    weight: Tensor | None = None if module is None else module.weight.detach()
+    return weight

@@ -130,17 +130,17 @@ class NativeLinear(PackedLinear):
         self, plain: nn.Linear, kernels: ctypes.CDLL, matrix: Matrix, *, keep: bool = False
     ) -> None:
         super().__init__(plain, keep=keep)
-        self._kernels, self._matrix = kernels, matrix
+        self._kernels, self.matrix = kernels, matrix
 
     def float_product(self, x: Tensor) -> Tensor:
         """As `product`, in float32."""
-        return self._matrix.product(self._kernels, x)[:, : self.out_features]
+        return self.matrix.product(self._kernels, x)[:, : self.out_features]
 
     def product(self, x: Tensor) -> Tensor:
         return self.float_product(x).to(x.dtype)
 
     def unpacked(self) -> Tensor:
-        return self._matrix.unpacked()[: self.out_features]
+        return self.matrix.unpacked()[: self.out_features]
 
 
 def pack_codes(model: PreTrainedModel, kernels: ctypes.CDLL, codes: Codes) -> None:
@@ -155,11 +155,12 @@ def pack_codes(model: PreTrainedModel, kernels: ctypes.CDLL, codes: Codes) -> No
     replace_linears(model, make)
 
 
-def pack_linears(module: nn.Module, kernels: ctypes.CDLL | None) -> None:
+def pack_linears(module: nn.Module, kernels: ctypes.CDLL | None, *, bits: int = 8) -> None:
     """Let the kernels multiply for a module that is done with training: a drafter's head.
 
     Args:
         kernels: as `Target.kernels`; None = change nothing.
+        bits: of the codes that its matrices get; 16 = they stay in bfloat16.
     """
     if kernels is None:
         return
@@ -168,7 +169,9 @@ def pack_linears(module: nn.Module, kernels: ctypes.CDLL | None) -> None:
             if type(child) is not nn.Linear or child.in_features % EVEN:
                 continue
             if child.weight.dtype == torch.bfloat16 and child.weight.device.type == "cpu":
-                matrix = Matrix.of(child.weight.detach(), child.bias)
+                weight = child.weight.detach()
+                whole = weight if bits == 16 else Blocks.quantised(weight, bits)
+                matrix = Matrix.of(whole, child.bias)
                 setattr(owner, name, NativeLinear(child, kernels, matrix))
 
 

@@ -113,6 +113,7 @@ class Eagle3Training(_EagleTraining):
         ids = self._begun(target)
         if ids is None:
             ids = frequent_tokens(corpus, entries, self.draft_vocab, target.vocab_size)
+            ids = ids.sort().values
         own = Vocabulary(ids.to(target.device), target.vocab_size)
         return Eagle3Student(self, target, own, own=True)
 
@@ -188,6 +189,7 @@ class EagleStudent(_EagleStudent):
     """Learns the target's next feature, and through it the next token."""
 
     needs = Needs(hidden=True)
+    drafts_vocabulary = True
     settings: EagleTraining
     head: Eagle1Head
 

@@ -58,6 +58,7 @@ class MedusaStudent(Student):
 
     settings: MedusaTraining
     weights_file = "medusa_lm_head.safetensors"
+    drafts_vocabulary = True
 
     def __init__(self, settings: MedusaTraining, target: Target, vocabulary: Vocabulary) -> None:
         super().__init__(settings, target, vocabulary, settings.heads)

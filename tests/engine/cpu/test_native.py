@@ -21,8 +21,9 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.kernels.cpu import compile
-from engine.kernels.cpu import native as native_module
+from engine.kernels.cpu import decoder as decoder_module
 from engine.kernels.cpu.compile import AVX512, NEEDED, NotNative, best_instructions, library
+from engine.kernels.cpu.decoder import Decoder
 from engine.kernels.cpu.gguf import BLOCK, Blocks
 from engine.kernels.cpu.native import NativeForward, why_not
 from engine.kernels.cpu.operators import MOST, Matrix, NativeLinear, likeliest, pack_linears
@@ -372,8 +373,8 @@ def test_wrong_kernels_step_aside_and_the_run_says_why(
 ) -> None:
     folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
     spec = TargetSpec(name="tiny", title="tiny", path=str(folder))
-    rows = native_module._RotaryTable.rows
-    monkeypatch.setattr(native_module._RotaryTable, "rows", lambda *args: rows(*args).flip(-1))
+    rows = Decoder._rotary_rows
+    monkeypatch.setattr(Decoder, "_rotary_rows", lambda *args: rows(*args).flip(-1))
     target = load_target(spec, dtype="bfloat16", device="cpu", cache_dir=tmp_path)
     found = target.environment()
     assert found["forward"] == "transformers' modules" and target.kernels is None
@@ -387,7 +388,7 @@ def test_positions_beyond_the_rotary_table_extend_it(
     theirs = native(copy.deepcopy(model), kernels)
     prompt, needs = tokens_of(random.Random(1), 21), ALL
     whole = theirs.prefill(prompt, theirs.new_cache(4), needs)
-    monkeypatch.setattr(native_module, "ROTARY_BLOCK", 8)
+    monkeypatch.setattr(decoder_module, "ROTARY_BLOCK", 8)
     ours = native(model, kernels)
     cache = ours.new_cache(4)
     pieces = [ours.prefill(prompt[at : at + 3], cache, needs) for at in range(0, 21, 3)]

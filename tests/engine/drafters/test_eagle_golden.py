@@ -111,7 +111,7 @@ def test_siblings_fed_as_tree_entries_equal_the_reference(name: str) -> None:
         session.feed_base(wanted["target_features"], wanted["head_input_ids"])
         torch.testing.assert_close(session.output, wanted["head_hidden"][-1:], **FLOAT)
         siblings = torch.eye(10, dtype=torch.bool)
-        outputs = session.expand(session.output.expand(10, -1), fed, 1, siblings)
+        outputs, _ = session.expand(session.output.expand(10, -1), fed, 1, siblings)
     torch.testing.assert_close(outputs, wanted["level1_hidden"], **FLOAT)
     check_top10(drafter, outputs, wanted, "level1")
 

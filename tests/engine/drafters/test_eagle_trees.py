@@ -33,8 +33,10 @@ class TableNet:
 
     def __init__(self) -> None:
         self.fed: list[tuple[int, ...]] = []
+        self.output = self.output_of(())
+        self.logits = self.log_probs(())[None]
 
-    def output(self, path: tuple[int, ...]) -> Tensor:
+    def output_of(self, path: tuple[int, ...]) -> Tensor:
         return torch.tensor([[float(sum((t + 1) * 8**i for i, t in enumerate(path)))]])
 
     def path_of(self, hidden: Tensor) -> tuple[int, ...]:
@@ -45,13 +47,13 @@ class TableNet:
         return tuple(path)
 
     def log_probs(self, path: tuple[int, ...]) -> Tensor:
-        seed = int(self.output(path)) + 11
+        seed = int(self.output_of(path)) + 11
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(VOCAB, generator=generator).log_softmax(-1)
 
     def expand(
         self, hidden: Tensor, tokens: Tensor, depth: int, ancestors: Tensor | None
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         paths = [(*self.path_of(h), int(t)) for h, t in zip(hidden, tokens, strict=True)]
         assert all(len(path) == depth for path in paths)
         self.fed += paths
@@ -59,11 +61,12 @@ class TableNet:
             for path, row in zip(paths, ancestors, strict=True):
                 seen = {self.fed[i] for i in row.nonzero().flatten().tolist()}
                 assert seen == {path[:d] for d in range(1, depth + 1)}
-        return torch.cat([self.output(path) for path in paths])
+        hidden = torch.cat([self.output_of(path) for path in paths])
+        return hidden, torch.stack([self.log_probs(path) for path in paths])
 
-    def best_children(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        best = [self.log_probs(self.path_of(h)).topk(count) for h in hidden]
-        return torch.stack([b.indices for b in best]), torch.stack([b.values for b in best])
+    def likeliest(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        best = logits.topk(count)
+        return best.indices, best.values
 
 
 def by_hand(net: TableNet, size: DynamicTree) -> list[tuple[tuple[int, ...], float]]:
@@ -96,7 +99,7 @@ def by_hand(net: TableNet, size: DynamicTree) -> list[tuple[tuple[int, ...], flo
 )
 def test_a_grown_tree_equals_the_procedure_done_by_hand(size: DynamicTree) -> None:
     net = TableNet()
-    candidates = grow(net, net.output(()), size)
+    candidates = grow(net, size)
     assert len(candidates.tokens) == size.num_candidates
     kept, parents = rerank(candidates, size.keep)
     paths: list[tuple[int, ...]] = [()]
@@ -148,7 +151,7 @@ def test_candidates_are_counted_as_in_the_reference() -> None:
 
 def test_a_depth_limit_shortens_the_tree() -> None:
     size = DynamicTree(3, 6, 10, 3).within(2)
-    candidates = grow(TableNet(), torch.zeros(1, 1), size)
+    candidates = grow(TableNet(), size)
     assert size.levels == 2 and len(candidates.tokens) == 3 + 9
     assert DynamicTree(3, 6, 2, 3).within(9).levels == 2, "two nodes reach no deeper than two"
 

@@ -97,7 +97,7 @@ def test_unrolling_in_training_is_what_the_drafter_does(
         for depth in range(4):
             if depth:
                 fed = tokens[root + depth][None]
-                hidden = session.expand(hidden, fed, depth, None)
+                hidden, _ = session.expand(hidden, fed, depth, None)
             entry = start + root - 1
             row = entry if depth == 0 else starts.tolist().index(entry)
             torch.testing.assert_close(depths[depth][row], hidden[0], atol=1e-4, rtol=1e-4)
@@ -139,7 +139,8 @@ def test_the_draft_vocabulary_is_what_answers_use_most(target: Target, corpus: C
             counts += torch.bincount(tokens[start:end], minlength=target.vocab_size)
     others = torch.ones(target.vocab_size, dtype=torch.bool)
     others[ids] = False
-    assert ids.tolist() == sorted(ids.tolist()) and len(ids) == 20
+    assert len(ids.unique()) == len(ids) == 20
+    assert counts[ids].tolist() == sorted(counts[ids].tolist(), reverse=True)
     assert counts[ids].min() >= counts[others].max()
 
 

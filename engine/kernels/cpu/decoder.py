@@ -1,0 +1,260 @@
+"""A decoder of packed matrices that `native.cpp` runs in one call: a target, or a draft head.
+
+A row's results are the same, bit by bit, whatever rows are computed with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.kernels.cpu.operators import Matrix, MatrixStruct
+from engine.proposal import TargetOutput
+
+ROTARY_BLOCK = 2048
+"""The table of rotary positions grows to the next multiple of this many."""
+ALIGNMENT = 64
+
+
+class _LayerStruct(Structure):
+    _fields_ = [
+        *((name, MatrixStruct) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, c_void_p) for name in ("input_norm", "mlp_norm", "query_norm", "key_norm")),
+    ]
+
+
+class _JoiningStruct(Structure):
+    _fields_ = [
+        ("joint", MatrixStruct),
+        *((name, c_void_p) for name in ("embedding_norm", "hidden_norm")),
+        *((name, c_int32) for name in ("normed_input", "unused")),
+    ]
+
+
+class _ModelStruct(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("num_layers", "hidden", "heads", "kv_heads")),
+        *((name, c_int32) for name in ("head_dim", "width", "threads", "vocab")),
+        ("eps", c_float),
+        ("scale", c_float),
+        ("layers", POINTER(_LayerStruct)),
+        ("norm", c_void_p),
+        ("embedding", c_void_p),
+        ("lm_head", MatrixStruct),
+        ("joining", POINTER(_JoiningStruct)),
+    ]
+
+
+class _CallStruct(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("n", "context", "among", "unused")),
+        ("visible", c_void_p),
+        ("capacity", c_int64),
+        *((name, c_void_p) for name in ("begins", "columns")),
+        *((name, c_int32) for name in ("first_logit", "num_taps")),
+        *((name, c_void_p) for name in ("tokens", "states", "rotary", "cache")),
+        *((name, c_void_p) for name in ("taps", "tapped", "normed", "logits")),
+        *((name, c_void_p) for name in ("log_totals", "best", "scratch")),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A decoder layer: matrices, and weights of norms in bfloat16.
+
+    Attributes:
+        qkv: query, key and value; gate_up: gate and up.
+        input_norm: `(hidden,)`; None = the layer's input meets `qkv` as it is.
+        query_norm, key_norm: `(head_dim,)`, per head, or None.
+    """
+
+    qkv: Matrix
+    out: Matrix
+    gate_up: Matrix
+    down: Matrix
+    input_norm: Tensor | None
+    mlp_norm: Tensor
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """How a draft head joins the embedding of a token with a hidden state.
+
+    Attributes:
+        joint: makes of both, `2 hidden` wide, the first layer's input; None = they are what its
+            `qkv` meets, and the hidden state is its input.
+        embedding_norm, hidden_norm: `(hidden,)`, applied before; None = none.
+        normed_input: without `joint`: the first layer's input is the normalised hidden state.
+    """
+
+    joint: Matrix | None
+    embedding_norm: Tensor | None = None
+    hidden_norm: Tensor | None = None
+    normed_input: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a decoder is made of.
+
+    Attributes:
+        scale: of query times key.
+        norm: `(hidden,)` before the output matrix; None = none.
+        embedding: `(tokens, hidden)` bfloat16.
+        lm_head: None = no logits.
+        vocab: logits of a row; the matrix may be filled up.
+        rotary: count → cosines of one half of a head, then its sines, `(count, head_dim)` float32.
+    """
+
+    layers: Sequence[Layer]
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    width: int
+    eps: float
+    scale: float
+    norm: Tensor | None
+    embedding: Tensor
+    lm_head: Matrix | None
+    vocab: int
+    rotary: Callable[[int], Tensor]
+    joining: Joining | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the rows of a forward are kept, and what they see; see `NewRows` in the kernels.
+
+    Attributes:
+        buffer: `(2 · layers, kv_heads, capacity, head_dim)` bfloat16.
+        context: rows in it before the new ones.
+        visible: `(n, w)` bool, which of the last w rows, the new ones included, each of the n sees
+            beside all earlier ones; None = all before it.
+        begins, columns: of many texts at once: `(n,)` int64, where a row's text begins in the
+            buffer, and its own place.
+    """
+
+    buffer: Tensor
+    context: int
+    visible: Tensor | None = None
+    begins: Tensor | None = None
+    columns: Tensor | None = None
+
+
+class Decoder:
+    """Runs its parts, which it holds."""
+
+    def __init__(self, kernels: ctypes.CDLL, parts: Parts) -> None:
+        self.kernels, self.parts = kernels, parts
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._rotary = torch.empty(0)
+        layers = (_LayerStruct * len(parts.layers))()
+        for struct, layer in zip(layers, parts.layers, strict=True):
+            for name in ("qkv", "out", "gate_up", "down"):
+                setattr(struct, name, getattr(layer, name).struct)
+            for name in ("input_norm", "mlp_norm", "query_norm", "key_norm"):
+                setattr(struct, name, _address(getattr(layer, name)))
+        joining = parts.joining and _JoiningStruct(
+            MatrixStruct() if parts.joining.joint is None else parts.joining.joint.struct,
+            _address(parts.joining.embedding_norm),
+            _address(parts.joining.hidden_norm),
+            parts.joining.normed_input,
+        )
+        self._model = _ModelStruct(
+            len(parts.layers),
+            parts.hidden,
+            parts.heads,
+            parts.kv_heads,
+            parts.head_dim,
+            parts.width,
+            torch.get_num_threads(),
+            parts.vocab,
+            parts.eps,
+            parts.scale,
+            layers,
+            _address(parts.norm),
+            _address(parts.embedding),
+            MatrixStruct() if parts.lm_head is None else parts.lm_head.struct,
+            joining and ctypes.pointer(joining),
+        )
+
+    def run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        place: Place,
+        *,
+        states: Tensor | None = None,
+        taps: Sequence[int] = (),
+        num_logits: int | None = None,
+    ) -> TargetOutput:
+        """One forward over n new rows; their keys and values are stored.
+
+        Args:
+            tokens, positions: `(n,)` int64.
+            states: `(n, hidden)` bfloat16 that are joined with the tokens.
+            taps: layers whose input is wanted; their number = after the last.
+            num_logits: the last so many rows get logits; None = all.
+        """
+        model, n, hidden = self._model, len(tokens), self.parts.hidden
+        tokens = tokens.contiguous()
+        rotary = self._rotary_rows(positions)
+        visible = None if place.visible is None else place.visible.contiguous()
+        states = None if states is None else states.to(torch.bfloat16).contiguous()
+        wanted = torch.tensor(taps, dtype=torch.int32)
+        tapped = torch.empty(n, len(taps) * hidden, dtype=torch.bfloat16)
+        normed = torch.empty(n, hidden, dtype=torch.bfloat16)
+        count = n if num_logits is None else num_logits
+        logits = torch.empty(count, model.lm_head.out)
+        totals, best = torch.empty(count), torch.empty(count, dtype=torch.int64)
+        model.threads = torch.get_num_threads()
+        call = _CallStruct(
+            n=n,
+            context=place.context,
+            among=0 if visible is None else visible.shape[1] - n,
+            visible=_address(visible),
+            capacity=place.buffer.shape[2],
+            begins=_address(place.begins),
+            columns=_address(place.columns),
+            first_logit=n - count,
+            num_taps=len(taps),
+            tokens=_address(tokens),
+            states=_address(states),
+            rotary=_address(rotary),
+            cache=_address(place.buffer),
+            taps=_address(wanted),
+            tapped=_address(tapped),
+            normed=_address(normed),
+            logits=_address(logits),
+            log_totals=_address(totals),
+            best=_address(best),
+            scratch=self._room(n, place.context + n),
+        )
+        self.kernels.forward(ctypes.byref(model), ctypes.byref(call))
+        return TargetOutput(logits[:, : model.vocab], normed, tapped, totals, best)
+
+    def _rotary_rows(self, positions: Tensor) -> Tensor:
+        """Rotary positions `(n, head_dim)`, from a table that grows."""
+        count = -(-(int(positions.max()) + 1) // ROTARY_BLOCK) * ROTARY_BLOCK
+        if count > len(self._rotary):
+            self._rotary = self.parts.rotary(count)
+        return self._rotary[positions]
+
+    def _room(self, n: int, keys: int) -> int:
+        """Address of scratch memory for a forward."""
+        size = self.kernels.scratch_bytes(ctypes.byref(self._model), n, c_int64(keys))
+        if len(self._scratch) < size + ALIGNMENT:
+            self._scratch = torch.empty(size + size // 4 + ALIGNMENT, dtype=torch.uint8)
+        return -(-self._scratch.data_ptr() // ALIGNMENT) * ALIGNMENT
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,179 @@
+"""EAGLE heads on the compiled kernels draft what their modules draft."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import Limits, Sampling
+from engine.decode import decode
+from engine.drafters.autoregressive import AutoregressiveConfig
+from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec
+from engine.drafters.eagle.methods import EagleDrafter
+from engine.drafters.eagle.trees import DynamicTree, StaticTree
+from engine.drafters.heads.layer import HeadCache, HeadSpec
+from engine.drafters.heads.output import FILE, DraftOutput
+from engine.errors import DrafterError
+from engine.kernels.cpu.compile import NotNative, library
+from engine.model.target import Target
+from engine.proposal import Needs
+from engine.steps import End, Step
+from engine.tree import ChoiceTree
+from tests.engine.cpu.test_native import native, wide_model
+from tests.models import build_context
+
+SPEC = {"hidden": 64, "intermediate": 96, "heads": 2, "kv_heads": 1, "head_dim": 32, "eps": 1e-5}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    try:
+        kernels = library(tmp_path_factory.mktemp("kernels"))
+    except NotNative as error:
+        pytest.skip(f"no compiled kernels here: {error}")
+    return native(wide_model("llama"), kernels, 8)
+
+
+def head_of(name: str, target: Target) -> DraftHead:
+    """A random head in bfloat16, whose norms and biases are not what they begin as."""
+    torch.manual_seed(len(name))
+    head: DraftHead
+    if name.startswith("eagle1"):
+        ids = torch.randperm(target.vocab_size)[:100] if "subset" in name else None
+        output = DraftOutput(target, ids)
+        spec = HeadSpec(**SPEC, qkv_bias="biased" in name)
+        head = Eagle1Head(spec, output, vocab=output.size, bias=True)
+    else:
+        spec = HeadSpec(**SPEC, qk_norm="qk" in name)
+        own = None if "own" in name else DraftOutput(target)
+        size = 128 if "own" in name else target.vocab_size
+        flags = {"norm_before_residual": "normed" in name, "norm_output": "fed" in name}
+        head = Eagle3Head(Eagle3Spec(spec, 3, 64, size, **flags), own)
+    for parameter in head.parameters():
+        if parameter.ndim == 1:
+            parameter.data.add_(0.2 * torch.randn(parameter.shape))
+    head.embedding_weight = target.embedding.weight.detach()
+    return head.to(torch.bfloat16).requires_grad_(False)
+
+
+HEADS = ("eagle1", "eagle1-biased", "eagle1-subset", "eagle3", "eagle3-own-qk", "eagle3-normed-fed")
+
+
+@pytest.mark.parametrize("name", HEADS)
+@torch.inference_mode()
+def test_levels_of_a_tree_equal_the_modules(name: str, target: Target) -> None:
+    modules = head_of(name, target)
+    kernels = head_of(name, target)
+    kernels.use_kernels(target.kernels)
+    assert kernels._decoder is not None and modules._decoder is None
+    rng, caches = random.Random(3), (HeadCache(1), HeadCache(1))
+
+    def near(count: int, visible: Any, *, last_only: bool = False) -> None:
+        hidden = torch.randn(count, 64).bfloat16()
+        tokens = torch.tensor([rng.randrange(200) for _ in range(count)])
+        positions = torch.arange(count) + caches[0].length
+        both = [
+            head.predict(hidden, tokens, positions, cache, visible, last_only=last_only)
+            for head, cache in zip((modules, kernels), caches, strict=True)
+        ]
+        for theirs, ours in zip(*both, strict=True):
+            assert ours.shape == theirs.shape
+            off = (ours.double() - theirs.double()).std() / theirs.double().std()
+            assert off < 0.05, (name, count)
+        for cache in caches:
+            cache.length += count
+
+    near(23, None, last_only=True)
+    base = caches[0].length
+    near(4, torch.eye(4, dtype=torch.bool))
+    seen = torch.cat([torch.eye(4, dtype=torch.bool)[[0, 0, 2]], torch.eye(3).bool()], dim=1)
+    near(3, seen)
+    for cache in caches:
+        cache.truncate(base)
+    near(1, None)
+    near(1, None)
+    everything = torch.tril(torch.ones(5, 5 + caches[0].length).bool(), caches[0].length)
+    everything[:, 2:7] = False
+    near(5, everything)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("grown", [True, False])
+@pytest.mark.parametrize("name", ["eagle1", "eagle1-subset"])
+def test_they_draft_without_changing_the_text(
+    name: str, grown: bool, temperature: float, target: Target
+) -> None:
+    head = head_of(name, target)
+    head.use_kernels(target.kernels)
+    paths = ((0,), (1,), (0, 0), (0, 1), (0, 0, 0))
+    tree = DynamicTree(3, 3, 8, 3) if grown else StaticTree(ChoiceTree(paths), torch.device("cpu"))
+    drafter = EagleDrafter(head, tree, Needs(hidden=True))
+    prompt, limits = list(range(30, 45)), Limits(max_new_tokens=40, ignore_eos=True)
+    plain = AutoregressiveConfig().build(build_context(target))
+    sampling = Sampling(temperature=temperature, seed=4)
+    found = [
+        list(decode(target, one, prompt, limits=limits, sampling=sampling))
+        for one in (plain, drafter)
+    ]
+    ends = [records[-1] for records in found]
+    assert all(isinstance(end, End) and len(end.output_ids) == 40 for end in ends)
+    assert sum(isinstance(record, Step) for record in found[1]) > 5
+    if not temperature:
+        assert ends[0].output_ids == ends[1].output_ids
+
+
+def test_ranks_of_a_head_on_kernels_are_those_it_drafts_with(target: Target) -> None:
+    """What the tuner is told is what decoding does: both run the same kernels."""
+    head = head_of("eagle1-subset", target)
+    head.use_kernels(target.kernels)
+    cache = HeadCache(1)
+    hidden = torch.randn(9, 64).bfloat16()
+    tokens = torch.arange(9)
+    with torch.inference_mode():
+        at_once, _ = head.predict(
+            hidden, tokens, tokens, cache, torch.tril(torch.ones(9, 9)).bool()
+        )
+        cache = HeadCache(1)
+        for i in range(9):
+            alone, _ = head.predict(hidden[i : i + 1], tokens[i : i + 1], tokens[i : i + 1], cache)
+            cache.length += 1
+            assert torch.equal(alone[0], at_once[i])
+
+
+# ---- which tokens are drafted
+
+
+def test_a_file_beside_the_weights_says_which_tokens_are_drafted(
+    target: Target, tmp_path: Path
+) -> None:
+    ids = random.Random(1).sample(range(target.vocab_size), 50)
+    assert DraftOutput.of(target, str(tmp_path), None).ids is None
+    (tmp_path / FILE).write_text(json.dumps(ids))
+    output = DraftOutput.of(target, str(tmp_path), 20)
+    assert output.ids is not None and output.ids.tolist() == ids[:20] and output.size == 20
+    hidden = torch.randn(2, 3, target.hidden_size).bfloat16()
+    whole = target.output(hidden)
+    torch.testing.assert_close(output(hidden), whole[..., ids[:20]], atol=0.05, rtol=0.05)
+    places = output.places(torch.tensor([ids[3], ids[30]]))
+    assert places.tolist() == [3, -1] and output.target_ids(torch.tensor([3])).tolist() == [ids[3]]
+    spread = output.spread(torch.full((1, 20), 0.05))
+    assert spread.shape == (1, target.vocab_size) and torch.equal(
+        spread[0, ids[:20]], torch.full((20,), 0.05)
+    )
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "[1, 1]", "[-1]", "[100000]", "[[1]]", '["a"]', "7"])
+def test_a_damaged_list_of_tokens_is_refused(text: str, target: Target, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(DrafterError, match="token ids"):
+        DraftOutput.of(target, str(tmp_path), None)
+
+
+def test_a_size_needs_such_a_file(target: Target, tmp_path: Path) -> None:
+    with pytest.raises(DrafterError, match="has no draft_vocab.json"):
+        DraftOutput.of(target, str(tmp_path), 16)
