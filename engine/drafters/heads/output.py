@@ -34,6 +34,37 @@ DraftVocab = Annotated[
 ]
 
 
+def frequent_ids(target: Target, location: str, size: int | None) -> Tensor | None:
+    """The tokens that the files of a head name, `(size,)`; None = the whole vocabulary.
+
+    Args:
+        size: only so many of them, the most frequent; None = all.
+
+    Raises:
+        DrafterError: a size without a file, or a file with other things than token ids.
+    """
+    path = Path(location)
+    file = (path if path.is_dir() else path.parent) / FILE
+    if not file.is_file():
+        if size is None:
+            return None
+        raise DrafterError(
+            f"draft_vocab is {size}, but {location} has no {FILE} that says which tokens are "
+            "the most frequent. Leave it empty, or train the head with this program."
+        )
+    try:
+        ids = torch.tensor(json.loads(file.read_bytes()), dtype=torch.int64)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise DrafterError(f"{file} must be a list of token ids: {error}.") from error
+    inside = ids.ndim == 1 and len(ids) > 0 and 0 <= ids.min() <= ids.max() < target.vocab_size
+    if not inside or len(ids.unique()) < len(ids):
+        raise DrafterError(
+            f"{file} must list different token ids below {target.vocab_size}, the target's "
+            "vocabulary."
+        )
+    return ids[:size].to(target.device)
+
+
 class DraftOutput:
     """Hidden vectors `(…, hidden)` → logits `(…, size)` of the tokens that are drafted.
 
@@ -46,7 +77,7 @@ class DraftOutput:
     packed: NativeLinear | None
 
     def __init__(self, target: Target, ids: Tensor | None = None) -> None:
-        self.ids = None if ids is None else ids.to(target.device)
+        self.ids = ids
         self.size = target.vocab_size if ids is None else len(ids)
         self._whole, self._vocab = target.output, target.vocab_size
         self._places: Tensor | None = None
@@ -65,35 +96,8 @@ class DraftOutput:
 
     @classmethod
     def of(cls, target: Target, location: str, size: int | None) -> DraftOutput:
-        """Over the tokens that the files of a head name.
-
-        Args:
-            size: only so many of them, the most frequent; None = all, or where no file names any,
-                the whole vocabulary.
-
-        Raises:
-            DrafterError: a size without a file, or a file with other things than token ids.
-        """
-        path = Path(location)
-        file = (path if path.is_dir() else path.parent) / FILE
-        if not file.is_file():
-            if size is None:
-                return cls(target)
-            raise DrafterError(
-                f"draft_vocab is {size}, but {location} has no {FILE} that says which tokens are "
-                "the most frequent. Leave it empty, or train the head with this program."
-            )
-        try:
-            ids = torch.tensor(json.loads(file.read_bytes()), dtype=torch.int64)
-        except (ValueError, TypeError, RuntimeError) as error:
-            raise DrafterError(f"{file} must be a list of token ids: {error}.") from error
-        inside = ids.ndim == 1 and len(ids) > 0 and 0 <= ids.min() <= ids.max() < target.vocab_size
-        if not inside or len(ids.unique()) < len(ids):
-            raise DrafterError(
-                f"{file} must list different token ids below {target.vocab_size}, the target's "
-                "vocabulary."
-            )
-        return cls(target, ids[:size])
+        """Over the tokens that the files of a head name; see `frequent_ids`."""
+        return cls(target, frequent_ids(target, location, size))
 
     def __call__(self, hidden: Tensor) -> Tensor:
         if self.ids is None:

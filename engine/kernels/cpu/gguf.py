@@ -47,8 +47,12 @@ class Blocks:
 
     @classmethod
     def quantised(cls, weight: Tensor, bits: int) -> Blocks:
-        """The nearest codes of a float matrix, from each block's least to its largest value."""
-        values = weight.detach().float().unflatten(1, (-1, BLOCK))
+        """The nearest codes of a float matrix, from each block's least to its largest value.
+
+        Columns are filled up with zeros to whole blocks.
+        """
+        filled = torch.nn.functional.pad(weight.detach().float(), (0, -weight.shape[1] % BLOCK))
+        values = filled.unflatten(1, (-1, BLOCK))
         least, most = values.aminmax(dim=-1)
         # In the precision that scales and minima are kept in; never 0, so that codes are finite.
         scale = ((most - least) / (2**bits - 1)).half().float().clamp(min=2.0**-24)

@@ -53,7 +53,7 @@ class Matrix:
     Attributes:
         packed: `(out / 16, …)` bfloat16 or uint8, see above.
         bias: `(out,)` float32, filled up to whole blocks like the rows.
-        columns: `in`.
+        columns: `in`, filled up to whole blocks.
         bits: of a stored number: 16, 8 or 4.
     """
 
@@ -66,6 +66,8 @@ class Matrix:
     def of(cls, weight: Tensor | Blocks, bias: Tensor | None) -> Matrix:
         """Pack a matrix in bfloat16, or one in codes exactly as stored but for float16 scales."""
         filled = None if bias is None else _fill(bias.detach().float())
+        if isinstance(weight, Tensor):
+            weight = _fill_columns(weight)
         if isinstance(weight, Blocks):
             return cls(_pack_codes(weight), filled, weight.codes.shape[1], weight.bits)
         return cls(_pack_bfloat16(weight), filled, weight.shape[1], 16)
@@ -90,7 +92,7 @@ class Matrix:
 
     def product(self, kernels: ctypes.CDLL, x: Tensor) -> Tensor:
         """`(n, in)` bfloat16 → `(n, out)` float32, `out` filled up to whole blocks."""
-        x = x.contiguous()
+        x = _fill_columns(x).contiguous()
         y = torch.empty(len(x), len(self.packed) * LANES)
         size = 0 if self.bits == 16 else x.numel()
         codes = torch.empty(size + size // BLOCK * BLOCK_BYTES, dtype=torch.uint8)
@@ -140,15 +142,13 @@ class NativeLinear(PackedLinear):
         return self.float_product(x).to(x.dtype)
 
     def unpacked(self) -> Tensor:
-        return self.matrix.unpacked()[: self.out_features]
+        return self.matrix.unpacked()[: self.out_features, : self.in_features]
 
 
 def pack_codes(model: PreTrainedModel, kernels: ctypes.CDLL, codes: Codes) -> None:
-    """Let the kernels multiply a model's matrices as codes, where their width allows it."""
+    """Let the kernels multiply a model's matrices as codes."""
 
-    def make(name: str, plain: nn.Linear) -> NativeLinear | None:
-        if plain.in_features % EVEN:
-            return None
+    def make(name: str, plain: nn.Linear) -> NativeLinear:
         matrix = Matrix.of(codes.of(name, plain), plain.bias)
         return NativeLinear(plain, kernels, matrix, keep=codes.keeps(plain))
 
@@ -166,13 +166,12 @@ def pack_linears(module: nn.Module, kernels: ctypes.CDLL | None, *, bits: int = 
         return
     for owner in list(module.modules()):
         for name, child in list(owner.named_children()):
-            if type(child) is not nn.Linear or child.in_features % EVEN:
+            if type(child) is not nn.Linear or child.weight.dtype != torch.bfloat16:
                 continue
-            if child.weight.dtype == torch.bfloat16 and child.weight.device.type == "cpu":
+            if child.weight.device.type == "cpu":
                 weight = child.weight.detach()
                 whole = weight if bits == 16 else Blocks.quantised(weight, bits)
-                matrix = Matrix.of(whole, child.bias)
-                setattr(owner, name, NativeLinear(child, kernels, matrix))
+                setattr(owner, name, NativeLinear(child, kernels, Matrix.of(whole, child.bias)))
 
 
 def _pack_bfloat16(weight: Tensor) -> Tensor:
@@ -188,6 +187,12 @@ def _pack_codes(blocks: Blocks) -> Tensor:
     factors = torch.stack([_fill(blocks.scale), _fill(blocks.minimum)]).to(torch.float16)
     factors = factors.view(2, -1, LANES, count).permute(1, 0, 3, 2).contiguous()
     return torch.cat([factors.view(torch.uint8).flatten(1), codes.flatten(1)], dim=1)
+
+
+def _fill_columns(x: Tensor) -> Tensor:
+    """With zero columns up to a whole block."""
+    lacking = -x.shape[1] % EVEN
+    return x if not lacking else torch.nn.functional.pad(x, (0, lacking))
 
 
 def _fill(rows: Tensor) -> Tensor:

@@ -56,6 +56,7 @@ class ReDrafterStudent(Student):
     """
 
     settings: ReDrafterTraining
+    drafts_vocabulary = True
 
     def __init__(self, settings: ReDrafterTraining, target: Target, vocabulary: Vocabulary) -> None:
         super().__init__(settings, target, vocabulary, settings.depths)
