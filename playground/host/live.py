@@ -8,7 +8,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from engine.metrics import Metrics
 from storage import StepRow
@@ -16,6 +18,8 @@ from storage import StepRow
 State = Literal["queued", "loading", "prefill", "running", "completed", "cancelled", "failed"]
 Message = dict[str, str]
 """One turn of a conversation: `role` and `content`."""
+RunId = Annotated[str, Field(pattern=r"^[ -~]{1,64}$")]
+"""An id as it may stand in a link; whether there is such a run is the log's to say."""
 
 
 @dataclass(frozen=True, slots=True)

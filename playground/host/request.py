@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from engine.model.loading import DtypeName
 from engine.model.sources import TargetSpec
 from playground.host.catalog import Catalog, Method
 from playground.host.controls import settings_from
+from playground.host.live import RunId
 
 Mode = Literal["chat", "raw"]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
@@ -23,8 +24,6 @@ MAX_PROMPT_CHARS = 400_000
 MAX_SYSTEM_CHARS = 20_000
 MAX_FORM_CHARS = 400_000
 MAX_FORM_DEPTH = 8
-RunId = Annotated[str, Field(pattern=r"^[ -~]{1,64}$")]
-"""An id as it may stand in a link; whether there is such a run is the log's to say."""
 
 
 class AskedRun(Settings):

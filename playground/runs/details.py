@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 
 from engine.config import Settings
 from engine.errors import ConfigError
-from playground.host.request import RunId
+from playground.host.live import RunId
 from playground.runs.query import RunIds, Text
 from playground.runs.settings import flatten, machine, short
 from storage import MAX_NAME_CHARS, MAX_NOTE_CHARS, MAX_TAG_CHARS, MAX_TAGS, RunDetail, RunLog

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 
 from engine.config import Settings
 from engine.errors import ConfigError
-from playground.host.request import RunId
+from playground.host.live import RunId
 from storage import LABEL_PREFIX, Figure, GroupKey, RunQuery, SortKey, Status, names_of
 
 PAGE_SIZE = 50

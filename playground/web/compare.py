@@ -30,7 +30,8 @@ from playground.experiments.compare.stream import (
 )
 from playground.experiments.job import Jobs
 from playground.host.catalog import Catalog
-from playground.host.request import DTYPES, RunId, read_run_id
+from playground.host.live import RunId
+from playground.host.request import DTYPES, read_run_id
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.web.compare_table import results_html

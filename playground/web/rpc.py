@@ -9,7 +9,7 @@ from pydantic import Field
 
 from engine.config import Settings
 from playground.errors import Fault, attempt
-from playground.host.request import RunId
+from playground.host.live import RunId
 from playground.host.stream import History
 
 Index = Annotated[int, Field(ge=0, le=10_000_000)]
