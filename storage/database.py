@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Lock, RLock
 from typing import Any
@@ -59,6 +60,8 @@ class Database:
                 yield connection
         except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
             raise StorageError(self._sentence(error)) from error
+        except UnicodeEncodeError as error:
+            raise StorageError("A name must be text, got half a surrogate pair.") from error
 
     def _migrate(self) -> None:
         config = Config()
@@ -125,7 +128,8 @@ def _engine(url: sa.URL) -> sa.Engine:
     sqlite = url.get_backend_name() == "sqlite"
     if sqlite and not in_memory(url):
         try:
-            Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+            if "uri" not in url.query:  # else the name is no path
+                _create_private(Path(str(url.database)))
         except OSError as error:
             raise StorageError(f"{url.database} cannot be created: {error.strerror}.") from error
     elif sqlite:
@@ -136,3 +140,10 @@ def _engine(url: sa.URL) -> sa.Engine:
         raise StorageError(f"No driver for {url.drivername}: {error}.") from error
     prepare(engine)
     return engine
+
+
+def _create_private(file: Path) -> None:
+    """The log, and its folder, for nobody else to read; those that are there stay as they are."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with suppress(FileExistsError):
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0o600))

@@ -13,11 +13,26 @@ from sqlalchemy.ext.compiler import compiles
 
 BUSY_TIMEOUT_MS = 15_000
 _REFUSED = re.compile("[\\x00\ud800-\udfff]|\\\\(?=u[0-9a-f]{4})")
-_ESCAPE = re.compile(r"\\u([0-9a-f]{4})")
+_ESCAPE = re.compile(r"\\u(?!d[89a-f])([0-9a-f]{4})")
+_PAIR = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_LONE = re.compile(rf"{_PAIR}|\\(u[dD][89a-fA-F][0-9a-fA-F]{{2}})|\\.")
+
+
+def readable(json_text: str) -> str:
+    """JSON whose texts have no lone surrogate: it is read as six characters.
+
+    `"a\\ud800"` becomes `"a\\\\ud800"`.
+    """
+    if "\\u" not in json_text:
+        return json_text
+    return _LONE.sub(lambda found: f"\\\\{found[1]}" if found[1] else found[0], json_text)
 
 
 class AnyText(sa.types.TypeDecorator[str]):
-    """Text with NULs or lone surrogates in it; those are stored as \\u and four digits."""
+    """Text with NULs or lone surrogates in it; those are stored as \\u and four digits.
+
+    A lone surrogate is read as these six characters: no answer and no terminal can carry it.
+    """
 
     impl = sa.Text
     cache_ok = True

@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Boolean, Column, DateTime, ForeignKey, Index, Integer, String, Table
 
-from storage.dialects import AnyText, Real
+from storage.dialects import AnyText, Real, readable
 from storage.owner import now
 from storage.records import StepRow
 
@@ -77,7 +77,7 @@ class Json(sa.types.TypeDecorator[Any]):
         return None if value is None else dump(value)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
-        found = None if value is None else json.loads(value)
+        found = None if value is None else json.loads(readable(value))
         return tuple(found) if isinstance(found, list) else found
 
 
@@ -96,7 +96,7 @@ class Packed(sa.types.TypeDecorator[StepRow]):
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> StepRow | None:
         if value is None:
             return None
-        values: dict[str, Any] = json.loads(zlib.decompress(value))
+        values: dict[str, Any] = json.loads(readable(zlib.decompress(value).decode()))
         for name, one in values.items():
             values[name] = tuple(one) if isinstance(one, list) else one
         return StepRow(**values)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from storage import RunLog, RunQuery, StorageError, UnknownRunError
 from tests.storage.conftest import finished_run, new_run, step
 
-ODD_TEXTS = ["a\x00b", "lone \udcff surrogate", "\\u0000 and \\u005c", "\\\\u0041\\", "🙂\\ué"]
+LONE = "lone \udcff surrogate"
+ODD_TEXTS = ["a\x00b", "lone \\udcff surrogate", "\\u0000 and \\u005c", "\\\\u0041\\", "🙂\\ué"]
 
 
 @pytest.mark.parametrize("text", ODD_TEXTS, ids=ascii)
@@ -29,6 +32,39 @@ def test_any_text_round_trips(log: RunLog, text: str) -> None:
     run = log.get(run_id)
     assert run is not None
     assert [run.prompt_text, run.first_text, run.note, run.text, run.error] == [text] * 5
+
+
+def test_a_lone_surrogate_is_read_as_its_escape(log: RunLog) -> None:
+    run_id = log.begin(
+        new_run(
+            prompt_text=LONE,
+            method={"decoding_type": "NGram", "note": [LONE, "🙂", "\\ud800", "\ud83d"]},
+        )
+    )
+    log.add_steps(run_id, [replace(step(0), committed_texts=(LONE,))])
+    run = log.get(run_id)
+    assert run is not None
+    read = "lone \\udcff surrogate"
+    assert run.prompt_text == read
+    assert run.method["note"] == [read, "🙂", "\\ud800", "\\ud83d"]
+    assert log.steps(run_id)[0].committed_texts == (read,)
+
+
+def test_a_name_of_half_a_pair_is_refused_in_a_sentence(log: RunLog) -> None:
+    run_id = log.begin(new_run())
+    with pytest.raises(StorageError, match="surrogate"):
+        log.rename(run_id, LONE)
+    with pytest.raises(StorageError, match="surrogate"):
+        log.set_tags(run_id, [LONE])
+
+
+def test_log_and_its_folder_are_for_nobody_else(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "runs.db"
+    with RunLog.open(str(file)) as log:
+        log.begin(new_run())
+        modes = {path.name: oct(path.stat().st_mode & 0o777) for path in file.parent.iterdir()}
+    assert set(modes.values()) == {"0o600"}, modes
+    assert oct(file.parent.stat().st_mode & 0o777) == "0o700"
 
 
 def test_text_after_a_nul_is_found(log: RunLog) -> None:
