@@ -93,7 +93,7 @@ def load_target(
             weights = _converted(weights, cache_dir, tell)
         tell("Reading its config", 0.2)
         config = AutoConfig.from_pretrained(
-            weights.location, revision=weights.revision, **_gguf(weights)
+            weights.location, revision=weights.revision, **_reading(weights)
         )
         check_can_roll_back(config.get_text_config(), spec.name)
         _check_memory(spec, config, kind, where)
@@ -134,7 +134,7 @@ def load_target(
 
 def _read_model(weights: Weights, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     model = AutoModelForCausalLM.from_pretrained(
-        weights.location, revision=weights.revision, dtype=dtype, **_gguf(weights)
+        weights.location, revision=weights.revision, dtype=dtype, **_reading(weights)
     )
     assert isinstance(model, PreTrainedModel)
     model.to(device)  # type: ignore[arg-type]
@@ -313,14 +313,16 @@ def _read_tokenizer(weights: Weights) -> PreTrainedTokenizerBase | None:
         if not any((folder / name).is_file() for name in names):
             return None
     tokenizer = AutoTokenizer.from_pretrained(
-        weights.location, revision=weights.revision, **_gguf(weights)
+        weights.location, revision=weights.revision, **_reading(weights)
     )
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
     return tokenizer
 
 
-def _gguf(weights: Weights) -> dict[str, str]:
-    return {} if weights.gguf_file is None else {"gguf_file": weights.gguf_file}
+def _reading(weights: Weights) -> dict[str, Any]:
+    """How transformers reads them: never by code that comes along; unasked, it asks the user."""
+    gguf = {} if weights.gguf_file is None else {"gguf_file": weights.gguf_file}
+    return {"trust_remote_code": False, **gguf}
 
 
 def _explain(spec: TargetSpec, error: Exception) -> SourceError | TargetError:
@@ -353,7 +355,7 @@ def _check_memory(spec: TargetSpec, config: Any, dtype: torch.dtype, device: tor
 def weight_bytes(config: Any, dtype: torch.dtype) -> int:
     """Size of a model's weights, counted on a model without storage."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     return int(sum(p.numel() for p in model.parameters())) * dtype.itemsize
 
 
@@ -393,9 +395,9 @@ def _converted(weights: Weights, cache_dir: Path, tell: ProgressCallback) -> Wei
 
 
 def _convert(weights: Weights, folder: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(weights.location, **_gguf(weights))
+    tokenizer = AutoTokenizer.from_pretrained(weights.location, **_reading(weights))
     model = AutoModelForCausalLM.from_pretrained(
-        weights.location, dtype=torch.float32, **_gguf(weights)
+        weights.location, dtype=torch.float32, **_reading(weights)
     )
     # transformers marks the model as quantised although its weights are plain by now.
     del model.config.quantization_config

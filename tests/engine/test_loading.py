@@ -206,6 +206,20 @@ def test_an_unreachable_hub_says_how_to_go_on(
     assert "some-owner/some-model" in str(caught.value) and "local folder" in str(caught.value)
 
 
+def test_a_models_own_code_is_neither_run_nor_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_model().save_pretrained(tmp_path / "model")
+    file, ran = tmp_path / "model" / "config.json", tmp_path / "ran"
+    classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    values = json.loads(file.read_text()) | {"model_type": "own", "auto_map": classes}
+    file.write_text(json.dumps(values))
+    (tmp_path / "model" / "own.py").write_text(f"open({str(ran)!r}, 'w')\n")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    assert "never run" in refusal(tmp_path / "model")
+    assert not ran.exists()
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "says"),
     [

@@ -115,13 +115,16 @@ def _compiled(folder: Path, instructions: Sequence[str]) -> Path:
     key = hashlib.sha256(b"\0".join([*parts, compiler.encode(), *map(str.encode, flags)]))
     file = folder / f"{key.hexdigest()[:24]}.so"
     if file.is_file():
+        _check_own(folder, file)
         return file
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _check_own(folder)
         with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as temp:
             made = Path(temp) / file.name
             command = [compiler, *flags, "-o", str(made), str(FOLDER / SOURCES[0])]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
+            made.chmod(0o700)
             os.replace(made, file)
     except subprocess.CalledProcessError as error:
         first = next(iter(error.stderr.strip().splitlines()), "no message")
@@ -129,3 +132,11 @@ def _compiled(folder: Path, instructions: Sequence[str]) -> Path:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotNative(f"{compiler} failed: {error}") from error
     return file
+
+
+def _check_own(*places: Path) -> None:
+    """Raises NotNative: others may write there, and so have their code run here."""
+    for place in places:
+        about = place.stat()
+        if about.st_uid not in (0, os.getuid()) or about.st_mode & 0o022:
+            raise NotNative(f"others may write to {place}; remove it, or give another cache folder")

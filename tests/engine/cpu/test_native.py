@@ -461,6 +461,18 @@ def test_the_library_is_compiled_once_and_kept(
     assert made.is_file()
 
 
+@pytest.mark.usefixtures("fresh_library", "kernels")
+def test_a_library_that_others_may_write_is_not_run(tmp_path: Path) -> None:
+    library(tmp_path)
+    (made,) = (tmp_path / "native").iterdir()
+    for place in (made, tmp_path / "native"):
+        library.cache_clear()
+        place.chmod(0o777)
+        with pytest.raises(NotNative, match="others may write"):
+            library(tmp_path)
+        place.chmod(0o700)
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3", "llama3-rotary"])
 def test_texts_that_are_read_together_show_what_each_shows_alone(
     name: str, kernels: ctypes.CDLL
