@@ -18,6 +18,12 @@ class ServeOptions(LogOptions, DeviceOptions):
     drafter: list[str] = option(
         [], "Offer your own drafter on the page: module:Class.", metavar="M:C"
     )
+    target: list[str] = option(
+        [], "Offer a further target on the page: local folder, .gguf file or hub id."
+    )
+    allow_path: list[str] = option(
+        [], "Drafters and corpora that the page may name: folder, file or hub id.", metavar="PATH"
+    )
     open_browser: bool = option(False, "Open the page.", "--open")
 
 
@@ -26,17 +32,20 @@ def serve(options: ServeOptions) -> None:
     """Serve the page."""
     import logging
 
-    from playground.web.server import serve
+    from playground.host.catalog import Catalog
+    from playground.host.reach import catalog_within
+    from playground.web.server import serve, with_own_drafters
 
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("playground").setLevel(logging.INFO)
+    catalog = with_own_drafters(Catalog.shipped(), options.drafter)
     serve(
         host=options.host,
         port=options.port,
         db=options.log_url,
         cache_dir=options.cache,
         device=options.device,
-        drafters=options.drafter,
+        catalog=catalog_within(catalog, options.target, options.allow_path),
         open_browser=options.open_browser,
     )
 

@@ -11,6 +11,7 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
 from presets import MethodPreset, PromptSuite
+from presets import locate as locate_shipped
 
 TYPE_PREFIX = "type:"
 OWN_DRAFTERS = "User_Provided"
@@ -29,13 +30,14 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """The menus of the page."""
+    """The menus of the page, and where what its settings name is found (`resolve`, `locate`)."""
 
     targets: Mapping[str, TargetSpec]
     presets: Mapping[str, MethodPreset]
     types: Mapping[str, type[MethodConfig]]
     suites: Mapping[str, PromptSuite]
     resolve: Callable[[str], TargetSpec]
+    locate: Callable[[str], str] = locate_shipped
 
     @classmethod
     def shipped(cls) -> Catalog:

@@ -39,11 +39,17 @@ class Models:
     """
 
     def __init__(
-        self, *, cache_dir: Path, device: str, resolve: Callable[[str], TargetSpec]
+        self,
+        *,
+        cache_dir: Path,
+        device: str,
+        resolve: Callable[[str], TargetSpec],
+        locate: Callable[[str], str] = presets.locate,
     ) -> None:
         self._cache_dir = cache_dir
         self._device = device
         self._resolve = resolve
+        self._locate = locate
         self._target: Target | None = None
         self._key: tuple[str, str] | None = None
         self._drafters: OrderedDict[str, Drafter] = OrderedDict()
@@ -95,7 +101,7 @@ class Models:
         """The loaded target, and what a method may use beside it."""
         assert self._target is not None
         return BuildContext(
-            self._target, resolve=self._resolve, load=self._companion, locate=presets.locate
+            self._target, resolve=self._resolve, load=self._companion, locate=self._locate
         )
 
     def _latency(self) -> LatencyCurve:

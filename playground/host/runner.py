@@ -56,7 +56,9 @@ class EngineHost:
         self.log = log
         self.catalog = catalog
         self.runs = LiveRuns()
-        self._models = Models(cache_dir=cache_dir, device=device, resolve=catalog.resolve)
+        self._models = Models(
+            cache_dir=cache_dir, device=device, resolve=catalog.resolve, locate=catalog.locate
+        )
         self._waiting: deque[Job] = deque()
         self._wake = threading.Condition()
         self._worker: threading.Thread | None = None

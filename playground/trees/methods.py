@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -28,12 +28,13 @@ LONGEST_CHAIN = 32
 
 @dataclass(frozen=True, slots=True)
 class TreeMethod:
-    """A method of the catalog as the page tunes it on a target; `key` is the catalog's."""
+    """A method of the catalog as the page tunes it on a target; `key` and `locate` are its."""
 
     key: str
     title: str
     config: MethodConfig
     target: str = ""
+    locate: Callable[[str], str] = presets.locate
 
     @property
     def kind(self) -> Kind | None:
@@ -77,7 +78,7 @@ class TreeMethod:
         if self.kind == "chain":
             depth = next(n for n in range(LONGEST_CHAIN, 0, -1) if self._takes_chain(n))
             return ChoiceLimits(depth, 1, f"{self.title} (a chain)")
-        found = self.config.choice_limits(presets.locate)
+        found = self.config.choice_limits(self.locate)
         return replace(found, what=f"{self.title} with {found.what}") if found.what else found
 
     def limits_row(self) -> dict[str, Any] | None:
@@ -104,7 +105,9 @@ def tree_method(catalog: Catalog, key: object, target: object) -> TreeMethod:
     Raises ConfigError: no such method or target, or it drafts neither trees nor chains.
     """
     found = catalog.method(key)
-    method = TreeMethod(str(key), found.title, found.config, catalog.target(target).name)
+    method = TreeMethod(
+        str(key), found.title, found.config, catalog.target(target).name, catalog.locate
+    )
     if method.kind is None:
         raise ConfigError(
             f"{method.title} has no tree and no draft length. Choose another method to tune."
@@ -115,7 +118,10 @@ def tree_method(catalog: Catalog, key: object, target: object) -> TreeMethod:
 def tree_methods(catalog: Catalog, target: str) -> list[TreeMethod]:
     """Every method of a target that has something to tune here."""
     choices = catalog.method_choices(target)
-    methods = (TreeMethod(key, title, catalog.method(key).config, target) for title, key in choices)
+    methods = (
+        TreeMethod(key, title, catalog.method(key).config, target, catalog.locate)
+        for title, key in choices
+    )
     return [method for method in methods if method.kind is not None]
 
 

@@ -24,15 +24,15 @@ def serve(
     port: int = 7860,
     db: str,
     cache_dir: Path,
+    catalog: Catalog,
     device: str = "auto",
-    drafters: Sequence[str] = (),
     open_browser: bool = False,
     allowed_hosts: tuple[str, ...] = (),
 ) -> None:
     """Serve the page until interrupted. The target is loaded by the first run, not here.
 
     Args:
-        drafters: the user's own, as `module:Class`; only what stands here can run from the page.
+        catalog: what is on offer, and what settings may name.
         allowed_hosts: further names under which the page may be asked for.
     """
     quiet_gradio()
@@ -41,7 +41,6 @@ def serve(
     with ExitStack() as stack:
         log = RunLog.open(db)
         stack.callback(log.close)
-        catalog = with_own_drafters(Catalog.shipped(), drafters)
         engine = EngineHost(log, catalog, cache_dir=cache_dir, device=device)
         stack.callback(engine.close)
         page = build_shell(engine, log)

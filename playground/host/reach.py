@@ -1,0 +1,77 @@
+"""Which weights and corpora the page may name: what is shipped, and what the server started for.
+
+A path or hub id comes from whoever sends a form or an imported run. What is not open to the page is
+refused by the same sentence whether it exists or not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import presets
+from engine.errors import SourceError
+from engine.model.sources import TargetSpec
+from playground.host.catalog import Catalog
+
+SHIPPED = tuple(presets.FOLDER / kind for kind in ("drafters", "corpora"))
+
+
+def catalog_within(catalog: Catalog, targets: Sequence[str], opened: Sequence[str]) -> Catalog:
+    """The catalog with further targets on offer, and nothing else within reach.
+
+    Args:
+        targets: presets, local folders, .gguf files or hub ids.
+        opened: folders with all that is in them, files, or hub ids, which settings may name.
+
+    Raises:
+        SourceError: a target is none of these.
+    """
+    specs = {name: presets.resolve(name) for name in targets}
+    configs = [preset.config.model_dump() for preset in catalog.presets.values()]
+    named = [config.get(key) for config in configs for key in ("speculative_model", "datastore")]
+    reach = Reach((*targets, *opened, *(name for name in named if name)))
+    return dataclasses.replace(
+        catalog,
+        targets={**catalog.targets, **specs},
+        resolve=reach.resolve,
+        locate=reach.locate,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What settings may name beside presets: these hub ids, files and folders."""
+
+    opened: tuple[str, ...] = ()
+
+    def resolve(self, name: str) -> TargetSpec:
+        """As `presets.resolve`; raises SourceError: it is not open to the page."""
+        self._check(name)
+        return presets.resolve(name)
+
+    def locate(self, name: str) -> str:
+        """As `presets.locate`; raises SourceError: it is not open to the page."""
+        self._check(name)
+        return presets.locate(name)
+
+    def _check(self, name: str) -> None:
+        try:
+            known = name in presets.targets() or name in self.opened
+            known = known or presets.locate(name) != name or self._is_inside(name)
+        except (OSError, ValueError, RuntimeError):  # no path at all: a NUL, too long, ~nobody
+            known = False
+        if not known:
+            raise SourceError(
+                f"{name[:80]!r} is not open to the page. Start the server with --allow-path, "
+                "which takes a folder, a file or a hub id."
+            )
+
+    def _is_inside(self, name: str) -> bool:
+        """Whether it is there, in a folder that is open; links are followed first."""
+        path = Path(name).expanduser().resolve()
+        folders = [*SHIPPED, *(Path(one).expanduser() for one in self.opened)]
+        inside = any(path.is_relative_to(folder.resolve()) for folder in folders)
+        return inside and path.exists()

@@ -1,0 +1,78 @@
+"""What settings from the page may name: what is shipped, and what the server was started for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import presets
+from engine.errors import SourceError
+from playground.host.catalog import Catalog
+from playground.host.models import Models
+from playground.host.reach import catalog_within
+from tests.playground.tiny import save_tiny_llama
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Path:
+    folder = tmp_path / "opened"
+    (folder / "heads").mkdir(parents=True)
+    return folder
+
+
+def test_what_is_shipped_is_found() -> None:
+    catalog = catalog_within(Catalog.shipped(), (), ())
+    for preset in catalog.presets.values():
+        values = preset.config.model_dump()
+        for name in filter(None, (values.get("speculative_model"), values.get("datastore"))):
+            located = catalog.locate(name)
+            assert catalog.locate(located) == located
+    for name in presets.targets():
+        assert catalog.resolve(name).name == name
+
+
+def test_other_places_are_refused_alike_whether_they_exist(opened: Path) -> None:
+    catalog = catalog_within(Catalog.shipped(), (), [str(opened), "some/model"])
+    (opened / "link").symlink_to("/etc")
+    (opened.parent / "opened2").mkdir()
+    there = ["/etc/passwd", "/etc", f"{opened}/../opened2", f"{opened}/link/passwd", ".", ""]
+    missing = [
+        "/etc/nothing",
+        "owner/model",
+        "~nobody-here/x",
+        "a\0b",
+        f"{opened}/none",
+        "x" * 5000,
+    ]
+    said = set()
+    for name in (*there, *missing):
+        for find in (catalog.locate, catalog.resolve):
+            with pytest.raises(SourceError) as refused:
+                find(name)
+            said.add(str(refused.value).replace(repr(name[:80]), "NAME"))
+    assert len(said) == 1
+
+
+def test_what_the_server_was_started_for_is_found(opened: Path) -> None:
+    tiny = save_tiny_llama(opened / "tiny")
+    catalog = catalog_within(Catalog.shipped(), [str(tiny)], [str(opened / "heads"), "some/model"])
+    assert catalog.target(str(tiny)).path == str(tiny)
+    assert catalog.locate(str(opened / "heads")) == str(opened / "heads")
+    assert catalog.resolve("some/model").hub == "some/model"
+    with pytest.raises(SourceError):
+        catalog.locate(str(opened))
+
+
+def test_models_locate_drafters_by_the_catalog(tiny_folder: Path, tmp_path: Path) -> None:
+    catalog = catalog_within(Catalog.shipped(), [str(tiny_folder)], ())
+    models = Models(
+        cache_dir=tmp_path, device="cpu", resolve=catalog.resolve, locate=catalog.locate
+    )
+    models.target(catalog.target(str(tiny_folder)), "float32", lambda *_: None)
+    try:
+        for where in ("/etc", "/nothing"):
+            with pytest.raises(SourceError, match="is not open to the page"):
+                models.bench().weights(where, "heads")
+    finally:
+        models.close()
