@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from ctypes import CDLL
@@ -128,8 +129,17 @@ def load_target(
             with _explained(spec):
                 model = _read_model(weights, kind, where)
             target = Target(model, tokenizer, name=spec.name, provenance=provenance)
+    _return_memory()
     tell("Ready", 1.0)
     return target
+
+
+def _return_memory() -> None:
+    """Give back what reading and packing held: glibc keeps it, as much as the weights again."""
+    gc.collect()
+    trim = getattr(CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _read_model(weights: Weights, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:

@@ -100,10 +100,12 @@ class NativeForward(Forward):
         Args:
             codes: of its matrices; None = they stay in bfloat16.
         """
-        self.kernels, self._codes = kernels, codes
+        self.kernels = kernels
+        self._codes: Codes | None = codes
         self._decoder: Decoder | None = Decoder(kernels, self._parts(model))
         self._lm_head: Any = model.get_output_embeddings()
         self.name = "native" if codes is None else f"native, q{codes.bits}"
+        self._codes = None  # it maps the file
 
     # ---- weights
 
