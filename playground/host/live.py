@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator
 
 from engine.metrics import Metrics
 from storage import StepRow
@@ -18,7 +18,19 @@ from storage import StepRow
 State = Literal["queued", "loading", "prefill", "running", "completed", "cancelled", "failed"]
 Message = dict[str, str]
 """One turn of a conversation: `role` and `content`."""
-RunId = Annotated[str, Field(pattern=r"^[ -~]{1,64}$")]
+MAX_RUN_ID_CHARS = 64
+
+
+def _check_run_id(value: str) -> str:
+    if not (0 < len(value) <= MAX_RUN_ID_CHARS and value.isascii() and value.isprintable()):
+        raise ValueError(
+            f"a run's id must be 1 to {MAX_RUN_ID_CHARS} printable ASCII characters, got "
+            f"{value[:MAX_RUN_ID_CHARS]!r}"
+        )
+    return value
+
+
+RunId = Annotated[str, AfterValidator(_check_run_id)]
 """An id as it may stand in a link; whether there is such a run is the log's to say."""
 
 
