@@ -15,6 +15,10 @@ class ServeOptions(LogOptions, DeviceOptions):
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(7860, "Port to listen on.", min=1, max=65535)
+    allowed_host: list[str] = option(
+        [], "A further host name under which the page may be asked for.", metavar="NAME"
+    )
+    no_token: bool = option(False, "Ask callers for no token; on loopback only.", "--no-token")
     drafter: list[str] = option(
         [], "Offer your own drafter on the page: module:Class.", metavar="M:C"
     )
@@ -34,13 +38,17 @@ def serve(options: ServeOptions) -> None:
 
     from playground.host.catalog import Catalog
     from playground.host.reach import catalog_within
+    from playground.web.door import Access
     from playground.web.server import serve, with_own_drafters
 
+    names = tuple(options.allowed_host)
+    address = options.host.strip("[]")
+    access = Access(address, names, None) if options.no_token else Access(address, names)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("playground").setLevel(logging.INFO)
     catalog = with_own_drafters(Catalog.shipped(), options.drafter)
     serve(
-        host=options.host,
+        access=access,
         port=options.port,
         db=options.log_url,
         cache_dir=options.cache,

@@ -1,17 +1,21 @@
-"""How the page is served: which names it answers to, what it may load, nothing sent elsewhere."""
+"""How the page is served: behind its door, what it may load, nothing sent elsewhere."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
+import gradio as gr
+from gradio.route_utils import CustomCORSMiddleware
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+from playground.web.components import module_address, module_routes, static_text
+from playground.web.door import Access, Door, bracketed
+from playground.web.theme import theme
+
 MAX_UPLOAD = "64mb"
-ANY_ADDRESS = ("0.0.0.0", "::")
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
@@ -41,33 +45,23 @@ class SecurityHeaders:
         await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
 
 
-def allowed_names(address: str, extra: tuple[str, ...] = ()) -> list[str]:
-    """Host names that requests may carry; a foreign name that resolves here is refused.
+def launch(page: gr.Blocks, access: Access, port: int, files: Path) -> None:
+    """Serve the page behind its door, in a thread of its own.
 
-    An address that means "every interface" cannot tell its own names: then any is taken, unless
-    names are given.
+    Raises OSError: the port is taken, or not ours to take.
     """
-    if address in ANY_ADDRESS and not extra:
-        return ["*"]
-    return [*LOOPBACK, address, *extra]
+    page.launch(server_port=port, prevent_thread_lock=True, **launch_options(access, files))
+    # Gradio lets other local pages in, by a middleware in front of ours.
+    app, cors = page.app, cast(Any, CustomCORSMiddleware)
+    app.user_middleware = [m for m in app.user_middleware if m.cls is not cors]
+    app.middleware_stack = app.build_middleware_stack()
 
 
-def middleware(address: str, extra: tuple[str, ...] = ()) -> list[Any]:
-    """What goes in front of the app, outermost first."""
-    return [
-        Middleware(SecurityHeaders),
-        Middleware(TrustedHostMiddleware, allowed_hosts=allowed_names(address, extra)),
-    ]
-
-
-def launch_options(host: str, allowed_hosts: tuple[str, ...] = ()) -> dict[str, Any]:
+def launch_options(access: Access, files: Path) -> dict[str, Any]:
     """Arguments of `Blocks.launch`: local, private, quiet, with our theme, styles and keys."""
-    from playground.web.components import module_address, module_routes, static_text
-    from playground.web.theme import theme
-
     address = json.dumps(module_address("page.js"))
     return {
-        "server_name": host,
+        "server_name": bracketed(access.address),
         "share": False,
         "quiet": True,
         "show_error": False,
@@ -78,7 +72,10 @@ def launch_options(host: str, allowed_hosts: tuple[str, ...] = ()) -> dict[str, 
         "state_session_capacity": 200,
         "ssr_mode": False,
         "app_kwargs": {
-            "middleware": middleware(host, allowed_hosts),
+            "middleware": [
+                Middleware(SecurityHeaders),
+                Middleware(Door, access=access, files=files),
+            ],
             "routes": module_routes(),
             "openapi_url": None,
             "docs_url": None,

@@ -4,41 +4,44 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import webbrowser
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from playground.host.catalog import OWN_DRAFTERS, Catalog
 from playground.host.methods import register_own
 from playground.host.runner import EngineHost
-from playground.web.security import launch_options
+from playground.web.door import Access
 from presets import MethodPreset
 from storage import RunLog
 
 
 def serve(
     *,
-    host: str = "127.0.0.1",
-    port: int = 7860,
+    access: Access,
+    port: int,
     db: str,
     cache_dir: Path,
     catalog: Catalog,
     device: str = "auto",
     open_browser: bool = False,
-    allowed_hosts: tuple[str, ...] = (),
 ) -> None:
     """Serve the page until interrupted. The target is loaded by the first run, not here.
 
-    Args:
-        catalog: what is on offer, and what settings may name.
-        allowed_hosts: further names under which the page may be asked for.
+    Raises:
+        ConfigError: the port is taken, or not ours to take.
     """
     quiet_gradio()
+    files = private_files()  # before Gradio is imported
+    from playground.web.security import launch
     from playground.web.shell import build_shell
 
     with ExitStack() as stack:
+        stack.callback(files.cleanup)
         log = RunLog.open(db)
         stack.callback(log.close)
         engine = EngineHost(log, catalog, cache_dir=cache_dir, device=device)
@@ -46,17 +49,19 @@ def serve(
         page = build_shell(engine, log)
         page.queue(default_concurrency_limit=None, max_size=64)
         stack.callback(page.close, verbose=False)
-        options = launch_options(host, allowed_hosts)
         try:
-            _, url, _ = page.launch(
-                server_port=port, prevent_thread_lock=True, inbrowser=open_browser, **options
-            )
+            launch(page, access, port, Path(files.name))
         except OSError as error:
             raise ConfigError(
-                f"Cannot listen on port {port} of {host}: it is taken, or not ours to take. "
-                "Choose another one with --port."
+                f"Cannot listen on port {port} of {access.address}: it is taken, or not ours to "
+                "take. Choose another one with --port."
             ) from error
+        if not access.is_loopback:
+            print(f"Warning: {access.address} is not this machine's alone; others reach the page.")
+        url = access.url(port)
         print(f"Speculative decoding playground on {url}  (Ctrl+C ends it)", flush=True)
+        if open_browser:
+            webbrowser.open(url)
         page.block_thread()
 
 
@@ -64,6 +69,16 @@ def quiet_gradio() -> None:
     """Switch off what Gradio would send out, which it decides when it is imported."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "100000")
+
+
+def private_files() -> TemporaryDirectory[str]:
+    """A folder of this process alone for uploads and downloads; Gradio's own is everybody's.
+
+    To be called before Gradio is imported, and cleaned up after it.
+    """
+    folder = TemporaryDirectory(prefix="playground-files-", ignore_cleanup_errors=True)
+    os.environ["GRADIO_TEMP_DIR"] = folder.name
+    return folder
 
 
 def with_own_drafters(catalog: Catalog, drafters: Sequence[str]) -> Catalog:

@@ -17,13 +17,17 @@ from playground.web.tree import TreePage
 from storage import RunLog
 
 TITLE = "Speculative decoding playground"
+FILES_S = (600, 3600)
+"""How often uploads and downloads are looked through, and how old they get."""
 
 
 def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
     """All pages as tabs of one Blocks."""
     history = History(host.runs, log)
     page: gr.Blocks
-    with gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True) as page:
+    with gr.Blocks(
+        title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=FILES_S
+    ) as page:
         with gr.Tabs() as tabs:
             with gr.Tab("Generate", id="generate"):
                 generate = GeneratePage(host, history)

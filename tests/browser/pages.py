@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from tests.playground.serving import with_token
+
 WAIT_MS = 60_000
 
 
@@ -27,7 +29,7 @@ class GeneratePage:
         context.set_default_timeout(WAIT_MS)
         page = cls(context.new_page())
         page._listen(url)
-        page.tab.goto(url + path)
+        page.tab.goto(with_token(url + path))
         page.tab.wait_for_selector("#pg-panel .panel", state="attached")
         try:
             yield page

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import gradio as gr
+import httpx
 
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
-from playground.web.security import launch_options
-from playground.web.server import quiet_gradio
+from playground.web.door import Access
+from playground.web.server import private_files, quiet_gradio
 from storage import RunLog
+
+TOKEN = "known-to-tests"
+KNOWN = Access(token=TOKEN)
 
 
 @dataclass(frozen=True)
@@ -27,14 +34,26 @@ class Served:
     host: EngineHost
     log: RunLog
 
+    def client(self, **options: Any) -> httpx.Client:
+        """A program that knows the token."""
+        headers = {"authorization": f"Bearer {TOKEN}", **options.pop("headers", {})}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60, **options)
+
+
+def with_token(url: str) -> str:
+    """An address as the program prints it."""
+    return f"{url}{'&' if '?' in url else '?'}token={TOKEN}"
+
 
 @contextmanager
-def serving(catalog: Catalog, log: RunLog, cache_dir: Path) -> Iterator[Served]:
+def serving(
+    catalog: Catalog, log: RunLog, cache_dir: Path, access: Access = KNOWN
+) -> Iterator[Served]:
     """Serve until the block ends."""
     quiet_gradio()
     host = EngineHost(log, catalog, cache_dir=cache_dir, device="cpu")
     with ThreadPoolExecutor(1) as thread:
-        page, url = thread.submit(lambda: asyncio.run(_launched(host, log))).result()
+        page, url = thread.submit(lambda: asyncio.run(_launched(host, log, access))).result()
     try:
         yield Served(url.rstrip("/"), host, log)
     finally:
@@ -42,15 +61,25 @@ def serving(catalog: Catalog, log: RunLog, cache_dir: Path) -> Iterator[Served]:
         host.close()
 
 
-async def _launched(host: EngineHost, log: RunLog) -> tuple[gr.Blocks, str]:
+async def _launched(host: EngineHost, log: RunLog, access: Access) -> tuple[gr.Blocks, str]:
     """The page, serving. Gradio leaves event loops unclosed unless one is running."""
+    from playground.web.security import launch
     from playground.web.shell import build_shell
 
+    files = _files()
     page = build_shell(host, log)
     page.queue(default_concurrency_limit=None, max_size=64)
-    options = launch_options("127.0.0.1")
-    _, url, _ = page.launch(server_port=free_port(), prevent_thread_lock=True, **options)
-    return page, url
+    port = free_port()
+    launch(page, access, port, files)
+    return page, access.url(port).partition("?")[0]
+
+
+@cache
+def _files() -> Path:
+    """Where the pages of this process keep uploads; its name is in the environment: one for all."""
+    folder = private_files()
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
 
 
 def free_port() -> int:

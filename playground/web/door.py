@@ -1,0 +1,227 @@
+"""The door of the page: who may call, under which name, and what of Gradio is open at all.
+
+Every request passes, the browser's own too. What passes has the token, comes from our page or from
+no page, asks for a route that our pages use, and carries JSON.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from engine.errors import ConfigError
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Addresses that mean every interface, and the one under which this machine reaches them."""
+
+HOST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\])(?::\d+)?", re.ASCII)
+API = "/gradio_api"
+STARTED = f"{API}/startup-events"
+"""Gradio asks itself whether it has started, without a token; it says yes or no, no more."""
+UPLOAD = f"{API}/upload"
+FILE = f"{API}/file="
+READ = re.compile(
+    r"/|/(config|theme\.css|favicon\.ico|robots\.txt|manifest\.json)/?"
+    r"|/(assets|static|svelte|modules)/.+"
+    rf"|{API}/(info|theme\.css|app_id|queue/data|upload_progress|startup-events)/?"
+    rf"|{API}/(heartbeat/[^/]+|call/[^/]+/[^/]+)"
+)
+"""What pages and programs read. All else that Gradio serves (`proxy=`, `deep_link`, `stream`,
+`run-history`, `custom_component`, `dev/reload`, `monitoring`, …) is not found."""
+CHANGE = re.compile(rf"{API}/(queue/join|component_server|upload|cancel|reset|(run|call)/[^/]+)/?")
+"""Where pages and programs post; not `api`, `call/v2`, `login`, `process_recording`, …"""
+
+LOCKED = """<!doctype html><html lang="en"><title>Speculative decoding playground</title>
+<p>This page wants its token: open the address that the program printed when it started.</p>
+<form><label>Token <input name="token" type="password" autofocus></label>
+<button>Open</button></form>
+<p>Came here by a link, and opened the page before? <a href="">Go on</a>.</p></html>"""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the page listens, and who may call it.
+
+    Attributes:
+        address: name or address to listen on; IPv6 without brackets.
+        names: further host names under which the page may be asked for.
+        token: what callers must know; None = nobody has to, on loopback only.
+    """
+
+    address: str = "127.0.0.1"
+    names: tuple[str, ...] = ()
+    token: str | None = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError: no token is asked for, and others reach the address."""
+        if self.token is None and not self.is_loopback:
+            raise ConfigError(
+                f"--no-token must go with a loopback address, got --host {self.address}. "
+                "Leave one of them out."
+            )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the address."""
+        try:
+            return ipaddress.ip_address(self.address).is_loopback
+        except ValueError:
+            return self.address == "localhost"
+
+    @property
+    def allowed(self) -> frozenset[str]:
+        """Host names that requests may carry; a foreign name that resolves here is refused."""
+        local = self.is_loopback or self.address in ANY_ADDRESS
+        own = (self.address, *self.names, *(LOOPBACK if local else ()))
+        return frozenset(name.lower().strip("[]") for name in own)
+
+    def url(self, port: int) -> str:
+        """The page's address for a person, token and all."""
+        name = bracketed(ANY_ADDRESS.get(self.address, self.address))
+        query = f"?token={self.token}" if self.token else ""
+        return f"http://{name}:{port}/{query}"
+
+
+def bracketed(name: str) -> str:
+    """A name or address as it stands in a URL."""
+    return f"[{name}]" if ":" in name else name
+
+
+class Door:
+    """Lets a request pass, or says in one sentence why not; plain ASGI, streams are not buffered.
+
+    Args:
+        files: the folder of uploads and downloads; no other file of this machine is served.
+    """
+
+    def __init__(self, app: ASGIApp, *, access: Access, files: Path) -> None:
+        self._app = app
+        self._access = access
+        self._allowed = access.allowed
+        self._files = files.resolve()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":  # nothing of ours speaks it
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            answer = self._answer(Request(scope))
+            await (answer or self._app)(scope, receive, send)
+
+    def _answer(self, request: Request) -> Response | None:
+        """Why the request does not pass; None = it does."""
+        if not self._is_named(request):
+            return _refused(400, "This page has another name; add one with --allowed-host.")
+        if is_foreign(request):
+            return _refused(403, "Only the playground's own pages may ask for this.")
+        if request.scope["path"] == "/" and "token" in request.query_params:
+            return self._exchange(request)
+        if request.scope["path"] != STARTED and not self._knows_token(request):
+            return _locked(request)
+        if not self._is_open(request):
+            return _refused(404, "There is nothing here.")
+        if not _is_readable(request):
+            return _refused(415, "A request's body must be JSON.")
+        return None
+
+    def _is_named(self, request: Request) -> bool:
+        """Whether it asks for one of our names, or for the address that it was sent to.
+
+        An address cannot be made to resolve here by somebody else; a name can.
+        """
+        hosts = request.headers.getlist("host")
+        found = HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+        reached, _ = request.scope.get("server") or ("", 0)
+        return found is not None and found[1].strip("[]").lower() in {*self._allowed, reached}
+
+    def _exchange(self, request: Request) -> Response:
+        """The token for a cookie; the address that stays on show is without it."""
+        query = request.query_params.multi_items()
+        if not self._is_token(request.query_params["token"]):
+            return _locked(request)
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        answer = RedirectResponse(f"/?{rest}" if rest else "/", status_code=303)
+        if self._access.token is not None:
+            secure = request.scope["scheme"] == "https"
+            answer.set_cookie(
+                cookie_name(request),
+                self._access.token,
+                httponly=True,
+                samesite="strict",
+                secure=secure,
+            )
+        return answer
+
+    def _knows_token(self, request: Request) -> bool:
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return self._is_token(bearer.strip())
+        return self._is_token(request.cookies.get(cookie_name(request), ""))
+
+    def _is_token(self, given: str) -> bool:
+        wanted = self._access.token
+        return wanted is None or secrets.compare_digest(given.encode(), wanted.encode())
+
+    def _is_open(self, request: Request) -> bool:
+        """Whether our pages, or programs, use the route."""
+        path = request.scope["path"]
+        if request.method not in ("GET", "HEAD"):
+            return request.method == "POST" and CHANGE.fullmatch(path) is not None
+        if path.startswith(FILE):
+            file = Path(path.removeprefix(FILE))
+            return file.is_absolute() and self._files in file.resolve().parents
+        return READ.fullmatch(path) is not None
+
+
+def is_foreign(request: Request) -> bool:
+    """Whether a page of another origin sent it; another port of this machine is another origin.
+
+    Foreign pages may link to ours, nothing else. Programs send neither header.
+    """
+    headers = request.headers
+    origin = headers.get("origin")
+    if origin is not None and origin != f"{request.scope['scheme']}://{headers['host']}":
+        return True
+    is_link = (
+        request.method == "GET"
+        and request.scope["path"] == "/"
+        and headers.get("sec-fetch-mode") == "navigate"
+        and headers.get("sec-fetch-dest") == "document"
+    )
+    return headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and not is_link
+
+
+def cookie_name(request: Request) -> str:
+    """One per port: browsers give a host's cookies to all of its ports."""
+    _, port = request.scope.get("server") or ("", 0)
+    return f"playground-{port}"
+
+
+def _is_readable(request: Request) -> bool:
+    """Whether it has no body, or one of JSON, or is an upload."""
+    headers = request.headers
+    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+        return True
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_upload = request.scope["path"].rstrip("/") == UPLOAD
+    return kind == ("multipart/form-data" if is_upload else "application/json")
+
+
+def _locked(request: Request) -> Response:
+    if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
+        return HTMLResponse(LOCKED, status_code=401)
+    return _refused(401, "The token is missing or wrong: send it as Authorization: Bearer TOKEN.")
+
+
+def _refused(status: int, sentence: str) -> Response:
+    return PlainTextResponse(sentence, status_code=status)

@@ -1,0 +1,1 @@
+"""Attacks, as data: what other pages, programs and files try."""

@@ -1,0 +1,274 @@
+"""Who may call the page, over HTTP: foreign pages, foreign names, programs without the token."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.errors import ConfigError
+from playground.web.door import Access
+from storage import RunLog
+from tests.playground.serving import TOKEN, Served, serving
+from tests.playground.tiny import save_tiny_llama, tiny_catalog
+
+API = "/gradio_api"
+CALL = f"{API}/component_server"
+BODY: dict[str, Any] = {"data": {}, "component_id": 1, "fn_name": "x", "session_hash": "x"}
+
+
+@pytest.fixture(scope="module")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def served(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    yield from opened(tiny_folder, tmp_path_factory.mktemp("door"), Access(token=TOKEN))
+
+
+def opened(tiny: Path, folder: Path, access: Access) -> Iterator[Served]:
+    with (
+        RunLog.open(str(folder / "runs.db")) as log,
+        serving(tiny_catalog(tiny), log, folder / "cache", access) as served,
+    ):
+        yield served
+
+
+# ---- the token
+
+
+def test_nothing_is_had_without_the_token(served: Served) -> None:
+    for path in ("/", "/config", f"{API}/info", f"{API}/queue/data?session_hash=a", "/static/x"):
+        assert httpx.get(served.url + path).status_code == 401, path
+    assert httpx.post(served.url + CALL, json=BODY).status_code == 401
+    wrong = {"authorization": "Bearer wrong"}
+    assert httpx.get(served.url, headers=wrong).status_code == 401
+    assert httpx.get(f"{served.url}/?token=wrong").status_code == 401
+
+
+def test_no_host_header_makes_another_path(served: Served) -> None:
+    odd = {"host": f"127.0.0.1{API}/startup-events?"}
+    assert httpx.get(f"{served.url}/config", headers=odd).status_code in (400, 401)
+
+
+def test_a_bearer_of_the_token_passes(served: Served) -> None:
+    with served.client() as client:
+        assert client.get("/config").status_code == 200
+
+
+def test_the_address_with_the_token_gives_a_cookie_and_an_address_without(served: Served) -> None:
+    with httpx.Client(base_url=served.url) as client:
+        answer = client.get(f"/?run=a&token={TOKEN}&__theme=dark")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/?run=a&__theme=dark")
+        cookie = answer.headers["set-cookie"].lower()
+        assert "httponly" in cookie and "samesite=strict" in cookie
+        assert client.get("/").status_code == 200
+
+
+def test_a_person_without_the_token_is_asked_for_it(served: Served) -> None:
+    answer = httpx.get(served.url, headers={"accept": "text/html"})
+    assert answer.status_code == 401
+    assert 'name="token"' in answer.text
+
+
+def test_no_token_is_for_loopback_only() -> None:
+    for address in ("127.0.0.1", "::1", "localhost", "127.3.2.1"):
+        assert "token" not in Access(address, token=None).url(80)
+    for address in ("0.0.0.0", "::", "192.168.1.5", "name"):
+        with pytest.raises(ConfigError, match="--no-token"):
+            Access(address, token=None)
+
+
+def test_without_a_token_programs_pass_and_foreign_pages_do_not(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    for served in opened(tiny_folder, tmp_path, Access(token=None)):
+        assert httpx.get(f"{served.url}/config").status_code == 200
+        foreign = {"sec-fetch-site": "cross-site"}
+        assert httpx.post(served.url + CALL, json=BODY, headers=foreign).status_code == 403
+
+
+def test_tokens_are_long_and_never_the_same() -> None:
+    tokens = {Access().token for _ in range(20)}
+    assert len(tokens) == 20 and all(token and len(token) >= 32 for token in tokens)
+    assert str(Access().token) not in repr(Access())
+
+
+# ---- pages of others
+
+FOREIGN: list[dict[str, str]] = [
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
+    {"sec-fetch-site": "something new"},
+    {"origin": "null"},
+    {"origin": "https://evil.example"},
+    {"origin": "http://localhost:1"},
+    {"origin": "http://127.0.0.1:1"},
+    {"origin": "http://127.0.0.1"},
+    {"sec-fetch-site": "same-origin", "origin": "http://localhost:1"},
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+@pytest.mark.parametrize(
+    "path", [CALL, f"{API}/queue/join", f"{API}/upload", f"{API}/call/run", f"{API}/cancel"]
+)
+def test_foreign_pages_change_nothing(served: Served, path: str, headers: dict[str, str]) -> None:
+    with served.client(headers=headers) as client:
+        answer = client.post(path, json=BODY)
+    assert answer.status_code == 403
+    assert answer.text.count(".") == 1 and "\n" not in answer.text
+
+
+def test_the_origin_must_be_the_scheme_the_name_and_the_port(served: Served) -> None:
+    for wrong in (
+        served.url.replace("http:", "https:"),
+        served.url.replace("127.0.0.1", "localhost"),
+        served.url + "0",
+    ):
+        with served.client(headers={"origin": wrong}) as client:
+            assert client.post(CALL, json=BODY).status_code == 403, wrong
+    with served.client(headers={"origin": served.url}) as client:
+        assert client.post(CALL, json=BODY).status_code not in (400, 401, 403, 415)
+
+
+def test_foreign_pages_may_link_here_and_read_nothing(served: Served) -> None:
+    site = {"sec-fetch-site": "cross-site"}
+    link = {**site, "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    with served.client() as client:
+        assert client.get("/", headers=link).status_code == 200
+        assert client.get("/", headers={**link, "sec-fetch-dest": "iframe"}).status_code == 403
+        assert client.get("/config", headers=link).status_code == 403
+        assert client.get("/", headers=site).status_code == 403
+        stream = f"{API}/queue/data?session_hash=a"
+        assert client.get(stream, headers=site).status_code == 403
+
+
+def test_no_answer_lets_other_origins_in(served: Served) -> None:
+    asked = {"access-control-request-method": "POST"}
+    with served.client() as client:
+        for source in ("http://localhost:1", "https://evil.example", served.url):
+            headers = {"origin": source}
+            answers = [
+                client.get("/", headers=headers),
+                client.post(CALL, json=BODY, headers=headers),
+                client.options(CALL, headers={**headers, **asked}),
+            ]
+            for answer in answers:
+                assert not [name for name in answer.headers if name.startswith("access-control")]
+                assert source not in str(answer.headers.raw)
+
+
+# ---- names
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost.evil",
+        "10.1.2.3",
+        "[",
+        "",
+        "*",
+        "evil@127.0.0.1",
+        "127.0.0.1/gradio_api/startup-events?",
+        "127.0.0.1#",
+    ],
+)
+def test_foreign_host_names_are_refused(served: Served, name: str) -> None:
+    with served.client(headers={"host": name}) as client:
+        assert client.get("/").status_code == 400
+
+
+def test_every_interface_is_not_every_name(tiny_folder: Path, tmp_path: Path) -> None:
+    access = Access("0.0.0.0", names=("box.lan",), token=TOKEN)
+    for served in opened(tiny_folder, tmp_path, access):
+        with served.client() as client:
+            assert client.get("/", headers={"host": "evil.example"}).status_code == 400
+            assert client.get("/", headers={"host": "box.lan:80"}).status_code == 200
+            assert client.get("/").status_code == 200
+        assert httpx.get(served.url).status_code == 401
+
+
+def test_ipv6_loopback_works(tiny_folder: Path, tmp_path: Path) -> None:
+    for served in opened(tiny_folder, tmp_path, Access("::1", token=TOKEN)):
+        assert served.url.startswith("http://[::1]:")
+        with served.client(headers={"origin": served.url}) as client:
+            assert client.get("/").status_code == 200
+
+
+# ---- bodies and routes
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=a"]
+)
+def test_bodies_are_json(served: Served, kind: str) -> None:
+    with served.client(headers={"content-type": kind}) as client:
+        for path in (CALL, f"{API}/queue/join", f"{API}/call/run"):
+            assert client.post(path, content=b"{}").status_code == 415
+    with served.client() as client:
+        assert client.post(CALL, content=b"{}").status_code == 415
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/docs",
+        "/redoc",
+        "/openapi.json",
+        "/monitoring",
+        "/monitoring/summary",
+        "/login_check",
+        "/logout",
+        "/pwa_icon",
+        f"{API}/deep_link",
+        f"{API}/dev/reload",
+        f"{API}/openapi.json",
+        f"{API}/proxy=https://example.com/",
+        f"{API}/file=https://example.com/",
+        f"{API}/run-history/buckets",
+        f"{API}/runs",
+        f"{API}/stream/a/0/1/playlist.m3u8",
+        f"{API}/token",
+        f"{API}/user",
+        f"{API}/vibe-code",
+        f"{API}/custom_component/a/client/component/index.js",
+    ],
+)
+def test_what_nobody_needs_is_not_served(served: Served, path: str) -> None:
+    with served.client() as client:
+        assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["process_recording", "api/run", "call/v2/run", "stream/a", "vibe-edit", "login"],
+)
+def test_what_nobody_posts_to_is_not_served(served: Served, path: str) -> None:
+    with served.client() as client:
+        assert client.post(f"{API}/{path}", json={}).status_code == 404
+        assert client.delete(f"{API}/{path}").status_code == 404
+
+
+def test_only_files_of_this_server_are_served(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "other").write_text("other")
+    with served.client() as client:
+        sent = client.post(f"{API}/upload", files={"files": ("a.txt", b"mine")})
+        assert sent.status_code == 200
+        (mine,) = sent.json()
+        assert client.get(f"{API}/file={mine}").text == "mine"
+        folder = Path(mine).parents[1]
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        (folder / "link").unlink(missing_ok=True)
+        (folder / "link").symlink_to(tmp_path / "other")
+        shared = ("/etc/passwd", __file__, tmp_path / "other", folder, folder / "link", "a")
+        for path in (*shared, f"{folder}/../{tmp_path.name}/other"):
+            assert client.get(f"{API}/file={path}").status_code == 404, path
