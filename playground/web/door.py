@@ -40,6 +40,8 @@ READ = re.compile(
 CHANGE = re.compile(rf"{API}/(queue/join|component_server|upload|cancel|reset|(run|call)/[^/]+)/?")
 """Where pages and programs post; not `api`, `call/v2`, `login`, `process_recording`, …"""
 
+CLOSED = {"connection": "close"}
+"""A refusal leaves the request's body unread, so its connection serves no other."""
 LOCKED = """<!doctype html><html lang="en"><title>Speculative decoding playground</title>
 <p>This page wants its token: open the address that the program printed when it started.</p>
 <form><label>Token <input name="token" type="password" autofocus></label>
@@ -219,9 +221,9 @@ def _is_readable(request: Request) -> bool:
 
 def _locked(request: Request) -> Response:
     if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
-        return HTMLResponse(LOCKED, status_code=401)
+        return HTMLResponse(LOCKED, status_code=401, headers=CLOSED)
     return _refused(401, "The token is missing or wrong: send it as Authorization: Bearer TOKEN.")
 
 
 def _refused(status: int, sentence: str) -> Response:
-    return PlainTextResponse(sentence, status_code=status)
+    return PlainTextResponse(sentence, status_code=status, headers=CLOSED)
