@@ -135,7 +135,7 @@ def test_a_sweep_goes_on_after_reload_stop_and_resume(tab: Any) -> None:
     wait_outlook(tab, "3 c")
     name = start(tab)
     wait_words(tab, "answered")
-    assert f"sweep={name}" in tab.url
+    tab.wait_for_url(lambda url: url.endswith(f"sweep={name}"), wait_until="commit")
     tab.reload()
     tab.wait_for_selector(f"{SWEEP}-stop", timeout=WAIT_MS)
     assert picked(tab) == name
