@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import CDLL
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +89,11 @@ def load_target(
     weights = locate(spec, cache_dir, tell)
     coded = _coded(spec, weights, dtype, where, cache_dir)
     kind = torch.bfloat16 if coded is not None else pick_dtype(dtype, where)
+
+    def read() -> PreTrainedModel:
+        with _explained(spec):
+            return _read_model(weights, kind, where)
+
     with _explained(spec):
         if weights.gguf_file is not None:
             weights = _converted(weights, cache_dir, tell)
@@ -99,7 +104,7 @@ def load_target(
         check_can_roll_back(config.get_text_config(), spec.name)
         _check_memory(spec, config, kind, where)
         tell("Loading weights", 0.4)
-        model = _read_model(weights, kind, where)
+        model = read()
         tell("Loading its tokenizer", 0.9)
         tokenizer = _read_tokenizer(weights)
     tell("Packing the weights for this device", 0.95)
@@ -110,28 +115,41 @@ def load_target(
     forward, note = _fast_forward(spec, model, codes, cache_dir)
     provenance |= note
     if forward is not None:
-        with unpacked(model):
-            expected = reference_logits(target)
-        target = Target(
-            model,
-            tokenizer,
-            name=spec.name,
-            provenance=provenance,
-            forward=forward,
-            dtype_name=None if codes is None else f"q{codes.bits}",
-        )
-        fault = disagreement(target, expected)
-        if fault is not None:
-            provenance["fast_forward"] = f"not used, because {fault}"
-            LOG.warning("%s's fast forward is not used, because %s", spec.name, fault)
-            # It holds the weights that it packed: the modules' own are read again.
-            target.close()
-            with _explained(spec):
-                model = _read_model(weights, kind, where)
-            target = Target(model, tokenizer, name=spec.name, provenance=provenance)
+        dtype_name = None if codes is None else f"q{codes.bits}"
+        target = _checked(target, forward, dtype_name, read)
     _return_memory()
     tell("Ready", 1.0)
     return target
+
+
+def _checked(
+    plain: Target,
+    forward: Forward,
+    dtype_name: str | None,
+    read_again: Callable[[], PreTrainedModel],
+) -> Target:
+    """The target under a fast forward; under its modules, read anew, where the two disagree.
+
+    Args:
+        plain: its modules, whose weights the forward may have packed.
+    """
+    with unpacked(plain.model):
+        expected = reference_logits(plain)
+    target = Target(
+        plain.model,
+        plain.tokenizer,
+        name=plain.name,
+        provenance=plain.provenance,
+        forward=forward,
+        dtype_name=dtype_name,
+    )
+    fault = disagreement(target, expected)
+    if fault is None:
+        return target
+    LOG.warning("%s's fast forward is not used, because %s", plain.name, fault)
+    plain.provenance["fast_forward"] = f"not used, because {fault}"
+    target.close()
+    return Target(read_again(), plain.tokenizer, name=plain.name, provenance=plain.provenance)
 
 
 def _return_memory() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
+from engine.drafters.heads.vocabulary import Vocabulary
 from engine.model.target import Target
 
 NUM_RANKS = 10
@@ -18,28 +18,6 @@ CHUNK = 512
 """Rows whose logits are in memory together."""
 ROW_MULTIPLE = 128
 """Rows are learnt in multiples of this: kernels are made for a number of rows, and so once."""
-
-
-class Vocabulary:
-    """The target's tokens that a loss is computed over; None = all of them."""
-
-    def __init__(self, ids: Tensor | None, vocab_size: int) -> None:
-        self.ids = ids
-        self._index: Tensor | None = None
-        if ids is not None:
-            self._index = torch.full((vocab_size,), -1, dtype=torch.long, device=ids.device)
-            self._index[ids] = torch.arange(len(ids), device=ids.device)
-
-    @property
-    def key(self) -> str:
-        """A short name of just these tokens."""
-        if self.ids is None:
-            return "all"
-        return hashlib.sha256(self.ids.cpu().numpy().tobytes()).hexdigest()[:16]
-
-    def index(self, tokens: Tensor) -> Tensor:
-        """Token ids → their indices in the vocabulary, −1 for those outside."""
-        return tokens if self._index is None else self._index[tokens]
 
 
 @dataclass(frozen=True, slots=True)

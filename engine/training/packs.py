@@ -23,13 +23,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import pad
 
+from engine.drafters.heads.vocabulary import Vocabulary
 from engine.errors import ConfigError
 from engine.model.corpus import Corpus, Entry
 from engine.model.forward import FeatureTap, MaskBuilder, RaggedBatch
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.training.corpus.dialogues import seed_of
-from engine.training.losses import CHUNK, LMHead, TopProbs, Vocabulary
+from engine.training.losses import CHUNK, LMHead, TopProbs
 
 HELD_OUT_EVERY = 32
 """One dialogue in so many is never trained on."""

@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engine.config import Settings
-from engine.drafters.heads.output import FILE
+from engine.drafters.heads.vocabulary import FILE, Vocabulary
 from engine.drafters.method import MethodConfig
 from engine.model.checkpoints import read_checkpoint
 from engine.model.corpus import Corpus, Entry
 from engine.model.target import Target
 from engine.proposal import Needs
-from engine.training.losses import NUM_RANKS, LMHead, LossOutput, Prediction, Vocabulary
+from engine.training.losses import NUM_RANKS, LMHead, LossOutput, Prediction
 from engine.training.packs import Pack, frequent_tokens
 
 HITS_SAMPLE = 64

@@ -36,11 +36,10 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.web.compare_table import results_html
 from playground.web.components import drawn_by
-from playground.web.forms import SettingsForm
+from playground.web.forms import BARE, PromptForm, SettingsForm
 from playground.web.rpc import Answer, Served, panel_functions, serve
 
 OWN_PROMPT = ""
-NO_EXAMPLE = ""
 STARTS_WITH = 2
 FIELDS = ("target", "dtype", "mode", "system", "prompt", "suite", "count")
 """Components whose values go into the form as they are."""
@@ -216,7 +215,7 @@ class ComparePage:
             self.forms.append(form)
 
     def _prompt(self) -> None:
-        plain: dict[str, Any] = {"show_label": False, "container": False}
+        self.prompts = PromptForm(self.catalog, "pg-cmp")
         suites = [
             (f"{suite.title} ({len(suite.prompts)} prompts)", name)
             for name, suite in self.catalog.suites.items()
@@ -227,38 +226,12 @@ class ComparePage:
                 value=OWN_PROMPT,
                 elem_id="pg-cmp-suite",
                 label="prompts",
-                **plain,
+                **BARE,
             )
-            self.mode = gr.Radio(
-                [("Chat", "chat"), ("Completion", "raw")],
-                value="chat",
-                elem_id="pg-cmp-mode",
-                label="kind of prompt",
-                **plain,
-            )
-            self.example = gr.Dropdown(
-                [("Example prompts …", NO_EXAMPLE), *self.catalog.examples()],
-                value=NO_EXAMPLE,
-                elem_id="pg-cmp-example",
-                label="example prompts",
-                **plain,
-            )
-        self.system = gr.Textbox(
-            lines=1,
-            max_lines=6,
-            elem_id="pg-cmp-system",
-            label="system prompt",
-            placeholder="System prompt (optional)",
-            **plain,
-        )
-        self.prompt = gr.Textbox(
-            lines=2,
-            max_lines=12,
-            elem_id="pg-cmp-prompt",
-            label="prompt",
-            placeholder="Prompt",
-            **plain,
-        )
+            self.prompts.head()
+        self.prompts.body(about_system="optional", lines=2)
+        self.mode, self.example = self.prompts.mode, self.prompts.example
+        self.system, self.prompt = self.prompts.system, self.prompts.prompt
 
     # ---- listeners
 
@@ -293,7 +266,7 @@ class ComparePage:
             **QUIET,
         )
         self.example.input(
-            self.pick_example, self.example, [self.prompt, self.mode], queue=False, **QUIET
+            self.prompts.pick_example, self.example, [self.prompt, self.mode], queue=False, **QUIET
         )
 
     async def run(self, request: gr.Request, *held: Any) -> AsyncIterator[list[Any]]:
@@ -353,15 +326,6 @@ class ComparePage:
         own = not suite
         shown = (own, own, own and mode == "chat", own)
         return [gr.update(visible=visible) for visible in shown]
-
-    def pick_example(self, key: Any) -> Any:
-        if key == NO_EXAMPLE:
-            return gr.skip(), gr.skip()
-        picked = attempt(lambda: self.catalog.example(key), where="picking an example")
-        if isinstance(picked, Fault):
-            return gr.skip(), gr.skip()
-        text, is_raw = picked
-        return text, "raw" if is_raw else "chat"
 
 
 def owner_of(request: gr.Request) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -38,7 +39,7 @@ class Standing:
     error: str = ""
 
 
-class ExperimentPage:
+class ExperimentPage(ABC):
     """An experiment that is picked, where it stands, and its report.
 
     Attributes:
@@ -58,24 +59,25 @@ class ExperimentPage:
 
     # ---- what a page says of its experiments
 
+    @abstractmethod
     def choices(self) -> list[tuple[str, str]]:
         """The experiments to pick from, newest first: title and key."""
-        raise NotImplementedError
 
+    @abstractmethod
     def standing(self, key: str) -> Standing:
-        raise NotImplementedError
+        """Where one stands; raises a sentence if there is none of this key."""
 
+    @abstractmethod
     def report(self, found: Any, *asked: Any) -> list[Any]:
         """Values of `parts`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def outlook(self, held: Mapping[str, Any]) -> str:
         """What the form would run; raises a sentence if it cannot."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begin(self, held: Mapping[str, Any]) -> str:
         """Start what the form asks for; returns its key."""
-        raise NotImplementedError
 
     # ---- layout
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import gradio as gr
 
+from playground.errors import Fault, attempt
+from playground.host.catalog import Catalog
+
 QUIET: dict[str, Any] = {"show_progress": "hidden", "queue": False, "api_visibility": "private"}
 RAW: dict[str, Any] = {**QUIET, "preprocess": False}
 """For listeners that check what they are sent. Gradio's own check refuses with a 500 a value that
@@ -25,6 +28,9 @@ EDIT_JS = """(held, ...values) => {
   const fields = %s.map((name, i) => [name, values[i]]);
   return { ...held, values: { ...held.values, [%s]: Object.fromEntries(fields) } };
 }"""
+
+BARE: dict[str, Any] = {"show_label": False, "container": False}
+NO_EXAMPLE = ""
 
 
 class SettingsForm:
@@ -76,6 +82,66 @@ class SettingsForm:
         js = EDIT_JS % (json.dumps(names), json.dumps(group))
         for part in parts:
             part.change(None, [self.held, *parts], self.held, js=js, **QUIET)
+
+
+class PromptForm:
+    """A prompt and what kind it is; `head` and `body` are laid out by the page.
+
+    Attributes:
+        mode: `chat`, or `raw` for a text to continue.
+        example: fills in `mode` and `prompt`.
+    """
+
+    def __init__(self, catalog: Catalog, prefix: str) -> None:
+        """`prefix`: of the components' ids."""
+        self._catalog, self._prefix = catalog, prefix
+
+    def head(self) -> None:
+        """Kind and examples, in the row around it."""
+        self.mode = gr.Radio(
+            [("Chat", "chat"), ("Completion", "raw")],
+            value="chat",
+            elem_id=f"{self._prefix}-mode",
+            label="kind of prompt",
+            **BARE,
+        )
+        self.example = gr.Dropdown(
+            [("Example prompts …", NO_EXAMPLE), *self._catalog.examples()],
+            value=NO_EXAMPLE,
+            elem_id=f"{self._prefix}-example",
+            label="example prompts",
+            **BARE,
+        )
+
+    def body(self, *, about_system: str, lines: int, autofocus: bool = False) -> None:
+        """System prompt and prompt, of so many lines."""
+        self.system = gr.Textbox(
+            lines=1,
+            max_lines=6,
+            elem_id=f"{self._prefix}-system",
+            label="system prompt",
+            placeholder=f"System prompt ({about_system})",
+            **BARE,
+        )
+        self.prompt = gr.Textbox(
+            lines=lines,
+            max_lines=14,
+            elem_id=f"{self._prefix}-prompt",
+            label="prompt",
+            placeholder="Prompt",
+            autofocus=autofocus,
+            **BARE,
+        )
+
+    def pick_example(self, key: Any) -> Any:
+        """Values of prompt and mode."""
+        if key == NO_EXAMPLE:
+            return gr.skip(), gr.skip()
+        picked = attempt(lambda: self._catalog.example(key), where="picking an example")
+        if isinstance(picked, Fault):
+            return gr.skip(), gr.skip()
+        text, is_raw = picked
+        return text, "raw" if is_raw else "chat"
 
 
 def component(field: dict[str, Any], value: Any) -> Any:

@@ -17,12 +17,11 @@ from playground.host.request import DTYPES, read_dtype, read_request
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal
 from playground.web.components import token_panels
-from playground.web.forms import SettingsForm
+from playground.web.forms import PromptForm, SettingsForm
 from playground.web.results import HTML, saying
 
 PLACEHOLDER = "Write a prompt above and generate. Every token is coloured by where it came from."
 FIELDS = ("target", "dtype", "method", "mode", "system", "prompt")
-NO_EXAMPLE = ""
 UNFIT = HTML.from_string("""
 {% if rows %}
 <details><summary>{{ rows | length }} methods do not fit this target</summary><dl>
@@ -98,39 +97,14 @@ class GeneratePage:
         self.run_form = SettingsForm(run_form(), elem_id="pg-run-form")
 
     def _main(self) -> None:
-        plain: dict[str, Any] = {"show_label": False, "container": False}
+        self.prompts = PromptForm(self.catalog, "pg")
         with gr.Row(elem_id="pg-kind"):
-            self.mode = gr.Radio(
-                [("Chat", "chat"), ("Completion", "raw")],
-                value="chat",
-                elem_id="pg-mode",
-                label="kind of prompt",
-                **plain,
-            )
-            self.example = gr.Dropdown(
-                [("Example prompts …", NO_EXAMPLE), *self.catalog.examples()],
-                value=NO_EXAMPLE,
-                elem_id="pg-example",
-                label="example prompts",
-                **plain,
-            )
-        self.system = gr.Textbox(
-            lines=1,
-            max_lines=6,
-            elem_id="pg-system",
-            label="system prompt",
-            placeholder="System prompt (optional; a chat keeps the one it began with)",
-            **plain,
+            self.prompts.head()
+        self.prompts.body(
+            about_system="optional; a chat keeps the one it began with", lines=3, autofocus=True
         )
-        self.prompt = gr.Textbox(
-            lines=3,
-            max_lines=14,
-            elem_id="pg-prompt",
-            label="prompt",
-            placeholder="Prompt",
-            autofocus=True,
-            **plain,
-        )
+        self.mode, self.example = self.prompts.mode, self.prompts.example
+        self.system, self.prompt = self.prompts.system, self.prompts.prompt
         self._buttons()
         self.panel = token_panels(self.history, placeholder=PLACEHOLDER, elem_id="pg-panel")
 
@@ -185,7 +159,7 @@ class GeneratePage:
             self.pick_method, [self.method, self.form.asked], self.form.asked, queue=False, **QUIET
         )
         self.example.input(
-            self.pick_example, self.example, [self.prompt, self.mode], queue=False, **QUIET
+            self.prompts.pick_example, self.example, [self.prompt, self.mode], queue=False, **QUIET
         )
         self.mode.change(
             lambda mode: gr.update(visible=mode == "chat"),
@@ -287,15 +261,6 @@ class GeneratePage:
         picked = self.catalog.method(method)
         form = method_form(picked, method, held_settings(picked.config, settings))
         return target, gr.update(choices=choices, value=method), form
-
-    def pick_example(self, key: Any) -> Any:
-        if key == NO_EXAMPLE:
-            return gr.skip(), gr.skip()
-        picked = attempt(lambda: self.catalog.example(key), where="picking an example")
-        if isinstance(picked, Fault):
-            return gr.skip(), gr.skip()
-        text, is_raw = picked
-        return text, "raw" if is_raw else "chat"
 
 
 def first_method(choices: list[tuple[str, str]]) -> str:

@@ -11,6 +11,7 @@ from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.layer import HeadSpec
 from engine.drafters.heads.output import DraftOutput
+from engine.drafters.heads.vocabulary import Vocabulary
 from engine.errors import DrafterError, VocabularyError
 from engine.model.target import Target
 
@@ -26,15 +27,15 @@ def load_eagle1(
     """An EAGLE-1/2 head on the target's device, in its dtype.
 
     Args:
-        draft_vocab: as `DraftOutput.of`.
+        draft_vocab: as `size` of `Vocabulary.beside`.
     """
     if found.has("layers.0.hidden_norm.weight"):
         raise DrafterError(f"{found.location} is an EAGLE-3 head. Choose the method Eagle3.")
     _check(found, target)
     spec = found.layer_spec(target.hidden_size)
     bias = bool(found.layer_config.get("bias", True))
-    output = DraftOutput.of(target, found.location, draft_vocab)
-    head = found.load(lambda: Eagle1Head(spec, output, vocab=output.size, bias=bias), target)
+    output = DraftOutput(target, Vocabulary.beside(found.location, target, draft_vocab))
+    head = found.load(lambda: Eagle1Head(spec, output, vocab=target.vocab_size, bias=bias), target)
     return _with_embedding(head, found, target, spec.hidden)
 
 
@@ -62,7 +63,7 @@ def load_eagle3(
     _check_layers(layers, spec, found, target)
     lm_head = None if found.has("lm_head.weight") else DraftOutput(target)
     head = found.load(lambda: Eagle3Head(spec, lm_head), target)
-    head.d2t = _offsets(found, spec.draft_vocab_size, target)
+    head.vocabulary = _vocabulary(found, spec.draft_vocab_size, target)
     return _with_embedding(head, found, target, spec.layer.hidden), layers
 
 
@@ -167,11 +168,11 @@ def _check_layers(
         )
 
 
-def _offsets(found: HeadCheckpoint, draft_vocab: int, target: Target) -> Tensor | None:
-    """`d2t`: target id - draft id; None where the two vocabularies are the same."""
+def _vocabulary(found: HeadCheckpoint, draft_vocab: int, target: Target) -> Vocabulary:
+    """By `d2t`, which holds target id - draft id; where there are as many, they are the same."""
     if draft_vocab == target.vocab_size:
         found.unread.pop("d2t", None)
-        return None
+        return Vocabulary(None, target.vocab_size)
     d2t = found.take("d2t", draft_vocab).long()
     ids = torch.arange(draft_vocab) + d2t
     low, high = int(ids.min()), int(ids.max())
@@ -180,7 +181,7 @@ def _offsets(found: HeadCheckpoint, draft_vocab: int, target: Target) -> Tensor 
             f"{found.location}: d2t names token {low if low < 0 else high}, but {target.name} has "
             f"tokens 0 to {target.vocab_size - 1}. Choose a head of this target."
         )
-    return d2t.to(target.device)
+    return Vocabulary(ids.to(target.device), target.vocab_size)
 
 
 def _with_embedding(head: _Head, found: HeadCheckpoint, target: Target, width: int) -> _Head:

@@ -25,6 +25,7 @@ from torch.nn.functional import embedding
 
 from engine.drafters.heads.layer import HeadCache, HeadLayer, HeadSpec, Past
 from engine.drafters.heads.output import DraftOutput
+from engine.drafters.heads.vocabulary import Vocabulary
 from engine.kernels.cpu.decoder import Decoder, Joining, Parts, Place
 from engine.kernels.cpu.operators import NativeLinear, likeliest, pack_linears
 
@@ -41,7 +42,7 @@ class DraftHead(nn.Module):
 
     layer: HeadLayer
     embedding_weight: Tensor
-    draft_vocab_size: int
+    vocabulary: Vocabulary
     _decoder: Decoder | None = None
 
     def use_kernels(self, kernels: ctypes.CDLL | None) -> None:
@@ -80,7 +81,7 @@ class DraftHead(nn.Module):
             norm=norm,
             embedding=self.embedding_weight,
             lm_head=lm_head.matrix,
-            vocab=self.draft_vocab_size,
+            vocab=self.vocabulary.size,
             rotary=self.layer.rotary,
             joining=joining,
         )
@@ -95,7 +96,7 @@ class DraftHead(nn.Module):
 
     @abstractmethod
     def logits(self, outputs: Tensor) -> Tensor:
-        """`(n, hidden)` → `(n, draft_vocab_size)`."""
+        """`(n, hidden)` → `(n, draft vocabulary)`."""
 
     def forward(
         self,
@@ -129,7 +130,7 @@ class DraftHead(nn.Module):
         *,
         last_only: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Outputs `(m, hidden)` of n entries and their logits `(m, draft_vocab_size)`.
+        """Outputs `(m, hidden)` of n entries and their logits `(m, draft vocabulary)`.
 
         Args:
             positions: `(n,)`.
@@ -155,14 +156,6 @@ class DraftHead(nn.Module):
         assert outputs is not None
         return outputs[-wanted:], found.logits
 
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Ids of the draft vocabulary → ids of the target's."""
-        return draft_ids
-
-    def spread(self, probs: Tensor) -> Tensor:
-        """Probabilities `(n, draft vocab)` → of all tokens of the target, `(n, vocab)`."""
-        return probs
-
 
 class Eagle1Head(DraftHead):
     """EAGLE-1 and EAGLE-2: embedding and feature are merged by one linear layer.
@@ -171,11 +164,12 @@ class Eagle1Head(DraftHead):
     """
 
     def __init__(self, spec: HeadSpec, lm_head: OutputMatrix, *, vocab: int, bias: bool) -> None:
-        """`lm_head`: a `DraftOutput` where the head is to draft."""
+        """`lm_head`: a `DraftOutput` where the head is to draft; `vocab`: of the target."""
         super().__init__()
         self.fc = nn.Linear(2 * spec.hidden, spec.hidden, bias=bias)
         self.layer = HeadLayer(spec, spec.hidden)
-        self.draft_vocab_size = vocab
+        whole = Vocabulary(None, vocab)
+        self.vocabulary = lm_head.vocabulary if isinstance(lm_head, DraftOutput) else whole
         self._shared = (lm_head,)
 
     def fuse(self, features: Tensor) -> Tensor:
@@ -192,14 +186,6 @@ class Eagle1Head(DraftHead):
         if not isinstance(self.fc, NativeLinear):
             return None
         return self._parts(Joining(self.fc.matrix), norm=None, lm_head=_packed(self._shared[0]))
-
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        output = self._shared[0]
-        return output.target_ids(draft_ids) if isinstance(output, DraftOutput) else draft_ids
-
-    def spread(self, probs: Tensor) -> Tensor:
-        output = self._shared[0]
-        return output.spread(probs) if isinstance(output, DraftOutput) else probs
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +214,12 @@ class Eagle3Head(DraftHead):
     """EAGLE-3: several layers' features fused, own norm and output matrix, own vocabulary."""
 
     aliases: ClassVar = {name: f"layers.0.{name}" for name in ("hidden_norm", "input_layernorm")}
-    d2t: Tensor | None
 
     def __init__(self, spec: Eagle3Spec, lm_head: OutputMatrix | None = None) -> None:
         super().__init__()
         layer, width = spec.layer, spec.num_features * spec.feature_width
         self.spec = spec
-        self.draft_vocab_size = spec.draft_vocab_size
+        self.vocabulary = Vocabulary(None, spec.draft_vocab_size)
         if spec.norm_before_fc:
             self.input_norm = nn.RMSNorm(width, eps=layer.eps)
         if spec.norm_each_feature:
@@ -250,7 +235,6 @@ class Eagle3Head(DraftHead):
         self._shared = (lm_head,)
         if lm_head is None:
             self.lm_head = nn.Linear(layer.hidden, spec.draft_vocab_size, bias=False)
-        self.register_buffer("d2t", None)
 
     def fuse(self, features: Tensor) -> Tensor:
         if self.spec.norm_before_fc:
@@ -289,9 +273,6 @@ class Eagle3Head(DraftHead):
         )
         lm_head = self.lm_head if self._shared[0] is None else _packed(self._shared[0])
         return self._parts(joining, norm=self.norm.weight, lm_head=lm_head)
-
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]
 
 
 def _packed(output: OutputMatrix) -> NativeLinear | None:
@@ -354,4 +335,4 @@ class HeadSession:
     def likeliest(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The likeliest tokens of each row, best first: ids and log-probs, `(n, count)`."""
         ranked = likeliest(logits, count)
-        return self.head.target_ids(ranked.ids), ranked.log_probs
+        return self.head.vocabulary.target_ids(ranked.ids), ranked.log_probs

@@ -6,6 +6,7 @@ All use one drafter: it keeps the head's base entries in step with the target, a
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
@@ -19,9 +20,9 @@ from engine.drafters.eagle.trees import DynamicTree, StaticTree, expanded_rows
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.features import FeatureDrafter, features_of
 from engine.drafters.heads.layer import HeadCache
-from engine.drafters.heads.output import DraftVocab
+from engine.drafters.heads.vocabulary import DraftVocab
 from engine.drafters.method import DraftShape, MethodConfig
-from engine.drafters.texts import BEYOND, ROWS, Reading, rank_of
+from engine.drafters.texts import ROWS, Reading
 from engine.errors import DrafterError
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
@@ -99,15 +100,16 @@ class _EagleMethod(MethodConfig):
         tree = self._tree_for(drafter.head, "the drafter")
         return EagleDrafter(drafter.head, tree, drafter.needs, drafter.notes)
 
+    @abstractmethod
     def _load(self, found: HeadCheckpoint, target: Target) -> tuple[DraftHead, Needs]:
-        raise NotImplementedError
+        """The head, and what of the target it reads."""
 
     def _tree_for(self, head: DraftHead, what: str) -> StaticTree | DynamicTree:
         grown = self.grown_tree
-        if grown.top_k > head.draft_vocab_size:
+        if grown.top_k > head.vocabulary.size:
             raise DrafterError(
                 f"dynamic_tree_max_topK is {grown.top_k}, but the head drafts from "
-                f"{head.draft_vocab_size} tokens. Lower it."
+                f"{head.vocabulary.size} tokens. Lower it."
             )
         return grown
 
@@ -176,7 +178,7 @@ class EagleConfig(_EagleMethod):
         if self.use_dynamic_tree:
             return super()._tree_for(head, what)
         tree = ChoiceTree(self.eagle_choices)
-        tree.check_fits(depth=tree.depth, ranks=head.draft_vocab_size, what=what)
+        tree.check_fits(depth=tree.depth, ranks=head.vocabulary.size, what=what)
         return StaticTree(tree, head.embedding_weight.device)
 
 
@@ -233,7 +235,7 @@ class EagleDrafter(FeatureDrafter):
         notes: tuple[str, ...] = (),
     ) -> None:
         self.head, self.tree, self.needs, self.notes = head, tree, needs, notes
-        self.num_ranks = head.draft_vocab_size
+        self.num_ranks = head.vocabulary.size
         self._device = head.embedding_weight.device
 
     def start(self, start: Start) -> None:
@@ -283,12 +285,9 @@ class EagleDrafter(FeatureDrafter):
         base = cache.length
         mask = torch.arange(base, device=self._device) <= entries[:, None]
         itself = torch.eye(len(entries), dtype=torch.bool, device=self._device)
-        draft_ids = _draft_ids(self.head)
         columns = []
         for depth, true in enumerate(wanted.clamp_min(0).unbind(dim=1), start=1):
-            ids = draft_ids[true]
-            rank = rank_of(logits, ids.clamp_min(0))
-            columns.append(torch.where(ids < 0, BEYOND, rank))
+            columns.append(self.head.vocabulary.rank_of(logits, true))
             if depth < wanted.shape[1]:
                 mask = torch.cat([mask, itself], dim=1)
                 hidden, logits = self.head.predict(hidden, true, entries + depth, cache, mask)
@@ -303,12 +302,3 @@ class EagleDrafter(FeatureDrafter):
     def close(self) -> None:
         self.finish()
         del self.head
-
-
-def _draft_ids(head: DraftHead) -> Tensor:
-    """Draft id of every target id `(vocab,)`; −1 where the head cannot draft it."""
-    device = head.embedding_weight.device
-    draft_ids = torch.arange(head.draft_vocab_size, device=device)
-    inverse = torch.full((len(head.embedding_weight),), -1, device=device)
-    inverse[head.target_ids(draft_ids)] = draft_ids
-    return inverse

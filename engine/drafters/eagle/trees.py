@@ -63,7 +63,7 @@ class StaticTree:
         self, session: HeadSession, max_depth: int, sampling: Sampling, draws: SeededDraws
     ) -> Proposal:
         """The tree below the session's root, whatever `max_depth`: the loop cuts it."""
-        head, tokens = session.head, [session.root]
+        vocabulary, tokens = session.head.vocabulary, [session.root]
         draft_probs, dists = [session.output.new_ones(1).float()], []
         hidden, logits, grid = session.output, session.logits, session.root[None]
         for depth, level in enumerate(self._levels):
@@ -74,13 +74,13 @@ class StaticTree:
                 hidden, logits = session.expand(*fed, depth, level.ancestors)
             if sampling.greedy:
                 ranked = likeliest(logits, level.num_ranks)
-                grid = head.target_ids(ranked.ids)
+                grid = vocabulary.target_ids(ranked.ids)
                 draft_probs.append(ranked.log_probs.exp()[rows, ranks])
             else:
                 probs = probabilities(logits, sampling)
                 drawn = draw_without_replacement(probs, level.num_ranks, draws)
-                grid = head.target_ids(drawn)
-                dists.append(head.spread(probs))
+                grid = vocabulary.target_ids(drawn)
+                dists.append(vocabulary.spread(probs))
                 draft_probs.append(probs[rows, drawn[rows, ranks]])
             tokens.append(grid[rows, ranks])
         expanded = [node for level in self._levels for node in level.nodes]

@@ -21,9 +21,10 @@ from engine.accept import Rule, Typical
 from engine.config import Sampling
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.heads.features import LastRowDrafter
-from engine.drafters.heads.output import DraftOutput, DraftVocab
+from engine.drafters.heads.output import DraftOutput
+from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
 from engine.drafters.method import ChoiceLimits, DraftShape, MethodConfig
-from engine.drafters.texts import BEYOND, ROWS, Reading, rank_of
+from engine.drafters.texts import ROWS, Reading
 from engine.errors import DrafterError, SourceError
 from engine.kernels.cpu.operators import likeliest
 from engine.model.checkpoints import read_checkpoint, tensor_names
@@ -145,9 +146,8 @@ class MedusaHeads:
         depths = token_ids.shape[1]
         found, size = [], max(1, ROWS // depths)
         for rows, wanted in zip(hidden.split(size), token_ids.split(size), strict=True):
-            places = self.lm_head.places(wanted.T)
-            rank = rank_of(self.logits(rows, depths), places.clamp_min(0))
-            found.append(torch.where(places < 0, BEYOND, rank).T)
+            logits = self.logits(rows, depths)
+            found.append(self.lm_head.vocabulary.rank_of(logits, wanted.T).T)
         return torch.cat(found)
 
 
@@ -160,7 +160,7 @@ def read_heads(location: str, target: Target, draft_vocab: int | None = None) ->
     is the file's: published configs name fewer than there are.
 
     Args:
-        draft_vocab: as `DraftOutput.of`; for heads that share the target's output matrix.
+        draft_vocab: as `size` of `Vocabulary.beside`; of heads that share the target's matrix.
 
     Raises:
         SourceError: nothing there, or it cannot be read safely.
@@ -192,9 +192,10 @@ def read_heads(location: str, target: Target, draft_vocab: int | None = None) ->
     if f"0.{depth}.weight" in tensors:
         found.check_vocabulary(len(tensors[f"0.{depth}.weight"]), target)
         output = stacked(f"{depth}.weight", target.vocab_size, size)
-    shared = DraftOutput(target) if output is not None else None
-    lm_head = shared or DraftOutput.of(target, found.location, draft_vocab)
-    return MedusaHeads(blocks, output, lm_head, count)
+    drafted = None
+    if output is None:
+        drafted = Vocabulary.beside(found.location, target, draft_vocab)
+    return MedusaHeads(blocks, output, DraftOutput(target, drafted), count)
 
 
 def count_heads(location: str) -> int:
@@ -223,7 +224,7 @@ class MedusaDrafter(LastRowDrafter):
         tree = self._tree
         best = likeliest(self.heads.logits(self.hidden, tree.depth)[:, 0], self._num_choices)
         probs = best.log_probs.exp()
-        ids = self.heads.lm_head.target_ids(best.ids)
+        ids = self.heads.lm_head.vocabulary.target_ids(best.ids)
         root = ids.new_full((1,), self.text[-1])
         return Proposal(
             torch.cat([root, ids.flatten()])[self._slots],

@@ -21,9 +21,9 @@ from torch.nn.functional import silu
 from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.features import LastRowDrafter
-from engine.drafters.heads.output import DraftVocab, frequent_ids
+from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
 from engine.drafters.method import DraftShape, MethodConfig
-from engine.drafters.texts import BEYOND, ROWS, Reading, rank_of
+from engine.drafters.texts import ROWS, Reading
 from engine.kernels.cpu.operators import pack_linears
 from engine.model.checkpoints import Checkpoint, read_checkpoint
 from engine.model.target import Target
@@ -57,7 +57,7 @@ class ReDrafterConfig(MethodConfig):
     def build(self, context: BuildContext) -> ReDrafterDrafter:
         location = context.weights(self.speculative_model, "the ReDrafter head")
         head = read_head(location, context.target)
-        head.draft_only(frequent_ids(context.target, location, self.draft_vocab))
+        head.draft_only(Vocabulary.beside(location, context.target, self.draft_vocab))
         pack_linears(head, context.target.kernels)
         return ReDrafterDrafter(self, head)
 
@@ -91,9 +91,6 @@ class RecurrentHead(nn.Module):
     parameter of this module.
     """
 
-    _ids: Tensor | None = None
-    _places: Tensor | None = None
-
     def __init__(self, found: Checkpoint, target: Target) -> None:
         super().__init__()
         hidden, depth = target.hidden_size, found.count("lm_head.{}.linear.weight")
@@ -111,27 +108,15 @@ class RecurrentHead(nn.Module):
         self.output = nn.Linear(width, vocab, bias=False)
         self.aliases = {f"blocks.{i}": f"lm_head.{i}.linear" for i in range(depth)}
         self.aliases["output"] = last
+        self.vocabulary = Vocabulary(None, vocab)
 
-    def draft_only(self, ids: Tensor | None) -> None:
-        """Drop all rows of the output matrix but those of these tokens; None = keep all."""
-        if ids is None:
-            return
-        self._ids = ids
-        self._places = torch.full((self.output.out_features,), -1, device=ids.device)
-        self._places[ids] = torch.arange(len(ids), device=ids.device)
-        self.output.weight = nn.Parameter(self.output.weight[ids], requires_grad=False)
-        self.output.out_features = len(ids)
-
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Places among the logits → ids of the target."""
-        return draft_ids if self._ids is None else self._ids[draft_ids]
-
-    def rank_of(self, logits: Tensor, target_ids: Tensor) -> Tensor:
-        """As `texts.rank_of`; `BEYOND` where a token is not drafted."""
-        if self._places is None:
-            return rank_of(logits, target_ids)
-        places = self._places[target_ids]
-        return torch.where(places < 0, BEYOND, rank_of(logits, places.clamp_min(0)))
+    def draft_only(self, vocabulary: Vocabulary) -> None:
+        """Keep the output matrix's rows of these tokens."""
+        self.vocabulary = vocabulary
+        if vocabulary.ids is not None:
+            kept = self.output.weight.detach()[vocabulary.ids]
+            self.output.weight = nn.Parameter(kept, requires_grad=False)
+            self.output.out_features = vocabulary.size
 
     def advance(self, state: Tensor, tokens: Tensor) -> Tensor:
         """Feed one token per beam: state `(beams, hidden)`, tokens `(beams,)` → next state."""
@@ -189,7 +174,7 @@ def search_beams(
     for _ in range(drafted):
         state = head.advance(state, last)
         best, places = best_candidates(head.logits(context, state))
-        tokens = head.target_ids(places)
+        tokens = head.vocabulary.target_ids(places)
         totals = (scores[:, None] + best).flatten()
         scores, chosen = totals.topk(min(width, len(totals)))
         parents, ranks = chosen // best.shape[1], chosen % best.shape[1]
@@ -248,7 +233,8 @@ class ReDrafterDrafter(LastRowDrafter):
             state, columns = torch.zeros_like(context), []
             for following in true.unbind(dim=1):
                 state = self.head.advance(state, fed)
-                columns.append(self.head.rank_of(self.head.logits(context, state), following))
+                logits = self.head.logits(context, state)
+                columns.append(self.head.vocabulary.rank_of(logits, following))
                 fed = following
             found.append(torch.stack(columns, dim=1))
         return torch.cat(found).cpu()

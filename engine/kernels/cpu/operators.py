@@ -155,23 +155,35 @@ def pack_codes(model: PreTrainedModel, kernels: ctypes.CDLL, codes: Codes) -> No
     replace_linears(model, make)
 
 
-def pack_linears(module: nn.Module, kernels: ctypes.CDLL | None, *, bits: int = 8) -> None:
-    """Let the kernels multiply for a module that is done with training: a drafter's head.
+def pack_linears(module: nn.Module, kernels: ctypes.CDLL | None) -> None:
+    """Let the kernels multiply, in 8 bits, for a module that is done with training: a drafter's.
 
     Args:
         kernels: as `Target.kernels`; None = change nothing.
-        bits: of the codes that its matrices get; 16 = they stay in bfloat16.
     """
-    if kernels is None:
-        return
     for owner in list(module.modules()):
         for name, child in list(owner.named_children()):
-            if type(child) is not nn.Linear or child.weight.dtype != torch.bfloat16:
+            if type(child) is not nn.Linear:
                 continue
-            if child.weight.device.type == "cpu":
-                weight = child.weight.detach()
-                whole = weight if bits == 16 else Blocks.quantised(weight, bits)
-                setattr(owner, name, NativeLinear(child, kernels, Matrix.of(whole, child.bias)))
+            packed = packed_linear(child.weight.detach(), child.bias, kernels)
+            if packed is not None:
+                setattr(owner, name, packed)
+
+
+def packed_linear(
+    weight: Tensor, bias: Tensor | None, kernels: ctypes.CDLL | None
+) -> NativeLinear | None:
+    """A linear module in 8 bits; None where the kernels do not multiply.
+
+    Args:
+        weight: `(out, in)`; in other dtypes than bfloat16 it stays as it is.
+    """
+    if kernels is None or weight.dtype != torch.bfloat16 or weight.device.type != "cpu":
+        return None
+    plain = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
+    if bias is not None:
+        plain.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    return NativeLinear(plain, kernels, Matrix.of(Blocks.quantised(weight, 8), bias))
 
 
 def _pack_bfloat16(weight: Tensor) -> Tensor:

@@ -18,9 +18,10 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from engine.drafters.draft_target import DraftTargetConfig
+from engine.drafters.heads.vocabulary import Vocabulary
 from engine.model.corpus import Corpus, Entry
 from engine.model.target import Target
-from engine.training.losses import LMHead, Prediction, Vocabulary, pad_rows
+from engine.training.losses import LMHead, Prediction, pad_rows
 from engine.training.packs import Pack, visible
 from engine.training.recipe import Student, TrainSettings, principal_directions, weight_of
 

@@ -23,11 +23,12 @@ from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.layer import HeadLayer, HeadSpec
+from engine.drafters.heads.vocabulary import Vocabulary
 from engine.errors import ConfigError
 from engine.model.corpus import Corpus, Entry
 from engine.model.target import Target
 from engine.proposal import Needs
-from engine.training.losses import LMHead, Prediction, Vocabulary, pad_rows
+from engine.training.losses import LMHead, Prediction, pad_rows
 from engine.training.methods.eagle_unroll import unroll
 from engine.training.packs import Pack, frequent_tokens
 from engine.training.recipe import Student, TrainSettings, weight_of
@@ -122,9 +123,7 @@ class Eagle3Training(_EagleTraining):
         if self.begin_with is None:
             return None
         theirs, _ = load_eagle3(HeadCheckpoint.read(self.begin_with), target)
-        if theirs.d2t is None:
-            return None
-        return theirs.target_ids(torch.arange(theirs.draft_vocab_size, device=theirs.d2t.device))
+        return theirs.vocabulary.ids
 
     def decoding(self, folder: Path, rates: Sequence[Sequence[float]]) -> Eagle3Config:
         return Eagle3Config(**self._tree(folder))
@@ -287,13 +286,13 @@ class Eagle3Student(_EagleStudent):
         return tensors
 
     def config(self) -> dict[str, Any]:
-        return super().config() | {"draft_vocab_size": self.head.draft_vocab_size}
+        return super().config() | {"draft_vocab_size": self.head.vocabulary.size}
 
     def describe(self) -> Mapping[str, Any]:
         own = self._draft_ids is not None
         return {
             "layers": 1,
-            "draft vocabulary": self.head.draft_vocab_size,
+            "draft vocabulary": self.head.vocabulary.size,
             "output": "its own" if own else "shares the target's lm_head",
             "layers read (inputs of)": list(self.needs.layers),
             "depths": self.depths,

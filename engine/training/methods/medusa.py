@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from engine.drafters.heads.medusa import MedusaConfig
+from engine.drafters.heads.vocabulary import Vocabulary
 from engine.model.corpus import Corpus, Entry
 from engine.model.target import Target
-from engine.training.losses import LMHead, Prediction, Vocabulary, pad_rows
+from engine.training.losses import LMHead, Prediction, pad_rows
 from engine.training.packs import Pack
 from engine.training.recipe import Student, TrainSettings
 

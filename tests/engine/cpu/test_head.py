@@ -17,7 +17,8 @@ from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3
 from engine.drafters.eagle.methods import EagleDrafter
 from engine.drafters.eagle.trees import DynamicTree, StaticTree
 from engine.drafters.heads.layer import HeadCache, HeadSpec
-from engine.drafters.heads.output import FILE, DraftOutput
+from engine.drafters.heads.output import DraftOutput
+from engine.drafters.heads.vocabulary import FILE, Vocabulary
 from engine.errors import DrafterError
 from engine.kernels.cpu.compile import NotNative, library
 from engine.model.target import Target
@@ -45,9 +46,9 @@ def head_of(name: str, target: Target) -> DraftHead:
     head: DraftHead
     if name.startswith("eagle1"):
         ids = torch.randperm(target.vocab_size)[:100] if "subset" in name else None
-        output = DraftOutput(target, ids)
+        output = DraftOutput(target, Vocabulary(ids, target.vocab_size))
         spec = HeadSpec(**SPEC, qkv_bias="biased" in name)
-        head = Eagle1Head(spec, output, vocab=output.size, bias=True)
+        head = Eagle1Head(spec, output, vocab=target.vocab_size, bias=True)
     else:
         spec = HeadSpec(**SPEC, qk_norm="qk" in name)
         own = None if "own" in name else DraftOutput(target)
@@ -152,16 +153,19 @@ def test_a_file_beside_the_weights_says_which_tokens_are_drafted(
     target: Target, tmp_path: Path
 ) -> None:
     ids = random.Random(1).sample(range(target.vocab_size), 50)
-    assert DraftOutput.of(target, str(tmp_path), None).ids is None
+    assert Vocabulary.beside(str(tmp_path), target, None).ids is None
     (tmp_path / FILE).write_text(json.dumps(ids))
-    output = DraftOutput.of(target, str(tmp_path), 20)
-    assert output.ids is not None and output.ids.tolist() == ids[:20] and output.size == 20
+    vocabulary = Vocabulary.beside(str(tmp_path), target, 20)
+    assert vocabulary.ids is not None and vocabulary.ids.tolist() == ids[:20]
+    output = DraftOutput(target, vocabulary)
     hidden = torch.randn(2, 3, target.hidden_size).bfloat16()
     whole = target.output(hidden)
     torch.testing.assert_close(output(hidden), whole[..., ids[:20]], atol=0.05, rtol=0.05)
-    places = output.places(torch.tensor([ids[3], ids[30]]))
-    assert places.tolist() == [3, -1] and output.target_ids(torch.tensor([3])).tolist() == [ids[3]]
-    spread = output.spread(torch.full((1, 20), 0.05))
+    places = vocabulary.index(torch.tensor([ids[3], ids[30]]))
+    assert places.tolist() == [3, -1] and vocabulary.target_ids(torch.tensor([3])).tolist() == [
+        ids[3]
+    ]
+    spread = vocabulary.spread(torch.full((1, 20), 0.05))
     assert spread.shape == (1, target.vocab_size) and torch.equal(
         spread[0, ids[:20]], torch.full((20,), 0.05)
     )
@@ -171,9 +175,9 @@ def test_a_file_beside_the_weights_says_which_tokens_are_drafted(
 def test_a_damaged_list_of_tokens_is_refused(text: str, target: Target, tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(DrafterError, match="token ids"):
-        DraftOutput.of(target, str(tmp_path), None)
+        Vocabulary.beside(str(tmp_path), target, None)
 
 
 def test_a_size_needs_such_a_file(target: Target, tmp_path: Path) -> None:
     with pytest.raises(DrafterError, match="has no draft_vocab.json"):
-        DraftOutput.of(target, str(tmp_path), 16)
+        Vocabulary.beside(str(tmp_path), target, 16)

@@ -121,7 +121,7 @@ def check_top10(
 ) -> None:
     with torch.inference_mode():
         best, draft_ids = drafter.head.logits(outputs).topk(10)
-        ids = drafter.head.target_ids(draft_ids)
+        ids = drafter.head.vocabulary.target_ids(draft_ids)
     torch.testing.assert_close(best, wanted[f"{name}_top10_logits"], **FLOAT)
     assert torch.equal(ids, wanted[f"{name}_top10_ids"])
     if f"{name}_top10_draft_ids" in wanted:

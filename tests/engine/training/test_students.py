@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from engine.drafters.eagle.head import HeadSession
+from engine.drafters.heads.vocabulary import Vocabulary
 from engine.model.corpus import Corpus
 from engine.model.target import Target
 from engine.proposal import Needs
-from engine.training.losses import NUM_RANKS, LMHead, Prediction, TopProbs, Vocabulary
+from engine.training.losses import NUM_RANKS, LMHead, Prediction, TopProbs
 from engine.training.methods import METHODS, training_settings
 from engine.training.methods.eagle import fresh_eagle1, fresh_eagle3
 from engine.training.methods.eagle_unroll import unroll

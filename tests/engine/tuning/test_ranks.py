@@ -137,7 +137,7 @@ def test_tokens_that_a_draft_vocabulary_lacks_have_no_rank() -> None:
     text = Text(tuple(prompt["input_ids"]), tuple(prompt["greedy_new_ids"]))
     table = measure_ranks(config, bench, [text], depths=2)
     head = config.build(bench).head
-    draftable = set(head.target_ids(torch.arange(head.draft_vocab_size)).tolist())
+    draftable = set(head.vocabulary.target_ids(torch.arange(head.vocabulary.size)).tolist())
     true = [table.tokens_at(row, 2)[1] for row in range(table.num_positions)]
     unknown = [row for row, token in enumerate(true) if token not in draftable]
     assert unknown and (table.ranks[unknown, 0] == -1).all()
