@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from engine.errors import ConfigError
+from engine.plain import short
 
 
 class Settings(BaseModel):
@@ -66,12 +67,7 @@ def _explain(cls: type[BaseModel], detail: ErrorDetails) -> str:
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"]) if "ctx" in detail else detail["msg"]
     rule = detail["msg"].partition(" should ")[2] or f"be {detail['msg']}"
-    return f"{key} must {rule}, got {_short(detail['input'])}"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return f"{key} must {rule}, got {short(detail['input'])}"
 
 
 class Sampling(Settings):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import PurePath
 from typing import Any, Literal
 from urllib.parse import urlencode
@@ -21,6 +22,7 @@ from engine.interop import ENGINES, export_method, find_engine, import_config
 from engine.interop.handoff import Export, Imported
 from engine.model.sources import TargetSpec
 from playground.host.catalog import OWN_DRAFTERS, TYPE_PREFIX, Catalog
+from presets.reading import parse_yaml
 from storage import RunLog, RunQuery, RunSummary
 
 LOADS_GGUF = "llamacpp"
@@ -222,18 +224,8 @@ def read_config(engine: str, text: str) -> Imported:
 
     Raises ConfigError: it cannot be read, or has no counterpart here.
     """
+    read_yaml = partial(parse_yaml, where="The text")
     return import_config(find_engine(engine), text, read_yaml)
-
-
-def read_yaml(text: str) -> Any:
-    """Plain data of a YAML text. Raises ConfigError: malformed; names the line."""
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" in line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or "malformed"
-        raise ConfigError(f"The text is not valid YAML{line}: {problem}.") from error
 
 
 def use(

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import Field
 
 from engine.config import Settings
@@ -17,10 +16,9 @@ from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
 from engine.training.corpus.dialogues import DialogueTemplates
 from presets.choice_trees import TreePreset, tree_preset
+from presets.reading import read_yaml
 
 FOLDER = Path(__file__).parent
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's loader where PyYAML has it: ten times as fast."""
 
 
 class MethodPreset(Settings):
@@ -150,34 +148,6 @@ def method_preset(values: Mapping[str, Any], *, where: str) -> MethodPreset:
     """
     config = parse_method(values.get("config", {}), where=where)
     return MethodPreset.parse({**values, "config": config}, where=where)
-
-
-def read_yaml(path: Path) -> Any:
-    """Plain data of a YAML file.
-
-    Raises:
-        ConfigError: unreadable, or malformed; names file and line.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} could not be read: {error}.") from error
-    return parse_yaml(text, where=str(path))
-
-
-def parse_yaml(text: str, *, where: str) -> Any:
-    """Plain data of YAML text.
-
-    Raises:
-        ConfigError: malformed; names the place and the line.
-    """
-    try:
-        return yaml.load(text, Loader=_LOADER)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or "malformed"
-        raise ConfigError(f"{where}{line} is not valid YAML: {problem}.") from error
 
 
 def _read_all(kind: str) -> list[tuple[str, Mapping[str, Any]]]:

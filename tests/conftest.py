@@ -14,6 +14,7 @@ SWITCHES = ("slow", "network", "browser", "gpu")
 def pytest_addoption(parser: pytest.Parser) -> None:
     for switch in SWITCHES:
         parser.addoption(f"--{switch}", action="store_true", help=f"run the tests marked {switch}")
+    parser.addoption("--hostile-long", action="store_true", help="run the campaigns whole")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -27,7 +27,7 @@ HEADS = "EAGLE-3 heads for the same target."
 NO_WEIGHTS = "config.pbtxt names no drafter weights: they are in the engine. Set speculative_model."
 PLAIN_MODES = ("top_k", "top_p", "top_k_top_p", "beam_search", "auto")
 _PARAMETER = re.compile(
-    r"key\s*:\s*\"([^\"]*)\"\s*,?\s*value\s*:?\s*\{\s*string_value\s*:\s*\"([^\"]*)\"", re.DOTALL
+    r"key\s*:\s*\"([^\"]*)\"\s*(?:,\s*)?value\s*(?::\s*)?\{\s*string_value\s*:\s*\"([^\"]*)\""
 )
 
 

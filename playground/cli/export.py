@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from playground.cli.options import (
     MethodOptions,
     argument,
     option,
+    read_stdin,
     takes,
     write_files,
 )
@@ -123,7 +123,6 @@ def _remarks(found: Imported) -> Iterable[str]:
 
 
 def _read(name: str) -> str:
-    try:
-        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name} could not be read: {error}.") from error
+    from engine.plain import read_text
+
+    return read_stdin() if name == "-" else read_text(Path(name))

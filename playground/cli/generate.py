@@ -19,6 +19,7 @@ from playground.cli.options import (
     TargetOptions,
     argument,
     option,
+    read_stdin,
     takes,
     whole_numbers,
 )
@@ -148,7 +149,7 @@ def _prompt(
         if options.prompt is not None:
             raise PromptError("Give either a prompt or --prompt-ids, not both.")
         return [], "", whole_numbers("--prompt-ids", options.prompt_ids, "1,2,3")
-    text = sys.stdin.read() if options.prompt == "-" else options.prompt
+    text = read_stdin() if options.prompt == "-" else options.prompt
     if text is None or not text.strip():
         raise PromptError("The prompt is empty. Write one, or give --prompt-ids 1,2,3.")
     if options.raw or not target.has_chat_template:

@@ -14,6 +14,7 @@ so that `--help` answers at once.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
@@ -112,6 +113,13 @@ def whole_numbers(option: str, text: str, like: str) -> list[int]:
         return [int(part) for part in text.replace(" ", "").strip(",").split(",")]
     except ValueError as error:
         raise ConfigError(f"{option} must be like {like}, got {text!r:.80}.") from error
+
+
+def read_stdin() -> str:
+    """What is piped in. Raises ConfigError: it is no text, or does not end."""
+    from engine.plain import MAX_CHARS, as_text
+
+    return as_text(sys.stdin.buffer.read(MAX_CHARS + 1), what="The input")
 
 
 def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:

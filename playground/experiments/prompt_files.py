@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +17,10 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from engine.config import Settings
 from engine.errors import ConfigError
-from presets import PromptSuite, parse_yaml
+from engine.plain import read_json, read_text
+from presets import PromptSuite
+from presets.reading import parse_yaml
 
-MAX_FILE_BYTES = 64 << 20
 MAX_NAME = 80
 MAX_CATEGORY = 64
 _HUMANEVAL = {"task_id", "entry_point", "canonical_solution"}
@@ -76,13 +76,7 @@ class _Row(Settings):
 
 def read_suite_file(path: Path) -> PromptSuite:
     """A suite from a file, named like the file."""
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB. Split it.")
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} could not be read: {error}.") from error
-    return read_suite_text(text, path.name, where=str(path))
+    return read_suite_text(read_text(path), path.name, where=str(path))
 
 
 def read_suite_text(text: str, file_name: str, *, where: str) -> PromptSuite:
@@ -114,8 +108,8 @@ def read_suite_text(text: str, file_name: str, *, where: str) -> PromptSuite:
 def _items(text: str, where: str) -> list[tuple[str, Any]]:
     """Every object of the file with where it stands."""
     try:
-        whole = json.loads(text)
-    except json.JSONDecodeError:
+        whole = read_json(text, what=where)
+    except ConfigError:  # a line of it may be at fault, which that one is named by
         return _lines(text, where)
     rows = whole.get("data", [whole]) if isinstance(whole, dict) else whole
     if not isinstance(rows, list):
@@ -127,10 +121,8 @@ def _lines(text: str, where: str) -> list[tuple[str, Any]]:
     found = []
     for n, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            try:
-                found.append((f"{where}, line {n}", json.loads(line)))
-            except json.JSONDecodeError as error:
-                raise ConfigError(f"{where}, line {n} is not JSON: {error.msg}.") from error
+            at = f"{where}, line {n}"
+            found.append((at, read_json(line, what=at)))
     return found
 
 

@@ -19,6 +19,7 @@ from pydantic.fields import FieldInfo
 
 from engine.config import Settings
 from engine.errors import ConfigError
+from engine.plain import read_json
 
 Kind = Literal["slider", "number", "choice", "ticks", "flag", "text", "lines"]
 Parsed = TypeVar("Parsed", bound=Settings)
@@ -160,12 +161,7 @@ def _parsed_number(text: str, kind: type) -> Any:
 def _parsed_json(name: str, text: str) -> Any:
     if not text.strip():
         return []
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(
-            f"{name} must be a list such as [[0], [0, 0], [1]], got {text[:60]!r}."
-        ) from error
+    return read_json(text, what=f"{name} must be a list such as [[0], [0, 0], [1]]; what is there")
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:

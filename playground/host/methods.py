@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import difflib
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 import presets
 from engine.drafters import methods, parse_method
 from engine.drafters.method import MethodConfig
 from engine.drafters.user_provided import load_user_drafter, register_user_drafter
 from engine.errors import ConfigError
-
-_EXPONENT = re.compile(r"[+-]?\d+e[+-]?\d+", re.IGNORECASE)
+from presets.reading import parse_yaml, read_yaml
 
 
 def choose_method(
@@ -65,7 +61,7 @@ def _base(name: str) -> dict[str, Any]:
     if name in methods():
         return {"decoding_type": name}
     if name.endswith((".yaml", ".yml")) or Path(name).is_file():
-        values = presets.read_yaml(Path(name))
+        values = read_yaml(Path(name))
         if isinstance(values, dict):
             inner = values.get("config", values)
             return dict(inner) if isinstance(inner, dict) else {}
@@ -88,11 +84,5 @@ def read_overrides(items: Sequence[str]) -> dict[str, Any]:
         key, equals, text = item.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"--set takes field=value, got {item!r:.80}.")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--set {key}: {text!r:.80} is not a YAML value.") from error
-        # 1e-3 is a number, which YAML takes for a text.
-        number = isinstance(value, str) and _EXPONENT.fullmatch(value)
-        found[key.strip()] = float(value) if number else value
+        found[key.strip()] = parse_yaml(text, where=f"--set {key:.40}")
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pydantic import AfterValidator, Field
 
 from engine.config import Settings
 from engine.errors import ConfigError
+from engine.plain import read_json
 from playground.host.live import RunId
 from storage import LABEL_PREFIX, Figure, GroupKey, RunQuery, SortKey, Status, names_of
 
@@ -142,16 +142,12 @@ def read_link(text: str) -> TableQuery:
     """The query that a link's `runs` holds. Raises ConfigError: it is malformed."""
     if len(text) > MAX_LINK_CHARS:
         raise ConfigError("The link is too long. Open the Runs page and filter there.")
-    try:
-        values = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError("The link is damaged. Open the Runs page and filter there.") from error
-    return TableQuery.parse(values, where="the link")
+    return TableQuery.parse(read_json(text, what="The link"), where="the link")
 
 
 # ---- further filters as short texts: `tag = keep`, `label:turn = 1`, `tok_s >= 90`
 
-FILTER = re.compile(r"(.+?)\s*(>=|<=|=)\s*(.*)", re.DOTALL)
+SIGN = re.compile(">=|<=|=")
 
 
 def filter_texts(query: TableQuery) -> list[str]:
@@ -178,8 +174,9 @@ def read_filters(texts: Iterable[str], titles: Mapping[str, str]) -> dict[str, A
     keys = {title.casefold(): key for key, title in titles.items()}
     found: dict[str, Any] = {"labels": {}, "ranges": {}}
     for text in texts:
-        match = FILTER.fullmatch(text)
-        name, sign, value = match.groups() if match else ("", "", "")
+        match = SIGN.search(text)
+        sign = match[0] if match else ""
+        name, value = (part.strip() for part in (text.split(sign, 1) if sign else ("", "")))
         name = keys.get(name.casefold(), name)
         if sign == "=" and name in PICKED:
             found[name] = value

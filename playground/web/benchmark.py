@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from engine.config import Limits, Sampling
-from engine.errors import ConfigError
+from engine.plain import read_text
 from playground.deploy import Question
 from playground.errors import Fault, attempt
 from playground.experiments.benchmarks import Benchmarks, BenchmarkState, Extent
@@ -222,9 +222,7 @@ class BenchmarkPage(ExperimentPage):
         return gr.CheckboxGroup(self._suites(), value=keys), said
 
     def _read_file(self, file: Path) -> str:
-        if file.stat().st_size > MAX_PROMPT_FILE:
-            raise ConfigError(f"{file.name} has more than {MAX_PROMPT_FILE} bytes.")
-        return self.benchmarks.add_file(file.name, file.read_text("utf-8", errors="replace"))
+        return self.benchmarks.add_file(file.name, read_text(file, most=MAX_PROMPT_FILE))
 
     # ---- what was measured
 

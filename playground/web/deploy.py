@@ -11,8 +11,9 @@ from typing import Any
 import gradio as gr
 
 from engine.interop import ENGINES, find_engine
-from engine.interop.handoff import Export, File, Imported
+from engine.interop.handoff import MAX_CHARS, Export, File, Imported
 from engine.metrics import FORMULAS
+from engine.plain import read_text
 from playground.deploy import (
     Handed,
     Question,
@@ -179,7 +180,7 @@ class DeployPage:
             trigger_mode="always_last",
             **QUIET,
         )
-        self.upload.upload(_text_of, self.upload, self.paste, **QUIET)
+        self.upload.upload(_text_of, self.upload, [self.paste, self.found], **QUIET)
 
     def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
         """Open the page for addresses with `deploy`."""
@@ -310,8 +311,12 @@ def shown(text: str) -> Any:
     return gr.HTML(value=text, visible=bool(text))
 
 
-def _text_of(path: str) -> str:
-    return Path(path).read_text(encoding="utf-8", errors="replace")
+def _text_of(path: str) -> tuple[Any, Any]:
+    """The text that was uploaded, or why it is none."""
+    read = attempt(lambda: read_text(Path(path), most=MAX_CHARS), where="reading a config")
+    if isinstance(read, Fault):
+        return gr.skip(), shown(ALERT.render(kind="alert", text=read.sentence))
+    return read, gr.skip()
 
 
 def versions(engine: str) -> list[tuple[str, str]]:

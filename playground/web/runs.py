@@ -10,6 +10,7 @@ from typing import Any, get_args
 import gradio as gr
 
 from engine.errors import ConfigError
+from engine.plain import read_json
 from playground.errors import Fault, attempt
 from playground.host.runner import EngineHost
 from playground.host.stream import History
@@ -359,7 +360,4 @@ def _ticked(table: Any) -> Any:
 
 
 def _parsed(text: Any) -> Any:
-    try:
-        return json.loads(text)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError("The baseline must be one of the menu.") from error
+    return read_json(str(text), what="The baseline")

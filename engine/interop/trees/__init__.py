@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from engine.errors import ConfigError, TreeError
 from engine.interop.trees.brackets import (
     Placed,
-    place,
     product_paths,
     read_brackets,
     read_cartesian,
     tree_of,
 )
 from engine.interop.trees.growmap import read_growmap, write_growmap
+from engine.plain import read_json
 from engine.tree import ChoiceTree
 
 OWN_KEYS = ("candidates", "choices", "tree")
@@ -40,7 +40,7 @@ TREE_KEYS = (*_METHOD_KEYS, *OWN_KEYS)
 _KEYS = "|".join(TREE_KEYS)
 _YAML_KEY = re.compile(rf"^([ \t]*)(?:- )?[\"']?({_KEYS})[\"']?[ \t]*:(?=\s)(.*)$", re.MULTILINE)
 _PBTXT = re.compile(
-    rf"key\s*:\s*\"({_KEYS})\"\s*,?\s*value\s*:?\s*\{{\s*string_value\s*:\s*\"([^\"]*)\""
+    rf"key\s*:\s*\"({_KEYS})\"\s*(?:,\s*)?value\s*(?::\s*)?\{{\s*string_value\s*:\s*\"([^\"]*)\""
 )
 _ASSIGNED = re.compile(r"\A(?:\s|#[^\n]*\n)*[A-Za-z_]\w*\s*(?::[^=\n]*)?=\s*(?=[\[(])")
 _FLAT_LIST = re.compile(r"[\[(][\s\d,]*[\])]\Z")
@@ -206,7 +206,7 @@ def detect_format(text: str) -> str:
 
 def is_pbtxt(text: str) -> bool:
     """Whether the text is a Triton config or a parameter of one."""
-    return "string_value" in text or re.search(r"\bparameters\s*:?\s*\{", text) is not None
+    return "string_value" in text or re.search(r"\bparameters\s*(?::\s*)?\{", text) is not None
 
 
 def _read(text: str, format: str) -> Placed:
@@ -251,12 +251,9 @@ def _in_pbtxt(text: str) -> str:
 
 def _read_json(text: str) -> dict[str, object]:
     try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        at = place(error.lineno, error.colno)
-        raise TreeError(f"Malformed JSON at {at}: {error.msg}.") from error
-    except (RecursionError, ValueError) as error:
-        raise TreeError("The JSON nests too deep, or its numbers are too long.") from error
+        values = read_json(text, what="The text")
+    except ConfigError as error:
+        raise TreeError(str(error)) from error
     if not isinstance(values, dict):
         raise TreeError("A tree in JSON must be an object with a key such as choices.")
     return values

@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import Field, model_validator
 
 from engine.config import Settings
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
+from presets.reading import parse_yaml
 
 Scalar = bool | int | float | str | None
 Point = dict[str, Scalar]
@@ -250,10 +250,7 @@ def _scalar(text: str, where: str) -> Scalar:
     number = _number(text)
     if number is not None or text == "none":
         return number
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--vary {where}: {text!r:.80} is not a YAML value.") from error
+    value = parse_yaml(text, where=f"--vary {where:.80}")
     return value if isinstance(value, Scalar) else text
 
 

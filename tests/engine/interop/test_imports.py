@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
 from engine.interop import ENGINES, import_config
 from engine.interop.handoff import Imported, read_flags
-
-
-def safe_yaml(text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError("The text is not valid YAML.") from error
+from presets.reading import parse_yaml
 
 
 def read(engine: str, text: str) -> Imported:
-    return import_config(ENGINES[engine], text, safe_yaml)
+    return import_config(ENGINES[engine], text, partial(parse_yaml, where="The text"))
 
 
 def test_unknown_keys_are_told_with_the_nearest_and_known_ones_listed() -> None:

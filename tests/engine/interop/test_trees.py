@@ -185,7 +185,7 @@ def test_cartesian_example_has_seven_choices_with_six_below_each() -> None:
         ('{"Successors": [[1], [], []]}', "Growmap node 2 has no parent"),
         ('{"Successors": [[1], []], "size": 3}', "size 3, but its successors make 2 nodes"),
         ('{"Successors": [[1], []], "depth": [0, 2]}', "depth does not agree"),
-        ('{"Successors": [[1], [}', "Malformed JSON at line 1, column 23"),
+        ('{"Successors": [[1], [}', "not valid JSON: Expecting value (line 1, column 23)"),
         ("choices: [[0]]\neagle_choices: [[0]]", "has 2 trees (choices, eagle_choices)"),
         ("choices:\nname: x", "must have a list below it"),
     ],

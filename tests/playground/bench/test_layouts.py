@@ -92,7 +92,7 @@ def test_genai_perf_inputs_json_with_payloads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('{"turns": ["a"]}\n{"turns": [', "line 2 is not JSON"),
+        ('{"turns": ["a"]}\n{"turns": [', "line 2 is not valid JSON"),
         ('{"turns": []}\n', "turns"),
         ('{"question": "x"}\n', "has the keys question"),
         ('{"turns": [3]}\n', "must be text, got 3"),

@@ -186,7 +186,7 @@ def test_files_of_the_browser_become_suites(service: Benchmarks) -> None:
     suite = service.suites[key]
     assert (suite.title, len(suite.prompts)) == ("question.jsonl", 1)
     assert len(service.plan(asked(suites=[key])).items) == 1
-    with pytest.raises(ConfigError, match="bad.json, line 1 is not JSON"):
+    with pytest.raises(ConfigError, match="bad.json, line 1 is not valid JSON"):
         service.add_file("bad.json", "{")
     with pytest.raises(ConfigError, match="must have a name and a text"):
         service.add_file("", text)

@@ -1,0 +1,112 @@
+"""Text of strangers as plain data: bounded before it is parsed, and shown short in sentences.
+
+Whoever reads a file, a form or a request reads it here (YAML: `presets.reading`), so that nothing
+behind has to think of nesting without end, numbers of a thousand digits, or half surrogate pairs,
+which no answer, no terminal and no tokenizer can carry.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from collections.abc import Callable
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ConfigError
+
+MAX_CHARS = 64 << 20
+MAX_DEPTH = 64
+MAX_DIGITS = 20
+"""Integers of 64 bits have no more."""
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_LONG_INTEGER = re.compile(rf"(?<![.\d])\d{{{MAX_DIGITS + 1}}}")
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_SIGNS = {"[": 1, "{": 1, "]": -1, "}": -1}
+
+
+def read_text(path: Path, *, most: int = MAX_CHARS) -> str:
+    """The text of a file; a mark of its byte order is left out.
+
+    Raises:
+        ConfigError: unreadable, no UTF-8, or larger than `most` bytes.
+    """
+    try:
+        with path.open("rb") as file:
+            found = file.read(most + 1)
+    except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path} could not be read: {reason}.") from error
+    return as_text(found, what=str(path), most=most).removeprefix("\ufeff")
+
+
+def as_text(given: str | bytes, *, what: str, most: int = MAX_CHARS) -> str:
+    """Text that can be written again.
+
+    Raises:
+        ConfigError: it is no UTF-8, has half a surrogate pair, or is longer than `most`.
+    """
+    if len(given) > most:
+        raise ConfigError(f"{what} has more than {most} characters; no more is read.")
+    try:
+        return given.decode() if isinstance(given, bytes) else given.encode().decode()
+    except (UnicodeDecodeError, UnicodeEncodeError) as error:
+        raise ConfigError(f"{what} must be UTF-8 text; place {error.start} is not.") from error
+
+
+def read_json(
+    text: str | bytes, *, what: str, object_hook: Callable[[dict[str, Any]], Any] | None = None
+) -> Any:
+    """Plain data of JSON.
+
+    Args:
+        what: the text in the sentence of a fault, e.g. a file's name.
+        object_hook: as in `json.loads`; what it returns must be plain, too.
+
+    Raises:
+        ConfigError: malformed, or larger, deeper or with longer integers than anybody writes.
+    """
+    text = as_text(text, what=what)
+    bare = _STRING.sub("", text)
+    if _depth(bare) > MAX_DEPTH:
+        raise ConfigError(f"{what} nests deeper than {MAX_DEPTH}.")
+    if _LONG_INTEGER.search(bare):
+        raise ConfigError(f"{what} has an integer of more than {MAX_DIGITS} digits.")
+    try:
+        value = json.loads(text, object_hook=object_hook)
+        if _HALF.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        at = f"line {error.lineno}, column {error.colno}"
+        raise ConfigError(f"{what} is not valid JSON: {error.msg} ({at}).") from error
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{what} has half a surrogate pair in a text.") from error
+    return value
+
+
+def _depth(bare: str) -> int:
+    if bare.count("[") + bare.count("{") <= MAX_DEPTH:
+        return 0
+    return max(accumulate(_SIGNS[sign] for sign in bare if sign in _SIGNS))
+
+
+class _Short(reprlib.Repr):
+    """Looks at no more of a value than it shows, however often a part occurs in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 4, 200, 200
+
+    def repr_int(self, x: int, level: int) -> str:
+        return repr(x) if x.bit_length() <= 256 else f"an integer of {x.bit_length()} bits"
+
+
+_short = _Short()
+
+
+def short(value: object, most: int = 80) -> str:
+    """A value as a sentence shows it: its repr, cut to `most` characters."""
+    text = _short.repr(value)
+    return text if len(text) <= most else text[: most - 3] + "..."
