@@ -16,7 +16,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.pool import StaticPool
 
-from storage.dialects import foreign_keys_off, in_memory, prepare
+from storage.dialects import foreign_keys_off, in_memory, prepare, refuse_once_removed
 from storage.records import SchemaError, StorageError
 from storage.schema import metadata
 
@@ -125,19 +125,20 @@ def _url(url: str | None) -> sa.URL:
 
 def _engine(url: sa.URL) -> sa.Engine:
     options: dict[str, Any] = {}
-    sqlite = url.get_backend_name() == "sqlite"
-    if sqlite and not in_memory(url):
-        try:
-            if "uri" not in url.query:  # else the name is no path
-                _create_private(Path(str(url.database)))
-        except OSError as error:
-            raise StorageError(f"{url.database} cannot be created: {error.strerror}.") from error
-    elif sqlite:
+    if in_memory(url):
         options = {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
     try:
         engine = sa.create_engine(url, **options)
     except (sa.exc.ArgumentError, ImportError) as error:
         raise StorageError(f"No driver for {url.drivername}: {error}.") from error
+    is_file = url.get_backend_name() == "sqlite" and not in_memory(url)
+    if is_file and "uri" not in url.query:  # else the name is no path
+        file = Path(str(url.database))
+        try:
+            _create_private(file)
+            refuse_once_removed(engine, file)  # first, so that it is what is said
+        except OSError as error:
+            raise StorageError(f"{file} cannot be created: {error.strerror}.") from error
     prepare(engine)
     return engine
 

@@ -6,10 +6,13 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
+
+from storage.records import StorageError
 
 BUSY_TIMEOUT_MS = 15_000
 _REFUSED = re.compile("[\\x00\ud800-\udfff]|\\\\(?=u[0-9a-f]{4})")
@@ -111,6 +114,31 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     """Writers take the write lock first, and so see what the writer before them left."""
     reading = connection.get_execution_options().get("reading")
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
+
+
+def refuse_once_removed(engine: sa.Engine, file: Path) -> None:
+    """Let no transaction begin on a SQLite file that was removed or replaced since now.
+
+    Its connections would go on, and what they write is seen by nobody.
+
+    Raises OSError: there is no such file.
+    """
+    stat = file.stat()
+    opened = stat.st_dev, stat.st_ino
+
+    def check(connection: sa.Connection) -> None:
+        try:
+            stat = file.stat()
+            same = (stat.st_dev, stat.st_ino) == opened
+        except OSError:
+            same = False
+        if not same:
+            raise StorageError(
+                f"{file} was removed or replaced while it was open, so nothing more can be kept "
+                "in it. Put it back, or start the program again to begin a new one."
+            )
+
+    sa.event.listen(engine, "begin", check)
 
 
 @contextmanager

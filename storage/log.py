@@ -19,7 +19,7 @@ from storage.records import (
     StoredRun,
     UnknownRunError,
 )
-from storage.schema import benchmarks, new_id, run_details, runs, steps, tags
+from storage.schema import benchmarks, new_id, run_details, runs, tags
 
 MAX_NAME_CHARS = 255
 MAX_NOTE_CHARS = 20_000
@@ -35,6 +35,8 @@ class RunLog(RunReader):
         super().__init__(database)
         self._owner = owner.this_process()
         self._begun: set[str] = set()
+        self._ending: set[str] = set()
+        """Begun here and over, but the log does not say so: it could not be written."""
         self.artifacts = Artifacts(database)
         self.benchmarks = Benchmarks(database, self._owner)
 
@@ -89,7 +91,10 @@ class RunLog(RunReader):
             num_prompt_tokens=len(new.prompt_ids),
         )
         with self._database.transaction() as connection:
+            owner.interrupt(connection, runs, over := tuple(self._ending))
             writing.insert(connection, [new], [rows])
+        self._ending.difference_update(over)
+        self._begun.difference_update(over)
         self._begun.add(run_id)
         return run_id
 
@@ -117,20 +122,24 @@ class RunLog(RunReader):
         """
         if not new:
             return
-        num_steps = runs.c.num_steps + len(new)
-        num_accepted = runs.c.num_accepted + sum(len(step.accepted) for step in new)
+        counted = {
+            "run": run_id,
+            "now": owner.now(),
+            "more_steps": len(new),
+            "more_accepted": sum(len(step.accepted) for step in new),
+            "more_tokens": sum(step.num_committed for step in new),
+            "at_s": new[-1].at_s,
+        }
         with self._database.transaction() as connection:
-            _change(
-                connection,
-                run_id,
-                num_steps=num_steps,
-                num_accepted=num_accepted,
-                mat=1 + sa.cast(num_accepted, sa.Float) / num_steps,
-                num_new_tokens=runs.c.num_new_tokens + sum(s.num_committed for s in new),
-                tok_s=_rate(new[-1].at_s, sum(s.num_committed for s in new)),
-            )
-            _refuse_stored(connection, run_id, new)
-            writing.write_steps(connection, run_id, new)
+            if connection.execute(_COUNT_STEPS, counted).rowcount == 0:
+                raise _unknown(run_id)
+            try:
+                writing.write_steps(connection, run_id, new)
+            except sa.exc.IntegrityError as error:
+                raise StorageError(
+                    f"A step of {new[0].index} to {new[-1].index} of run {run_id} is stored "
+                    "already. Add each step once."
+                ) from error
 
     def finish(
         self,
@@ -143,7 +152,8 @@ class RunLog(RunReader):
         metrics: Mapping[str, Any],
         error: str | None = None,
     ) -> None:
-        """The run is over."""
+        """The run is over. If that cannot be written, it is `interrupted` as soon as it can be."""
+        self._ending.add(run_id)
         figures = {**writing.figures_of(metrics), "num_new_tokens": len(output_ids)}
         with self._database.transaction() as connection:
             _change(
@@ -158,6 +168,7 @@ class RunLog(RunReader):
                 **figures,
             )
         self._begun.discard(run_id)
+        self._ending.discard(run_id)
 
     def rename(self, run_id: str, name: str) -> None:
         """Give the run a name."""
@@ -230,20 +241,34 @@ def _change(connection: sa.Connection, run_id: str, **values: Any) -> None:
         own = {name: value for name, value in values.items() if name in table.c}
         change = table.update().where(key == run_id).values(own)
         if own and connection.execute(change).rowcount == 0:
-            raise UnknownRunError(f"No run {run_id!r:.80} is in the log.")
+            raise _unknown(run_id)
 
 
-def _refuse_stored(connection: sa.Connection, run_id: str, new: Sequence[StepRow]) -> None:
-    indices = [step.index for step in new]
-    wanted = sa.select(steps.c.index).where(steps.c.run_id == run_id, steps.c.index.in_(indices))
-    stored = connection.execute(wanted.limit(1)).scalar_one_or_none()
-    if stored is not None or len(set(indices)) < len(indices):
-        at = stored if stored is not None else indices[0]
-        raise StorageError(f"Step {at} of run {run_id} is stored already. Add each step once.")
+def _unknown(run_id: str) -> UnknownRunError:
+    return UnknownRunError(f"No run {run_id!r:.80} is in the log.")
 
 
-def _rate(at_s: float, committed: int) -> Any:
-    """tok/s so far: everything after the first token, over the time since it."""
+def _count_steps() -> sa.Update:
+    """Adds steps to a run's counts; made once, as it is executed twenty times a second."""
+    num_steps = runs.c.num_steps + sa.bindparam("more_steps", type_=sa.Integer)
+    num_accepted = runs.c.num_accepted + sa.bindparam("more_accepted", type_=sa.Integer)
+    num_new_tokens = runs.c.num_new_tokens + sa.bindparam("more_tokens", type_=sa.Integer)
+    at_s = sa.bindparam("at_s", type_=sa.Float)
+    # tok/s so far: everything after the first token, over the time since it.
     seconds = at_s - sa.func.coalesce(runs.c.ttft_s, 0.0)
-    tokens = runs.c.num_new_tokens + committed - 1
-    return sa.case((seconds > 0, sa.cast(tokens, sa.Float) / seconds), else_=None)
+    rate = sa.cast(num_new_tokens - 1, sa.Float) / seconds
+    return (
+        runs.update()
+        .where(runs.c.id == sa.bindparam("run"))
+        .values(
+            heartbeat_at=sa.bindparam("now"),
+            num_steps=num_steps,
+            num_accepted=num_accepted,
+            mat=1 + sa.cast(num_accepted, sa.Float) / num_steps,
+            num_new_tokens=num_new_tokens,
+            tok_s=sa.case((seconds > 0, rate), else_=None),
+        )
+    )
+
+
+_COUNT_STEPS = _count_steps()

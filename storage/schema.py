@@ -11,7 +11,7 @@ import secrets
 import unicodedata
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,6 +22,7 @@ from storage.dialects import AnyText, Real, readable
 from storage.owner import now
 from storage.records import StepRow
 
+_STEP_FIELDS = tuple(field.name for field in fields(StepRow))
 ORDERS = ("created_at", "tok_s", "mat", "ttft_s", "num_steps")
 
 
@@ -91,7 +92,10 @@ class Packed(sa.types.TypeDecorator[StepRow]):
     cache_ok = True
 
     def process_bind_param(self, value: StepRow | None, dialect: sa.Dialect) -> bytes | None:
-        return None if value is None else zlib.compress(dump(asdict(value)).encode(), 1)
+        if value is None:
+            return None
+        values = {name: getattr(value, name) for name in _STEP_FIELDS}  # asdict copies all it has
+        return zlib.compress(dump(values).encode(), 1)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> StepRow | None:
         if value is None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import signal
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -21,6 +19,7 @@ from playground.cli.options import (
     option,
     parts,
     takes,
+    until_interrupt,
     write_files,
 )
 
@@ -247,26 +246,6 @@ def _spec(text: str) -> tuple[str, str, list[str]]:
 
 
 # ---- running
-
-
-@contextmanager
-def until_interrupt() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl+C was pressed; a second time ends the program at once."""
-    asked = threading.Event()
-
-    def interrupt(number: int, frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield asked.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def show_progress(bar: Callable[..., None], progress: Progress, message: str | None = None) -> None:

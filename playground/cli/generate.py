@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from playground.cli.options import (
+    EXIT_INTERRUPTED,
     METHOD_HELP,
     LogOptions,
     MethodOptions,
@@ -21,6 +22,7 @@ from playground.cli.options import (
     option,
     read_stdin,
     takes,
+    until_interrupt,
     whole_numbers,
 )
 
@@ -51,8 +53,7 @@ def generate(options: GenerateOptions) -> None:
     """Generate from one prompt and print the text as it comes."""
     import presets
     from engine.decode import decode
-    from engine.model.text import Detokenizer
-    from engine.steps import End, Step
+    from engine.steps import End
     from playground.host.live import LiveRun
     from playground.host.recording import record_run
     from playground.host.trace import TraceFile
@@ -63,6 +64,7 @@ def generate(options: GenerateOptions) -> None:
     streams = not options.as_json and not limits.stop
     run = LiveRun(owner="")
     output_ids: tuple[int, ...] = ()
+    shown: list[str] = []
     with ExitStack() as stack:
         spec = presets.resolve(options.target)
         models = stack.enter_context(options.models(spec, options.dtype))
@@ -86,30 +88,35 @@ def generate(options: GenerateOptions) -> None:
             if options.trace is None
             else TraceFile(options.trace, target, config, prompt_ids, sampling, limits.stop)
         )
-        pieces = Detokenizer(target.tokenizer)
-        for record in decode(target, drafter, prompt_ids, sampling=sampling, limits=limits):
+        stopped = stack.enter_context(until_interrupt())
+        for record in decode(
+            target,
+            drafter,
+            prompt_ids,
+            sampling=sampling,
+            limits=limits,
+            cancelled=lambda: stopped() or recording.fault is not None,
+        ):
             recording.put(record)
             if trace is not None:
                 trace.write(record)
             if isinstance(record, End):
                 output_ids = record.output_ids
-            elif streams:
-                new = (
-                    record.committed[: record.num_committed]
-                    if isinstance(record, Step)
-                    else (record.token_id,)
-                )
-                sys.stdout.write("".join(map(pieces.push, new)))
+            if streams and (new := run.pieces(len(shown))):
+                shown += new
+                sys.stdout.write("".join(new))
                 sys.stdout.flush()
     run_id = run.log_id if options.save else None
     if options.as_json:
         values = {"run_id": run_id, "target": target.name, **_summary(config, run)}
         values["output_ids"] = output_ids
         typer.echo(json.dumps(values, ensure_ascii=False, indent=2))
-        return
-    assert run.metrics is not None and run.finish is not None
-    typer.echo(pieces.flush() if streams else run.finish.text)
-    typer.echo(_figures(config, run.metrics, run.finish.reason, run_id), err=True)
+    else:
+        assert run.metrics is not None and run.finish is not None
+        typer.echo(run.finish.text.removeprefix("".join(shown)))
+        typer.echo(_figures(config, run.metrics, run.finish.reason, run_id), err=True)
+    if stopped():
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _summary(config: MethodConfig, run: LiveRun) -> dict[str, Any]:

@@ -14,7 +14,9 @@ so that `--help` answers at once.
 from __future__ import annotations
 
 import inspect
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
@@ -98,6 +100,26 @@ def takes(options: type[Options]) -> Callable[[Callable[[Options], None]], Calla
         return call
 
     return command
+
+
+@contextmanager
+def until_interrupt() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl+C was pressed; a second time ends the program at once."""
+    asked = threading.Event()
+
+    def interrupt(number: int, frame: Any) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def parts(text: str | None) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from playground.cli.options import (
     MethodOptions,
     option,
     takes,
+    until_interrupt,
     write_files,
 )
 
@@ -115,7 +116,6 @@ def sweep(options: SweepOptions) -> None:
     from playground.experiments.sweep.store import SweepStore
 
     console = Console(stderr=True)
-    ended = "stopped"
     with ExitStack() as stack:
         log = stack.enter_context(options.open_log())
         store = SweepStore.beside(log)
@@ -126,11 +126,12 @@ def sweep(options: SweepOptions) -> None:
         found = store.create(plan, options.name or None) if begun is None else begun
         found.check_target(bench.target)
         console.print(f"sweep {found.name}: {about(found.plan)}", highlight=False)
-        with progress_bar(console) as bar, suppress(KeyboardInterrupt):
+        with until_interrupt() as stopped, progress_bar(console) as bar:
             ended = run_sweep(
                 found,
                 partial(measure_on, bench, log, found.plan),
                 tell=lambda progress: show_progress(bar, progress, _message(progress)),
+                cancelled=stopped,
             )
         _show(options, found, console)
     if ended == "stopped":

@@ -105,6 +105,13 @@ class LiveRun:
         """The prefill and every step so far."""
         return len(self.rows) + (self.first is not None)
 
+    def pieces(self, start: int = 0) -> list[str]:
+        """The text of every event from number `start` on; all of it is in the log."""
+        if self.first is None:
+            return []
+        rows = self.rows[max(0, start - 1) :]
+        return [self.first.text] * (start == 0) + ["".join(row.committed_texts) for row in rows]
+
 
 class LiveRuns:
     """The runs that can still be read without the log: newest `max_runs`, for `ttl_s` seconds.

@@ -1,15 +1,15 @@
 """Follows a decode loop from another thread: text, figures and the run log, in batches.
 
 The loop only puts its records into a queue. Twenty times a second the recording takes what is
-there, turns tokens into text and publishes it to the live run; once a second it writes to the log.
-A transaction takes milliseconds of a core, which on a processor the loop would miss.
+there, turns tokens into text, writes it to the log, and only then publishes it to the live run:
+whatever was shown is in the log, even if the process is killed.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from functools import lru_cache, partial
@@ -27,13 +27,15 @@ from playground.errors import Fault, attempt
 from playground.host.environment import environment, machine
 from playground.host.live import Finish, First, LiveRun
 from playground.host.request import GenerateRequest
-from storage import NewRun, RunLog, StepRow
+from storage import NewRun, RunLog, StepRow, StorageError
 
 BATCH_S = 0.05
-LOG_S = 1.0
-"""A killed process loses at most so much of a run's steps."""
 MAX_LABELS = 20_000
 """Token labels remembered within one run."""
+
+
+class RecordingError(StorageError):
+    """What a run produced could not be recorded, so the run is over."""
 
 
 class Recording:
@@ -51,10 +53,8 @@ class Recording:
         self._tally = Tally()
         self._output_ids: list[int] = []
         self._end: End | None = None
-        self._unlogged: list[StepRow] = []
-        self._logged_s = time.monotonic()
         self._inbox: SimpleQueue[Record | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._record, daemon=True)
+        self._thread = threading.Thread(target=self._attempt, args=(self._follow,), daemon=True)
         self._thread.start()
 
     @property
@@ -75,29 +75,30 @@ class Recording:
         """
         self._inbox.put(None)
         self._thread.join()
-        fault = self.fault or fault
-        reason = None if self._end is None else self._end.finish_reason
+        self._attempt(lambda: self._finish(self.fault or fault))
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        done = attempt(work, where=f"the recording of run {self._run.id}")
+        self.fault = self.fault or done
+
+    def _finish(self, fault: Fault | None) -> None:
+        reason = "cancelled" if self._end is None else self._end.finish_reason
         text = whole_text(self._tokenizer, self._output_ids, self._stop)
-        self._run.metrics = self._tally.metrics
-        self._run.finish = Finish(reason, text)
         status: Literal["completed", "cancelled", "failed"]
         status = "failed" if fault else "cancelled" if reason == "cancelled" else "completed"
-        self._write()
         self._log.finish(
             self.run_id,
             status=status,
             output_ids=self._output_ids,
             text=text,
-            finish_reason=reason,
+            finish_reason=None if fault else reason,
             metrics=asdict(self._tally.metrics),
             error=fault.sentence if fault else None,
         )
+        self._run.metrics = self._tally.metrics
+        self._run.finish = Finish(None if fault else reason, text)
 
     # ---- on the recording's own thread
-
-    def _record(self) -> None:
-        outcome = attempt(self._follow, where=f"the recording of run {self._run.id}")
-        self.fault = outcome if isinstance(outcome, Fault) else None
 
     def _follow(self) -> None:
         """Take records until the loop is over; None says that no more will come."""
@@ -124,20 +125,18 @@ class Recording:
             else:
                 self._end = record
         if rows:
+            self._log.add_steps(self.run_id, rows)
             self._run.rows.extend(rows)
             self._run.activity = f"generating · {rows[-1].decision}".removesuffix(" · ")
-            self._unlogged += rows
-        if time.monotonic() - self._logged_s >= LOG_S:
-            self._write()
         self._run.metrics = self._tally.metrics
 
     def _begin(self, prefill: Prefill) -> None:
         token = prefill.token_id
         self._output_ids.append(token)
-        piece = self._pieces.push(token)
-        self._run.first = First(token, piece, prefill.num_prompt_tokens, prefill.ttft_s)
+        first = First(token, self._pieces.push(token), prefill.num_prompt_tokens, prefill.ttft_s)
+        self._log.add_prefill(self.run_id, **asdict(first))
+        self._run.first = first
         self._run.state, self._run.activity = "running", "generating"
-        self._log.add_prefill(self.run_id, **asdict(self._run.first))
 
     def _row(self, step: Step) -> StepRow:
         kept = step.committed[: step.num_committed]
@@ -149,11 +148,6 @@ class Recording:
             bonus_text=self._label(step.bonus),
             committed_texts=tuple(self._pieces.push(token) for token in kept),
         )
-
-    def _write(self) -> None:
-        self._log.add_steps(self.run_id, self._unlogged)
-        self._unlogged.clear()
-        self._logged_s = time.monotonic()
 
 
 @contextmanager
@@ -172,9 +166,14 @@ def record_run(
 ) -> Iterator[Recording]:
     """Record what is `put` until the block ends; an exception ends the run as failed.
 
+    Ctrl+C, or leaving before the loop's end was put, ends it as cancelled.
+
     Args:
         stored: further fields of the log's `NewRun`, e.g. its labels.
         run: told what is recorded, for a page that follows it.
+
+    Raises:
+        RecordingError: the log cannot be written, say.
     """
     new = NewRun(
         target=target.name,
@@ -194,11 +193,16 @@ def record_run(
     try:
         yield recording
         fault = None
+    except KeyboardInterrupt:
+        fault = None
+        raise
     except Exception as error:
         fault = Fault(str(error), expected=True) if isinstance(error, PlaygroundError) else fault
         raise
     finally:
         recording.stop(fault)
+    if recording.fault is not None:
+        raise RecordingError(recording.fault.sentence)
 
 
 def log_unbegun(

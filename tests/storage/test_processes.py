@@ -153,3 +153,37 @@ def test_closing_the_log_interrupts_the_runs_it_began(path: str) -> None:
     found = {row.id: row.status for row in second.find().rows}
     second.close()
     assert found == {mine: "interrupted", done: "completed", theirs: "running"}
+
+
+def test_a_log_that_is_removed_while_open_says_so_and_one_put_back_goes_on(path: str) -> None:
+    log = RunLog.open(path)
+    run_id = finished_run(log)
+    aside = Path(path).rename(f"{path}.aside")
+    for work in (lambda: log.begin(new_run()), lambda: log.add_steps(run_id, [step(2)]), log.find):
+        with pytest.raises(StorageError, match="was removed or replaced while it was open"):
+            work()
+    RunLog.open(f"{path}.new").close()
+    Path(f"{path}.new").rename(path)
+    with pytest.raises(StorageError, match="removed or replaced"):
+        log.begin(new_run())
+    aside.rename(path)
+    log.add_steps(run_id, [step(2)])
+    assert len(log.steps(run_id)) == 3
+    log.close()
+
+
+def test_an_end_that_could_not_be_written_is_interrupted_with_the_next_run(path: str) -> None:
+    log = RunLog.open(path)
+    run_id = log.begin(new_run())
+    aside = Path(path).rename(f"{path}.aside")
+    with pytest.raises(StorageError):
+        log.finish(
+            run_id, status="completed", output_ids=[], text="", finish_reason=None, metrics={}
+        )
+    aside.rename(path)
+    other = log.begin(new_run())
+    assert {row.id: row.status for row in log.find().rows} == {
+        run_id: "interrupted",
+        other: "running",
+    }
+    log.close()
