@@ -228,7 +228,7 @@ class Benchmarks:
         self._log = host.log
         self._catalog = host.catalog
         self._host = host
-        self._jobs = Jobs()
+        self._jobs = Jobs(host)
         self._lock = threading.Lock()
         self._files: OrderedDict[str, PromptSuite] = OrderedDict()
         self._kept: OrderedDict[str, tuple[str, Results]] = OrderedDict()
@@ -262,7 +262,7 @@ class Benchmarks:
 
         Raises:
             ConfigError: the form is wrong.
-            QueueFullError: too many are waiting; it can be resumed.
+            QueueFullError, ClosingError: it was not taken on; it can be resumed.
         """
         plan = self.plan(form)
         benchmark_id = begin(self._log, plan)

@@ -20,7 +20,7 @@ from playground.errors import Fault, attempt
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import Workload
 from playground.host.live import LiveRun
-from playground.host.runner import EngineHost, QueueFullError
+from playground.host.runner import ClosingError, EngineHost, QueueFullError
 from storage import StorageError
 
 State = Literal["queued", "running", "completed", "cancelled", "failed"]
@@ -126,11 +126,13 @@ class Job:
 
 
 class Jobs:
-    """The jobs of one process, by id."""
+    """The jobs of one process, by id; they end before the host closes."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: EngineHost) -> None:
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
+        self._closed = False
+        host.before_close(self.close)
 
     def get(self, job_id: str) -> Job | None:
         """The job if it is not over."""
@@ -141,7 +143,10 @@ class Jobs:
             return list(self._jobs.values())
 
     def start(self, job: Job, work: Callable[[], State]) -> None:
-        """Do a job's work in a thread of its own; it returns how it ended."""
+        """Do a job's work in a thread of its own; it returns how it ended.
+
+        Raises ClosingError: nothing is taken on any more.
+        """
 
         def run() -> None:
             job.state = "running"
@@ -155,6 +160,8 @@ class Jobs:
 
         self.cancel_owner(job.owner)
         with self._lock:
+            if self._closed:
+                raise ClosingError
             self._jobs[job.id] = job
         threading.Thread(target=run, name=f"job {job.id}", daemon=True).start()
 
@@ -165,7 +172,9 @@ class Jobs:
                 job.cancel()
 
     def close(self) -> None:
-        """Stop everything and wait for it."""
+        """Stop everything and wait for it; nothing is started any more."""
+        with self._lock:
+            self._closed = True
         jobs = self.running()
         for job in jobs:
             job.cancel()
@@ -200,6 +209,7 @@ def submit(
     Raises:
         QueueFullError: too many are waiting.
         CancelledError: the job was stopped while it waited.
+        ClosingError: nothing is taken on any more.
     """
     found: list[Result] = []
     faults: list[PlaygroundError | StorageError] = []

@@ -39,6 +39,13 @@ class QueueFullError(PlaygroundError):
     """Too many runs wait for the engine."""
 
 
+class ClosingError(PlaygroundError):
+    """The engine takes nothing on any more."""
+
+    def __init__(self) -> None:
+        super().__init__("The playground is closing. Start it again to go on.")
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A run, and what the worker does for it."""
@@ -63,6 +70,7 @@ class EngineHost:
         self._wake = threading.Condition()
         self._worker: threading.Thread | None = None
         self._closing = False
+        self._before_close: list[Callable[[], None]] = []
 
     # ---- what pages ask
 
@@ -79,7 +87,7 @@ class EngineHost:
     def generate(self, request: GenerateRequest, *, owner: str) -> LiveRun:
         """Queue a run; an unfinished run of the same owner is cancelled.
 
-        Raises QueueFullError: too many are waiting.
+        Raises QueueFullError, ClosingError: too many are waiting, or nothing is taken on.
         """
         run = self._new_run(request, owner)
         return self._enqueue(Job(run, lambda run: self._generate(run, request)))
@@ -90,7 +98,7 @@ class EngineHost:
         `work` is called on the engine's thread with the returned run, which stands for all of it;
         only there may it use `prepare`, `bench` and `perform`.
 
-        Raises QueueFullError: too many are waiting.
+        Raises QueueFullError, ClosingError: too many are waiting, or nothing is taken on.
         """
         return self._enqueue(Job(LiveRun(owner), work))
 
@@ -107,22 +115,35 @@ class EngineHost:
             waiting = [job.run for job in self._waiting]
             return waiting.index(run) + 1 if run in waiting else 0
 
-    def close(self) -> None:
-        """Cancel everything, wait for the worker, free the models."""
+    def before_close(self, end: Callable[[], None]) -> None:
+        """Have this called when the host closes: it ends what uses the engine from outside."""
+        self._before_close.append(end)
+
+    def close(self, wait_s: float | None = None) -> None:
+        """Take nothing on any more, stop everything, wait for the worker, free the models.
+
+        Args:
+            wait_s: most seconds to wait for the worker, which may be loading; None = until it ends.
+        """
         with self._wake:
             self._closing = True
             for run in self.runs.all():
                 run.cancel()
             self._wake.notify_all()
+        while self._before_close:
+            self._before_close.pop(0)()
         if self._worker is not None:
-            self._worker.join()
-        self._models.close()
+            self._worker.join(wait_s)
+        if self._worker is None or not self._worker.is_alive():
+            self._models.close()
 
     # ---- the queue
 
     def _enqueue(self, job: Job) -> LiveRun:
         self.cancel_owner(job.run.owner)
         with self._wake:
+            if self._closing:
+                raise ClosingError
             if len(self._waiting) >= MAX_WAITING:
                 raise QueueFullError(
                     f"{MAX_WAITING} runs are waiting for the engine. Try again in a while."
@@ -251,7 +272,7 @@ class EngineHost:
         drafter: Drafter,
         prompt_ids: list[int],
         stored: Mapping[str, Any],
-    ) -> Fault | None:
+    ) -> None:
         """Run the loop here and the recording beside it; both are over when this returns."""
         with record_run(
             self.log,
@@ -271,10 +292,12 @@ class EngineHost:
                 prompt_ids,
                 sampling=request.sampling,
                 limits=request.limits,
-                cancelled=lambda: run.cancel_asked.is_set() or recording.fault is not None,
+                cancelled=lambda: self._is_over(run) or recording.fault is not None,
             ):
                 recording.put(record)
-        return recording.fault
+
+    def _is_over(self, run: LiveRun) -> bool:
+        return run.cancel_asked.is_set() or self._closing
 
     def _conversation(self, request: GenerateRequest) -> _Conversation:
         """What the run is to answer."""

@@ -65,7 +65,7 @@ class ComparePage:
         self.host = host
         self.catalog: Catalog = host.catalog
         self.history = history
-        self.jobs = Jobs()
+        self.jobs = Jobs(host)
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, elem_id="pg-cmp-side"):
                 self._side()

@@ -16,6 +16,8 @@ from playground.web.door import Access, Door, bracketed
 from playground.web.theme import theme
 
 MAX_UPLOAD = "64mb"
+STREAMS_END_S = 1
+"""Seconds that open streams get to end by themselves when the server does."""
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
@@ -55,6 +57,7 @@ def launch(page: gr.Blocks, access: Access, port: int, files: Path) -> None:
     app, cors = page.app, cast(Any, CustomCORSMiddleware)
     app.user_middleware = [m for m in app.user_middleware if m.cls is not cors]
     app.middleware_stack = app.build_middleware_stack()
+    page.server.config.timeout_graceful_shutdown = STREAMS_END_S  # else open pages hold it up
 
 
 def launch_options(access: Access, files: Path) -> dict[str, Any]:

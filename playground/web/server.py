@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 import webbrowser
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,6 +19,9 @@ from playground.host.runner import EngineHost
 from playground.web.door import Access
 from presets import MethodPreset
 from storage import RunLog
+
+END_S = 1.0
+"""Most seconds that ending waits for what is under way: a load cannot be stopped."""
 
 
 def serve(
@@ -45,7 +49,7 @@ def serve(
         log = RunLog.open(db)
         stack.callback(log.close)
         engine = EngineHost(log, catalog, cache_dir=cache_dir, device=device)
-        stack.callback(engine.close)
+        stack.callback(engine.close, END_S)
         page = build_shell(engine, log)
         page.queue(default_concurrency_limit=None, max_size=64)
         stack.callback(page.close, verbose=False)
@@ -62,7 +66,8 @@ def serve(
         print(f"Speculative decoding playground on {url}  (Ctrl+C ends it)", flush=True)
         if open_browser:
             webbrowser.open(url)
-        page.block_thread()
+        with suppress(KeyboardInterrupt):
+            threading.Event().wait()
 
 
 def quiet_gradio() -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from engine.errors import PromptError
-from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
+from playground.host.runner import MAX_WAITING, ClosingError, EngineHost, QueueFullError
 from playground.host.stream import History
 from storage import RunLog
 from tests.playground.asks import finished, start
@@ -131,6 +131,18 @@ def test_a_broken_log_ends_the_run_with_a_sentence(
     assert finished(start(host)).state == "completed"
 
 
+def test_what_is_shown_is_in_the_log(host: EngineHost, log: RunLog) -> None:
+    run = start(host, settings={"delay_ms": "5"}, limits={"max_new_tokens": "200"})
+    while not run.over.is_set():
+        pieces = run.pieces()
+        if pieces:
+            stored = log.get(run.log_id or "")
+            steps = log.steps(run.log_id or "")
+            assert stored is not None and stored.first_text == pieces[0]
+            assert len(steps) >= len(pieces) - 1
+    assert run.finish is not None and "".join(run.pieces()) == run.finish.text
+
+
 def test_stop_string_is_left_out_of_the_text(host: EngineHost) -> None:
     whole = finished(start(host)).finish
     assert whole is not None
@@ -192,3 +204,22 @@ def test_close_ends_every_run(host: EngineHost) -> None:
     assert all(run.over.is_set() for run in runs)
     left = set(threading.enumerate()) - before
     assert not [thread for thread in left if thread.name == "engine"]
+
+
+def test_a_closed_host_takes_nothing_on(host: EngineHost) -> None:
+    ended: list[str] = []
+    host.before_close(lambda: ended.append("first"))
+    host.before_close(lambda: ended.append("second"))
+    host.close()
+    assert ended == ["first", "second"]
+    with pytest.raises(ClosingError, match="Start it again"):
+        start(host)
+
+
+def test_closing_waits_only_so_long_for_what_cannot_be_stopped(host: EngineHost) -> None:
+    hold = threading.Event()
+    host.submit(lambda run: (hold.wait(), run.end("completed"))[1], owner="tab")
+    began = time.monotonic()
+    host.close(wait_s=0.2)
+    assert time.monotonic() - began < 2
+    hold.set()

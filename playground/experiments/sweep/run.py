@@ -30,6 +30,7 @@ from playground.experiments.sweep.plan import METHOD, SweepPlan
 from playground.experiments.sweep.space import Point, Space, Tunable, Vary
 from playground.experiments.sweep.store import REFERENCE, SWEEP_ID, Status, Sweep, database_errors
 from playground.experiments.sweep.trials import (
+    ANSWERED,
     BUDGET,
     FIGURES,
     FINAL,
@@ -43,6 +44,7 @@ from playground.experiments.sweep.trials import (
     key_of,
     last_of_slots,
     num_done,
+    num_fruitless,
 )
 from playground.experiments.sweep.trials import Status as Outcome
 from storage import RunLog, StorageError
@@ -52,14 +54,14 @@ MAX_REFUSED = 100
 MAX_FAILED = 3
 """Failures in a row after which any sweep is given up."""
 MAX_TRIES = 3
-"""Times that a trial is begun; a point that kills the process each time is given up."""
+"""Times in a row that a trial answers nothing and is killed; then its point is given up."""
 MAX_REPEATED = 8
 """Draws of known points in a row before a point that was never tried is taken."""
 PRUNE_AFTER = 5
 """Finished trials before any is pruned."""
 MIN_PAIRS = 2
 """Prompts that a trial answers before it may be pruned."""
-DIED = f"The process died {MAX_TRIES} times while this was measured."
+DIED = f"The process died {MAX_TRIES} times in a row before this had answered a prompt more."
 Tell = Callable[[Progress], None]
 
 
@@ -87,7 +89,10 @@ def measure_on(
 
     def tell(progress: Progress) -> None:
         trial.say(progress.message)
-        if progress.last is not None and len(pairs := measurement.pairs(METHOD)) > trial.num_pairs:
+        if progress.last is None:
+            return
+        trial.answered(progress.num_done)
+        if len(pairs := measurement.pairs(METHOD)) > trial.num_pairs:
             trial.report(pairs)
 
     measurement = Measurement(
@@ -301,7 +306,7 @@ class _Run:
             if trial.outcome in FINAL or slot in queued or not whole:
                 continue
             killed = [t for t in begun if t.slot == slot and t.outcome in ("running", "killed")]
-            if len(killed) < MAX_TRIES:
+            if num_fruitless(killed) < MAX_TRIES:
                 self._study.enqueue_trial(trial.point, user_attrs={SLOT: slot})
                 continue
             given_up = optuna.trial.create_trial(
@@ -327,10 +332,15 @@ class RunningTrial:
         self.num_pairs = 0
         self.pruned = False
 
+    def answered(self, num_requests: int) -> None:
+        """How many requests are answered, whenever there is a new one."""
+        with database_errors():
+            self._trial.set_user_attr(ANSWERED, num_requests)
+        self._run.sweep.heartbeat()
+
     def report(self, pairs: Sequence[Pair]) -> None:
         """All pairs of answers so far, whenever there is a new one."""
         self.num_pairs = len(pairs)
-        self._run.sweep.heartbeat()
         if not MIN_PAIRS <= len(pairs) < self._run.plan.num_turns:
             return
         try:

@@ -21,7 +21,7 @@ from playground.experiments.sweep.plan import plan_of_form
 from playground.experiments.sweep.report import config_of
 from playground.experiments.sweep.run import RunningTrial, measure_on, run_sweep
 from playground.experiments.sweep.store import Sweep, SweepStore
-from playground.host.runner import EngineHost
+from playground.host.runner import ClosingError, EngineHost
 
 STATES: dict[str, State] = {"completed": "completed", "stopped": "cancelled"}
 
@@ -33,9 +33,10 @@ class Sweeps:
         self.catalog = host.catalog
         self._log = host.log
         self._host = host
-        self._jobs = Jobs()
+        self._jobs = Jobs(host)
         self._lock = threading.Lock()
         self._store: SweepStore | None = None
+        host.before_close(self.close)
 
     @property
     def store(self) -> SweepStore:
@@ -99,7 +100,11 @@ class Sweeps:
             sweep = make(store)
             sweep.claim()
             job = Job(sweep.name, owner=f"sweep {sweep.name}")
-            self._jobs.start(job, lambda: self._run(job, sweep))
+            try:
+                self._jobs.start(job, lambda: self._run(job, sweep))
+            except ClosingError:
+                sweep.release("stopped")
+                raise
         return sweep.name
 
     def _run(self, job: Job, sweep: Sweep) -> State:
@@ -117,7 +122,7 @@ class Sweeps:
                     check=sweep.check_target,
                     patient=True,
                 )()
-            except CancelledError:
+            except (CancelledError, ClosingError):
                 job.cancel()
                 return []
 

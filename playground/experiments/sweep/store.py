@@ -36,6 +36,7 @@ from playground.experiments.sweep.trials import Trial, read_trials
 from playground.host.environment import environment
 from storage import RunLog, StorageError
 from storage import owner as processes
+from storage.dialects import refuse_once_removed
 
 Status = Literal["running", "completed", "stopped", "failed", "interrupted"]
 """`interrupted`: its process died. All but a running or completed one can be gone on with."""
@@ -308,6 +309,7 @@ def _sqlite(log_file: Path) -> RDBStorage:
     # Optuna looks for its tables and then makes them: two that open a new file at once both try.
     with FileLock(f"{file}.lock", timeout=BUSY_TIMEOUT_S):
         storage = _storage(url, {"connect_args": {"timeout": BUSY_TIMEOUT_S}})
+    refuse_once_removed(storage.engine, file)
     storage.engine.dispose()  # the connections from now on are prepared
     sa.event.listen(storage.engine, "connect", _prepare_sqlite)
     return storage

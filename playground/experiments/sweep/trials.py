@@ -28,6 +28,7 @@ FINAL: frozenset[Status] = frozenset({"measured", "pruned", "refused", "failed"}
 BUDGET: frozenset[Status] = FINAL - {"refused"}
 """What uses up one of a search's trials; what cannot be run costs nothing."""
 OUTCOME, SLOT, REASON, FIGURES = "outcome", "slot", "reason", "figures"
+ANSWERED = "answered"
 """Names of the attributes that a trial carries."""
 
 
@@ -83,7 +84,11 @@ def figures_of(
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One trial; `figures` of a pruned one are those of the prompts that it got to."""
+    """One trial; `figures` of a pruned one are those of the prompts that it got to.
+
+    Attributes:
+        num_answered: requests of its point that the log had when it was last heard of.
+    """
 
     number: int
     slot: int
@@ -92,6 +97,7 @@ class Trial:
     figures: Figures | None = None
     reason: str = ""
     seconds: float | None = None
+    num_answered: int = 0
 
     @property
     def key(self) -> str:
@@ -139,6 +145,7 @@ def _read(frozen: FrozenTrial) -> Trial:
         None if figures is None else Figures(**figures),
         str(attributes.get(REASON, "")),
         (ended - began).total_seconds() if began and ended else None,
+        int(attributes.get(ANSWERED, 0)),
     )
 
 
@@ -146,6 +153,15 @@ def num_done(trials: Iterable[Trial], mode: str) -> int:
     """How much of the plan is behind these trials: a grid's refused points are, a search's not."""
     counted = FINAL if mode == "grid" else BUDGET
     return sum(trial.outcome in counted for trial in trials)
+
+
+def num_fruitless(tries: Iterable[Trial]) -> int:
+    """Of one slot's tries, in order: how many at the end answered no request more than before."""
+    most = fruitless = 0
+    for trial in tries:
+        fruitless = 0 if trial.num_answered > most else fruitless + 1
+        most = max(most, trial.num_answered)
+    return fruitless
 
 
 def last_of_slots(trials: Iterable[Trial]) -> dict[int, Trial]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from playground.experiments.compare.form import CompareForm
 from playground.experiments.compare.job import CompareJob
@@ -12,13 +13,17 @@ from playground.host.runner import EngineHost
 from tests.playground.compare.corrupted import held
 
 WAIT_S = 60.0
-JOBS = Jobs()
+JOBS: WeakKeyDictionary[EngineHost, Jobs] = WeakKeyDictionary()
 Slot = tuple[str, dict[str, Any]]
+
+
+def jobs_of(host: EngineHost) -> Jobs:
+    return JOBS.setdefault(host, Jobs(host))
 
 
 def begun(host: EngineHost, *slots: Slot, owner: str = "tab", **changes: Any) -> CompareJob:
     plan = CompareForm.parse(held(*slots, **changes)).plan(host.catalog)
-    return CompareJob.start(host, JOBS, plan, owner=owner)
+    return CompareJob.start(host, jobs_of(host), plan, owner=owner)
 
 
 def ended(comparison: CompareJob) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from playground.host.stream import History
 from storage import RunLog
 from tests.playground.asks import finished, start
 from tests.playground.compare.corrupted import held
-from tests.playground.compare.running import JOBS, begun, ended
+from tests.playground.compare.running import begun, ended, jobs_of
 
 Messages = list[dict[str, Any]]
 
@@ -134,7 +134,7 @@ def test_a_link_of_a_comparison_fills_the_form(
         limits={"max_new_tokens": "9"},
     )
     comparison = CompareJob.start(
-        host, JOBS, CompareForm.parse(raw).plan(host.catalog), owner="tab"
+        host, jobs_of(host), CompareForm.parse(raw).plan(host.catalog), owner="tab"
     )
     ended(comparison)
     again = from_comparison(host.catalog, log, comparison.id).plan(host.catalog)

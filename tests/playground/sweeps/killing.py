@@ -20,31 +20,39 @@ FORKS = multiprocessing.get_context("fork")
 
 
 class Hanging(Scripted):
-    """Measures some trials, then says so and hangs in the middle of the next."""
+    """Measures some trials, then says so and hangs in the middle of the next.
 
-    def __init__(self, num_whole: int, sign: Path) -> None:
+    By then the log has `num_answered` requests of that one.
+    """
+
+    def __init__(self, num_whole: int, sign: Path, num_answered: int) -> None:
         super().__init__()
         self._num_whole = num_whole
         self._sign = sign
+        self._num_answered = num_answered
 
     def __call__(self, config: Any, run_group: str, trial: Any) -> Any:
         if len(self.configs) == self._num_whole:
+            trial.answered(self._num_answered)
             self._sign.write_text(key_of({"max_draft_len": config.max_draft_len}))
             time.sleep(WAIT_S)
         return super().__call__(config, run_group, trial)
 
 
-def run_and_hang(folder: Path, name: str, num_whole: int, sign: Path) -> None:
+def run_and_hang(folder: Path, name: str, num_whole: int, sign: Path, num_answered: int) -> None:
     """What the other process does."""
     _, store = open_store(folder)
-    run_sweep(store.load(name), Hanging(num_whole, sign))
+    run_sweep(store.load(name), Hanging(num_whole, sign, num_answered))
 
 
-def start_until_it_hangs(folder: Path, name: str, num_whole: int) -> tuple[BaseProcess, str]:
+def start_until_it_hangs(
+    folder: Path, name: str, num_whole: int, num_answered: int = 0
+) -> tuple[BaseProcess, str]:
     """The process, and the point in which it hangs after so many whole trials."""
     sign = folder / "sign"
     sign.unlink(missing_ok=True)
-    process = FORKS.Process(target=run_and_hang, args=(folder, name, num_whole, sign), daemon=True)
+    asked = (folder, name, num_whole, sign, num_answered)
+    process = FORKS.Process(target=run_and_hang, args=asked, daemon=True)
     process.start()
     end = time.monotonic() + WAIT_S
     while not (sign.exists() and sign.read_text()):
@@ -61,8 +69,8 @@ def kill(process: BaseProcess) -> None:
     assert process.exitcode == -signal.SIGKILL
 
 
-def run_until_killed(folder: Path, name: str, num_whole: int) -> str:
+def run_until_killed(folder: Path, name: str, num_whole: int, num_answered: int = 0) -> str:
     """Run a sweep in another process and kill it in a trial; returns that trial's point."""
-    process, point = start_until_it_hangs(folder, name, num_whole)
+    process, point = start_until_it_hangs(folder, name, num_whole, num_answered)
     kill(process)
     return point

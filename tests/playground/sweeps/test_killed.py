@@ -61,6 +61,18 @@ def test_a_point_that_kills_every_process_is_given_up(tmp_path: Path, filed: Swe
     }
 
 
+def test_a_point_that_answers_more_at_every_try_is_not_given_up(
+    tmp_path: Path, filed: SweepStore
+) -> None:
+    filed.create(plan("max_draft_len=1:2", mode="grid"), "s")
+    for num_answered in range(1, 3 * MAX_TRIES):
+        run_until_killed(tmp_path, "s", num_whole=0, num_answered=num_answered)
+    for _ in range(MAX_TRIES - 1):
+        run_until_killed(tmp_path, "s", num_whole=0)
+    assert run_sweep(filed.load("s"), Scripted()) == "completed"
+    assert [t.outcome for t in shown_trials(filed.load("s"))] == ["measured"] * 2
+
+
 def test_a_trial_noted_but_not_told_to_optuna_is_tried_again(filed: SweepStore) -> None:
     """The process died between the two writes that end a trial."""
     sweep = filed.create(plan("max_draft_len=1:3", mode="grid"), "s")

@@ -16,7 +16,7 @@ from playground.experiments.sweep.report import preset_yaml, state_of
 from playground.experiments.sweep.service import Sweeps
 from playground.experiments.sweep.space import tunables_of
 from playground.host.catalog import Catalog
-from playground.host.runner import EngineHost
+from playground.host.runner import ClosingError, EngineHost
 from playground.web.experiment import method_menu
 from storage import RunLog, RunQuery
 from tests.playground.asks import finished
@@ -201,6 +201,17 @@ def test_closing_the_engine_stops_the_sweep(service: Sweeps, host: EngineHost) -
     until_one_pair(service, name)
     host.close()
     assert ended(service, name)["status"] == "stopped"
+
+
+def test_a_closed_service_takes_nothing_on_and_leaves_nothing_running(
+    service: Sweeps, host: EngineHost
+) -> None:
+    name = service.start(asked())
+    ended(service, name)
+    host.close()
+    with pytest.raises(ClosingError):
+        service.start(asked())
+    assert {head.status for head in service.store.heads()} == {"completed", "stopped"}
 
 
 def test_the_plan_counts_before_anything_runs(host: EngineHost) -> None:
