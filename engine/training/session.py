@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -25,7 +24,7 @@ from engine.drafters.method import MethodConfig
 from engine.metrics import Metrics, Tally
 from engine.model.corpus import Corpus, Entry
 from engine.model.loading import load_target
-from engine.model.sources import TargetSpec
+from engine.model.sources import TargetSpec, partial_folder
 from engine.model.target import Target
 from engine.training.corpus.dialogues import GivenPrompt
 from engine.training.corpus.writer import versions
@@ -143,11 +142,10 @@ def lines(scores: Mapping[str, Score]) -> Iterator[str]:
 
 def save_weights(trainer: Trainer, folder: Path) -> None:
     """Write config and weights; each file replaces its predecessor whole."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as partial:
+    with partial_folder(folder) as partial:
         with trainer.average.applied():
-            trainer.student.save(Path(partial), trainer.settings.weights_dtype)
-        for file in sorted(Path(partial).iterdir()):
+            trainer.student.save(partial, trainer.settings.weights_dtype)
+        for file in sorted(partial.iterdir()):
             os.replace(file, folder / file.name)
 
 

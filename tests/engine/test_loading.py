@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from engine.model.sources import TargetSpec
 from engine.model.target import Target, check_can_roll_back
 from engine.proposal import TargetOutput
 from engine.steps import End
+from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.models import build_context, plain_greedy, save_tiny, tiny_model, tiny_tokenizer
 
 
@@ -276,6 +278,43 @@ def test_half_precision_targets_write(folder: Path, name: str) -> None:
     *_, end = decode(target, drafter, [1, 2, 3], limits=Limits(max_new_tokens=6, ignore_eos=True))
     assert isinstance(end, End) and len(end.output_ids) == 6
     assert target.dtype_name == name
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def _flip(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *(("model.safetensors", damage) for damage in (_cut, _flip, Path.unlink)),
+        *(("config.json", damage) for damage in (_cut, _flip, Path.unlink)),
+        *(("digests.json", damage) for damage in (_cut, Path.unlink)),
+    ],
+)
+def test_a_damaged_conversion_is_named_and_made_again(
+    name: str, damage: Callable[[Path], None], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = TargetSpec(name="tiny", path=str(write_gguf(tmp_path / "tiny.gguf")))
+    how: dict[str, Any] = {"dtype": "float32", "device": "cpu", "cache_dir": tmp_path / "cache"}
+    load_target(spec, **how).close()
+    (folder,) = (tmp_path / "cache" / "converted").iterdir()
+    weights = (folder / "model.safetensors").read_bytes()
+    damage(folder / name)
+    said: list[str] = []
+    load_target(spec, **how, progress=lambda message, _: said.append(message)).close()
+    assert name in caplog.text and str(folder) in caplog.text
+    assert any("Unpacking" in message for message in said)
+    assert (folder / "model.safetensors").read_bytes() == weights
+    caplog.clear()
+    load_target(spec, **how).close()
+    assert caplog.text == ""
 
 
 @pytest.mark.network

