@@ -25,6 +25,7 @@ import torch
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from engine.errors import TreeError
+from engine.plain import short
 
 Path = tuple[int, ...]
 MAX_NODES = 1024
@@ -65,6 +66,7 @@ class ChoiceTree:
             if path in seen:
                 raise TreeError(f"Choice tree lists {list(path)} twice. Remove one of them.")
             seen.add(path)
+        _check_size(paths)
         prefixes = {path[:depth] for path in paths for depth in range(1, len(path))}
         only_leaves = not (prefixes & seen)
         if form == "leaves" or (form == "auto" and only_leaves):
@@ -78,8 +80,6 @@ class ChoiceTree:
                     f"Choice tree has a gap: {list(path)} needs its parent {list(path[:-1])}. "
                     "Add it, or list only the ends of paths."
                 )
-        if len(seen) > MAX_NODES:
-            raise TreeError(f"Choice tree must have at most {MAX_NODES} nodes, got {len(seen)}.")
         return cls(tuple(sorted(seen, key=_order)))
 
     @classmethod
@@ -155,6 +155,19 @@ def _order(path: Path) -> tuple[int, Path]:
     return len(path), path
 
 
+def _check_size(paths: Iterable[Path]) -> None:
+    """TreeError if paths make too many nodes, their prefixes included; found in as many looks."""
+    node_of: dict[tuple[int, int], int] = {}
+    for path in paths:
+        at = 0
+        for rank in path:
+            at = node_of.setdefault((at, rank), len(node_of) + 1)
+            if len(node_of) > MAX_NODES:
+                raise TreeError(
+                    f"Choice tree must have at most {MAX_NODES} nodes, got {len(node_of)} or more."
+                )
+
+
 _RANK = Annotated[int, Field(strict=True, ge=0)]
 _PATHS = TypeAdapter(list[Annotated[tuple[_RANK, ...], Field(min_length=1)]])
 
@@ -183,7 +196,7 @@ def _listed(value: object) -> list[Path]:
         if at and isinstance(value, list | tuple):
             value = value[int(at[0])]
         raise TreeError(
-            f"Choice tree must list paths of ranks from 0, as [[0], [0, 0]], got {value!r:.80}."
+            f"Choice tree must list paths of ranks from 0, as [[0], [0, 0]], got {short(value)}."
         ) from error
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import Literal
+
 import pytest
 import torch
 from hypothesis import given
@@ -32,6 +35,26 @@ def test_leaves_and_candidates_of_the_documented_tree_are_the_same_tree() -> Non
     assert tree.shape.parents == (-1, 0, 0, 1, 1, 2, 2, 3, 4, 7)
     assert tree.shape.depths.tolist() == [0, 1, 1, 2, 2, 2, 2, 3, 3, 4]
     assert (tree.depth, tree.max_rank, len(tree)) == (4, 1, 9)
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        [(rank, other) for rank in range(175) for other in range(175)],
+        [(0,) * 1200],
+        [(rank, *[0] * 1000) for rank in range(1000)],
+        [(0,) * depth for depth in range(1, 1600)],
+    ],
+    ids=["30,000 paths", "one of 1,200", "1,000 of 1,000", "a chain of 1,600"],
+)
+@pytest.mark.parametrize("form", ["auto", "leaves", "candidates"])
+def test_too_large_a_tree_is_refused_before_its_prefixes_are_made(
+    paths: list[Path], form: Literal["auto", "leaves", "candidates"]
+) -> None:
+    began_s = time.process_time()
+    with pytest.raises(TreeError, match="at most 1024 nodes"):
+        ChoiceTree.parse(paths, form=form)
+    assert time.process_time() - began_s < 2.0
 
 
 @given(paths(), st.randoms())
