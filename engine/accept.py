@@ -7,6 +7,7 @@ acceptance trade that for length and are lossy by design.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor
 
 from engine.config import Sampling
+from engine.errors import TargetError
 from engine.proposal import DraftDists, Proposal, TargetOutput
-from engine.sampling import Draws, probabilities
+from engine.sampling import NOT_FINITE, Draws, probabilities
 from engine.tree import TreeShape, upload
 
 
@@ -37,6 +39,7 @@ class Verified:
         logits: `(n, vocab)`; row i is the target's view after node i.
         dists: distributions of sampled drafts, None for deterministic ones.
         best: `(n,)` argmax of the logits, where it is known.
+        largest: `(n,)` the logits there, where they are known.
         log_totals: `(n,)` float32, logsumexp of the logits, where it is known.
         target_probs: as `token_probs` returns them, where they are known.
     """
@@ -48,6 +51,7 @@ class Verified:
     best: Sequence[int] | None = None
     log_totals: Tensor | None = None
     target_probs: Sequence[float] | None = None
+    largest: Sequence[float] | None = None
 
     @classmethod
     def of(cls, proposal: Proposal, output: TargetOutput) -> Self:
@@ -64,9 +68,10 @@ class Verified:
     @classmethod
     def _read_at_once(cls, proposal: Proposal, logits: Tensor, totals: Tensor | None) -> Self:
         probs = _token_probs(proposal.tokens, proposal.shape, logits, totals)
-        columns = [proposal.tokens, logits.argmax(dim=-1), probs]
+        where = logits.argmax(dim=-1)
+        columns = [proposal.tokens, where, probs, logits.gather(1, where[:, None])[:, 0]]
         # One tensor, one wait; float64 holds every id and every float32 exactly.
-        tokens, best, target_probs = torch.stack([c.double() for c in columns]).tolist()
+        tokens, best, target_probs, largest = torch.stack([c.double() for c in columns]).tolist()
         return cls(
             [int(token) for token in tokens],
             proposal.shape,
@@ -75,6 +80,7 @@ class Verified:
             [int(token) for token in best],
             totals,
             target_probs,
+            largest,
         )
 
     def argmax(self, node: int) -> int:
@@ -82,8 +88,15 @@ class Verified:
 
         On the CPU only the rows that are asked for are searched: over a whole vocabulary it costs
         as much as the rest of accepting.
+
+        Raises:
+            TargetError: it is not finite; of a row that has NaN or infinity, it is the largest.
         """
-        return int(self.logits[node].argmax()) if self.best is None else self.best[node]
+        best = int(self.logits[node].argmax()) if self.best is None else self.best[node]
+        largest = float(self.logits[node, best]) if self.largest is None else self.largest[node]
+        if not math.isfinite(largest):
+            raise TargetError(NOT_FINITE)
+        return best
 
     def token_probs(self) -> Sequence[float]:
         """The target's softmax probability of every node's token at its parent; the root's is 1."""

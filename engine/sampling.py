@@ -10,6 +10,11 @@ from torch import Tensor
 from engine.config import Sampling
 from engine.errors import TargetError
 
+NOT_FINITE = (
+    "The model's logits are not finite, so no token can be chosen. Load it with dtype float32 or "
+    "bfloat16; where that does not help, its weights are damaged."
+)
+
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """The distribution the next token is drawn from.
@@ -20,12 +25,13 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
         logits: `(…, vocab)`, any float dtype.
 
     Returns:
-        `(…, vocab)` float32 summing to 1. Greedy sampling gives a point mass on the argmax.
+        `(…, vocab)` float32 summing to 1. Greedy sampling gives a point mass on the argmax. Of
+        logits that are not finite nothing can be drawn: they give no numbers.
     """
     scores = logits.float()
     if sampling.greedy:
         best = scores.argmax(dim=-1, keepdim=True)
-        return torch.zeros_like(scores).scatter_(-1, best, 1.0)
+        return torch.zeros_like(scores).scatter_(-1, best, 1.0 + 0.0 * scores.gather(-1, best))
     scores = scores / sampling.temperature
     if 0 < sampling.top_k < scores.shape[-1]:
         kth = scores.topk(sampling.top_k, dim=-1).values[..., -1:]
@@ -75,8 +81,5 @@ class SeededDraws:
     def pick(self, probs: Tensor) -> int:
         weights = probs.detach().to("cpu", torch.float64)
         if not weights.isfinite().all():
-            raise TargetError(
-                "The model's logits are not finite, so no token can be drawn. "
-                "Load it with dtype float32 or bfloat16."
-            )
+            raise TargetError(NOT_FINITE)
         return int(torch.multinomial(weights, 1, generator=self.generator))

@@ -18,7 +18,7 @@ import torch
 from scipy.stats import chi2, chisquare
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from engine.accept import Acceptance, Lossless, Rule, Verified, greedy
+from engine.accept import Acceptance, Lossless, Relaxed, Rule, Typical, Verified, greedy
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import Drafter
@@ -248,6 +248,32 @@ def test_greedy_follows_the_worked_example() -> None:
     logits = torch.zeros(4, 10)
     logits[0, 7] = logits[2, 9] = 1.0
     assert greedy(Verified([1, 5, 7, 3], TreeShape([-1, 0, 0, 2]), logits)) == Acceptance((2,), 9)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0)])
+def test_no_rule_chooses_among_logits_that_are_not_finite(value: float, sampling: Sampling) -> None:
+    logits = torch.zeros(2, 5)
+    logits[0, 1], logits[1, 3] = 1.0, value
+    dists = DraftDists(torch.full((1, 5), 0.2), {0: 0})
+    typical, relaxed = Typical(1.0, 0.09, 0.3), Relaxed(Lossless(sampling), 1, 0.0, lambda: True)
+    rules: list[tuple[Rule, DraftDists | None]] = [
+        *((Lossless(sampling), one) for one in (None, dists)),
+        *((typical, None), (relaxed, None)),
+    ]
+    for rule, drawn in rules:
+        verified = Verified([0, 1], TreeShape.chain(1), logits, drawn)
+        with pytest.raises(TargetError, match="not finite"):
+            for seed in range(20):  # where the draft is not accepted, nothing is wrong yet
+                rule(verified, SeededDraws(seed))
+
+
+def test_tokens_that_are_ruled_out_rule_out_nothing_else() -> None:
+    logits = torch.tensor([[-math.inf, 1.0, 0.0]])
+    verified = Verified([0], TreeShape.chain(0), logits)
+    assert greedy(verified).next_token == 1
+    with pytest.raises(TargetError, match="not finite"):
+        greedy(Verified([0], TreeShape.chain(0), torch.full((1, 3), -math.inf)))
 
 
 # ---- through the decode loop

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, TargetError
 from engine.model.target import Target
+from engine.sampling import NOT_FINITE
 from engine.training.corpus.batch import batch_of
 from engine.training.corpus.dialogues import Completion, DialogueSpec
 
@@ -98,12 +99,17 @@ class BatchGenerator:
         places = torch.tensor([(i, position) for i, _, position in read], device=self._device)
         uniforms = self._uniforms[places[:, 0], places[:, 1]]
         sampled = _sample(logits, temperatures[:, None], uniforms[:, None]).tolist()
+        if min(sampled) < 0:
+            raise TargetError(NOT_FINITE)
         for (_, row), token in zip(busy, sampled, strict=True):
             row.push(token)
 
 
 def _sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
-    """A token per row `(rows,)`: the likeliest where the temperature is 0, else drawn."""
+    """A token per row `(rows,)`: the likeliest where the temperature is 0, else drawn.
+
+    −1 where logits are not finite.
+    """
     best, tokens = logits.topk(min(TOP_K, logits.shape[-1]), dim=-1)
     probs = (best.float() / temperatures.clamp_min(1e-3)).softmax(dim=-1)
     before = probs.cumsum(dim=-1) - probs
@@ -111,7 +117,7 @@ def _sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
     reached = probs.cumsum(dim=-1)
     rank = (reached < uniforms * reached[:, -1:]).sum(dim=-1, keepdim=True)
     rank = rank.clamp_max(best.shape[-1] - 1) * (temperatures > 0)
-    return tokens.gather(1, rank)[:, 0]
+    return tokens.gather(1, rank)[:, 0].masked_fill(~best[:, 0].isfinite(), -1)
 
 
 class _Endings:
