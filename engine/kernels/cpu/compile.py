@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -16,9 +17,10 @@ import subprocess
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, first_line
 from engine.model.sources import partial_folder
 
+LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).parent
 SOURCES = ("native.cpp", "attention.h", "products.h", "vectors.h")
 FLAGS = (
@@ -55,11 +57,12 @@ def library(cache_dir: Path, instructions: tuple[str, ...] | None = None) -> cty
         instructions = best_instructions(_cpu_flags())
     if not _shares_openmp():
         raise NotNative("this torch brings no GNU OpenMP to share threads with")
+    file = _compiled(cache_dir / "native", instructions)
     try:
-        loaded = ctypes.CDLL(str(_compiled(cache_dir / "native", instructions)))
-    except OSError as error:
-        raise NotNative(f"they could not be loaded: {error}") from error
-    loaded.scratch_bytes.restype = ctypes.c_int64
+        loaded = ctypes.CDLL(str(file))
+        loaded.scratch_bytes.restype = ctypes.c_int64
+    except (OSError, AttributeError) as error:
+        raise NotNative(f"they could not be loaded: {first_line(error)}") from error
     _LOADED.append(loaded)
     return loaded
 
@@ -108,32 +111,49 @@ def _shares_openmp() -> bool:
 
 
 def _compiled(folder: Path, instructions: Sequence[str]) -> Path:
-    """The library's file, compiled if it is not there."""
+    """The library's file, compiled if it is not there whole.
+
+    Its name ends with its digest: a file that was cut off would end the process that loads it.
+    """
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     if compiler is None:
         raise NotNative("there is no C++ compiler (g++)")
     flags = (*FLAGS, *(f"-m{name.replace('_', '')}" for name in instructions))
     parts = [(FOLDER / name).read_bytes() for name in SOURCES]
     key = hashlib.sha256(b"\0".join([*parts, compiler.encode(), *map(str.encode, flags)]))
-    file = folder / f"{key.hexdigest()[:24]}.so"
-    if file.is_file():
-        _check_own(folder, file)
-        return file
     try:
+        for file in folder.glob(f"{key.hexdigest()[:24]}-*.so"):
+            _check_own(folder, file)
+            if file.stem.endswith(_digest(file)):
+                return file
+            LOG.warning("%s is damaged; the kernels are compiled again.", file)
+            file.unlink()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _check_own(folder)
         with partial_folder(folder) as temp:
-            made = temp / file.name
-            command = [compiler, *flags, "-o", str(made), str(FOLDER / SOURCES[0])]
-            subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)
+            made = temp / "made.so"
+            _compile([compiler, *flags, "-o", str(made), str(FOLDER / SOURCES[0])])
             made.chmod(0o700)
+            file = folder / f"{key.hexdigest()[:24]}-{_digest(made)}.so"
             os.replace(made, file)
-    except subprocess.CalledProcessError as error:
-        first = next(iter(error.stderr.strip().splitlines()), "no message")
-        raise NotNative(f"{compiler} failed: {first[:200]}") from error
-    except (OSError, ConfigError, subprocess.TimeoutExpired) as error:
-        raise NotNative(f"{compiler} failed: {error}") from error
+    except (OSError, ConfigError) as error:
+        raise NotNative(f"they could not be made: {first_line(error)}") from error
     return file
+
+
+def _compile(command: Sequence[str]) -> None:
+    """Raises NotNative: the compiler failed, or took too long. What it says may be in any code."""
+    try:
+        ran = subprocess.run(command, check=False, capture_output=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise NotNative(f"{command[0]} took more than {TIMEOUT_S} s") from error
+    if ran.returncode:
+        said = ran.stderr.decode(errors="replace").strip() or "no message"
+        raise NotNative(f"{command[0]} failed: {first_line(ValueError(said))}")
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:32]
 
 
 def _check_own(*places: Path) -> None:
