@@ -48,3 +48,14 @@ class VocabularyError(DrafterError):
 
 class PromptError(PlaygroundError):
     """The prompt is empty, too long for the context, or cannot be rendered."""
+
+
+def first_line(error: BaseException, most: int = 200) -> str:
+    """What another library says of an error, as part of our sentence: one printable line.
+
+    A first line that ends with a colon goes on in the second.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = " ".join(lines[:2] if lines and lines[0].endswith(":") else lines[:1])
+    text = "".join(c if c.isprintable() else "?" for c in text or type(error).__name__)
+    return text[:most].rstrip(".: ")

@@ -19,8 +19,8 @@ from engine.errors import ConfigError
 
 MAX_CHARS = 64 << 20
 MAX_DEPTH = 64
-MAX_DIGITS = 20
-"""Integers of 64 bits have no more."""
+MAX_DIGITS = 40
+"""Integers of 64 bits have 20; tokenizers without a limit say 10^30."""
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _LONG_INTEGER = re.compile(rf"(?<![.\d])\d{{{MAX_DIGITS + 1}}}")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.errors import first_line
 from engine.metrics import first_divergence
 from engine.model.target import Target
 from engine.model.text import token_label
@@ -67,7 +68,7 @@ def disagreement(target: Target, expected: Tensor) -> str | None:
     try:
         found = _trial(target)
     except RuntimeError as error:
-        return f"it failed: {str(error).strip().splitlines()[0]:.200}"
+        return f"it failed: {first_line(error)}"
     logits = torch.cat([output.logits.float() for output in found])
     spread = (expected - expected.mean(dim=-1, keepdim=True)).square().mean(dim=-1)
     off = float(((logits - expected).square().mean(dim=-1) / spread).sqrt().max())

@@ -1,21 +1,18 @@
-"""Reads drafter checkpoints safely: safetensors, or pickles with `weights_only=True`."""
+"""Drafter checkpoints: a folder, a weight file or a hub repository, with tensors and a config."""
 
 from __future__ import annotations
 
 import itertools
-import json
-import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.errors import DrafterError, SourceError, VocabularyError
-from engine.model.sources import hub_error
+from engine.errors import DrafterError, SourceError, VocabularyError, first_line
+from engine.model.files import listed, read_settings, read_tensors
+from engine.model.sources import hub_error, without_telemetry
 from engine.model.target import Target
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.bin", "*.pt"]
@@ -56,6 +53,15 @@ class Checkpoint:
         """How many tensors there are by a name with a number from 0 on in place of {}."""
         return next(i for i in itertools.count() if name.format(i) not in self.tensors)
 
+    def check_read(self, names: Collection[str]) -> None:
+        """DrafterError if it holds other tensors than these, which all were read."""
+        left = [name for name in self.tensors if name not in names]
+        if left:
+            raise DrafterError(
+                f"{self.location} has {listed(left)} besides, which nothing else in it goes with. "
+                "It is no whole checkpoint of this method; copy it again."
+            )
+
     def check_vocabulary(self, size: int, target: Target) -> None:
         """VocabularyError if the heads do not predict as many tokens as the target."""
         if size != target.vocab_size:
@@ -80,9 +86,9 @@ def read_checkpoint(
     path = path if path.exists() else _hub_snapshot(location)
     tensors: dict[str, Tensor] = {}
     for file in _weight_files(path, location):
-        tensors |= _read(file, keep)
+        tensors |= read_tensors(file, keep)
     config_file = (path.parent if path.is_file() else path) / "config.json"
-    config = json.loads(config_file.read_text()) if config_file.is_file() else {}
+    config = read_settings(config_file) if config_file.exists() else {}
     return Checkpoint(location, config, tensors)
 
 
@@ -93,7 +99,7 @@ def tensor_names(location: str) -> tuple[str, ...]:
         SourceError: as `read_checkpoint`, and for a hub id.
     """
     files = _weight_files(Path(location).expanduser(), location)
-    return tuple(name for file in files for name in _read(file, lambda name: True, "meta"))
+    return tuple(name for file in files for name in read_tensors(file, values=False))
 
 
 def _weight_files(path: Path, location: str) -> list[Path]:
@@ -107,31 +113,15 @@ def _weight_files(path: Path, location: str) -> list[Path]:
     raise SourceError(f"{location} has no .safetensors, .bin or .pt file on this machine.")
 
 
-def _read(file: Path, keep: Callable[[str], bool], device: str = "cpu") -> dict[str, Tensor]:
-    """A file's tensors; on `meta` they have no values."""
-    try:
-        if file.suffix == ".safetensors":
-            with safe_open(file, framework="pt") as stored:
-                names = filter(keep, stored.keys())
-                nothing = torch.empty(0, device="meta")
-                return {n: nothing if device == "meta" else stored.get_tensor(n) for n in names}
-        state = torch.load(file, map_location=device, weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise SourceError(f"{file} could not be read safely as tensors: {reason[:200]}") from error
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise SourceError(f"{file} is not a plain dict of tensors.")
-    return {name: tensor for name, tensor in state.items() if keep(name)}
-
-
 def _hub_snapshot(location: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
+    without_telemetry()
     try:
         return Path(snapshot_download(location, allow_patterns=_HUB_PATTERNS))
     except HFValidationError as error:
         raise SourceError(f"{location!r:.200} is neither a path here nor a hub id.") from error
     except OSError as error:
-        first = str(error).strip().splitlines()[0][:200]
-        raise hub_error(location, error) or SourceError(f"{location}: {first}") from error
+        said = SourceError(f"{location}: {first_line(error)}.")
+        raise hub_error(location, error) or said from error

@@ -10,19 +10,23 @@ off. Nothing that was finished is ever lost, and the first n dialogues never cha
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+from pydantic import ConfigDict, Field, ValidationError
 
-from engine.errors import ConfigError
+from engine.config import Settings
+from engine.errors import ConfigError, SourceError, first_line
+from engine.model.files import check_file, read_settings
 from engine.model.target import Target
 
 MANIFEST = "corpus.json"
 """Its presence makes a folder a corpus."""
+MAX_DIGITS = 9
+"""Of a shard's number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,37 @@ class Entry:
     spans: tuple[tuple[int, int], ...]
 
 
+_Place = Annotated[int, Field(ge=0, le=1 << 40)]
+
+
+class _Manifest(Settings):
+    """What a manifest must say."""
+
+    model_config = ConfigDict(extra="allow", title=MANIFEST)
+
+    target: str
+    weights: str | None = None
+    vocab_size: int = Field(ge=1, le=1 << 24)
+    hidden_size: int
+    num_layers: int
+    token_dtype: Literal["<u2", "<u4"]
+
+
+class _Line(Settings):
+    """A dialogue as a line of an index has it."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    n: int
+    category: str
+    start: _Place
+    length: _Place
+    answers: tuple[tuple[_Place, _Place], ...]
+
+    def entry(self, shard: int) -> Entry:
+        return Entry(self.n, self.category, shard, self.start, self.length, self.answers)
+
+
 class Corpus:
     """Dialogues on disk, read through memory maps."""
 
@@ -56,19 +91,28 @@ class Corpus:
         """An existing corpus.
 
         Raises:
-            ConfigError: there is none, or its files are damaged.
+            ConfigError, SourceError: there is none, or its files are damaged.
         """
-        try:
-            manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{folder} holds no corpus ({MANIFEST}): {error}.") from error
+        if not (folder / MANIFEST).exists():
+            raise ConfigError(f"{folder} holds no corpus: it has no {MANIFEST}.")
+        manifest = read_settings(folder / MANIFEST)
+        _Manifest.parse(manifest, where=str(folder / MANIFEST))
         entries: list[Entry] = []
         itemsize = np.dtype(manifest["token_dtype"]).itemsize
-        for index in sorted(folder.glob("shard-*.jsonl")):
-            shard = int(index.stem.removeprefix("shard-"))
-            data = index.with_suffix(".bin")
-            stored = data.stat().st_size // itemsize if data.exists() else 0
-            entries += [e for e in _read_index(index, shard) if e.start + e.length <= stored]
+        for shard in sorted({file.stem for file in folder.glob("shard-*")}):
+            data, index = folder / f"{shard}.bin", folder / f"{shard}.jsonl"
+            # A new shard's tokens are there before its index.
+            found = _read_index(index) if index.exists() else []
+            stored = check_file(data) // itemsize
+            if stored and not index.exists():
+                raise ConfigError(f"{data} has no index beside it. Copy the corpus again.")
+            named = max((entry.start + entry.length for entry in found), default=0)
+            if named > stored:
+                raise ConfigError(
+                    f"{data} holds {stored} tokens, but its index names {named}. It is damaged; "
+                    "copy it again."
+                )
+            entries += found
         return cls(folder, manifest, entries)
 
     @property
@@ -84,13 +128,22 @@ class Corpus:
         return dict(Counter(entry.category for entry in self.entries))
 
     def tokens(self, entry: Entry) -> np.ndarray:
-        """Token ids of a dialogue, `(length,)`; a view into the file."""
+        """Token ids of a dialogue, `(length,)`; a view into the file.
+
+        ConfigError if one is beyond the vocabulary.
+        """
         file = self.folder / f"shard-{entry.shard:05}.bin"
         end = entry.start + entry.length
         if entry.shard not in self._maps or len(self._maps[entry.shard]) < end:
             stored = file.stat().st_size // self._dtype.itemsize
             self._maps[entry.shard] = np.memmap(file, self._dtype, mode="r", shape=(stored,))
-        return self._maps[entry.shard][entry.start : end]
+        found = self._maps[entry.shard][entry.start : end]
+        if len(found) and int(found.max()) >= self.manifest["vocab_size"]:
+            raise ConfigError(
+                f"{file} has token {int(found.max())}, but its vocabulary has "
+                f"{self.manifest['vocab_size']}. It is damaged; copy it again."
+            )
+        return found
 
     def check_made_by(self, target: Target) -> None:
         """ConfigError if another model wrote the corpus."""
@@ -104,13 +157,18 @@ class Corpus:
             )
 
 
-def _read_index(file: Path, shard: int) -> list[Entry]:
+def _read_index(file: Path) -> list[Entry]:
     """Entries of a shard; a last line without its end was never finished."""
+    check_file(file)
+    number = file.stem.removeprefix("shard-")
+    if not (number.isdecimal() and len(number) <= MAX_DIGITS):
+        raise SourceError(f"{file} is no shard of a corpus: shards are numbered. Remove it.")
     entries = []
-    for line in file.read_bytes().split(b"\n")[:-1]:
-        value = json.loads(line)
-        spans = tuple((a, b) for a, b in value["answers"])
-        entries.append(
-            Entry(value["n"], value["category"], shard, value["start"], value["length"], spans)
-        )
+    for n, line in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            entries.append(_Line.model_validate_json(line).entry(int(number)))
+        except ValidationError as error:
+            raise ConfigError(
+                f"{file}, line {n} is no dialogue: {first_line(error)}. Copy it again."
+            ) from error
     return entries

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
-import hashlib
-import json
 import logging
-import os
-import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from ctypes import CDLL
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
-from transformers.utils.logging import disable_progress_bar
+from transformers.utils.hub import cached_file
+from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from engine.errors import ConfigError, OutOfMemoryError, SourceError, TargetError
+from engine.errors import ConfigError, OutOfMemoryError, TargetError
 from engine.kernels.cpu import native
 from engine.kernels.cpu.compile import NotNative, library
 from engine.kernels.cpu.gguf import GGUFFile
@@ -37,35 +29,36 @@ from engine.kernels.cpu.weights import Codes, can_pack, pack, unpacked
 from engine.kernels.cuda import runner
 from engine.kernels.cuda.graphs import CudaGraphs
 from engine.model.audit import disagreement, reference_logits
+from engine.model.files import (
+    check_folder,
+    check_parameters,
+    check_sizes,
+    read_settings,
+)
 from engine.model.forward import Forward, ModulesForward, prepare_attention
+from engine.model.reading import (
+    converted,
+    explained,
+    gguf_file,
+    num_parameters,
+    read_tokenizer,
+    read_weights,
+    reading,
+)
 from engine.model.sources import (
     ProgressCallback,
     TargetSpec,
     Weights,
-    hub_error,
     locate,
-    partial_folder,
+    without_telemetry,
 )
 from engine.model.target import Target, check_can_roll_back
+from engine.plain import short
 
 LOG = logging.getLogger(__name__)
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "q8", "q4"]
 """`q8`, `q4`: matrices in at most 8 or 4 bits, a GGUF file's own as they are; on a processor."""
 CODE_BITS = {"q8": 8, "q4": 4}
-CONVERT_BELOW_BYTES = 2 << 30
-"""GGUF files up to this size are converted once and kept, because parsing them is slow."""
-DIGESTS = "digests.json"
-"""In a converted folder: size, time and SHA-256 of every file."""
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    ImportError,
-    RuntimeError,
-    SafetensorError,
-)
-"""What transformers raises over missing, damaged, unknown or unsupported files."""
 
 
 def load_target(
@@ -92,31 +85,35 @@ def load_target(
     """
     tell = progress or (lambda message, fraction: None)
     _freeze_modules()
-    disable_progress_bar()
+    _quiet_libraries()
     where = pick_device(device)
     pick_dtype(dtype, where)
     tell(f"Looking for {spec.title or spec.name}", None)
     weights = locate(spec, cache_dir, tell)
-    coded = _coded(spec, weights, dtype, where, cache_dir)
+    with explained(spec):
+        file, num_bytes = _opened(weights)
+    coded = _coded(spec, file, dtype, where, cache_dir)
     kind = torch.bfloat16 if coded is not None else pick_dtype(dtype, where)
 
     def read() -> PreTrainedModel:
-        with _explained(spec):
-            return _read_model(weights, kind, where)
+        with explained(spec):
+            return _read_model(spec, weights, kind, where)
 
-    with _explained(spec):
-        if weights.gguf_file is not None:
-            weights = _converted(weights, cache_dir, tell)
+    with explained(spec):
+        if file is not None:
+            weights = converted(spec, weights, cache_dir, tell)
         tell("Reading its config", 0.2)
         config = AutoConfig.from_pretrained(
-            weights.location, revision=weights.revision, **_reading(weights)
+            weights.location, revision=weights.revision, **reading(weights)
         )
         check_can_roll_back(config.get_text_config(), spec.name)
-        _check_memory(spec, config, kind, where)
+        count = num_parameters(config)
+        check_parameters(count, num_bytes, spec.name)
+        _check_memory(spec, count, kind, where)
         tell("Loading weights", 0.4)
         model = read()
         tell("Loading its tokenizer", 0.9)
-        tokenizer = _read_tokenizer(weights)
+        tokenizer = read_tokenizer(weights)
     tell("Packing the weights for this device", 0.95)
     codes = None if coded is None else Codes(model, bits=coded.bits, file=coded.file)
     revision = weights.revision or getattr(config, "_commit_hash", None)
@@ -128,6 +125,7 @@ def load_target(
         dtype_name = None if codes is None else f"q{codes.bits}"
         target = _checked(target, forward, dtype_name, read)
     _return_memory()
+    LOG.info("%s runs by %s", spec.name, target.environment()["forward"])
     tell("Ready", 1.0)
     return target
 
@@ -170,14 +168,37 @@ def _return_memory() -> None:
         trim(0)
 
 
-def _read_model(weights: Weights, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(
-        weights.location, revision=weights.revision, dtype=dtype, **_reading(weights)
-    )
-    assert isinstance(model, PreTrainedModel)
+def _opened(weights: Weights) -> tuple[GGUFFile | None, int | None]:
+    """The GGUF file if it is one, and the bytes of the weights where they are on this machine.
+
+    Raises:
+        ConfigError, SourceError: a file is damaged, or says what no model has.
+    """
+    if weights.gguf_file is not None:
+        file = GGUFFile(gguf_file(weights))
+        return file, file.num_bytes
+    if weights.local:
+        return None, check_folder(Path(weights.location))
+    found = cached_file(weights.location, "config.json", revision=weights.revision)
+    assert found is not None
+    check_sizes(read_settings(Path(found)), weights.location)
+    return None, None
+
+
+def _read_model(
+    spec: TargetSpec, weights: Weights, dtype: torch.dtype, device: torch.device
+) -> PreTrainedModel:
+    model = read_weights(spec, weights, dtype)
     model.to(device)  # type: ignore[arg-type]
     prepare_attention(model)
     return model
+
+
+def _quiet_libraries() -> None:
+    """What transformers would report, we say; what the hub would be told, it need not know."""
+    disable_progress_bar()
+    set_verbosity_error()
+    without_telemetry()
 
 
 @functools.cache
@@ -220,6 +241,8 @@ def _on_processor(
                 return native.NativeForward(model, kernels, codes), {}
         except NotNative as error:
             reason = str(error)
+            if spec.native_kernels != "off":
+                LOG.warning("%s runs without the compiled kernels: %s", spec.name, reason)
     note = {"native_kernels": f"not used: {reason}"}
     if codes is not None:
         pack_codes(model, kernels, codes)
@@ -250,17 +273,16 @@ class _Coded:
 
 
 def _coded(
-    spec: TargetSpec, weights: Weights, dtype: str, device: torch.device, cache_dir: Path
+    spec: TargetSpec, file: GGUFFile | None, dtype: str, device: torch.device, cache_dir: Path
 ) -> _Coded | None:
     """None where the matrices are floats.
 
     Raises:
         ConfigError: the file holds its matrices in more bits than were asked for.
-        SourceError: it cannot be read.
         TargetError: codes were asked for, and the kernels cannot be used here.
     """
     asked = CODE_BITS.get(dtype)
-    if asked is None and (dtype != "auto" or weights.gguf_file is None or device.type != "cpu"):
+    if asked is None and (dtype != "auto" or file is None or device.type != "cpu"):
         return None
     try:
         _kernels(spec, cache_dir)
@@ -271,9 +293,8 @@ def _coded(
             f"dtype {dtype} needs the compiled kernels, which are not used: {error}. Choose "
             "bfloat16 or float32."
         ) from error
-    if weights.gguf_file is None:
+    if file is None:
         return None if asked is None else _Coded(asked, None)
-    file = GGUFFile(_gguf_file(weights))
     if asked is not None and asked < (file.bits or asked):
         raise ConfigError(
             f"dtype is {dtype}, but {spec.name}'s file holds its matrices in {file.bits} bits. "
@@ -283,39 +304,23 @@ def _coded(
     return None if bits is None else _Coded(bits, file)
 
 
-def _gguf_file(weights: Weights) -> Path:
-    """The GGUF file that a target comes from."""
-    assert weights.gguf_file is not None
-    if weights.local:
-        return Path(weights.location) / weights.gguf_file
-    from transformers.utils.hub import cached_file
-
-    found = cached_file(weights.location, weights.gguf_file, revision=weights.revision)
-    assert found is not None
-    return Path(found)
-
-
-@contextlib.contextmanager
-def _explained(spec: TargetSpec) -> Iterator[None]:
-    """Turns what transformers raises over a model that it cannot read into one sentence."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError(f"{spec.name} does not fit into memory: {error}") from error
-    except _UNREADABLE as error:
-        raise _explain(spec, error) from error
-
-
 def pick_device(name: str) -> torch.device:
     """The device that a setting names; ConfigError if it does not exist here."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    allowed = "device must be auto, cpu, cuda or cuda:N"
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"device must be auto, cpu, cuda or cuda:N, got {name!r}.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device is {name}, but torch sees no CUDA device. Use cpu or auto.")
+        raise ConfigError(f"{allowed}, got {short(name)}.") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if not count:
+            raise ConfigError(f"device is {name}, but torch sees no CUDA device. Use cpu or auto.")
+        if (device.index or 0) >= count:
+            raise ConfigError(f"device is {name}, but there are cuda:0 to cuda:{count - 1} only.")
+    elif device.type != "cpu" or device.index:
+        raise ConfigError(f"{allowed}, got {short(name)}.")
     return device
 
 
@@ -343,58 +348,18 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if has_bf16 else torch.float32
 
 
-def _read_tokenizer(weights: Weights) -> PreTrainedTokenizerBase | None:
-    """The checkpoint's tokenizer; None where a local folder has none."""
-    folder = Path(weights.location)
-    names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
-    if weights.local and weights.gguf_file is None:
-        if not any((folder / name).is_file() for name in names):
-            return None
-    tokenizer = AutoTokenizer.from_pretrained(
-        weights.location, revision=weights.revision, **_reading(weights)
-    )
-    assert isinstance(tokenizer, PreTrainedTokenizerBase)
-    return tokenizer
-
-
-def _reading(weights: Weights) -> dict[str, Any]:
-    """How transformers reads them: never by code that comes along; unasked, it asks the user."""
-    gguf = {} if weights.gguf_file is None else {"gguf_file": weights.gguf_file}
-    return {"trust_remote_code": False, **gguf}
-
-
-def _explain(spec: TargetSpec, error: Exception) -> SourceError | TargetError:
-    """transformers' exception as one sentence."""
-    text = str(error)
-    where = spec.hub or spec.path or spec.name
-    from_hub = hub_error(where, error) if spec.hub else None
-    if from_hub is not None:
-        return from_hub
-    if "trust_remote_code" in text:
-        return TargetError(f"{where} needs its own code (trust_remote_code), which is never run.")
-    first = text.strip().splitlines()[0] if text.strip() else type(error).__name__
-    return TargetError(f"{where} could not be loaded as a causal language model: {first[:300]}")
-
-
-def _check_memory(spec: TargetSpec, config: Any, dtype: torch.dtype, device: torch.device) -> None:
+def _check_memory(spec: TargetSpec, count: int, dtype: torch.dtype, device: torch.device) -> None:
     """Compare the size of the weights with free memory before reading them."""
     free = free_bytes(device)
     if free is None:
         return
-    needed = weight_bytes(config, dtype)
+    needed = count * dtype.itemsize
     if needed > free:
         raise OutOfMemoryError(
             f"{spec.name} needs about {needed / 2**30:.1f} GiB for its weights in "
             f"{str(dtype).removeprefix('torch.')}, but {device} has {free / 2**30:.1f} GiB free. "
             "Choose a smaller model, a smaller dtype or another device."
         )
-
-
-def weight_bytes(config: Any, dtype: torch.dtype) -> int:
-    """Size of a model's weights, counted on a model without storage."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    return int(sum(p.numel() for p in model.parameters())) * dtype.itemsize
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -408,75 +373,3 @@ def free_bytes(device: torch.device) -> int | None:
     except OSError:
         return None
     return None
-
-
-def _converted(weights: Weights, cache_dir: Path, tell: ProgressCallback) -> Weights:
-    """A GGUF file as a folder of safetensors in float32, made once and kept in the cache.
-
-    Parsing a GGUF takes tens of seconds and dequantised weights load in one; float32 keeps every
-    dequantised value exactly.
-    """
-    assert weights.gguf_file is not None
-    file = Path(weights.location) / weights.gguf_file
-    if not weights.local or file.stat().st_size > CONVERT_BELOW_BYTES:
-        return weights
-    key = f"{file.stem}-{(weights.fingerprint or '')[:16]}"
-    folder = cache_dir / "converted" / key
-    damaged = _damaged_file(folder)
-    if damaged is not None:
-        if folder.is_dir():
-            LOG.warning("%s in the cache is damaged or unknown; it is made again.", damaged)
-        tell("Unpacking 4-bit weights (once; about half a minute)", None)
-        with partial_folder(folder.parent) as temp:
-            _convert(weights, temp / key)
-            _write_digests(temp / key)
-            shutil.rmtree(folder, ignore_errors=True)
-            os.replace(temp / key, folder)
-    return Weights(str(folder), None, None, True, weights.fingerprint)
-
-
-def _write_digests(folder: Path) -> None:
-    """Note what the folder's files are, as `_damaged_file` reads it."""
-    files = sorted(file for file in folder.iterdir() if file.name != DIGESTS)
-    noted = {file.name: [*_marks(file), _digest(file)] for file in files}
-    (folder / DIGESTS).write_text(json.dumps(noted, indent=1), encoding="utf-8")
-
-
-def _damaged_file(folder: Path) -> Path | None:
-    """A file of a converted folder that is not as it was made; None = all are.
-
-    Files whose size and time are as they were are not read.
-    """
-    file = folder / DIGESTS
-    noted: dict[str, tuple[int, int, str]]
-    try:
-        noted = json.loads(file.read_text(encoding="utf-8"))
-        for name, (size, changed_ns, digest) in noted.items():
-            file = folder / name
-            if _marks(file) != (size, changed_ns) and _digest(file) != digest:
-                return file
-    except (OSError, ValueError, TypeError, AttributeError):
-        return file
-    return None
-
-
-def _marks(file: Path) -> tuple[int, int]:
-    stat = file.stat()
-    return stat.st_size, stat.st_mtime_ns
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _convert(weights: Weights, folder: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(weights.location, **_reading(weights))
-    model = AutoModelForCausalLM.from_pretrained(
-        weights.location, dtype=torch.float32, **_reading(weights)
-    )
-    # transformers marks the model as quantised although its weights are plain by now.
-    del model.config.quantization_config
-    model.hf_quantizer = None  # type: ignore[assignment]
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)

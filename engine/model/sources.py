@@ -253,6 +253,13 @@ def _check_digest(file: Path, expected: str) -> None:
         )
 
 
+def without_telemetry() -> None:
+    """Tell the hub nothing but what is fetched. Its library asks when it is used."""
+    from huggingface_hub import constants
+
+    constants.HF_HUB_DISABLE_TELEMETRY = True
+
+
 def hub_error(where: str, error: Exception) -> SourceError | None:
     """What the hub's error means; None where it is no hub's.
 

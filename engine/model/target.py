@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from engine.errors import PromptError, TargetError
+from engine.errors import ConfigError, PromptError, TargetError, first_line
 from engine.model.cache import TreeCache
 from engine.model.forward import Forward, ModulesForward, RaggedBatch
+from engine.plain import as_text
 from engine.proposal import Needs, Proposal, TargetOutput
 
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
@@ -127,9 +128,14 @@ class Target:
         return list(self._tokenizer().encode(text))
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's turn.
+        """Token ids of a conversation, ready for the assistant's turn; raises as `chat_text`."""
+        text = self.chat_text(messages)
+        return list(self._tokenizer().encode(text, add_special_tokens=False))
 
-        PromptError if there is no chat template, or it refuses the messages.
+    def chat_text(self, messages: Sequence[dict[str, str]]) -> str:
+        """A conversation as the model's template writes it, up to where the assistant begins.
+
+        PromptError if there is no chat template, it refuses the messages, or it is broken.
         """
         tokenizer = self._tokenizer()
         if not tokenizer.chat_template:
@@ -138,13 +144,21 @@ class Target:
             )
         from jinja2.exceptions import TemplateError
 
+        broken = (TemplateError, ArithmeticError, TypeError, ValueError, LookupError)
         try:
-            text = tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
+            text = as_text(
+                str(
+                    tokenizer.apply_chat_template(
+                        list(messages), tokenize=False, add_generation_prompt=True
+                    )
+                ),
+                what="What it writes",
             )
-        except TemplateError as error:
-            raise PromptError(f"{self.name}'s chat template refused the turns: {error}.") from error
-        return list(tokenizer.encode(str(text), add_special_tokens=False))
+        except (*broken, AttributeError, RecursionError, MemoryError, ConfigError) as error:
+            raise PromptError(
+                f"{self.name}'s chat template refused the turns: {first_line(error)}."
+            ) from error
+        return text
 
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         if self.tokenizer is None:

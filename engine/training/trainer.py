@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 import random
 import time
 from collections.abc import Collection, Generator, Mapping, Sequence
@@ -18,8 +17,9 @@ from typing import Any
 
 import torch
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, SourceError
 from engine.model.corpus import Corpus, Entry
+from engine.model.files import read_pickle
 from engine.model.target import Target
 from engine.training.corpus.dialogues import seed_of
 from engine.training.losses import LossOutput
@@ -284,12 +284,11 @@ def load_state(
     if not file.is_file():
         return None
     try:
-        state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
+        state: dict[str, Any] = read_pickle(file, device)
         found = state["run"]
-    except (pickle.UnpicklingError, RuntimeError, EOFError, TypeError, KeyError, OSError) as error:
-        reason = str(error).split(".")[0].splitlines()[0][:200]
+    except (SourceError, TypeError, KeyError) as error:
         raise ConfigError(
-            f"{file} could not be read: {reason}. Remove it to start anew."
+            f"{file} could not be read: it is damaged. Remove it to start anew."
         ) from error
     for key, value in identity.items():
         if found.get(key) != value:

@@ -11,6 +11,7 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from engine.config import Limits
@@ -27,7 +28,8 @@ from engine.errors import (
 from engine.kernels.cpu.weights import PackedLinear, pack
 from engine.model import loading
 from engine.model.forward import ModulesForward
-from engine.model.loading import load_target, pick_device, pick_dtype, weight_bytes
+from engine.model.loading import load_target, pick_device, pick_dtype
+from engine.model.reading import explain, num_parameters
 from engine.model.sources import TargetSpec
 from engine.model.target import Target, check_can_roll_back
 from engine.proposal import TargetOutput
@@ -235,7 +237,7 @@ def test_transformers_exceptions_become_a_sentence(
     text: str, kind: type[Exception], says: str
 ) -> None:
     spec = TargetSpec.of_path_or_hub("a/b")
-    error = loading._explain(spec, OSError(text))
+    error = explain(spec, OSError(text))
     assert isinstance(error, kind)
     assert says in str(error) and "\n" not in str(error)
 
@@ -252,8 +254,7 @@ def test_a_model_that_does_not_fit_is_refused_with_both_sizes(
 def test_the_size_of_the_weights_is_counted_without_reading_them() -> None:
     model = tiny_model()
     count = sum(p.numel() for p in model.parameters())
-    assert weight_bytes(model.config, torch.float32) == 4 * count
-    assert weight_bytes(model.config, torch.bfloat16) == 2 * count
+    assert num_parameters(model.config) == count
 
 
 @pytest.mark.parametrize("name", ["fp8", "", "float64"])
@@ -262,9 +263,17 @@ def test_an_unknown_dtype_is_refused(name: str) -> None:
         pick_dtype(name, torch.device("cpu"))
 
 
-def test_an_unknown_device_is_refused() -> None:
-    with pytest.raises(ConfigError, match="device"):
-        pick_device("toaster")
+@pytest.mark.parametrize(
+    "name",
+    ["toaster", "", "meta", "xpu", "mps", "tpu", "cpu:99", "cpu:-1", "cuda:99", "cuda:x", "\ud800"],
+)
+def test_a_device_that_is_not_here_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="device") as caught:
+        pick_device(name)
+    assert str(caught.value).isprintable()
+
+
+def test_cuda_is_refused_without_it() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="no CUDA"):
             pick_device("cuda:0")
@@ -315,6 +324,29 @@ def test_a_damaged_conversion_is_named_and_made_again(
     caplog.clear()
     load_target(spec, **how).close()
     assert caplog.text == ""
+
+
+def test_the_hub_is_told_nothing(folder: Path) -> None:
+    load(folder)
+    assert huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY
+    assert "telemetry" not in str(huggingface_hub.utils.build_hf_headers()).lower()
+
+
+def test_a_checkpoint_that_lacks_tensors_names_them(tmp_path: Path) -> None:
+    save_tiny(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    tensors = load_file(weights)
+    left = {k: v for k, v in tensors.items() if "layers.1" not in k and k != "lm_head.weight"}
+    save_file(left, weights, metadata={"format": "pt"})
+    said = refusal(tmp_path)
+    assert "lacks lm_head.weight, model.layers.1" in said and "and 6 more" in said
+
+
+def test_tied_weights_need_not_be_there(tmp_path: Path) -> None:
+    save_tiny(tmp_path, tie_word_embeddings=True)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    target = load(tmp_path)
+    assert target.lm_head.weight is target.embedding.weight
 
 
 @pytest.mark.network

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 import torch
@@ -32,8 +33,7 @@ def load_eagle1(
     if found.has("layers.0.hidden_norm.weight"):
         raise DrafterError(f"{found.location} is an EAGLE-3 head. Choose the method Eagle3.")
     _check(found, target)
-    spec = found.layer_spec(target.hidden_size)
-    bias = bool(found.layer_config.get("bias", True))
+    spec, bias = found.layer_spec(target.hidden_size), found.layers.bias
     output = DraftOutput(target, Vocabulary.beside(found.location, target, draft_vocab))
     head = found.load(lambda: Eagle1Head(spec, output, vocab=target.vocab_size, bias=bias), target)
     return _with_embedding(head, found, target, spec.hidden)
@@ -53,7 +53,7 @@ def load_eagle3(
             "for EAGLE-1/2 heads."
         )
     _check(found, target)
-    if found.option("use_aux_hidden_state") is False:
+    if not found.options.use_aux_hidden_state:
         raise DrafterError(
             f"{found.location} reads one layer of the target (use_aux_hidden_state is false), "
             "which this method does not draft from. Use a head that reads several layers."
@@ -70,8 +70,8 @@ def load_eagle3(
 def remarks(found: HeadCheckpoint, target: Target) -> tuple[str, ...]:
     """What a person should know about this pairing, though it runs; ask after loading."""
     said: list[str] = []
-    named = (found.option("speculators_config") or {}).get("verifier") or {}
-    verifier = named.get("name_or_path")
+    named = found.options.speculators_config.get("verifier")
+    verifier = named.get("name_or_path") if isinstance(named, Mapping) else None
     ours = (target.name, str(getattr(target.config, "_name_or_path", None) or target.name))
     if isinstance(verifier, str) and _short_name(verifier) not in map(_short_name, ours):
         said.append(f"{found.location} was trained for {verifier}, not for {target.name}.")
@@ -92,8 +92,8 @@ def _check(found: HeadCheckpoint, target: Target) -> None:
         raise DrafterError(
             f"{found.location} has {len(layers)} layers, but EAGLE heads have 1 layer here."
         )
-    stated = found.layer_config.get("vocab_size")
-    sizes = {"vocab_size in config.json": stated} if isinstance(stated, int) else {}
+    stated = found.layers.vocab_size
+    sizes = {} if stated is None else {"vocab_size in config.json": stated}
     for name in ("embed_tokens.weight", "t2d"):
         if found.has(name):
             sizes[name] = len(found.take(name))
@@ -112,9 +112,9 @@ def _captured_layers(found: HeadCheckpoint, target: Target) -> tuple[int, ...]:
     Configs count in two ways: outputs of layers (NVIDIA's, first one 1) or inputs (vLLM's and
     speculators', first one 2 or later); input i is output i - 1.
     """
-    named = found.option("eagle_aux_hidden_state_layer_ids")
+    named = found.options.eagle_aux_hidden_state_layer_ids
     if named:
-        return tuple(i + 1 for i in named) if named[0] == 1 else tuple(named)
+        return tuple(i + 1 for i in named) if named[0] == 1 else named
     count = target.num_layers
     if count < 7:
         raise DrafterError(
@@ -138,7 +138,12 @@ def _eagle3_spec(found: HeadCheckpoint, target: Target, layer: HeadSpec) -> Eagl
             f"{found.location} has no lm_head and hidden size {layer.hidden}, so it cannot use the "
             f"target's, which needs {width}."
         )
-    before_residual = found.option("norm_before_residual")
+    if not own_output and found.has("d2t") and len(found.take("d2t", None)) != target.vocab_size:
+        raise DrafterError(
+            f"{found.location} drafts tokens of its own (d2t), but lacks lm_head.weight. "
+            "It is damaged; copy it again."
+        )
+    before_residual = found.options.norm_before_residual
     return Eagle3Spec(
         layer=layer,
         num_features=inputs // width,
@@ -147,7 +152,7 @@ def _eagle3_spec(found: HeadCheckpoint, target: Target, layer: HeadSpec) -> Eagl
         norm_before_residual=found.is_speculators if before_residual is None else before_residual,
         norm_before_fc=found.has("input_norm.weight"),
         norm_each_feature=found.has("fc_norm.0.weight"),
-        norm_output=bool(found.option("norm_output")),
+        norm_output=found.options.norm_output,
     )
 
 

@@ -12,15 +12,18 @@ z-lab (DFlash)        layers.N.*, fc, hidden_norm, norm; transformers writes enc
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 import torch
+from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
+from engine.config import Settings
 from engine.drafters.heads.layer import HeadLayer, HeadSpec
-from engine.errors import DrafterError
+from engine.errors import ConfigError, DrafterError, first_line
 from engine.model.checkpoints import Checkpoint, read_checkpoint
+from engine.model.files import UNREADABLE
 from engine.model.target import Target
 
 _RENAMED = {
@@ -28,25 +31,85 @@ _RENAMED = {
     "encoder.fc.": "fc.",
     "encoder.output_norm_enc.": "hidden_norm.",
 }
-_ROPE_TYPES = {"default", "linear", "llama3", "yarn"}
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _Network = TypeVar("_Network", bound=nn.Module)
+
+
+_Count = Annotated[int, Field(ge=1, le=1 << 24)]
+_Layers = Annotated[tuple[Annotated[int, Field(ge=-1, le=4096)], ...], Field(strict=False)]
+
+
+class _Published(Settings):
+    """Other people's settings: what is not asked for may be anything, and null is not said."""
+
+    model_config = ConfigDict(extra="ignore", title="config.json")
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any], location: str) -> Self:
+        """DrafterError if a setting that counts is of another kind, or out of range."""
+        said = {key: value for key, value in values.items() if value is not None}
+        try:
+            return cls.parse(said, where=f"{location}/config.json")
+        except ConfigError as error:
+            raise DrafterError(str(error)) from error
+
+
+class LayerConfig(_Published):
+    """What a config says of the network's layers."""
+
+    hidden_size: _Count | None = None
+    vocab_size: _Count | None = None
+    num_hidden_layers: int | None = Field(None, ge=1, le=1024)
+    num_attention_heads: int | None = Field(None, ge=1, le=4096)
+    num_key_value_heads: int | None = Field(None, ge=1, le=4096)
+    head_dim: int | None = Field(None, ge=1, le=1 << 14)
+    intermediate_size: _Count | None = None
+    hidden_act: str = "silu"
+    rms_norm_eps: float = Field(1e-6, ge=0.0, lt=1.0)
+    rope_theta: float = Field(10000.0, gt=0.0, allow_inf_nan=False)
+    rope_parameters: dict[str, Any] = {}
+    rope_scaling: dict[str, Any] = {}
+    bias: bool = True
+
+
+class HeadOptions(_Published):
+    """What a config says of the head itself: at its top, or where NVIDIA or z-lab nest it."""
+
+    quantization_config: Any = None
+    use_aux_hidden_state: bool = True
+    eagle_aux_hidden_state_layer_ids: _Layers = ()
+    norm_before_residual: bool | None = None
+    norm_output: bool = False
+    speculators_config: dict[str, Any] = {}
+    block_size: int | None = Field(None, ge=1, le=1024)
+    mask_token_id: int | None = Field(None, ge=0)
+    target_layer_ids: _Layers | None = None
+    layer_types: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    sliding_window: int | None = Field(None, ge=1)
 
 
 class HeadCheckpoint:
     """A network's tensors by one set of names, and its config wherever each format keeps it.
 
     Attributes:
-        layer_config: the config of the network's layers.
+        layers: the config of the network's layers.
         unread: names of tensors that nobody has taken yet.
     """
 
     def __init__(self, found: Checkpoint) -> None:
-        self.location = found.location
-        nested = found.config.get("transformer_layer_config")
-        self.is_speculators = isinstance(nested, Mapping)
-        self.layer_config: Mapping[str, Any] = (
-            nested if isinstance(nested, Mapping) else found.config
-        )
+        self.location, config = found.location, found.config
+        sections = ("transformer_layer_config", "eagle_config", "dflash_config")
+        nested = {name: config.get(name) or {} for name in sections}
+        for name, section in nested.items():
+            if not isinstance(section, Mapping):
+                raise DrafterError(f"{found.location}: {name} in config.json must be a mapping.")
+        layers, *others = nested.values()
+        self.is_speculators = bool(layers)
+        self.layers = LayerConfig.read(layers or config, found.location)
+        options: dict[str, Any] = {}
+        for place in (*reversed(others), config):
+            options |= {key: value for key, value in place.items() if value is not None}
+        self.options = HeadOptions.read(options, found.location)
         tensors = {_renamed(name): tensor for name, tensor in found.tensors.items()}
         self._found = Checkpoint(found.location, found.config, tensors)
         self.unread = dict.fromkeys(tensors)
@@ -68,68 +131,67 @@ class HeadCheckpoint:
         """Extent of a matrix that others are checked against."""
         return self.take(name, None, None).shape[dim]
 
-    def option(self, key: str) -> Any:
-        """A setting: at the top of the config, or where NVIDIA or z-lab nest it."""
-        config = self._found.config
-        places = (config, config.get("eagle_config") or {}, config.get("dflash_config") or {})
-        return next((place[key] for place in places if place.get(key) is not None), None)
-
-    def number(self, key: str, default: int | None = None) -> int:
-        """A positive number of the layers' config; DrafterError if it is none."""
-        value = self.layer_config.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int) or value < 1:
-            raise DrafterError(
-                f"{self.location}: {key} in config.json must be a positive number, got {value}."
-            )
-        return value
-
     def layer_spec(self, width: int) -> HeadSpec:
         """The layers' sizes and constants; DrafterError for what such layers cannot compute."""
-        if self.option("quantization_config"):
+        if self.options.quantization_config:
             raise DrafterError(f"{self.location} is quantized. Use its bf16 or fp16 original.")
-        heads = self.number("num_attention_heads")
-        activation = str(self.layer_config.get("hidden_act", "silu"))
-        if activation not in ACT2FN:
-            raise DrafterError(f"{self.location} has the unknown activation {activation!r}.")
+        layers = self.layers
+        heads = self.stated("num_attention_heads", layers.num_attention_heads)
+        if layers.hidden_act not in ACT2FN:
+            raise DrafterError(
+                f"{self.location} has the unknown activation {layers.hidden_act[:80]!a}."
+            )
         attention = "layers.0.self_attn"
         return HeadSpec(
             hidden=width,
-            intermediate=self.number(
-                "intermediate_size", self.size("layers.0.mlp.gate_proj.weight", 0)
-            ),
+            intermediate=layers.intermediate_size or self.size("layers.0.mlp.gate_proj.weight", 0),
             heads=heads,
-            kv_heads=self.number("num_key_value_heads", heads),
-            head_dim=self.number("head_dim", max(1, width // heads)),
-            eps=float(self.layer_config.get("rms_norm_eps", 1e-6)),
+            kv_heads=layers.num_key_value_heads or heads,
+            head_dim=layers.head_dim or max(1, width // heads),
+            eps=layers.rms_norm_eps,
             rope=self._rope(),
-            activation=activation,
+            activation=layers.hidden_act,
             qkv_bias=self.has(f"{attention}.q_proj.bias"),
             o_bias=self.has(f"{attention}.o_proj.bias"),
             qk_norm=self.has(f"{attention}.q_norm.weight"),
         )
 
+    def stated(self, name: str, value: int | None) -> int:
+        """A number of the config that no tensor tells; DrafterError if it says none."""
+        if value is None:
+            raise DrafterError(f"{self.location}'s config.json says no {name}. Add it.")
+        return value
+
     def _rope(self) -> Mapping[str, Any]:
         """transformers' `rope_parameters` from any spelling: the network's, not the target's."""
-        config = self.layer_config
-        rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        rope = dict(self.layers.rope_parameters or self.layers.rope_scaling)
         kind = rope.pop("type", None) or "default"
         rope.setdefault("rope_type", kind)
-        rope.setdefault("rope_theta", float(config.get("rope_theta") or 10000.0))
+        rope.setdefault("rope_theta", self.layers.rope_theta)
         if rope["rope_type"] not in _ROPE_TYPES:
             raise DrafterError(
-                f"{self.location} uses {rope['rope_type']} rotary positions; heads may use "
-                f"{', '.join(sorted(_ROPE_TYPES))}."
+                f"{self.location} uses {str(rope['rope_type'])[:80]!a} rotary positions; heads may "
+                f"use {', '.join(_ROPE_TYPES)}."
             )
         return rope
+
+    def check_all_read(self) -> None:
+        """DrafterError if nobody took some of its tensors."""
+        self._found.check_read(self._found.tensors.keys() - self.unread.keys())
 
     def load(self, make: Callable[[], _Network], target: Target) -> _Network:
         """A network with these weights, which never had others, where and as the target is.
 
         DrafterError if a tensor is missing or has another shape.
         """
-        with torch.device("meta"):
-            network = make()
+        try:
+            with torch.device("meta"):
+                network = make()
+        except UNREADABLE as error:
+            raise DrafterError(
+                f"{self.location}: no network can be built from its config.json: "
+                f"{first_line(error)}."
+            ) from error
         names = published_names(network)
         tensors = {}
         for name, wanted in network.state_dict().items():

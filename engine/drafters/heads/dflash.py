@@ -15,7 +15,7 @@ Source: arXiv:2602.06036, section 4; z-lab/dflash.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field
@@ -29,8 +29,10 @@ from engine.drafters.heads.layer import HeadCache, HeadLayer, HeadSpec
 from engine.drafters.method import MethodConfig
 from engine.errors import DrafterError
 from engine.kernels.cpu.operators import likeliest, pack_linears
-from engine.model.target import Target
+from engine.model.target import SUPPORTED_LAYERS, Target
 from engine.proposal import Needs, Proposal
+
+_Setting = TypeVar("_Setting")
 
 
 class DFlashConfig(MethodConfig):
@@ -104,9 +106,10 @@ class DFlashDrafter(FeatureDrafter):
 
     def __init__(self, context: BuildContext, config: DFlashConfig, found: HeadCheckpoint) -> None:
         target = context.target
-        block_size = _stated(found, "block_size")
-        mask = _stated(found, "mask_token_id", config.mask_token_id)
-        layers = _stated(found, "target_layer_ids", config.target_layer_ids)
+        said = found.options
+        block_size = _stated(found, "block_size", said.block_size)
+        mask = _stated(found, "mask_token_id", config.mask_token_id, said.mask_token_id)
+        layers = _stated(found, "target_layer_ids", config.target_layer_ids, said.target_layer_ids)
         _check_fits(found, target, mask, layers)
         self.config = config
         # Output of layer i = input of layer i + 1.
@@ -153,27 +156,28 @@ class DFlashDrafter(FeatureDrafter):
 
 def _load(found: HeadCheckpoint, num_features: int, target: Target) -> DFlashModel:
     spec = found.layer_spec(target.hidden_size)
-    count = found.number("num_hidden_layers")
-    kinds = found.option("layer_types") or ["full_attention"] * count
-    window = found.option("sliding_window")
+    count = found.stated("num_hidden_layers", found.layers.num_hidden_layers)
+    kinds = found.options.layer_types or ("full_attention",) * count
+    if len(kinds) != count or not set(kinds) <= SUPPORTED_LAYERS:
+        raise DrafterError(
+            f"{found.location}: layer_types in config.json must name {count} layers, each one of "
+            f"{', '.join(sorted(SUPPORTED_LAYERS))}."
+        )
+    window = found.options.sliding_window
     windows = [window if kind == "sliding_attention" else None for kind in kinds]
     model = found.load(lambda: DFlashModel(spec, num_features, windows), target)
-    if found.unread:
-        raise DrafterError(
-            f"{found.location}: its config needs no tensor {', '.join(sorted(found.unread)[:4])}. "
-            "It is not a DFlash checkpoint that can be used here."
-        )
+    found.check_all_read()
     pack_linears(model, target.kernels)
     return model
 
 
-def _stated(found: HeadCheckpoint, name: str, own: Any = None) -> Any:
-    """A setting of the checkpoint's config, if the user's do not say.
+def _stated(found: HeadCheckpoint, name: str, *said: _Setting | None) -> _Setting:
+    """The first that says a setting: the user, or the checkpoint's config.
 
     Raises:
-        DrafterError: neither says.
+        DrafterError: none does.
     """
-    value = found.option(name) if own is None else own
+    value = next((value for value in said if value is not None), None)
     if value is None:
         settable = name in DFlashConfig.model_fields
         raise DrafterError(
@@ -187,7 +191,7 @@ def _check_fits(
     found: HeadCheckpoint, target: Target, mask_token_id: int, layers: Sequence[int]
 ) -> None:
     made = "This draft model was made for another target."
-    hidden = found.option("hidden_size")
+    hidden = found.layers.hidden_size
     if hidden != target.hidden_size:
         raise DrafterError(
             f"{found.location} has hidden size {hidden}, but {target.name} has "

@@ -33,7 +33,7 @@ from engine.proposal import Proposal
 from engine.tree import ChoicePaths, ChoiceTree
 
 _MERGED_PREFIX = "medusa_head."
-_HEAD_TENSOR = re.compile(r"(medusa_head\.)?\d+\.\d+\.(linear\.)?(weight|bias)")
+_HEAD_TENSOR = re.compile(r"(medusa_head\.)?\d{1,3}\.\d{1,3}\.(linear\.)?(weight|bias)")
 
 
 class MedusaConfig(MethodConfig):
@@ -177,8 +177,12 @@ def read_heads(location: str, target: Target, draft_vocab: int | None = None) ->
     count = 1 + max(int(name.partition(".")[0]) for name in tensors)
     depth, size = found.count("0.{}.linear.weight"), target.hidden_size
 
+    read: list[str] = []
+
     def stacked(name: str, *shape: int) -> Tensor:
-        heads = [found.tensor(f"{head}.{name}", *shape) for head in range(count)]
+        names = [f"{head}.{name}" for head in range(count)]
+        read.extend(names)
+        heads = [found.tensor(name, *shape) for name in names]
         return torch.stack([head.to(target.dtype) for head in heads]).to(target.device)
 
     blocks = tuple(
@@ -192,6 +196,7 @@ def read_heads(location: str, target: Target, draft_vocab: int | None = None) ->
     if f"0.{depth}.weight" in tensors:
         found.check_vocabulary(len(tensors[f"0.{depth}.weight"]), target)
         output = stacked(f"{depth}.weight", target.vocab_size, size)
+    found.check_read(read)
     drafted = None
     if output is None:
         drafted = Vocabulary.beside(found.location, target, draft_vocab)

@@ -31,9 +31,10 @@ from engine.config import Sampling
 from engine.drafters.base import BuildContext, Start, chain, root_only
 from engine.drafters.heads.features import FeatureDrafter
 from engine.drafters.method import MethodConfig
-from engine.errors import DrafterError
+from engine.errors import DrafterError, first_line
 from engine.kernels.cpu.operators import likeliest
 from engine.model.cache import TreeCache
+from engine.model.files import UNREADABLE
 from engine.model.forward import MaskBuilder
 from engine.model.target import SUPPORTED_LAYERS, Target
 from engine.proposal import Needs, Outcome, Proposal
@@ -109,11 +110,10 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
     model._keys_to_ignore_on_load_unexpected = weight_patterns(target, count)
     try:
         layers = MtpModel.from_pretrained(model, device_map={"": target.device})
-    except (ValueError, RuntimeError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except UNREADABLE as error:
         raise DrafterError(
             f"{target.name}'s checkpoint ({model.config.name_or_path}) has no MTP weights that "
-            f"transformers can read: {reason[:200]}"
+            f"transformers can read: {first_line(error)}."
         ) from error
     finally:
         del model._keys_to_ignore_on_load_unexpected

@@ -144,7 +144,10 @@ def read_head(location: str, target: Target) -> RecurrentHead:
         DrafterError: no ReDrafter head in it, or one for another target.
     """
     found = read_checkpoint(location)
-    return HeadCheckpoint(found).load(lambda: RecurrentHead(found, target), target)
+    tensors = HeadCheckpoint(found)
+    head = tensors.load(lambda: RecurrentHead(found, target), target)
+    tensors.check_all_read()
+    return head
 
 
 class Beams(NamedTuple):

@@ -8,7 +8,6 @@ guess. Source: arXiv:2502.14856 (FR-Spec), section 3.
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,8 @@ from pydantic import Field
 from torch import Tensor
 
 from engine.drafters.texts import BEYOND, rank_of
-from engine.errors import DrafterError
+from engine.errors import DrafterError, first_line
+from engine.model.files import read_json
 from engine.model.target import Target
 
 FILE = "draft_vocab.json"
@@ -62,7 +62,7 @@ class Vocabulary:
         """
         path = Path(location).expanduser()
         file = (path if path.is_dir() else path.parent) / FILE
-        if not (path.exists() and file.is_file()):
+        if not (path.exists() and file.exists()):
             if size is None:
                 return cls(None, target.vocab_size)
             raise DrafterError(
@@ -70,9 +70,11 @@ class Vocabulary:
                 "the most frequent. Leave it empty, or train the head with this program."
             )
         try:
-            ids = torch.tensor(json.loads(file.read_bytes()), dtype=torch.int64)
+            ids = torch.tensor(read_json(file), dtype=torch.int64)
         except (ValueError, TypeError, RuntimeError) as error:
-            raise DrafterError(f"{file} must be a list of token ids: {error}.") from error
+            raise DrafterError(
+                f"{file} must be a list of token ids: {first_line(error)}."
+            ) from error
         inside = ids.ndim == 1 and len(ids) > 0 and 0 <= ids.min() <= ids.max() < target.vocab_size
         if not inside or len(ids.unique()) < len(ids):
             raise DrafterError(

@@ -30,6 +30,7 @@ from engine.drafters.lookup.automaton import ROOT, Cursor, SuffixAutomaton
 from engine.drafters.lookup.mixing import Context, Memory, TargetPredictions, mixed
 from engine.drafters.lookup.paths import Continuation, likeliest_paths
 from engine.drafters.method import DraftShape, MethodConfig
+from engine.errors import ConfigError
 from engine.model.corpus import Corpus
 from engine.proposal import Outcome, Proposal
 
@@ -113,7 +114,10 @@ class SuffixConfig(MethodConfig):
         store = None
         if self.datastore is not None:
             folder = Path(context.locate(self.datastore))
-            Corpus.open(folder).check_made_by(context.target)
+            corpus = Corpus.open(folder)
+            corpus.check_made_by(context.target)
+            if not corpus.entries:
+                raise ConfigError(f"The corpus in {folder} has no dialogues. Give another one.")
             shards = [file.stat().st_mtime_ns for file in folder.glob("shard-*")]
             store = _sorted(folder, max(shards, default=0), self.max_tree_depth)
         return SuffixDrafter(context, self, store)

@@ -10,6 +10,8 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import math
+import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import SourceError
+from engine.errors import SourceError, first_line
+from engine.model.files import check_file, check_sizes
+from engine.plain import short
 
 BLOCK = 32
 """Columns that share a scale and a minimum."""
@@ -28,6 +32,10 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: 
 _SCALARS |= {12: "d"}
 _STRING, _ARRAY = 8, 9
 _ALIGNMENT = "general.alignment"
+ALIGNMENTS = {1 << n for n in range(3, 17)}
+MAX_DIMENSIONS = 4
+MAX_NESTING = 4
+"""Of arrays in arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +107,45 @@ class GGUFFile:
         """Read the header.
 
         Raises:
-            SourceError: it is no GGUF file of version 2 or 3.
+            SourceError: it is no GGUF file of version 2 or 3, or it is damaged.
         """
-        self.path = path
+        self.path, self.num_bytes = path, check_file(path)
         try:
             self._data = np.memmap(path, dtype=np.uint8, mode="r")
             self.metadata, self._entries, self._begin = _Header(self._data.data).read()
-        except (struct.error, OSError, LookupError, ValueError) as error:
-            raise SourceError(f"{path} could not be read as a GGUF file: {error}.") from error
+            self._check()
+        except (OSError, ValueError) as error:
+            said = first_line(error)
+            raise SourceError(f"{path} could not be read as a GGUF file: {said}.") from error
+        check_sizes(self.metadata, str(path))
+
+    def _check(self) -> None:
+        """ValueError unless its tensors lie one behind the other, and are those of its layers."""
+        if not isinstance(architecture := self.metadata.get("general.architecture"), str):
+            raise ValueError("it names no architecture")
+        if not self._entries:
+            raise ValueError("it has no tensors")
+        num_layers = self.metadata.get(f"{architecture}.block_count")
+        expected = 0
+        for name, entry in self._entries.items():
+            weights, size = _SIZES.get(entry.kind, (1, 0))
+            if not size:
+                raise ValueError(f"{short(name)} is of the unknown type {entry.kind}")
+            if entry.shape[0] % weights:
+                raise ValueError(f"{short(name)} is {entry.shape[0]} wide, not whole blocks")
+            if entry.offset != expected:
+                raise ValueError(f"{short(name)} does not begin where the tensor before it ends")
+            end = entry.offset + math.prod(entry.shape) // weights * size
+            if self._begin + end > self.num_bytes:
+                raise ValueError(f"{short(name)} ends behind the file's end; it was cut off")
+            expected = -(-end // self._alignment) * self._alignment
+            layer = re.match(r"blk\.(\d{1,9})\.", name)
+            if layer and isinstance(num_layers, int) and int(layer[1]) >= num_layers:
+                raise ValueError(f"it has {short(name)}, but {num_layers} layers")
+
+    @property
+    def _alignment(self) -> int:
+        return int(self.metadata.get(_ALIGNMENT, 32))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -148,56 +187,86 @@ class _Header:
 
     def read(self) -> tuple[Mapping[str, Any], Mapping[str, _Entry], int]:
         """Metadata without arrays, tensors by name, and where the tensors' bytes begin."""
-        if bytes(self._data[:4]) != b"GGUF":
+        if bytes(self._take(4)) != b"GGUF":
             raise ValueError("it does not begin with GGUF")
-        self._at = 4
         if self._one("I") not in (2, 3):
             raise ValueError("its version is not 2 or 3")
         num_tensors, num_fields = self._one("Q"), self._one("Q")
-        fields = ((self._string(), self._value(self._one("I"))) for _ in range(num_fields))
-        metadata = {name: value for name, value in fields if value is not None}
-        entries = {}
+        metadata: dict[str, Any] = {}
+        for _ in range(num_fields):
+            _add(metadata, self._string(), self._value(self._one("I")))
+        entries: dict[str, _Entry] = {}
         for _ in range(num_tensors):
-            name = self._string()
-            shape = tuple(self._one("Q") for _ in range(self._one("I")))
-            entries[name] = _Entry(shape, self._one("I"), self._one("Q"))
-        alignment = int(metadata.get(_ALIGNMENT, 32))
-        return metadata, entries, -(-self._at // alignment) * alignment
+            name, dimensions = self._string(), self._one("I")
+            if not 1 <= dimensions <= MAX_DIMENSIONS:
+                raise ValueError(f"{short(name)} has {dimensions} dimensions")
+            shape = tuple(self._one("Q") for _ in range(dimensions))
+            if 0 in shape:
+                raise ValueError(f"{short(name)} has no numbers")
+            _add(entries, name, _Entry(shape, self._one("I"), self._one("Q")))
+        alignment = metadata.get(_ALIGNMENT, 32)
+        if alignment not in ALIGNMENTS:
+            raise ValueError(f"its alignment is {short(alignment)}, no power of two")
+        present = {name: value for name, value in metadata.items() if value is not None}
+        return present, entries, -(-self._at // alignment) * alignment
+
+    def _take(self, size: int) -> memoryview:
+        """The next bytes, which must be there."""
+        if size > len(self._data) - self._at:
+            raise ValueError("it ends in the middle of its header")
+        self._at += size
+        return self._data[self._at - size : self._at]
 
     def _one(self, code: str) -> Any:
-        (value,) = struct.unpack_from("<" + code, self._data, self._at)
-        self._at += struct.calcsize("<" + code)
+        (value,) = struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))
         return value
 
     def _string(self) -> str:
-        length = self._one("Q")
-        self._at += length
-        return bytes(self._data[self._at - length : self._at]).decode()
+        return bytes(self._take(self._one("Q"))).decode()
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, depth: int = 0) -> Any:
         """A field's value; arrays are skipped."""
         if kind == _STRING:
             return self._string()
-        if kind != _ARRAY:
-            return self._one(_SCALARS[kind])
-        inner, count = self._one("I"), self._one("Q")
-        if inner in _SCALARS:
-            self._at += count * struct.calcsize("<" + _SCALARS[inner])
-        else:
-            for _ in range(count):
-                self._skip(inner)
-        return None
+        if kind == _ARRAY:
+            return self._skip(depth)
+        if kind not in _SCALARS:
+            raise ValueError(f"it has a field of the unknown type {kind}")
+        return self._one(_SCALARS[kind])
 
-    def _skip(self, kind: int) -> None:
-        if kind == _STRING:
-            length = self._one("Q")
-            self._at += length
-        else:
-            self._value(kind)
+    def _skip(self, depth: int) -> None:
+        """Past an array, whose items take some bytes each: their number is no reason to wait."""
+        inner, count = self._one("I"), self._one("Q")
+        if depth == MAX_NESTING:
+            raise ValueError(f"its arrays are nested more than {MAX_NESTING} deep")
+        if inner in _SCALARS:
+            self._take(count * struct.calcsize("<" + _SCALARS[inner]))
+            return
+        for _ in range(count):
+            if inner == _STRING:
+                self._take(self._one("Q"))
+            else:
+                self._value(inner, depth + 1)
+
+
+def _add(found: dict[str, Any], name: str, value: Any) -> None:
+    if name in found:
+        raise ValueError(f"it has {short(name)} twice")
+    found[name] = value
 
 
 _FLOATS = {0, 1, 30}
 """F32, F16 and BF16, by GGML's number of the type."""
+_BYTES = {
+    1: {0: 4, 1: 2, 24: 1, 25: 2, 26: 4, 27: 8, 28: 8, 30: 2},
+    32: {2: 18, 3: 20, 6: 22, 7: 24, 8: 34, 9: 40, 20: 18, 39: 17},
+    64: {40: 36},
+    128: {41: 18},
+    256: {10: 84, 11: 110, 12: 144, 13: 176, 14: 210, 15: 292, 16: 66, 17: 74, 18: 98}
+    | {19: 50, 21: 110, 22: 82, 23: 136, 29: 56, 34: 54, 35: 66},
+}
+"""Numbers in a block → GGML's number of a type → bytes of a block."""
+_SIZES = {kind: (n, size) for n, sizes in _BYTES.items() for kind, size in sizes.items()}
 Arrays = tuple[Any, Any, Any]
 
 

@@ -5,7 +5,6 @@ A dialogue follows from a seed and its number alone, so a corpus can be cut anyw
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import random
 import re
@@ -96,10 +95,7 @@ class ChatFormat:
         user, answer, again = _MARKS
         roles = zip(("user", "assistant", "user"), _MARKS, strict=True)
         turns = [{"role": role, "content": mark} for role, mark in roles]
-        framed = functools.partial(
-            target.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True
-        )
-        first, text = str(framed(turns[:1])), str(framed(turns))
+        first, text = target.chat_text(turns[:1]), target.chat_text(turns)
         if not all(mark in text for mark in _MARKS) or user not in first:
             raise PromptError(f"{target.name}'s chat template does not show the turns as given.")
         head, to_answer = first.split(user)

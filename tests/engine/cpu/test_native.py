@@ -6,7 +6,7 @@ import copy
 import ctypes
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import presets
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
+from engine.errors import TargetError
 from engine.kernels.cpu import compile
 from engine.kernels.cpu import decoder as decoder_module
 from engine.kernels.cpu.compile import AVX512, NEEDED, NotNative, best_instructions, library
@@ -447,6 +448,75 @@ def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(compile, "FLAGS", ("--no-such-flag",))
     with pytest.raises(NotNative, match="failed: .*no-such-flag"):
         library(tmp_path)
+
+
+@pytest.mark.usefixtures("fresh_library", "kernels")
+@pytest.mark.parametrize("said", [rb"\377\376 broken", b"", rb"\033[2J\a broken"])
+def test_what_a_compiler_says_in_any_bytes_is_one_line(
+    said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd").write_text(f"#!/bin/sh\nprintf '{said.decode()}' >&2; exit 1\n")
+    (tmp_path / "odd").chmod(0o700)
+    monkeypatch.setattr(compile, "COMPILERS", (str(tmp_path / "odd"),))
+    with pytest.raises(NotNative, match="failed: (.*broken|no message)") as caught:
+        library(tmp_path)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.usefixtures("fresh_library", "kernels")
+@pytest.mark.parametrize("made", ["true", "touch", "echo no library >"])
+def test_a_compiler_that_makes_no_library_is_refused(
+    made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = f'while [ "$1" != -o ]; do shift; done\n{made} "$2"'
+    (tmp_path / "odd").write_text(f"#!/bin/sh\n{lines}\n")
+    (tmp_path / "odd").chmod(0o700)
+    monkeypatch.setattr(compile, "COMPILERS", (str(tmp_path / "odd"),))
+    with pytest.raises(NotNative, match="could not be (made|loaded)"):
+        library(tmp_path)
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "halved": lambda data: data[: len(data) // 2],
+    "zeros behind": lambda data: data[:4096] + bytes(len(data) - 4096),
+    "another byte": lambda data: data[:9000] + bytes([data[9000] ^ 1]) + data[9001:],
+}
+
+
+@pytest.mark.usefixtures("fresh_library", "kernels")
+def test_a_damaged_library_is_compiled_again_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    library(tmp_path)
+    (made,) = (tmp_path / "native").iterdir()
+    whole = made.read_bytes()
+    for damage in DAMAGES.values():
+        # Another file: the mapped one must not change under those who run it.
+        made.unlink()
+        made.write_bytes(damage(whole))
+        made.chmod(0o700)
+        library.cache_clear()
+        caplog.clear()
+        assert library(tmp_path).scratch_bytes
+        assert "is damaged; the kernels are compiled again" in caplog.text
+        (made,) = (tmp_path / "native").iterdir()
+        assert compile._digest(made) in made.name
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_greedy_decoding_ends_where_logits_are_not_finite(
+    bits: int, value: float, kernels: ctypes.CDLL
+) -> None:
+    target = native(wide_model("llama"), kernels, bits)
+    drafter = AutoregressiveConfig().build(build_context(target))
+    records = decode(target, drafter, [1, 2, 3], limits=Limits(max_new_tokens=8, ignore_eos=True))
+    next(records), next(records)
+    with torch.inference_mode():
+        target.model.model.norm.weight[5] = value
+    with pytest.raises(TargetError, match="not finite"):
+        list(records)
 
 
 @pytest.mark.usefixtures("fresh_library", "kernels")

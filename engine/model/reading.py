@@ -1,0 +1,206 @@
+"""Reads a checkpoint by transformers; a GGUF file by way of a folder that is kept in the cache.
+
+transformers never runs code of a model's here, and nothing that it makes up gets by.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils.hub import cached_file
+
+from engine.errors import OutOfMemoryError, SourceError, TargetError, first_line
+from engine.model.files import UNREADABLE, check_complete, check_parameters
+from engine.model.sources import ProgressCallback, TargetSpec, Weights, hub_error, partial_folder
+
+LOG = logging.getLogger(__name__)
+CONVERT_BELOW_BYTES = 2 << 30
+"""GGUF files up to this size are converted once and kept, because parsing them is slow."""
+DIGESTS = "digests.json"
+"""In a converted folder: size, time and SHA-256 of every file."""
+
+
+@contextlib.contextmanager
+def explained(spec: TargetSpec) -> Iterator[None]:
+    """Turns what transformers raises over a model that it cannot read into one sentence."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(f"{spec.name} does not fit into memory: {error}") from error
+    except UNREADABLE as error:
+        raise explain(spec, error) from error
+
+
+def explain(spec: TargetSpec, error: Exception) -> SourceError | TargetError:
+    """transformers' exception as one sentence."""
+    text = str(error)
+    where = spec.hub or spec.path or spec.name
+    from_hub = hub_error(where, error) if spec.hub else None
+    if from_hub is not None:
+        return from_hub
+    if "trust_remote_code" in text:
+        return TargetError(f"{where} needs its own code (trust_remote_code), which is never run.")
+    if "weights_only" in text:
+        return TargetError(f"{where} holds more than tensors, and no code of a model is ever run.")
+    said = first_line(error, 300)
+    return TargetError(f"{where} could not be loaded as a causal language model: {said}.")
+
+
+def read_weights(spec: TargetSpec, weights: Weights, dtype: torch.dtype) -> PreTrainedModel:
+    """A model with the weights of its checkpoint, and no others.
+
+    Raises:
+        TargetError: the checkpoint lacks some of them.
+    """
+    found: Any = AutoModelForCausalLM.from_pretrained(
+        weights.location,
+        revision=weights.revision,
+        dtype=dtype,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        **reading(weights),
+    )
+    model, info = found
+    assert isinstance(model, PreTrainedModel)
+    check_complete(model, info, spec.name)
+    return model
+
+
+def num_parameters(config: Any) -> int:
+    """How many a model has, counted on one without storage."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    return sum(p.numel() for p in model.parameters())
+
+
+def read_tokenizer(weights: Weights) -> PreTrainedTokenizerBase | None:
+    """The checkpoint's tokenizer; None where a local folder has none.
+
+    Raises:
+        SourceError: its files are damaged.
+    """
+    folder = Path(weights.location)
+    names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+    if weights.local and weights.gguf_file is None:
+        if not any((folder / name).is_file() for name in names):
+            return None
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            weights.location, revision=weights.revision, **reading(weights)
+        )
+    except Exception as error:
+        # The library of tokenizers has no exception of its own: it raises Exception.
+        if type(error) is not Exception and not (weights.local and isinstance(error, UNREADABLE)):
+            raise
+        raise SourceError(
+            f"{weights.location}: its tokenizer could not be read: {first_line(error)}."
+        ) from error
+    assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    return tokenizer
+
+
+def reading(weights: Weights) -> dict[str, Any]:
+    """How transformers reads them: never by code that comes along; unasked, it asks the user."""
+    gguf = {} if weights.gguf_file is None else {"gguf_file": weights.gguf_file}
+    return {"trust_remote_code": False, **gguf}
+
+
+def gguf_file(weights: Weights) -> Path:
+    """The GGUF file that a target comes from."""
+    assert weights.gguf_file is not None
+    if weights.local:
+        return Path(weights.location) / weights.gguf_file
+    found = cached_file(weights.location, weights.gguf_file, revision=weights.revision)
+    assert found is not None
+    return Path(found)
+
+
+def converted(
+    spec: TargetSpec, weights: Weights, cache_dir: Path, tell: ProgressCallback
+) -> Weights:
+    """A GGUF file as a folder of safetensors in float32, made once and kept in the cache.
+
+    Parsing a GGUF takes tens of seconds and dequantised weights load in one; float32 keeps every
+    dequantised value exactly.
+    """
+    assert weights.gguf_file is not None
+    file = Path(weights.location) / weights.gguf_file
+    if not weights.local or file.stat().st_size > CONVERT_BELOW_BYTES:
+        return weights
+    key = f"{file.stem}-{(weights.fingerprint or '')[:16]}"
+    folder = cache_dir / "converted" / key
+    damaged = _damaged_file(folder)
+    if damaged is not None:
+        if folder.is_dir():
+            LOG.warning("%s in the cache is damaged or unknown; it is made again.", damaged)
+        tell("Unpacking 4-bit weights (once; about half a minute)", None)
+        with partial_folder(folder.parent) as temp:
+            _convert(spec, weights, temp / key)
+            _write_digests(temp / key)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(temp / key, folder)
+    return Weights(str(folder), None, None, True, weights.fingerprint)
+
+
+def _write_digests(folder: Path) -> None:
+    """Note what the folder's files are, as `_damaged_file` reads it."""
+    files = sorted(file for file in folder.iterdir() if file.name != DIGESTS)
+    noted = {file.name: [*_marks(file), _digest(file)] for file in files}
+    (folder / DIGESTS).write_text(json.dumps(noted, indent=1), encoding="utf-8")
+
+
+def _damaged_file(folder: Path) -> Path | None:
+    """A file of a converted folder that is not as it was made; None = all are.
+
+    Files whose size and time are as they were are not read.
+    """
+    file = folder / DIGESTS
+    noted: dict[str, tuple[int, int, str]]
+    try:
+        noted = json.loads(file.read_text(encoding="utf-8"))
+        for name, (size, changed_ns, digest) in noted.items():
+            file = folder / name
+            if _marks(file) != (size, changed_ns) and _digest(file) != digest:
+                return file
+    except (OSError, ValueError, TypeError, AttributeError):
+        return file
+    return None
+
+
+def _marks(file: Path) -> tuple[int, int]:
+    stat = file.stat()
+    return stat.st_size, stat.st_mtime_ns
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _convert(spec: TargetSpec, weights: Weights, folder: Path) -> None:
+    config = AutoConfig.from_pretrained(weights.location, **reading(weights))
+    check_parameters(num_parameters(config), gguf_file(weights).stat().st_size, spec.name)
+    tokenizer = read_tokenizer(weights)
+    assert tokenizer is not None
+    model = read_weights(spec, weights, torch.float32)
+    # transformers marks the model as quantised although its weights are plain by now.
+    del model.config.quantization_config
+    model.hf_quantizer = None  # type: ignore[assignment]
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
