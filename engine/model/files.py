@@ -149,7 +149,7 @@ def _check_tensors(file: Path, found: Any, *, values: bool) -> None:
         raise SourceError(f"{file} is not a plain dict of tensors.")
     for name, tensor in found.items():
         usual = isinstance(tensor, Tensor) and tensor.layout == torch.strided
-        usual = usual and not tensor.is_quantized and (tensor.is_meta is not values)
+        usual = usual and not tensor.is_quantized and tensor.is_meta != values
         if not usual or tensor.nbytes > tensor.untyped_storage().nbytes():
             raise SourceError(f"{file}: {plain.short(name)} is no plain tensor with values.")
 
@@ -157,11 +157,13 @@ def _check_tensors(file: Path, found: Any, *, values: bool) -> None:
 # ---- a model's folder
 
 
-def check_folder(folder: Path) -> int:
+def check_folder(folder: Path) -> int | None:
     """Bytes of the weights in a model's folder, whose files could be read and make sense so far.
 
+    None where transformers finds weights by other names than its own.
+
     Raises:
-        SourceError: one does not.
+        ConfigError, SourceError: one could not.
     """
     settings = ("config.json", "generation_config.json", "tokenizer_config.json")
     for file in (folder / name for name in settings):
@@ -174,50 +176,59 @@ def check_folder(folder: Path) -> int:
             # transformers reads the whole of it; to do so here would take as long again.
             if not stream.read(1000).lstrip().startswith(b"{"):
                 raise SourceError(f"{tokenizer} is damaged: it holds no tokenizer.")
-    for index in folder.glob("*.index.json"):
-        _check_index(index)
-    files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+    files = _weight_files(folder)
     for file in files:
         read_tensors(file, values=False)
-    return sum(file.stat().st_size for file in files)
+    return sum(file.stat().st_size for file in files) or None
 
 
-def _check_index(index: Path) -> None:
-    """SourceError if an index does not name weight files beside it."""
-    names = read_settings(index).get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(one, str) for one in names.values()):
-        raise SourceError(f"{index} must map tensors to files by weight_map.")
-    for name in sorted(set(names.values())):
-        if Path(name).name != name or not (index.parent / name).is_file():
-            raise SourceError(f"{index} names {plain.short(name)}, which is not beside it.")
+def _weight_files(folder: Path) -> list[Path]:
+    """Where transformers looks for weights, in its order; SourceError for a damaged index."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).exists():
+            return [folder / name]
+        index = folder / f"{name}.index.json"
+        if index.exists():
+            names = read_settings(index).get("weight_map")
+            if not isinstance(names, dict) or not names:
+                raise SourceError(f"{index} must map tensors to files by weight_map.")
+            for one in names.values():
+                if not (isinstance(one, str) and Path(one).name == one):
+                    raise SourceError(f"{index} names {plain.short(one)}, no file beside it.")
+            return [folder / one for one in sorted(set(names.values()))]
+    return []
 
 
-def check_sizes(values: Mapping[str, Any], where: str) -> None:
+def check_sizes(values: Mapping[str, Any], where: str, *, least: int | None = None) -> None:
     """Hold a model's settings against what models can have, nested settings included.
+
+    Args:
+        least: the least a size may be; None = as `RANGES` says. Parts of a model may be missing.
 
     Raises:
         SourceError: one is of another kind, or out of its range; it is named.
     """
     for key, value in values.items():
         if isinstance(value, Mapping):
-            check_sizes(value, where)
-        fault = _fault(key.rpartition(".")[2], value)
+            check_sizes(value, where, least=least if key == "text_config" else 0)
+            continue
+        fault = None if value is None else _fault(key.rpartition(".")[2], value, least)
         if fault is not None:
             raise SourceError(f"{where}: {key} must be {fault}, got {plain.short(value)}.")
 
 
-def _fault(key: str, value: Any) -> str | None:
+def _fault(key: str, value: Any, least: int | None) -> str | None:
     """What a setting would have to be; None if there is nothing against it."""
-    if value is None:
-        return None
     if key in RANGES:
-        least, most = RANGES[key]
-        each = value if key in PER_LAYER and isinstance(value, list) else [value]
-        ok = all(_is_int(one, 0 if value is each else least, most) for one in each)
-        return None if ok and each else f"a number in [{least}, {most}]"
+        low, most = RANGES[key]
+        several = key in PER_LAYER and isinstance(value, list)
+        low = min(low, 0 if several or least is not None else low)
+        ok = all(_is_int(one, low, most) for one in (value if several else [value]))
+        return None if ok and value != [] else f"a number in [{low}, {most}]"
     if key in ("dtype", "torch_dtype"):
-        known = isinstance(getattr(torch, value.removeprefix("torch."), None), torch.dtype)
-        return None if isinstance(value, str) and known else "the name of a dtype"
+        name = value.removeprefix("torch.") if isinstance(value, str) else ""
+        known = isinstance(getattr(torch, name, None), torch.dtype)
+        return None if known else "the name of a dtype"
     if key == "eos_token_id":
         ids = value if isinstance(value, list) else [value]
         ok = all(_is_int(one, -1, (1 << 31) - 1) for one in ids)
@@ -255,9 +266,9 @@ def check_complete(model: PreTrainedModel, info: Mapping[str, Any], name: str) -
     missing = info["missing_keys"]
     if missing:
         raise TargetError(f"{name} lacks {listed(missing)}. {advice}")
-    shapes = {tensor: (tuple(got), tuple(want)) for tensor, got, want in info["mismatched_keys"]}
-    for tensor in sorted(shapes):
-        got, want = ("×".join(map(str, shape)) for shape in shapes[tensor])
+    if info["mismatched_keys"]:
+        tensor, *shapes = min(info["mismatched_keys"], key=lambda one: str(one[0]))
+        got, want = ("×".join(map(str, shape)) for shape in shapes)
         raise TargetError(f"{name}: {tensor} is {got}, but its config makes it {want}. {advice}")
     left = [tensor for tensor in info["unexpected_keys"] if _belongs(model, tensor)]
     if left:
@@ -277,7 +288,7 @@ def _belongs(model: PreTrainedModel, tensor: str) -> bool:
     ):
         return True
     layers, config = decoder_layers(model), model.config.get_text_config()
-    path = next(name for name, module in modules.items() if module is layers)
+    path = next((name for name, module in modules.items() if module is layers), "no layers")
     numbered = re.match(rf"{re.escape(path)}\.(\d+)\.", tensor)
     further = (getattr(config, key, 0) for key in ("num_mtp_layers", "num_nextn_predict_layers"))
     return numbered is not None and int(numbered[1]) >= len(layers) + max(n or 0 for n in further)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import platform
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from ctypes import CDLL
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,6 +23,8 @@ from engine.model.forward import Forward, ModulesForward, RaggedBatch
 from engine.plain import as_text
 from engine.proposal import Needs, Proposal, TargetOutput
 
+TEMPLATE_S = 2.0
+"""Rendering a conversation takes milliseconds."""
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
 
 
@@ -146,19 +152,15 @@ class Target:
 
         broken = (TemplateError, ArithmeticError, TypeError, ValueError, LookupError)
         try:
-            text = as_text(
-                str(
-                    tokenizer.apply_chat_template(
-                        list(messages), tokenize=False, add_generation_prompt=True
-                    )
-                ),
-                what="What it writes",
-            )
-        except (*broken, AttributeError, RecursionError, MemoryError, ConfigError) as error:
+            with _limited(TEMPLATE_S):
+                text = tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=True
+                )
+            return as_text(str(text), what="what it writes")
+        except (*broken, AttributeError, OSError, RuntimeError, MemoryError, ConfigError) as error:
             raise PromptError(
                 f"{self.name}'s chat template refused the turns: {first_line(error)}."
             ) from error
-        return text
 
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         if self.tokenizer is None:
@@ -225,6 +227,29 @@ class Target:
         self.model = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """TimeoutError out of a template's own lines when they take longer.
+
+    Its loops are Python's, in this thread; one call of a library goes on to its end.
+    """
+    ends_s = time.monotonic() + seconds
+
+    def look(frame: FrameType, event: str, arg: object) -> Any:
+        if frame.f_code.co_filename != "<template>":
+            return None
+        if time.monotonic() > ends_s:
+            raise TimeoutError(f"it takes more than {seconds:g} s")
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def check_can_roll_back(config: Any, name: str) -> None:

@@ -328,6 +328,7 @@ CONFIG: dict[str, tuple[Any, ...]] = {
     "_attn_implementation": ("nonsense", 5),
     "attn_implementation": ("nonsense",),
     "auto_map": ({"AutoConfig": "own.Config"}, 5, "x"),
+    "vision_config": ({"num_hidden_layers": 10**6}, {"hidden_size": "x"}, 5),
     "text_config": ({}, 5, {"model_type": "nonsense"}, {"model_type": "llama"}),
     "pruned_heads": ({"0": [1]}, "x", {"x": 1}),
     "is_encoder_decoder": (True,),
@@ -379,6 +380,9 @@ TEMPLATES: dict[str, str] = {
     "reaches for classes": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "imports": "{{ cycler.__init__.__globals__.os.system('true') }}",
     "includes a file": "{% include '/etc/passwd' %}",
+    "counts for ever": "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3,
+    "calls itself twice": "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}"
+    "{% endmacro %}{{ m(60) }}",
     "counts far": "{% for i in range(10**9) %}x{% endfor %}",
     "calls itself": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "is nothing but brackets": "{{ " + "(" * 5000 + ")" * 5000 + " }}",

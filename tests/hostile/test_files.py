@@ -11,11 +11,14 @@ import shutil
 import time
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.config import Limits
 from engine.decode import decode
@@ -23,6 +26,9 @@ from engine.drafters import parse_method
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.base import BuildContext, Drafter
 from engine.errors import PlaygroundError
+from engine.kernels.cpu.gguf import GGUFFile
+from engine.model.corpus import Corpus
+from engine.model.files import check_folder, read_tensors
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
@@ -79,9 +85,9 @@ class Bases:
             if target.has_chat_template:
                 target.encode_chat(CHAT)
             return written(target, AutoregressiveConfig().build(build_context(target)))
-        settings, _ = DRAFTERS[base]
+        fixed, _ = DRAFTERS[base]
         place = "datastore" if base == "Suffix" else "speculative_model"
-        values = {"decoding_type": base.split()[0], **settings, place: str(folder)}
+        values = {"decoding_type": base.split()[0], **fixed, place: str(folder)}
         context = BuildContext(self.target, TargetSpec.of_path_or_hub, load_spec)
         drafter = parse_method(values, where=base).build(context)
         try:
@@ -185,3 +191,51 @@ def test_every_damaged_drafter_is_refused_or_drafts_losslessly(
     cases = list(drafter_cases(bases.folder))
     assert len(cases) > 500 and len({str(case) for case in cases}) == len(cases)
     ends(tried(cases[::share], bases, tmp_path), capsys)
+
+
+# ---- any bytes
+
+
+def flipped(data: bytes, changes: list[tuple[float, int]]) -> bytes:
+    """Some bytes changed: where as a share of the whole, and to what."""
+    changed = bytearray(data)
+    for where, value in changes:
+        changed[int(where * len(changed))] = value
+    return bytes(changed)
+
+
+READERS: dict[str, tuple[str, str, Callable[[Path], object]]] = {
+    "GGUF": ("gguf", "tiny.gguf", GGUFFile),
+    "safetensors": ("target", "model.safetensors", read_tensors),
+    "names of safetensors": ("target", "model.safetensors", partial(read_tensors, values=False)),
+    "pickle": ("bin", "pytorch_model.bin", read_tensors),
+    "names of a pickle": ("bin", "pytorch_model.bin", partial(read_tensors, values=False)),
+    "config": ("target", "config.json", lambda file: check_folder(file.parent)),
+    "corpus": ("Suffix", "shard-00000.jsonl", lambda file: Corpus.open(file.parent)),
+    "manifest": ("Suffix", "corpus.json", lambda file: Corpus.open(file.parent)),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_whatever_bytes_a_file_has_its_reader_reads_or_refuses(
+    name: str, bases: Bases, tmp_path: Path
+) -> None:
+    base, file_name, read = READERS[name]
+    folder = shutil.copytree(bases.folder / base, tmp_path / "copy")
+    file = folder / file_name
+    whole = file.read_bytes()
+    # Most of a weight file is numbers, any of which is valid: the ends are where its form is.
+    near = st.one_of(st.floats(0, 0.06), st.floats(0.94, 0.9999), st.floats(0, 0.9999))
+    changes = st.lists(st.tuples(near, st.integers(0, 255)), min_size=1, max_size=4)
+
+    @settings(max_examples=60, derandomize=True, deadline=5000, database=None)
+    @given(changes, st.one_of(st.just(1.0), st.floats(0, 1)))
+    def reads_or_refuses(changes: list[tuple[float, int]], share: float) -> None:
+        damaged = flipped(whole, changes)
+        file.write_bytes(damaged[: int(share * len(damaged))])
+        try:
+            read(file)
+        except PlaygroundError as error:
+            assert str(error).isprintable() and len(str(error)) <= LONGEST
+
+    reads_or_refuses()

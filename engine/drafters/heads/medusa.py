@@ -176,7 +176,6 @@ def read_heads(location: str, target: Target, draft_vocab: int | None = None) ->
     found = replace(found, tensors=tensors)
     count = 1 + max(int(name.partition(".")[0]) for name in tensors)
     depth, size = found.count("0.{}.linear.weight"), target.hidden_size
-
     read: list[str] = []
 
     def stacked(name: str, *shape: int) -> Tensor:
