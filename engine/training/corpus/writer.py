@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -21,6 +22,7 @@ from engine.model.target import Target
 from engine.training.corpus.dialogues import (
     ChatFormat,
     CorpusSettings,
+    DialogueSpec,
     DialogueTemplates,
     GivenPrompt,
     dialogue_specs,
@@ -166,8 +168,10 @@ def grow(
 ) -> Iterator[Corpus]:
     """Let the target write until the corpus holds `num_tokens`; yields after every dialogue.
 
-    What was there is kept and counted. Dialogues follow from the settings' seed and their number;
-    closing the iterator loses only the unfinished ones.
+    What was there is kept and counted. Dialogues follow from the settings' seed and their number,
+    and are stored in the order of their numbers: however often it is cut off and continued, the
+    corpus becomes the same. Closing the iterator loses those that are being written, and those
+    that wait for one of them.
 
     Args:
         rows: dialogues written at a time; None = as memory allows.
@@ -187,7 +191,8 @@ def grow(
         done = frozenset(entry.number for entry in writer.corpus.entries)
         rows = rows or _default_rows(target, settings.max_len)
         generator = BatchGenerator(target, rows=rows, max_len=settings.max_len)
-        for dialogue in generator.run(dialogue_specs(chat, settings, templates, prompts, done)):
+        specs = dialogue_specs(chat, settings, templates, prompts, done)
+        for dialogue in _in_order(generator, specs):
             if not dialogue.spans:
                 continue
             writer.append(dialogue)
@@ -195,6 +200,22 @@ def grow(
             yield writer.corpus
             if stored >= num_tokens:
                 return
+
+
+def _in_order(generator: BatchGenerator, specs: Iterator[DialogueSpec]) -> Iterator[Dialogue]:
+    """Dialogues in the order of `specs`; they finish in another."""
+    begun: deque[int] = deque()
+    finished: dict[int, Dialogue] = {}
+
+    def noted() -> Iterator[DialogueSpec]:
+        for spec in specs:
+            begun.append(spec.number)
+            yield spec
+
+    for dialogue in generator.run(noted()):
+        finished[dialogue.spec.number] = dialogue
+        while begun and begun[0] in finished:
+            yield finished.pop(begun.popleft())
 
 
 def _default_rows(target: Target, max_len: int) -> int:

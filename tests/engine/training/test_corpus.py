@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -80,26 +81,34 @@ def test_another_seed_makes_other_dialogues(target: Target, tmp_path: Path) -> N
     assert dialogues(tmp_path / "0") != dialogues(tmp_path / "1")
 
 
-def test_going_on_after_any_cut_ends_where_an_uninterrupted_run_ends(
+def test_going_on_after_any_cut_makes_the_same_files(target: Target, tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    finish(grow(target, whole, SETTINGS, num_tokens=2000, rows=4))
+    stored = 0
+    for num_dialogues, rows in ((3, 4), (1, 8), (4, 3), (2, 1)):
+        with closing(grow(target, cut, SETTINGS, num_tokens=2000, rows=rows)) as made:
+            for _ in islice(made, num_dialogues):
+                stored += 1
+        before = dialogues(cut)
+        assert len(before) == stored
+        # What a kill leaves behind: tokens without a line, and half a line.
+        with (cut / "shard-00000.bin").open("ab") as data:
+            data.write(b"\1\2\3")
+        with (cut / "shard-00000.jsonl").open("ab") as index:
+            index.write(b'{"n": 99, "cat')
+        assert dialogues(cut) == before
+    finish(grow(target, cut, SETTINGS, num_tokens=2000, rows=4))
+    for name in ("shard-00000.bin", "shard-00000.jsonl"):
+        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+
+
+def test_a_corpus_that_grows_is_the_one_that_was_asked_for_at_once(
     target: Target, tmp_path: Path
 ) -> None:
-    finish(grow(target, tmp_path / "whole", SETTINGS, num_tokens=2000, rows=4))
-    cut = tmp_path / "cut"
-    for _ in islice(grow(target, cut, SETTINGS, num_tokens=2000, rows=4), 4):
-        pass
-    before = dialogues(cut)
-    # What a kill leaves behind: tokens without a line, and half a line.
-    with (cut / "shard-00000.bin").open("ab") as data:
-        data.write(b"\1\2\3")
-    with (cut / "shard-00000.jsonl").open("ab") as index:
-        index.write(b'{"n": 99, "cat')
-    assert dialogues(cut) == before
-    finish(grow(target, cut, SETTINGS, num_tokens=2000, rows=4))
-    whole, after = dialogues(tmp_path / "whole"), dialogues(cut)
-    assert before.items() <= after.items()
-    common = whole.keys() & after.keys()
-    assert len(common) > len(before)
-    assert all(whole[number] == after[number] for number in common)
+    for size in (400, 900, 1500):
+        finish(grow(target, tmp_path / "grown", SETTINGS, num_tokens=size, rows=5))
+    finish(grow(target, tmp_path / "at once", SETTINGS, num_tokens=1500, rows=4))
+    assert dialogues(tmp_path / "grown") == dialogues(tmp_path / "at once")
 
 
 def test_a_killed_process_loses_no_finished_dialogue(target: Target, tmp_path: Path) -> None:
