@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,33 +21,60 @@ from playground.web.theme import theme
 MAX_UPLOAD = "64mb"
 STREAMS_END_S = 1
 """Seconds that open streams get to end by themselves when the server does."""
-POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
-    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
-    "connect-src 'self'; worker-src 'self' blob:; object-src 'none'; base-uri 'self'; "
-    "form-action 'self'; frame-ancestors 'self'"
-)
-"""Everything from this server only; Gradio's custom components need `unsafe-eval`."""
-HEADERS = (
-    (b"content-security-policy", POLICY.encode()),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-)
+INLINE_SCRIPT = re.compile(rb"<script(?![^>]*\ssrc=)[^>]*>(.*?)</script>", re.DOTALL)
+HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
+
+
+def policy(page: bytes = b"") -> bytes:
+    """What a page may load: from this server only; of inline scripts, those that it came with.
+
+    Gradio makes functions of text (`unsafe-eval`) and writes styles into the page.
+    """
+    scripts = dict.fromkeys(INLINE_SCRIPT.findall(page))
+    digests = (base64.b64encode(hashlib.sha256(one).digest()).decode() for one in scripts)
+    known = "".join(f"'sha256-{digest}' " for digest in digests)
+    return (
+        f"default-src 'self'; script-src 'self' {known}'unsafe-eval'; "
+        "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
+        "connect-src 'self'; worker-src 'self' blob:; object-src 'none'; base-uri 'self'; "
+        "form-action 'self'; frame-ancestors 'self'"
+    ).encode()
 
 
 class SecurityHeaders:
-    """Adds the headers to every HTTP response; plain ASGI, so that streams are not buffered."""
+    """Adds the headers to every HTTP response; plain ASGI, so that streams are not buffered.
+
+    The page itself is held until it is whole: its policy names its scripts.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        held: Message | None = None
+        body = b""
+
         async def send_with_headers(message: Message) -> None:
+            nonlocal held, body
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), *HEADERS]}
+                if scope["path"] == "/":
+                    held = message
+                    return
+                message = _with_headers(message, policy())
+            elif held is not None:
+                body += message.get("body", b"")
+                if message.get("more_body"):
+                    return
+                await send(_with_headers(held, policy(body)))
+                message = {"type": "http.response.body", "body": body}
             await send(message)
 
         await self._app(scope, receive, send_with_headers if scope["type"] == "http" else send)
+
+
+def _with_headers(start: Message, allowed: bytes) -> Message:
+    own = ((b"content-security-policy", allowed), *HEADERS)
+    return {**start, "headers": [*start.get("headers", ()), *own]}
 
 
 def launch(page: gr.Blocks, access: Access, port: int, files: Path) -> None:
