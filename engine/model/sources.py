@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
+from safetensors import SafetensorError
 
 from engine.config import Settings
 from engine.errors import ConfigError, SourceError
@@ -194,7 +195,7 @@ def partial_folder(beside: Path) -> Iterator[Path]:
     Raises ConfigError: it cannot be made.
     """
     with ExitStack() as stack:
-        try:
+        with writing(beside):
             beside.mkdir(parents=True, exist_ok=True)
             with _locked(beside):
                 for leftover in beside.glob("partial-*"):
@@ -203,11 +204,19 @@ def partial_folder(beside: Path) -> Iterator[Path]:
                 folder = tempfile.TemporaryDirectory(dir=beside, prefix="partial-")
                 made = Path(stack.enter_context(folder))
                 stack.enter_context(_locked(made))
-        except OSError as error:
-            raise ConfigError(
-                f"Nothing can be written to {beside}: {error.strerror}. Give another folder."
-            ) from error
         yield made
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Raises ConfigError: what the block writes there cannot be written."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise ConfigError(
+            f"{place} cannot be written: {reason}. Make room there, or give another folder."
+        ) from error
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from engine.drafters.heads.vocabulary import Vocabulary
 from engine.errors import ConfigError
 from engine.model.corpus import Corpus, Entry
 from engine.model.forward import FeatureTap, MaskBuilder, RaggedBatch
+from engine.model.sources import writing
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.training.corpus.dialogues import seed_of
@@ -156,8 +157,9 @@ class FeatureStore:
             return
         file = self._file(entries, kind)
         partial = file.with_suffix(".partial")
-        save_file(stored, partial)
-        os.replace(partial, file)
+        with writing(self._folder):
+            save_file(stored, partial)
+            os.replace(partial, file)
         self._bytes += size
 
     def _file(self, entries: Sequence[Entry], kind: str) -> Path:

@@ -24,7 +24,7 @@ from engine.drafters.method import MethodConfig
 from engine.metrics import Metrics, Tally
 from engine.model.corpus import Corpus, Entry
 from engine.model.loading import load_target
-from engine.model.sources import TargetSpec, partial_folder
+from engine.model.sources import TargetSpec, partial_folder, writing
 from engine.model.target import Target
 from engine.training.corpus.dialogues import GivenPrompt
 from engine.training.corpus.writer import versions
@@ -142,7 +142,7 @@ def lines(scores: Mapping[str, Score]) -> Iterator[str]:
 
 def save_weights(trainer: Trainer, folder: Path) -> None:
     """Write config and weights; each file replaces its predecessor whole."""
-    with partial_folder(folder) as partial:
+    with partial_folder(folder) as partial, writing(folder):
         with trainer.average.applied():
             trainer.student.save(partial, trainer.settings.weights_dtype)
         for file in sorted(partial.iterdir()):
@@ -166,8 +166,9 @@ def evaluate(
         trainer.target, config, questions, max_new_tokens=max_new_tokens, cache_dir=cache_dir
     )
     values = card(trainer, rates, scores, config)
-    (folder / "card.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(_markdown(values, scores), encoding="utf-8")
+    with writing(folder):
+        (folder / "card.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        (folder / "README.md").write_text(_markdown(values, scores), encoding="utf-8")
     return scores
 
 

@@ -20,6 +20,7 @@ import torch
 from engine.errors import ConfigError, SourceError
 from engine.model.corpus import Corpus, Entry
 from engine.model.files import read_pickle
+from engine.model.sources import writing
 from engine.model.target import Target
 from engine.training.corpus.dialogues import seed_of
 from engine.training.losses import LossOutput
@@ -96,7 +97,8 @@ class Trainer:
         self.corpus = corpus
         self.settings = settings
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         self._identity = {
             "method": settings.method,
             "settings": settings.model_dump(mode="json"),
@@ -265,11 +267,11 @@ class _Tally:
 def save_state(folder: Path, state: dict[str, Any]) -> None:
     """Write a checkpoint whole or not at all."""
     partial = folder / (CHECKPOINT + ".partial")
-    with partial.open("wb") as file:
+    with writing(folder), partial.open("wb") as file:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(partial, folder / CHECKPOINT)
+        os.replace(partial, folder / CHECKPOINT)
 
 
 def load_state(

@@ -200,7 +200,7 @@ def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(tmp_pat
 
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ConfigError, match="Nothing can be written to .*file"):
+    with pytest.raises(ConfigError, match="file cannot be written: "):
         with partial_folder(tmp_path / "file"):
             pass
 

@@ -18,6 +18,7 @@ import transformers
 from engine.errors import ConfigError
 from engine.model.corpus import MANIFEST, Corpus, Entry
 from engine.model.loading import free_bytes
+from engine.model.sources import writing
 from engine.model.target import Target
 from engine.training.corpus.dialogues import (
     ChatFormat,
@@ -47,8 +48,8 @@ class CorpusWriter:
         Raises:
             ConfigError: it is another target's, of other settings, or open in another process.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
+        with writing(folder), ExitStack() as stack:
+            folder.mkdir(parents=True, exist_ok=True)
             self._lock = stack.enter_context(_locked(folder))
             self.corpus = _opened(folder, target, settings)
             self._dtype = np.dtype(self.corpus.manifest["token_dtype"])
@@ -73,9 +74,10 @@ class CorpusWriter:
         line = {"n": spec.number, "category": spec.category, "seed": spec.seed, "start": start}
         line |= {"length": len(ids), "answers": spans, "complete": dialogue.complete}
         index = json.dumps(line).encode() + b"\n"
-        for file, written in ((self._data, ids.tobytes()), (self._index, index)):
-            file.write(written)
-            file.flush()
+        with writing(self.corpus.folder):
+            for file, written in ((self._data, ids.tobytes()), (self._index, index)):
+                file.write(written)
+                file.flush()
         entry = Entry(spec.number, spec.category, self._shard, start, len(ids), spans)
         self.corpus.entries.append(entry)
         self._stored += len(ids)
@@ -85,14 +87,15 @@ class CorpusWriter:
             self._open_shard()
 
     def _close_shard(self) -> None:
-        for file in (self._data, self._index):
-            os.fsync(file.fileno())
-            file.close()
+        with writing(self.corpus.folder), self._data, self._index:
+            for file in (self._data, self._index):
+                file.flush()
+                os.fsync(file.fileno())
 
     def close(self) -> None:
         """Close the files, safely on disk; others may write then."""
-        self._close_shard()
-        self._lock.close()
+        with self._lock:
+            self._close_shard()
 
 
 def _locked(folder: Path) -> IO[bytes]:
