@@ -35,7 +35,7 @@ def attempt(work: Callable[[], Result], *, where: str) -> Result | Fault:
         return work()
     except (PlaygroundError, StorageError) as error:
         return Fault(str(error), expected=True)
-    except Exception:
+    except (Exception, SystemExit):  # a drafter of one's own may call exit
         logger.exception("unexpected error in %s", where)
         return Fault(
             f"Something broke in {where}. The details are in the server's log; the rest of the "

@@ -136,6 +136,9 @@ class EngineHost:
             self._worker.join(wait_s)
         if self._worker is None or not self._worker.is_alive():
             self._models.close()
+        for run in self.runs.all():
+            if not run.over.is_set():  # its thread goes on, but nobody is to wait for it
+                run.end("cancelled")
 
     # ---- the queue
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import threading
 import webbrowser
@@ -49,10 +50,12 @@ def serve(
         log = RunLog.open(db)
         stack.callback(log.close)
         engine = EngineHost(log, catalog, cache_dir=cache_dir, device=device)
-        stack.callback(engine.close, END_S)
         page = build_shell(engine, log)
         page.queue(default_concurrency_limit=None, max_size=64)
         stack.callback(page.close, verbose=False)
+        stack.callback(engine.close, END_S)  # before the page: streams end by themselves
+        # Those that do not are cut off after a second, which is no error then.
+        stack.callback(logging.getLogger("uvicorn.error").setLevel, logging.CRITICAL)
         try:
             launch(page, access, port, Path(files.name))
         except OSError as error:
