@@ -15,6 +15,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for switch in SWITCHES:
         parser.addoption(f"--{switch}", action="store_true", help=f"run the tests marked {switch}")
     parser.addoption("--hostile-long", action="store_true", help="run the campaigns whole")
+    parser.addoption("--faults-long", action="store_true", help="kill a hundred times")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

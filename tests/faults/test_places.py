@@ -1,0 +1,128 @@
+"""Places that fail: a full disk, a read-only log, one that is removed; and clocks that jump."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from playground.host.runner import EngineHost
+from storage import RunLog, owner
+from tests.faults.children import Child, command, command_with_room
+from tests.faults.conftest import Tally
+from tests.faults.runs import check_run, opened
+from tests.playground.asks import finished, start
+from tests.playground.conftest import tiny_folder as tiny_folder
+from tests.playground.tiny import tiny_catalog
+
+KIB = 1 << 10
+
+
+def one_sentence(child: Child) -> str:
+    """What a refused command says."""
+    assert child.ended() == 2, child.errors
+    said = [line for line in child.errors.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1 and "Traceback" not in child.errors, child.errors
+    return said[0]
+
+
+@pytest.mark.parametrize("room_kib", [8, 220, 260])
+def test_a_disk_that_is_full_ends_a_run_and_keeps_what_was_shown(
+    room_kib: int, tiny: Path, tmp_path: Path
+) -> None:
+    db, tally = tmp_path / "runs.db", Tally()
+    asked = ("generate", "hello", "--target", tiny, "--dtype", "float32", "--db", db)
+    asked += ("--ignore-eos", "--max-new-tokens", "1500")
+    child = Child(tmp_path, command_with_room, room_kib * KIB, *asked)
+    assert str(db) in one_sentence(child)
+    with opened(db) as log:
+        for row in log.find().rows:
+            run = log.get(row.id)
+            assert run is not None
+            check_run(log, run, "", child.text.removesuffix("\n"), tally)
+    assert (tally.unlogged, tally.wrongly_marked) == (0, 0)
+
+
+@pytest.mark.parametrize("room_kib", [2, 6, 40])
+def test_a_disk_that_is_full_ends_a_training_with_a_sentence(
+    room_kib: int, tiny: Path, tmp_path: Path
+) -> None:
+    asked = ("train", "--target", tiny, "--dtype", "float32", "--method", "medusa", "--tokens")
+    asked += ("1500", "--rows", "4", "--set", "epochs=1", "--output", tmp_path / "out" / "drafter")
+    child = Child(tmp_path, command_with_room, room_kib * KIB, *asked)
+    said = one_sentence(child)
+    assert "cannot be written" in said and str(tmp_path / "out") in said
+    child = Child(tmp_path, command, *asked)
+    assert child.ended() == 0, child.errors
+
+
+@pytest.mark.parametrize(
+    "place", ["/proc/no/runs.db", "/dev/null/runs.db", "sqlite:///file:{}?mode=ro&uri=true"]
+)
+def test_a_log_that_cannot_be_written_is_one_sentence(
+    place: str, tiny: Path, tmp_path: Path
+) -> None:
+    RunLog.open(str(tmp_path / "there.db")).close()
+    asked = ("generate", "hi", "--target", tiny, "--max-new-tokens", "4")
+    child = Child(tmp_path, command, *asked, "--db", place.format(tmp_path / "there.db"))
+    one_sentence(child)
+
+
+def test_a_log_that_is_removed_ends_the_run_and_later_ones_with_a_sentence(
+    host: EngineHost, tmp_path: Path
+) -> None:
+    run = start(host, settings={"delay_ms": "20"}, limits={"max_new_tokens": "400"})
+    while len(run.rows) < 3:
+        assert not run.over.is_set(), run.error
+    (tmp_path / "runs.db").unlink()
+    assert finished(run).state == "failed"
+    later = finished(start(host))
+    for one in (run, later):
+        assert one.error is not None and "was removed or replaced" in one.error
+    assert later.pieces() == []
+
+
+@pytest.fixture
+def host(tiny_folder: Path, tmp_path: Path) -> Any:
+    log = RunLog.open(str(tmp_path / "runs.db"))
+    host = EngineHost(log, tiny_catalog(tiny_folder), cache_dir=tmp_path / "cache", device="cpu")
+    yield host
+    host.close()
+    if (tmp_path / "runs.db").exists():
+        log.close()
+
+
+def test_clocks_that_jump_change_no_run_and_no_status(
+    host: EngineHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jumps = iter((3650, -3650, 1, -1, 40, -400) * 100)
+
+    class Jumping(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) + timedelta(days=next(jumps))
+
+    calm = finished(start(host))
+    monkeypatch.setattr(owner, "datetime", Jumping)
+    run = start(host, settings={"delay_ms": "10"})
+    while len(run.rows) < 3:
+        assert not run.over.is_set(), run.error
+    with RunLog.open(str(tmp_path / "runs.db")) as other:
+        seen = other.get(run.log_id or "")
+        assert seen is not None and seen.status == "running"
+    assert finished(run).state == "completed"
+    assert run.finish == calm.finish
+    assert run.metrics is not None and 0 < (run.metrics.tok_s or 0) < 1e5
+    stored = host.log.get(run.log_id or "")
+    assert stored is not None and abs(stored.created_at - datetime.now(UTC)) < timedelta(days=4000)
+
+
+def test_work_that_ends_the_engines_thread_ends_its_run_alone(host: EngineHost) -> None:
+    def leave(run: Any) -> None:
+        raise SystemExit
+
+    run = finished(host.submit(leave, owner="tab"))
+    assert run.state == "failed" and "Something broke in run" in (run.error or "")
+    assert finished(start(host)).state == "completed"
