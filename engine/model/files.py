@@ -209,7 +209,7 @@ def check_sizes(values: Mapping[str, Any], where: str, *, least: int | None = No
         SourceError: one is of another kind, or out of its range; it is named.
     """
     for key, value in values.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and key not in RANGES:
             check_sizes(value, where, least=least if key == "text_config" else 0)
             continue
         fault = None if value is None else _fault(key.rpartition(".")[2], value, least)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import pad
@@ -26,6 +25,7 @@ from torch.nn.functional import pad
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.errors import ConfigError
 from engine.model.corpus import Corpus, Entry
+from engine.model.files import read_tensors
 from engine.model.forward import FeatureTap, MaskBuilder, RaggedBatch
 from engine.model.sources import writing
 from engine.model.target import Target
@@ -142,12 +142,11 @@ class FeatureStore:
         self._bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
     def find(self, entries: Sequence[Entry], kind: str) -> dict[str, Tensor] | None:
-        """Tensors of that kind that were kept for a pack."""
+        """Tensors of that kind that were kept for a pack; SourceError if they are damaged."""
         file = self._file(entries, kind)
         if not file.is_file():
             return None
-        with safe_open(file, framework="pt") as stored:
-            return {name: stored.get_tensor(name) for name in stored.keys()}
+        return read_tensors(file)
 
     def keep(self, entries: Sequence[Entry], kind: str, tensors: Mapping[str, Tensor]) -> None:
         """Write them if there is room."""
