@@ -24,6 +24,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ class _Client:
         """Do one thing after the other, with pauses, as people do."""
         actions: tuple[Callable[[], None], ...]
         actions = (self._open, self._open, self._look, self._look, self._stop, self._generate)
-        with self._http:
+        with closing(self._http):
             while time.monotonic() < until:
                 try:
                     self._draw.choice(actions)()
