@@ -71,8 +71,8 @@ class Drafter(ABC):
     needs: Needs = Needs()
     notes: tuple[str, ...] = ()
     """Remarks for people on how well the drafter and the target fit, one sentence each."""
-    flat_cost: bool = False
-    """Whether a small draft costs as much as a large one, which is cheap."""
+    least_prob: float = 0.0
+    """Set by a controller: a draft need not go on after a path that is less likely than this."""
     match_len: int | None = None
     """Tokens of the text that the last draft was looked up by; None = it does not tell."""
     num_ranks: int | None = None

@@ -36,6 +36,7 @@ class DraftTargetConfig(MethodConfig):
     title: ClassVar[str] = "Draft model"
     summary: ClassVar[str] = "A smaller model of the same vocabulary drafts a chain of tokens."
     paper: ClassVar[str | None] = "2211.17192"
+    size_settings: ClassVar[str] = "max_draft_len"
 
     decoding_type: Literal["Draft_Target"] = "Draft_Target"
     speculative_model: str | None = Field(
@@ -74,6 +75,7 @@ class DraftTargetDrafter(Drafter):
             context.resolve(context.weights(config.speculative_model, _NAMED))
         )
         self._common = common_vocabulary(context.target, self._model)
+        self._shares_all = self._common == self._model.vocab_size
         self._cache = self._model.new_cache(0)
 
     def start(self, start: Start) -> None:
@@ -109,11 +111,18 @@ class DraftTargetDrafter(Drafter):
         # Committed tokens that the draft model has not read, as ids that it knows.
         feed = upload(torch.tensor(self.text[self._cache.length :]), self._device)
         feed.clamp_max_(self._model.vocab_size - 1)
+        likely = 1.0
+        if not samples and not self._config.confidence_threshold and self._shares_all:
+            found = self._model.draft_chain(feed, self._cache, length, self.least_prob)
+            if found is not None:
+                return list(found[0]), list(found[1].exp()), []
         for i in range(length):
             logits = self._model.prefill(feed, self._cache, Needs()).logits[-1, : self._common]
             confidence = logits.float().softmax(dim=-1)
             # Decided before a token is drawn: depending on the draw would bias what is accepted.
             threshold = self._config.confidence_threshold
+            if not samples and self.least_prob > 0:
+                threshold = max(threshold, self.least_prob / likely)
             if threshold > 0 and float(confidence.max()) < threshold:
                 break
             if samples:
@@ -123,6 +132,7 @@ class DraftTargetDrafter(Drafter):
                 token = logits.argmax()
             tokens.append(token)
             probs.append(confidence[token])
+            likely = likely * float(probs[-1]) if self.least_prob > 0 else likely
             feed = token[None]
         return tokens, probs, drawn_from
 

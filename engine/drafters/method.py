@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -64,6 +64,9 @@ class MethodConfig(Settings):
     looks_up: ClassVar[bool] = False
     """Whether it copies from texts, so that it ranks no tokens and drafts only what matches."""
 
+    size_settings: ClassVar[str] = ""
+    """Settings (separated by blanks) that say how much is drafted, and nothing else."""
+
     without_effect: ClassVar[tuple[tuple[dict[str, Any], str], ...]] = ()
     """Values of settings, and the settings (separated by blanks) that have no effect with them."""
 
@@ -71,15 +74,28 @@ class MethodConfig(Settings):
     adaptive: bool = Field(
         False, description="draft only as much as recent acceptance and measured latency justify"
     )
+    size: Literal["set", "fit"] = Field(
+        "set",
+        description="how much to draft: set = as set below; fit = what is predicted to be the "
+        "fastest on this machine, where acceptance was measured for several sizes",
+    )
 
     @property
     def lossless(self) -> bool:
         """Whether the output follows the target's own distribution exactly."""
         return True
 
+    def replace(self, **changes: Any) -> Self:
+        """As `Settings.replace`; a size that is set is no longer one to be fitted."""
+        if "size" not in changes and changes.keys() & {*self.size_settings.split()}:
+            changes["size"] = "set"
+        return super().replace(**changes)
+
     def live_settings(self) -> set[str]:
         """Settings that have an effect under the other settings."""
         names = set(type(self).model_fields) - {"decoding_type"}
+        if self.size == "set" or not self.size_settings:
+            names.discard("size")
         for values, without_effect in self.without_effect:
             if all(getattr(self, name) == value for name, value in values.items()):
                 names -= set(without_effect.split())

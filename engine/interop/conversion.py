@@ -39,6 +39,7 @@ REASONS = {
     "pool_from_text": "{title} also fills its pool from the prompt.",
     "posterior_alpha": _ONLY_TYPICAL,
     "posterior_threshold": _ONLY_TYPICAL,
+    "size": "Exported are the sizes set; in a run's settings they are the ones that were fitted.",
     "target_layer_ids": _IN_CHECKPOINT,
     "text_weight": _ONLY_MIXED,
     "use_relaxed_acceptance_for_thinking": _EXACT,

@@ -62,6 +62,12 @@ class Forward(ABC):
         """An empty cache of its own for about `rows` rows; None = any cache will do."""
         return None
 
+    def draft_chain(
+        self, tokens: Tensor, cache: TreeCache, levels: int, least_prob: float
+    ) -> tuple[Tensor, Tensor] | None:
+        """As `Target.draft_chain`, but that nothing is committed; None = token by token."""
+        return None
+
     def ragged_batch(self, capacity: int) -> RaggedBatch | None:
         """Room for many texts, `capacity` tokens in all; None = it reads one text at a time."""
         return None

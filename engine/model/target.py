@@ -207,6 +207,28 @@ class Target:
         among = visible if len(tokens) > 1 else None
         return self._forward(tokens, depths + cache.length, among, cache, needs, last_only=False)
 
+    @torch.inference_mode()
+    def draft_chain(
+        self, tokens: Tensor, cache: TreeCache, levels: int, least_prob: float = 0.0
+    ) -> tuple[Tensor, Tensor] | None:
+        """What it would say greedily after these tokens, which the cache has not seen.
+
+        The rows of all but the last token are committed.
+
+        Args:
+            tokens: `(n,)` int64.
+            levels: most tokens; fewer where the text is less likely than `least_prob`.
+
+        Returns:
+            Tokens `(m,)` and their log-probs; None, and nothing was done: it has to be asked token
+            by token.
+        """
+        cache.reserve(len(tokens) + levels)
+        found = self._forward.draft_chain(tokens, cache, levels, least_prob)
+        if found is not None:
+            cache.length += len(tokens) + len(found[0]) - 1
+        return found
+
     # ---- life
 
     def environment(self) -> dict[str, Any]:

@@ -11,11 +11,12 @@ and takes the best ratio; where plain decoding wins, it drafts nothing and looks
 estimates use ranks and earlier outcomes only, never this step's tokens, so the choice does not
 bias lossless sampling.
 
-A drafter whose drafts cost the same however large they are, and that says how likely each token is,
-is asked for everything; of that the nodes are verified that pay at this very step. Its own
-probabilities are corrected by how often such ones came true (`Calibration`). They follow from the
-context alone, like the tokens, so this does not bias sampling either. What a row costs is corrected
-by what the run's own steps took: long texts and busy machines make rows dearer than the curve says.
+A drafter that says how likely each token is does better: it drafts on only while a path is likely
+enough to pay for one more level and row (`least_prob`), and of its draft the nodes are verified
+that pay at this very step. Its own probabilities are corrected by how often such ones came true
+(`Calibration`). They follow from the context alone, like the tokens, so this does not bias sampling
+either; drafts that were sampled are sized by ranks. What a row costs is corrected by what the run's
+own steps took: long texts and busy machines make rows dearer than the curve says.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ SURE = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
 """Bounds between the degrees of sureness that are corrected apart."""
 PRIOR = 3.0
 """Tokens that came true as they were said to, before any was seen."""
+FEW_ROWS = 3
+"""Rows beside the root over which the price of one more is taken."""
 MARGIN = 1.03
 """Drafting must promise this much over plain decoding: estimates are noisy, plain is safe."""
 
@@ -122,6 +125,11 @@ class Calibration:
                 self._hits[degree] += child in path
                 self._expected[degree] += said[child]
 
+    @property
+    def factor(self) -> float:
+        """How many tokens came true per token that was said to."""
+        return float((self._hits.sum() + PRIOR) / (self._expected.sum() + PRIOR))
+
     def path_probabilities(self, proposal: Proposal) -> np.ndarray:
         """Corrected probability that each node is accepted, `(n,)`; the root's is 1."""
         assert proposal.draft_probs is not None
@@ -159,9 +167,11 @@ class AdaptiveDrafter(Drafter):
         self._estimate, self._calibration = AcceptanceEstimate(), Calibration()
         self._promise = MARGIN
         self._base = self._slope = 1.0
+        self._took_ms = self._said_ms = 0.0
         self._rows, self._asked_at = 0, 0.0
         self._draft_ms: dict[int, float] = {}
         self._template: Proposal | None = None
+        self._says = True
         self._asked: Proposal | None = None
         self._root = self._num_steps = 0
         self._pause, self._next_pause, self._probe = 0, FIRST_PAUSE, False
@@ -176,8 +186,8 @@ class AdaptiveDrafter(Drafter):
             self._pause -= 1
             self._probe = self._pause == 0
             return self._plain(f"plain decoding; drafting is tried again in {self._pause + 1}")
-        if self.inner.flat_cost:
-            return self._best_of_all(max_depth)
+        if self._says:
+            return self._pick(max_depth)
         if self._num_steps < WARM_UP_STEPS or self._template is None:
             return self._draft(max_depth, "whole draft: learning what is accepted")
         budget = self._budget(self._template)
@@ -213,19 +223,23 @@ class AdaptiveDrafter(Drafter):
         self._asked = None
         return root_only(self._root, self._device).keep([0], decision)
 
-    def _best_of_all(self, max_depth: int) -> Proposal:
-        """Draft everything, keep the nodes that pay."""
+    def _pick(self, max_depth: int) -> Proposal:
+        """Draft while that may pay, keep the nodes that do."""
+        self.inner.least_prob = self._least_prob()
         proposal, taken_ms = self._drafted(max_depth)
-        self._rows = 0
-        if proposal.draft_probs is None or proposal.dists is not None:
-            return replace(proposal, decision="whole draft: it does not say how likely it is")
-        self._learn_draft_ms(0, taken_ms)
+        self._rows, self._asked_at = 1, self._clock()
+        if len(proposal.shape) == 1:
+            return replace(proposal, decision="nothing was drafted")
+        if not _says(proposal):
+            self._says, self.inner.least_prob = False, 0.0
+            return self._sized(proposal, taken_ms, "whole draft: learning what is accepted")
+        self._learn_draft_ms(proposal.shape.max_depth, taken_ms)
         probs = self._calibration.path_probabilities(proposal)
         order = _likeliest(probs)
         curve_ms = self._curve_ms(len(probs))
         # The curve, as far as this run bears it out.
         verify_ms = self._base * curve_ms[0] + self._slope * (curve_ms - curve_ms[0])
-        ms = self._draft_ms.get(0, 0.0) + verify_ms
+        ms = self._draft_ms.get(proposal.shape.max_depth, 0.0) + verify_ms
         speedups = np.cumsum(probs[order]) / ms * verify_ms[0]
         num_nodes = int(speedups.argmax())
         best = float(speedups[num_nodes])
@@ -237,8 +251,26 @@ class AdaptiveDrafter(Drafter):
             decision += "; over the last steps drafting did not pay"
         elif best > MARGIN:
             self._next_pause = FIRST_PAUSE
-        self._rows, self._asked_at = num_nodes + 1, self._clock()
+        self._rows = num_nodes + 1
         return proposal.keep(sorted(order[: num_nodes + 1].tolist()), decision)
+
+    def _least_prob(self) -> float:
+        """How likely a path must be for a level and a row more to pay, as the drafter says it.
+
+        They pay where they bring more tokens than the time is worth at the present speed.
+        """
+        one, few = self._curve.at(1), self._curve.at(1 + FEW_ROWS)
+        row_ms = self._slope * (few - one) / FEW_ROWS
+        tokens_per_ms = self._promise / (self._base * one)
+        least = (self._level_ms() + row_ms) * tokens_per_ms
+        return min(least / self._calibration.factor, SURE[-1])
+
+    def _level_ms(self) -> float:
+        """What a draft one level deeper costs more, from the depths seen so far."""
+        if len(self._draft_ms) < 2:
+            return 0.0
+        low, high = min(self._draft_ms), max(self._draft_ms)
+        return max(0.0, (self._draft_ms[high] - self._draft_ms[low]) / (high - low))
 
     def _curve_ms(self, count: int) -> np.ndarray:
         """Of 1 … `count` rows, by the curve."""
@@ -253,12 +285,20 @@ class AdaptiveDrafter(Drafter):
         if self._rows == 1:
             self._base = 0.9 * self._base + 0.1 * _bounded(taken_ms / one)
         elif curve_ms > 1.02 * one:  # else nothing can be told of what further rows cost
-            ratio = (taken_ms - self._base * one) / (curve_ms - one)
-            self._slope = 0.9 * self._slope + 0.1 * _bounded(ratio)
+            # Sums, not a mean of ratios: where a row costs little, a ratio is mostly noise.
+            self._took_ms = MEMORY * self._took_ms + taken_ms - self._base * one
+            self._said_ms = MEMORY * self._said_ms + curve_ms - one
+            self._slope = _bounded((self._took_ms + one) / (self._said_ms + one))
 
     def _draft(self, max_depth: int, decision: str, num_nodes: int | None = None) -> Proposal:
         proposal, taken_ms = self._drafted(max_depth)
-        if max_depth > 0 and len(proposal.shape) > 1:
+        return self._sized(proposal, taken_ms, decision, num_nodes)
+
+    def _sized(
+        self, proposal: Proposal, taken_ms: float, decision: str, num_nodes: int | None = None
+    ) -> Proposal:
+        """Of a draft whose nodes are judged by their ranks, the likeliest; None = all."""
+        if len(proposal.shape) > 1:
             self._learn_draft_ms(proposal.shape.max_depth, taken_ms)
             if self._template is None or len(proposal.shape) >= len(self._template.shape):
                 self._template = proposal
@@ -291,9 +331,10 @@ class AdaptiveDrafter(Drafter):
     def observe(self, outcome: Outcome) -> None:
         self._num_steps += 1
         self._root = outcome.next_root
-        if self._asked is not None and self.inner.flat_cost and self._asked.draft_probs is not None:
-            self._calibration.observe(outcome.proposal, outcome.path)
-            if self._rows and self._num_steps > 1:
+        if self._asked is not None and self._says:
+            if outcome.proposal.draft_probs is not None:
+                self._calibration.observe(outcome.proposal, outcome.path)
+            if self._num_steps > 1:
                 self._learn_time()
         elif self._asked is not None:
             self._estimate.observe(outcome.proposal, outcome.path)
@@ -307,6 +348,11 @@ class AdaptiveDrafter(Drafter):
 
     def close(self) -> None:
         self.inner.close()
+
+
+def _says(proposal: Proposal) -> bool:
+    """Whether it tells how likely its tokens are, and any of them may be left out."""
+    return proposal.draft_probs is not None and proposal.dists is None and proposal.extra is None
 
 
 def _likeliest(probs: np.ndarray) -> np.ndarray:

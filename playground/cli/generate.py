@@ -68,13 +68,17 @@ def generate(options: GenerateOptions) -> None:
     with ExitStack() as stack:
         spec = presets.resolve(options.target)
         models = stack.enter_context(options.models(spec, options.dtype))
+        fit = models.fit(config)
+        config = fit.config
         target, drafter = models.bench().target, models.drafter(config)
+        for note in filter(None, (fit.reason, *drafter.notes)):
+            typer.echo(note, err=True)
         messages, prompt_text, prompt_ids = _prompt(options, target)
         recording = stack.enter_context(
             record_run(
                 stack.enter_context(RunLog.open(options.log_url if options.save else None)),
                 target,
-                config,
+                fit,
                 sampling=sampling,
                 limits=limits,
                 prompt_ids=prompt_ids,

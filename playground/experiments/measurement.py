@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import presets
 from engine.config import Limits
 from engine.decode import check_prompt, decode
 from engine.drafters.base import BuildContext, Drafter
 from engine.errors import ConfigError, PlaygroundError, PromptError
 from engine.model.target import Target
 from engine.steps import Record
-from engine.tuning.adaptive import build_drafter
+from engine.tuning.adaptive import build_drafter, controller_curve
+from engine.tuning.fit import Fit, fit_size
+from engine.tuning.latency import LatencyCurve
 from playground.errors import Fault, attempt
 from playground.experiments.finished import (
     FinishedRequest,
@@ -123,6 +126,8 @@ class Measurement:
         self.faults: dict[str, str] = {}
         self._done: dict[Key, FinishedRequest] = {}
         self._drafters: dict[str, Drafter] = {}
+        self._fits: dict[str, Fit] = {}
+        self._curve: LatencyCurve | None = None
         self._skipped: dict[tuple[str, str, int], Skipped] = {}
         self._num_past = self._num_new = self._num_failed = 0
         self._eta = Eta()
@@ -212,12 +217,26 @@ class Measurement:
         return True
 
     def _warm_up(self, configuration: Configuration) -> None:
-        drafter = build_drafter(configuration.config, self._bench)
+        fit = self._fits.get(configuration.name)
+        if fit is None:
+            fit = fit_size(
+                configuration.config,
+                presets.sizes(configuration.config),
+                self._bench,
+                self._latency,
+            )
+            self._fits[configuration.name] = fit
+        drafter = build_drafter(fit.config, self._bench, self._latency)
         self._drafters[configuration.name] = drafter
         prompt_ids = self._encoded([{"role": "user", "content": WARM_UP_PROMPT}], raw=False)
         limits = Limits(max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
         for _ in decode(self._target, drafter, prompt_ids, limits=limits, cancelled=self.cancelled):
             pass
+
+    def _latency(self) -> LatencyCurve:
+        """The target's latency curve, measured once."""
+        self._curve = self._curve or controller_curve(self._target)
+        return self._curve
 
     def _attempted(self, configuration: Configuration, work: Callable[[], None]) -> None:
         """Do work for a configuration that is left out from then on if it fails."""
@@ -299,14 +318,16 @@ class Measurement:
         run_ids: list[str] = []
 
         def record() -> None:
-            sampling = self.plan.sampling
+            fit, sampling = self._fits[configuration.name], self.plan.sampling
+            if live is not None and fit.reason:
+                live.notes = (fit.reason,)
             if not sampling.greedy:
                 sampling = sampling.replace(seed=(sampling.seed + request.repeat) % 2**63)
             limits = self.plan.limits
             with record_run(
                 self.log,
                 self._target,
-                configuration.config,
+                fit,
                 sampling=sampling,
                 limits=limits,
                 prompt_ids=prompt.prompt_ids,

@@ -85,6 +85,8 @@ class LiveRun:
     rows: list[StepRow] = field(default_factory=list)
     metrics: Metrics | None = None
     finish: Finish | None = None
+    notes: tuple[str, ...] = ()
+    """Remarks for people: how the draft's size was chosen, how drafter and target fit."""
     cancel_asked: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
     touched_s: float = field(default_factory=time.monotonic)

@@ -32,12 +32,14 @@ def choose_method(
     own = drafter is not None and ":" in drafter and not Path(drafter).exists()
     if own and name == "Autoregressive":
         name = "User_Provided"
-    values = {**_base(name), **read_overrides(overrides)}
+    changed = read_overrides(overrides)
+    values = {**_base(name), **changed}
     if drafter is not None and values.get("decoding_type") == "User_Provided":
         values["drafter"] = register_own(drafter)
     elif drafter is not None:
         values["speculative_model"] = drafter
-    return parse_method(values, where=f"method {name}")
+    config = parse_method(values, where=f"method {name}")
+    return config.replace(**{name: getattr(config, name) for name in changed})
 
 
 def register_own(place: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,8 +16,12 @@ from engine.model.loading import load_target
 from engine.model.sources import ProgressCallback, TargetSpec
 from engine.model.target import Target
 from engine.tuning.adaptive import build_drafter, controller_curve
+from engine.tuning.fit import Fit, fit_size
 from engine.tuning.latency import LatencyCurve
+from engine.tuning.timing import measure_curve
 
+CHECK_S, DRIFT = 60.0, 1.3
+"""So often a fitted size's times are checked; they are taken anew if they are off by the factor."""
 MAX_DRAFTERS = 2
 """Drafters kept ready, so that going back and forth between two methods loads nothing."""
 
@@ -55,6 +60,8 @@ class Models:
         self._drafters: OrderedDict[str, Drafter] = OrderedDict()
         self._companions: dict[str, Target] = {}
         self._curve: LatencyCurve | None = None
+        self._checked_s = 0.0
+        self._fits: dict[str, Fit] = {}
         self.loaded: Loaded | None = None
 
     def target(self, spec: TargetSpec, dtype: str, progress: ProgressCallback) -> Target:
@@ -82,6 +89,19 @@ class Models:
         assert self._target is not None and self._key is not None
         return self._key[0] == name and dtype in (self._key[1], self._target.dtype_name)
 
+    def fit(self, config: MethodConfig) -> Fit:
+        """The settings with the size that suits this machine, where they ask for that.
+
+        Raises DrafterError: as `drafter`.
+        """
+        if config.size == "set":
+            return Fit(config)
+        self._forget_if_drifted()
+        key = config.model_dump_json()
+        if key not in self._fits:
+            self._fits[key] = fit_size(config, presets.sizes(config), self.bench(), self._latency)
+        return self._fits[key]
+
     def drafter(self, config: MethodConfig) -> Drafter:
         """The method's drafter on the loaded target; of those built before, the last are kept.
 
@@ -101,7 +121,10 @@ class Models:
         """The loaded target, and what a method may use beside it."""
         assert self._target is not None
         return BuildContext(
-            self._target, resolve=self._resolve, load=self._companion, locate=self._locate
+            self._target,
+            resolve=self._resolve,
+            load=self._companion,
+            locate=self._locate,
         )
 
     def _latency(self) -> LatencyCurve:
@@ -109,7 +132,19 @@ class Models:
         assert self._target is not None
         if self._curve is None:
             self._curve = controller_curve(self._target)
+            self._checked_s = time.monotonic()
         return self._curve
+
+    def _forget_if_drifted(self) -> None:
+        """Measure again what was measured when the machine was faster or slower than now."""
+        assert self._target is not None
+        if self._curve is None or time.monotonic() - self._checked_s < CHECK_S:
+            return
+        self._checked_s = time.monotonic()
+        now = measure_curve(self._target, rows=(1,), context_len=64, repeats=3).at(1)
+        if not 1 / DRIFT < now / self._curve.at(1) < DRIFT:
+            self._curve = None
+            self._fits.clear()
 
     def _companion(self, spec: TargetSpec) -> Target:
         """A model to draft with, on the target's device and dtype; loaded once."""
@@ -132,4 +167,5 @@ class Models:
         if self._target is not None:
             self._target.close()
             self._target = self._key = self._curve = None
+            self._fits.clear()
             gc.collect()

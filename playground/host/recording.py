@@ -23,6 +23,7 @@ from engine.metrics import Tally
 from engine.model.target import Target
 from engine.model.text import Detokenizer, token_label, whole_text
 from engine.steps import End, Prefill, Record, Step
+from engine.tuning.fit import Fit
 from playground.errors import Fault, attempt
 from playground.host.environment import environment, machine
 from playground.host.live import Finish, First, LiveRun
@@ -154,7 +155,7 @@ class Recording:
 def record_run(
     log: RunLog,
     target: Target,
-    config: MethodConfig,
+    fit: Fit,
     *,
     sampling: Sampling,
     limits: Limits,
@@ -169,22 +170,24 @@ def record_run(
     Ctrl+C, or leaving before the loop's end was put, ends it as cancelled.
 
     Args:
+        fit: the method's settings, and how their size was chosen.
         stored: further fields of the log's `NewRun`, e.g. its labels.
         run: told what is recorded, for a page that follows it.
 
     Raises:
         RecordingError: the log cannot be written, say.
     """
+    chosen = {"fit": fit.to_dict()} if fit.reason else {}
     new = NewRun(
         target=target.name,
-        method_title=type(config).title,
-        **_settings(config, sampling, limits),
+        method_title=type(fit.config).title,
+        **_settings(fit.config, sampling, limits),
         prompt_ids=tuple(prompt_ids),
         prompt_text=prompt_text,
         messages=tuple(messages),
         dtype=target.dtype_name,
         device=str(target.device),
-        environment=environment(target),
+        environment={**environment(target), **chosen},
     )
     run = run or LiveRun(owner="")
     run.log_id = log.begin(replace(new, **(stored or {})))

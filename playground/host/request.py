@@ -130,6 +130,8 @@ def _depth(value: object) -> int:
 def config_of(method: Method, raw: object) -> MethodConfig:
     """The method's settings with those that a form changed.
 
+    A size that the form changed is taken as it is, not fitted.
+
     Raises ConfigError: naming what is wrong.
     """
     if not isinstance(raw, Mapping):
@@ -137,4 +139,8 @@ def config_of(method: Method, raw: object) -> MethodConfig:
     kept = {k: v for k, v in method.config.model_dump().items() if k not in raw}
     if raw.get("decoding_type", method.config.decoding_type) != method.config.decoding_type:
         raise ConfigError("decoding_type is set by the method picker, not by a setting.")
-    return settings_from(type(method.config), {**kept, **raw})
+    config = settings_from(type(method.config), {**kept, **raw})
+    own = {name: getattr(config, name) for name in config.size_settings.split()}
+    if any(value != getattr(method.config, name) for name, value in own.items()):
+        return config.replace(**own)
+    return config

@@ -23,6 +23,7 @@ from engine.drafters.base import BuildContext, Drafter
 from engine.errors import PlaygroundError, PromptError
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
+from engine.tuning.fit import Fit
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun, LiveRuns, Message, State
@@ -258,20 +259,25 @@ class EngineHost:
         state: State = "failed" if fault else "cancelled" if reason == "cancelled" else "completed"
         run.end(state, error=fault.sentence if fault else None)
 
-    def _ready(self, run: LiveRun, request: GenerateRequest) -> tuple[Target, Drafter, list[int]]:
-        """Target, drafter and prompt of a run that can begin."""
+    def _ready(
+        self, run: LiveRun, request: GenerateRequest
+    ) -> tuple[Target, Fit, Drafter, list[int]]:
+        """Target, settings, drafter and prompt of a run that can begin."""
         target = self.prepare(run, request.target, request.dtype)
         run.activity, run.progress = "preparing the drafter", None
-        drafter = self._models.drafter(request.config)
+        fit = self._models.fit(request.config)
+        drafter = self._models.drafter(fit.config)
+        run.notes = tuple(filter(None, (fit.reason, *drafter.notes)))
         messages = run.messages
         prompt_ids = target.encode_chat(messages) if messages else target.encode(run.meta["prompt"])
-        return target, drafter, prompt_ids
+        return target, fit, drafter, prompt_ids
 
     def _decode(
         self,
         run: LiveRun,
         request: GenerateRequest,
         target: Target,
+        fit: Fit,
         drafter: Drafter,
         prompt_ids: list[int],
         stored: Mapping[str, Any],
@@ -280,7 +286,7 @@ class EngineHost:
         with record_run(
             self.log,
             target,
-            request.config,
+            fit,
             sampling=request.sampling,
             limits=request.limits,
             prompt_ids=prompt_ids,

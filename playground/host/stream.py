@@ -221,6 +221,7 @@ def status_of(run: LiveRun, ahead: int) -> dict[str, Any]:
         "error": run.error,
         "warning": warning_of(asdict(run.metrics)) if run.over.is_set() and run.metrics else None,
         "log_id": run.log_id,
+        "notes": run.notes,
     }
 
 
@@ -339,6 +340,7 @@ def _stored_status(detail: RunDetail) -> dict[str, Any]:
         "error": detail.error,
         "warning": warning_of(detail.metrics) if detail.status != "running" else None,
         "log_id": detail.id,
+        "notes": [fit["reason"]] if (fit := detail.environment.get("fit")) else [],
     }
 
 

@@ -67,7 +67,7 @@ def chosen(run: RunSummary) -> dict[str, Any]:
 
 def machine(run: RunDetail) -> dict[str, Any]:
     """Where a run ran, flat: `versions.torch`, …"""
-    known = {"target", "dtype", "device"}
+    known = {"target", "dtype", "device", "fit"}
     return flatten({k: v for k, v in run.environment.items() if k not in known})
 
 

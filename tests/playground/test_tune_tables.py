@@ -15,6 +15,7 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from engine.tuning import StoppedError
+from engine.tuning.fit import Fit
 from engine.tuning.replay import replay, replay_chain
 from playground.host.recording import record_run
 from playground.trees.latency import find_latency, known_latency, machine_key, measure_latency
@@ -54,7 +55,7 @@ def stored_run(
     recorded = record_run(
         log,
         target,
-        config,
+        Fit(config),
         sampling=sampling,
         limits=LIMITS,
         prompt_ids=prompt,

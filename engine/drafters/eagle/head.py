@@ -43,7 +43,7 @@ class DraftHead(nn.Module):
     layer: HeadLayer
     embedding_weight: Tensor
     vocabulary: Vocabulary
-    _decoder: Decoder | None = None
+    decoder: Decoder | None = None
 
     def use_kernels(self, kernels: ctypes.CDLL | None) -> None:
         """Let compiled kernels run it in 8 bits, one call per level of the draft, if they can.
@@ -54,7 +54,7 @@ class DraftHead(nn.Module):
         pack_linears(self, kernels)
         if kernels is not None and self.embedding_weight.dtype == torch.bfloat16:
             parts = self.parts()
-            self._decoder = None if parts is None else Decoder(kernels, parts)
+            self.decoder = None if parts is None else Decoder(kernels, parts)
 
     @property
     def feeds_normed(self) -> bool:
@@ -138,7 +138,7 @@ class DraftHead(nn.Module):
                 beside all earlier ones; None = all before it.
             last_only: all entries leave keys and values, but only the last one is wanted: m = 1.
         """
-        if self._decoder is None:
+        if self.decoder is None:
             mask = None
             if visible is not None and not last_only:
                 earlier = past.length + len(tokens) - visible.shape[1]
@@ -149,7 +149,7 @@ class DraftHead(nn.Module):
         spec, wanted = self.layer.spec, 1 if last_only else len(tokens)
         buffer = past.whole(spec.kv_heads, spec.head_dim, torch.bfloat16)
         place = Place(buffer, past.length, visible)
-        found = self._decoder.run(
+        found = self.decoder.run(
             tokens, positions, place, states=hidden, taps=(1,), num_logits=wanted
         )
         outputs = found.hidden if self.feeds_normed else found.layers
@@ -315,6 +315,38 @@ class HeadSession:
         self.output, self.logits = head.predict(fused, tokens, positions, cache, last_only=True)
         self.root = tokens[-1:]
         self._num_base = cache.length = end
+
+    def chain(
+        self, features: Tensor, tokens: Tensor, levels: int, least_prob: float
+    ) -> tuple[Tensor, Tensor] | None:
+        """`feed_base`, and a greedy chain of drafts behind it, in one call of the kernels.
+
+        Args:
+            levels: most tokens; fewer where the path is less likely than `least_prob`.
+
+        Returns:
+            Drafted tokens `(m,)` and their log-probs; None, and nothing was done: no kernels.
+        """
+        head, decoder, cache = self.head, self.head.decoder, self._cache
+        if decoder is None:
+            return None
+        begin = self._num_base
+        cache.truncate(begin)
+        cache.reserve(len(tokens) + levels)
+        spec = head.layer.spec
+        buffer = cache.whole(spec.kv_heads, spec.head_dim, torch.bfloat16)
+        drafted = decoder.chain(
+            tokens,
+            begin,
+            Place(buffer, begin),
+            levels=levels,
+            least_prob=least_prob,
+            states=head.fuse(features),
+            feeds_normed=head.feeds_normed,
+            ids=head.vocabulary.ids,
+        )
+        self._num_base = cache.length = begin + len(tokens)
+        return drafted
 
     def expand(
         self, hidden: Tensor, tokens: Tensor, depth: int, ancestors: Tensor | None

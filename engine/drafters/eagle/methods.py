@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from engine.drafters.base import BuildContext, Drafter, Start, root_only
+from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
 from engine.drafters.eagle.checkpoint import load_eagle1, load_eagle3, remarks
 from engine.drafters.eagle.head import DraftHead, HeadSession
 from engine.drafters.eagle.trees import DynamicTree, StaticTree, expanded_rows
@@ -138,6 +138,7 @@ class EagleConfig(_EagleMethod):
         "EAGLE-2 grows a tree where the draft is confident."
     )
     paper: ClassVar[str | None] = "2401.15077, 2406.16858"
+    size_settings: ClassVar[str] = f"eagle_choices max_draft_len {DYNAMIC}"
 
     without_effect: ClassVar[Any] = (
         ({"use_dynamic_tree": True}, "eagle_choices"),
@@ -191,6 +192,7 @@ class Eagle3Config(_EagleMethod):
         "a chain, or a tree grown where the draft is confident."
     )
     paper: ClassVar[str | None] = "2503.01840"
+    size_settings: ClassVar[str] = f"max_draft_len {DYNAMIC}"
 
     without_effect: ClassVar[Any] = (({"use_dynamic_tree": False}, DYNAMIC),)
 
@@ -244,12 +246,17 @@ class EagleDrafter(FeatureDrafter):
         self._sampling, self._draws = start.sampling, start.draws
 
     def propose(self, max_depth: int) -> Proposal:
+        least = self.least_prob if self._sampling.greedy else 0.0
+        levels = min(max_depth, self.tree.chain_len(self._sampling))
         if self._unread:
-            self._session.feed_base(*self.unread())
-            self._unread = ()
+            unread, self._unread = self.unread(), ()
+            drafted = self._session.chain(*unread, levels, least) if levels > 0 else None
+            if drafted is not None:
+                return chain(self.text[-1], drafted[0], drafted[1].exp())
+            self._session.feed_base(*unread)
         if max_depth < 1:
             return root_only(self.text[-1], self._device)
-        return self.tree.draft(self._session, max_depth, self._sampling, self._draws)
+        return self.tree.draft(self._session, max_depth, self._sampling, self._draws, least)
 
     def ranks(self, reading: Reading, depths: int) -> Tensor:
         """All roots draft along their true paths at once, depth by depth: exact for static trees.

@@ -17,6 +17,7 @@ Source: arXiv:2406.16858, section 4 (expansion 4.1, rerank 4.2).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -59,23 +60,43 @@ class StaticTree:
         self.tree = tree
         self._levels = _levels(tree, device)
 
+    def chain_len(self, sampling: Sampling) -> int:
+        """Tokens in a row, each the likeliest; 0 where it drafts anything else."""
+        likeliest_only = self.tree.shape.is_chain and not self.tree.max_rank and sampling.greedy
+        return self.tree.depth if likeliest_only else 0
+
     def draft(
-        self, session: HeadSession, max_depth: int, sampling: Sampling, draws: SeededDraws
+        self,
+        session: HeadSession,
+        max_depth: int,
+        sampling: Sampling,
+        draws: SeededDraws,
+        least_prob: float = 0.0,
     ) -> Proposal:
-        """The tree below the session's root, whatever `max_depth`: the loop cuts it."""
+        """The tree below the session's root, whatever `max_depth`: the loop cuts it.
+
+        Args:
+            least_prob: it ends above the first depth whose parents are all less likely.
+        """
         vocabulary, tokens = session.head.vocabulary, [session.root]
         draft_probs, dists = [session.output.new_ones(1).float()], []
         hidden, logits, grid = session.output, session.logits, session.root[None]
+        probs, paths = session.output.new_ones(1, 1).float(), session.output.new_ones(1).float()
         for depth, level in enumerate(self._levels):
             rows, ranks = level.children
             if depth:
                 above, rank = level.fed
                 fed = hidden[above], grid[above, rank]
+                if least_prob > 0:
+                    paths = paths[above] * probs[above, rank]
+                    if float(paths.max()) < least_prob:
+                        break
                 hidden, logits = session.expand(*fed, depth, level.ancestors)
             if sampling.greedy:
                 ranked = likeliest(logits, level.num_ranks)
                 grid = vocabulary.target_ids(ranked.ids)
-                draft_probs.append(ranked.log_probs.exp()[rows, ranks])
+                probs = ranked.log_probs.exp()
+                draft_probs.append(probs[rows, ranks])
             else:
                 probs = probabilities(logits, sampling)
                 drawn = draw_without_replacement(probs, level.num_ranks, draws)
@@ -85,10 +106,13 @@ class StaticTree:
             tokens.append(grid[rows, ranks])
         expanded = [node for level in self._levels for node in level.nodes]
         row_of = {node: row for row, node in enumerate(expanded)}
+        drafted = torch.cat(tokens)
+        whole = len(drafted) == len(self.tree.shape)
         return Proposal(
-            tokens=torch.cat(tokens),
-            shape=self.tree.shape,
-            ranks=self.tree.ranks,
+            tokens=drafted,
+            # Nodes are in the order of their depths: what was drafted is a beginning.
+            shape=self.tree.shape if whole else self.tree.shape.keep(range(len(drafted))),
+            ranks=self.tree.ranks[: len(drafted)],
             draft_probs=torch.cat(draft_probs),
             dists=DraftDists(torch.cat(dists), row_of) if dists else None,
         )
@@ -166,6 +190,10 @@ class DynamicTree:
         """Nodes that exist before the rerank: top_k + (levels - 1) · top_k² if it expands top_k."""
         return self.top_k * sum(self._rows(self.levels))
 
+    def chain_len(self, sampling: Sampling) -> int:
+        """Tokens in a row, each the likeliest; 0 where it drafts anything else."""
+        return min(self.levels, self.keep) if self.top_k == 1 else 0
+
     @property
     def draft_shape(self) -> DraftShape:
         rows = self._rows(min(self.levels, self.keep))
@@ -183,14 +211,23 @@ class DynamicTree:
         return replace(self, levels=min(self.levels, max_depth, self.keep))
 
     def draft(
-        self, session: HeadSession, max_depth: int, sampling: Sampling, draws: SeededDraws
+        self,
+        session: HeadSession,
+        max_depth: int,
+        sampling: Sampling,
+        draws: SeededDraws,
+        least_prob: float = 0.0,
     ) -> Proposal:
-        """A tree below the session's root, at most `max_depth` deep; sampling plays no part."""
+        """A tree below the session's root, at most `max_depth` deep; sampling plays no part.
+
+        Args:
+            least_prob: nodes that are less likely are not expanded.
+        """
         size = self.within(max_depth)
-        candidates = grow(session, size)
+        candidates = grow(session, size, least_prob)
         if size.top_k == 1:
             tokens, log_probs, ranks = candidates.tokens, candidates.log_probs, None
-            shape = TreeShape.chain(size.levels)
+            shape = TreeShape.chain(len(tokens))
         else:
             kept, parents = rerank(candidates, size.keep)
             tokens, log_probs = candidates.tokens[kept], candidates.log_probs[kept]
@@ -218,8 +255,8 @@ class Candidates(NamedTuple):
     parents: Tensor
 
 
-def grow(session: HeadSession, size: DynamicTree) -> Candidates:
-    """Expand level by level, each in one batch."""
+def grow(session: HeadSession, size: DynamicTree, least_prob: float = 0.0) -> Candidates:
+    """Expand level by level, each in one batch; what is less likely is not expanded."""
     k, output = size.top_k, session.output
     tokens, log_probs = session.likeliest(session.logits, k)
     root = torch.full_like(tokens[0], -1)
@@ -228,6 +265,10 @@ def grow(session: HeadSession, size: DynamicTree) -> Candidates:
     frontier = torch.arange(min(size.expanded, k), device=output.device)
     for depth in range(1, size.levels):
         last = levels[-1]
+        if least_prob > 0:
+            frontier = frontier[last.scores[frontier] >= math.log(least_prob)]
+            if not len(frontier):
+                break
         came_from = frontier // k
         if k > 1:
             # Every newly expanded node sees what its parent saw, and itself.

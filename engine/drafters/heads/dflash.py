@@ -44,6 +44,7 @@ class DFlashConfig(MethodConfig):
         "in one forward."
     )
     paper: ClassVar[str | None] = "2602.06036"
+    size_settings: ClassVar[str] = "max_draft_len"
 
     decoding_type: Literal["DFlash"] = "DFlash"
     speculative_model: str | None = Field(

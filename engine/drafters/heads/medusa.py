@@ -45,6 +45,7 @@ class MedusaConfig(MethodConfig):
         "a choice tree says which guesses to verify."
     )
     paper: ClassVar[str | None] = "2401.10774"
+    size_settings: ClassVar[str] = "medusa_choices"
 
     without_effect: ClassVar[Any] = (
         ({"acceptance": "lossless"}, "posterior_threshold posterior_alpha"),

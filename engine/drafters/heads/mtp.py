@@ -48,6 +48,7 @@ class MTPConfig(MethodConfig):
         "The target's own multi-token prediction layers (DeepSeek-V3, GLM-4.5 …) draft a chain."
     )
     paper: ClassVar[str | None] = "2412.19437"
+    size_settings: ClassVar[str] = "max_draft_len"
 
     requires: ClassVar[str | None] = "next-token (MTP) layers of its own, as DeepSeek V3 has"
 

@@ -11,6 +11,7 @@ own: a state s is fed one drafted token at a time, and [c; s] is projected to th
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -43,6 +44,7 @@ class ReDrafterConfig(MethodConfig):
         "the beams are merged into one prefix tree."
     )
     paper: ClassVar[str | None] = "2403.09919"
+    size_settings: ClassVar[str] = "beam_width beam_length"
 
     decoding_type: Literal["ReDrafter"] = "ReDrafter"
     speculative_model: str | None = Field(
@@ -159,7 +161,13 @@ class Beams(NamedTuple):
 
 
 def search_beams(
-    head: RecurrentHead, context: Tensor, root: int, *, width: int, drafted: int
+    head: RecurrentHead,
+    context: Tensor,
+    root: int,
+    *,
+    width: int,
+    drafted: int,
+    least_prob: float = 0.0,
 ) -> Beams:
     """Beam search of `drafted` tokens from a root; no length normalisation, no end of text.
 
@@ -169,12 +177,15 @@ def search_beams(
 
     Args:
         context: `(1, hidden)`, the target's last hidden state at the last accepted token.
+        least_prob: the search ends where every beam is less likely.
     """
     last = torch.full((1,), root, device=context.device)
     state = torch.zeros_like(context)
     scores = torch.zeros(1, device=context.device)
     found = Beams(last.new_empty(1, 0), last.new_empty(1, 0), scores.new_empty(1, 0))
     for _ in range(drafted):
+        if least_prob > 0 and float(scores.max()) < math.log(least_prob):
+            break
         state = head.advance(state, last)
         best, places = best_candidates(head.logits(context, state))
         tokens = head.vocabulary.target_ids(places)
@@ -216,7 +227,14 @@ class ReDrafterDrafter(LastRowDrafter):
     def propose(self, max_depth: int) -> Proposal:
         width, drafted = self._config.beam_width, self._config.beam_length - 1
         root = self.text[-1]
-        beams = search_beams(self.head, self.hidden, root, width=width, drafted=drafted)
+        beams = search_beams(
+            self.head,
+            self.hidden,
+            root,
+            width=width,
+            drafted=drafted,
+            least_prob=self.least_prob,
+        )
         return merge(beams, root)
 
     def ranks(self, reading: Reading, depths: int) -> Tensor:

@@ -45,6 +45,7 @@ class LookaheadConfig(MethodConfig):
         "verified later. No weights."
     )
     paper: ClassVar[str | None] = "2402.02057"
+    size_settings: ClassVar[str] = "max_window_size max_ngram_size max_verification_set_size"
 
     decoding_type: Literal["Lookahead"] = "Lookahead"
     max_window_size: int = Field(

@@ -32,6 +32,7 @@ class NGramConfig(MethodConfig):
     title: ClassVar[str] = "N-gram lookup"
     summary: ClassVar[str] = "Proposes what followed the last tokens earlier in the text."
     paper: ClassVar[str | None] = "prompt-lookup-decoding"
+    size_settings: ClassVar[str] = "max_draft_len"
     looks_up: ClassVar[bool] = True
 
     without_effect: ClassVar[Any] = (

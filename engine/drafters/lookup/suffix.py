@@ -47,6 +47,7 @@ class SuffixConfig(MethodConfig):
         "wanted, earlier runs. No weights."
     )
     paper: ClassVar[str | None] = "2411.04975"
+    size_settings: ClassVar[str] = "max_draft_len max_total_draft_tokens"
     looks_up: ClassVar[bool] = True
 
     without_effect: ClassVar[Any] = (
@@ -154,7 +155,6 @@ class GlobalPool:
 class SuffixDrafter(Drafter):
     """Drafts the continuation with the best score among all matched contexts."""
 
-    flat_cost = True
     _cursors: list[Cursor]
 
     def __init__(

@@ -31,7 +31,7 @@ from engine.tree import ChoicePaths, ChoiceTree, Path, upload
 
 _PROMPT_ROWS = 256
 """Prompt rows whose logits are held at a time."""
-_RANK_PROBS = (0.45, 0.14, 0.07, 0.05, 0.03, 0.02, 0.015, 0.01)
+RANK_PROBS = (0.45, 0.14, 0.07, 0.05, 0.03, 0.02, 0.015, 0.01)
 """How often the true token has each rank in the matrix, roughly; shapes the default tree."""
 
 
@@ -60,13 +60,14 @@ class TokenRecyclingConfig(MethodConfig):
         "each token the last time. No weights."
     )
     paper: ClassVar[str | None] = "2408.08696"
+    size_settings: ClassVar[str] = "recycling_choices"
 
     decoding_type: Literal["Token_Recycling"] = "Token_Recycling"
     matrix_top_k: int = Field(
         8, ge=1, le=32, description="successors kept per token; ranks of the tree are below this"
     )
     recycling_choices: ChoicePaths = Field(
-        likeliest_tree(40, _RANK_PROBS).paths,
+        likeliest_tree(40, RANK_PROBS).paths,
         description="choice tree: paths of ranks; all candidates, or only the ends of paths",
     )
     recycle_prompt: bool = Field(

@@ -6,6 +6,7 @@ A row's results are the same, bit by bit, whatever rows are computed with it.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
@@ -60,6 +61,15 @@ class _CallStruct(Structure):
         *((name, c_void_p) for name in ("tokens", "states", "rotary", "cache")),
         *((name, c_void_p) for name in ("taps", "tapped", "normed", "logits")),
         *((name, c_void_p) for name in ("log_totals", "best", "scratch")),
+    ]
+
+
+class _ChainStruct(Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("levels", "feeds_normed")),
+        ("least", c_float),
+        ("unused", c_int32),
+        *((name, c_void_p) for name in ("ids", "tokens", "log_probs")),
     ]
 
 
@@ -204,9 +214,68 @@ class Decoder:
             taps: layers whose input is wanted; their number = after the last.
             num_logits: the last so many rows get logits; None = all.
         """
+        call, found, _kept = self._call(
+            tokens, self._rotary_rows(positions), place, states, taps, num_logits
+        )
+        call.scratch = self._room(len(tokens), place.context + len(tokens))
+        self.kernels.forward(ctypes.byref(self._model), ctypes.byref(call))
+        return found
+
+    def chain(
+        self,
+        tokens: Tensor,
+        position: int,
+        place: Place,
+        *,
+        levels: int,
+        least_prob: float = 0.0,
+        states: Tensor | None = None,
+        feeds_normed: bool = False,
+        ids: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Greedy drafts after n new rows, one after the other: tokens `(m,)` and log-probs.
+
+        The rows of all but the last token drafted are stored behind the new ones.
+
+        Args:
+            tokens: `(n,)` int64; the first is at `position`.
+            place: with room for `levels` rows more.
+            levels: most tokens; fewer where a path is less likely than `least_prob`.
+            states: `(n, hidden)` that are joined with the tokens; later ones are joined with the
+                last layer's output, or with the normalised one (`feeds_normed`).
+            ids: `(vocabulary,)` int64, a token per row of the output matrix; None = its number.
+        """
+        n = len(tokens)
+        rotary = self._rotary_rows(torch.arange(position, position + n + levels))
+        taps = () if states is None else (len(self.parts.layers),)
+        call, _found, _kept = self._call(tokens, rotary, place, states, taps, 1)
+        call.scratch = self._room(n, place.context + n + levels)
+        drafted, log_probs = torch.empty(levels, dtype=torch.int64), torch.empty(levels)
+        chain = _ChainStruct(
+            levels=levels,
+            feeds_normed=feeds_normed,
+            least=math.log(least_prob) if least_prob > 0 else -math.inf,
+            ids=_address(ids),
+            tokens=_address(drafted),
+            log_probs=_address(log_probs),
+        )
+        count = self.kernels.draft_chain(
+            ctypes.byref(self._model), ctypes.byref(call), ctypes.byref(chain)
+        )
+        return drafted[:count], log_probs[:count]
+
+    def _call(
+        self,
+        tokens: Tensor,
+        rotary: Tensor,
+        place: Place,
+        states: Tensor | None,
+        taps: Sequence[int],
+        num_logits: int | None,
+    ) -> tuple[_CallStruct, TargetOutput, tuple[Tensor | None, ...]]:
+        """What a forward is called with but its scratch memory, what it fills, what must live."""
         model, n, hidden = self._model, len(tokens), self.parts.hidden
         tokens = tokens.contiguous()
-        rotary = self._rotary_rows(positions)
         visible = None if place.visible is None else place.visible.contiguous()
         states = None if states is None else states.to(torch.bfloat16).contiguous()
         wanted = torch.tensor(taps, dtype=torch.int32)
@@ -236,10 +305,9 @@ class Decoder:
             logits=_address(logits),
             log_totals=_address(totals),
             best=_address(best),
-            scratch=self._room(n, place.context + n),
         )
-        self.kernels.forward(ctypes.byref(model), ctypes.byref(call))
-        return TargetOutput(logits[:, : model.vocab], normed, tapped, totals, best)
+        found = TargetOutput(logits[:, : model.vocab], normed, tapped, totals, best)
+        return call, found, (tokens, rotary, visible, states, wanted, logits)
 
     def _rotary_rows(self, positions: Tensor) -> Tensor:
         """Rotary positions `(n, head_dim)`, from a table that grows."""

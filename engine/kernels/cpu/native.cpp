@@ -6,6 +6,8 @@
 // a draft tree is verified with exactly the logits that plain decoding has.
 #include <omp.h>
 
+#include <vector>
+
 #include "attention.h"
 
 namespace {
@@ -53,6 +55,16 @@ struct Call {
     float* log_totals;       // (n - first_logit,): log of the sum of e^logit
     int64_t* best;           // (n - first_logit,): the first of the largest logits
     uint8_t* scratch;        // scratch_bytes(n, context + n), aligned to 64
+};
+
+// What `draft_chain` drafts, and where it writes it.
+struct Chain {
+    int32_t levels, feeds_normed;
+    float least;
+    int32_t unused;
+    const int64_t* ids;  // (lm_head.out,): the token of each row; null = its number
+    int64_t* tokens;     // (levels,)
+    float* log_probs;    // (levels,)
 };
 
 // ---- what is between the products
@@ -420,6 +432,36 @@ void forward(const Model* m, const Call* call) {
 #pragma omp single
         run.threads = omp_get_num_threads();
         run.thread(omp_get_thread_num());
+    }
+}
+
+// A greedy chain of drafts: what comes after the last row of `first`, which wants the logits of that
+// row only, then after each token drafted; its rotary positions go on over the chain. Ends at
+// `levels` tokens, or behind the first path whose log-probability is below `least`; returns how many.
+int draft_chain(const Model* m, const Call* first, const Chain* chain) {
+    std::vector<bf16> state(m->hidden);
+    Call call = *first;
+    float score = 0.0f;
+    for (int level = 0;; ++level) {
+        forward(m, &call);
+        const int64_t best = call.best[0];
+        chain->tokens[level] = chain->ids ? chain->ids[best] : best;
+        chain->log_probs[level] = call.logits[best] - call.log_totals[0];
+        score += chain->log_probs[level];
+        if (level + 1 == chain->levels || score < chain->least) return level + 1;
+        const int last = call.rows.n - 1;
+        if (call.states) {
+            const bf16* from = chain->feeds_normed
+                                   ? call.normed + int64_t(last) * m->hidden
+                                   : call.tapped + int64_t(last) * call.num_taps * m->hidden;
+            std::copy(from, from + m->hidden, state.begin());
+            call.states = state.data();
+        }
+        call.rotary += int64_t(call.rows.n) * m->heads.head_dim;
+        call.rows.context += call.rows.n;
+        call.rows.n = 1;
+        call.first_logit = 0;
+        call.tokens = chain->tokens + level;
     }
 }
 

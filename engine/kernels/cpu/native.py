@@ -186,6 +186,12 @@ class NativeForward(Forward):
         parts = self._held.parts
         return cache.whole(parts.kv_heads, parts.head_dim, torch.bfloat16)
 
+    def draft_chain(
+        self, tokens: Tensor, cache: TreeCache, levels: int, least_prob: float
+    ) -> tuple[Tensor, Tensor] | None:
+        place = Place(self._buffer(cache), cache.length)
+        return self._held.chain(tokens, cache.length, place, levels=levels, least_prob=least_prob)
+
     def output(self, hidden: Tensor) -> Tensor:
         rows = hidden.to(torch.bfloat16).reshape(-1, hidden.shape[-1])
         logits: Tensor = self._lm_head.float_product(rows).unflatten(0, hidden.shape[:-1])

@@ -13,9 +13,15 @@ import torch
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec
+from engine.drafters.eagle.head import (
+    DraftHead,
+    Eagle1Head,
+    Eagle3Head,
+    Eagle3Spec,
+    HeadSession,
+)
 from engine.drafters.eagle.methods import EagleDrafter
-from engine.drafters.eagle.trees import DynamicTree, StaticTree
+from engine.drafters.eagle.trees import DynamicTree, StaticTree, grow
 from engine.drafters.heads.layer import HeadCache, HeadSpec
 from engine.drafters.heads.output import DraftOutput
 from engine.drafters.heads.vocabulary import FILE, Vocabulary
@@ -71,7 +77,7 @@ def test_levels_of_a_tree_equal_the_modules(name: str, target: Target) -> None:
     modules = head_of(name, target)
     kernels = head_of(name, target)
     kernels.use_kernels(target.kernels)
-    assert kernels._decoder is not None and modules._decoder is None
+    assert kernels.decoder is not None and modules.decoder is None
     rng, caches = random.Random(3), (HeadCache(1), HeadCache(1))
 
     def near(count: int, visible: Any, *, last_only: bool = False) -> None:
@@ -101,6 +107,56 @@ def test_levels_of_a_tree_equal_the_modules(name: str, target: Target) -> None:
     everything = torch.tril(torch.ones(5, 5 + caches[0].length).bool(), caches[0].length)
     everything[:, 2:7] = False
     near(5, everything)
+
+
+def chains(head: DraftHead, least: float, steps: int = 4) -> list[tuple[list[int], list[float]]]:
+    """What a session drafts step after step, in one call each and level by level."""
+    at_once, by_level = HeadSession(head), HeadSession(head)
+    torch.manual_seed(7)
+    found = []
+    for step in range(steps):
+        features = torch.randn(3 + step, 64 * (1 if isinstance(head, Eagle1Head) else 3)).bfloat16()
+        tokens = torch.randint(200, (3 + step,))
+        drafted = at_once.chain(features, tokens, 4, least)
+        assert drafted is not None
+        found.append((drafted[0].tolist(), drafted[1].tolist()))
+        by_level.feed_base(features, tokens)
+        grown = grow(by_level, DynamicTree(1, 4, 4, 1))
+        found.append((grown.tokens.tolist(), grown.log_probs.tolist()))
+    return found
+
+
+@pytest.mark.parametrize("name", HEADS)
+@torch.inference_mode()
+def test_a_chain_in_one_call_is_the_chain_level_by_level(name: str, target: Target) -> None:
+    head = head_of(name, target)
+    head.use_kernels(target.kernels)
+    found = chains(head, 0.0)
+    for (tokens, log_probs), (others, said) in zip(found[::2], found[1::2], strict=True):
+        assert tokens == others and len(tokens) == 4
+        assert log_probs == pytest.approx(said, abs=1e-4)
+    # It ends behind the first path that is less likely, and is the same up to there.
+    least = float(torch.tensor(found[0][1][:2]).sum().exp()) * 1.001
+    shorter = chains(head, least, steps=1)[0]
+    assert shorter[0] == found[0][0][:2]
+
+
+@torch.inference_mode()
+def test_a_model_drafts_a_chain_in_one_call(target: Target) -> None:
+    once, one_by_one = target.new_cache(64), target.new_cache(64)
+    prompt = torch.arange(20, 31)
+    target.prefill(prompt[:5], once, Needs())
+    target.prefill(prompt[:5], one_by_one, Needs())
+    found = target.draft_chain(prompt[5:], once, 5)
+    assert found is not None
+    feed, expected = prompt[5:], []
+    for _ in range(5):
+        logits = target.prefill(feed, one_by_one, Needs()).logits[-1].float()
+        feed = logits.argmax()[None]
+        expected.append((int(feed), float(logits.log_softmax(-1)[feed])))
+    assert found[0].tolist() == [token for token, _ in expected]
+    assert found[1].tolist() == pytest.approx([said for _, said in expected], abs=1e-4)
+    assert once.length == one_by_one.length == 5 + 6 + 4
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

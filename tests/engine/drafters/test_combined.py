@@ -35,12 +35,9 @@ CONFIGS: list[dict[str, Any]] = [
     {"retrieval": {**NGRAM, "lookup": "transformers"}, "min_match_len": 3},
     {"retrieval": {"decoding_type": "Suffix", "use_tree_spec": True}, "model": NGRAM},
     {"model": {"decoding_type": "Lookahead"}, "retrieval": NGRAM},
-    {"merge": True},
     {
-        "merge": True,
         "adaptive": True,
         "retrieval": {"decoding_type": "Suffix", "use_tree_spec": True, "mix_contexts": True},
-        "max_total_draft_tokens": 9,
     },
 ]
 
@@ -82,31 +79,6 @@ def test_sampled_output_follows_the_target_with_sampled_and_retrieved_drafts():
     drafter = Turns(draft_target(min_match_len=2), bench)
     assert judges.p_value(bench.target, drafter, drawn=True) > 1e-3
     assert 0.2 < len(drafter.by_model) / drafter.num_steps < 0.8
-
-
-def test_merged_drafts_leave_the_distribution_as_it_is():
-    target = judges.sampled_target()
-    config = CombinedConfig.parse({"merge": True, "max_total_draft_tokens": 12})
-    drafter = Turns(config, build_context(target))
-    assert judges.p_value(target, drafter) > 1e-3
-    assert len(drafter.by_model) == drafter.num_steps
-
-
-def test_sampled_drafts_are_not_merged():
-    bench = sampled_bench()
-    drafter = Turns(draft_target(merge=True), bench)
-    assert judges.p_value(bench.target, drafter, drawn=True) > 1e-3
-
-
-def test_both_drafts_are_verified_together_when_merged():
-    config = CombinedConfig.parse({"merge": True, "retrieval": NGRAM, "model": RECYCLING})
-    turns = CombinedConfig.parse({"retrieval": NGRAM, "model": RECYCLING})
-    prompt = [1, 2, 3, 4, 5, 1, 2]
-    found = started(turns, prompt).propose(99)
-    merged = started(config, prompt).propose(99)
-    first = [merged.tokens.tolist()[node] for node in merged.shape.children[0]]
-    assert len(found.shape) < len(merged.shape) <= 25
-    assert first[0] == 3 and len(first) > 1
 
 
 def test_draft_model_keeps_up_while_retrieval_drafts():

@@ -110,6 +110,17 @@ def test_a_grown_tree_equals_the_procedure_done_by_hand(size: DynamicTree) -> No
     assert candidates.scores[kept].tolist() == pytest.approx([s for _, s in wanted], abs=1e-5)
 
 
+@pytest.mark.parametrize("least", [0.02, 0.2, 0.5])
+def test_nodes_that_are_less_likely_are_not_expanded(least: float) -> None:
+    size = DynamicTree(3, 5, 12, 3)
+    whole, grown = grow(TableNet(), size), grow(TableNet(), size, least)
+    parents = grown.parents[grown.parents >= 0].unique()
+    assert (grown.scores[parents].exp() >= least).all()
+    assert len(grown.tokens) < len(whole.tokens)
+    expandable = (grown.scores.exp() >= least) & (torch.arange(len(grown.scores)) < 3)
+    assert set(expandable.nonzero().flatten().tolist()) <= set(parents.tolist())
+
+
 def test_the_worked_example_of_the_rerank() -> None:
     candidates = Candidates(
         tokens=torch.arange(6),

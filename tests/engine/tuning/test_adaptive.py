@@ -165,7 +165,6 @@ def test_adaptive_setting_wraps_any_method_under_sampling_too() -> None:
 class Sure(Oracle):
     """Says of every token that it is likely by `said`, whatever it is."""
 
-    flat_cost = True
     said = 0.9
 
     def propose(self, max_depth: int) -> Proposal:

@@ -87,6 +87,7 @@ export class Panel {
     this.hint = h("span", { class: "hint", hidden: true }, USELESS_DRAFTS);
     this.alert = h("div", { class: "alert", role: "alert", hidden: true });
     this.clock = h("span", { class: "panel-clock" });
+    this.notes = h("div", { class: "notes" });
     this.figures = new Figures(given.formulas);
     const text = h("div", { class: "text", role: "log", tabindex: "0", "aria-label": "text",
       onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event) },
@@ -100,7 +101,7 @@ export class Panel {
     this.root = h("section", { class: "panel" },
       h("header", {}, this.title, this.badge, this.state, this.progress, this.hint,
         h("span", { class: "spring" }), this.copy, this.link, this.clock),
-      this.figures.host, this.alert, this.text.frame,
+      this.figures.host, this.notes, this.alert, this.text.frame,
       h("div", { class: "legend" }, swatch("target", "prefill bonus"),
         swatch("target after a rejection", "recovered"),
         swatch("accepted draft, deeper = darker", ...[1, 3, 5, 8].map((depth) => `draft d${depth}`)),
@@ -141,6 +142,7 @@ export class Panel {
     this.progress.hidden = !["loading", "queued", "prefill"].includes(status.state);
     showProgress(this.progress, status.progress ?? null);
     this.fault(status.error, status.warning);
+    this.notes.replaceChildren(...(status.notes ?? []).map((note) => h("p", {}, note)));
     if (status.log_id == null) return;
     const url = new URL(location.href);
     url.search = "";
