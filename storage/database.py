@@ -16,7 +16,13 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.pool import StaticPool
 
-from storage.dialects import foreign_keys_off, in_memory, prepare, refuse_once_removed
+from storage.dialects import (
+    MAX_READING_S,
+    foreign_keys_off,
+    in_memory,
+    prepare,
+    refuse_once_removed,
+)
 from storage.records import SchemaError, StorageError
 from storage.schema import metadata
 
@@ -103,6 +109,8 @@ class Database:
     def _sentence(self, error: sa.exc.SQLAlchemyError) -> str:
         reason = next(iter(str(getattr(error, "orig", None) or error).strip().splitlines()), "")
         where = self.url.render_as_string()
+        if reason == "interrupted":
+            return f"The run log {where} did not answer within {MAX_READING_S:g} s. Ask for less."
         return (
             f"The run log {where} cannot be used: {reason}. Check the file, or give another --db."
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,9 @@ from sqlalchemy.ext.compiler import compiles
 from storage.records import StorageError
 
 BUSY_TIMEOUT_MS = 15_000
+MAX_READING_S = 10.0
+INSTRUCTIONS = 50_000
+"""Of SQLite's machine, between two looks at the clock: about a millisecond."""
 _REFUSED = re.compile("[\\x00\ud800-\udfff]|\\\\(?=u[0-9a-f]{4})")
 _ESCAPE = re.compile(r"\\u(?!d[89a-f])([0-9a-f]{4})")
 _PAIR = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
@@ -108,11 +112,15 @@ def _prepare_sqlite(connection: Any, record: Any) -> None:
     cursor.execute("PRAGMA synchronous=NORMAL")
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
+    connection.set_progress_handler(
+        lambda: time.monotonic() > record.info.get("until", math.inf), INSTRUCTIONS
+    )
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
     """Writers take the write lock first, and so see what the writer before them left."""
     reading = connection.get_execution_options().get("reading")
+    connection.info["until"] = time.monotonic() + MAX_READING_S if reading else math.inf
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
 

@@ -20,9 +20,10 @@ from sqlalchemy import Boolean, Column, DateTime, ForeignKey, Index, Integer, St
 
 from storage.dialects import AnyText, Real, readable
 from storage.owner import now
-from storage.records import StepRow
+from storage.records import StepRow, StorageError
 
 _STEP_FIELDS = tuple(field.name for field in fields(StepRow))
+DAMAGED = "A value in the run log is damaged. Take the log from a copy, or delete this run."
 ORDERS = ("created_at", "tok_s", "mat", "ttft_s", "num_steps")
 
 
@@ -78,7 +79,7 @@ class Json(sa.types.TypeDecorator[Any]):
         return None if value is None else dump(value)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
-        found = None if value is None else json.loads(readable(value))
+        found = None if value is None else _parsed(value)
         return tuple(found) if isinstance(found, list) else found
 
 
@@ -100,10 +101,20 @@ class Packed(sa.types.TypeDecorator[StepRow]):
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> StepRow | None:
         if value is None:
             return None
-        values: dict[str, Any] = json.loads(readable(zlib.decompress(value).decode()))
-        for name, one in values.items():
-            values[name] = tuple(one) if isinstance(one, list) else one
-        return StepRow(**values)
+        try:
+            values: dict[str, Any] = _parsed(zlib.decompress(value).decode())
+            for name, one in values.items():
+                values[name] = tuple(one) if isinstance(one, list) else one
+            return StepRow(**values)
+        except (zlib.error, UnicodeDecodeError, AttributeError, TypeError) as error:
+            raise StorageError(DAMAGED) from error
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(readable(text))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise StorageError(DAMAGED) from error
 
 
 class Utc(sa.types.TypeDecorator[datetime]):

@@ -112,16 +112,14 @@ class BenchOptions(WorkloadOptions):
 @takes(BenchOptions)
 def bench(options: BenchOptions) -> None:
     """Measure methods against plain decoding over suites of prompts, one request at a time."""
-    from rich.console import Console
-
     from engine.errors import ConfigError
-    from playground.cli.tables import progress_bar
+    from playground.cli.tables import Terminal, progress_bar
     from playground.experiments import benchmarks
     from playground.experiments.finished import RunGroup
     from playground.experiments.measurement import Measurement, check_same_target
     from storage import RunLog
 
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     if options.resume and not options.save:
         raise ConfigError("--resume needs the log that --no-save would not keep. Drop one of them.")
     with ExitStack() as stack:
@@ -176,15 +174,15 @@ def _show(
         print_wide(*tables(results.report))
     for skip in summary.skipped[:MAX_SKIPPED]:
         where = f"{skip.suite} {skip.prompt}, turn {skip.turn + 1}"
-        console.print(f"left out: {where}: {skip.reason}", highlight=False)
+        console.print(f"left out: {where}: {skip.reason}")
     if summary.num_failed:
         console.print(f"{summary.num_failed} requests failed; the log has their errors.")
     if options.output is not None:
         texts = {name: text_of(results) for name, text_of in FILES.items()}
         for path in write_files(options.output, texts):
-            console.print(f"wrote {path}", highlight=False)
+            console.print(f"wrote {path}")
     if summary.cancelled and options.save:
-        console.print(f"Stopped. Go on with: app.py bench --resume {benchmark_id}", highlight=False)
+        console.print(f"Stopped. Go on with: app.py bench --resume {benchmark_id}")
 
 
 def configurations_of(

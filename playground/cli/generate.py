@@ -23,6 +23,7 @@ from playground.cli.options import (
     read_stdin,
     takes,
     until_interrupt,
+    visible,
     whole_numbers,
 )
 
@@ -62,6 +63,7 @@ def generate(options: GenerateOptions) -> None:
     config, sampling = options.config(), options.sampling
     limits = options.limits(stop=tuple(options.stop))
     streams = not options.as_json and not limits.stop
+    written = visible if sys.stdout.isatty() else str
     run = LiveRun(owner="")
     output_ids: tuple[int, ...] = ()
     shown: list[str] = []
@@ -108,7 +110,7 @@ def generate(options: GenerateOptions) -> None:
                 output_ids = record.output_ids
             if streams and (new := run.pieces(len(shown))):
                 shown += new
-                sys.stdout.write("".join(new))
+                sys.stdout.write(written("".join(new)))
                 sys.stdout.flush()
     run_id = run.log_id if options.save else None
     if options.as_json:
@@ -117,7 +119,7 @@ def generate(options: GenerateOptions) -> None:
         typer.echo(json.dumps(values, ensure_ascii=False, indent=2))
     else:
         assert run.metrics is not None and run.finish is not None
-        typer.echo(run.finish.text.removeprefix("".join(shown)))
+        typer.echo(written(run.finish.text.removeprefix("".join(shown))))
         typer.echo(_figures(config, run.metrics, run.finish.reason, run_id), err=True)
     if stopped():
         raise typer.Exit(EXIT_INTERRUPTED)

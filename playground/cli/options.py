@@ -13,12 +13,16 @@ so that `--help` answers at once.
 
 from __future__ import annotations
 
+import errno
 import inspect
+import io
+import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -39,6 +43,7 @@ EMBEDDED = "smollm2-135m-instruct"
 Options = TypeVar("Options")
 
 REQUIRED: Any = MISSING
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 METHOD_HELP = "Method: preset, FILE.yaml or decoding type."
 
 
@@ -46,19 +51,50 @@ class CommandGroup(TyperGroup):
     """Ends every command that our own errors stop with one sentence on stderr."""
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         try:
-            return super().invoke(ctx)
+            _check_text(ctx.args)
+            found = super().invoke(ctx)
+            sys.stdout.flush()  # where it can still be said that it is full
+            return found
         except KeyboardInterrupt as error:
             typer.echo("Stopped.", err=True)
             raise typer.Exit(EXIT_INTERRUPTED) from error
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # who reads has seen enough
+                raise
+            _forget_output()
+            what = error.filename or "The output"
+            typer.echo(f"error: {visible(str(what))}: {error.strerror or error}.", err=True)
+            raise typer.Exit(EXIT_USER_ERROR) from error
         except Exception as error:
             from engine.errors import PlaygroundError
             from storage import StorageError
 
             if not isinstance(error, PlaygroundError | StorageError):
                 raise
-            typer.echo(f"error: {error}", err=True)
+            typer.echo(f"error: {visible(str(error))}", err=True)
             raise typer.Exit(EXIT_USER_ERROR) from error
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    from engine.plain import as_text
+
+    for argument in arguments:
+        as_text(argument, what=f"The argument {argument[:40]!r}")
+
+
+def _forget_output() -> None:
+    """Let Python not try once more, when it ends, to write what cannot be written."""
+    with suppress(OSError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def visible(text: str) -> str:
+    """Text of others for a terminal: its control characters are shown, not obeyed."""
+    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def option(default: Any, help: str, *names: str, **more: Any) -> Any:
@@ -180,14 +216,13 @@ class DeviceOptions:
     @contextmanager
     def models(self, spec: TargetSpec, dtype: str | None) -> Iterator[Models]:
         """The loaded target, and what may draft for it; freed in the end."""
-        from rich.console import Console
-
         import presets
+        from playground.cli.tables import Terminal
         from playground.host.models import Models
 
         models = Models(cache_dir=self.cache, device=self.device, resolve=presets.resolve)
         try:
-            with Console(stderr=True).status(f"loading {spec.name}") as status:
+            with Terminal(stderr=True).status(f"loading {spec.name}") as status:
                 models.target(spec, dtype or "auto", lambda message, _: status.update(message))
             yield models
         finally:

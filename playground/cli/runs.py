@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from playground.cli.options import REQUIRED, JsonOptions, LogOptions, argument, option, takes
+from playground.cli.options import (
+    REQUIRED,
+    JsonOptions,
+    LogOptions,
+    argument,
+    option,
+    takes,
+    visible,
+)
 
 if TYPE_CHECKING:
     from storage import RunQuery, RunSummary
@@ -84,7 +92,7 @@ def list_(options: ListOptions) -> None:
         typer.echo(json.dumps([run_values(run) for run in page.rows], indent=2))
         return
     for run in page.rows:
-        typer.echo(_line(run))
+        typer.echo(visible(_line(run)))
     shown = f"{len(page.rows)} of {page.total} runs"
     typer.echo(shown if page.total else "No run matches.", err=True)
 
@@ -150,12 +158,11 @@ class ImportOptions(LogOptions):
 @takes(ImportOptions)
 def import_(options: ImportOptions) -> None:
     """Add exported runs to the log; a run that is here already is left as it is."""
-    from playground.runs.transfer import Imported, import_runs, reading
+    from playground.runs.transfer import Imported, import_runs, read_lines
 
     with options.open_log() as log:
         for file in options.files:
-            with reading(file) as stream:
-                *_, total = Imported(), *import_runs(log, stream)
+            *_, total = Imported(), *import_runs(log, read_lines(file))
             for given, own in total.renamed.items():
                 typer.echo(f"{given}: another run has this id; imported as {own}")
             typer.echo(f"{file}: {total.added} runs imported, {total.known} were here already")

@@ -108,14 +108,12 @@ class SweepOptions(WorkloadOptions, MethodOptions):
 @takes(SweepOptions)
 def sweep(options: SweepOptions) -> None:
     """Measure many settings of one method and find the best, by search or grid."""
-    from rich.console import Console
-
-    from playground.cli.tables import progress_bar
+    from playground.cli.tables import Terminal, progress_bar
     from playground.experiments.sweep.report import about
     from playground.experiments.sweep.run import measure_on, run_sweep
     from playground.experiments.sweep.store import SweepStore
 
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     with ExitStack() as stack:
         log = stack.enter_context(options.open_log())
         store = SweepStore.beside(log)
@@ -125,7 +123,7 @@ def sweep(options: SweepOptions) -> None:
         bench = stack.enter_context(options.models(plan.target, plan.dtype)).bench()
         found = store.create(plan, options.name or None) if begun is None else begun
         found.check_target(bench.target)
-        console.print(f"sweep {found.name}: {about(found.plan)}", highlight=False)
+        console.print(f"sweep {found.name}: {about(found.plan)}")
         with until_interrupt() as stopped, progress_bar(console) as bar:
             ended = run_sweep(
                 found,
@@ -135,7 +133,7 @@ def sweep(options: SweepOptions) -> None:
             )
         _show(options, found, console)
     if ended == "stopped":
-        console.print(f"Stopped. Go on with: app.py sweep --resume {found.name}", highlight=False)
+        console.print(f"Stopped. Go on with: app.py sweep --resume {found.name}")
         raise typer.Exit(EXIT_INTERRUPTED)
 
 

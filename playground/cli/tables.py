@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from playground.cli.options import visible
 from playground.experiments.report.report import Cell, Report, Section
 from playground.experiments.report.statistics import LATENCY_ROWS, LatencyTable
 from playground.experiments.report.verdict import CAUSES
@@ -27,24 +28,34 @@ def progress_bar(
 ) -> Iterator[Callable[..., None]]:
     """A bar as a function of what is done; takes `total` and a `note` to show beside it, too."""
     columns = (
-        progress.TextColumn("{task.description}"),
+        progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(bar_width=30),
         progress.MofNCompleteColumn(),
         progress.TimeElapsedColumn(),
-        progress.TextColumn("{task.fields[note]}"),
+        progress.TextColumn("{task.fields[note]}", markup=False),
     )
     with progress.Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=total, note="")
         yield lambda done, **more: bar.update(task, completed=done, **more)
 
 
+class Terminal(Console):
+    """Where a command says something to a person; texts are shown, neither styled nor obeyed."""
+
+    def __init__(self, *, stderr: bool = False, width: int | None = None) -> None:
+        super().__init__(stderr=stderr, width=width, highlight=False)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(visible(text), **{**options, "markup": False})
+
+
 def print_wide(*shown: Any) -> None:
     """Tables as wide as they need to be where nobody's terminal limits them."""
-    out = Console()
+    out = Terminal()
     if not out.is_terminal:
-        out = Console(width=WIDE)
+        out = Terminal(width=WIDE)
     for one in shown:
-        out.print(one, highlight=False)
+        out.print(one)
 
 
 def table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]] = ()) -> Table:
@@ -100,7 +111,7 @@ def tables(report: Report) -> Iterator[Table | Text]:
             yield _latency(section.name, section.latency)
         yield from _verdict(section)
     if report.headline:
-        yield Text(report.headline, style="bold")
+        yield Text(visible(report.headline), style="bold")
 
 
 def _by_group(
@@ -158,11 +169,11 @@ def _verdict(section: Section) -> Iterator[Text]:
         return
     of = f"{verdict.num_identical} of {verdict.num_compared} answers identical to plain"
     if verdict.cause is None:
-        yield Text(f"{section.name}: {of}")
+        yield Text(visible(f"{section.name}: {of}"))
         return
     first = verdict.divergences[0]
     where = f"{first.suite} {first.prompt}, turn {first.turn + 1}, token {first.at + 1}"
     why = CAUSES[verdict.cause] if section.lossless else "a lossy method"
-    yield Text(f"{section.name}: {of}: {why}; first difference: {where}", style="yellow")
+    yield Text(visible(f"{section.name}: {of}: {why}; first difference: {where}"), style="yellow")
     for sentence in first.gap:
-        yield Text(f"  {sentence}", style="yellow")
+        yield Text(visible(f"  {sentence}"), style="yellow")

@@ -51,17 +51,15 @@ class TrainOptions(TargetOptions):
 @takes(TrainOptions)
 def train(options: TrainOptions) -> None:
     """Train a drafter for a target on texts that the target writes itself."""
-    from rich.console import Console
-
     import presets
     from engine.model.corpus import Corpus
     from engine.training import session
     from engine.training.corpus.writer import corpus_settings, grow
     from engine.training.methods import training_settings
-    from playground.cli.tables import progress_bar
+    from playground.cli.tables import Terminal, progress_bar
     from playground.host.methods import read_overrides
 
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     values = {"seed": options.seed, **read_overrides(options.settings)}
     recipe = training_settings(options.method, values)
     settings = session.SessionSettings.parse(

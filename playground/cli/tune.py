@@ -88,10 +88,8 @@ class LatencyOptions(JsonOptions, MeasureOptions):
 @takes(RanksOptions)
 def ranks(options: RanksOptions) -> None:
     """Measure which ranks a drafter gave to the true tokens of stored texts."""
-    from rich.console import Console
-
     import presets
-    from playground.cli.tables import progress_bar
+    from playground.cli.tables import Terminal, progress_bar
     from playground.trees.tables import make_table
 
     config, run_ids = options.config(), parts(options.runs)
@@ -99,7 +97,7 @@ def ranks(options: RanksOptions) -> None:
         target, dtype = _made_with(log, options)
         with (
             options.models(presets.resolve(target), dtype) as models,
-            progress_bar(Console(stderr=True), f"Ranking with {config.decoding_type}", 100) as bar,
+            progress_bar(Terminal(stderr=True), f"Ranking with {config.decoding_type}", 100) as bar,
         ):
             artifact_id, table = make_table(
                 log,
@@ -163,17 +161,15 @@ def fit(options: FitOptions) -> None:
 @takes(LatencyOptions)
 def latency(options: LatencyOptions) -> None:
     """Measure what verifying, drafting and the loop itself cost on this machine."""
-    from rich.console import Console
-
     import presets
-    from playground.cli.tables import progress_bar
+    from playground.cli.tables import Terminal, progress_bar
     from playground.trees.latency import measure_latency
 
     config, spec = options.config(), presets.resolve(options.target or EMBEDDED)
     with (
         options.open_log() as log,
         options.models(spec, options.dtype) as models,
-        progress_bar(Console(stderr=True), "Measuring latency", 100) as bar,
+        progress_bar(Terminal(stderr=True), "Measuring latency", 100) as bar,
     ):
         latency = measure_latency(
             log,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ class TraceFile:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._stream = path.open("w", encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"--trace: {path} cannot be written: {error.strerror}.") from error
+            raise _unwritable(path, error) from error
+        self._path = path
         self._tokenizer, self._stop = target.tokenizer, tuple(stop)
         self._tally = Tally()
         self._line(
@@ -55,7 +57,8 @@ class TraceFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stream.close()
+        with suppress(OSError):  # what it could not write was said
+            self._stream.close()
 
     def write(self, record: Record) -> None:
         """Append a record; the prefill has no line of its own."""
@@ -79,8 +82,15 @@ class TraceFile:
 
     def _line(self, line: Mapping[str, Any]) -> None:
         """Flushed, so that a killed run leaves whole lines."""
-        self._stream.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self._stream.flush()
+        try:
+            self._stream.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._stream.flush()
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"--trace: {path} cannot be written: {error.strerror}.")
 
 
 def step_line(step: Step) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from engine.errors import ConfigError
+from engine.plain import short
 from storage import RunDetail, StepRow, StoredRun
 
 ID = re.compile(r"[0-9A-Za-z_-]{1,32}")
@@ -26,6 +27,7 @@ MAX_CHARS = {
     "name": 255,
     "note": 20_000,
 }
+YEARS = (1970, 9000)
 MAX_COUNT = 2**31 - 1
 COUNTS = ("num_prompt_tokens", "num_new_tokens", "num_steps")
 
@@ -49,7 +51,7 @@ def checked_run(values: Mapping[str, Any], rows: Any, where: str) -> StoredRun:
         first = error.errors(include_url=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "it"
         raise ConfigError(
-            f"{where}: {field} is refused: {first['msg']}, got {first['input']!r:.60}."
+            f"{where}: {field} is refused: {first['msg']}, got {short(first['input'], 60)}."
         ) from error
     for fault in (*_run_faults(run), *(f for n, s in enumerate(steps) for f in _step_faults(n, s))):
         raise ConfigError(f"{where}: {fault}")
@@ -61,6 +63,8 @@ def checked_run(values: Mapping[str, Any], rows: Any, where: str) -> StoredRun:
 def _run_faults(run: RunDetail) -> Iterator[str]:
     if not ID.fullmatch(run.id):
         yield f"id must be letters and digits, at most 32, got {run.id!r:.60}."
+    if not YEARS[0] <= run.created_at.year <= YEARS[1]:
+        yield f"created_at must be in the years {YEARS[0]} to {YEARS[1]}."
     for name, most in MAX_CHARS.items():
         if len(getattr(run, name) or "") > most:
             yield f"{name} must have at most {most} characters, got {len(getattr(run, name))}."

@@ -12,15 +12,16 @@ import io
 import json
 import math
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from engine.errors import ConfigError
+from engine.plain import MAX_CHARS, read_json, short
 from playground.runs.imports import checked_run
 from storage import Figure, RunDetail, RunLog, RunSummary, StepRow, StoredRun, names_of
 
@@ -31,9 +32,12 @@ VERSION = 1
 HEAD = json.dumps({"format": FORMAT, "version": VERSION})[:-1] + ', "runs": [\n'
 TAIL = "\n]}\n"
 GZIP_MAGIC = b"\x1f\x8b"
+ODD_FLOATS = ("nan", "inf", "-inf")
 DERIVED = ("setup_id", "prompt_id")
 """Follow from the rest; a log computes them anew."""
 BATCH = 200
+LINE_CHARS = 32
+"""What a line counts for at least: it takes time, too."""
 RUN_COLUMNS = (
     "id created_at status target decoding_type method_title lossless dtype device finish_reason "
     "name note benchmark_id"
@@ -168,8 +172,7 @@ def import_runs(log: RunLog, lines: Iterable[str]) -> Iterator[Imported]:
         StorageError: the log refuses a value.
     """
     found = Imported()
-    runs = read_runs(lines)
-    while batch := list(islice(runs, BATCH)):
+    for batch in _batches(lines):
         for arrival in log.write_whole(batch):
             found.added += arrival.kind != "known"
             found.known += arrival.kind == "known"
@@ -178,20 +181,48 @@ def import_runs(log: RunLog, lines: Iterable[str]) -> Iterator[Imported]:
         yield found
 
 
-@contextmanager
-def reading(file: Path) -> Iterator[IO[str]]:
-    """A text stream out of a file, gzip or not.
+def _batches(lines: Iterable[str]) -> Iterator[list[StoredRun]]:
+    """As many runs at a time as are held in memory without thinking about it."""
+    held, batch = 0, list[StoredRun]()
 
-    Raises ConfigError: it cannot be read, or is no text.
+    def counted() -> Iterator[str]:
+        nonlocal held
+        for line in lines:
+            held += len(line)
+            yield line
+
+    for run in read_runs(counted()):
+        batch.append(run)
+        if len(batch) == BATCH or held > MAX_CHARS:
+            yield batch
+            held, batch = 0, []
+    if batch:
+        yield batch
+
+
+def read_lines(file: Path) -> Iterator[str]:
+    """The lines of a file, gzip or not.
+
+    Raises ConfigError: it cannot be read, is no text, or has a line longer than any run.
     """
     try:
         with file.open("rb") as raw:
-            packed = raw.read(2) == GZIP_MAGIC
-            raw.seek(0)
+            packed = raw.peek(2)[:2] == GZIP_MAGIC
             with gzip.open(raw) if packed else raw as plain:
-                yield io.TextIOWrapper(cast(Any, plain), encoding="utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+                stream = io.TextIOWrapper(cast(Any, plain), encoding="utf-8")
+                while line := stream.readline(MAX_CHARS + 1):
+                    _check_length(len(line), file.name)
+                    yield line
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"{file.name} cannot be read: {error}.") from error
+
+
+def _check_length(num_chars: int, where: str) -> None:
+    if num_chars > MAX_CHARS:
+        raise ConfigError(
+            f"{where} has more than {MAX_CHARS} characters in one piece. Export fewer runs, as "
+            "the playground writes them: a line per run."
+        )
 
 
 def read_runs(lines: Iterable[str]) -> Iterator[StoredRun]:
@@ -202,7 +233,12 @@ def read_runs(lines: Iterable[str]) -> Iterator[StoredRun]:
     source = iter(lines)
     first = next(source, "")
     if not first.strip().endswith('"runs": ['):
-        document = _json(first + "".join(source), "The file")
+        parts, num_chars = [first], len(first)
+        for line in source:
+            parts.append(line)
+            num_chars += max(len(line), LINE_CHARS)
+            _check_length(num_chars, "The file")
+        document = _json("".join(parts), "The file")
         _check_head(document)
         for number, raw in enumerate(document["runs"], start=1):
             yield _stored(raw, number)
@@ -212,7 +248,7 @@ def read_runs(lines: Iterable[str]) -> Iterator[StoredRun]:
         text = line.strip().removesuffix(",")
         if text == "]}":
             return
-        if text:
+        if text or number > 1:  # an export of nothing has an empty line
             yield _stored(_json(text, f"Run {number} of the file"), number)
     raise ConfigError("The file ends in the middle. Copy or export it again.")
 
@@ -223,20 +259,21 @@ def _check_head(document: Any) -> None:
     version = document.get("version")
     if version != VERSION or not isinstance(document.get("runs"), list):
         raise ConfigError(
-            f"The file's version must be {VERSION}, got {version!r:.20}. Update the program, or "
-            "export the runs with this version."
+            f"The file's version must be {VERSION}, got {short(version, 20)}. Update the program, "
+            "or export the runs with this version."
         )
 
 
 def _json(text: str, what: str) -> Any:
-    try:
-        return json.loads(text, object_hook=_odd_float)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{what} is not valid JSON: {error}.") from error
+    return read_json(text, what=what, object_hook=_odd_float)
 
 
 def _odd_float(value: dict[str, Any]) -> Any:
-    return float(value["$float"]) if value.keys() == {"$float"} else value
+    if value.keys() != {"$float"}:
+        return value
+    if value["$float"] not in ODD_FLOATS:
+        raise ConfigError(f"$float must be one of {', '.join(ODD_FLOATS)}.")
+    return float(value["$float"])
 
 
 def _stored(raw: Any, number: int) -> StoredRun:

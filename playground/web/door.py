@@ -1,7 +1,7 @@
 """The door of the page: who may call, under which name, and what of Gradio is open at all.
 
 Every request passes, the browser's own too. What passes has the token, comes from our page or from
-no page, asks for a route that our pages use, and carries JSON.
+no page, asks for a route that our pages use, and carries JSON that is bounded (`engine.plain`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlencode
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import ConfigError
+from engine.plain import read_json
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -39,6 +41,10 @@ READ = re.compile(
 `run-history`, `custom_component`, `dev/reload`, `monitoring`, …) is not found."""
 CHANGE = re.compile(rf"{API}/(queue/join|component_server|upload|cancel|reset|(run|call)/[^/]+)/?")
 """Where pages and programs post; not `api`, `call/v2`, `login`, `process_recording`, …"""
+
+MAX_BODY = 40_000_000
+MAX_JSON = 8_000_000
+"""Bytes of an upload, and of any other body."""
 
 CLOSED = {"connection": "close"}
 """A refusal leaves the request's body unread, so its connection serves no other."""
@@ -118,6 +124,10 @@ class Door:
             await send({"type": "websocket.close", "code": 1008})
         else:
             answer = self._answer(Request(scope))
+            if answer is None and scope["method"] == "POST":
+                receive = counted(receive, MAX_BODY)
+                if scope["path"].rstrip("/") != UPLOAD:
+                    answer, receive = await checked(receive)
             await (answer or self._app)(scope, receive, send)
 
     def _answer(self, request: Request) -> Response | None:
@@ -217,6 +227,46 @@ def _is_readable(request: Request) -> bool:
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     is_upload = request.scope["path"].rstrip("/") == UPLOAD
     return kind == ("multipart/form-data" if is_upload else "application/json")
+
+
+def counted(receive: Receive, most: int) -> Receive:
+    """The body as it comes, as long as it is no longer than this."""
+    total = 0
+
+    async def receive_some() -> Message:
+        nonlocal total
+        message = await receive()
+        total += len(message.get("body", b""))
+        if total > most:
+            raise HTTPException(413, f"A request has at most {most} bytes.", CLOSED)
+        return message
+
+    return receive_some
+
+
+async def checked(receive: Receive) -> tuple[Response | None, Receive]:
+    """Why the body is not taken, None if it is; and the body again.
+
+    It is looked at whole before Gradio parses it: forms and questions are short.
+    """
+    receive_some, body, more = counted(receive, MAX_JSON), bytearray(), True
+    try:
+        while more:
+            message = await receive_some()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        if body:
+            read_json(bytes(body), what="The request")
+    except HTTPException as error:
+        return _refused(error.status_code, error.detail), receive
+    except ConfigError as error:
+        return _refused(400, str(error)), receive
+    whole: list[Message] = [{"type": "http.request", "body": bytes(body)}]
+
+    async def receive_again() -> Message:
+        return whole.pop() if whole else await receive()
+
+    return None, receive_again
 
 
 def _locked(request: Request) -> Response:

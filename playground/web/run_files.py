@@ -13,7 +13,7 @@ import gradio as gr
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
 from playground.runs.query import TableQuery
-from playground.runs.transfer import Imported, Kind, export_runs, import_runs, reading, writing
+from playground.runs.transfer import Imported, Kind, export_runs, import_runs, read_lines, writing
 from playground.web.results import plural
 from playground.web.run_details import QUIET, message_html
 from storage import RunLog
@@ -97,18 +97,17 @@ class RunFiles:
     def import_file(self, file: str) -> Iterator[list[Any]]:
         """Add the runs of an export; what came before a fault stays."""
         last = Imported()
-        with reading(Path(file)) as stream:
-            batches = import_runs(self.log, stream)
-            while True:
-                batch = attempt(lambda: next(batches, None), where="importing runs")
-                if isinstance(batch, Fault):
-                    rest = f"{_imported(last)} The rest was not imported."
-                    yield [message_html(rest, batch), gr.Button(visible=False)]
-                    return
-                last = batch or last
-                yield [message_html(_imported(last)), gr.Button(visible=batch is not None)]
-                if batch is None:
-                    return
+        batches = import_runs(self.log, read_lines(Path(file)))
+        while True:
+            batch = attempt(lambda: next(batches, None), where="importing runs")
+            if isinstance(batch, Fault):
+                rest = f"{_imported(last)} The rest was not imported."
+                yield [message_html(rest, batch), gr.Button(visible=False)]
+                return
+            last = batch or last
+            yield [message_html(_imported(last)), gr.Button(visible=batch is not None)]
+            if batch is None:
+                return
 
 
 def _imported(imported: Imported) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -13,14 +14,17 @@ import gradio as gr
 from gradio.route_utils import CustomCORSMiddleware
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from playground.web.components import module_address, module_routes, static_text
-from playground.web.door import Access, Door, bracketed
+from playground.web.door import MAX_BODY, Access, Door, bracketed
 from playground.web.theme import theme
 
-MAX_UPLOAD = "64mb"
 STREAMS_END_S = 1
 """Seconds that open streams get to end by themselves when the server does."""
+MAX_CONNECTIONS = 256
+MAX_SILENCE_S = 10.0
+"""Until a connection must have sent the head of a request."""
 INLINE_SCRIPT = re.compile(rb"<script(?![^>]*\ssrc=)[^>]*>(.*?)</script>", re.DOTALL)
 HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 
@@ -88,6 +92,37 @@ def launch(page: gr.Blocks, access: Access, port: int, files: Path) -> None:
     app.user_middleware = [m for m in app.user_middleware if m.cls is not cors]
     app.middleware_stack = app.build_middleware_stack()
     page.server.config.timeout_graceful_shutdown = STREAMS_END_S  # else open pages hold it up
+    page.server.config.http_protocol_class = Connection  # of the connections from now on
+
+
+class Connection(H11Protocol):
+    """One of few enough to leave files to open, closed where nobody asks anything on it."""
+
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+        self._wait()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def _wait(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+        self._waiting = self.loop.call_later(MAX_SILENCE_S, self._close_if_silent)
+
+    def _close_if_silent(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
 
 
 def launch_options(access: Access, files: Path) -> dict[str, Any]:
@@ -101,7 +136,7 @@ def launch_options(access: Access, files: Path) -> dict[str, Any]:
         "run_history": False,
         "enable_monitoring": False,
         "footer_links": [],
-        "max_file_size": MAX_UPLOAD,
+        "max_file_size": MAX_BODY,
         "state_session_capacity": 200,
         "ssr_mode": False,
         "app_kwargs": {

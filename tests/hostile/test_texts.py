@@ -92,7 +92,7 @@ def refusal(read: Callable[[], object]) -> str:
         read()
     assert time.monotonic() - began < MOST_S
     sentence = str(refused.value)
-    assert "\n" not in sentence and len(sentence) < 400 and sentence.endswith(".")
+    assert "\n" not in sentence and len(sentence) < 600 and sentence.endswith(".")
     sentence.encode()
     return sentence
 

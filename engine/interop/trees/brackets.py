@@ -112,7 +112,10 @@ def _check_size(num_nodes: int) -> None:
 
 def _check_connected(places: Mapping[Path, str]) -> None:
     """Refuse a gap, unless no path leads through another one: then only the ends are listed."""
-    inner = {path[:depth] for path in places for depth in range(1, len(path))}
+    inner: set[Path] = set()
+    for path in places:
+        inner.update(path[:depth] for depth in range(1, len(path)))
+        _check_size(len(inner))
     for path, where in () if inner.isdisjoint(places) else places.items():
         if path[:-1] and path[:-1] not in places:
             raise TreeError(
@@ -129,6 +132,7 @@ def _path(number: int, item: Item) -> Path:
         )
     if not item.items:
         raise TreeError(f"The path at {item.place} (entry {number}) is empty. Give it a rank.")
+    _check_size(len(item.items))
     for part in item.items:
         if part.items is not None:
             raise TreeError(f"The brackets at {part.place} (entry {number}) nest too deep.")

@@ -10,18 +10,26 @@ Example: the tree [0], [1], [0, 0] has successors [[1, 2], [3], [], []].
 from __future__ import annotations
 
 import pickle
+import struct
+import zlib
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path as FilePath
 from typing import Annotated, Any
+from zipfile import BadZipFile, ZipFile
 
-import torch
 from pydantic import ConfigDict, Field
 
 from engine.config import Settings
 from engine.errors import ConfigError, TreeError
 from engine.tree import MAX_NODES, ChoiceTree, Path
 
-MAX_FILE_BYTES = 64_000_000
+MAX_PICKLE_BYTES = 1_000_000
+FAULTS: tuple[type[Exception], ...] = (
+    *(OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError),
+    *(EOFError, OverflowError, MemoryError, BadZipFile, zlib.error, struct.error),
+)
+"""What a damaged archive or pickle raises, in `zipfile` and in `pickle`."""
 Numbers = Annotated[list[int], Field(max_length=MAX_NODES + 1)]
 Rows = Annotated[list[Numbers], Field(max_length=MAX_NODES + 1)]
 
@@ -34,7 +42,7 @@ class Growmap(Settings):
     Successors: Rows | None = None
     branches: Rows | None = None
     depth: Numbers | None = None
-    size: int | None = None
+    size: int | None = Field(None, ge=2, le=MAX_NODES + 1)
 
     def successors(self) -> list[list[int]]:
         """As listed, or from how many children each node has, level by level."""
@@ -129,14 +137,36 @@ def read_growmap_file(file: FilePath) -> ChoiceTree:
         TreeError: not such a file, or too large.
     """
     try:
-        if file.stat().st_size > MAX_FILE_BYTES:
-            raise TreeError(f"{file} has more than {MAX_FILE_BYTES} bytes; it is no growmap.")
-        values = torch.load(file, map_location="cpu", weights_only=True)
+        with ZipFile(file) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+            with archive.open(name) as stream:
+                pickled = stream.read(MAX_PICKLE_BYTES + 1)
+        if len(pickled) > MAX_PICKLE_BYTES:
+            raise TreeError(f"{file} has more than {MAX_PICKLE_BYTES} bytes; it is no growmap.")
+        values = _Lists(BytesIO(pickled)).load()
     except pickle.UnpicklingError as error:
         raise TreeError(f"{file} holds more than tensors and lists; it is not read.") from error
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
+    except FAULTS as error:
         raise TreeError(f"{file} could not be read as a growmap: {error!s:.200}.") from error
     if not isinstance(values, Mapping):
         raise TreeError(f"{file} must hold a growmap's keys, got {type(values).__name__}.")
-    lists = {k: v.tolist() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
-    return read_growmap({str(key): value for key, value in lists.items()})
+    return read_growmap({str(key): value for key, value in values.items() if value is not None})
+
+
+class _Lists(pickle._Unpickler):
+    """Lists and numbers of a pickle, None for its tensors; nothing that it names is called.
+
+    It is the one in Python, as torch's is: the one in C allocates what a pickle claims to need.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module != "collections" and module.partition(".")[0] != "torch":
+            raise pickle.UnpicklingError(f"{module}.{name}")
+        return dict if name == "OrderedDict" else _tensor
+
+    def persistent_load(self, pid: Any) -> None:
+        """A tensor's numbers, which lie in another file of the archive."""
+
+
+def _tensor(*parts: Any) -> None:
+    """In place of a tensor: mask and depth follow from the lists."""

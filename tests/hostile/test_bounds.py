@@ -1,0 +1,309 @@
+"""How much may come in, how long it may take, and what a terminal is told: bounds that hold."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pickle
+import re
+import socket
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import storage.dialects
+from engine.errors import ConfigError, TreeError
+from engine.interop.trees import is_pbtxt, parse_tree
+from engine.interop.trees.growmap import read_growmap_file
+from playground.cli.main import app
+from playground.runs.query import read_filters
+from playground.runs.transfer import HEAD, TAIL, import_runs, read_lines, run_line
+from playground.web import security
+from playground.web.door import MAX_BODY, MAX_JSON
+from storage import RunLog, StorageError
+from tests.hostile.test_texts import refusal
+from tests.playground.serving import Served, serving
+from tests.playground.tiny import save_tiny_llama, tiny_catalog
+from tests.storage.conftest import finished_run
+
+API = "/gradio_api"
+CALL = f"{API}/component_server"
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("bounds")
+    with (
+        RunLog.open(str(folder / "runs.db")) as log,
+        serving(tiny_catalog(save_tiny_llama(folder / "tiny")), log, folder / "cache") as served,
+    ):
+        yield served
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[RunLog]:
+    with RunLog.open(str(tmp_path / "log.db")) as log:
+        yield log
+
+
+# ---- bodies
+
+
+def in_chunks(size: int) -> Iterator[bytes]:
+    """A body of JSON that does not say how long it is."""
+    yield b'{"data": "'
+    for _ in range(size // 65536):
+        yield b"a" * 65536
+    yield b'"}'
+
+
+@pytest.mark.parametrize("path", [CALL, f"{API}/queue/join", f"{API}/run/predict"])
+def test_a_body_is_counted_while_it_comes(served: Served, path: str) -> None:
+    with served.client(headers={"content-type": "application/json"}) as client:
+        answer = client.post(path, content=in_chunks(2 * MAX_JSON))
+        assert answer.status_code == 413 and answer.text.endswith("bytes.")
+        assert client.get("/config").status_code == 200
+
+
+def test_an_upload_is_counted_too(served: Served) -> None:
+    with served.client() as client:
+        large = client.post(f"{API}/upload", files={"files": ("a", b"a" * (MAX_BODY + 1))})
+        assert large.status_code == 413
+        assert client.post(f"{API}/upload", files={"files": ("a", b"a")}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"data": ' + b"[" * 100 + b"]" * 100 + b"}",
+        b'{"data": "\\ud800"}',
+        b'{"data": ' + b"1" * 5000 + b"}",
+        b"{",
+        b"\xff",
+        "[]".encode("utf-16"),
+    ],
+)
+def test_a_body_that_is_no_plain_json_is_refused(served: Served, body: bytes) -> None:
+    with served.client(headers={"content-type": "application/json"}) as client:
+        answer = client.post(CALL, content=body)
+    assert answer.status_code == 400
+    assert answer.text.startswith("The request ") and "\n" not in answer.text
+
+
+def test_who_asks_nothing_is_hung_up_on(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "MAX_SILENCE_S", 0.3)
+    place = ("127.0.0.1", int(served.url.rpartition(":")[2]))
+    for sent in (b"", b"GET / HT", b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\na: b\r\n"):
+        with socket.create_connection(place, timeout=10) as silent:
+            silent.sendall(sent)
+            assert silent.recv(100) == b""
+
+
+def test_connections_beyond_the_limit_are_hung_up_on(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = ("127.0.0.1", int(served.url.rpartition(":")[2]))
+    monkeypatch.setattr(security, "MAX_CONNECTIONS", 0)
+    with socket.create_connection(place, timeout=10) as refused:
+        with pytest.raises(ConnectionResetError):
+            assert refused.recv(1) == b""
+            raise ConnectionResetError
+    monkeypatch.undo()
+    with served.client() as client:
+        assert client.get("/config").status_code == 200
+
+
+# ---- files
+
+
+def zipped(**files: bytes) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, payload in files.items():
+            archive.writestr(f"map/{name}.pkl", payload)
+    return stream.getvalue()
+
+
+def wide() -> dict[str, Any]:
+    """1,600 bytes that were 3 GB as lists."""
+    return {"Successors": [[1], []], "mask": torch.zeros(1).expand(20_000, 20_000)}
+
+
+def shared() -> list[Any]:
+    value: list[Any] = []
+    for _ in range(60):
+        value = [value] * 10
+    return value
+
+
+GROWMAPS = {
+    "no archive": b"no archive",
+    "empty": b"",
+    "no pickle": zipped(other=b"a"),
+    "empty pickle": zipped(data=b""),
+    "cut pickle": zipped(data=pickle.dumps({"Successors": [[1], []]})[:-8]),
+    "bomb": zipped(data=b"\x80\x02" + b"(" * 50_000_000),
+    "memo": zipped(data=b"\x80\x02]r\xff\xff\xff\x7f."),
+    "long text": zipped(data=b"\x80\x04\x8d" + b"\xff" * 8),
+    "shared lists": zipped(data=pickle.dumps({"Successors": shared()})),
+    "a long number": zipped(data=pickle.dumps({"Successors": [[1], []], "size": 1 << 90_000})),
+    "code": zipped(data=b"cos\nsystem\n(S'id'\ntR."),
+    "a function of torch": zipped(data=b"ctorch\nload\n(S'/etc/passwd'\ntR."),
+    "many branches": zipped(data=pickle.dumps({"branches": [[10**9]]})),
+    "no mapping": zipped(data=pickle.dumps([1])),
+}
+
+
+@pytest.mark.parametrize("case", GROWMAPS)
+def test_a_hostile_growmap_is_refused_soon(tmp_path: Path, case: str) -> None:
+    (tmp_path / "map.pt").write_bytes(GROWMAPS[case])
+    sentence = refusal(lambda: read_growmap_file(tmp_path / "map.pt"))
+    assert "map.pt" in sentence or "rowmap" in sentence
+
+
+def test_what_a_growmap_does_not_need_is_not_built(tmp_path: Path) -> None:
+    torch.save(wide(), tmp_path / "map.pt")
+    began = time.monotonic()
+    assert len(read_growmap_file(tmp_path / "map.pt")) == 1
+    assert time.monotonic() - began < 1
+
+
+SPACES = " " * 60_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "parameters" + SPACES,
+        'key: "medusa_choices"' + SPACES,
+        'parameters { key: "medusa_choices" value' + SPACES,
+        'parameters { key: "medusa_choices" value: { string_value' + SPACES,
+        "a" + SPACES,
+        SPACES + "a",
+        "# a\n" * 40_000,
+        "[" * 100_000,
+        "[[" + "0," * 60_000 + "0]]",
+        "[" + ",".join(f"[{', '.join(['0'] * n)}]" for n in range(1, 600)) + "]",
+        "choices:\n" + "- - " * 30_000,
+        '{"Successors": [' + "[]," * 60_000 + "[]]}",
+        '{"Successors": ' + "[" * 60_000,
+    ],
+    ids=lambda text: text[:24].strip() or "blanks",
+)
+def test_long_texts_are_trees_or_sentences_soon(text: str) -> None:
+    began = time.monotonic()
+    is_pbtxt(text)
+    with pytest.raises(TreeError):
+        parse_tree(text)
+        raise TreeError("It is one.")
+    assert time.monotonic() - began < 2
+
+
+def test_long_filters_are_refused_soon() -> None:
+    for text in ("a" + SPACES, "a" + SPACES + "b = ", SPACES):
+        began = time.monotonic()
+        with pytest.raises(ConfigError, match="filter must be like"):
+            read_filters([text], {})
+        assert time.monotonic() - began < 1
+
+
+def test_damaged_and_swollen_exports_are_refused(log: RunLog, tmp_path: Path) -> None:
+    whole = log.read_whole(finished_run(log))
+    assert whole is not None
+    line = run_line(whole)
+    good = gzip.compress((HEAD + line + TAIL).encode())
+    odd = json.loads(line)
+    cases = {
+        "cut": good[:-20],
+        "flipped": good[:40] + bytes([good[40] ^ 255]) + good[41:],
+        "no gzip": b"\x1f\x8bno",
+        "bomb": gzip.compress(b"a" * (200 << 20)),
+        "blank lines": gzip.compress(HEAD.encode() + b"\n" * (200 << 20)),
+        "one long line": gzip.compress(HEAD.encode() + b'"' + b" " * (100 << 20)),
+        "reformatted bomb": gzip.compress(b"{\n" + b" \n" * (50 << 20)),
+        "deep": (HEAD + "[" * 100_000).encode(),
+        "latin": HEAD.encode() + b"\xe9\n",
+        "half a pair": (HEAD + line.replace('"abdbd"', '"\\ud800"') + TAIL).encode(),
+        "year 1": (HEAD + json.dumps(odd | {"created_at": "0001-01-01T00:00:00Z"})).encode(),
+        "year 9999": (HEAD + json.dumps(odd | {"created_at": "9999-12-31T00:00:00Z"})).encode(),
+        "odd float": (HEAD + json.dumps(odd | {"mat": {"$float": []}})).encode(),
+        "odd float of text": (HEAD + json.dumps(odd | {"mat": {"$float": "1_0"}})).encode(),
+        "no floats": (HEAD + json.dumps(odd | {"tok_s": 10**30})).encode(),
+    }
+    for name, payload in cases.items():
+        file = tmp_path / f"{name}.json.gz"
+        file.write_bytes(payload)
+        refusal(lambda file=file: list(import_runs(log, read_lines(file))))  # type: ignore[misc]
+    missing = refusal(lambda: list(read_lines(tmp_path)))
+    assert str(tmp_path.name) in missing
+
+
+# ---- the log
+
+
+def test_a_question_to_the_log_ends(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage.dialects, "MAX_READING_S", 0.2)
+    endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+    began = time.monotonic()
+    with (
+        pytest.raises(StorageError, match="did not answer within"),
+        log._database.transaction(reading=True) as connection,
+    ):
+        connection.exec_driver_sql(endless)
+    assert time.monotonic() - began < 5
+    assert log.find().total == 0
+
+
+def test_a_damaged_step_is_a_sentence(log: RunLog) -> None:
+    run_id = finished_run(log)
+    for payload in (b"no deflate", b"", zipped(data=b""), b"x\x9c\x03\x00\x00\x00\x00\x01"):
+        with log._database.transaction() as connection:
+            connection.exec_driver_sql("UPDATE steps SET payload = ?", (payload,))
+        with pytest.raises(StorageError, match="damaged"):
+            log.read_whole(run_id)
+    with log._database.transaction() as connection:
+        connection.exec_driver_sql("UPDATE run_details SET method = '{'")
+    with pytest.raises(StorageError, match="damaged"):
+        log.get(run_id)
+
+
+# ---- terminals and outputs
+
+
+def test_names_of_runs_are_shown_on_a_terminal_not_obeyed(log: RunLog, tmp_path: Path) -> None:
+    run_id = finished_run(log)
+    log.rename(run_id, "\x1b[2J\x1b]0;owned\x07 \x9b31m\u202e[/red]")
+    shown = CliRunner().invoke(app, ["runs", "list", "--db", str(tmp_path / "log.db")])
+    assert shown.exit_code == 0 and r"\x1b[2J\x1b]0;owned\x07" in shown.output
+    wrong = CliRunner().invoke(app, ["generate", "a", "--method", "\x1b[2J.yaml"])
+    assert wrong.exit_code == 2
+    for text in (shown.output, wrong.output):
+        assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text)
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("arguments", [["models"], ["methods"], ["generate", b"\xff"]], ids=str)
+def test_a_full_output_and_odd_bytes_are_one_sentence(arguments: list[Any], tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "app.py", *arguments],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={"PATH": "/usr/bin", "HOME": str(tmp_path), "LANG": "C"},
+        )
+    said = done.stderr.decode()
+    assert said.startswith("error: ") and said.count("\n") == 1, said
+    assert done.returncode == 2
