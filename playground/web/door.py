@@ -7,6 +7,7 @@ no page, asks for a route that our pages use, and carries JSON that is bounded (
 from __future__ import annotations
 
 import ipaddress
+import logging
 import re
 import secrets
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import ConfigError
 from engine.plain import read_json
+
+logger = logging.getLogger(__name__)
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -48,6 +51,7 @@ MAX_JSON = 8_000_000
 
 CLOSED = {"connection": "close"}
 """A refusal leaves the request's body unread, so its connection serves no other."""
+UNFIT = "The call does not fit the page that is served now: reload it. The log says more."
 LOCKED = """<!doctype html><html lang="en"><title>Speculative decoding playground</title>
 <p>This page wants its token: open the address that the program printed when it started.</p>
 <form><label>Token <input name="token" type="password" autofocus></label>
@@ -123,12 +127,34 @@ class Door:
         elif scope["type"] == "websocket":  # nothing of ours speaks it
             await send({"type": "websocket.close", "code": 1008})
         else:
-            answer = self._answer(Request(scope))
+            answer, call = self._answer(Request(scope)), self._app
             if answer is None and scope["method"] == "POST":
-                receive = counted(receive, MAX_BODY)
+                receive, call = counted(receive, MAX_BODY), self._call
                 if scope["path"].rstrip("/") != UPLOAD:
                     answer, receive = await checked(receive)
-            await (answer or self._app)(scope, receive, send)
+            await (answer or call)(scope, receive, send)
+
+    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Gradio's answer. Where it fails at a call before our part of it begins (which does not
+        fail: `playground.errors`), the call was for another page than this one."""
+        unfit = _refused(422, UNFIT)
+        begun = False
+
+        async def send_fit(message: Message) -> None:
+            nonlocal begun
+            if message.get("status") == 500:
+                await unfit(scope, receive, send)
+            elif begun or message["type"] == "http.response.start":
+                begun = True
+                await send(message)
+
+        try:
+            await self._app(scope, receive, send_fit)
+        except Exception:
+            if begun:
+                raise
+            logger.exception("a call of %s failed", scope["path"])
+            await unfit(scope, receive, send)
 
     def _answer(self, request: Request) -> Response | None:
         """Why the request does not pass; None = it does."""

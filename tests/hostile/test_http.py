@@ -272,3 +272,21 @@ def test_only_files_of_this_server_are_served(served: Served, tmp_path: Path) ->
         shared = ("/etc/passwd", __file__, tmp_path / "other", folder, folder / "link", "a")
         for path in (*shared, f"{folder}/../{tmp_path.name}/other"):
             assert client.get(f"{API}/file={path}").status_code == 404, path
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CALL, BODY),
+        (CALL, BODY | {"component_id": 10**9}),
+        (f"{API}/queue/join", {"data": [], "fn_index": 10**6, "session_hash": "x"}),
+        (f"{API}/run/predict", {"data": [], "fn_index": 10**6, "session_hash": "x"}),
+        (f"{API}/run/none", {"data": []}),
+        (f"{API}/call/none", {"data": []}),
+    ],
+)
+def test_calls_of_another_page_are_refused(served: Served, path: str, body: dict[str, Any]) -> None:
+    with served.client() as client:
+        answer = client.post(path, json=body)
+        assert 400 <= answer.status_code < 500 and "Traceback" not in answer.text
+        assert client.get("/config").status_code == 200
