@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from engine.config import Limits, Sampling, Settings
 from engine.drafters.method import MethodConfig
@@ -70,7 +70,7 @@ def read_request(catalog: Catalog, raw: Mapping[str, Any]) -> GenerateRequest:
         PromptError: the prompt is empty.
     """
     asked = AskedRun.parse({key: value for key, value in raw.items() if value})
-    method, form = catalog.method(asked.method), check_form(asked.form)
+    method, form = catalog.method(asked.method), HeldForm.of(asked.form).values
     is_chat = asked.mode == "chat"
     if not asked.repeats and not (asked.prompt.strip() if is_chat else asked.prompt):
         raise PromptError("The prompt is empty. Write something, or pick an example.")
@@ -104,18 +104,37 @@ class _RunLink(Settings):
     run: RunId
 
 
-def check_form(raw: object) -> dict[str, Any]:
-    """What a settings form holds, per group; refuses what is too large or too deep to look at."""
-    values = raw.get("values", {}) if isinstance(raw, Mapping) else {} if raw is None else None
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"The form must be a mapping of settings, got {type(raw).__name__}.")
+def texts(raw: object) -> list[str]:
+    """The texts that a picker of several holds, and nothing else that a caller may have sent."""
+    items = raw if isinstance(raw, list | tuple) else ()
+    return [item for item in items if isinstance(item, str)]
+
+
+class HeldForm(Settings):
+    """What a settings form holds, per group."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    values: dict[str, dict[str, Any]] = {}
+
+    @classmethod
+    def of(cls, raw: object) -> Self:
+        """Raises ConfigError: it is no form, or too large or too deep to look at."""
+        if raw is not None and not isinstance(raw, Mapping):
+            raise ConfigError(f"The form must be a mapping of settings, got {type(raw).__name__}.")
+        held = {key: value for key, value in (raw or {}).items() if value is not None}
+        check_size(held.get("values"))
+        return cls.parse(held, where="a form")
+
+
+def check_size(values: object) -> None:
+    """Raises ConfigError: too large or too deep to look at."""
     try:
         size = len(json.dumps(values))
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError("The form must hold plain JSON values.") from error
     if size > MAX_FORM_CHARS or _depth(values) > MAX_FORM_DEPTH:
         raise ConfigError(f"The form must be at most {MAX_FORM_CHARS} characters of plain values.")
-    return dict(values)
 
 
 def _depth(value: object) -> int:

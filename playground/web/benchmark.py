@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
+from pydantic import ConfigDict, Field
 
 from engine.config import Limits, Sampling
 from engine.plain import read_text
@@ -22,14 +23,14 @@ from playground.experiments.report.plots import PLOTS, report_figure
 from playground.experiments.report.report import FORMULAS
 from playground.experiments.suites import GROUPS, in_order, items_of
 from playground.host.controls import Control, controls_of
-from playground.host.request import DTYPES
+from playground.host.request import DTYPES, HeldForm, texts
 from playground.host.runner import EngineHost
 from playground.runs.query import TableQuery
 from playground.web import benchmark_tables as tables
 from playground.web.deploy import DeployPage, Updates
 from playground.web.experiment import ExperimentPage, Standing, method_menu, read_key
-from playground.web.forms import QUIET, RAW, SettingsForm
-from playground.web.results import definitions, plural, saves, saying
+from playground.web.forms import QUIET, RAW, Asked, SettingsForm
+from playground.web.results import definitions, plural, saves, saying, state_html
 
 if TYPE_CHECKING:
     from playground.web.runs import RunsPage
@@ -194,9 +195,9 @@ class BenchmarkPage(ExperimentPage):
 
     def list_kinds(self, suites: Any, picked: Any) -> Any:
         """The kinds of task of the ticked suites; those that are picked stay so."""
-        choices = self._kinds(suites or [])
+        choices = self._kinds(texts(suites))
         kinds = [kind for _, kind in choices]
-        return gr.Dropdown(choices, value=[kind for kind in picked or [] if kind in kinds])
+        return gr.Dropdown(choices, value=[kind for kind in texts(picked) if kind in kinds])
 
     def pick_target(self, target: Any) -> Any:
         menu = attempt(lambda: method_menu(self.catalog, target), where="listing the methods")
@@ -204,14 +205,18 @@ class BenchmarkPage(ExperimentPage):
 
     def add_method(self, key: Any, form: Any, held: Any) -> Any:
         """The form with one configuration more."""
-        group = attempt(lambda: self._group(key, form["groups"]), where="adding a method")
-        if isinstance(group, Fault):
-            return gr.skip()
-        return {**form, "groups": [*form["groups"], group], "values": (held or {}).get("values")}
+
+        def more() -> dict[str, Any]:
+            groups = [group.model_dump() for group in Asked.parse(form).groups]
+            group = self._group(key, groups)
+            return {"groups": [*groups, group], "values": HeldForm.of(held).values}
+
+        added = attempt(more, where="adding a method")
+        return gr.skip() if isinstance(added, Fault) else added
 
     def add_files(self, files: Any, suites: Any) -> tuple[Any, str]:
         """The suites with those of files, which are ticked; what is wrong with a file is said."""
-        keys, faults = list(suites or []), []
+        keys, faults = texts(suites), []
         for file in map(Path, files or []):
             found = attempt(partial(self._read_file, file), where="reading a file")
             if isinstance(found, Fault):
@@ -275,26 +280,40 @@ class BenchmarkPage(ExperimentPage):
     def listen(self, tabs: gr.Tabs, runs: RunsPage, tree: gr.HTML, deploy: DeployPage) -> None:
         """Take a benchmark to the Runs and Tree pages, and a configuration to the Deploy page."""
 
-        def show_runs(picked: Any) -> list[Any]:
+        def show_runs(picked: Any) -> Updates:
             query = TableQuery(benchmark_id=read_key(picked))
-            return [gr.Tabs(selected="runs"), *runs.restored(query)]
+            shown = dict(zip(runs.shown, runs.restored(query), strict=True))
+            return {tabs: gr.Tabs(selected="runs"), **shown}
 
-        def tune(picked: Any) -> tuple[Any, Any]:
+        def tune(picked: Any) -> Updates:
             target = self.benchmarks.look(read_key(picked)).benchmark.plan["target"]["name"]
             link = {"tree": "", "method": "", "target": target, "benchmark": picked}
-            return gr.Tabs(selected="tree"), {"rev": secrets.token_urlsafe(6), "link": link}
+            rev = secrets.token_urlsafe(6)
+            return {tabs: gr.Tabs(selected="tree"), tree: {"rev": rev, "link": link}}
 
         def hand_over(picked: Any, configuration: Any) -> Updates:
             report = self.benchmarks.look(read_key(picked)).results.report
-            run = report.section(configuration).example_run
+            sections = [one for one in report.configurations if one.name == configuration]
+            run = sections[0].example_run if sections else None
             if run is None:
                 return {}
             return {tabs: gr.Tabs(selected="deploy"), **deploy.open(Question(run=run))}
 
-        one = [self.picker, self.configuration]
-        self.leads["tune"].click(tune, self.picker, [tabs, tree], **RAW)
-        self.leads["deploy"].click(hand_over, one, [tabs, *deploy.outputs], **RAW)
-        self.leads["runs"].click(show_runs, self.picker, [tabs, *runs.shown], **RAW)
+        def leading(lead: Callable[..., Updates]) -> Callable[..., Updates]:
+            """A listener that goes to another page, or says why it cannot."""
+
+            def go(*picked: Any) -> Updates:
+                found = attempt(lambda: lead(*picked), where="opening another page")
+                if isinstance(found, Fault):
+                    return {self.state: state_html("", "", error=found.sentence)}
+                return found
+
+            return go
+
+        one, said = [self.picker, self.configuration], [self.state, tabs]
+        self.leads["tune"].click(leading(tune), self.picker, [*said, tree], **RAW)
+        self.leads["deploy"].click(leading(hand_over), one, [*said, *deploy.outputs], **RAW)
+        self.leads["runs"].click(leading(show_runs), self.picker, [*said, *runs.shown], **RAW)
 
 
 def extent_groups() -> list[dict[str, Any]]:
@@ -311,19 +330,27 @@ def extent_groups() -> list[dict[str, Any]]:
     ]
 
 
+class HeldMethods(HeldForm):
+    """The form with the configurations: of each its name and its method's key."""
+
+    model_config = ConfigDict(strict=False)
+
+    groups: list[tuple[str, Any]] = Field([], max_length=64)
+
+
 def form_of(held: Mapping[str, Any]) -> dict[str, Any]:
     """What `Benchmarks.plan` takes, from what the page's components hold."""
-    form, extent = held["form"] or {}, held["extent"] or {}
+    form, extent = HeldMethods.of(held["form"]), HeldForm.of(held["extent"])
     configurations = []
-    for name, method in form.get("groups") or []:
-        settings = dict(form["values"].get(name) or {})
+    for name, method in form.groups:
+        settings = dict(form.values.get(name, {}))
         own = settings.pop("name", name)
         configurations.append({"method": method, "name": own, "settings": settings})
     return {
         **{name: held[name] for name in ("target", "dtype")},
         **{name: held[name] or [] for name in ("suites", "categories")},
         "configurations": configurations,
-        **(extent.get("values") or {}),
+        **extent.values,
     }
 
 

@@ -204,11 +204,11 @@ class DeployPage:
                 where="using a config",
             )
             if isinstance(filled, Fault):
-                gr.Warning(filled.sentence)
-                return [gr.skip()] * 4
-            return [gr.Tabs(selected="generate"), *filled]
+                alert = shown(ALERT.render(kind="alert", text=filled.sentence))
+                return [alert, *[gr.skip()] * 4]
+            return [gr.skip(), gr.Tabs(selected="generate"), *filled]
 
-        outputs = [tabs, generate.target, generate.method, generate.form.asked]
+        outputs = [self.found, tabs, generate.target, generate.method, generate.form.asked]
         self.use.click(take, [self.source, self.paste, generate.target], outputs, **QUIET)
 
     # ---- answers

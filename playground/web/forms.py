@@ -10,9 +10,12 @@ import json
 from typing import Any
 
 import gradio as gr
+from pydantic import ConfigDict, Field
 
+from engine.config import Settings
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
+from playground.host.controls import Control
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "queue": False, "api_visibility": "private"}
 RAW: dict[str, Any] = {**QUIET, "preprocess": False}
@@ -31,6 +34,29 @@ EDIT_JS = """(held, ...values) => {
 
 BARE: dict[str, Any] = {"show_label": False, "container": False}
 NO_EXAMPLE = ""
+
+
+class Group(Settings):
+    """Controls under a title."""
+
+    model_config = ConfigDict(extra="ignore", strict=False)
+
+    name: str
+    title: str
+    open: bool
+    fields: list[Control] = Field(max_length=200)
+    badge: str | None = None
+    note: str | None = None
+    method: str | None = None
+
+
+class Asked(Settings):
+    """A form to draw, as the page sends back what it was told."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    groups: list[Group] = Field(max_length=64)
+    values: dict[str, dict[str, Any]] | None = None
 
 
 class SettingsForm:
@@ -61,24 +87,27 @@ class SettingsForm:
             )(self._draw)
 
     def _draw(self, value: Any) -> None:
-        for group in value["groups"]:
-            values = (value.get("values") or {}).get(group["name"], {})
-            badge = group.get("badge")
-            title = f"{group['title']} · {badge}" if badge else group["title"]
-            with gr.Accordion(title, open=group["open"], elem_classes="pg-group"):
-                if group.get("method"):
+        asked = attempt(lambda: Asked.parse(value), where="drawing a form")
+        if isinstance(asked, Fault):
+            gr.Markdown(asked.sentence, elem_classes="pg-note")
+            return
+        for group in asked.groups:
+            values = (asked.values or {}).get(group.name, {})
+            title = f"{group.title} · {group.badge}" if group.badge else group.title
+            with gr.Accordion(title, open=group.open, elem_classes="pg-group"):
+                if group.method:
                     remove = gr.Button("Leave out", size="sm", elem_classes="pg-remove")
-                    js = REMOVE_JS % json.dumps(group["name"])
+                    js = REMOVE_JS % json.dumps(group.name)
                     remove.click(None, [self.asked, self.held], self.asked, js=js, **QUIET)
-                if group.get("note"):
-                    gr.Markdown(group["note"], elem_classes="pg-note")
-                if not group["fields"]:
+                if group.note:
+                    gr.Markdown(group.note, elem_classes="pg-note")
+                if not group.fields:
                     gr.Markdown("Nothing to set.", elem_classes="pg-note")
-                self._fields(group["name"], group["fields"], values)
+                self._fields(group.name, group.fields, values)
 
-    def _fields(self, group: str, fields: list[dict[str, Any]], values: dict[str, Any]) -> None:
-        names = [field["name"] for field in fields]
-        parts = [component(field, values.get(field["name"], field["value"])) for field in fields]
+    def _fields(self, group: str, fields: list[Control], values: dict[str, Any]) -> None:
+        names = [field.name for field in fields]
+        parts = [component(field, values.get(field.name, field.value)) for field in fields]
         js = EDIT_JS % (json.dumps(names), json.dumps(group))
         for part in parts:
             part.change(None, [self.held, *parts], self.held, js=js, **QUIET)
@@ -144,28 +173,27 @@ class PromptForm:
         return text, "raw" if is_raw else "chat"
 
 
-def component(field: dict[str, Any], value: Any) -> Any:
+def component(field: Control, value: Any) -> Any:
     """Gradio's component for a control, holding a value."""
     common: dict[str, Any] = {
-        "label": field["label"],
-        "info": field["help"] or None,
-        "elem_classes": ["pg-field", f"pg-field-{field['name']}"],
+        "label": field.label,
+        "info": field.help or None,
+        "elem_classes": ["pg-field", f"pg-field-{field.name}"],
         "interactive": True,
     }
-    kind, bounds = field["kind"], {"minimum": field["min"], "maximum": field["max"]}
+    kind = field.kind
+    bounds: dict[str, Any] = {"minimum": field.min, "maximum": field.max}
     if kind == "flag":
         return gr.Checkbox(value, **common)
     if kind == "choice":
-        choices = [
-            ("none" if choice is None else str(choice), choice) for choice in field["choices"]
-        ]
+        choices = [("none" if choice is None else str(choice), choice) for choice in field.choices]
         return gr.Dropdown(choices, value=value, **common)
     if kind == "ticks":
-        titles = [str(choice) for choice in field["choices"]]
+        titles = [str(choice) for choice in field.choices]
         return gr.CheckboxGroup(titles, value=value, **common)
     if kind == "slider":
-        return gr.Slider(value=value, step=field["step"], **bounds, **common)
+        return gr.Slider(value=value, step=field.step, **bounds, **common)
     if kind == "number":
         return gr.Number(value, **bounds, **common)
     lines = 2 if kind == "lines" else 1
-    return gr.Textbox(value, lines=lines, placeholder=field["placeholder"], **common)
+    return gr.Textbox(value, lines=lines, placeholder=field.placeholder, **common)

@@ -12,6 +12,7 @@ import gradio as gr
 from engine.errors import ConfigError
 from engine.plain import read_json
 from playground.errors import Fault, attempt
+from playground.host.request import texts
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.runs.columns import COLUMNS, FIGURES
@@ -176,7 +177,7 @@ class RunsPage:
         asked |= {"text": search or "", "target": target or None, "method_title": method or None}
         asked |= {"status": None if status == DELETED else status or None}
         asked |= {"deleted": status == DELETED, "group": group or None}
-        asked |= read_filters(further or [], {n: figure.title for n, figure in FIGURES.items()})
+        asked |= read_filters(texts(further), {n: figure.title for n, figure in FIGURES.items()})
         asked["baseline"] = _parsed(baseline) if baseline else None
         query = TableQuery.parse(asked).after(TableQuery.parse(before))
         return query.replace(**changes) if changes else query
@@ -186,12 +187,12 @@ class RunsPage:
         found = attempt(
             lambda: self.value(self.query(held, **changes), held[-1]), where="the run log"
         )
-        return {**held[0], "fault": found.sentence} if isinstance(found, Fault) else found
+        return {**_mapping(held[0]), "fault": found.sentence} if isinstance(found, Fault) else found
 
     def value(self, query: TableQuery, columns: Any, **more: Any) -> dict[str, Any]:
         link = query.link_values
         text = json.dumps(link) if link else ""
-        return {**self.runs.view(query, columns or ()), "query": link, "link": text, **more}
+        return {**self.runs.view(query, texts(columns)), "query": link, "link": text, **more}
 
     def draw_unticked(self, *held: Any) -> dict[str, Any]:
         return {**self.draw(*held), "untick": True, "ticked": []}
@@ -209,7 +210,7 @@ class RunsPage:
             return self.draw(*held, page=asked.get("page", 0))
         query = attempt(lambda: self.query(held).sorted_by(asked["sort"]), where="the run log")
         if isinstance(query, Fault):
-            return {**held[0], "fault": query.sentence}
+            return {**_mapping(held[0]), "fault": query.sentence}
         return self.value(query, held[-1])
 
     def narrow(self, *held: Any) -> list[Any]:
@@ -217,7 +218,8 @@ class RunsPage:
         value = _mapping(_mapping(held[0]).get("asked")).get("value")
         query = attempt(lambda: self.query(held).in_group(value), where="the run log")
         if isinstance(query, Fault):
-            return [{**held[0], "fault": query.sentence}, *[gr.skip()] * len(self.filters)]
+            fault = {**_mapping(held[0]), "fault": query.sentence}
+            return [fault, *[gr.skip()] * len(self.filters)]
         return self.restored(query, held[-1])
 
     def restored(self, query: TableQuery, columns: Any = (), **more: Any) -> list[Any]:
@@ -236,7 +238,7 @@ class RunsPage:
         ]
 
     def fill_menus(self, further: Any) -> list[Any]:
-        return [gr.Dropdown(choices=menu) for menu in self.runs.menus(further or []).values()]
+        return [gr.Dropdown(choices=menu) for menu in self.runs.menus(texts(further)).values()]
 
     # ---- ticked runs
 
@@ -297,7 +299,7 @@ class RunsPage:
         """Make the open run's configuration the baseline."""
         run = attempt(lambda: stored_run(self.log, run_id), where="choosing a baseline")
         if isinstance(run, Fault):
-            return [{**held[0], "fault": run.sentence}, gr.skip()]
+            return [{**_mapping(held[0]), "fault": run.sentence}, gr.skip()]
         base = self._baseline(run)
         return [self.draw(*held, baseline=base.model_dump()), _baseline_menu([base], base)]
 
@@ -327,7 +329,7 @@ class RunsPage:
         """What a link, and what this browser remembers, make of the page."""
         params = dict(request.query_params)
         run_id, link = params.get("run"), params.get("runs")
-        columns, baseline = (memory or [None, None])[:2]
+        columns, baseline = [*(memory if isinstance(memory, list) else []), None, None][:2]
 
         def read() -> TableQuery:
             query = read_link(link) if link else TableQuery()
@@ -338,7 +340,7 @@ class RunsPage:
         found = attempt(read, where="following a link")
         message = message_html(found) if isinstance(found, Fault) else ""
         query = TableQuery() if isinstance(found, Fault) else found
-        columns = columns or [column.key for column in COLUMNS if column.usual]
+        columns = texts(columns) or [column.key for column in COLUMNS if column.usual]
         run = self.open_run
         opened = run.opened(run_id) if run_id else [gr.skip()] * (1 + len(run.shown))
         tab = gr.Tabs(selected="runs") if run_id or link else gr.skip()
@@ -355,8 +357,8 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _ticked(table: Any) -> Any:
-    return _mapping(table).get("ticked") or []
+def _ticked(table: Any) -> list[str]:
+    return texts(_mapping(table).get("ticked"))
 
 
 def _parsed(text: Any) -> Any:

@@ -8,7 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 import gradio as gr
+from pydantic import Field
 
+from engine.config import Settings
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
 from playground.experiments.sweep.plan import OBJECTIVES, SweepForm, plan_of_form
@@ -18,7 +20,7 @@ from playground.experiments.sweep.service import Sweeps
 from playground.experiments.sweep.space import Tunable, shown, tunables_of
 from playground.experiments.sweep.store import Sweep
 from playground.host.controls import Control, controls_of
-from playground.host.request import DTYPES
+from playground.host.request import DTYPES, HeldForm, texts
 from playground.web.experiment import ExperimentPage, Standing, method_menu, read_key
 from playground.web.forms import RAW, SettingsForm
 from playground.web.generate import GeneratePage
@@ -170,9 +172,9 @@ class SweepPage(ExperimentPage):
         return (gr.skip(), gr.skip()) if isinstance(found, Fault) else found
 
     def pick_varied(self, key: Any, varied: Any, held: Any) -> Any:
-        values = (held or {}).get("values")
         drawn = attempt(
-            lambda: self._drawn(key, varied or [], values), where="choosing what varies"
+            lambda: self._drawn(key, texts(varied), HeldForm.of(held).values),
+            where="choosing what varies",
         )
         return gr.skip() if isinstance(drawn, Fault) else drawn
 
@@ -264,15 +266,21 @@ def range_of(tunable: Tunable) -> list[dict[str, Any]]:
     return [asdict(control) for control in made]
 
 
+class Varied(Settings):
+    """Which settings are ticked."""
+
+    vary: list[str] = Field(max_length=100)
+
+
 def form_of(held: Mapping[str, Any]) -> dict[str, Any]:
     """What `plan_of_form` takes, from what the page's components hold."""
-    plan, values = ((held[name] or {}).get("values") or {} for name in ("plan", "form"))
-    varied = held["vary"] or []
+    plan, values = (HeldForm.of(held[name]).values for name in ("plan", "form"))
+    varied = Varied.parse({"vary": held["vary"] or []}).vary
     return {
         **plan.get("plan", {}),
         **{name: held[name] for name in PICKED},
         "settings": {k: v for k, v in values.get("settings", {}).items() if k not in varied},
-        "vary": [written(name, values.get(f"vary {name}") or {}) for name in varied],
+        "vary": [written(name, values.get(f"vary {name}", {})) for name in varied],
     }
 
 
@@ -280,8 +288,9 @@ def written(name: str, over: Mapping[str, Any]) -> str:
     """A range or list as the command line writes it."""
     if "from" in over:
         step = str(over.get("step") or "").strip()
-        return f"{name}={over['from']}:{over['to']}" + (f":{step}" if step else "")
-    return f"{name}={','.join(over.get('values') or str(over.get('list', '')).split(','))}"
+        return f"{name}={over['from']}:{over.get('to')}" + (f":{step}" if step else "")
+    values = over.get("values") or str(over.get("list", "")).split(",")
+    return f"{name}={','.join(map(str, values if isinstance(values, list) else [values]))}"
 
 
 def number_of(trial: object) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
-from engine.plain import read_json, read_text, short
+from engine.plain import MAX_DIGITS, read_json, read_text, short
 from presets.reading import MAX_NODES, parse_yaml
+from tests.hostile.campaign import MOST_S, Watch
 
-MOST_S = 5.0
 LETTERS = "abcdefghijklm"
 """Each names the one before it nine times."""
 BOMB = "a: &a [1]\n" + "".join(
@@ -69,7 +68,7 @@ BAD_JSON = {
     "objects without end": '{"a":' * 100_000,
     "deep and closed": "[" * 100 + "]" * 100,
     "many digits": "1" * 5000,
-    "more than 64 bits": "[1, 123456789012345678901]",
+    "more digits": "[1, " + "1" * (MAX_DIGITS + 1) + "]",
     "half a pair": '["a\\ud800"]',
     "half a pair as key": '{"\\udfff": 1}',
     "half a pair, raw": '"\ud800"',
@@ -87,10 +86,10 @@ BAD_JSON = {
 
 def refusal(read: Callable[[], object]) -> str:
     """The sentence, which must come soon."""
-    began = time.monotonic()
+    watch = Watch()
     with pytest.raises(ConfigError) as refused:
         read()
-    assert time.monotonic() - began < MOST_S
+    assert watch.took_s < MOST_S
     sentence = str(refused.value)
     assert "\n" not in sentence and len(sentence) < 600 and sentence.endswith(".")
     sentence.encode()
@@ -172,7 +171,7 @@ def test_a_value_in_a_sentence_is_never_built_whole() -> None:
     value: list[Any] = []
     for _ in range(60):
         value = [value] * 10
-    began = time.monotonic()
+    watch = Watch()
     assert len(short(value)) <= 80 and len(short(10**6000)) <= 80
-    assert time.monotonic() - began < 1
+    assert watch.took_s < 1
     assert short("a\x1bb\ud800") == "'a\\x1bb\\ud800'"

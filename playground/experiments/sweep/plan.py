@@ -24,7 +24,7 @@ from playground.experiments.suites import choose_items
 from playground.experiments.sweep.space import MAX_VARIED, Space, Vary, parse_vary
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
-from playground.host.request import check_form, config_of, read_dtype
+from playground.host.request import check_size, config_of, read_dtype
 
 Objective = Literal["tok_s", "speedup", "mat"]
 Mode = Literal["search", "grid"]
@@ -167,6 +167,7 @@ class SweepForm(Settings):
         )
 
 
-def plan_of_form(catalog: Catalog, sent: object) -> SweepPlan:
+def plan_of_form(catalog: Catalog, sent: Mapping[str, Any]) -> SweepPlan:
     """The plan that a form asks for."""
-    return SweepForm.parse(check_form({"values": sent})).plan(catalog)
+    check_size(sent)
+    return SweepForm.parse(sent).plan(catalog)

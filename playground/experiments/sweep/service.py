@@ -9,7 +9,7 @@ page ── start ──► job, a thread of its own ── one measurement per 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
@@ -54,7 +54,7 @@ class Sweeps:
                 self._store.close()
                 self._store = None
 
-    def start(self, form: object, name: str = "") -> str:
+    def start(self, form: Mapping[str, Any], name: str = "") -> str:
         """Begin a sweep and run it; returns its name."""
         plan = plan_of_form(self.catalog, form)
         return self._launch(lambda store: store.create(plan, name or None))
