@@ -37,7 +37,7 @@ def check_run(log: RunLog, run: RunDetail, whole: str, shown: str, tally: Tally)
         whole: the text of a run that nobody killed.
         shown: what was on show when it was killed.
     """
-    kept = streamed(log, run)
+    kept = run.text or streamed(log, run)
     tally.unlogged += 0 if kept.startswith(shown) else max(1, len(shown) - len(kept))
     done = run.status == "completed" and run.text == whole
     tally.wrongly_marked += not (done or run.status == "interrupted")

@@ -58,13 +58,13 @@ def test_a_killed_run_of_the_command_line(
     db, draw = tmp_path / "runs.db", random.Random(SEED)
     asked = ("generate", "hello", "--target", tiny, "--dtype", "float32", "--db", db)
     asked += ("--method", "NGram", "--ignore-eos", "--max-new-tokens", "900")
-    seconds = timed(tmp_path, *asked)
+    timed(tmp_path, *asked)
     with opened(db) as log:
         whole = _newest(log).text
     for _ in range(num_kills["generate"]):
         child = Child(tmp_path, command, *asked)
-        child.until(lambda child=child: bool(child.text))  # type: ignore[misc]
-        time.sleep(draw.uniform(0.0, 0.8 * seconds))
+        enough = draw.uniform(0.0, 0.9) * len(whole)
+        child.until(lambda child=child, enough=enough: len(child.text) > enough)  # type: ignore[misc]
         child.kill()
         with opened(db) as log:
             equal = check_run(log, _newest(log), whole, child.text.removesuffix("\n"), tally)
@@ -86,8 +86,8 @@ def test_a_killed_run_of_the_page(tmp_path: Path, num_kills: dict[str, int], tal
             tab.join()
             whole = seen.shown
         else:
-            child.until(lambda seen=seen: bool(seen.shown))  # type: ignore[misc]
-            time.sleep(draw.uniform(0.0, 1.0))
+            enough = draw.uniform(0.0, 0.9) * len(whole)
+            child.until(lambda seen=seen, enough=enough: len(seen.shown) > enough)  # type: ignore[misc]
         child.kill()
         tab.join()
         with opened(db) as log:
