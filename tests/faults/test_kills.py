@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,12 @@ def rounds(num_kills: int) -> list[int]:
     return [MOST_AT_ONCE] * whole + [rest] * (rest > 0)
 
 
+def moments(draw: random.Random, seconds: float, count: int) -> Iterator[float]:
+    """When to kill what takes so long, time after time; less is left of it each time."""
+    for _ in range(count):
+        yield draw.uniform(0.2, 0.9) * seconds
+
+
 # ---- runs
 
 
@@ -65,7 +71,7 @@ def test_a_killed_run_of_the_command_line(
         child = Child(tmp_path, command, *asked)
         enough = draw.uniform(0.0, 0.9) * len(whole)
         child.until(lambda child=child, enough=enough: len(child.text) > enough)  # type: ignore[misc]
-        child.kill()
+        tally.killed += child.kill()
         with opened(db) as log:
             equal = check_run(log, _newest(log), whole, child.text.removesuffix("\n"), tally)
         tally.end(1, equal=equal)
@@ -88,8 +94,9 @@ def test_a_killed_run_of_the_page(tmp_path: Path, num_kills: dict[str, int], tal
         else:
             enough = draw.uniform(0.0, 0.9) * len(whole)
             child.until(lambda seen=seen, enough=enough: len(seen.shown) > enough)  # type: ignore[misc]
-        child.kill()
+        died = child.kill()
         tab.join()
+        tally.killed += died and number > 0
         with opened(db) as log:
             run = log.get(seen.log_id or "")
             assert run is not None
@@ -138,8 +145,8 @@ def test_a_killed_benchmark(
     for number, most in enumerate(rounds(num_kills["bench"])):
         db = tmp_path / f"{number}.db"
         resumed: Sequence[object] = (*asked, db, *rest)
-        for _ in range(most):
-            killed(tmp_path, draw.uniform(0.3, 1.0) * seconds, *resumed)
+        for after_s in moments(draw, seconds, most):
+            tally.killed += killed(tmp_path, after_s, *resumed)
             with opened(db) as log:
                 begun = log.benchmarks.list()
                 tally.wrongly_marked += sum(one.status == "running" for one in begun)
@@ -169,8 +176,8 @@ def test_a_killed_sweep(
     assert len(whole) == 3
     for number, most in enumerate(rounds(num_kills["sweep"])):
         db = tmp_path / str(number) / "runs.db"
-        for _ in range(most):
-            killed(tmp_path, draw.uniform(0.3, 1.0) * seconds, *_going_on(db, asked, rest))
+        for after_s in moments(draw, seconds, most):
+            tally.killed += killed(tmp_path, after_s, *_going_on(db, asked, rest))
             with opened(db) as log:
                 tally.wrongly_marked += _wrongly_marked(log)
                 tally.wrongly_marked += "running" in statuses(log)
@@ -235,8 +242,8 @@ def test_killed_corpus_writing_and_training(
     assert any(name.endswith(".safetensors") for name in whole)
     for number, most in enumerate(rounds(num_kills["train"])):
         folder = tmp_path / str(number)
-        for _ in range(most):
-            killed(tmp_path, draw.uniform(0.2, 0.9) * seconds, *asked, folder / "drafter")
+        for after_s in moments(draw, seconds, most):
+            tally.killed += killed(tmp_path, after_s, *asked, folder / "drafter")
         timed(tmp_path, *asked, folder / "drafter")
         assert not list(folder.rglob("partial-*"))
         tally.end(most, equal=made(folder) == whole)
