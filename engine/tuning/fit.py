@@ -30,7 +30,7 @@ NUM_STEPS = 6
 """Steps that are timed of a size, after one that is not."""
 PERIOD, PROMPT_LEN = 16, 64
 """Tokens of the text that is drafted for: it repeats itself, so that whoever looks up, drafts."""
-SECONDS = 1.0
+SECONDS = 1.5
 """What timing the sizes of a method may take; those not reached are left out."""
 
 

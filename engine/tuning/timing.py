@@ -44,8 +44,9 @@ def measure_curve(
         tokens = torch.arange(context_len) % target.vocab_size
         target.prefill(tokens.tolist(), cache, Needs())
         for repeat in range(repeats + 1):
-            for i, n in enumerate(rows):
-                on_progress((repeat + i / len(rows)) / (repeats + 1))
+            # Largest first: many rows turn the caches over, which one row after them would pay for.
+            for done, (i, n) in enumerate(reversed(list(enumerate(rows)))):
+                on_progress((repeat + done / len(rows)) / (repeats + 1))
                 seconds[repeat, i] = _time_verify(target, cache, n)
     finally:
         cache.free()
