@@ -67,7 +67,7 @@ class CommandGroup(TyperGroup):
                 raise
             _forget_output()
             what = error.filename or "The output"
-            typer.echo(f"error: {visible(str(what))}: {error.strerror or error}.", err=True)
+            typer.echo(f"error: {visible(str(what)):.2000}: {error.strerror or error}.", err=True)
             raise typer.Exit(EXIT_USER_ERROR) from error
         except Exception as error:
             from engine.errors import PlaygroundError
@@ -75,7 +75,7 @@ class CommandGroup(TyperGroup):
 
             if not isinstance(error, PlaygroundError | StorageError):
                 raise
-            typer.echo(f"error: {visible(str(error))}", err=True)
+            typer.echo(f"error: {visible(str(error)):.2000}", err=True)
             raise typer.Exit(EXIT_USER_ERROR) from error
 
 

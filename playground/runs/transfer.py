@@ -74,7 +74,7 @@ def writing(file: Path) -> Iterator[IO[str]]:
 
     Raises ConfigError: the file cannot be written.
     """
-    part = file.with_name(f".{file.name}.part")
+    part = file.parent / f".{file.name}.part"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         opener = cast(Any, gzip.open if file.suffix == ".gz" else open)
