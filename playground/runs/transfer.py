@@ -72,20 +72,25 @@ def export_runs(log: RunLog, run_ids: Sequence[str], stream: IO[str], kind: Kind
 def writing(file: Path) -> Iterator[IO[str]]:
     """A text stream into a file that appears only when all is written; gzip if it ends in .gz.
 
+    What is no ordinary file (`/dev/stdout`, a pipe) is written to as it is, never replaced.
+
     Raises ConfigError: the file cannot be written.
     """
-    part = file.parent / f".{file.name}.part"
+    special = file.exists() and not file.is_file()
+    part = file if special else file.parent / f".{file.name}.part"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         opener = cast(Any, gzip.open if file.suffix == ".gz" else open)
         with opener(part, "wt", encoding="utf-8", newline="\n") as stream:
             yield stream
-        os.replace(part, file)
+        if not special:
+            os.replace(part, file)
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror or error}.") from error
     finally:
-        with suppress(OSError):
-            part.unlink()
+        if not special:
+            with suppress(OSError):
+                part.unlink()
 
 
 def run_line(stored: StoredRun) -> str:

@@ -56,7 +56,10 @@ def follow(url: str, on_message: Callable[[dict[str, Any]], None], **changes: An
     with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
         try:
             body = {"data": held(**changes), "session_hash": "tab"}
-            event = client.post("/gradio_api/call/run", json=body).json()["event_id"]
+            begun = client.post("/gradio_api/call/run", json=body)
+            if begun.status_code >= 500:  # the page is just ending
+                return
+            event = begun.json()["event_id"]
             with client.stream("GET", f"/gradio_api/call/run/{event}") as answer:
                 for line in answer.iter_lines():
                     if line.startswith("data: ["):

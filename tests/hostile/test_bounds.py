@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import pickle
 import re
 import socket
 import subprocess
 import sys
+import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +27,7 @@ from engine.interop.trees import is_pbtxt, parse_tree
 from engine.interop.trees.growmap import read_growmap_file
 from playground.cli.main import app
 from playground.runs.query import read_filters
-from playground.runs.transfer import HEAD, TAIL, import_runs, read_lines, run_line
+from playground.runs.transfer import HEAD, TAIL, import_runs, read_lines, run_line, writing
 from playground.web import security
 from playground.web.door import MAX_BODY, MAX_JSON
 from storage import RunLog, StorageError
@@ -307,3 +309,21 @@ def test_a_full_output_and_odd_bytes_are_one_sentence(arguments: list[Any], tmp_
     said = done.stderr.decode()
     assert said.startswith("error: ") and said.count("\n") == 1, said
     assert done.returncode == 2
+
+
+def test_a_device_is_written_to_and_never_replaced(tmp_path: Path) -> None:
+    full = Path("/dev/full")
+    if not full.is_char_device() or not os.access(full, os.W_OK):
+        pytest.skip("no /dev/full here")
+    with pytest.raises(ConfigError, match="No space left"), writing(full) as stream:
+        stream.write("x" * 100_000)
+    assert full.is_char_device()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    with writing(pipe) as stream:
+        stream.write("all of it")
+    reader.join(10)
+    assert read == ["all of it"] and pipe.is_fifo()
