@@ -24,6 +24,7 @@ MAX_DIGITS = 40
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _LONG_INTEGER = re.compile(rf"(?<![.\d])\d{{{MAX_DIGITS + 1}}}")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _SIGNS = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
@@ -110,3 +111,8 @@ def short(value: object, most: int = 80) -> str:
     """A value as a sentence shows it: its repr, cut to `most` characters."""
     text = _short.repr(value)
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def visible(text: str) -> str:
+    """Text of others for a terminal: its control characters are shown, not obeyed."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from engine.plain import visible
 from playground.cli.options import (
     EXIT_INTERRUPTED,
     METHOD_HELP,
@@ -23,7 +24,6 @@ from playground.cli.options import (
     read_stdin,
     takes,
     until_interrupt,
-    visible,
     whole_numbers,
 )
 

@@ -17,7 +17,6 @@ import errno
 import inspect
 import io
 import os
-import re
 import signal
 import sys
 import threading
@@ -29,6 +28,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperGroup
+
+from engine.plain import MAX_CHARS, as_text, visible
 
 if TYPE_CHECKING:
     from engine.config import Limits, Sampling
@@ -43,7 +44,6 @@ EMBEDDED = "smollm2-135m-instruct"
 Options = TypeVar("Options")
 
 REQUIRED: Any = MISSING
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 METHOD_HELP = "Method: preset, FILE.yaml or decoding type."
 
 
@@ -80,8 +80,6 @@ class CommandGroup(TyperGroup):
 
 
 def _check_text(arguments: Sequence[str]) -> None:
-    from engine.plain import as_text
-
     for argument in arguments:
         as_text(argument, what=f"The argument {argument[:40]!r}")
 
@@ -90,11 +88,6 @@ def _forget_output() -> None:
     """Let Python not try once more, when it ends, to write what cannot be written."""
     with suppress(OSError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-
-def visible(text: str) -> str:
-    """Text of others for a terminal: its control characters are shown, not obeyed."""
-    return CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def option(default: Any, help: str, *names: str, **more: Any) -> Any:
@@ -175,8 +168,6 @@ def whole_numbers(option: str, text: str, like: str) -> list[int]:
 
 def read_stdin() -> str:
     """What is piped in. Raises ConfigError: it is no text, or does not end."""
-    from engine.plain import MAX_CHARS, as_text
-
     return as_text(sys.stdin.buffer.read(MAX_CHARS + 1), what="The input")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from engine.plain import visible
 from playground.cli.options import (
     REQUIRED,
     JsonOptions,
@@ -18,7 +19,6 @@ from playground.cli.options import (
     argument,
     option,
     takes,
-    visible,
 )
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from playground.cli.options import visible
+from engine.plain import visible
 from playground.experiments.report.report import Cell, Report, Section
 from playground.experiments.report.statistics import LATENCY_ROWS, LatencyTable
 from playground.experiments.report.verdict import CAUSES
