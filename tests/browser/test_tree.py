@@ -316,7 +316,7 @@ FAULTS = [
     ("[2, 3]", "begins with 1"),
     ("[1, 40, 40]", "at most 1024 nodes"),
     ('{"Successors": [[1], [7]]}', "names 7 as successor"),
-    ('{"Successors": [[1], [', "Malformed JSON at line 1"),
+    ('{"Successors": [[1], [', "not valid JSON: Expecting value (line 1, column 23)"),
     ("medusa_choices: [[0]]\neagle_choices: [[0]]", "2 trees (medusa_choices, eagle_choices)"),
     ("[[1],\n [0, 0, 0, 0, 0, 0]]", "line 2, column 2) has depth 6, but Tiny Medusa with 5 heads"),
 ]
