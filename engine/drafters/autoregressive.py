@@ -19,6 +19,7 @@ class AutoregressiveConfig(MethodConfig):
 
     decoding_type: Literal["Autoregressive"] = "Autoregressive"
     adaptive: Literal[False] = Field(False, description="nothing is drafted, so nothing adapts")
+    size: Literal["set"] = Field("set", description="nothing is drafted, so there is no size")
 
     def build(self, context: BuildContext) -> AutoregressiveDrafter:
         return AutoregressiveDrafter(context)

@@ -63,6 +63,7 @@ class CombinedConfig(MethodConfig):
     paper: ClassVar[str | None] = "2411.10666"
 
     decoding_type: Literal["Combined"] = "Combined"
+    size: Literal["set"] = Field("set", description="its two methods are as large as they are set")
     retrieval: Nested = Field(
         SuffixConfig(), description="the retrieval method: NGram or Suffix with its settings"
     )

@@ -111,6 +111,7 @@ class UserProvidedConfig(MethodConfig):
     )
 
     decoding_type: Literal["User_Provided"] = "User_Provided"
+    size: Literal["set"] = Field("set", description="the drafter itself decides")
     drafter: str | None = Field(
         None, max_length=200, description="name under which the drafter was registered at the start"
     )

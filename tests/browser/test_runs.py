@@ -285,5 +285,7 @@ def test_a_link_restores_the_table(chromium: Any, served: Served) -> None:
         page.tab.wait_for_selector("#pg-runs th[aria-sort=ascending] >> text=MAT")
         page.check_clean()
     with GeneratePage.opened(chromium, served.url, path="/?runs=%7Bbroken") as page:
-        page.tab.wait_for_selector("#pg-runs-message [role=alert] >> text=The link is not valid JSON")
+        page.tab.wait_for_selector(
+            "#pg-runs-message [role=alert] >> text=The link is not valid JSON"
+        )
         page.check_clean()

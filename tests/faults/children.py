@@ -26,7 +26,7 @@ from playground.web.server import serve
 from tests.playground.serving import KNOWN
 from tests.playground.tiny import tiny_catalog
 
-WAIT_S = 300.0
+WAIT_S = 900.0
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload([__name__])
 

@@ -25,6 +25,7 @@ class Tally:
 
     def end(self, num_kills: int, *, equal: bool) -> None:
         """An action that was killed so often is done; whether as without the kills."""
+        self.killed += num_kills
         self.resumed += num_kills
         self.equal += num_kills * equal
 

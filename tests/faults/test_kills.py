@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +36,22 @@ def timed(folder: Path, *arguments: object) -> float:
     return time.monotonic() - child.began_s
 
 
-def killed(folder: Path, after_s: float, *arguments: object) -> bool:
-    """Whether a command was killed after so long; False if it had ended."""
-    child = Child(folder, command, *arguments)
-    time.sleep(after_s)
-    return child.kill()
+def killed(
+    folder: Path, draw: random.Random, seconds: float, asked: Callable[[], Sequence[object]]
+) -> None:
+    """Kill a command at some moment of the seconds that it takes; sooner, if it had ended."""
+    while True:
+        child = Child(folder, command, *asked())
+        time.sleep(draw.uniform(0.1, 0.8) * seconds)
+        if child.kill():
+            return
+        seconds /= 2
 
 
 def rounds(num_kills: int) -> list[int]:
     """So many kills in rounds of a few: each round ends with a whole result."""
     whole, rest = divmod(num_kills, MOST_AT_ONCE)
     return [MOST_AT_ONCE] * whole + [rest] * (rest > 0)
-
-
-def moments(draw: random.Random, seconds: float, count: int) -> Iterator[float]:
-    """When to kill what takes so long, time after time; less is left of it each time."""
-    for _ in range(count):
-        yield draw.uniform(0.2, 0.9) * seconds
 
 
 # ---- runs
@@ -71,7 +70,7 @@ def test_a_killed_run_of_the_command_line(
         child = Child(tmp_path, command, *asked)
         enough = draw.uniform(0.0, 0.9) * len(whole)
         child.until(lambda child=child, enough=enough: len(child.text) > enough)  # type: ignore[misc]
-        tally.killed += child.kill()
+        assert child.kill(), child.errors
         with opened(db) as log:
             equal = check_run(log, _newest(log), whole, child.text.removesuffix("\n"), tally)
         tally.end(1, equal=equal)
@@ -94,9 +93,8 @@ def test_a_killed_run_of_the_page(tmp_path: Path, num_kills: dict[str, int], tal
         else:
             enough = draw.uniform(0.0, 0.9) * len(whole)
             child.until(lambda seen=seen, enough=enough: len(seen.shown) > enough)  # type: ignore[misc]
-        died = child.kill()
+        assert child.kill(), child.errors
         tab.join()
-        tally.killed += died and number > 0
         with opened(db) as log:
             run = log.get(seen.log_id or "")
             assert run is not None
@@ -144,16 +142,20 @@ def test_a_killed_benchmark(
     assert len(whole) == 12
     for number, most in enumerate(rounds(num_kills["bench"])):
         db = tmp_path / f"{number}.db"
-        resumed: Sequence[object] = (*asked, db, *rest)
-        for after_s in moments(draw, seconds, most):
-            tally.killed += killed(tmp_path, after_s, *resumed)
+
+        def going_on(db: Path = db) -> Sequence[object]:
+            with opened(db) as log:
+                begun = log.benchmarks.list()
+            anew = (*asked, db, *rest)
+            return ("bench", "--resume", begun[0].id, "--db", db) if begun else anew
+
+        for _ in range(most):
+            killed(tmp_path, draw, seconds, going_on)
             with opened(db) as log:
                 begun = log.benchmarks.list()
                 tally.wrongly_marked += sum(one.status == "running" for one in begun)
                 tally.wrongly_marked += _wrongly_marked(log)
-            if begun:
-                resumed = ("bench", "--resume", begun[0].id, "--db", db)
-        timed(tmp_path, *resumed)
+        timed(tmp_path, *going_on())
         with opened(db) as log:
             (benchmark,) = log.benchmarks.list()
             done = [row for row in log.find().rows if row.status == "completed"]
@@ -176,8 +178,8 @@ def test_a_killed_sweep(
     assert len(whole) == 3
     for number, most in enumerate(rounds(num_kills["sweep"])):
         db = tmp_path / str(number) / "runs.db"
-        for after_s in moments(draw, seconds, most):
-            tally.killed += killed(tmp_path, after_s, *_going_on(db, asked, rest))
+        for _ in range(most):
+            killed(tmp_path, draw, seconds, lambda db=db: _going_on(db, asked, rest))  # type: ignore[misc]
             with opened(db) as log:
                 tally.wrongly_marked += _wrongly_marked(log)
                 tally.wrongly_marked += "running" in statuses(log)
@@ -242,8 +244,8 @@ def test_killed_corpus_writing_and_training(
     assert any(name.endswith(".safetensors") for name in whole)
     for number, most in enumerate(rounds(num_kills["train"])):
         folder = tmp_path / str(number)
-        for after_s in moments(draw, seconds, most):
-            tally.killed += killed(tmp_path, after_s, *asked, folder / "drafter")
+        for _ in range(most):
+            killed(tmp_path, draw, seconds, lambda to=folder: (*asked, to / "drafter"))  # type: ignore[misc]
         timed(tmp_path, *asked, folder / "drafter")
         assert not list(folder.rglob("partial-*"))
         tally.end(most, equal=made(folder) == whole)
