@@ -35,7 +35,7 @@ def serve(
     device: str = "auto",
     open_browser: bool = False,
 ) -> None:
-    """Serve the page until interrupted. The target is loaded by the first run, not here.
+    """Serve the page until interrupted, its start included. The first run loads the target.
 
     Raises:
         ConfigError: the port is taken, or not ours to take.
@@ -45,7 +45,7 @@ def serve(
     from playground.web.security import launch
     from playground.web.shell import build_shell
 
-    with ExitStack() as stack:
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
         stack.callback(files.cleanup)
         log = RunLog.open(db)
         stack.callback(log.close)
@@ -69,8 +69,7 @@ def serve(
         print(f"Speculative decoding playground on {url}  (Ctrl+C ends it)", flush=True)
         if open_browser:
             webbrowser.open(url)
-        with suppress(KeyboardInterrupt):
-            threading.Event().wait()
+        threading.Event().wait()
 
 
 def quiet_gradio() -> None:
