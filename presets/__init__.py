@@ -12,7 +12,7 @@ from pydantic import Field
 
 from engine.config import Settings
 from engine.drafters import parse_method
-from engine.drafters.method import MethodConfig
+from engine.drafters.method import MethodConfig, Shipped
 from engine.drafters.sizes import SizeTable
 from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
@@ -150,12 +150,10 @@ def resolve(name: str) -> TargetSpec:
     return preset if preset is not None else TargetSpec.of_path_or_hub(name)
 
 
-def locate(name: str) -> str:
+def locate(name: str, kind: Shipped = "drafters") -> str:
     """The folder of a shipped drafter or corpus by its name; any other path or hub id as it is."""
-    if name and Path(name).name == name:
-        for kind in ("drafters", "corpora"):
-            if (FOLDER / kind / name).is_dir():
-                return str(FOLDER / kind / name)
+    if name and Path(name).name == name and (FOLDER / kind / name).is_dir():
+        return str(FOLDER / kind / name)
     return name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,26 @@ def test_every_method_preset_loads_and_names_a_known_target() -> None:
     for preset in presets.methods().values():
         assert preset.config.decoding_type in methods()
         assert preset.target is None or preset.target in presets.targets(), preset.name
+
+
+def test_a_preset_that_says_how_many_nodes_it_has_is_right() -> None:
+    said = 0
+    for preset in presets.methods().values():
+        for nodes in re.findall(
+            r"(\d+)(?:-node| drafted nodes)", preset.title + preset.description
+        ):
+            assert preset.config.draft_shape().num_nodes == int(nodes), preset.name
+            said += 1
+    assert said >= 8
+
+
+def test_a_draft_model_named_as_a_corpus_is_the_model() -> None:
+    """A corpus is named as the model that wrote it; the model can still draft for a larger one."""
+    (corpus,) = (folder.name for folder in (presets.FOLDER / "corpora").iterdir())
+    assert corpus in presets.targets()
+    assert presets.locate(corpus) == corpus
+    assert Path(presets.locate(corpus, "corpora"), "corpus.json").is_file()
+    assert presets.resolve(presets.locate(corpus)) is presets.targets()[corpus]
 
 
 def test_every_suite_has_prompts_in_several_categories() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.accept import Lossless, Rule
 from engine.config import Limits, Sampling
+from engine.drafters.method import Locate, as_named
 from engine.drafters.texts import Reading
 from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
@@ -28,13 +29,13 @@ class BuildContext:
         target: a drafter may read its modules and never its cache.
         resolve: a target preset's name, hub id or path → where that model's weights are.
         load: loads (or shares) another model, on the target's device and dtype.
-        locate: a shipped drafter's name → its folder; any other text as it is.
+        locate: a shipped drafter's or corpus's name → its folder; any other text as it is.
     """
 
     target: Target
     resolve: Callable[[str], TargetSpec]
     load: Callable[[TargetSpec], Target]
-    locate: Callable[[str], str] = str
+    locate: Locate = as_named
 
     def weights(self, named: str | None, what: str) -> str:
         """Where the weights are that a method's settings name; ConfigError if they name none."""

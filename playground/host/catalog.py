@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import presets
 from engine.drafters import methods as decoding_types
-from engine.drafters.method import MethodConfig
+from engine.drafters.method import Locate, MethodConfig
 from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
 from presets import MethodPreset, PromptSuite
@@ -37,7 +37,7 @@ class Catalog:
     types: Mapping[str, type[MethodConfig]]
     suites: Mapping[str, PromptSuite]
     resolve: Callable[[str], TargetSpec]
-    locate: Callable[[str], str] = locate_shipped
+    locate: Locate = locate_shipped
 
     @classmethod
     def shipped(cls) -> Catalog:

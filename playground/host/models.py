@@ -11,7 +11,7 @@ from pathlib import Path
 
 import presets
 from engine.drafters.base import BuildContext, Drafter
-from engine.drafters.method import MethodConfig
+from engine.drafters.method import Locate, MethodConfig
 from engine.model.loading import load_target
 from engine.model.sources import ProgressCallback, TargetSpec
 from engine.model.target import Target
@@ -49,7 +49,7 @@ class Models:
         cache_dir: Path,
         device: str,
         resolve: Callable[[str], TargetSpec],
-        locate: Callable[[str], str] = presets.locate,
+        locate: Locate = presets.locate,
     ) -> None:
         self._cache_dir = cache_dir
         self._device = device

@@ -10,13 +10,15 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import presets
+from engine.drafters.method import Shipped
 from engine.errors import SourceError
 from engine.model.sources import TargetSpec
 from playground.host.catalog import Catalog
 
-SHIPPED = tuple(presets.FOLDER / kind for kind in ("drafters", "corpora"))
+SHIPPED = tuple(presets.FOLDER / kind for kind in get_args(Shipped))
 
 
 def catalog_within(catalog: Catalog, targets: Sequence[str], opened: Sequence[str]) -> Catalog:
@@ -52,15 +54,15 @@ class Reach:
         self._check(name)
         return presets.resolve(name)
 
-    def locate(self, name: str) -> str:
+    def locate(self, name: str, kind: Shipped = "drafters") -> str:
         """As `presets.locate`; raises SourceError: it is not open to the page."""
-        self._check(name)
-        return presets.locate(name)
+        self._check(name, kind)
+        return presets.locate(name, kind)
 
-    def _check(self, name: str) -> None:
+    def _check(self, name: str, kind: Shipped = "drafters") -> None:
         try:
             known = name in presets.targets() or name in self.opened
-            known = known or presets.locate(name) != name or self._is_inside(name)
+            known = known or presets.locate(name, kind) != name or self._is_inside(name)
         except (OSError, ValueError, RuntimeError):  # no path at all: a NUL, too long, ~nobody
             known = False
         if not known:

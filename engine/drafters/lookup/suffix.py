@@ -114,7 +114,7 @@ class SuffixConfig(MethodConfig):
     def build(self, context: BuildContext) -> SuffixDrafter:
         store = None
         if self.datastore is not None:
-            folder = Path(context.locate(self.datastore))
+            folder = Path(context.locate(self.datastore, "corpora"))
             corpus = Corpus.open(folder)
             corpus.check_made_by(context.target)
             if not corpus.entries:
