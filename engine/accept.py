@@ -270,15 +270,17 @@ class Typical:
 class Relaxed:
     """While a reasoning model thinks, any plausible draft token will do. Lossy.
 
-    A token passes if it is among the target's best `topk` and p(token) >= p(argmax) - delta, p the
-    target's untempered softmax at the parent. Of several passing children the likeliest is
-    followed. The token after the path is the target's own. Outside the thinking phase `strict`
-    decides.
+    A token passes if it is among the target's best `topk` and within `delta` of the best one, p
+    being the target's untempered softmax at the parent: p(best) - p(token) <= delta, or with `logs`
+    log p(best) - log p(token) <= delta. Of several passing children the likeliest is followed. The
+    token after the path is the target's own. Outside the thinking phase `strict` decides.
 
     Example: p = 0.5, 0.3, 0.2 for tokens 7, 8, 9; topk 2, delta 0.25: 7 and 8 pass, 9 does not;
-    with delta 0.1 only 7 does.
-    Source: TensorRT-LLM's MTP (`use_relaxed_acceptance_for_thinking`), documented in its blog
-    "DeepSeek R1 MTP Implementation and Optimization"; tensorrt_llm/_torch/speculative/mtp.py.
+    with delta 0.1 only 7 does. In logarithms 8 lies log(0.5 / 0.3) = 0.51 below 7.
+    Source: TensorRT-LLM's MTP (`use_relaxed_acceptance_for_thinking`). Its code subtracts the
+    probabilities (tensorrt_llm/_torch/speculative/mtp.py, and its blog "DeepSeek R1 MTP
+    Implementation and Optimization"), its guide the logarithms
+    (docs/source/features/speculative-decoding.md).
 
     Attributes:
         thinking: asked once per step; the phase changes between steps only.
@@ -288,6 +290,7 @@ class Relaxed:
     topk: int
     delta: float
     thinking: Callable[[], bool]
+    logs: bool = False
 
     def __call__(self, verified: Verified, draws: Draws) -> Acceptance:
         if not self.thinking():
@@ -297,7 +300,8 @@ class Relaxed:
         while True:
             logits = verified.logits[at]
             best = logits.float().softmax(dim=-1).topk(min(self.topk, len(logits)))
-            passing = best.indices[best.values >= best.values[0] - self.delta].tolist()
+            values = best.values.log() if self.logs else best.values
+            passing = best.indices[values >= values[0] - self.delta].tolist()
             child_of = {verified.tokens[c]: c for c in verified.shape.children[at]}
             match = [child_of[token] for token in passing if token in child_of]
             if not match:

@@ -434,5 +434,8 @@ ENGINE = Engine(
     files=_files,
     parse=parse,
     pick=pick,
-    reasons={"lookup": "TensorRT-LLM looks up by its pool's rules (lookup=pool here)."},
+    reasons={
+        "lookup": "TensorRT-LLM looks up by its pool's rules (lookup=pool here).",
+        "relaxed_rule": "TensorRT-LLM compares probabilities, whatever its guide says.",
+    },
 )

@@ -55,7 +55,8 @@ class MTPConfig(MethodConfig):
     without_effect: ClassVar[Any] = (
         (
             {"use_relaxed_acceptance_for_thinking": False},
-            "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token",
+            "relaxed_topk relaxed_delta relaxed_rule begin_thinking_phase_token "
+            "end_thinking_phase_token",
         ),
     )
 
@@ -70,7 +71,15 @@ class MTPConfig(MethodConfig):
         1, ge=1, le=1000, description="relaxed: how many of the likeliest tokens may pass"
     )
     relaxed_delta: float = Field(
-        0.0, ge=0.0, le=1.0, description="relaxed: how much less likely than the best they may be"
+        0.0,
+        ge=0.0,
+        le=100.0,
+        description="relaxed: how much less likely than the best they may be",
+    )
+    relaxed_rule: Literal["probability", "log_probability"] = Field(
+        "probability",
+        description="relaxed: relaxed_delta is a difference of probabilities, as TensorRT-LLM "
+        "computes it, or of their logarithms, as its guide says",
     )
     begin_thinking_phase_token: int = Field(
         128798, ge=0, description="token id that begins thinking (DeepSeek-R1: <think>)"
@@ -242,7 +251,8 @@ class MTPDrafter(FeatureDrafter):
         if config.lossless:
             return strict
         topk, delta = config.relaxed_topk, config.relaxed_delta
-        return Relaxed(strict, topk, delta, lambda: self._thinking.active)
+        logs = config.relaxed_rule == "log_probability"
+        return Relaxed(strict, topk, delta, lambda: self._thinking.active, logs)
 
     def finish(self) -> None:
         super().finish()

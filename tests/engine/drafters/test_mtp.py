@@ -196,8 +196,10 @@ def test_transformers_without_mtp_is_named(saved: Saved, monkeypatch: pytest.Mon
 LOGITS = torch.tensor([[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1]]).log()
 
 
-def relaxed_path(tokens: list[int], topk: int, delta: float, *, thinking: bool = True) -> Any:
-    rule = Relaxed(Lossless(Sampling()), topk, delta, lambda: thinking)
+def relaxed_path(
+    tokens: list[int], topk: int, delta: float, *, thinking: bool = True, logs: bool = False
+) -> Any:
+    rule = Relaxed(Lossless(Sampling()), topk, delta, lambda: thinking, logs)
     chain = Verified(tokens, TreeShape.chain(2), LOGITS)
     return rule(chain, SeededDraws(0))
 
@@ -219,6 +221,30 @@ def test_token_passes_within_topk_and_delta(token: int, topk: int, delta: float,
     assert (1 in accepted.path) == passes
     if not passes:
         assert accepted.next_token == 0
+
+
+@pytest.mark.parametrize(
+    ("token", "topk", "delta", "passes"),
+    [
+        (1, 4, 0.50, False),  # log(0.5 / 0.3) = 0.511
+        (1, 4, 0.52, True),
+        (1, 1, 9.0, False),
+        (3, 4, 2.30, False),  # log(0.5 / 0.05) = 2.303
+        (3, 4, 2.31, True),
+    ],
+)
+def test_in_logarithms_the_ratio_decides(token: int, topk: int, delta: float, passes: bool):
+    assert (1 in relaxed_path([9, token, 8], topk, delta, logs=True).path) == passes
+
+
+def test_the_rule_is_the_one_that_the_settings_name(saved: Saved):
+    target = tiny_mtp.load_deepseek(saved(1))
+    relaxed = {"use_relaxed_acceptance_for_thinking": True, "relaxed_delta": 2.5}
+    for name in ("probability", "log_probability"):
+        config = MTPConfig.parse({**relaxed, "relaxed_rule": name})
+        rule = config.build(build_context(target)).rule(Sampling())
+        assert isinstance(rule, Relaxed)
+        assert (rule.delta, rule.logs) == (2.5, name == "log_probability")
 
 
 def test_path_goes_on_and_ends_with_the_targets_own_token():
