@@ -97,7 +97,7 @@ def test_tables_show_groups_throughput_and_verdict(folder: Path, questions: Path
 
 def test_csv_has_a_line_per_configuration_and_group(folder: Path, questions: Path) -> None:
     out = bench(
-        *(folder, "--suite", questions, "--methods", "suffix", "--csv", "--no-save"),
+        *(folder, "--suite", questions, "--methods", "suffix", "--csv", "-", "--no-save"),
         *("--max-new-tokens", 5, "--ignore-eos"),
     )
     rows = list(csv.DictReader(io.StringIO(out.stdout)))
@@ -107,10 +107,21 @@ def test_csv_has_a_line_per_configuration_and_group(folder: Path, questions: Pat
     assert float(rows[-1]["speedup"]) > 0 and int(rows[-1]["pairs"]) == 4
 
 
+def test_csv_is_written_to_a_file_beside_the_tables(
+    folder: Path, questions: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "new" / "speedups.csv"
+    out = bench(
+        *(folder, "--suite", questions, "--methods", "ngram", "--csv", file, "--no-save"),
+        *("--max-new-tokens", 3, "--limit-per-category", 1, "--categories", "qa"),
+    )
+    assert "Speedup" in out.stdout and file.read_text().startswith("configuration,")
+
+
 def test_no_save_leaves_no_log(folder: Path, questions: Path, tmp_path: Path) -> None:
     db = tmp_path / "none.sqlite3"
     bench(
-        *(folder, "--suite", questions, "--no-save", "--db", db, "--csv"),
+        *(folder, "--suite", questions, "--no-save", "--db", db, "--csv", "-"),
         *("--max-new-tokens", 2, "--limit-per-category", 1, "--categories", "qa"),
     )
     assert not db.exists()

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from storage import RunLog
 
 MAX_SKIPPED = 10
+STDOUT = Path("-")
 
 
 @dataclass(kw_only=True)
@@ -86,7 +87,9 @@ class BenchOptions(WorkloadOptions):
     resume: str | None = option(None, "Go on with a benchmark of the log.", metavar="ID")
     output: Path | None = option(None, "Write report.json and CSV tables here.", metavar="DIR")
     as_json: bool = option(False, "Print the report as JSON.", "--json")
-    as_csv: bool = option(False, "Print the speedups as CSV.", "--csv")
+    csv: Path | None = option(
+        None, "Write the speedups as CSV here; - prints them.", metavar="FILE.csv"
+    )
     save: bool = option(True, "Keep the runs in the run log.", "--save/--no-save")
 
     def plan(self) -> ExperimentPlan:
@@ -168,7 +171,7 @@ def _show(
     results = read_results(log, benchmark_id)
     if options.as_json:
         typer.echo(json_text(results))
-    elif options.as_csv:
+    elif options.csv == STDOUT:
         typer.echo(speedup_csv(results), nl=False)
     else:
         print_wide(*tables(results.report))
@@ -177,6 +180,9 @@ def _show(
         console.print(f"left out: {where}: {skip.reason}")
     if summary.num_failed:
         console.print(f"{summary.num_failed} requests failed; the log has their errors.")
+    if options.csv not in (None, STDOUT):
+        (path,) = write_files(options.csv.parent, {options.csv.name: speedup_csv(results)})
+        console.print(f"wrote {path}")
     if options.output is not None:
         texts = {name: text_of(results) for name, text_of in FILES.items()}
         for path in write_files(options.output, texts):
