@@ -12,10 +12,10 @@ from pydantic import Field
 
 from engine.config import Settings
 from engine.drafters import parse_method
-from engine.drafters.method import MethodConfig, Shipped
+from engine.drafters.method import MethodConfig
 from engine.drafters.sizes import SizeTable
 from engine.errors import ConfigError
-from engine.model.sources import TargetSpec
+from engine.model.sources import Shipped, TargetSpec
 from engine.training.corpus.dialogues import DialogueTemplates
 from presets.choice_trees import TreePreset, tree_preset
 from presets.reading import read_yaml

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from engine.accept import Lossless, Rule
 from engine.config import Limits, Sampling
-from engine.drafters.method import Locate, as_named
 from engine.drafters.texts import Reading
 from engine.errors import ConfigError
-from engine.model.sources import TargetSpec
+from engine.model.sources import Locate, TargetSpec, as_named
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws

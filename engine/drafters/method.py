@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -18,23 +18,6 @@ from engine.errors import ConfigError
 if TYPE_CHECKING:  # settings are read where nothing is drafted: without torch
     from engine.drafters.base import BuildContext, Drafter
     from engine.tree import ChoiceTree
-
-
-Shipped = Literal["drafters", "corpora"]
-
-
-class Locate(Protocol):
-    """The folder of what is shipped by its name; any other text as it is.
-
-    A corpus is named as the model that wrote it, so a name alone does not say which is meant.
-    """
-
-    def __call__(self, name: str, kind: Shipped = "drafters") -> str: ...
-
-
-def as_named(name: str, kind: Shipped = "drafters") -> str:
-    """`Locate` where nothing is shipped."""
-    return name
 
 
 @dataclass(frozen=True, slots=True)

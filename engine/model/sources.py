@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal, Protocol, Self
 
 from pydantic import Field, field_validator, model_validator
 from safetensors import SafetensorError
@@ -28,6 +28,21 @@ except ImportError:
 
 ProgressCallback = Callable[[str, float | None], None]
 """Called with what is being done, and how far it is (0 … 1, None = unknown)."""
+Shipped = Literal["drafters", "corpora"]
+
+
+class Locate(Protocol):
+    """The folder of what is shipped by its name; any other text as it is.
+
+    A corpus is named as the model that wrote it, so a name alone does not say which is meant.
+    """
+
+    def __call__(self, name: str, kind: Shipped = "drafters") -> str: ...
+
+
+def as_named(name: str, kind: Shipped = "drafters") -> str:
+    """`Locate` where nothing is shipped."""
+    return name
 
 
 _HUB_ERRORS = {

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import presets
 from engine.drafters import methods as decoding_types
-from engine.drafters.method import Locate, MethodConfig
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.model.sources import TargetSpec
+from engine.model.sources import Locate, TargetSpec
 from presets import MethodPreset, PromptSuite
 from presets import locate as locate_shipped
 

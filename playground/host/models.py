@@ -11,9 +11,9 @@ from pathlib import Path
 
 import presets
 from engine.drafters.base import BuildContext, Drafter
-from engine.drafters.method import Locate, MethodConfig
+from engine.drafters.method import MethodConfig
 from engine.model.loading import load_target
-from engine.model.sources import ProgressCallback, TargetSpec
+from engine.model.sources import Locate, ProgressCallback, TargetSpec
 from engine.model.target import Target
 from engine.tuning.adaptive import build_drafter, controller_curve
 from engine.tuning.fit import Fit, fit_size

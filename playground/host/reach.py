@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import get_args
 
 import presets
-from engine.drafters.method import Shipped
 from engine.errors import SourceError
-from engine.model.sources import TargetSpec
+from engine.model.sources import Shipped, TargetSpec
 from playground.host.catalog import Catalog
 
 SHIPPED = tuple(presets.FOLDER / kind for kind in get_args(Shipped))
