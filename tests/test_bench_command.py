@@ -21,7 +21,7 @@ from engine.errors import ConfigError
 from playground.cli.bench import configurations_of
 from playground.cli.main import app
 from playground.experiments.finished import runs_of
-from playground.experiments.plan import ExperimentPlan
+from playground.experiments.plan import BASELINE_NAME, ExperimentPlan
 from storage import RunLog, StorageError
 from tests.models import save_tiny
 
@@ -63,7 +63,7 @@ def test_json_has_every_figure_of_every_configuration(
     )
     shown = json.loads(out.stdout)
     assert shown["status"] == "completed" and shown["concurrency"] == 1
-    assert [c["name"] for c in shown["configurations"]] == ["plain", "ngram", "short"]
+    assert [c["name"] for c in shown["configurations"]] == [BASELINE_NAME, "ngram", "short"]
     short = shown["configurations"][2]["config"]
     assert (short["max_draft_len"], short["is_keep_all"]) == (2, False)
     assert shown["configurations"][1]["config"]["is_keep_all"] is True
@@ -81,7 +81,11 @@ def test_json_has_every_figure_of_every_configuration(
     written = json.loads((tmp_path / "out" / "report.json").read_text())
     assert written == shown
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out" / "requests.csv").read_text())))
-    assert len(rows) == 24 and {row["configuration"] for row in rows} == {"plain", "ngram", "short"}
+    assert len(rows) == 24 and {row["configuration"] for row in rows} == {
+        BASELINE_NAME,
+        "ngram",
+        "short",
+    }
 
 
 def test_tables_show_groups_throughput_and_verdict(folder: Path, questions: Path) -> None:
@@ -102,7 +106,7 @@ def test_csv_has_a_line_per_configuration_and_group(folder: Path, questions: Pat
     )
     rows = list(csv.DictReader(io.StringIO(out.stdout)))
     assert [(row["configuration"], row["group"]) for row in rows] == [
-        (name, group) for name in ("plain", "suffix") for group in ("chat", "qa", "overall")
+        (name, group) for name in (BASELINE_NAME, "suffix") for group in ("chat", "qa", "overall")
     ]
     assert float(rows[-1]["speedup"]) > 0 and int(rows[-1]["pairs"]) == 4
 

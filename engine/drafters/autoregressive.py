@@ -14,8 +14,8 @@ from engine.proposal import Proposal
 class AutoregressiveConfig(MethodConfig):
     """Plain decoding has no settings."""
 
-    title: ClassVar[str] = "Autoregressive"
-    summary: ClassVar[str] = "Plain decoding: the target alone, one token per forward."
+    title: ClassVar[str] = "Plain decoding"
+    summary: ClassVar[str] = "The target alone, one token per forward."
 
     decoding_type: Literal["Autoregressive"] = "Autoregressive"
     adaptive: Literal[False] = Field(False, description="nothing is drafted, so nothing adapts")

@@ -141,9 +141,7 @@ def bench(options: BenchOptions) -> None:
         how = "greedy" if plan.sampling.greedy else f"temperature {plan.sampling.temperature:g}"
         console.print(
             f"{target.name} · {target.dtype_name} · {target.device_name} · {how} · concurrency 1\n"
-            f"{len(plan.items)} prompts × {len(plan.configurations)} configurations "
-            f"({', '.join(c.name for c in plan.configurations)}) × {plan.repeats} repeats = "
-            f"{plan.num_requests} requests"
+            f"{plan.extent}: {', '.join(c.name for c in plan.configurations)}"
             + (f"\nbenchmark {benchmark_id}" if options.save else ""),
             highlight=False,
         )

@@ -83,8 +83,7 @@ def tables(report: Report) -> Iterator[Table | Text]:
         "Speedup: Σ tokens / Σ decoding time, over the same of plain decoding",
         lambda cell: f"{cell.speedup.ratio:.2f}x" if cell.speedup else DASH,
         {
-            f"  spread over {_spread_over(report)}": lambda s: _spread(s.overall),
-            "  mean of ratios": lambda s: _mean_of_ratios(s.overall),
+            "  95 % interval": lambda s: DASH if s.reference else _interval(s.overall),
             "tok/s": lambda s: number(s.overall.tok_s, 1),
         },
     )
@@ -111,7 +110,7 @@ def tables(report: Report) -> Iterator[Table | Text]:
             yield _latency(section.name, section.latency)
         yield from _verdict(section)
     if report.headline:
-        yield Text(visible(report.headline), style="bold")
+        yield Text(visible(report.headline), style="bold" if report.fastest else "")
 
 
 def _by_group(
@@ -132,18 +131,9 @@ def _by_group(
     return table(title, [section.name for section in sections], rows)
 
 
-def _spread_over(report: Report) -> str:
-    fast = report.configurations[0].overall.speedup
-    return "requests (quartiles)" if fast is None or fast.spread_over == "requests" else "repeats"
-
-
-def _spread(cell: Cell) -> str:
+def _interval(cell: Cell) -> str:
     fast = cell.speedup
-    return DASH if fast is None else f"{fast.low:.2f}…{fast.high:.2f}"
-
-
-def _mean_of_ratios(cell: Cell) -> str:
-    return DASH if cell.speedup is None else f"{cell.speedup.mean_of_ratios:.2f}x"
+    return DASH if fast is None or fast.low is None else f"{fast.low:.2f} … {fast.high:.2f}"
 
 
 def _rates(section: Section) -> str:

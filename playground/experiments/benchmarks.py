@@ -106,8 +106,15 @@ def read_results(
     """
     benchmark = stored_benchmark(log, benchmark_id)
     found = tuple(finished_requests(log, benchmark_id) if requests is None else requests)
-    report = make_report(benchmark.plan, found, audits_of(log, benchmark_id))
+    planned = None if benchmark.status == "completed" else num_planned(benchmark.plan)
+    report = make_report(benchmark.plan, found, audits_of(log, benchmark_id), planned=planned)
     return Results(benchmark, found, report, environment_of(log, benchmark_id))
+
+
+def num_planned(plan: Mapping[str, Any]) -> int:
+    """Requests of a stored plan."""
+    turns = sum(len(item["turns"]) for item in plan["items"])
+    return turns * int(plan["repeats"]) * len(plan["configurations"])
 
 
 # ---- what a page asks for
@@ -213,12 +220,6 @@ class BenchmarkState:
     job: Job | None
     version: str
     results: Results
-
-    @property
-    def num_requests(self) -> int:
-        plan = self.benchmark.plan
-        turns = sum(len(item["turns"]) for item in plan["items"])
-        return turns * int(plan["repeats"]) * len(plan["configurations"])
 
 
 class Benchmarks:

@@ -24,7 +24,7 @@ from engine.model.sources import TargetSpec
 
 BASELINE = "Autoregressive"
 """Decoding type of plain decoding."""
-BASELINE_NAME = "plain"
+BASELINE_NAME = "Plain decoding"
 TYPED = "own prompt"
 """Suite of a prompt that was typed. It is asked as it was meant: a chat prompt is refused by a
 target without a chat template, where one of a suite is continued as plain text."""
@@ -117,6 +117,19 @@ class Request:
         }
 
 
+def plural(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def extent(prompts: int, turns: int, configurations: int, repeats: int) -> str:
+    """How the number of requests comes about, in words: a prompt of two turns is asked twice."""
+    asked = plural(prompts, "prompt")
+    if turns > prompts:
+        asked = f"{turns} turns of {asked}"
+    factors = (asked, plural(configurations, "configuration"), plural(repeats, "repeat"))
+    return f"{' × '.join(factors)} = {plural(turns * configurations * repeats, 'request')}"
+
+
 class Workload(Settings):
     """What a target is asked, whatever drafts for it.
 
@@ -194,6 +207,12 @@ class ExperimentPlan(Workload):
     @property
     def num_requests(self) -> int:
         return self.num_turns * len(self.configurations)
+
+    @property
+    def extent(self) -> str:
+        """How the number of requests comes about, in words."""
+        turns = self.num_turns // self.repeats
+        return extent(len(self.items), turns, len(self.configurations), self.repeats)
 
     def rounds(self) -> Iterator[tuple[Request, ...]]:
         """Requests in order, those of one turn together.

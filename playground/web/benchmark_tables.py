@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from playground.experiments.benchmarks import MAX_SKIPPED, BenchmarkState
+from playground.experiments.benchmarks import MAX_SKIPPED, BenchmarkState, num_planned
+from playground.experiments.plan import extent
 from playground.experiments.report import report as figures
 from playground.experiments.report.report import FORMULAS, Report, Section
-from playground.experiments.report.statistics import LATENCY_ROWS, Speedup
-from playground.experiments.report.verdict import SAME
+from playground.experiments.report.statistics import LATENCY_ROWS
 from playground.experiments.suites import GROUPS
 from playground.web.results import (
     DASH,
@@ -16,6 +16,7 @@ from playground.web.results import (
     figure,
     milliseconds,
     plural,
+    speedup_cell,
     table_html,
 )
 
@@ -34,7 +35,7 @@ STATISTICS = ("avg", "min", "max", "p99", "p90", "p75")
 HEAD = HTML.from_string("""
 <div class="pg-card">
 <h4>{{ name }}</h4>
-<p class="headline">{{ headline }}</p>
+<p class="headline {{ 'firm' if firm else 'open' }}">{{ headline }}</p>
 <p class="remark">{{ about }}</p>
 <p class="remark">{{ extent }} · <a href="?benchmark={{ id | urlencode }}">permalink</a></p>
 </div>
@@ -83,17 +84,18 @@ def head(found: BenchmarkState) -> str:
         f"{plan['limits']['max_new_tokens']} new tokens at most",
         "concurrency 1",
     ]
-    extent = (
-        f"{plural(len(plan['items']), 'prompt')} × {len(plan['configurations'])} configurations"
-        f" × {plural(plan['repeats'], 'repeat')}: {results.report.num_done} of "
-        f"{plural(found.num_requests, 'request')} done"
-    )
+    planned, items = num_planned(plan), plan["items"]
+    turns = sum(len(item["turns"]) for item in items)
+    asked = extent(len(items), turns, len(plan["configurations"]), plan["repeats"])
+    if results.report.num_done != planned:
+        asked += f", {results.report.num_done} done"
     return HEAD.render(
         id=benchmark.id,
         name=benchmark.name,
         headline=results.report.headline,
+        firm=results.report.fastest is not None,
         about=" · ".join(filter(None, about)),
-        extent=extent,
+        extent=asked,
     )
 
 
@@ -101,8 +103,7 @@ def summary(report: Report) -> str:
     """A line per configuration."""
     heads = {
         "configuration": "",
-        "speedup": f"{FORMULAS['speedup']}; below it: {FORMULAS['spread']}",
-        "mean of ratios": FORMULAS["mean_of_ratios"],
+        "speedup": f"{FORMULAS['speedup']}; below it: {FORMULAS['interval']}",
         "MAT": f"{FORMULAS['mat']}; below it: new tokens / steps",
         "accepted": FORMULAS["draft_acceptance"],
         "tok/s": FORMULAS["tok_s"],
@@ -115,8 +116,7 @@ def summary(report: Report) -> str:
     rows = [
         [
             _name(section),
-            _speedup(section, section.overall.speedup),
-            figure(getattr(section.overall.speedup, "mean_of_ratios", None), 2, "×"),
+            speedup_cell(section.overall.speedup, reference=section.reference),
             _mat(section.overall),
             DASH if section.draft_acceptance is None else f"{section.draft_acceptance:.0%}",
             figure(section.overall.tok_s, 1),
@@ -134,13 +134,13 @@ def summary(report: Report) -> str:
 def by_group(report: Report, kind: str) -> str:
     """Spec-Bench's table: a column per kind of task."""
     fast = kind == "speedup"
-    below = FORMULAS["spread"] if fast else "new tokens / steps"
+    below = FORMULAS["interval"] if fast else "new tokens / steps"
     formula = f"{FORMULAS['speedup' if fast else 'mat']}; below it: {below}"
 
     def cell(section: Section, of: figures.Cell | None) -> Cell | str:
         if of is None:
             return DASH
-        return _speedup(section, of.speedup) if fast else _mat(of)
+        return speedup_cell(of.speedup, reference=section.reference) if fast else _mat(of)
 
     titles = {group: f"{GROUPS.get(group, group)}: {formula}" for group in report.groups}
     rows = [
@@ -187,15 +187,6 @@ def differing(found: BenchmarkState) -> str:
 
 def _name(section: Section) -> Cell:
     return Cell(section.name, hint=section.title)
-
-
-def _speedup(section: Section, fast: Speedup | None) -> Cell | str:
-    """A speedup with its spread under it; plain decoding's own is 1 and has none."""
-    if fast is None:
-        return DASH
-    spread = "1 request" if fast.num_pairs == 1 else f"{fast.low:.2f}…{fast.high:.2f}"
-    mood = "good" if fast.ratio > 1 + SAME else "bad" if fast.ratio < 1 - SAME else ""
-    return Cell(f"{fast.ratio:.2f}×", "" if section.reference else spread, mood)
 
 
 def _mat(cell: figures.Cell) -> Cell:

@@ -17,6 +17,7 @@ from playground.web.results import (
     figure,
     milliseconds,
     plural,
+    speedup_cell,
     table_html,
 )
 
@@ -36,6 +37,9 @@ MOST_BARS, MOST_RATES = 10, 3
 MOODS = {"identical": "good", "lossy": "warn", "diverged": "bad"}
 HTML.filters["visible"] = lambda text: text.translate({10: "⏎", 9: "⇥", 32: "·"})
 """White space that differs can be seen."""
+HEADLINE = HTML.from_string("""
+<h3 class="{{ 'firm' if firm else 'open' }}">{{ said }}</h3>
+""")
 WHY = HTML.from_string("""
 {% macro side(name, before, text) %}
 <dt>{{ name }}</dt><dd>…{{ before | visible }}<mark>{{ text | visible }}</mark></dd>
@@ -76,12 +80,10 @@ def results_html(text: str) -> str:
     rows, formulas = report["configurations"], {**RUN_FORMULAS, **FORMULAS}
     heads = {"configuration": ""}
     heads |= {title: formulas.get(name, "") for name, title in COLUMNS.items()}
-    ratios = {r["name"]: (r["overall"]["speedup"] or {}).get("ratio", 0) for r in rows[1:]}
-    best = max(ratios, key=lambda name: ratios[name], default=None)
-    best = best if best and ratios[best] > 1 else None
+    best = report["fastest"]
     table = table_html("Comparison", heads, [_cells(row) for row in rows], best=best)
-    headline = HTML.from_string("<h3>{{ said }}</h3>").render(said=report["headline"])
-    return headline + table + WHY.render(rows=_why(report), skipped=report["skipped"])
+    said = HEADLINE.render(said=report["headline"], firm=best is not None)
+    return said + table + WHY.render(rows=_why(report), skipped=report["skipped"])
 
 
 def _cells(row: Row) -> list[Cell | str]:
@@ -104,17 +106,8 @@ def _cells(row: Row) -> list[Cell | str]:
 
 
 def _speedup(row: Row) -> Cell | str:
-    if row["reference"]:
-        return "1.00×"
-    if row["overall"]["speedup"] is None:
-        return DASH
-    fast = Speedup(**row["overall"]["speedup"])
-    if fast.num_pairs == 1:
-        hint = "no spread: more repeats show the noise"
-        return Cell(f"{fast.ratio:.2f}×", "one run", hint=hint)
-    over = "lowest and highest of the repeats"
-    hint = over if fast.spread_over == "repeats" else "quartiles of the prompts; one repeat only"
-    return Cell(f"{fast.ratio:.2f}×", f"{fast.low:.2f} … {fast.high:.2f}", hint=hint)
+    found = row["overall"]["speedup"]
+    return speedup_cell(Speedup(**found) if found else None, reference=row["reference"])
 
 
 def _rates(rates: list[float]) -> Cell | str:

@@ -14,6 +14,8 @@ import gradio as gr
 from jinja2 import Environment
 
 from playground.errors import Fault, attempt
+from playground.experiments.plan import plural as plural
+from playground.experiments.report.statistics import Speedup
 from playground.web.forms import RAW
 
 HTML = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -101,13 +103,26 @@ def saying(text: str | Fault) -> str:
     return SAYING.render(text=text, faulty=False)
 
 
+def speedup_cell(fast: Speedup | None, *, reference: bool = False) -> Cell | str:
+    """A speedup over its interval; its mood follows from the interval, never from the ratio alone.
+
+    Args:
+        reference: plain decoding's own, which is 1 and has no interval.
+    """
+    if reference:
+        return "1.00×"
+    if fast is None:
+        return DASH
+    mood = "good" if fast.faster else "bad" if fast.slower else ""
+    interval = "no interval" if fast.low is None else f"{fast.low:.2f} … {fast.high:.2f}"
+    hint = f"{plural(fast.num_pairs, 'request')}: {plural(fast.num_prompts, 'prompt')} × "
+    hint += f"{plural(fast.num_repeats, 'repeat')}; below: 95 % interval"
+    return Cell(f"{fast.ratio:.2f}×", interval, mood, hint)
+
+
 def definitions(formulas: Mapping[str, str]) -> str:
     """Every figure with its formula, as Markdown."""
     return "\n".join(f"- **{name.replace('_', ' ')}**: {text}" for name, text in formulas.items())
-
-
-def plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def figure(value: float | None, digits: int, unit: str = "") -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from playground.experiments.plan import BASELINE_NAME
 from storage import RunLog
 from tests.browser.pages import WAIT_MS, GeneratePage
 from tests.playground.compare.corrupted import with_corrupted
@@ -125,7 +126,7 @@ def test_a_benchmark_runs_shows_its_report_and_is_downloaded(
     with bench.expect_download() as download:
         bench.click("#pg-benchmark-report >> text=speedup.csv")
     rows = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
-    assert {row["configuration"] for row in rows} == {"plain", "three", "two"}
+    assert {row["configuration"] for row in rows} == {BASELINE_NAME, "three", "two"}
 
 
 def test_stop_keeps_what_is_done_and_resume_completes_it_in_another_tab(

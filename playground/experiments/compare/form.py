@@ -12,13 +12,19 @@ from engine.config import Settings
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from playground.experiments.plan import BASELINE, TYPED, Configuration, ExperimentPlan, Item
+from playground.experiments.plan import (
+    BASELINE,
+    BASELINE_NAME,
+    TYPED,
+    Configuration,
+    ExperimentPlan,
+    Item,
+)
 from playground.experiments.suites import evenly, items_of
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
 from playground.host.request import GenerateRequest, HeldForm, read_request
 
-PLAIN = "Plain decoding"
 """Name of the baseline in every comparison."""
 MAX_CONFIGURATIONS = 4
 """Besides plain decoding."""
@@ -109,7 +115,7 @@ def configurations(given: Sequence[tuple[str, MethodConfig]]) -> list[Configurat
                 "fewer."
             )
     names = [_name(title, c, [o for t, o in drafting if t == title]) for title, c in drafting]
-    plain = Configuration(PLAIN, PLAIN, parse_method({"decoding_type": BASELINE}))
+    plain = Configuration(BASELINE_NAME, BASELINE_NAME, parse_method({"decoding_type": BASELINE}))
     found = [plain]
     for i, (name, (_, config)) in enumerate(zip(names, drafting, strict=True)):
         own = f"{name} ({names[: i + 1].count(name)})" if names.count(name) > 1 else name

@@ -39,7 +39,7 @@ class CompareJob(Job):
         super().__init__(secrets.token_hex(8), owner=owner)
         self.plan = plan
         self.round: Round | None = None
-        self.comparison = Comparison(self.id, plan.to_dict())
+        self.comparison = Comparison(self.id, plan.to_dict(), planned=plan.num_requests)
         self.report = ""
         self._host = host
         self._read: set[str] = set()
@@ -127,6 +127,7 @@ class CompareJob(Job):
 
     def _ended(self, summary: Summary) -> State:
         comparison = self.comparison
+        comparison.planned = None if summary.status == "completed" else self.plan.num_requests
         if summary.cancelled:
             return "cancelled"
         comparison.skipped = {skip.prompt: skip.reason for skip in summary.skipped}

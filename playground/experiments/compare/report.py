@@ -55,6 +55,7 @@ class Comparison:
         runs: id in the log of every run so far, unfinished ones too.
         faults: configurations that could not go on, and why.
         skipped: prompts that the target cannot take, and why.
+        planned: how many requests there will be; None once it is over.
     """
 
     id: str
@@ -65,6 +66,7 @@ class Comparison:
     finished: list[FinishedRequest] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    planned: int | None = None
 
     @classmethod
     def stored(cls, log: RunLog, compare_id: str) -> Comparison:
@@ -123,7 +125,7 @@ class Comparison:
         plain = by_name[self.names[0]]
         pairs = {name: in_pairs(own, plain) for name, own in by_name.items()}
         audits = {k: v for name in self.names for k, v in audits_of_pairs(log, pairs[name]).items()}
-        report = make_report(self.plan, self.finished, audits)
+        report = make_report(self.plan, self.finished, audits, planned=self.planned)
         rows = []
         for section, own in zip(report.configurations, self.plan["configurations"], strict=True):
             figures = {k: v for k, v in asdict(section).items() if k not in LEFT_OUT}
@@ -143,6 +145,7 @@ class Comparison:
                 "id": self.id,
                 "setup": self.setup,
                 "headline": report.headline,
+                "fastest": report.fastest,
                 "num_repeats": 1 + max((repeat for _, repeat, _ in self.runs), default=-1),
                 "configurations": rows,
                 "prompts": list(self.prompts.items()),

@@ -58,7 +58,7 @@ def speedup_csv(results: Results) -> str:
     """One line per configuration and group, and one per configuration overall."""
     head = (
         "configuration,decoding_type,lossless,group,requests,new_tokens,steps,mat,tok_s,step_ms,"
-        "speedup,mean_of_ratios,speedup_low,speedup_high,spread_over,speedup_std,pairs"
+        "speedup,speedup_low,speedup_high,prompts,repeats,pairs"
     )
     return _csv(
         head.split(","),
@@ -71,7 +71,7 @@ def speedup_csv(results: Results) -> str:
 
 
 def _speedup_row(section: Section, group: str, cell: Cell) -> list[Any]:
-    known = ("ratio", "mean_of_ratios", "low", "high", "spread_over", "std", "num_pairs")
+    known = ("ratio", "low", "high", "num_prompts", "num_repeats", "num_pairs")
     return [
         *(section.name, section.decoding_type, section.lossless, group),
         *(cell.num_requests, cell.num_new_tokens, cell.num_steps),

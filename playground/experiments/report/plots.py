@@ -13,8 +13,11 @@ import plotly.graph_objects as go
 from engine.errors import ConfigError
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.report.report import Report, Section
+from playground.experiments.report.statistics import Speedup
 from playground.plots import GREY, HUES, TEXT, styled
 
+TALLEST = 2.0
+"""Height of the picture over a bar's, at most."""
 LEVELS = (1, 2, 4)
 """Speedups whose lines are drawn where MAT meets the cost of a step."""
 
@@ -34,10 +37,11 @@ def _colour(report: Report, section: Section) -> str:
 
 
 def _speedups(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
-    figure = go.Figure()
+    figure, drawn = go.Figure(), list[Speedup]()
     for section in report.configurations[1:]:
         cells = [*(section.groups.get(group) for group in report.groups), section.overall]
         fast = [None if cell is None else cell.speedup for cell in cells]
+        drawn += filter(None, fast)
         figure.add_bar(
             name=section.name,
             x=[*report.groups, "overall"],
@@ -46,8 +50,8 @@ def _speedups(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
             error_y={
                 "type": "data",
                 "symmetric": False,
-                "array": [f.high - f.ratio if f else 0 for f in fast],
-                "arrayminus": [f.ratio - f.low if f else 0 for f in fast],
+                "array": [f.high - f.ratio if f and f.high else 0 for f in fast],
+                "arrayminus": [f.ratio - f.low if f and f.low else 0 for f in fast],
                 "thickness": 1,
                 "width": 3,
                 "color": TEXT,
@@ -55,8 +59,14 @@ def _speedups(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
             hovertemplate=f"{section.name} %{{x}}: %{{y:.2f}}×<extra></extra>",
         )
     figure.add_hline(y=1, line={"width": 1, "dash": "dot", "color": GREY})
-    figure.update_layout(barmode="group", bargap=0.25, yaxis={"rangemode": "tozero"})
+    highest = max((_top(one) for one in drawn), default=1.0)
+    figure.update_layout(barmode="group", bargap=0.25, yaxis={"range": [0, 1.08 * highest]})
     return figure
+
+
+def _top(fast: Speedup) -> float:
+    """Where its bar is drawn to; the whisker of two prompts may reach out of any picture."""
+    return max(1.0, fast.ratio if fast.high is None else min(fast.high, TALLEST * fast.ratio))
 
 
 def _cost(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
@@ -155,7 +165,7 @@ def _latency(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
 
 PLOTS: dict[str, Plot] = {
     "speedup": Plot(
-        "Speedup over plain decoding", "bars: speedup; whiskers: its spread", _speedups
+        "Speedup over plain decoding", "bars: speedup; whiskers: its 95 % interval", _speedups
     ),
     "cost": Plot("MAT against step time", "dotted lines: speedup = MAT × plain step / step", _cost),
     "positions": Plot(

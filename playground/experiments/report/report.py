@@ -37,9 +37,9 @@ FORMULAS: dict[str, str] = {
         "tok/s over the tok/s of plain decoding on the same requests, tok/s = "
         "Σ (new tokens - 1) / Σ (last commit - first commit)"
     ),
-    "mean_of_ratios": "mean over requests of tok/s / tok/s of plain decoding for that request",
-    "spread": (
-        "lowest … highest speedup of a repeat; with one repeat the quartiles of the requests"
+    "interval": (
+        "95 % interval of the speedup: Student's t on the scatter between prompts, or between the "
+        "repeats of a single prompt"
     ),
     "mat": "1 + Σ accepted draft tokens / Σ steps, before any cut by EOS or length",
     "tok_s": "Σ (new tokens - 1) / Σ (last commit - first commit): decoding without prefill",
@@ -115,13 +115,19 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole experiment so far; `headline` says which configuration is fastest, in sentences."""
+    """A whole experiment so far.
+
+    Attributes:
+        headline: which configuration is fastest, in sentences.
+        fastest: its name; None unless the intervals tell it from all others.
+    """
 
     configurations: tuple[Section, ...]
     groups: tuple[str, ...]
     num_done: int
     greedy: bool
     headline: str
+    fastest: str | None
 
     def section(self, name: str) -> Section:
         return next(section for section in self.configurations if section.name == name)
@@ -131,7 +137,11 @@ class Report:
 
 
 def make_report(
-    plan: Mapping[str, Any], requests: Sequence[FinishedRequest], audits: Audits | None = None
+    plan: Mapping[str, Any],
+    requests: Sequence[FinishedRequest],
+    audits: Audits | None = None,
+    *,
+    planned: int | None = None,
 ) -> Report:
     """The report over a stored plan and what is finished of it.
 
@@ -139,6 +149,7 @@ def make_report(
         plan: has `configurations` and `sampling` as `ExperimentPlan.to_dict` writes them; the first
             configuration is plain decoding.
         audits: of answers that differ from plain decoding's.
+        planned: how many requests there will be, while they are not all done.
     """
     greedy = plan["sampling"]["temperature"] < 1e-5
     by_name: dict[str, list[FinishedRequest]] = {c["name"]: [] for c in plan["configurations"]}
@@ -153,8 +164,14 @@ def make_report(
         Contender(s.name, s.overall.speedup, trust_in(s.verdict, lossless=s.lossless))
         for s in sections[1:]
     ]
+    said = headline(
+        sections[0].name,
+        contenders,
+        lambda one, other: speedup_of(in_pairs(by_name[one], by_name[other])),
+        preliminary="" if planned is None else f"{len(requests)} of {planned} requests",
+    )
     groups = tuple(in_order(request.group for request in requests))
-    return Report(sections, groups, len(requests), greedy, headline(contenders))
+    return Report(sections, groups, len(requests), greedy, said.text, said.fastest)
 
 
 def _section(

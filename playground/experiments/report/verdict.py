@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,18 +17,22 @@ Cause = Literal["near ties", "fault", "unknown"]
 """Why answers differ; `unknown` = not looked into."""
 Trust = Literal["identical", "near ties", "fault", "unknown", "sampled", "lossy"]
 TRUST_SENTENCES: dict[Trust, str] = {
-    "identical": "Its text is plain decoding's, token for token.",
-    "near ties": "Its text leaves plain decoding's only at near-ties, which rounding alone flips.",
-    "fault": "Do not use it: its text differs from plain decoding's, and no rounding does that.",
-    "unknown": "Its text differs from plain decoding's; why was not looked into.",
+    "identical": "Its answers are token-identical to plain decoding’s.",
+    "near ties": "Its answers differ from plain decoding’s only at near-ties, where rounding "
+    "decides.",
+    "fault": "Do not use it: its answers differ from plain decoding’s, and rounding is not the "
+    "cause.",
+    "unknown": "Its answers differ from plain decoding’s; the cause has not been examined.",
     "sampled": "",
     "lossy": "It is lossy: it may keep tokens that the target would not choose.",
 }
 CAUSES: dict[Cause, str] = {
-    "near ties": "near-ties, which rounding alone flips",
-    "fault": "no rounding does this, the method is at fault",
-    "unknown": "why was not looked into",
+    "near ties": "near-ties, where rounding decides",
+    "fault": "rounding is not the cause: the method is at fault",
+    "unknown": "the cause has not been examined",
 }
+ONCE = "A single measurement has no interval: add prompts or repeats to see its uncertainty."
+MORE = "more prompts or repeats would"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,44 +125,67 @@ class Contender:
     trust: Trust
 
 
-def headline(contenders: Sequence[Contender]) -> str:
-    """Which is fastest, by how much, and whether to trust it; empty while nothing is measured."""
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """Which configuration is fastest, and whether to trust it.
+
+    Attributes:
+        text: sentences; empty while nothing is measured.
+        fastest: the configuration whose interval lies above every other's, plain decoding's
+            included; None while that is open.
+    """
+
+    text: str
+    fastest: str | None = None
+
+
+def headline(
+    plain: str,
+    contenders: Sequence[Contender],
+    over: Callable[[str, str], Speedup | None],
+    *,
+    preliminary: str = "",
+) -> Headline:
+    """What the figures so far allow to be said.
+
+    Args:
+        plain: name of plain decoding's configuration.
+        over: speedup of one configuration over another on the requests that both answered.
+        preliminary: how much is done, while it is not all: `4 of 24 requests`.
+    """
     measured = [(one, one.speedup) for one in contenders if one.speedup is not None]
     if not measured:
-        return ""
+        return Headline("")
     best, fast = max(measured, key=lambda pair: pair[1].ratio)
-    name, ratio, spread = best.name, f"{fast.ratio:.2f}×", _spread(fast)
-    if fast.ratio < 1 - SAME:
-        which = f"the next, {name}," if len(measured) > 1 else name
-        return f"Plain decoding is fastest here: {which} reaches {ratio} its tok/s{spread}."
-    if fast.ratio <= 1 + SAME:
-        return f"Nothing is faster than plain decoding here: {name} is level, {ratio}{spread}."
-    near = [
-        one.name
-        for one, other in measured
-        if one is not best and other.ratio > 1 + SAME and other.high >= fast.low
-    ]
-    said = [
-        f"Fastest: {name}, {ratio} the tok/s of plain decoding{spread}.",
-        _doubt(fast, near),
-        TRUST_SENTENCES[best.trust],
-    ]
-    return " ".join(filter(None, said))
+    others = [one.name for one, _ in measured if one is not best]
+    if preliminary:
+        leads = f"{best.name} leads at" if fast.ratio > 1 else f"plain decoding leads; {best.name}:"
+        return Headline(f"Preliminary, {preliminary}: {leads} {fast.ratio:.2f}×.")
+    reached = f"{best.name} reaches {fast.ratio:.2f}× plain decoding{_measured(fast)}"
+    if fast.low is None:
+        return Headline(f"{reached}. {ONCE}")
+    if all(speedup.slower for _, speedup in measured):
+        return Headline(f"Plain decoding is the fastest here: the best other, {reached}.", plain)
+    if not fast.faster:
+        return Headline(f"No measurable gain over plain decoding: {reached}.")
+    trust = TRUST_SENTENCES[best.trust]
+    level = [name for name in others if not _beats(over(best.name, name))]
+    if level:
+        apart = f"The measurements do not separate it from {', '.join(level)}; {MORE}."
+        return Headline(" ".join(filter(None, (f"{reached}, the highest figure.", apart, trust))))
+    said = f"{best.name} is the fastest: {fast.ratio:.2f}× plain decoding{_measured(fast)}."
+    return Headline(" ".join(filter(None, (said, trust))), best.name)
 
 
-def _spread(fast: Speedup) -> str:
-    if fast.num_pairs == 1:
-        return ""
-    over = "repeats" if fast.spread_over == "repeats" else "quartiles of the requests"
-    return f" ({over}: {fast.low:.2f} … {fast.high:.2f})"
+def _beats(over: Speedup | None) -> bool:
+    return over is not None and over.faster
 
 
-def _doubt(fast: Speedup, near: Sequence[str]) -> str:
-    """What the spread does not tell apart."""
-    if fast.spread_over != "repeats":
-        return "One repeat does not show the noise of the clock."
-    if fast.low <= 1:
-        return "But not in every repeat: more of them would tell whether it gains."
-    if near:
-        return f"Within its spread: {', '.join(near)}; more repeats would tell them apart."
-    return ""
+def _measured(fast: Speedup) -> str:
+    """The interval and what it comes from, in brackets."""
+    extent = " × ".join(
+        f"{number} {noun}{'s' * (number > 1)}"
+        for number, noun in ((fast.num_prompts, "prompt"), (fast.num_repeats, "repeat"))
+    )
+    interval = "" if fast.low is None else f"95 % interval {fast.low:.2f} to {fast.high:.2f}; "
+    return f" ({interval}{extent})"

@@ -19,7 +19,7 @@ import yaml
 
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from playground.experiments.report.statistics import mean, std
+from playground.experiments.report.statistics import mean, std, student_t
 from playground.experiments.sweep.plan import OBJECTIVES, Objective, SweepPlan
 from playground.experiments.sweep.space import shown
 from playground.experiments.sweep.store import FAULT, Sweep
@@ -29,9 +29,6 @@ MOST_NAMED = 5
 """Trials that the verdict names."""
 MIN_PROMPTS = 3
 """Fewer do not tell how much they scatter."""
-_T = "12.71 4.30 3.18 2.78 2.57 2.45 2.36 2.31 2.26 2.23 2.20 2.18 2.16 2.14 2.13 2.12 2.11 2.10"
-QUANTILES = tuple(map(float, _T.split()))
-"""Student's t at 97.5 % for 1, 2, … degrees of freedom; 2 beyond."""
 FORMULAS: dict[str, str] = {
     "value": "what the sweep maximises",
     "speedup": OBJECTIVES["speedup"][1],
@@ -77,9 +74,8 @@ def differ(ours: Mapping[str, float], theirs: Mapping[str, float]) -> bool:
     both = [math.log(ours[prompt] / theirs[prompt]) for prompt in ours if prompt in theirs]
     if len(both) < MIN_PROMPTS:
         return True
-    freedom = len(both) - 1
-    quantile = QUANTILES[freedom - 1] if freedom <= len(QUANTILES) else 2.0
-    return abs(mean(both)) > quantile * (std(both) or 0.0) / math.sqrt(len(both))
+    reach = student_t(len(both) - 1) * (std(both) or 0.0) / math.sqrt(len(both))
+    return abs(mean(both)) > reach
 
 
 def state_of(sweep: Sweep) -> dict[str, Any]:

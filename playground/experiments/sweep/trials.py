@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from engine.errors import ConfigError
 from playground.experiments.finished import Pair
-from playground.experiments.report.statistics import Pool
+from playground.experiments.report.statistics import Pool, speedup_of
 from playground.experiments.sweep.plan import Objective
 from playground.experiments.sweep.space import Point
 
@@ -64,7 +64,8 @@ def figures_of(
         reference_tok_s: tok/s of plain decoding in the sweep's first trial; None in that trial.
     """
     own, plain = Pool.of([own for own, _ in pairs]), Pool.of([plain for _, plain in pairs])
-    speedup = own.tok_s / plain.tok_s if own.tok_s and plain.tok_s else None
+    fast = speedup_of(pairs)
+    speedup = None if fast is None else fast.ratio
     value = own.mat if objective == "mat" else speedup
     if objective == "tok_s" and speedup is not None:
         value = speedup * (reference_tok_s or plain.tok_s or 0.0)

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import t as student
 
 from engine.metrics import first_divergence, percentile
 from engine.model.audit import Audit, View
+from playground.experiments.finished import Pair
 from playground.experiments.report.report import make_report
 from playground.experiments.report.statistics import (
     Statistic,
@@ -19,6 +21,7 @@ from playground.experiments.report.statistics import (
     position_rates,
     speedup_of,
     std,
+    student_t,
 )
 from tests.playground.bench.requests import measured, plan_of
 
@@ -70,7 +73,7 @@ def test_latency_table_equals_hand_computed_values() -> None:
     assert table.concurrency == 1
 
 
-def test_speedup_pools_tokens_and_time_and_tells_the_mean_of_ratios() -> None:
+def test_the_speedup_is_of_pooled_tokens_and_times() -> None:
     """Plain: 4 tokens in 0.4 s and 10 in 2 s. Drafting: 4 in 0.1 s and 10 in 2 s."""
     plain = [measured(), measured(prompt="2", num_new_tokens=11, decode_s=2.0)]
     ours = [
@@ -80,21 +83,59 @@ def test_speedup_pools_tokens_and_time_and_tells_the_mean_of_ratios() -> None:
     fast = speedup_of(list(zip(ours, plain, strict=True)))
     assert fast is not None
     assert fast.ratio == pytest.approx((14 / 2.1) / (14 / 2.4))
-    assert fast.mean_of_ratios == pytest.approx((4 + 1) / 2)
-    assert (fast.low, fast.high) == pytest.approx((1.75, 3.25))
-    assert (fast.spread_over, fast.std, fast.num_pairs) == ("requests", None, 2)
+    assert (fast.num_prompts, fast.num_repeats, fast.num_pairs) == (2, 1, 2)
+    u = (10 / 14 - 2 / 2.1) - (10 / 14 - 2 / 2.4)
+    reach = np.exp(12.71 * np.sqrt(2 * 2 * u**2))
+    assert (fast.low, fast.high) == pytest.approx((fast.ratio / reach, fast.ratio * reach))
 
 
-def test_spread_over_repeats_is_the_lowest_and_highest_of_them() -> None:
+def test_a_single_prompt_is_judged_by_its_repeats_as_the_docstring_computes() -> None:
     pairs = [
-        (measured("x", repeat=repeat, decode_s=0.4 / factor), measured(repeat=repeat))
-        for repeat, factor in enumerate([2.0, 3.0, 4.0])
+        (measured("x", repeat=n, decode_s=s), measured(repeat=n, decode_s=1.0))
+        for n, s in enumerate((0.5, 0.4))
     ]
     fast = speedup_of(pairs)
-    assert fast is not None
-    assert (fast.low, fast.high, fast.std) == pytest.approx((2, 4, 1))
-    assert fast.ratio == pytest.approx(3 * 0.4 / (0.2 + 0.4 / 3 + 0.1))
-    assert fast.spread_over == "repeats"
+    assert fast is not None and fast.low is not None and fast.high is not None
+    assert [round(x, 2) for x in (fast.ratio, fast.low, fast.high)] == [2.22, 0.54, 9.12]
+    once = speedup_of(pairs[:1])
+    assert once is not None and (once.low, once.high) == (None, None)
+    assert not once.faster and not once.slower
+
+
+def test_turns_and_repeats_of_a_prompt_are_no_further_evidence() -> None:
+    def pairs(copies: int) -> list[Pair]:
+        return [
+            (measured("x", prompt=p, turn=t, decode_s=s), measured(prompt=p, turn=t))
+            for p, s in (("1", 0.1), ("2", 0.15), ("3", 0.2))
+            for t in range(copies)
+        ]
+
+    once, often = speedup_of(pairs(1)), speedup_of(pairs(5))
+    assert once is not None and often is not None and often.num_pairs == 15
+    assert (often.low, often.high) == pytest.approx((once.low, once.high))
+
+
+@pytest.mark.parametrize("num_prompts", [3, 8])
+def test_the_interval_holds_the_truth_about_as_often_as_it_says(num_prompts: int) -> None:
+    """Prompts differ by 35 %, the clock by 4 %; the truth is that of very many prompts."""
+    draw = np.random.default_rng(7)
+    truth = float(np.exp(0.5 - 0.35**2 / 2))  # Σ plain / Σ own seconds of a log-normal speedup
+    held, rounds = 0, 400
+    for _ in range(rounds):
+        own = 0.4 / np.exp(draw.normal(0.5, 0.35, num_prompts)) * draw.normal(1, 0.04, num_prompts)
+        pairs = [
+            (measured("x", prompt=str(n), decode_s=float(s)), measured(prompt=str(n)))
+            for n, s in enumerate(own)
+        ]
+        fast = speedup_of(pairs)
+        assert fast is not None and fast.low is not None and fast.high is not None
+        held += fast.low <= truth <= fast.high
+    assert 0.91 <= held / rounds <= 0.985
+
+
+def test_quantiles_are_students() -> None:
+    for freedom in (1, 2, 5, 18, 19, 25, 60, 1000):
+        assert student_t(freedom) == pytest.approx(float(student.ppf(0.975, freedom)), abs=0.02)
 
 
 def test_mat_and_rates_are_pooled_over_steps_with_their_counts_shown() -> None:

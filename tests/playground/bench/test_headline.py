@@ -2,49 +2,83 @@
 
 from __future__ import annotations
 
+import pytest
+
+from playground.experiments.report.report import Report, make_report
 from playground.experiments.report.statistics import Speedup
 from playground.experiments.report.verdict import Contender, Trust, headline
+from tests.playground.bench.requests import measured, plan_of
 
 
 def one(
-    name: str,
-    ratio: float,
-    low: float,
-    high: float,
-    *,
-    trust: Trust = "identical",
-    over: str = "repeats",
-    pairs: int = 6,
+    name: str, ratio: float, low: float | None, high: float | None, *, trust: Trust = "identical"
 ) -> Contender:
-    return Contender(name, Speedup(ratio, ratio, low, high, over, None, pairs), trust)
+    return Contender(name, Speedup(ratio, low, high, 6, 2, 12), trust)
 
 
-def test_the_fastest_is_named_with_its_spread_and_its_verdict() -> None:
-    said = headline([one("a", 1.2, 1.1, 1.3), one("b", 1.84, 1.7, 1.9)])
-    assert said == (
-        "Fastest: b, 1.84× the tok/s of plain decoding (repeats: 1.70 … 1.90). "
-        "Its text is plain decoding's, token for token."
+def said(
+    *contenders: Contender, apart: bool = True, preliminary: str = ""
+) -> tuple[str, str | None]:
+    over = Speedup(1.3, 1.2 if apart else 0.9, 1.4, 6, 2, 12)
+    found = headline("plain", contenders, lambda one, other: over, preliminary=preliminary)
+    return found.text, found.fastest
+
+
+def test_the_fastest_is_named_with_its_interval_and_its_verdict() -> None:
+    text, fastest = said(one("a", 1.2, 1.1, 1.3), one("b", 1.84, 1.7, 1.9))
+    assert fastest == "b"
+    assert text == (
+        "b is the fastest: 1.84× plain decoding (95 % interval 1.70 to 1.90; 6 prompts × 2 "
+        "repeats). Its answers are token-identical to plain decoding’s."
     )
 
 
-def test_what_the_spread_does_not_tell_apart_is_said() -> None:
-    said = headline([one("a", 1.6, 1.5, 1.75), one("b", 1.7, 1.6, 1.9), one("c", 1.2, 1.1, 1.3)])
-    assert "Within its spread: a; more repeats" in said and "c" not in said.split(". ")[1]
-    assert "not in every repeat" in headline([one("a", 1.1, 0.9, 1.3)])
-    assert "One repeat does not show" in headline([one("a", 1.4, 1.3, 1.5, over="requests")])
+def test_nothing_is_called_fastest_that_the_measurements_do_not_tell_apart() -> None:
+    text, fastest = said(one("a", 1.6, 1.5, 1.75), one("b", 1.7, 1.6, 1.9), apart=False)
+    assert fastest is None and "fastest" not in text and "do not separate it from a" in text
+    text, fastest = said(one("a", 1.1, 0.9, 1.3))
+    assert fastest is None and text.startswith("No measurable gain over plain decoding: a reaches")
+    text, fastest = said(one("a", 1.4, None, None))
+    assert fastest is None and "a reaches 1.40×" in text and "single measurement" in text
+
+
+def test_a_verdict_waits_for_all_requests() -> None:
+    text, fastest = said(one("a", 1.6, 1.5, 1.7), preliminary="4 of 24 requests")
+    assert (text, fastest) == ("Preliminary, 4 of 24 requests: a leads at 1.60×.", None)
+    text, fastest = said(one("a", 0.6, 0.5, 0.7), preliminary="4 of 24 requests")
+    assert text == "Preliminary, 4 of 24 requests: plain decoding leads; a: 0.60×."
 
 
 def test_a_fault_is_not_recommended() -> None:
-    assert "Do not use it" in headline([one("a", 3.0, 2.9, 3.1, trust="fault")])
-    assert "near-ties" in headline([one("a", 3.0, 2.9, 3.1, trust="near ties")])
-    assert "It is lossy" in headline([one("a", 3.0, 2.9, 3.1, trust="lossy")])
+    assert "Do not use it" in said(one("a", 3.0, 2.9, 3.1, trust="fault"))[0]
+    assert "near-ties" in said(one("a", 3.0, 2.9, 3.1, trust="near ties"))[0]
+    assert "It is lossy" in said(one("a", 3.0, 2.9, 3.1, trust="lossy"))[0]
 
 
-def test_nothing_faster_is_said_as_such() -> None:
-    slow = headline([one("a", 0.6, 0.5, 0.7), one("b", 0.8, 0.7, 0.9)])
-    assert slow.startswith(
-        "Plain decoding is fastest here: the next, b, reaches 0.80× its tok/s (rep"
-    )
-    assert "Nothing is faster" in headline([one("a", 1.01, 0.9, 1.1)])
-    assert headline([]) == headline([Contender("a", None, "identical")]) == ""
-    assert "a reaches 0.50× its tok/s." in headline([one("a", 0.5, 0.5, 0.5, pairs=1)])
+def test_plain_decoding_may_be_the_fastest() -> None:
+    text, fastest = said(one("a", 0.6, 0.5, 0.7), one("b", 0.8, 0.7, 0.9))
+    assert fastest == "plain"
+    assert text.startswith("Plain decoding is the fastest here: the best other, b reaches 0.80×")
+    assert said() == said(Contender("a", None, "identical")) == ("", None)
+
+
+def report(seconds: dict[str, list[float]], *, planned: int | None = None) -> Report:
+    """Of prompts that plain decoding answers in 0.4 s each."""
+    requests = [
+        measured(name, prompt=str(n), decode_s=s, run_id=f"{name}{n}")
+        for name, all_seconds in {"plain": [0.4] * 3, **seconds}.items()
+        for n, s in enumerate(all_seconds)
+    ]
+    return make_report(plan_of("plain", *seconds), requests, planned=planned)
+
+
+@pytest.mark.parametrize(
+    ("other", "fastest"), [([0.2, 0.21, 0.2], "x"), ([0.11, 0.1, 0.112], None)]
+)
+def test_two_configurations_are_compared_prompt_by_prompt(
+    other: list[float], fastest: str | None
+) -> None:
+    """Their own intervals overlap; what counts is their ratio on the same prompts."""
+    found = report({"x": [0.1, 0.11, 0.102], "y": other})
+    assert found.fastest == fastest
+    assert report({"x": [0.1, 0.11, 0.102]}, planned=9).fastest is None

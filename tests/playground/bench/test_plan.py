@@ -11,7 +11,7 @@ from engine.config import Limits, Sampling
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
-from playground.experiments.plan import Configuration, ExperimentPlan, Item
+from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan, Item, extent
 
 TARGET = TargetSpec(name="t", hub="a/b")
 
@@ -36,7 +36,7 @@ def test_every_request_comes_once_and_plain_decoding_always() -> None:
     made = plan("a", "b")
     requests = [request for requests in made.rounds() for request in requests]
     assert len(requests) == made.num_requests == len({r.key for r in requests}) == 6 * 3 * 3
-    assert made.reference.is_baseline and made.reference.name == "plain"
+    assert made.reference.is_baseline and made.reference.name == BASELINE_NAME
     assert [labelled(r.labels) for r in requests] == [r.key for r in requests]
 
 
@@ -73,8 +73,8 @@ def test_two_configurations_of_one_type_need_two_names() -> None:
     assert len(plan("a", "b").configurations) == 3
     with pytest.raises(ConfigError, match="Two configurations are named a"):
         plan("a", "a")
-    with pytest.raises(ConfigError, match="named plain"):
-        plan("plain")
+    with pytest.raises(ConfigError, match="named Plain decoding"):
+        plan(BASELINE_NAME)
 
 
 @pytest.mark.parametrize(
@@ -101,3 +101,10 @@ def test_a_stored_plan_is_the_same_plan() -> None:
     other["configurations"][1]["config"]["decoding_type"] = "Gone"
     with pytest.raises(ConfigError, match="No method is called 'Gone'"):
         ExperimentPlan.stored(other)
+
+
+def test_the_number_of_requests_is_explained_turns_and_all() -> None:
+    assert extent(21, 23, 3, 2) == (
+        "23 turns of 21 prompts × 3 configurations × 2 repeats = 138 requests"
+    )
+    assert extent(1, 1, 2, 1) == "1 prompt × 2 configurations × 1 repeat = 2 requests"

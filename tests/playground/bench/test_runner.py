@@ -19,7 +19,7 @@ from playground.experiments.finished import (
 )
 from playground.experiments.job import Eta, Progress, time_left
 from playground.experiments.measurement import Measurement, check_same_target
-from playground.experiments.plan import Configuration, ExperimentPlan
+from playground.experiments.plan import BASELINE_NAME, Configuration, ExperimentPlan
 from playground.experiments.report.audits import audit_divergences, audits_of
 from storage import RunLog, StepRow
 from tests.playground.bench.conftest import TYPES, item, scripted, tiny_plan
@@ -83,7 +83,7 @@ def test_a_second_turn_follows_on_plain_decodings_answer(bench: BuildContext, lo
     runs = [log.get(run.id) for run in runs_of(log, benchmark_id)]
     first = [r for r in runs if r and r.labels["prompt"] == "b" and r.labels["turn"] == "0"]
     second = [r for r in runs if r and r.labels["prompt"] == "b" and r.labels["turn"] == "1"]
-    plain = next(r for r in first if r.labels["configuration"] == "plain")
+    plain = next(r for r in first if r.labels["configuration"] == BASELINE_NAME)
     expected = [
         {"role": "user", "content": "One?"},
         {"role": "assistant", "content": plain.text},
@@ -195,7 +195,9 @@ def test_differences_are_looked_into_once(bench: BuildContext, log: RunLog) -> N
     benchmark_id = benchmarks.begin(log, plan)
     go_on(plan, bench, log, benchmark_id)
     finished = finished_requests(log, benchmark_id)
-    own, plain = ([r for r in finished if r.configuration == name] for name in ("bad", "plain"))
+    own, plain = (
+        [r for r in finished if r.configuration == name] for name in ("bad", BASELINE_NAME)
+    )
     told: list[str] = []
     audit_divergences(
         bench.target,
@@ -254,7 +256,7 @@ def test_progress_counts_up_to_all_and_tells_the_time_left(
     assert seen[-1].num_done == seen[-1].num_planned == 6
     assert seen[0].eta_s is None and seen[-1].eta_s == 0
     assert [p.last.configuration for p in seen if p.last] == [
-        *("plain", "scripted", "scripted", "plain", "plain", "scripted")
+        *(BASELINE_NAME, "scripted", "scripted", BASELINE_NAME, BASELINE_NAME, "scripted")
     ]
 
 
@@ -279,9 +281,9 @@ def test_time_left_weighs_configurations_alike() -> None:
 def test_the_reference_is_measured_like_the_rest(bench: BuildContext, log: RunLog) -> None:
     benchmark_id, _ = run(tiny_plan(), bench, log)
     plain: list[FinishedRequest] = [
-        r for r in finished_requests(log, benchmark_id) if r.configuration == "plain"
+        r for r in finished_requests(log, benchmark_id) if r.configuration == BASELINE_NAME
     ]
     assert all(r.num_steps == 7 and r.num_new_tokens == 8 and r.mat == 1 for r in plain)
     report = benchmarks.read_results(log, benchmark_id).report
-    own = report.section("plain").overall.speedup
-    assert own is not None and own.ratio == 1 and own.mean_of_ratios == 1
+    own = report.section(BASELINE_NAME).overall.speedup
+    assert own is not None and (own.low, own.ratio, own.high) == (1, 1, 1)

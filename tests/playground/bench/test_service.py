@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.benchmarks import Benchmarks, BenchmarkState
+from playground.experiments.benchmarks import Benchmarks, BenchmarkState, num_planned
 from playground.experiments.finished import runs_of
 from playground.experiments.report.export import json_text
 from playground.host.runner import EngineHost
@@ -65,7 +65,7 @@ def finished(service: Benchmarks, benchmark_id: str) -> BenchmarkState:
 def test_a_benchmark_runs_and_its_report_is_read_once(service: Benchmarks) -> None:
     benchmark_id = service.start(asked())
     shown = finished(service, benchmark_id)
-    assert (shown.benchmark.status, shown.num_requests) == ("completed", 4)
+    assert (shown.benchmark.status, num_planned(shown.benchmark.plan)) == ("completed", 4)
     assert "error" not in shown.benchmark.summary
     report = shown.results.report
     assert (report.num_done, report.groups) == (4, ("chat", "code"))

@@ -89,22 +89,6 @@ def test_a_run_is_paired_with_the_plain_run_of_its_prompt_and_repeat() -> None:
     ]
 
 
-def test_speedup_and_its_spread_over_repeats() -> None:
-    pairs = [
-        (run(repeat=0), plain(repeat=0)),
-        (run(repeat=1, decode_s=0.1), plain(repeat=1)),
-        (run(repeat=2, decode_s=0.05), plain(repeat=2)),
-    ]
-    found = speedup_of(pairs)
-    assert found is not None
-    assert found.ratio == pytest.approx(0.300 / 0.230)
-    assert (found.low, found.high) == pytest.approx((1.0, 2.0))
-    assert found.spread_over == "repeats" and found.num_pairs == 3
-    alone = speedup_of(pairs[:1])
-    assert alone is not None and alone.low == alone.ratio == alone.high == pytest.approx(1.25)
-    assert speedup_of([]) is None
-
-
 def test_the_formula_with_the_measured_numbers() -> None:
     found = why(run(), plain())
     assert found.measured == pytest.approx((20 / 0.080) / (20 / 0.100))

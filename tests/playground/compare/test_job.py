@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from playground.experiments.compare.form import PLAIN
 from playground.experiments.compare.job import CompareJob
 from playground.experiments.compare.report import Comparison, pieces
+from playground.experiments.plan import BASELINE_NAME
 from playground.host.runner import EngineHost
 from storage import RunDetail, RunLog, RunQuery
 from tests.playground.asks import finished, start
@@ -46,7 +46,7 @@ def test_every_request_is_a_run_of_the_log(pair: CompareJob, log: RunLog) -> Non
     assert len(keys) == len(runs)
     assert {run.labels["suite"] for run in runs} == {"starter"}
     assert {run.method_title for run in runs} == {
-        PLAIN,
+        BASELINE_NAME,
         "Scripted tree (1)",
         "Scripted tree (2)",
     }
@@ -117,7 +117,7 @@ def test_a_corrupted_method_is_caught(host: EngineHost, log: RunLog) -> None:
     report = ended(comparison)
     verdict = row(report, "Corrupted")["verdict"]
     runs = {run.labels["configuration"]: run for run in stored(log, comparison)}
-    plain, own = runs[PLAIN].output_ids, runs["Corrupted"].output_ids
+    plain, own = runs[BASELINE_NAME].output_ids, runs["Corrupted"].output_ids
     steps = log.steps(runs["Corrupted"].id)
     at = 1 + sum(step.num_committed for step in steps[:4]) - 1
     assert plain[:at] == own[:at] and plain[at] != own[at]
@@ -127,7 +127,7 @@ def test_a_corrupted_method_is_caught(host: EngineHost, log: RunLog) -> None:
     assert "the method is at fault" in verdict["sentence"]
     assert "2 of 2 texts" in verdict["sentence"]
     assert "float32: top-2 logit gap" in verdict["gap"][0]
-    said = pieces(log, runs[PLAIN].id)
+    said = pieces(log, runs[BASELINE_NAME].id)
     assert len(said) == len(plain)
     assert verdict["parting"]["before"] == "".join(said[:at])[-12:]
     assert verdict["parting"]["plain"] == "".join(said[at : at + 16])

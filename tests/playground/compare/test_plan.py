@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from engine.errors import PlaygroundError
-from playground.experiments.compare.form import PLAIN, CompareForm
+from playground.experiments.compare.form import CompareForm
+from playground.experiments.plan import BASELINE_NAME
 from playground.host.catalog import Catalog
 from presets import Prompt, PromptSuite
 from tests.playground.compare.corrupted import held, with_corrupted
@@ -22,7 +23,7 @@ def catalog() -> Catalog:
 
 def test_plain_decoding_is_always_the_first(catalog: Catalog) -> None:
     plan = CompareForm.parse(held(("scripted", {}), ("plain", {}))).plan(catalog)
-    assert [c.name for c in plan.configurations] == [PLAIN, "Scripted tree"]
+    assert [c.name for c in plan.configurations] == [BASELINE_NAME, "Scripted tree"]
     assert plan.configurations[0].config.decoding_type == "Autoregressive"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments.compare.form import PLAIN, CompareForm
+from playground.experiments.compare.form import CompareForm
 from playground.experiments.compare.job import CompareJob
 from playground.experiments.compare.links import from_comparison, from_runs
 from playground.experiments.compare.stream import (
@@ -18,6 +18,7 @@ from playground.experiments.compare.stream import (
     reopened,
     stream,
 )
+from playground.experiments.plan import BASELINE_NAME
 from playground.host.live import LiveRuns
 from playground.host.runner import EngineHost
 from playground.host.stream import History
@@ -45,7 +46,7 @@ def shown(host: EngineHost, history: History) -> tuple[CompareJob, Messages]:
 
 def test_panels_are_there_before_anything_runs(shown: tuple[CompareJob, Messages]) -> None:
     first = shown[1][0]
-    assert [meta["title"] for meta in first["runs"]] == [PLAIN, "Scripted tree"]
+    assert [meta["title"] for meta in first["runs"]] == [BASELINE_NAME, "Scripted tree"]
     assert first["runs"][0]["prompt"] == "Say hello." and first["report"] == ""
 
 
