@@ -1,119 +1,196 @@
-"""Methods here against llama.cpp's plain decoding of the same GGUF file.
+"""Methods here against llama-server on the same GGUF file, with each of its ways to speculate.
 
-    pip install llama-cpp-python        # builds llama.cpp; minutes
-    python -m benchmarks.vs_llama_cpp [--methods plain,suffix-smollm2-135m] [--dtype auto]
+    python -m benchmarks.vs_llama_cpp LLAMA_SERVER [--draft DRAFT.gguf] [--methods plain,…]
 
-llama.cpp runs in a process of its own (two pools of threads in one process would wait for each
-other), of any interpreter that has it: `--python PATH`. Contestants take turns prompt by prompt,
-same prompts (six kinds of task of the suite `tasks`), same number of threads, greedy. tok/s are
-of decoding, first token to last, without the prompt. Prints totals and ratios per round.
+LLAMA_SERVER is the program as its project builds it (`cmake --build … --target llama-server`);
+DRAFT.gguf is a shipped draft model, converted by its `convert_hf_to_gguf.py`. Each way runs in a
+server of its own. All contestants take turns prompt by prompt: same prompts, same number of
+threads, greedy, exactly so many tokens. tok/s are of decoding, first token to last, without the
+prompt; llama-server's are those that it reports. Methods have the size that is fitted to this
+machine. Prints totals per round, and ratios.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import socket
 import statistics
 import subprocess
-import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
-from typing import IO, Any
 
+import httpx
 import torch
 
 import presets
 from engine.config import Limits
 from engine.decode import decode
-from engine.drafters.base import BuildContext
+from engine.drafters.base import BuildContext, Drafter
 from engine.metrics import Tally
 from engine.model.loading import load_target
-from engine.tuning.adaptive import build_drafter
+from engine.model.target import Target
+from engine.tuning.adaptive import build_drafter, controller_curve
+from engine.tuning.fit import fit_size
+from playground.experiments.prompt_files import read_suite_file
 from playground.host import paths
 
-PEER = """
-import json, sys, time
-from llama_cpp import Llama
-options = json.loads(sys.stdin.readline())
-model = Llama(options["file"], n_ctx=2048, n_threads=options["threads"],
-              n_threads_batch=options["threads"], verbose=False)
-for line in sys.stdin:
-    ids, count = json.loads(line)
-    model.reset()
-    times = []
-    for token in model.generate(ids, temp=0.0, top_k=1, repeat_penalty=1.0):
-        times.append(time.perf_counter())
-        if len(times) == count:
-            break
-    print(json.dumps([count - 1, times[-1] - times[0]]), flush=True)
-"""
+PEER = "llama.cpp"
+WAYS = ("none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+"""Its kinds of speculation that need no weights; `none` is its plain decoding."""
+DRAFT_WAY = "draft-simple"
+START_S = 60.0
+WARM_UP_TOKENS = 32
+
+
+class Server:
+    """A llama-server that listens."""
+
+    def __init__(self, url: str) -> None:
+        self._http = httpx.Client(base_url=url, timeout=300.0)
+
+    def ready(self) -> bool:
+        try:
+            return self._http.get("/health").status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
+
+    def seconds(self, prompt_ids: Sequence[int], num_tokens: int) -> float:
+        """Of decoding, as it reports them."""
+        asked = {
+            "prompt": list(prompt_ids),
+            "n_predict": num_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "cache_prompt": False,
+        }
+        timings = self._http.post("/completion", json=asked).raise_for_status().json()["timings"]
+        if timings["predicted_n"] < num_tokens - 1:
+            raise RuntimeError(f"llama-server wrote {timings['predicted_n']} tokens")
+        return float(timings["predicted_ms"]) / 1000 / timings["predicted_n"] * (num_tokens - 1)
+
+
+@contextmanager
+def serving(program: Path, file: Path, options: Sequence[str]) -> Iterator[Server]:
+    """Start a llama-server with these options and end it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    threads = str(torch.get_num_threads())
+    line = [program, "--model", file, "--port", str(port), "--ctx-size", "4096", "--parallel", "1"]
+    line += ["--threads", threads, "--threads-batch", threads, *options]
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            server, began_s = Server(f"http://127.0.0.1:{port}"), time.monotonic()
+            while not server.ready():
+                if process.poll() is not None or time.monotonic() - began_s > START_S:
+                    raise RuntimeError(f"llama-server did not start with {' '.join(options)}")
+                time.sleep(0.1)
+            yield server
+        finally:
+            process.terminate()
+
+
+def fitted(target: Target, name: str) -> Drafter:
+    """A preset's drafter in the size that suits this machine."""
+    context = BuildContext(
+        target,
+        presets.resolve,
+        lambda spec: load_target(
+            spec, dtype=target.companion_dtype, device="cpu", cache_dir=paths.cache_dir()
+        ),
+        locate=presets.locate,
+    )
+    curve = cache(lambda: controller_curve(target))
+    config = presets.methods()[name].config
+    return build_drafter(fit_size(config, presets.sizes(config), context, curve).config, context)
+
+
+def prompts_of(target: Target, options: argparse.Namespace) -> list[list[int]]:
+    """So many first turns of each category."""
+    suite = read_suite_file(options.prompts) if options.prompts else presets.suites()["tasks"]
+    kinds: dict[str, list[list[int]]] = {}
+    for prompt in suite.prompts:
+        ids = target.encode_chat([{"role": "user", "content": prompt.turns[0]}])
+        kinds.setdefault(prompt.category, []).append(ids)
+    return [ids for of_kind in kinds.values() for ids in of_kind[: options.per_category]]
+
+
+def seconds_here(target: Target, drafter: Drafter, ids: list[int], num_tokens: int) -> float:
+    """Of decoding, first token to last."""
+    tally = Tally()
+    limits = Limits(max_new_tokens=num_tokens, ignore_eos=True)
+    for record in decode(target, drafter, ids, limits=limits):
+        tally.add(record)
+    assert tally.metrics.tok_s is not None
+    return (num_tokens - 1) / tally.metrics.tok_s
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("server", type=Path, help="the program llama-server")
+    parser.add_argument("--draft", type=Path, help="a draft model as GGUF")
+    parser.add_argument("--methods", default="plain,suffix-smollm2-135m")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--prompts", type=Path, help="prompt file; default: suite `tasks`")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--per-category", type=int, default=1)
+    return parser.parse_args()
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--methods", default="plain,suffix-smollm2-135m")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--python", default=sys.executable, help="interpreter with llama_cpp")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--per-category", type=int, default=1)
-    options = parser.parse_args()
+    options = parsed()
     target = load_target(
         presets.resolve("smollm2-135m-instruct"), dtype=options.dtype, cache_dir=paths.cache_dir()
     )
     file = next(Path(paths.cache_dir()).rglob("SmolLM2-135M-Instruct.Q4_1.gguf"))
-    bench = BuildContext(target, presets.resolve, lambda spec: target, locate=presets.locate)
-    names = options.methods.split(",")
-    drafters = {name: build_drafter(presets.methods()[name].config, bench) for name in names}
-    kinds: dict[str, list[list[int]]] = {}
-    for prompt in presets.suites()["tasks"].prompts:
-        ids = target.encode_chat([{"role": "user", "content": prompt.turns[0]}])
-        kinds.setdefault(prompt.category, []).append(ids)
-    prompts = [ids for of_kind in kinds.values() for ids in of_kind[: options.per_category]]
-    limits = Limits(max_new_tokens=options.tokens, ignore_eos=True)
-    rates: dict[str, list[float]] = {name: [] for name in ("llama.cpp", *drafters)}
-    with subprocess.Popen(
-        [options.python, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as peer:
-        assert peer.stdin is not None and peer.stdout is not None
-        _tell(peer.stdin, {"file": str(file), "threads": torch.get_num_threads()})
-        for turn in range(options.rounds + 1):
-            done = dict.fromkeys(rates, 0)
-            took = dict.fromkeys(rates, 0.0)
-            for ids in prompts if turn else prompts[:1]:
-                _tell(peer.stdin, [ids, options.tokens])
-                count, seconds = json.loads(peer.stdout.readline())
-                done["llama.cpp"] += count
-                took["llama.cpp"] += seconds
+    prompts = prompts_of(target, options)
+    drafters = {name: fitted(target, name) for name in options.methods.split(",")}
+    ways = {way: ["--spec-type", way] for way in WAYS}
+    if options.draft:
+        ways[DRAFT_WAY] = ["--spec-type", DRAFT_WAY, "--model-draft", str(options.draft)]
+    rates: dict[str, list[float]] = {}
+    with ExitStack() as stack:
+        servers = {
+            f"{PEER} {way}": stack.enter_context(serving(options.server, file, settings))
+            for way, settings in ways.items()
+        }
+        for server in servers.values():
+            server.seconds(prompts[0], WARM_UP_TOKENS)
+        for drafter in drafters.values():
+            seconds_here(target, drafter, prompts[0], WARM_UP_TOKENS)
+        for _ in range(options.rounds):
+            took = dict.fromkeys([*servers, *drafters], 0.0)
+            for ids in prompts:
+                for name, server in servers.items():
+                    took[name] += server.seconds(ids, options.tokens)
                 for name, drafter in drafters.items():
-                    tally = Tally()
-                    for record in decode(target, drafter, ids, limits=limits):
-                        tally.add(record)
-                    rate = tally.metrics.tok_s
-                    assert rate is not None
-                    done[name] += options.tokens - 1
-                    took[name] += (options.tokens - 1) / rate
-            if turn:
-                for name, values in rates.items():
-                    values.append(done[name] / took[name])
-        peer.stdin.close()
+                    took[name] += seconds_here(target, drafter, ids, options.tokens)
+            for name, seconds in took.items():
+                rates.setdefault(name, []).append(len(prompts) * (options.tokens - 1) / seconds)
     print(
         f"{target.name} {target.dtype_name} on {target.device_name}, {options.tokens} tokens for "
         f"each of {len(prompts)} prompts, {options.rounds} rounds, interleaved"
     )
+    show(rates)
+
+
+def show(rates: dict[str, list[float]]) -> None:
+    """tok/s of everyone; ratios to llama.cpp's plain decoding and to its best way to speculate."""
+    middle = {name: statistics.median(values) for name, values in rates.items()}
+    plain = f"{PEER} {WAYS[0]}"
+    best = max((name for name in rates if name.startswith(PEER) and name != plain), key=middle.get)  # type: ignore[arg-type]
     for name, values in rates.items():
-        print(f"  {name:24} median {statistics.median(values):6.1f} tok/s")
-    for name in drafters:
-        ratios = [a / b for a, b in zip(rates[name], rates["llama.cpp"], strict=True)]
-        print(
-            f"  {name} / llama.cpp: median {statistics.median(ratios):.2f}"
-            f"  (min {min(ratios):.2f}, max {max(ratios):.2f})"
-        )
-
-
-def _tell(peer: IO[str], message: Any) -> None:
-    peer.write(json.dumps(message) + "\n")
-    peer.flush()
+        line = f"  {name:28} {middle[name]:6.1f} tok/s"
+        for against in (plain, best):
+            ratios = [a / b for a, b in zip(values, rates[against], strict=True)]
+            line += f"   {statistics.median(ratios):.2f} × {against}"
+            line += f" ({min(ratios):.2f} … {max(ratios):.2f})"
+        print(line)
 
 
 if __name__ == "__main__":
