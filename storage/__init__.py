@@ -9,6 +9,7 @@ from storage.records import Benchmark as Benchmark
 from storage.records import Circumstance as Circumstance
 from storage.records import Figure as Figure
 from storage.records import GroupKey as GroupKey
+from storage.records import LogWatcher as LogWatcher
 from storage.records import NewRun as NewRun
 from storage.records import RunDetail as RunDetail
 from storage.records import RunGroup as RunGroup

@@ -13,6 +13,7 @@ from storage.database import Database
 from storage.query import RunReader
 from storage.records import (
     Arrival,
+    LogWatcher,
     NewRun,
     StepRow,
     StorageError,
@@ -39,6 +40,7 @@ class RunLog(RunReader):
         """Begun here and over, but the log does not say so: it could not be written."""
         self.artifacts = Artifacts(database)
         self.benchmarks = Benchmarks(database, self._owner)
+        self.watchers: list[LogWatcher] = []
 
     @classmethod
     def open(cls, url: str | None = None) -> RunLog:
@@ -112,6 +114,8 @@ class RunLog(RunReader):
                 first_token_id=token_id,
                 first_text=text,
             )
+        for watcher in self.watchers:
+            watcher.prefilled(num_prompt_tokens=num_prompt_tokens, ttft_s=ttft_s)
 
     def add_steps(self, run_id: str, new: Sequence[StepRow]) -> None:
         """Add steps in one transaction; the summary's counts follow.
@@ -140,6 +144,8 @@ class RunLog(RunReader):
                     f"A step of {new[0].index} to {new[-1].index} of run {run_id} is stored "
                     "already. Add each step once."
                 ) from error
+        for watcher in self.watchers:
+            watcher.stepped(new)
 
     def finish(
         self,
@@ -169,6 +175,8 @@ class RunLog(RunReader):
             )
         self._begun.discard(run_id)
         self._ending.discard(run_id)
+        for watcher in self.watchers:
+            watcher.finished(reason=finish_reason, metrics=metrics)
 
     def rename(self, run_id: str, name: str) -> None:
         """Give the run a name."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 
 class StorageError(Exception):
@@ -85,6 +85,19 @@ class StepRow:
     bonus_text: str = ""
     committed_texts: tuple[str, ...] = ()
     """Piece of text of each committed token, as it streamed; may be empty."""
+
+
+class LogWatcher(Protocol):
+    """Is told what was written, on the thread that wrote it."""
+
+    def prefilled(self, *, num_prompt_tokens: int, ttft_s: float) -> None:
+        """A run's first token is there."""
+
+    def stepped(self, steps: Sequence[StepRow]) -> None:
+        """A run has taken these steps."""
+
+    def finished(self, *, reason: str | None, metrics: Mapping[str, Any]) -> None:
+        """A run is over, however it ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,11 @@ class ServeOptions(LogOptions, DeviceOptions):
     allowed_host: list[str] = option(
         [], "A further host name under which the page may be asked for.", metavar="NAME"
     )
+    api_key: str = option(
+        "",
+        "Key for programs that call the endpoints; without it they need none on loopback.",
+        envvar="PLAYGROUND_API_KEY",
+    )
     no_token: bool = option(False, "Ask callers for no token; on loopback only.", "--no-token")
     drafter: list[str] = option(
         [], "Offer your own drafter on the page: module:Class.", metavar="M:C"
@@ -41,9 +46,13 @@ def serve(options: ServeOptions) -> None:
     from playground.web.door import Access
     from playground.web.server import serve, with_own_drafters
 
-    names = tuple(options.allowed_host)
-    address = options.host.strip("[]")
-    access = Access(address, names, None) if options.no_token else Access(address, names)
+    token: dict[str, None] = {"token": None} if options.no_token else {}
+    access = Access(
+        options.host.strip("[]"),
+        tuple(options.allowed_host),
+        api_key=options.api_key or None,
+        **token,
+    )
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("playground").setLevel(logging.INFO)
     catalog = with_own_drafters(Catalog.shipped(), options.drafter)

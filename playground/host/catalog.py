@@ -14,6 +14,7 @@ from presets import MethodPreset, PromptSuite
 from presets import locate as locate_shipped
 
 TYPE_PREFIX = "type:"
+FIRST_METHOD = "ngram"
 OWN_DRAFTERS = "User_Provided"
 """Decoding type of the user's own drafters. It runs only what was registered when the server
 started, so its settings may come from the page; without any it is not offered."""
@@ -87,6 +88,11 @@ class Catalog:
             if name != OWN_DRAFTERS and (cls.requires is None or self._carries(target, name))
         ]
         return fitting + plain
+
+    def first_method(self, target: str) -> str:
+        """Where the pickers start: a method that drafts on any target, if it is offered."""
+        keys = [key for _, key in self.method_choices(target)]
+        return FIRST_METHOD if FIRST_METHOD in keys else keys[0]
 
     def unfit(self, target: str) -> list[tuple[str, str]]:
         """Methods that are not offered for a target: title, and why not."""

@@ -77,6 +77,8 @@ class LiveRun:
     """What is being done, in a few words."""
     progress: float | None = None
     error: str | None = None
+    refused: bool = False
+    """Whether it could not begin because of what was asked for."""
     result: dict[str, Any] | None = None
     """What submitted work brought, for the page that asked for it."""
     log_id: str | None = None

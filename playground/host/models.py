@@ -28,8 +28,9 @@ MAX_DRAFTERS = 2
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the page shows of the loaded target."""
+    """What the page shows of the loaded target; `key` is its name among the targets."""
 
+    key: str
     name: str
     dtype: str
     device: str
@@ -77,6 +78,7 @@ class Models:
         )
         self._target, self._key = target, (spec.name, dtype)
         self.loaded = Loaded(
+            spec.name,
             spec.title or spec.name,
             target.dtype_name,
             target.device_name,

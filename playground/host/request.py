@@ -16,7 +16,7 @@ from engine.model.loading import DtypeName
 from engine.model.sources import TargetSpec
 from playground.host.catalog import Catalog, Method
 from playground.host.controls import settings_from
-from playground.host.live import RunId
+from playground.host.live import Message, RunId
 
 Mode = Literal["chat", "raw"]
 DTYPES: tuple[str, ...] = get_args(DtypeName)
@@ -47,6 +47,8 @@ class GenerateRequest:
     Attributes:
         parent: run that this one continues as the next turn of its chat.
         repeats: run whose prompt and conversation are used again; prompt and parent are ignored.
+        messages: the whole conversation, where it does not come from this program's own runs;
+            prompt, system and parent are ignored.
     """
 
     target: TargetSpec
@@ -60,6 +62,7 @@ class GenerateRequest:
     prompt: str
     parent: str | None = None
     repeats: str | None = None
+    messages: tuple[Message, ...] = ()
 
 
 def read_request(catalog: Catalog, raw: Mapping[str, Any]) -> GenerateRequest:

@@ -71,6 +71,7 @@ class EngineHost:
         self._wake = threading.Condition()
         self._worker: threading.Thread | None = None
         self._closing = False
+        self._busy = False
         self._before_close: list[Callable[[], None]] = []
 
     # ---- what pages ask
@@ -115,6 +116,12 @@ class EngineHost:
         with self._wake:
             waiting = [job.run for job in self._waiting]
             return waiting.index(run) + 1 if run in waiting else 0
+
+    @property
+    def occupancy(self) -> tuple[int, int]:
+        """Jobs that run, and that wait."""
+        with self._wake:
+            return int(self._busy), len(self._waiting)
 
     def before_close(self, end: Callable[[], None]) -> None:
         """Have this called when the host closes: it ends what uses the engine from outside."""
@@ -178,8 +185,10 @@ class EngineHost:
 
     def _next(self) -> Job | None:
         with self._wake:
+            self._busy = False
             while not self._waiting and not self._closing:
                 self._wake.wait()
+            self._busy = bool(self._waiting)
             return self._waiting.popleft() if self._waiting else None
 
     # ---- what submitted work may use, on the worker thread
@@ -249,12 +258,13 @@ class EngineHost:
                 where=f"the log entry of {where}",
             )
             run.log_id = None if isinstance(written, Fault) else written
-            run.activity = "failed"
+            run.activity, run.refused = "failed", ready.expected
             run.end("failed", error=ready.sentence)
             return
         run.state, run.activity = "prefill", "reading the prompt"
         fault = attempt(lambda: self._decode(run, request, *ready, stored), where=where)
         reason = run.finish.reason if run.finish else None
+        run.refused = fault is not None and fault.expected and run.first is None
         run.activity = "failed" if fault else REASON_WORDS.get(reason or "", "done")
         state: State = "failed" if fault else "cancelled" if reason == "cancelled" else "completed"
         run.end(state, error=fault.sentence if fault else None)
@@ -312,6 +322,8 @@ class EngineHost:
         """What the run is to answer."""
         if request.repeats:
             return self._again(request.repeats)
+        if request.messages:
+            return _Conversation(list(request.messages), request.messages[-1]["content"], None)
         if request.mode == "raw":
             return _Conversation([], request.prompt, None)
         turns = self._turns_of(request.parent) if request.parent else []

@@ -1,7 +1,9 @@
 """The door of the page: who may call, under which name, and what of Gradio is open at all.
 
 Every request passes, the browser's own too. What passes has the token, comes from our page or from
-no page, asks for a route that our pages use, and carries JSON that is bounded (`engine.plain`).
+no page, asks for a route that our pages or programs use, and carries JSON that is bounded
+(`engine.plain`). Programs may call their endpoints (`playground.api`) with a key of their own, and
+write no content type: what a browser sends from a foreign page is told by its origin.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from urllib.parse import urlencode
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import ConfigError
 from engine.plain import read_json
+from playground.api.routes import CALL, is_endpoint, refusal
+from playground.api.routes import READ as READ_BY_PROGRAMS
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +71,14 @@ class Access:
         address: name or address to listen on; IPv6 without brackets.
         names: further host names under which the page may be asked for.
         token: what callers must know; None = nobody has to, on loopback only.
+        api_key: what programs that call the endpoints may know instead of the token. Without one
+            they need nothing on loopback, and the token elsewhere.
     """
 
     address: str = "127.0.0.1"
     names: tuple[str, ...] = ()
     token: str | None = field(default_factory=lambda: secrets.token_urlsafe(24), repr=False)
+    api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Raises ConfigError: no token is asked for, and others reach the address."""
@@ -98,9 +105,12 @@ class Access:
 
     def url(self, port: int) -> str:
         """The page's address for a person, token and all."""
-        name = bracketed(ANY_ADDRESS.get(self.address, self.address))
         query = f"?token={self.token}" if self.token else ""
-        return f"http://{name}:{port}/{query}"
+        return f"{self.base_url(port)}/{query}"
+
+    def base_url(self, port: int) -> str:
+        """What every address begins with."""
+        return f"http://{bracketed(ANY_ADDRESS.get(self.address, self.address))}:{port}"
 
 
 def bracketed(name: str) -> str:
@@ -129,15 +139,16 @@ class Door:
         else:
             answer, call = self._answer(Request(scope)), self._app
             if answer is None and scope["method"] == "POST":
-                receive, call = counted(receive, MAX_BODY), self._call
+                receive = counted(receive, MAX_BODY)
+                call = self._app if is_endpoint(scope["path"]) else self._call
                 if scope["path"].rstrip("/") != UPLOAD:
-                    answer, receive = await checked(receive)
+                    answer, receive = await checked(receive, scope["path"])
             await (answer or call)(scope, receive, send)
 
     async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Gradio's answer. Where it fails at a call before our part of it begins (which does not
         fail: `playground.errors`), the call was for another page than this one."""
-        unfit = _refused(422, UNFIT)
+        unfit = _refused(422, UNFIT, scope["path"])
         begun = False
 
         async def send_fit(message: Message) -> None:
@@ -158,18 +169,19 @@ class Door:
 
     def _answer(self, request: Request) -> Response | None:
         """Why the request does not pass; None = it does."""
+        path = request.scope["path"]
         if not self._is_named(request):
-            return _refused(400, "This page has another name; add one with --allowed-host.")
+            return _refused(400, "This page has another name; add one with --allowed-host.", path)
         if is_foreign(request):
-            return _refused(403, "Only the playground's own pages may ask for this.")
-        if request.scope["path"] == "/" and "token" in request.query_params:
+            return _refused(403, "Only the playground's own pages may ask for this.", path)
+        if path == "/" and "token" in request.query_params:
             return self._exchange(request)
-        if request.scope["path"] != STARTED and not self._knows_token(request):
+        if path != STARTED and not self._may_call(request):
             return _locked(request)
         if not self._is_open(request):
-            return _refused(404, "There is nothing here.")
-        if not _is_readable(request):
-            return _refused(415, "A request's body must be JSON.")
+            return _refused(404, "There is nothing here.", path)
+        if not is_endpoint(path) and not _is_readable(request):
+            return _refused(415, "A request's body must be JSON.", path)
         return None
 
     def _is_named(self, request: Request) -> bool:
@@ -200,25 +212,39 @@ class Door:
             )
         return answer
 
-    def _knows_token(self, request: Request) -> bool:
-        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            return self._is_token(bearer.strip())
-        return self._is_token(request.cookies.get(cookie_name(request), ""))
+    def _may_call(self, request: Request) -> bool:
+        """Whether it knows the token; of endpoints for programs, the key, where one is needed."""
+        key, given = self._access.api_key, _bearer(request)
+        if is_endpoint(request.scope["path"]):
+            if key is None and self._access.is_loopback:
+                return True
+            if key is not None and given is not None and _is_same(given, key):
+                return True
+        return self._is_token(given or request.cookies.get(cookie_name(request), ""))
 
     def _is_token(self, given: str) -> bool:
         wanted = self._access.token
-        return wanted is None or secrets.compare_digest(given.encode(), wanted.encode())
+        return wanted is None or _is_same(given, wanted)
 
     def _is_open(self, request: Request) -> bool:
         """Whether our pages, or programs, use the route."""
         path = request.scope["path"]
         if request.method not in ("GET", "HEAD"):
-            return request.method == "POST" and CHANGE.fullmatch(path) is not None
+            posts = CHANGE.fullmatch(path) or CALL.fullmatch(path)
+            return request.method == "POST" and posts is not None
         if path.startswith(FILE):
             file = Path(path.removeprefix(FILE))
             return file.is_absolute() and self._files in file.resolve().parents
-        return READ.fullmatch(path) is not None
+        return (READ.fullmatch(path) or READ_BY_PROGRAMS.fullmatch(path)) is not None
+
+
+def _bearer(request: Request) -> str | None:
+    scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+    return bearer.strip() if scheme.lower() == "bearer" else None
+
+
+def _is_same(given: str, wanted: str) -> bool:
+    return secrets.compare_digest(given.encode(), wanted.encode())
 
 
 def is_foreign(request: Request) -> bool:
@@ -270,10 +296,10 @@ def counted(receive: Receive, most: int) -> Receive:
     return receive_some
 
 
-async def checked(receive: Receive) -> tuple[Response | None, Receive]:
+async def checked(receive: Receive, path: str) -> tuple[Response | None, Receive]:
     """Why the body is not taken, None if it is; and the body again.
 
-    It is looked at whole before Gradio parses it: forms and questions are short.
+    It is looked at whole before anybody parses it: forms and questions are short.
     """
     receive_some, body, more = counted(receive, MAX_JSON), bytearray(), True
     try:
@@ -284,9 +310,9 @@ async def checked(receive: Receive) -> tuple[Response | None, Receive]:
         if body:
             read_json(bytes(body), what="The request")
     except HTTPException as error:
-        return _refused(error.status_code, error.detail), receive
+        return _refused(error.status_code, error.detail, path), receive
     except ConfigError as error:
-        return _refused(400, str(error)), receive
+        return _refused(400, str(error), path), receive
     whole: list[Message] = [{"type": "http.request", "body": bytes(body)}]
 
     async def receive_again() -> Message:
@@ -298,8 +324,9 @@ async def checked(receive: Receive) -> tuple[Response | None, Receive]:
 def _locked(request: Request) -> Response:
     if request.method == "GET" and "text/html" in request.headers.get("accept", ""):
         return HTMLResponse(LOCKED, status_code=401, headers=CLOSED)
-    return _refused(401, "The token is missing or wrong: send it as Authorization: Bearer TOKEN.")
+    sentence = "The token is missing or wrong: send it as Authorization: Bearer TOKEN."
+    return _refused(401, sentence, request.scope["path"])
 
 
-def _refused(status: int, sentence: str) -> Response:
-    return PlainTextResponse(sentence, status_code=status, headers=CLOSED)
+def _refused(status: int, sentence: str, path: str) -> Response:
+    return refusal(path, status, sentence, CLOSED)

@@ -7,12 +7,14 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import gradio as gr
 from gradio.route_utils import CustomCORSMiddleware
 from starlette.middleware import Middleware
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -81,12 +83,15 @@ def _with_headers(start: Message, allowed: bytes) -> Message:
     return {**start, "headers": [*start.get("headers", ()), *own]}
 
 
-def launch(page: gr.Blocks, access: Access, port: int, files: Path) -> None:
-    """Serve the page behind its door, in a thread of its own.
+def launch(
+    page: gr.Blocks, access: Access, port: int, files: Path, routes: Sequence[BaseRoute]
+) -> None:
+    """Serve the page, and further routes beside it, behind its door, in a thread of its own.
 
     Raises OSError: the port is taken, or not ours to take.
     """
-    page.launch(server_port=port, prevent_thread_lock=True, **launch_options(access, files))
+    options = launch_options(access, files, routes)
+    page.launch(server_port=port, prevent_thread_lock=True, **options)
     # Gradio lets other local pages in, by a middleware in front of ours.
     app, cors = page.app, cast(Any, CustomCORSMiddleware)
     app.user_middleware = [m for m in app.user_middleware if m.cls is not cors]
@@ -125,7 +130,7 @@ class Connection(H11Protocol):
             self.transport.close()
 
 
-def launch_options(access: Access, files: Path) -> dict[str, Any]:
+def launch_options(access: Access, files: Path, routes: Sequence[BaseRoute] = ()) -> dict[str, Any]:
     """Arguments of `Blocks.launch`: local, private, quiet, with our theme, styles and keys."""
     address = json.dumps(module_address("page.js"))
     return {
@@ -144,7 +149,7 @@ def launch_options(access: Access, files: Path) -> dict[str, Any]:
                 Middleware(SecurityHeaders),
                 Middleware(Door, access=access, files=files),
             ],
-            "routes": module_routes(),
+            "routes": [*module_routes(), *routes],
             "openapi_url": None,
             "docs_url": None,
             "redoc_url": None,

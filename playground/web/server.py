@@ -42,6 +42,7 @@ def serve(
     """
     quiet_gradio()
     files = private_files()  # before Gradio is imported
+    from playground.api.routes import api_routes
     from playground.web.security import launch
     from playground.web.shell import build_shell
 
@@ -57,7 +58,7 @@ def serve(
         # Those that do not are cut off after a second, which is no error then.
         stack.callback(logging.getLogger("uvicorn.error").setLevel, logging.CRITICAL)
         try:
-            launch(page, access, port, Path(files.name))
+            launch(page, access, port, Path(files.name), api_routes(engine, log))
         except OSError as error:
             raise ConfigError(
                 f"Cannot listen on port {port} of {access.address}: it is taken, or not ours to "
@@ -67,6 +68,9 @@ def serve(
             print(f"Warning: {access.address} is not this machine's alone; others reach the page.")
         url = access.url(port)
         print(f"Speculative decoding playground on {url}  (Ctrl+C ends it)", flush=True)
+        print(
+            f"For programs: {access.base_url(port)}/v1 (OpenAI), /v2 (Triton), /metrics", flush=True
+        )
         if open_browser:
             webbrowser.open(url)
         threading.Event().wait()

@@ -63,6 +63,7 @@ def serving(
 
 async def _launched(host: EngineHost, log: RunLog, access: Access) -> tuple[gr.Blocks, str]:
     """The page, serving. Gradio leaves event loops unclosed unless one is running."""
+    from playground.api.routes import api_routes
     from playground.web.security import launch
     from playground.web.shell import build_shell
 
@@ -70,7 +71,7 @@ async def _launched(host: EngineHost, log: RunLog, access: Access) -> tuple[gr.B
     page = build_shell(host, log)
     page.queue(default_concurrency_limit=None, max_size=64)
     port = free_port()
-    launch(page, access, port, files)
+    launch(page, access, port, files, api_routes(host, log))
     return page, access.url(port).partition("?")[0]
 
 

@@ -1,0 +1,67 @@
+"""What a client is told of a run's drafting, in the shapes that engines give it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from engine.metrics import TimeSplit
+from playground.host.live import LiveRun
+
+
+def speculative_decoding(run: LiveRun) -> dict[str, Any] | None:
+    """Acceptance of one request as vLLM reports it; None where nothing was drafted.
+
+    `acceptance_histogram[j]` counts the steps that accepted exactly j draft tokens, before any cut.
+    """
+    figures = run.metrics
+    if figures is None or not figures.num_drafted:
+        return None
+    accepted = Counter(len(row.accepted) for row in run.rows)
+    return {
+        "mean_acceptance_length": figures.mat,
+        "draft_acceptance_rate": figures.draft_acceptance,
+        "acceptance_histogram": [accepted[j] for j in range(max(accepted) + 1)],
+        "num_spec_steps": figures.num_steps,
+        "num_accepted_draft_tokens": figures.num_accepted,
+        "num_draft_tokens": figures.num_drafted,
+        "num_spec_tokens": max(len(row.tokens) - 1 for row in run.rows),
+    }
+
+
+def timings(run: LiveRun) -> dict[str, Any]:
+    """Times and acceptance of one request as llama-server reports them; milliseconds."""
+    figures, first = run.metrics, run.first
+    if figures is None or first is None:
+        return {}
+    prompt_ms = 1000 * first.ttft_s
+    predicted_n = figures.num_new_tokens
+    decode_ms = 1000 * (predicted_n - 1) / figures.tok_s if figures.tok_s else 0.0
+    return {
+        "prompt_n": first.num_prompt_tokens,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": prompt_ms / first.num_prompt_tokens,
+        "prompt_per_second": 1000 * first.num_prompt_tokens / prompt_ms if prompt_ms else 0.0,
+        "predicted_n": predicted_n,
+        "predicted_ms": decode_ms,
+        "predicted_per_token_ms": decode_ms / max(1, predicted_n - 1),
+        "predicted_per_second": figures.tok_s,
+        "draft_n": figures.num_drafted,
+        "draft_n_accepted": figures.num_accepted,
+        "step_ms": _split_ms(figures.time_split),
+    }
+
+
+def _split_ms(split: TimeSplit | None) -> dict[str, float] | None:
+    """Mean of a step by what it went into; not of llama-server's."""
+    if split is None:
+        return None
+    parts = ("draft", "verify", "accept", "other")
+    return {part: 1000 * getattr(split, f"{part}_s") for part in parts}
+
+
+def usage(run: LiveRun) -> dict[str, int]:
+    """Tokens of the prompt and of the answer, counted after any cut."""
+    read = run.first.num_prompt_tokens if run.first else 0
+    written = run.metrics.num_new_tokens if run.metrics else 0
+    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}

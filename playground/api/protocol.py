@@ -1,0 +1,121 @@
+"""What both protocols are made of: bodies that pydantic checks, event streams, faults by status."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import anyio
+from pydantic import ConfigDict
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from engine.config import Settings
+from engine.errors import ConfigError, PlaygroundError
+from engine.plain import read_json
+from playground.api.models import UnknownModelError
+from playground.api.running import RunFailedError
+from playground.host.runner import ClosingError, QueueFullError
+from storage import StorageError
+
+logger = logging.getLogger(__name__)
+BROKE = "Something broke while answering. The details are in the server's log."
+Body = TypeVar("Body", bound="Asked")
+Result = TypeVar("Result")
+
+
+class Asked(Settings):
+    """A request's body; fields that it does not name are ignored, as engines do."""
+
+    model_config = ConfigDict(extra="ignore", strict=False)
+
+
+async def body_of(request: Request, kind: type[Body]) -> Body:
+    """Raises ConfigError: it is no JSON, or a field is of the wrong type or out of range."""
+    return kind.parse(read_json(await request.body(), what="The request's body"))
+
+
+def status_of(error: BaseException) -> tuple[int, str]:
+    """HTTP status and sentence of what went wrong."""
+    if isinstance(error, UnknownModelError):
+        return 404, str(error)
+    if isinstance(error, QueueFullError | ClosingError):
+        return 503, str(error)
+    if isinstance(error, RunFailedError):
+        return 400 if error.refused else 500, str(error)
+    if isinstance(error, ConfigError):
+        return 400, str(error)
+    if isinstance(error, PlaygroundError | StorageError):
+        return 500, str(error)
+    logger.error("unexpected error in an endpoint", exc_info=error)
+    return 500, BROKE
+
+
+class Endpoint:
+    """Answers requests in its protocol's own form, faults too."""
+
+    def __init__(self, fault: Callable[[int, str], dict[str, Any]]) -> None:
+        """`fault`: writes an HTTP status and a sentence as the protocol does."""
+        self.fault = fault
+
+    def refusal(self, status: int, sentence: str) -> Response:
+        headers = {"retry-after": "1"} if status == 503 else None
+        return JSONResponse(self.fault(status, sentence), status_code=status, headers=headers)
+
+    async def answered(self, answer: Callable[[], Awaitable[Response]]) -> Response:
+        """What `answer` returns, or why there is none."""
+        try:
+            return await answer()
+        except Exception as error:
+            return self.refusal(*status_of(error))
+
+    def stream(self, events: AsyncIterator[Mapping[str, Any] | str]) -> Response:
+        """Server-sent events: mappings as JSON, texts as they are; a fault is the last event."""
+
+        async def lines() -> AsyncIterator[str]:
+            try:
+                async for event in events:
+                    yield _event(event)
+            except Exception as error:
+                yield _event(self.fault(*status_of(error)))
+
+        return EventStream(lines(), media_type="text/event-stream")
+
+
+class EventStream(StreamingResponse):
+    """Ends its generator when the client has gone, so that the run behind it is cancelled."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(OSError):
+            try:
+                await super().__call__(scope, receive, send)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await self.body_iterator.aclose()  # type: ignore[attr-defined]
+
+
+def _event(event: Mapping[str, Any] | str) -> str:
+    text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
+    return f"data: {text}\n\n"
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """What `work` brings; None, and `work` is cancelled, where the client goes first."""
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    doing, watching = asyncio.create_task(work), asyncio.create_task(watch())
+    try:
+        await asyncio.wait((doing, watching), return_when=asyncio.FIRST_COMPLETED)
+        return await doing if doing.done() else None
+    finally:
+        for task in (doing, watching):
+            task.cancel()
+        await asyncio.gather(doing, watching, return_exceptions=True)

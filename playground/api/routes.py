@@ -1,0 +1,48 @@
+"""All endpoints for other programs, as routes beside the page's."""
+
+from __future__ import annotations
+
+import re
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from playground.api import openai, triton
+from playground.api.meters import Meters
+from playground.api.openai import OpenAI
+from playground.api.triton import Triton
+from playground.host.runner import EngineHost
+from storage import RunLog
+
+READ = re.compile(
+    r"/metrics|/v1/models(/.+)?|/v2(/health/(live|ready)|/models/[^/]+(/ready)?)?", re.ASCII
+)
+CALL = re.compile(r"/v1/(chat/)?completions|/v2/models/[^/]+/generate(_stream)?", re.ASCII)
+"""What programs read, and where they post."""
+
+
+def api_routes(host: EngineHost, log: RunLog) -> list[BaseRoute]:
+    """Routes over an engine; from now on its log is counted."""
+    meters = Meters(host)
+    log.watchers.append(meters)
+
+    def metrics(_: Request) -> Response:
+        return Response(meters.text(), media_type=CONTENT_TYPE_LATEST)
+
+    return [*OpenAI(host).routes(), *Triton(host).routes(), Route("/metrics", metrics)]
+
+
+def is_endpoint(path: str) -> bool:
+    """Whether a path is of an endpoint for programs, and not of the page."""
+    return READ.fullmatch(path) is not None or CALL.fullmatch(path) is not None
+
+
+def refusal(path: str, status: int, sentence: str, headers: dict[str, str]) -> Response:
+    """A refusal as the protocol of the path writes it."""
+    if path.startswith("/v1/"):
+        return JSONResponse(openai.fault(status, sentence), status, headers)
+    if path.startswith("/v2"):
+        return JSONResponse(triton.fault(status, sentence), status, headers)
+    return PlainTextResponse(sentence, status, headers)

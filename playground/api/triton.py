@@ -1,0 +1,194 @@
+"""Triton's generate endpoints with the bodies of TensorRT-LLM's tutorials, and KServe's health.
+
+`ensemble` (or any other name of `models.model_of`) continues `text_input` as it is: no chat
+template. Fields may stand in the body or in its `parameters`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from pydantic import Field, field_validator
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from engine.config import Limits, Sampling
+from playground.api import figures
+from playground.api.models import Model, model_of
+from playground.api.protocol import Asked, Endpoint, body_of, while_connected
+from playground.api.running import Answer
+from playground.host.request import MAX_PROMPT_CHARS
+from playground.host.runner import EngineHost
+
+VERSION = "1"
+MOST_TOKENS = 16
+INPUTS = (
+    ("text_input", "BYTES"),
+    ("max_tokens", "INT32"),
+    ("bad_words", "BYTES"),
+    ("stop_words", "BYTES"),
+    ("temperature", "FP32"),
+    ("top_k", "INT32"),
+    ("top_p", "FP32"),
+    ("random_seed", "UINT64"),
+)
+
+
+class Generating(Asked):
+    """Body of `generate`. A target has its own `pad_id` and `end_id`: those given are ignored."""
+
+    text_input: str = Field(min_length=1, max_length=MAX_PROMPT_CHARS)
+    max_tokens: int = Field(MOST_TOKENS, ge=1, le=1_000_000)
+    bad_words: list[str] = []
+    stop_words: list[str] = []
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    random_seed: int | None = None
+    exclude_input_in_output: bool = False
+
+    @field_validator("text_input", mode="before")
+    @classmethod
+    def _one_text(cls, value: object) -> object:
+        """A batch of one is one text."""
+        return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+    @field_validator("bad_words", "stop_words", mode="before")
+    @classmethod
+    def _words(cls, value: object) -> object:
+        """A text is a list of one, and empty texts are none."""
+        words = [value] if isinstance(value, str) else value
+        return [word for word in words if word] if isinstance(words, list) else value
+
+    @field_validator("bad_words")
+    @classmethod
+    def _no_bad_words(cls, words: list[str]) -> list[str]:
+        if words:
+            raise ValueError("bad_words are not offered here; leave them out")
+        return words
+
+    @property
+    def sampling(self) -> Sampling:
+        seed = secrets.randbelow(2**31) if self.random_seed is None else self.random_seed
+        greedy = self.top_k == 1  # as TensorRT-LLM understands it
+        return Sampling.parse(
+            {
+                "temperature": 0.0 if greedy else self.temperature,
+                "top_k": self.top_k,
+                "top_p": self.top_p or 1.0,
+                "seed": seed,
+            }
+        )
+
+
+def fault(_: int, sentence: str) -> dict[str, Any]:
+    """A fault as Triton writes it."""
+    return {"error": sentence}
+
+
+class Triton(Endpoint):
+    """The endpoints over an engine."""
+
+    def __init__(self, host: EngineHost) -> None:
+        super().__init__(fault)
+        self._host = host
+
+    def routes(self) -> list[Route]:
+        model = "/v2/models/{name}"
+        return [
+            Route("/v2", self.server),
+            Route("/v2/health/live", self.healthy),
+            Route("/v2/health/ready", self.healthy),
+            Route(model, self.model),
+            Route(f"{model}/ready", self.model_ready),
+            Route(f"{model}/generate", self.generate, methods=["POST"]),
+            Route(f"{model}/generate_stream", self.generate_stream, methods=["POST"]),
+        ]
+
+    async def healthy(self, _: Request) -> Response:
+        return Response()
+
+    async def server(self, _: Request) -> Response:
+        extensions = ["generate"]
+        name = "speculative-decoding-playground"
+        return JSONResponse({"name": name, "version": VERSION, "extensions": extensions})
+
+    async def model(self, request: Request) -> Response:
+        async def answer() -> Response:
+            model_of(self._host.catalog, request.path_params["name"])
+            tensors = [{"name": n, "datatype": t, "shape": [-1, 1]} for n, t in INPUTS]
+            return JSONResponse(
+                {
+                    "name": request.path_params["name"],
+                    "versions": [VERSION],
+                    "platform": "speculative_decoding_playground",
+                    "inputs": tensors,
+                    "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [-1, 1]}],
+                }
+            )
+
+        return await self.answered(answer)
+
+    async def model_ready(self, request: Request) -> Response:
+        async def answer() -> Response:
+            model_of(self._host.catalog, request.path_params["name"])
+            return Response()
+
+        return await self.answered(answer)
+
+    async def generate(self, request: Request) -> Response:
+        async def answer() -> Response:
+            asked, run = await self._begin(request)
+            text = await while_connected(request, run.text())
+            before = "" if asked.exclude_input_in_output else asked.text_input
+            return JSONResponse(self._written(request, before + (text or ""), run))
+
+        return await self.answered(answer)
+
+    async def generate_stream(self, request: Request) -> Response:
+        async def answer() -> Response:
+            _, run = await self._begin(request)
+            await run.begun()
+            return self.stream(self._events(request, run))
+
+        return await self.answered(answer)
+
+    async def _begin(self, request: Request) -> tuple[Generating, Answer]:
+        body = await body_of(request, _Body)
+        asked = Generating.parse({**body.parameters, **(body.model_extra or {})})
+        model: Model = model_of(self._host.catalog, request.path_params["name"])
+        limits = Limits.parse({"max_new_tokens": asked.max_tokens, "stop": asked.stop_words})
+        sampling = asked.sampling
+        run = Answer(self._host, model, prompt=asked.text_input, sampling=sampling, limits=limits)
+        return asked, run
+
+    async def _events(self, request: Request, run: Answer) -> AsyncIterator[dict[str, Any]]:
+        async with aclosing(run.texts()) as pieces:
+            async for text in pieces:
+                yield self._written(request, text)
+        yield self._written(request, "", run)
+
+    def _written(self, request: Request, text: str, run: Answer | None = None) -> dict[str, Any]:
+        """A response; the last one says how the run went."""
+        end = {} if run is None else {"timings": figures.timings(run.run)}
+        return {
+            "model_name": request.path_params["name"],
+            "model_version": VERSION,
+            "sequence_end": False,
+            "sequence_id": 0,
+            "sequence_start": False,
+            "text_output": text,
+            **end,
+        }
+
+
+class _Body(Asked):
+    """The fields, and those that stand in `parameters`."""
+
+    model_config = {"extra": "allow"}
+
+    parameters: dict[str, Any] = {}

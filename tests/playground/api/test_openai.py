@@ -1,0 +1,279 @@
+"""OpenAI's endpoints over a tiny target: shapes, figures, refusals, clients that leave."""
+
+from __future__ import annotations
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.playground.serving import TOKEN, Served
+
+CHAT: dict[str, Any] = {
+    "model": "tiny:scripted",
+    "messages": [{"role": "user", "content": "Say hello."}],
+    "max_tokens": 24,
+    "temperature": 0,
+    "ignore_eos": True,
+}
+TEXT: dict[str, Any] = {
+    "model": "tiny:scripted",
+    "prompt": "def f(x):",
+    "max_tokens": 24,
+    "temperature": 0,
+    "ignore_eos": True,
+}
+COMPLETIONS = {"/v1/chat/completions": CHAT, "/v1/completions": TEXT}
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    part = choice.get("delta") or choice.get("message") or choice
+    return part.get("content") or part.get("text") or ""
+
+
+def events(answer: httpx.Response) -> list[dict[str, Any]]:
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+@pytest.mark.parametrize("path", COMPLETIONS)
+def test_an_answer_is_the_run_of_the_log(http: httpx.Client, served: Served, path: str) -> None:
+    answer = http.post(path, json=COMPLETIONS[path]).raise_for_status().json()
+    run = served.log.get(answer["run_id"])
+    assert run is not None and run.status == "completed"
+    (choice,) = answer["choices"]
+    assert text_of(choice) == run.text
+    assert choice["finish_reason"] == "length"
+    kind = "chat.completion" if "chat" in path else "text_completion"
+    assert answer["object"] == kind and answer["model"] == "tiny:scripted"
+    assert answer["usage"] == {
+        "prompt_tokens": run.num_prompt_tokens,
+        "completion_tokens": 24,
+        "total_tokens": run.num_prompt_tokens + 24,
+    }
+    told, figures = answer["metrics"]["speculative_decoding"], run.metrics
+    assert told["mean_acceptance_length"] == figures["mat"]
+    assert told["draft_acceptance_rate"] == figures["draft_acceptance"]
+    assert told["num_spec_steps"] == sum(told["acceptance_histogram"]) == figures["num_steps"]
+    assert told["num_draft_tokens"] == figures["num_drafted"] == answer["timings"]["draft_n"]
+    accepted = sum(j * steps for j, steps in enumerate(told["acceptance_histogram"]))
+    assert told["num_accepted_draft_tokens"] == figures["num_accepted"] == accepted > 0
+    assert answer["timings"]["draft_n_accepted"] == accepted
+    assert answer["timings"]["predicted_per_second"] == figures["tok_s"]
+    assert answer["timings"]["prompt_ms"] == 1000 * figures["ttft_s"]
+
+
+@pytest.mark.parametrize("path", COMPLETIONS)
+def test_a_stream_is_the_same_text_in_pieces(http: httpx.Client, path: str) -> None:
+    body = COMPLETIONS[path]
+    whole = http.post(path, json=body).json()
+    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = events(http.post(path, json=asked))
+    assert "".join(text_of(chunk["choices"][0]) for chunk in chunks) == text_of(whole["choices"][0])
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "length"
+    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks[:-1])
+    assert {chunk["object"] for chunk in [*chunks, last]} == (
+        {"chat.completion.chunk"} if "chat" in path else {"text_completion"}
+    )
+    assert last["choices"] == [] and last["usage"] == whole["usage"]
+    assert last["metrics"] == whole["metrics"]
+    assert len({chunk["id"] for chunk in [*chunks, last]}) == 1
+
+
+def test_a_stop_string_is_never_seen_not_even_its_beginning(http: httpx.Client) -> None:
+    whole = text_of(http.post("/v1/completions", json=TEXT).json()["choices"][0])
+    # Bytes of a tiny model seldom make whole characters: only these are the same in any context.
+    stop = next(a + b for a, b in zip(whole[4:], whole[5:], strict=False) if (a + b).isascii())
+    asked = {**TEXT, "stop": [stop]}
+    cut = http.post("/v1/completions", json=asked).json()["choices"][0]
+    assert text_of(cut) == whole[: whole.index(stop)] and cut["finish_reason"] == "stop"
+    pieces = events(http.post("/v1/completions", json={**asked, "stream": True}))
+    assert "".join(text_of(piece["choices"][0]) for piece in pieces) == text_of(cut)
+
+
+def test_drafting_changes_no_text_and_plain_decoding_reports_no_acceptance(
+    http: httpx.Client,
+) -> None:
+    drafted = http.post("/v1/chat/completions", json=CHAT).json()
+    plain = http.post("/v1/chat/completions", json={**CHAT, "model": "tiny:plain"}).json()
+    assert text_of(plain["choices"][0]) == text_of(drafted["choices"][0])
+    assert "metrics" not in plain and plain["timings"]["draft_n"] == 0
+
+
+def test_messages_are_a_conversation(http: httpx.Client, served: Served) -> None:
+    parts = [{"type": "text", "text": "Say "}, {"type": "text", "text": "hello."}]
+    talk = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "Again."},
+    ]
+    answer = http.post("/v1/chat/completions", json={**CHAT, "messages": talk}).json()
+    run = served.log.get(answer["run_id"])
+    assert run is not None and run.prompt_text == "Again."
+    assert [dict(message) for message in run.messages] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Say hello."},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "Again."},
+    ]
+
+
+def test_what_nobody_here_knows_is_ignored_and_other_spellings_count(http: httpx.Client) -> None:
+    asked = {**CHAT, "max_completion_tokens": 3, "user": "x", "min_p": 0.1, "stream_options": None}
+    answer = http.post("/v1/chat/completions", json=asked).json()
+    assert answer["usage"]["completion_tokens"] == 3
+
+
+def test_sampling_has_a_seed(http: httpx.Client) -> None:
+    def text(**fields: Any) -> str:
+        asked = {**TEXT, "temperature": 1.0, **fields}
+        return text_of(http.post("/v1/completions", json=asked).json()["choices"][0])
+
+    assert text(seed=7) == text(seed=7)
+    assert len({text() for _ in range(3)}) > 1
+
+
+REFUSED: list[tuple[str, object, int, str]] = [
+    ("/v1/chat/completions", "{", 400, "JSON"),
+    ("/v1/chat/completions", [], 400, "mapping"),
+    ("/v1/chat/completions", {}, 400, "messages"),
+    ("/v1/chat/completions", {**CHAT, "messages": []}, 400, "messages"),
+    ("/v1/chat/completions", {**CHAT, "messages": [{"role": "user"}]}, 400, "content"),
+    ("/v1/chat/completions", {**CHAT, "messages": [{"role": "x", "content": ""}]}, 400, "role"),
+    (
+        "/v1/chat/completions",
+        {**CHAT, "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        400,
+        "content",
+    ),
+    ("/v1/chat/completions", {**CHAT, "temperature": -1}, 400, "temperature"),
+    ("/v1/chat/completions", {**CHAT, "temperature": "hot"}, 400, "temperature"),
+    ("/v1/chat/completions", {**CHAT, "top_p": 2}, 400, "top_p"),
+    ("/v1/chat/completions", {**CHAT, "max_tokens": 0}, 400, "max_tokens"),
+    ("/v1/chat/completions", {**CHAT, "n": 2}, 400, "n must be 1"),
+    ("/v1/chat/completions", {**CHAT, "logprobs": True}, 400, "logprobs"),
+    ("/v1/chat/completions", {**CHAT, "tools": [{}]}, 400, "tools"),
+    ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, 400, "format"),
+    ("/v1/chat/completions", {**CHAT, "model": "gpt-9"}, 404, "gpt-9"),
+    ("/v1/chat/completions", {**CHAT, "model": "tiny:none"}, 404, "none"),
+    ("/v1/chat/completions", {**CHAT, "stop": ["x"] * 17}, 400, "stop"),
+    ("/v1/completions", {**TEXT, "prompt": ""}, 400, "prompt"),
+    ("/v1/completions", {**TEXT, "prompt": ["a", "b"]}, 400, "one text"),
+    ("/v1/completions", {**TEXT, "prompt": [1, 2]}, 400, "prompt"),
+    ("/v1/completions", {**TEXT, "prompt": "a" * 1_000_000}, 400, "characters"),
+    ("/v1/completions", {**TEXT, "prompt": "many words " * 400}, 400, "context"),
+    ("/v1/completions", {**TEXT, "echo": True}, 400, "echo"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "word"), REFUSED)
+def test_what_cannot_be_done_is_refused_in_the_protocols_own_form(
+    http: httpx.Client, path: str, body: object, status: int, word: str
+) -> None:
+    bodies = [body] if isinstance(body, str) else [json.dumps(body)]
+    if isinstance(body, dict):
+        bodies.append(json.dumps({**body, "stream": True}))
+    for text in bodies:
+        answer = http.post(path, content=text, headers={"content-type": "application/json"})
+        assert answer.status_code == status, answer.text
+        error = answer.json()["error"]
+        assert word in error["message"] and error["code"] == status and error["type"]
+
+
+def test_models_are_listed_and_described(http: httpx.Client) -> None:
+    listed = http.get("/v1/models").json()
+    assert listed["object"] == "list"
+    names = [model["id"] for model in listed["data"]]
+    assert names == ["tiny", "tiny:plain", "tiny:scripted"]
+    assert http.get("/v1/models/tiny:scripted").json()["id"] == "tiny:scripted"
+    assert http.get("/v1/models/none").status_code == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_run(
+    http: httpx.Client, served: Served, stream: bool
+) -> None:
+    # The scripted drafter pauses in every step of its own presets only; a long plain run will do.
+    asked = {**CHAT, "model": "tiny:plain", "max_tokens": 400, "stream": stream}
+    before = served.log.find().total
+    with httpx.Client(base_url=served.url) as leaving:
+        if stream:
+            with leaving.stream("POST", "/v1/chat/completions", json=asked) as answer:
+                next(answer.iter_lines())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                leaving.post("/v1/chat/completions", json=asked, timeout=0.05)
+    idle(served)
+    assert served.log.find().total == before + 1
+    newest = served.log.find().rows[0]
+    assert newest.status == "cancelled" and newest.num_new_tokens < 400
+
+
+def idle(served: Served) -> None:
+    """Wait until the engine has nothing to do."""
+    ends = time.monotonic() + 30
+    while served.host.occupancy != (0, 0):
+        assert time.monotonic() < ends, served.host.occupancy
+        time.sleep(0.02)
+
+
+def test_sixty_four_clients_at_once_are_answered_or_told_to_wait(served: Served) -> None:
+    def ask(number: int) -> int:
+        asked = {**TEXT, "max_tokens": 4, "stream": bool(number % 2)}
+        answer = httpx.post(f"{served.url}/v1/completions", json=asked, timeout=60)
+        if answer.status_code == 503:
+            assert "retry-after" in answer.headers and answer.json()["error"]["message"]
+        return answer.status_code
+
+    with ThreadPoolExecutor(64) as clients:
+        answers = list(clients.map(ask, range(64)))
+    assert set(answers) <= {200, 503} and answers.count(200) >= 33
+    idle(served)
+
+
+def test_the_openai_package_is_served(served: Served) -> None:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        assert "tiny:scripted" in {model.id for model in client.models.list()}
+        asked: dict[str, Any] = {
+            "model": "tiny:scripted",
+            "messages": [{"role": "user", "content": "Say hello."}],
+            "max_tokens": 16,
+            "temperature": 0.0,
+            "extra_body": {"ignore_eos": True},
+        }
+        whole = client.chat.completions.create(**asked)
+        stream = client.chat.completions.create(
+            **asked, stream=True, stream_options={"include_usage": True}
+        )
+        *chunks, last = list(stream)
+        pieces = [chunk.choices[0].delta.content or "" for chunk in chunks]
+        assert "".join(pieces) == whole.choices[0].message.content
+        assert whole.usage is not None and last.usage == whole.usage
+        assert last.model_extra and last.model_extra["metrics"]["speculative_decoding"]
+        with pytest.raises(openai.BadRequestError, match="n must be 1"):
+            client.chat.completions.create(**asked, n=2)
+        with pytest.raises(openai.NotFoundError, match="gpt-9"):
+            client.chat.completions.create(**{**asked, "model": "gpt-9"})
+        text = client.completions.create(model="tiny", prompt="def f(x):", max_tokens=8)
+        assert text.choices[0].finish_reason in ("length", "stop")
+
+
+def test_the_api_is_the_programs_but_not_foreign_pages(served: Served) -> None:
+    foreign = {"origin": "http://127.0.0.1:1", "sec-fetch-site": "cross-site"}
+    url = f"{served.url}/v1/completions"
+    for headers in ({"origin": foreign["origin"]}, {"sec-fetch-site": "cross-site"}):
+        answer = httpx.post(url, json=TEXT, headers=headers)
+        assert answer.status_code == 403 and answer.json()["error"]["code"] == 403
+    assert httpx.get(f"{served.url}/v1/models", headers={"host": "evil.example"}).status_code == 400
+    assert httpx.get(f"{served.url}/v1/other", headers=bearer(TOKEN)).status_code == 404
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}

@@ -1,0 +1,71 @@
+"""Triton's generate endpoints, asked as the tutorials ask them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+GENERATE = "/v2/models/ensemble/generate"
+TUTORIAL: dict[str, Any] = {
+    "text_input": "What is machine learning?",
+    "max_tokens": 20,
+    "bad_words": "",
+    "stop_words": "",
+    "pad_id": 2,
+    "end_id": 2,
+}
+
+
+def test_the_tutorials_line_is_answered_without_a_content_type(http: httpx.Client) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}  # what curl -d says
+    answer = http.post(GENERATE, content=json.dumps(TUTORIAL), headers=form)
+    told = answer.raise_for_status().json()
+    assert told["model_name"] == "ensemble" and told["model_version"] == "1"
+    assert told["text_output"].startswith(TUTORIAL["text_input"])
+    assert len(told["text_output"]) > len(TUTORIAL["text_input"])
+
+
+def test_fields_may_stand_in_parameters_and_lists(http: httpx.Client) -> None:
+    whole = http.post(GENERATE, json=TUTORIAL).json()["text_output"]
+    rest = {key: value for key, value in TUTORIAL.items() if key != "text_input"}
+    body = {"text_input": [TUTORIAL["text_input"]], "parameters": {**rest, "stop_words": [""]}}
+    assert http.post(GENERATE, json=body).json()["text_output"] == whole
+
+
+def test_a_stream_is_the_text_without_the_prompt(http: httpx.Client) -> None:
+    whole = http.post(GENERATE, json={**TUTORIAL, "exclude_input_in_output": True}).json()
+    answer = http.post(f"{GENERATE}_stream", json={**TUTORIAL, "stream": True})
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    told = [json.loads(line) for line in lines]
+    assert "".join(one["text_output"] for one in told) == whole["text_output"]
+    assert told[-1]["timings"]["predicted_n"] == whole["timings"]["predicted_n"]
+
+
+def test_health_and_metadata(http: httpx.Client) -> None:
+    for path in ("/v2/health/ready", "/v2/health/live", "/v2/models/ensemble/ready"):
+        assert http.get(path).status_code == 200, path
+    assert http.get("/v2").json()["extensions"] == ["generate"]
+    told = http.get("/v2/models/tiny:scripted").json()
+    assert told["name"] == "tiny:scripted" and told["outputs"][0]["name"] == "text_output"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "word"),
+    [
+        (GENERATE, {}, 400, "text_input"),
+        (GENERATE, {"text_input": ["a", "b"]}, 400, "text_input"),
+        (GENERATE, {**TUTORIAL, "bad_words": ["x"]}, 400, "bad_words"),
+        (GENERATE, {**TUTORIAL, "max_tokens": -1}, 400, "max_tokens"),
+        (GENERATE, {**TUTORIAL, "parameters": 3}, 400, "parameters"),
+        ("/v2/models/none/generate", TUTORIAL, 404, "none"),
+        (f"{GENERATE}_stream", {"text_input": 3}, 400, "text_input"),
+    ],
+)
+def test_faults_are_written_as_triton_writes_them(
+    http: httpx.Client, path: str, body: dict[str, Any], status: int, word: str
+) -> None:
+    answer = http.post(path, json=body)
+    assert answer.status_code == status and word in answer.json()["error"]
