@@ -8,8 +8,9 @@ are pooled: numerators and denominators are summed before they are divided.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 
 from engine.steps import End, Prefill, Record, Step
 
@@ -172,3 +173,66 @@ def measure(records: Iterable[Record]) -> Metrics:
     for record in records:
         tally.add(record)
     return tally.metrics
+
+
+# ---- why decoding is faster or slower than plain decoding
+
+SAME = 0.02
+"""A speedup this close to 1 is neither faster nor slower."""
+HARDLY = 1.05
+"""Tokens a step below it: hardly any draft is accepted."""
+
+
+class StepParts(NamedTuple):
+    """Seconds of a step."""
+
+    draft: float
+    verify: float
+    other: float
+
+
+@dataclass(frozen=True, slots=True)
+class Balance:
+    """What one step saves and pays, in units of a plain step.
+
+        speedup = tokens a step · t_plain / (t_draft + t_verify + t_other)
+
+    A step saves all of its tokens but one and pays for drafting, for verifying more rows than one
+    and for everything else; it is faster where it saves more than it pays.
+
+    Attributes:
+        mat: tokens that a step commits.
+        paid: what it costs beyond a plain step, by part; negative where it costs less.
+    """
+
+    mat: float
+    paid: Mapping[str, float]
+
+    @classmethod
+    def of(cls, mat: float, own: StepParts, plain: StepParts) -> Self:
+        """Of a step that took `own` where one of plain decoding takes `plain`."""
+        unit = sum(plain)
+        extra = ((ours - theirs) / unit for ours, theirs in zip(own, plain, strict=True))
+        return cls(mat, dict(zip(StepParts._fields, extra, strict=True)))
+
+    @property
+    def saved(self) -> float:
+        """Plain steps that it stands for beyond the one that it replaces."""
+        return self.mat - 1
+
+    @property
+    def total(self) -> float:
+        return sum(self.paid.values())
+
+    @property
+    def largest(self) -> str:
+        return max(self.paid, key=lambda part: self.paid[part])
+
+    @property
+    def formula(self) -> float:
+        return self.mat / (1 + self.total)
+
+    @property
+    def without_largest(self) -> float:
+        """The speedup if the largest cost were nothing."""
+        return self.mat / (1 + self.total - max(0.0, self.paid[self.largest]))

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator
 
 from engine.metrics import Metrics
+from playground.host.plain import PlainStep
 from storage import StepRow
 
 State = Literal["queued", "loading", "prefill", "running", "completed", "cancelled", "failed"]
@@ -87,6 +88,8 @@ class LiveRun:
     rows: list[StepRow] = field(default_factory=list)
     metrics: Metrics | None = None
     finish: Finish | None = None
+    plain: PlainStep | None = None
+    """What it is compared with, once that is known."""
     notes: tuple[str, ...] = ()
     """Remarks for people: how the draft's size was chosen, how drafter and target fit."""
     cancel_asked: threading.Event = field(default_factory=threading.Event)

@@ -93,11 +93,15 @@ class Recording:
             output_ids=self._output_ids,
             text=text,
             finish_reason=None if fault else reason,
-            metrics=asdict(self._tally.metrics),
+            metrics={**asdict(self._tally.metrics), **self._plain()},
             error=fault.sentence if fault else None,
         )
         self._run.metrics = self._tally.metrics
         self._run.finish = Finish(None if fault else reason, text)
+
+    def _plain(self) -> dict[str, Any]:
+        """What the run is compared with, kept beside its figures."""
+        return {"plain": asdict(self._run.plain)} if self._run.plain else {}
 
     # ---- on the recording's own thread
 

@@ -23,11 +23,13 @@ from engine.drafters.base import BuildContext, Drafter
 from engine.errors import PlaygroundError, PromptError
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
+from engine.steps import End
 from engine.tuning.fit import Fit
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun, LiveRuns, Message, State
 from playground.host.models import Loaded, Models
+from playground.host.plain import PLAIN, PlainSteps
 from playground.host.recording import log_unbegun, record_run
 from playground.host.request import GenerateRequest
 from playground.host.stream import REASON_WORDS, run_meta
@@ -67,6 +69,7 @@ class EngineHost:
         self._models = Models(
             cache_dir=cache_dir, device=device, resolve=catalog.resolve, locate=catalog.locate
         )
+        self._plain_steps = PlainSteps(log)
         self._waiting: deque[Job] = deque()
         self._wake = threading.Condition()
         self._worker: threading.Thread | None = None
@@ -236,6 +239,7 @@ class EngineHost:
             title=request.method.title,
             target=request.target.title or request.target.name,
             lossless=request.config.lossless,
+            method=request.config.model_dump(mode="json"),
             prompt=talk.prompt,
             messages=talk.messages,
             parent=talk.parent,
@@ -293,6 +297,8 @@ class EngineHost:
         stored: Mapping[str, Any],
     ) -> None:
         """Run the loop here and the recording beside it; both are over when this returns."""
+        drafts = request.config.decoding_type != PLAIN
+        run.plain = self._plain_steps.known(target, len(prompt_ids)) if drafts else None
         with record_run(
             self.log,
             target,
@@ -314,6 +320,16 @@ class EngineHost:
                 cancelled=lambda: self._is_over(run) or recording.fault is not None,
             ):
                 recording.put(record)
+                if isinstance(record, End) and drafts and run.plain is None:
+                    self._compare(run, [*prompt_ids, *record.output_ids])
+
+    def _compare(self, run: LiveRun, token_ids: list[int]) -> None:
+        """Time plain decoding where nothing is known of it: the text is there already."""
+        if not self._is_over(run):
+            run.activity = "timing plain decoding"
+            run.plain = self._plain_steps.measured(
+                self.bench(), token_ids, lambda: self._is_over(run)
+            )
 
     def _is_over(self, run: LiveRun) -> bool:
         return run.cancel_asked.is_set() or self._closing

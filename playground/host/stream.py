@@ -4,9 +4,10 @@ A stream sends about twenty idempotent batches a second for one to four runs. A 
 `stream` (which stream), `seq` (its place in it), the runs' metas, and per run: new events, status,
 figures and, once, how it ended. Losing one is repaired by `History.since`.
 
-An event is `[run, n, pieces, accepted, kind, rejected, drafted]`. n counts a run's events from the
-prefill (0), so a batch that is lost or repeated can be told apart: the panel ignores what it has
-and asks again for what it lacks. Events travel as JSON text: Gradio sends a yielded value as edits
+An event is `[run, n, pieces, accepted, kind, rejected, drafted, ms]`, the last being milliseconds
+in draft, verify, accept and other. n counts a run's events from the prefill (0), so a batch that is
+lost or repeated can be told apart: the panel ignores what it has and asks again for what it lacks.
+Events travel as JSON text: Gradio sends a yielded value as edits
 of the one before, and its edits for lists inside lists remove the wrong items when several of them
 shrink.
 """
@@ -21,8 +22,10 @@ from dataclasses import asdict
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.metrics import Metrics
+from engine.metrics import HARDLY
 from playground.host.live import Finish, First, LiveRun, LiveRuns
+from playground.host.plain import PLAIN, PlainStep, plain_step_of
+from playground.host.result import result_of
 from storage import RunDetail, RunLog, StepRow
 
 Event = list[Any]
@@ -47,11 +50,11 @@ Message = dict[str, Any]
 
 
 def prefill_event(run_id: str, first: First) -> Event:
-    return [run_id, 0, [first.text], 0, PREFILL, [], 0]
+    return [run_id, 0, [first.text], 0, PREFILL, [], 0, []]
 
 
 def step_event(run_id: str, row: StepRow) -> Event:
-    """What the text needs of a step: its pieces, and the drafts that the target turned down."""
+    """What text and timeline need of a step: pieces, drafts that were turned down, times."""
     kind = RECOVERED if _recovered(row) else BONUS
     return [
         run_id,
@@ -61,6 +64,7 @@ def step_event(run_id: str, row: StepRow) -> Event:
         kind,
         _rejected(row),
         len(row.tokens) - 1,
+        [round(1000 * s, 3) for s in (row.draft_s, row.verify_s, row.accept_s, row.other_s)],
     ]
 
 
@@ -104,18 +108,27 @@ def end_of(num_events: int, finish: Finish) -> dict[str, Any]:
     }
 
 
-def figures_of(metrics: Metrics | None) -> dict[str, Any] | None:
-    return None if metrics is None else asdict(metrics)
+def figures_of(
+    metrics: Mapping[str, Any], plain: PlainStep | None, meta: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The figures of a run, and the sentence that says what they are worth."""
+    shown = {name: value for name, value in metrics.items() if name != "plain"}
+    is_plain = meta.get("decoding_type") == PLAIN
+    return {**shown, "result": result_of(metrics, plain, is_plain=is_plain)}
 
 
-LEAST_MAT = 1.05
 LEAST_STEPS = 20
 
 
-def warning_of(metrics: Mapping[str, Any]) -> str | None:
-    """A warning where a drafter was hardly ever right: most likely it belongs to another target."""
+def warning_of(metrics: Mapping[str, Any], meta: Mapping[str, Any]) -> str | None:
+    """A warning where a trained drafter was hardly ever right: most likely it is another target's.
+
+    Methods that look up have no such excuse: their text just does not repeat itself.
+    """
     mat, steps = metrics.get("mat"), metrics.get("num_steps") or 0
-    if not metrics.get("num_drafted") or steps < LEAST_STEPS or mat is None or mat >= LEAST_MAT:
+    if not meta.get("trained") or steps < LEAST_STEPS or mat is None or mat >= HARDLY:
+        return None
+    if not metrics.get("num_drafted"):
         return None
     return (
         f"MAT is {mat:.2f} over {steps} steps: hardly any draft was accepted, so drafting only "
@@ -130,16 +143,23 @@ def run_meta(
     title: str,
     target: str,
     lossless: bool,
+    method: Mapping[str, Any],
     prompt: str,
     messages: Sequence[dict[str, str]],
     parent: str | None = None,
 ) -> dict[str, Any]:
-    """What a panel shows of a run besides its text; without messages it is a raw completion."""
+    """What a panel shows of a run besides its text; without messages it is a raw completion.
+
+    Args:
+        method: its settings as plain JSON.
+    """
     return {
         "id": run_id,
         "title": title,
         "target": target,
         "lossless": lossless,
+        "decoding_type": method.get("decoding_type"),
+        "trained": bool(method.get("speculative_model")),
         "mode": "chat" if messages else "raw",
         "prompt": prompt,
         "history": [dict(message) for message in messages[:-1]],
@@ -168,7 +188,7 @@ class RunStream:
         news = {
             "ev": json.dumps([event for run in self._runs for event in self._new_events(run)]),
             "status": {run.id: status_of(run, self._ahead_of(run)) for run in self._runs},
-            "figures": {run.id: figures_of(run.metrics) for run in self._runs if run.metrics},
+            "figures": {run.id: live_figures(run) for run in self._runs if run.metrics},
             "ends": {run.id: end for run in over if (end := _end(run)) is not None},
         }
         self.done = len(over) == len(self._runs)
@@ -214,12 +234,13 @@ def events_of(run: LiveRun, start: int, most: int) -> list[Event]:
 def status_of(run: LiveRun, ahead: int) -> dict[str, Any]:
     """What the panel's header says of a run."""
     words = f"waiting for the engine, {ahead} ahead" if run.state == "queued" else run.activity
+    over = run.over.is_set()
     return {
         "state": run.state,
         "text": words,
         "progress": run.progress,
         "error": run.error,
-        "warning": warning_of(asdict(run.metrics)) if run.over.is_set() and run.metrics else None,
+        "warning": warning_of(asdict(run.metrics), run.meta) if over and run.metrics else None,
         "log_id": run.log_id,
         "notes": run.notes,
     }
@@ -268,7 +289,7 @@ class History:
                 "ev": [[run_id, *event[1:]] for event in events],
                 "more": more,
                 "status": status_of(live, 0),
-                "figures": figures_of(live.metrics),
+                "figures": live_figures(live),
                 "end": _end(live) if live.over.is_set() else None,
             }
         return self._since_in_log(self._stored(run_id), have)
@@ -319,9 +340,22 @@ class History:
             "ev": events,
             "more": have + len(events) < num_events,
             "status": _stored_status(detail),
-            "figures": _stored_figures(detail),
+            "figures": self._stored_figures(detail),
             "end": end_of(num_events, finish) if over else None,
         }
+
+    def _stored_figures(self, detail: RunDetail) -> dict[str, Any]:
+        """A run's figures; of one that died, what the log counted while it streamed."""
+        if detail.metrics:
+            plain = plain_step_of(self._log, detail)
+            return figures_of(detail.metrics, plain, _stored_meta(detail))
+        names = ("num_prompt_tokens", "num_new_tokens", "num_steps", "mat", "tok_s", "ttft_s")
+        return {name: getattr(detail, name) for name in names}
+
+
+def live_figures(run: LiveRun) -> dict[str, Any] | None:
+    """A live run's figures; None before the first."""
+    return figures_of(asdict(run.metrics), run.plain, run.meta) if run.metrics else None
 
 
 def _stored_first(detail: RunDetail) -> First | None:
@@ -332,24 +366,19 @@ def _stored_first(detail: RunDetail) -> First | None:
 
 
 def _stored_status(detail: RunDetail) -> dict[str, Any]:
-    words = REASON_WORDS.get(detail.finish_reason or "", detail.status)
+    words, over = (
+        REASON_WORDS.get(detail.finish_reason or "", detail.status),
+        detail.status != "running",
+    )
     return {
         "state": detail.status,
         "text": words if detail.status == "completed" else detail.status,
         "progress": None,
         "error": detail.error,
-        "warning": warning_of(detail.metrics) if detail.status != "running" else None,
+        "warning": warning_of(detail.metrics, _stored_meta(detail)) if over else None,
         "log_id": detail.id,
         "notes": [fit["reason"]] if (fit := detail.environment.get("fit")) else [],
     }
-
-
-def _stored_figures(detail: RunDetail) -> dict[str, Any]:
-    """A run's figures; of one that died, what the log counted while it streamed."""
-    if detail.metrics:
-        return dict(detail.metrics)
-    names = ("num_prompt_tokens", "num_new_tokens", "num_steps", "mat", "tok_s", "ttft_s")
-    return {name: getattr(detail, name) for name in names}
 
 
 def _stored_meta(detail: RunDetail) -> dict[str, Any]:
@@ -358,6 +387,7 @@ def _stored_meta(detail: RunDetail) -> dict[str, Any]:
         title=detail.method_title,
         target=detail.target,
         lossless=detail.lossless,
+        method=detail.method,
         prompt=detail.prompt_text,
         messages=[dict(message) for message in detail.messages],
     )

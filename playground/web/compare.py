@@ -90,6 +90,19 @@ class ComparePage:
 
         page.load(load, None, [tabs, *self.outputs], queue=False, **QUIET)
 
+    def listen_to_runs(self, tabs: gr.Tabs, panel: gr.HTML) -> None:
+        """Take the prompt, method and settings of a panel's run here."""
+
+        def take(event: gr.EventData = None) -> list[Any]:  # type: ignore[assignment]
+            data = {} if event is None else event._data
+            run = data.get("run") if isinstance(data, dict) else None
+            found = self.opened({"runs": run}) if isinstance(run, str) and run else None
+            if found is None:
+                return [gr.skip() for _ in (tabs, *self.outputs)]
+            return [gr.Tabs(selected="compare"), *found]
+
+        panel.compare(take, None, [tabs, *self.outputs], queue=False, **QUIET)
+
     def opened(self, params: Mapping[str, str]) -> list[Any] | None:
         """Updates of `outputs`; None for any address that is not of this page.
 

@@ -62,17 +62,17 @@ def drawn_by(
 
 
 def token_panels(history: History, *, placeholder: str, elem_id: str) -> gr.HTML:
-    """One to four runs: text with every token coloured, live figures, step scrubber, draft tree.
+    """One run: text with every token coloured, live figures, what it was worth, its steps.
 
-    Its value is a message of `host.stream`.
+    Its value is a message of `host.stream`; it triggers `compare` with a run of the log.
     """
     return drawn_by(
         "panel/panels.js",
         template='<div class="panels" data-count="1"></div>',
         css=["panel/panel.css"],
         functions=panel_functions(history),
-        events=["begun"],
-        given={"formulas": FORMULAS, "placeholder": placeholder},
+        events=["begun", "compare"],
+        given={"formulas": FORMULAS, "placeholder": placeholder, "compares": True},
         elem_id=elem_id,
     )
 

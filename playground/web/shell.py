@@ -47,6 +47,8 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
         runs.listen_to_links(page, tabs)
         runs.open_run.listen_to_generate(tabs, generate, runs.message)
         compare.listen_to_links(page, tabs)
+        for panel in (generate.panel, runs.open_run.panel):
+            compare.listen_to_runs(tabs, panel)
         tree.listen_to_links(page, tabs)
         bench.listen_to_links(page, tabs)
         bench.listen(tabs, runs, tree.component, deploy)

@@ -56,27 +56,112 @@ def test_scrubbing_shows_the_tree_of_each_step(page: GeneratePage, served: Serve
     assert "id " in page.tab.inner_text("#pg-panel .tree-info")
 
 
-def test_drafts_that_never_fit_are_pointed_out(page: GeneratePage) -> None:
+def test_every_answer_is_compared_with_plain_decoding(page: GeneratePage) -> None:
     page.pick_method("Scripted tree", "max_draft_len")
     page.short()
-    hint = page.tab.locator("#pg-panel .hint")
-    page.generate("Some fit.")
-    assert not hint.is_visible()
-    page.set("scripted_choices", "[[1], [2]]")
-    page.generate("None fits.")
-    assert hint.is_visible()
+    page.generate("Worth it?")
+    said = page.tab.inner_text("#pg-panel .result")
+    assert re.match(r"\d+\.\d\d × plain decoding: \d\.\d\d tokens a step, (and|but) a step", said)
+    page.tab.get_by_role("tab", name="Runs").click()
+    page.tab.locator("#pg-runs tbody tr").first.click()
+    page.wait_done("pg-run-panel")
+    assert page.tab.inner_text("#pg-run-panel .result") == said
+    page.tab.locator("#pg-run-panel .result button").click()
+    page.tab.wait_for_selector("#pg-cmp-run")
+    page.tab.wait_for_function(
+        "document.querySelector('#pg-cmp-prompt textarea').value === 'Worth it?'"
+    )
+    assert page.tab.input_value("#pg-cmp-method-0 input") == "Scripted tree"
 
 
-def test_rejected_drafts_show_on_demand(page: GeneratePage) -> None:
+def test_rejected_drafts_show_without_moving_the_text(page: GeneratePage) -> None:
     page.pick_method("Scripted tree", "max_draft_len")
-    page.short()
-    page.generate("Reject.")
+    page.short(400)
+    page.set("delay_ms", "30")
+    page.start("Reject.")
     rejected = page.tab.locator("#pg-panel .tokens .rejected").first
+    rejected.wait_for(state="visible")
+    page.wait_state("running")
+    page.tab.keyboard.press("Escape")
+    page.wait_done()
+    places = "[...document.querySelectorAll('#pg-panel .tokens > [data-i]')].map("
+    places += "span => { const box = span.getBoundingClientRect(); return [box.x, box.y]; })"
+    shown = page.tab.evaluate(places)
+    page.tab.locator("#pg-panel .toggle input").uncheck()
     assert not rejected.is_visible()
-    page.tab.locator("#pg-panel .toggle input").check()
-    assert rejected.is_visible()
+    assert page.tab.evaluate(places) == shown
     page.tab.locator("#pg-panel .tokens .recovered").first.hover()
     assert "rejected" in page.tab.inner_text("#pg-panel .tip")
+    page.tab.reload()
+    page.tab.wait_for_selector("#pg-panel .toggle input")
+    assert not page.tab.locator("#pg-panel .toggle input").is_checked()
+
+
+def test_everything_shows_one_step_while_text_streams(page: GeneratePage) -> None:
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short(400)
+    page.set("delay_ms", "40")
+    page.start("One step at a time.")
+    page.tab.wait_for_selector("#pg-panel .tree-view svg")
+    page.tab.locator("#pg-panel .scrubber input").focus()
+    seen = """() => {
+      const panel = document.querySelector("#pg-panel"), text = panel.querySelector(".step-label");
+      const marked = panel.querySelector(".tokens .current");
+      return [Number(text.textContent.split(" ")[1]), Number(marked?.dataset.n),
+        Number(panel.querySelector(".scrubber input").value)];
+    }"""
+    steps = []
+    for _ in range(12):
+        label, marked, thumb = page.tab.evaluate(seen)
+        assert label == marked == thumb
+        steps.append(label)
+        page.tab.keyboard.press("ArrowRight")  # no step back: it goes on following
+        page.tab.wait_for_timeout(150)
+    assert steps[-1] > steps[0] + 3
+    assert page.tab.locator("#pg-panel .scrubber .quiet").is_hidden()
+    page.tab.keyboard.press("Home")
+    page.tab.wait_for_timeout(500)
+    assert page.tab.evaluate(seen)[0] == 1
+    page.tab.locator("#pg-panel .scrubber .quiet").click()
+    page.tab.wait_for_function(
+        "Number(document.querySelector('#pg-panel .scrubber input').value) > 3"
+    )
+    page.tab.keyboard.press("Escape")
+
+
+def test_timeline_finds_the_best_step_and_adds_up_some(page: GeneratePage, served: Served) -> None:
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short()
+    page.generate("Time it.")
+    rows = served.host.runs.all()[-1].rows
+    words = page.tab.locator("#pg-panel .timeline-words")
+    assert words.inner_text().startswith(f"{len(rows)} steps: 39 tokens")
+    page.tab.locator("#pg-panel .scrubber input").focus()
+    page.tab.keyboard.press("Home")
+    page.tab.keyboard.press("Shift+ArrowRight")
+    page.tab.keyboard.press("Shift+ArrowRight")
+    page.tab.wait_for_function(
+        "document.querySelector('#pg-panel .timeline-words').textContent.startsWith('selected')"
+    )
+    assert "selected, 1 to 3, 3 steps" in words.inner_text()
+    page.tab.keyboard.press("b")
+    rate = [r.num_committed / (r.draft_s + r.verify_s + r.accept_s + r.other_s) for r in rows]
+    best = 1 + rate.index(max(rate))
+    page.tab.wait_for_function(
+        "best => document.querySelector('#pg-panel .step-label').textContent"
+        ".startsWith(`step ${best} `)",
+        arg=best,
+    )
+
+
+def test_copying_the_text_says_so(page: GeneratePage) -> None:
+    page.tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.short(12)
+    page.generate("Copy.")
+    button = page.tab.get_by_role("button", name="copy text")
+    button.click()
+    page.tab.locator("#pg-panel button", has_text="copied").wait_for()
+    assert page.tab.evaluate("navigator.clipboard.readText()") == page.text()
 
 
 def test_stop_ends_the_run_and_keeps_it(page: GeneratePage, served: Served) -> None:
@@ -210,7 +295,7 @@ def test_lost_batches_are_fetched_again(page: GeneratePage, served: Served) -> N
           let seen = 0;
           JSON.parse = (text, ...rest) => {
             const value = parse(text, ...rest);
-            const isBatch = Array.isArray(value) && value[0]?.length === 7;
+            const isBatch = Array.isArray(value) && value[0]?.length === 8;
             return isBatch && ++seen % 3 === 0 ? [] : value;
           };
         }"""

@@ -46,10 +46,13 @@ def test_methods_that_need_weights_say_so() -> None:
 def test_warning_comes_below_mat_1_05_over_20_steps_of_drafting(
     mat: float, steps: int, drafted: int, warns: bool
 ) -> None:
-    warning = warning_of({"mat": mat, "num_steps": steps, "num_drafted": drafted})
+    warning = warning_of(
+        {"mat": mat, "num_steps": steps, "num_drafted": drafted}, {"trained": True}
+    )
     assert (warning is not None) == warns
     assert warning is None or "another target" in warning
 
 
 def test_run_too_short_for_figures_has_no_warning() -> None:
-    assert warning_of({}) is None and warning_of({"mat": None, "num_drafted": 3}) is None
+    own = {"trained": True}
+    assert warning_of({}, own) is None and warning_of({"mat": None, "num_drafted": 3}, own) is None

@@ -5,7 +5,9 @@ import { test } from "node:test";
 import { numReached } from "../../playground/web/static/compare/race.js";
 import { clip, duration, durations, neighbourOf, number, percent, probability, visible }
   from "../../playground/web/static/kit.js";
-import { layoutTree, withBonus } from "../../playground/web/static/panel/draft_tree.js";
+import { layoutTree, probable, withBonus }
+  from "../../playground/web/static/panel/draft_tree.js";
+import { columnsOf, ranked, sumsOf } from "../../playground/web/static/panel/timeline.js";
 import { Track, tailKept } from "../../playground/web/static/panel/text.js";
 
 function track(pieces, end = null) {
@@ -49,6 +51,36 @@ test("the target's own token hangs under the accepted path", () => {
   assert.equal(nodes[4].parent, 3);
   assert.equal(nodes[4].kind, "bonus");
   assert.equal(withBonus({ ...STEP, accepted: [] }).at(-1).parent, 0);
+});
+
+test("a threshold hides improbable nodes and what is below them, never the accepted path", () => {
+  const nodes = withBonus({ ...STEP, token_texts: [...STEP.token_texts, "x"], tokens: [1, 2, 3, 4, 9],
+    parents: [...STEP.parents, 2], draft_probs: [...STEP.draft_probs, 0.9],
+    target_probs: [...STEP.target_probs, 0.9], ranks: [...STEP.ranks, 0] });
+  assert.deepEqual(probable(nodes, 0).map(({ label }) => label), ["a", "b", "c", "d", "x", "e"]);
+  const kept = probable(nodes, 0.31);
+  assert.deepEqual(kept.map(({ label }) => label), ["a", "b", "d", "e"]);
+  assert.deepEqual(kept.map(({ node, parent }) => [node, parent]), [[0, -1], [1, 0], [2, 1], [3, 2]]);
+  assert.equal(layoutTree(kept).placed.length, 4);
+});
+
+const step = (tokens, accepted, ...ms) => ["r", 1, Array(tokens).fill("x"), accepted, 1, [], 4, ms];
+const STEPS = [step(1, 0, 1, 8, 0, 1), step(4, 3, 1, 8, 0, 1), step(2, 1, 1, 8, 0, 11)];
+
+test("a column is a step, or several with the most tokens of them", () => {
+  assert.deepEqual(columnsOf(STEPS, 100).map(({ tokens }) => tokens), [1, 4, 2]);
+  assert.deepEqual(columnsOf(STEPS, 1), [{ tokens: 4, ms: [3, 24, 0, 13] }]);
+  assert.deepEqual(columnsOf([], 100), []);
+  assert.equal(columnsOf(Array(10_000).fill(STEPS[0]), 900.5).length, 900);
+});
+
+test("selected steps are added up before they are divided", () => {
+  assert.equal(sumsOf(STEPS), "3 steps: 7 tokens in 40 ms \u00b7 175.0 tok/s \u00b7 MAT 2.33 \u00b7 "
+    + "draft 8 %, verify 60 %, accept 0 %, other 33 %");
+});
+
+test("the best step has the most tokens for its time", () => {
+  assert.deepEqual(ranked(STEPS), [1, 0, 2]);
 });
 
 test("a layout puts depth on x and no two leaves on one row", () => {

@@ -105,6 +105,7 @@ class CompareJob(Job):
                     title=configuration.title,
                     target=self.plan.target.title or self.plan.target.name,
                     lossless=configuration.config.lossless,
+                    method=configuration.config.model_dump(mode="json"),
                     prompt=prompt.text,
                     messages=messages,
                 )

@@ -128,6 +128,7 @@ def _planned(job: CompareJob) -> list[dict[str, Any]]:
             title=configuration.title,
             target=plan.target.title or plan.target.name,
             lossless=configuration.config.lossless,
+            method=configuration.config.model_dump(mode="json"),
             prompt=item.turns[0],
             messages=[] if item.raw else [*history, {"role": "user", "content": item.turns[0]}],
         )

@@ -1,10 +1,7 @@
 """Why a configuration is faster or slower: its speedup as a formula with the measured numbers.
 
-    speedup = MAT · t_plain / (t_draft + t_verify + t_other)
-
-In units of a plain step, a step saves MAT - 1 of them and pays for drafting, for verifying more
-rows than one and for everything else; it is faster where it saves more than it pays. The measured
-ratio of tok/s differs from the formula by two factors, which are known as well:
+The formula is `engine.metrics`'s, with MAT as the tokens of a step. The measured ratio of tok/s
+differs from it by two factors, which are known as well:
 
     measured = formula · kept / kept_plain · between_plain / between
     kept     share of tokens that no cut by EOS, stop string or length took away
@@ -13,55 +10,19 @@ ratio of tok/s differs from the formula by two factors, which are known as well:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.metrics import HARDLY, SAME, Balance, StepParts
 from playground.experiments.finished import Pair
 from playground.experiments.report.statistics import Pool
-from playground.experiments.report.verdict import SAME
 
 AGREES = 0.005
-HARDLY = 1.05
-"""A MAT below it: hardly any draft is accepted."""
 COSTS = {
     "draft": "drafting",
     "verify": "verifying more rows than one",
     "other": "accepting and everything else",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Balance:
-    """What one step saves and pays, in units of a plain step.
-
-    Attributes:
-        paid: what it costs beyond a plain step, by part; negative where it costs less.
-    """
-
-    mat: float
-    paid: Mapping[str, float]
-
-    @property
-    def saved(self) -> float:
-        """Plain steps that it stands for beyond the one that it replaces."""
-        return self.mat - 1
-
-    @property
-    def total(self) -> float:
-        return sum(self.paid.values())
-
-    @property
-    def largest(self) -> str:
-        return max(self.paid, key=lambda part: self.paid[part])
-
-    @property
-    def formula(self) -> float:
-        return self.mat / (1 + self.total)
-
-    @property
-    def without_largest(self) -> float:
-        """The speedup if the largest cost were nothing."""
-        return self.mat / (1 + self.total - max(0.0, self.paid[self.largest]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +64,13 @@ def explain(pairs: Sequence[Pair]) -> Explanation | None:
 
 def balance_of(own: Pool, plain: Pool) -> Balance:
     """What a step of `own` saves and pays against one of `plain`."""
-    unit = sum(_parts(plain))
-    paid = [(ours - theirs) / unit for ours, theirs in zip(_parts(own), _parts(plain), strict=True)]
-    return Balance(1 + own.num_accepted / own.num_steps, dict(zip(COSTS, paid, strict=True)))
+    return Balance.of(1 + own.num_accepted / own.num_steps, _parts(own), _parts(plain))
 
 
-def _parts(pool: Pool) -> tuple[float, float, float]:
-    """Seconds of a step in draft, verify, and the rest."""
+def _parts(pool: Pool) -> StepParts:
+    """A step's own clock."""
     draft_s, verify_s, accept_s, other_s = (part / pool.num_steps for part in pool.split_s)
-    return draft_s, verify_s, accept_s + other_s
+    return StepParts(draft_s, verify_s, accept_s + other_s)
 
 
 def _ms(ms: float) -> str:

@@ -11,8 +11,6 @@ from playground.experiments.report.audits import Audits, divergences, gap_senten
 from playground.experiments.report.statistics import Speedup
 
 MAX_LISTED = 20
-SAME = 0.02
-"""A speedup this close to 1 is neither faster nor slower."""
 Cause = Literal["near ties", "fault", "unknown"]
 """Why answers differ; `unknown` = not looked into."""
 Trust = Literal["identical", "near ties", "fault", "unknown", "sampled", "lossy"]

@@ -1,11 +1,13 @@
-// The draft tree of a step as SVG, depth on x, leaves on y.
-import { clip, neighbourOf, placeInSlots, probability, s, visible } from "../kit.js";
+// The draft tree of a step as SVG, depth on x, leaves on y; zoom, and a threshold for its nodes.
+import { clip, h, neighbourOf, placeInSlots, plural, probability, s, visible } from "../kit.js";
 
 const ROOMY = { row: 40, pill: 20, gap: 30, probs: true };
 const COMPACT = { row: 22, pill: 18, gap: 22, probs: false };
 const ROOMY_LEAVES = 9;
 const CHAR_PX = 7.3;
 const PROBS_PX = 66;
+const ZOOM = 1.25, LEAST_ZOOM = 0.2, MOST_ZOOM = 3;
+const THRESHOLDS = [0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3];
 
 /** @typedef {typeof ROOMY} Style */
 
@@ -58,6 +60,26 @@ export function withBonus(tree) {
     rank: null,
   });
   return nodes;
+}
+
+/**
+ * Nodes without the improbable ones and all below them; what was accepted stays.
+ * @param {TreeNode[]} nodes parents come first
+ * @param {number} least probability, the drafter's where it told one
+ */
+export function probable(nodes, least) {
+  /** @type {Map<number, number>} */
+  const places = new Map([[-1, -1]]);
+  /** @type {TreeNode[]} */
+  const kept = [];
+  for (const item of nodes) {
+    const parent = places.get(item.parent);
+    if (parent === undefined) continue;
+    if (!item.accepted && (item.draft ?? item.target ?? 1) < least) continue;
+    places.set(item.node, kept.length);
+    kept.push({ ...item, node: kept.length, parent });
+  }
+  return kept;
 }
 
 /**
@@ -146,16 +168,12 @@ function connection(from, to, style) {
 }
 
 /**
- * Draws the tree of a step in place of what the host shows.
- * @param {HTMLElement} host
- * @param {Step} tree
+ * The picture of a tree.
+ * @param {ReturnType<typeof layoutTree>} layout
  * @param {(text: string) => void} onNode is told of the node under the pointer or the focus, or ""
  */
-export function drawTree(host, tree, onNode) {
-  const { placed, style, width, height } = layoutTree(withBonus(tree));
-  const svg = s("svg", {
-    width, height, viewBox: `0 0 ${width} ${height}`, role: "tree", "aria-label": "draft tree",
-  });
+function pictureOf({ placed, style, width, height }, onNode) {
+  const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, role: "tree", "aria-label": "draft tree" });
   const drawn = placed.slice(1).sort((a, b) => Number(a.accepted) - Number(b.accepted));
   const pills = placed.map((item) => nodePill(item, style));
   svg.append(...drawn.map((item) => connection(placed[item.parent], item, style)), ...pills);
@@ -177,6 +195,75 @@ export function drawTree(host, tree, onNode) {
     pills[next.node].setAttribute("tabindex", "0");
     pills[next.node].focus();
   });
-  host.replaceChildren(svg);
-  host.scrollTop = Math.max(0, placed[placed.length - 1].y - host.clientHeight / 2);
+  return svg;
+}
+
+/** The tree of a step, with its tools. */
+export class StepTree {
+  constructor() {
+    /** @type {Step | null} */
+    this.step = null;
+    this.rest = "";
+    /** @type {number | null} null fits the tree into the space there is, never larger than life */
+    this.scale = 1;
+    this.view = h("div", { class: "tree-view" });
+    this.info = h("div", { class: "tree-info" });
+    this.hidden = h("span", { class: "tree-hidden" });
+    this.least = h("input", { type: "range", min: 0, max: THRESHOLDS.length - 1, value: 0,
+      "aria-label": "least probability of the nodes shown", oninput: () => this.draw() });
+    /** @type {(text: string, name: string, work: () => void) => HTMLElement} */
+    const button = (text, name, work) => h("button", { type: "button", class: "quiet", title: name,
+      "aria-label": name, onclick: work }, text);
+    this.host = h("div", { class: "tree" }, h("div", { class: "tree-tools" },
+      button("fit", "fit the tree into its space", () => this.zoom(null)),
+      button("\u2212", "smaller", () => this.zoom(1 / ZOOM)), button("+", "larger", () => this.zoom(ZOOM)),
+      h("label", {}, "hide below ", this.least), this.hidden), this.view, this.info);
+    this.view.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey) return;
+      event.preventDefault();
+      this.zoom(event.deltaY < 0 ? ZOOM : 1 / ZOOM);
+    }, { passive: false });
+  }
+
+  hint(text) {
+    this.step = null;
+    this.view.replaceChildren(h("div", { class: "tree-hint" }, text));
+    this.info.textContent = this.hidden.textContent = "";
+  }
+
+  /**
+   * @param {Step} step
+   * @param {string} rest what is said while no node is pointed at
+   */
+  show(step, rest) {
+    this.step = step;
+    this.rest = rest;
+    this.draw();
+    this.info.textContent = rest;
+  }
+
+  /** @param {number | null} factor null to fit */
+  zoom(factor) {
+    const now = this.view.querySelector("svg")?.clientWidth ?? 0, own = this.width ?? 1;
+    this.scale = factor === null ? null
+      : Math.min(MOST_ZOOM, Math.max(LEAST_ZOOM, factor * now / own));
+    this.draw();
+  }
+
+  draw() {
+    if (!this.step) return;
+    const all = withBonus(this.step), least = THRESHOLDS[Number(this.least.value)];
+    const nodes = probable(all, least), layout = layoutTree(nodes), { view } = this;
+    this.hidden.textContent = least ? `${least} \u00b7 ${plural(all.length - nodes.length, "node")} hidden` : "";
+    const svg = pictureOf(layout, (words) => { this.info.textContent = words || this.rest; });
+    const room = { width: view.clientWidth - 16, height: view.clientHeight - 12 };
+    const fit = Math.min(1, room.width / layout.width, room.height / layout.height);
+    const scale = this.scale ?? Math.max(LEAST_ZOOM, fit);
+    this.width = layout.width;
+    svg.setAttribute("width", String(layout.width * scale));
+    svg.setAttribute("height", String(layout.height * scale));
+    view.replaceChildren(svg);
+    const last = layout.placed[layout.placed.length - 1];
+    view.scrollTop = Math.max(0, scale * last.y - view.clientHeight / 2);
+  }
 }

@@ -17,8 +17,7 @@ const FIGURES = [
   ["num_new_tokens", "tokens / steps", (m) => `${m.num_new_tokens} / ${m.num_steps}`],
 ];
 const MOST_RATES = 16;
-const USELESS_DRAFTS = "Almost no draft is accepted: drafting only costs time here.";
-const USELESS_AFTER_STEPS = 16, USELESS_MAT = 1.05;
+const SAID_MS = 2000;
 
 /** Live figures of a run: numbers with their formulas, position rates, time split. */
 class Figures {
@@ -75,16 +74,57 @@ class Figures {
   }
 }
 
+/** What the run was worth beside plain decoding, in a sentence from the server. */
+class Result {
+  /** @param {((run: string) => void) | null} onCompare takes the run to the Compare page */
+  constructor(onCompare) {
+    this.words = h("span", { class: "result-words" });
+    this.compare = h("button", { type: "button", class: "result-compare", hidden: true,
+      onclick: () => onCompare?.(this.run) }, "Compare with plain");
+    this.offers = onCompare !== null;
+    this.host = h("div", { class: "result" }, this.words, this.compare);
+    this.run = "";
+  }
+
+  show(result) {
+    this.host.dataset.mood = result?.mood ?? "";
+    this.words.replaceChildren(...!result ? [] : [h("b", {}, result.head), ` ${result.text} `,
+      result.advice && `${result.advice} `, h("span", { class: "result-source" }, result.source)]);
+  }
+
+  /** @param {string} run its id in the log, once it is over */
+  ended(run) {
+    this.run = run;
+    this.compare.hidden = !this.offers || this.host.dataset.mood === "plain";
+  }
+}
+
+/** Whether rejected drafts are shown: one switch for all panels, remembered by the browser. */
+const REJECTED = "pg-rejected";
+
+function remembered(name) {
+  try { return localStorage.getItem(name); } catch { return null; }
+}
+
+function remember(name, value) {
+  try { localStorage.setItem(name, value); } catch { /* private windows keep nothing */ }
+}
+
 export class Panel {
-  constructor(given, fetchStep) {
+  /**
+   * @param {import("./panels.js").Given} given
+   * @param {(run: string, index: number) => Promise<any>} fetchStep
+   * @param {((run: string) => void) | null} [onCompare]
+   */
+  constructor(given, fetchStep, onCompare = null) {
     this.title = h("h3");
     this.badge = h("span", { class: "badge", hidden: true });
     this.state = h("span", { class: "state" });
     this.progress = h("span", { class: "progress", hidden: true }, h("i"));
     this.link = h("a", { class: "quiet", hidden: true }, "permalink");
-    this.copy = h("button", { type: "button", class: "quiet", hidden: true,
-      onclick: () => navigator.clipboard?.writeText(this.track?.text ?? "") }, "copy text");
-    this.hint = h("span", { class: "hint", hidden: true }, USELESS_DRAFTS);
+    this.copy = h("button", { type: "button", class: "quiet", hidden: true, "aria-live": "polite",
+      onclick: () => this.copyText() }, "copy text");
+    this.result = new Result(onCompare);
     this.alert = h("div", { class: "alert", role: "alert", hidden: true });
     this.clock = h("span", { class: "panel-clock" });
     this.notes = h("div", { class: "notes" });
@@ -95,24 +135,37 @@ export class Panel {
     this.text = new TokenText(text, (track, n) => this.scrubber.pick(track, n));
     this.scrubber = new Scrubber({ fetchStep,
       onStep: (track, n, reveal) => this.text.mark(track, n, reveal) });
-    const showRejected = h("input", { type: "checkbox", onchange: () => {
+    const shows = remembered(REJECTED) !== "hidden";
+    const showRejected = h("input", { type: "checkbox", checked: shows, onchange: () => {
       this.root.classList.toggle("show-rejected", showRejected.checked);
+      remember(REJECTED, showRejected.checked ? "shown" : "hidden");
     } });
-    this.root = h("section", { class: "panel" },
-      h("header", {}, this.title, this.badge, this.state, this.progress, this.hint,
+    this.root = h("section", { class: shows ? "panel show-rejected" : "panel" },
+      h("header", {}, this.title, this.badge, this.state, this.progress,
         h("span", { class: "spring" }), this.copy, this.link, this.clock),
-      this.figures.host, this.notes, this.alert, this.text.frame,
+      this.figures.host, this.alert, this.text.frame, this.result.host, this.notes,
       h("div", { class: "legend" }, swatch("target", "prefill bonus"),
         swatch("target after a rejection", "recovered"),
         swatch("accepted draft, deeper = darker", ...[1, 3, 5, 8].map((depth) => `draft d${depth}`)),
-        h("label", { class: "toggle" }, showRejected, " show rejected drafts")),
-      this.scrubber.host,
+        h("label", { class: "toggle" }, showRejected, " rejected drafts, above the text")),
+      this.scrubber.timeline.host, this.scrubber.host,
       h("div", { class: "legend" }, swatch("accepted path", "k-path"), swatch("rejected", "k-off"),
         swatch("draft probability", "k-draft"), swatch("target probability", "k-target"),
         swatch("bonus or recovered token", "k-bonus")),
-      this.scrubber.treeHost);
+      this.scrubber.tree.host);
     /** @type {import("./text.js").Track | null} */
     this.track = null;
+  }
+
+  async copyText() {
+    let said = "copied";
+    try {
+      await navigator.clipboard.writeText(this.track?.text ?? "");
+    } catch {
+      said = "not copied: the browser does not allow it here";
+    }
+    this.copy.textContent = said;
+    setTimeout(() => { this.copy.textContent = "copy text"; }, SAID_MS);
   }
 
   key(event) {
@@ -133,7 +186,7 @@ export class Panel {
     this.badge.className = `badge ${kind}`;
     this.showFigures(null);
     this.scrubber.attach(this.track);
-    this.link.hidden = this.copy.hidden = true;
+    this.link.hidden = this.copy.hidden = this.result.compare.hidden = true;
   }
 
   status(status) {
@@ -149,12 +202,12 @@ export class Panel {
     url.searchParams.set("run", status.log_id);
     this.link.href = url.href;
     this.link.hidden = false;
+    if (status.state === "completed") this.result.ended(status.log_id);
   }
 
   showFigures(metrics) {
     this.figures.show(metrics);
-    this.hint.hidden = !(metrics && metrics.num_steps >= USELESS_AFTER_STEPS
-      && metrics.num_drafted >= metrics.num_steps && metrics.mat < USELESS_MAT);
+    this.result.show(metrics?.result);
   }
 
   fault(sentence, warning = null) {

@@ -3,7 +3,7 @@ import { ask, part } from "../kit.js";
 import { Panel } from "./panel.js";
 
 /** @typedef {import("../kit.js").Component} Component */
-/** @typedef {{ formulas: Record<string, string>, placeholder: string }} Given */
+/** @typedef {{ formulas: Record<string, string>, placeholder: string, compares?: boolean }} Given */
 
 /**
  * A message of `playground.host`'s stream: `seq` counts the messages of a stream, commits carry their
@@ -69,7 +69,9 @@ export class Panels {
   setCount(count) {
     while (this.panels.length > count) this.panels.pop()?.root.remove();
     while (this.panels.length < count) {
-      const panel = new Panel(this.given, (run, index) => this.component.server.step({ run, index }));
+      const { component, given } = this;
+      const panel = new Panel(given, (run, index) => component.server.step({ run, index }),
+        given.compares ? (run) => component.trigger("compare", { run }) : null);
       this.panels.push(panel);
       this.host.append(panel.root);
     }

@@ -1,6 +1,8 @@
-// Walks through the steps of a run: range input, keys, and the draft tree of the step.
+// Walks through the steps of a run: timeline, range input, keys, and the draft tree of the step.
+// Whatever shows a step (thumb, label, marked text, tree) shows the same one, also while it streams.
 import { ask, h, plural, splitText } from "../kit.js";
-import { drawTree } from "./draft_tree.js";
+import { StepTree } from "./draft_tree.js";
+import { Timeline } from "./timeline.js";
 
 const LIVE_TREE_MS = 250;
 const MOST_CACHED_STEPS = 400;
@@ -17,60 +19,81 @@ export class Scrubber {
     this.cache = new Map();
     this.wanted = 0;
     this.drawnAt = 0;
+    this.fetching = false;
+    this.shown = -1;
+    /** @type {number | null} where a selection with Shift began */
+    this.anchor = null;
     this.range = h("input", { type: "range", min: 1, max: 1, value: 1, disabled: true,
-      "aria-label": "step", oninput: () => this.moved() });
+      "aria-label": "step", oninput: () => this.moved(),
+      onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event) });
     this.label = h("span", { class: "step-label" }, "no steps yet");
     this.split = h("span", { class: "step-split" });
+    this.follow = h("button", { type: "button", class: "quiet", hidden: true,
+      title: "show the newest step again (End)", onclick: () => this.go(Infinity) }, "follow");
     /** @type {(text: string, name: string, by: number) => HTMLElement} */
-    const button = (text, name, by) => h("button", { type: "button", "aria-label": name,
+    const button = (text, name, by) => h("button", { type: "button", class: "step", "aria-label": name,
       title: name, onclick: () => this.go(this.index + by) }, text);
+    this.timeline = new Timeline((index) => this.go(index));
     this.host = h("div", { class: "scrubber" }, button("\u2039", "previous step", -1), this.range,
-      button("\u203a", "next step", 1), this.label, this.split);
-    this.treeView = h("div", { class: "tree-view" });
-    this.treeInfo = h("div", { class: "tree-info" });
-    this.treeHost = h("div", { class: "tree" }, this.treeView, this.treeInfo);
-    this.hint(HINT);
+      button("\u203a", "next step", 1), this.follow, this.label, this.split);
+    this.tree = new StepTree();
+    this.tree.hint(HINT);
   }
 
   get index() { return Number(this.range.value) - 1; }
 
-  hint(text) {
-    this.treeView.replaceChildren(h("div", { class: "tree-hint" }, text));
-    this.treeInfo.textContent = "";
-  }
-
   attach(track) {
     this.track = track;
     this.following = !track.end;
+    this.wanted += 1;
+    this.fetching = false;
+    this.shown = -1;
     this.range.disabled = true;
     this.range.max = this.range.value = "1";
     this.label.textContent = "no steps yet";
     this.split.textContent = "";
-    this.hint(HINT);
+    this.timeline.attach(track);
+    this.tree.hint(HINT);
     this.grown(track);
   }
 
-  /** The track got more steps: keep the thumb at the end while following. */
+  /** The track got more steps: the newest is shown while following, a few times a second. */
   grown(track) {
     if (!track || track !== this.track || !track.numSteps) return;
     this.range.disabled = false;
     this.range.max = String(track.numSteps);
-    if (this.following) this.range.value = this.range.max;
-    this.describe(track);
-    if (!this.following) return;
-    if (track.end || performance.now() - this.drawnAt > LIVE_TREE_MS) this.show(track, false);
+    this.timeline.draw();
+    if (!this.following) { this.describe(track); return; }
+    const due = performance.now() - this.drawnAt > LIVE_TREE_MS && !this.fetching;
+    if (track.end || due) this.show(track, track.numSteps - 1, false);
   }
 
   ended(track) {
-    if (track === this.track && this.following && track.numSteps) this.show(track, false);
+    if (track !== this.track || !track.numSteps) return;
+    this.follow.hidden = true;
+    if (this.following) this.show(track, track.numSteps - 1, false);
   }
 
+  /** A person moved the thumb: following ends where it was moved back, and nowhere else. */
   moved() {
     const { track } = this;
     if (!track) return;
-    this.following = !track.end && this.index + 1 >= track.numSteps;
-    this.describe(track);
-    this.show(track, true);
+    const forward = this.following && this.index >= this.shown;
+    this.following = !track.end && (forward || this.index + 1 >= track.numSteps);
+    this.follow.hidden = this.following || Boolean(track.end);
+    if (this.anchor !== null) this.timeline.select(this.anchor, this.index);
+    this.show(track, this.index, true);
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.altKey || event.metaKey) return;
+    if (event.shiftKey && event.key.startsWith("Arrow")) this.anchor ??= this.index;
+    else if (event.key !== "Shift") this.anchor = null;
+    const work = { b: () => this.timeline.extreme(1), w: () => this.timeline.extreme(-1),
+      "+": () => this.timeline.zoom(2), "-": () => this.timeline.zoom(0.5) }[event.key.toLowerCase()];
+    if (!work) return;
+    event.preventDefault();
+    work();
   }
 
   go(index) {
@@ -81,34 +104,37 @@ export class Scrubber {
 
   /** A token of commit n was picked. */
   pick(track, n) {
-    if (track !== this.track) {
-      this.attach(track);
-      this.following = false;
-    }
+    if (track !== this.track) this.attach(track);
+    this.following = false;
     if (n > 0) { this.go(n - 1); this.range.focus({ preventScroll: true }); return; }
+    this.wanted += 1;
     this.around.onStep(track, 0, false);
     this.label.textContent = "prefill: commits the first token, no step";
   }
 
   describe(track) {
-    const event = track.events[this.index + 1];
-    if (!event) return;
+    const event = track.events[this.shown + 1];
+    if (!event || this.shown < 0) return;
     const [, , pieces, accepted, , , drafted] = event;
-    this.label.textContent = `step ${this.index + 1} of ${track.numSteps} \u00b7 `
+    this.label.textContent = `step ${this.shown + 1} of ${track.numSteps} \u00b7 `
       + `accepted ${accepted} of ${drafted}, committed ${pieces.length}`;
   }
 
-  async show(track, reveal) {
-    const index = this.index, ticket = ++this.wanted;
+  async show(track, index, reveal) {
+    const ticket = ++this.wanted;
     this.drawnAt = performance.now();
-    this.around.onStep(track, index + 1, reveal);
+    this.fetching = true;
     const step = await this.step(track.meta.id, index);
     if (ticket !== this.wanted) return;
-    if (step.error) { this.hint(step.error); return; }
+    this.fetching = false;
+    this.range.value = String(index + 1);
+    this.shown = index;
+    this.describe(track);
+    this.around.onStep(track, index + 1, reveal);
+    this.timeline.mark(index);
+    if (step.error) { this.tree.hint(step.error); return; }
     this.split.textContent = splitText(step);
-    const rest = step.decision || restingWords(step);
-    drawTree(this.treeView, step, (words) => { this.treeInfo.textContent = words || rest; });
-    this.treeInfo.textContent = rest;
+    this.tree.show(step, step.decision || restingWords(step));
   }
 
   step(run, index) {

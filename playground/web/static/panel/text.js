@@ -9,12 +9,14 @@ const KIND_WORDS = {
   recovered: "recovered token, drawn by the target after a rejection",
 };
 const DEEPEST_SHADE = 8;
+const MOST_REJECTED = 3;
+/** Rejected drafts that stand above the text; the tip has all of them. */
 
 /**
  * What a run's prefill (n = 0) or step n - 1 committed: pieces of text, how many of them were drafted,
- * the kind of the last one, the labels of rejected drafts, how many were drafted.
+ * the kind of the last one, the labels of rejected drafts, how many were drafted, milliseconds by part.
  * @typedef {[run: string, n: number, pieces: string[], accepted: number, kind: number,
- *   rejected: string[], drafted: number]} Commit
+ *   rejected: string[], drafted: number, ms: number[]]} Commit
  */
 
 /**
@@ -199,7 +201,8 @@ function tokenSpan(n, i, piece, kind) {
 
 function rejectedDrafts(n, labels) {
   return h("span", { class: "rejected", "data-n": n, "aria-hidden": "true" },
-    ...labels.map((label) => h("s", {}, visible(label))));
+    ...labels.slice(0, MOST_REJECTED).map((label) => h("s", {}, visible(label))),
+    labels.length > MOST_REJECTED ? "\u2026" : null);
 }
 
 /** Dims the last `units` UTF-16 units: the part of a stop string that had streamed already. */

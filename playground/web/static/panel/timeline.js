@@ -1,0 +1,223 @@
+// All steps of a run side by side, as a trace viewer draws them: height = tokens committed, parts =
+// where the time went. A click picks a step, a drag selects some, whose sums are told.
+import { STEP_PARTS, duration, h, number, percent, plural } from "../kit.js";
+
+/** @typedef {import("./text.js").Commit} Commit */
+/** @typedef {import("./text.js").Track} Track */
+
+const HEIGHT = 54, TOP = 3, GAP_FROM = 4, CLICK_PX = 4, LEAST_SHOWN = 8, ZOOM = 2;
+const COLOURS = { draft: "--pg-prob", verify: "--pg-target", accept: "--pg-draft", other: "--pg-dim" };
+
+/** @param {number[]} parts */
+const total = (parts) => parts.reduce((sum, part) => sum + part, 0);
+
+/**
+ * Columns of a picture: a step each, or several where there is less than a pixel for each.
+ * @param {Commit[]} steps
+ * @param {number} width in pixels
+ * @returns {{ tokens: number, ms: number[] }[]} the most tokens of a column's steps, their times
+ */
+export function columnsOf(steps, width) {
+  const count = Math.min(steps.length, Math.max(1, Math.floor(width)));
+  return Array.from({ length: count }, (_, i) => {
+    const from = Math.floor(i * steps.length / count);
+    const to = Math.floor((i + 1) * steps.length / count);
+    const column = { tokens: 0, ms: [0, 0, 0, 0] };
+    for (const step of steps.slice(from, to)) {
+      column.tokens = Math.max(column.tokens, step[2].length);
+      step[7].forEach((ms, part) => { column.ms[part] += ms; });
+    }
+    return column;
+  });
+}
+
+/**
+ * Steps added up, in words.
+ * @param {Commit[]} steps
+ */
+export function sumsOf(steps) {
+  const ms = STEP_PARTS.map((_, part) => total(steps.map((step) => step[7][part] ?? 0)));
+  const tokens = total(steps.map((step) => step[2].length));
+  const mat = 1 + total(steps.map((step) => step[3])) / steps.length;
+  const shares = STEP_PARTS.map((name, part) => `${name} ${percent(ms[part] / total(ms))}`);
+  return `${plural(steps.length, "step")}: ${plural(tokens, "token")} in ${duration(total(ms))} \u00b7 `
+    + `${number(1000 * tokens / total(ms), 1)} tok/s \u00b7 MAT ${number(mat, 2)} \u00b7 ${shares.join(", ")}`;
+}
+
+/**
+ * Indices of steps, those with the most tokens for their time first.
+ * @param {Commit[]} steps
+ */
+export function ranked(steps) {
+  const rate = (step) => step[2].length / Math.max(1e-9, total(step[7]));
+  return steps.map((_, i) => i).sort((a, b) => rate(steps[b]) - rate(steps[a]));
+}
+
+export class Timeline {
+  /** @param {(index: number) => void} onPick */
+  constructor(onPick) {
+    this.onPick = onPick;
+    /** @type {Track | null} */
+    this.track = null;
+    this.from = 0;
+    /** @type {number | null} steps on show; null for all */
+    this.shown = null;
+    this.current = -1;
+    /** @type {[number, number] | null} first and last step selected */
+    this.selected = null;
+    this.place = 0;
+    this.drawing = false;
+    this.canvas = h("canvas", { height: HEIGHT, role: "img", "aria-label": "steps of the run" });
+    this.words = h("span", { class: "timeline-words" });
+    /** @type {(text: string, name: string, work: () => void) => HTMLElement} */
+    const button = (text, name, work) => h("button", { type: "button", class: "quiet",
+      title: name, onclick: work }, text);
+    this.host = h("div", { class: "timeline" }, this.canvas, h("div", { class: "timeline-line" },
+      this.words, h("span", { class: "spring" }),
+      button("best", "the step with the most tokens for its time; again: the next (B)", () => this.extreme(1)),
+      button("worst", "the step with the fewest tokens for its time; again: the next (W)", () => this.extreme(-1)),
+      button("zoom in", "show fewer steps, or those selected (+)", () => this.zoom(ZOOM)),
+      button("zoom out", "show more steps (\u2212)", () => this.zoom(1 / ZOOM))));
+    this.listen();
+    new ResizeObserver(() => this.draw()).observe(this.canvas);
+  }
+
+  get steps() { return this.track?.events.slice(1) ?? []; }
+
+  get range() {
+    const all = this.track?.numSteps ?? 0, count = Math.min(all, this.shown ?? all);
+    return { from: Math.max(0, Math.min(this.from, all - count)), count };
+  }
+
+  listen() {
+    /** @type {{ x: number, step: number } | null} */
+    let pressed = null;
+    const { canvas } = this;
+    canvas.addEventListener("pointerdown", (event) => {
+      pressed = { x: event.offsetX, step: this.stepAt(event.offsetX) };
+      canvas.setPointerCapture(event.pointerId);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      if (!pressed || Math.abs(event.offsetX - pressed.x) < CLICK_PX) return;
+      this.select(pressed.step, this.stepAt(event.offsetX));
+    });
+    canvas.addEventListener("pointerup", (event) => {
+      if (pressed && Math.abs(event.offsetX - pressed.x) < CLICK_PX) {
+        this.select(null);
+        this.onPick(this.stepAt(event.offsetX));
+      }
+      pressed = null;
+    });
+    canvas.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey) return;
+      event.preventDefault();
+      this.zoom(event.deltaY < 0 ? ZOOM : 1 / ZOOM, this.stepAt(event.offsetX));
+    }, { passive: false });
+  }
+
+  stepAt(x) {
+    const { from, count } = this.range;
+    const at = Math.floor(from + count * x / Math.max(1, this.canvas.clientWidth));
+    return Math.max(from, Math.min(from + count - 1, at));
+  }
+
+  attach(track) {
+    this.track = track;
+    this.from = 0;
+    this.shown = null;
+    this.current = -1;
+    this.select(null);
+  }
+
+  /** A step is on show elsewhere. */
+  mark(index) {
+    this.current = index;
+    const { from, count } = this.range;
+    if (index < from || index >= from + count) this.from = Math.max(0, index - Math.floor(count / 2));
+    this.draw();
+  }
+
+  /** @param {number | null} first nothing is selected without it */
+  select(first, last = first) {
+    this.selected = first === null || last === null ? null
+      : [Math.min(first, last), Math.max(first, last)];
+    this.draw();
+  }
+
+  /** The best step, or the worst (-1); where it is on show already, the next after it. */
+  extreme(sign) {
+    const order = ranked(this.steps);
+    if (!order.length) return;
+    if (sign < 0) order.reverse();
+    this.place = order[this.place % order.length] === this.current ? this.place + 1 : 0;
+    this.onPick(order[this.place % order.length]);
+  }
+
+  /** @param {number} factor above 1 shows fewer steps */
+  zoom(factor, around = this.current) {
+    const { from, count } = this.range, all = this.track?.numSteps ?? 0;
+    if (factor > 1 && this.selected && this.selected[1] > this.selected[0]) {
+      [this.from] = this.selected;
+      this.shown = Math.max(LEAST_SHOWN, this.selected[1] - this.selected[0] + 1);
+    } else {
+      const shown = Math.max(LEAST_SHOWN, Math.round(count / factor));
+      const at = around >= from && around < from + count ? around : from + count / 2;
+      this.from = Math.round(at - shown * (at - from) / Math.max(1, count));
+      this.shown = shown >= all ? null : shown;
+    }
+    this.draw();
+  }
+
+  draw() {
+    if (this.drawing) return;
+    this.drawing = true;
+    requestAnimationFrame(() => {
+      this.drawing = false;
+      this.paint();
+      this.tell();
+    });
+  }
+
+  tell() {
+    const { steps, selected } = this, { from, count } = this.range;
+    const [first, last] = selected ?? [from, from + count - 1];
+    const some = steps.slice(first, last + 1);
+    this.words.textContent = !some.length ? ""
+      : `${selected ? "selected, " : ""}${some.length < steps.length ? `${first + 1} to ${last + 1}, ` : ""}`
+        + sumsOf(some);
+    this.canvas.setAttribute("aria-label", `steps of the run: ${this.words.textContent}`);
+  }
+
+  paint() {
+    const width = this.canvas.clientWidth, ratio = window.devicePixelRatio || 1;
+    const context = this.canvas.getContext("2d");
+    if (!context || !width) return;
+    this.canvas.width = Math.round(width * ratio);
+    this.canvas.height = Math.round(HEIGHT * ratio);
+    context.scale(ratio, ratio);
+    const { from, count } = this.range, style = getComputedStyle(this.canvas);
+    const columns = columnsOf(this.steps.slice(from, from + count), width);
+    if (!columns.length) return;
+    const colours = STEP_PARTS.map((name) => style.getPropertyValue(COLOURS[name]));
+    const most = Math.max(...columns.map((column) => column.tokens), 1), each = width / columns.length;
+    const wide = each >= GAP_FROM ? Math.min(each - 1, 24) : Math.max(1, each);
+    columns.forEach((column, i) => {
+      let y = HEIGHT;
+      const height = (HEIGHT - TOP) * column.tokens / most, ms = total(column.ms) || 1;
+      column.ms.forEach((part, at) => {
+        const high = height * part / ms;
+        context.fillStyle = colours[at];
+        context.fillRect(i * each, y -= high, wide, high);
+      });
+    });
+    const perStep = width / count, accent = style.getPropertyValue("--color-accent");
+    context.fillStyle = accent;
+    if (this.selected) {
+      const [first, last] = this.selected;
+      context.globalAlpha = 0.2;
+      context.fillRect((first - from) * perStep, 0, (last - first + 1) * perStep, HEIGHT);
+      context.globalAlpha = 1;
+    }
+    if (this.current >= 0) context.fillRect((this.current - from) * perStep, 0, Math.max(2, wide), TOP);
+  }
+}
