@@ -81,7 +81,7 @@ def tables(report: Report) -> Iterator[Table | Text]:
     yield _by_group(
         report,
         "Speedup: Σ tokens / Σ decoding time, over the same of plain decoding",
-        lambda cell: f"{cell.speedup.ratio:.2f}x" if cell.speedup else DASH,
+        lambda cell: cell.speedup.text if cell.speedup else DASH,
         {
             "  95 % interval": lambda s: DASH if s.reference else _interval(s.overall),
             "tok/s": lambda s: number(s.overall.tok_s, 1),

@@ -117,7 +117,7 @@ def speedup_cell(fast: Speedup | None, *, reference: bool = False) -> Cell | str
     interval = "no interval" if fast.low is None else f"{fast.low:.2f} … {fast.high:.2f}"
     hint = f"{plural(fast.num_pairs, 'request')}: {plural(fast.num_prompts, 'prompt')} × "
     hint += f"{plural(fast.num_repeats, 'repeat')}; below: 95 % interval"
-    return Cell(f"{fast.ratio:.2f}×", interval, mood, hint)
+    return Cell(fast.text, interval, mood, hint)
 
 
 def definitions(formulas: Mapping[str, str]) -> str:

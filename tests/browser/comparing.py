@@ -108,6 +108,7 @@ class ComparePage:
             f"""[...document.querySelectorAll('{RESULTS} .lane')].map((lane) => ({{
               run: lane.dataset.run, commits: Number(lane.dataset.commits),
               ms: Number(lane.dataset.ms), words: lane.querySelector('.lane-time').textContent,
+              speedup: lane.querySelector('.lane-speedup').textContent,
             }}))"""
         )
         return found

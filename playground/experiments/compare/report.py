@@ -106,18 +106,28 @@ class Comparison:
     def names(self) -> list[str]:
         return [c["name"] for c in self.plan["configurations"]]
 
-    def last_round(self) -> list[str]:
-        """The runs of the last round that as many configurations finished as any other."""
-        rounds = dict.fromkeys((prompt, repeat) for prompt, repeat, _ in self.runs)
-        counts = dict.fromkeys(rounds, 0)
-        for run in self.finished:
-            counts[run.prompt, run.repeat] += 1
-        if not counts:
-            return []
-        most = max(counts.values())
-        prompt, repeat = [key for key in rounds if counts[key] == most][-1]
-        runs = [self.runs.get((prompt, repeat, name)) for name in self.names]
-        return [run for run in runs if run is not None]
+    def median_runs(self, prompt: str) -> list[str]:
+        """Of every configuration the run on this prompt that decoded for the median time.
+
+        Of an even number it is the faster of the two in the middle; one that finished nothing
+        shows the last that it began.
+        """
+        found: list[str] = []
+        for name in self.names:
+            finished = (r for r in self.finished if (r.prompt, r.configuration) == (prompt, name))
+            timed = sorted(finished, key=lambda request: request.decode_s)
+            begun = [run for (p, _, n), run in self.runs.items() if (p, n) == (prompt, name)]
+            found += [timed[(len(timed) - 1) // 2].run_id] if timed else begun[-1:]
+        return found
+
+    def shown_prompt(self) -> str | None:
+        """The last prompt that as many configurations finished as any other."""
+        counts = {
+            prompt: len({r.configuration for r in self.finished if r.prompt == prompt})
+            for prompt, _, _ in self.runs
+        }
+        most = max(counts.values(), default=0)
+        return next((p for p in reversed(counts) if counts[p] == most), None)
 
     def to_json(self, log: RunLog, types: Types) -> str:
         """Everything under the panels, and which run is whose."""
@@ -136,6 +146,9 @@ class Comparison:
                     "badge": "baseline" if section.reference else badge,
                     "settings": _settings_sentence(own["config"], types),
                     "fault": self.faults.get(section.name),
+                    "speedup": None
+                    if section.overall.speedup is None or section.reference
+                    else section.overall.speedup.text,
                     "by_prompt": _by_prompt(pairs[section.name]),
                     "verdict": _verdict(log, section),
                 }
@@ -151,6 +164,7 @@ class Comparison:
                 "prompts": list(self.prompts.items()),
                 "skipped": list(self.skipped.items()),
                 "runs": [[*key, run] for key, run in self.runs.items()],
+                "medians": {prompt: self.median_runs(prompt) for prompt in self.prompts},
             }
         )
 

@@ -1,4 +1,4 @@
-"""What the Compare page's panels are sent: every round as it runs, then the round to race.
+"""What the Compare page's panels are sent: every round as it runs, then the runs to race.
 
 A message is one of `playground.host.stream` with two texts added, both JSON: `compare`, where the
 comparison is, and `report`, what came of it so far. A new round is a new stream: the panels begin
@@ -28,7 +28,7 @@ MAX_RUNS = 8
 async def stream(
     job: CompareJob, history: History, tick_s: float = TICK_S
 ) -> AsyncIterator[Message]:
-    """All messages of a comparison, in time; the last shows its last whole round, to be raced."""
+    """All messages of a comparison, in time; the last shows the median runs, to be raced."""
     shown, last = 0, ""
     waiting = {**_bare(), "runs": _planned(job)}
     while True:
@@ -108,14 +108,16 @@ def _texts(job: CompareJob, *, final: bool = False) -> dict[str, str]:
 
 
 def _state(compare_id: str, state: str, *, final: bool) -> dict[str, Any]:
-    """`final`: the panels hold a round of the log, which can be raced."""
+    """`final`: the panels hold runs of the log, which can be raced."""
     nothing = {"text": "", "progress": None, "error": None}
     return {"id": compare_id, "state": state, **nothing, "final": final}
 
 
 def _metas(comparison: Comparison, history: History) -> list[dict[str, Any]]:
-    """The last whole round's runs, as panels take them."""
-    return [meta for run in comparison.last_round() for meta in history.opened(run)["runs"]]
+    """The median runs of one prompt, as panels take them."""
+    prompt = comparison.shown_prompt()
+    runs = [] if prompt is None else comparison.median_runs(prompt)
+    return [meta for run in runs for meta in history.opened(run)["runs"]]
 
 
 def _planned(job: CompareJob) -> list[dict[str, Any]]:

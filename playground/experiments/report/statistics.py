@@ -120,6 +120,11 @@ class Speedup:
     num_pairs: int
 
     @property
+    def text(self) -> str:
+        """The ratio as every table, race and sentence writes it."""
+        return f"{self.ratio:.2f}×"
+
+    @property
     def faster(self) -> bool:
         """Whether the interval lies above 1."""
         return self.low is not None and self.low > 1

@@ -158,8 +158,8 @@ def headline(
     others = [one.name for one, _ in measured if one is not best]
     if preliminary:
         leads = f"{best.name} leads at" if fast.ratio > 1 else f"plain decoding leads; {best.name}:"
-        return Headline(f"Preliminary, {preliminary}: {leads} {fast.ratio:.2f}×.")
-    reached = f"{best.name} reaches {fast.ratio:.2f}× plain decoding{_measured(fast)}"
+        return Headline(f"Preliminary, {preliminary}: {leads} {fast.text}.")
+    reached = f"{best.name} reaches {fast.text} plain decoding{_measured(fast)}"
     if fast.low is None:
         return Headline(f"{reached}. {ONCE}")
     if all(speedup.slower for _, speedup in measured):
@@ -171,7 +171,7 @@ def headline(
     if level:
         apart = f"The measurements do not separate it from {', '.join(level)}; {MORE}."
         return Headline(" ".join(filter(None, (f"{reached}, the highest figure.", apart, trust))))
-    said = f"{best.name} is the fastest: {fast.ratio:.2f}× plain decoding{_measured(fast)}."
+    said = f"{best.name} is the fastest: {fast.text} plain decoding{_measured(fast)}."
     return Headline(" ".join(filter(None, (said, trust))), best.name)
 
 

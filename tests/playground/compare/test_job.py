@@ -13,6 +13,7 @@ from playground.experiments.plan import BASELINE_NAME
 from playground.host.runner import EngineHost
 from storage import RunDetail, RunLog, RunQuery
 from tests.playground.asks import finished, start
+from tests.playground.bench.requests import measured, plan_of
 from tests.playground.compare.running import begun, ended, row
 from tests.playground.tiny import ScriptedConfig
 
@@ -50,6 +51,35 @@ def test_every_request_is_a_run_of_the_log(pair: CompareJob, log: RunLog) -> Non
         "Scripted tree (1)",
         "Scripted tree (2)",
     }
+
+
+def test_the_race_shows_the_median_repeat_and_the_tables_speedup(
+    pair: CompareJob, log: RunLog
+) -> None:
+    report = json.loads(pair.report)
+    comparison = Comparison.stored(log, pair.id)
+    assert list(report["medians"]) == [name for name, _ in report["prompts"]]
+    for prompt, runs in report["medians"].items():
+        assert runs == comparison.median_runs(prompt) and len(runs) == 3
+        for name, shown in zip(comparison.names, runs, strict=True):
+            timed = {
+                r.run_id: r.decode_s
+                for r in comparison.finished
+                if (r.prompt, r.configuration) == (prompt, name)
+            }
+            assert len(timed) == 2 and timed[shown] == min(timed.values())
+    assert report["configurations"][0]["speedup"] is None
+    for own in report["configurations"][1:]:
+        assert own["speedup"] == f"{own['overall']['speedup']['ratio']:.2f}×"
+
+
+def test_of_three_repeats_the_one_in_the_middle_is_raced() -> None:
+    requests = [
+        measured("x", run_id=f"r{n}", repeat=n, decode_s=s) for n, s in enumerate((0.5, 0.2, 0.4))
+    ]
+    runs = {("1", n, "x"): f"r{n}" for n in range(3)} | {("1", 0, "y"): "failed"}
+    comparison = Comparison("c", plan_of("x", "y"), runs=runs, finished=requests)
+    assert comparison.shown_prompt() == "1" and comparison.median_runs("1") == ["r2", "failed"]
 
 
 def test_labels_say_all_that_a_link_needs(pair: CompareJob, log: RunLog) -> None:

@@ -13,7 +13,7 @@ import { Race, Racer } from "./race.js";
  */
 
 const LOAD_MS = 40;
-const FAILED = "failed";
+const FAILED = "failed", MEDIAN = "median";
 
 class Comparison {
   /**
@@ -120,7 +120,7 @@ class Comparison {
     if (answer.error) { this.complain(answer.error); return; }
     const racers = answer.clocks.flatMap((/** @type {import("./race.js").Clock} */ clock) => {
       const panel = panels.byRun.get(clock.run);
-      return panel?.track ? new Racer(clock, panel, panel.track) : [];
+      return panel?.track ? new Racer(clock, panel, panel.track, this.speedupOf(clock.run)) : [];
     });
     this.race.load(racers);
     this.component.element.dataset.final = "true";
@@ -128,7 +128,17 @@ class Comparison {
     if (autoplay && !still && racers.length > 1) { this.race.seek(0); this.race.play(); }
   }
 
-  // Which prompt and repeat is raced, where there are several.
+  /**
+   * The table's figure for a run's configuration, word for word.
+   * @param {string} run
+   */
+  speedupOf(run) {
+    const row = this.report.runs.find((/** @type {any[]} */ one) => one[3] === run);
+    const own = this.report.configurations.find((/** @type {any} */ one) => one.name === row?.[2]);
+    return own?.speedup ?? "";
+  }
+
+  // Which prompt and repeat is raced, where there are several; the median repeat unless another is picked.
   drawPickers() {
     this.race.pickers.replaceChildren();
     if (!this.report) return;
@@ -144,20 +154,24 @@ class Comparison {
     };
     const prompt = pick("prompt of the race", this.report.prompts.map(
       (/** @type {[string, string]} */ [name, text]) => [name, clip(text, 48)]), shown[0]);
-    const repeat = pick("repeat of the race", Array.from({ length: this.report.num_repeats },
-      (_, i) => [String(i), `repeat ${i + 1}`]), String(shown[1]));
+    /** @type {[string, string][]} */
+    const repeats = Array.from({ length: this.report.num_repeats },
+      (_, i) => [String(i), `repeat ${i + 1}`]);
+    const all = repeats.length > 1 ? [[MEDIAN, "median repeats"], ...repeats] : repeats;
+    const repeat = pick("repeat of the race", /** @type {[string, string][]} */ (all), MEDIAN);
   }
 
   /**
    * @param {string} prompt
-   * @param {string} repeat
+   * @param {string} repeat a number, or the median of each configuration
    */
   async raceOther(prompt, repeat) {
-    const { configurations, runs } = this.report;
+    const { configurations, medians, runs } = this.report;
     /** @type {string[]} */
-    const wanted = configurations.flatMap((/** @type {{ name: string }} */ { name }) =>
-      runs.filter((/** @type {any[]} */ row) => row[0] === prompt && String(row[1]) === repeat
-        && row[2] === name).map((/** @type {any[]} */ row) => row[3]));
+    const wanted = repeat === MEDIAN ? medians[prompt] ?? []
+      : configurations.flatMap((/** @type {{ name: string }} */ { name }) =>
+        runs.filter((/** @type {any[]} */ row) => row[0] === prompt && String(row[1]) === repeat
+          && row[2] === name).map((/** @type {any[]} */ row) => row[3]));
     if (!wanted.length) return;
     this.component.element.dataset.final = "false";
     const answer = await ask(this.component.server.metas({ runs: wanted }));

@@ -1,4 +1,5 @@
-// The race: runs replayed side by side on their recorded clocks, in whole milliseconds.
+// The race: runs replayed side by side on their recorded clocks, in whole milliseconds. It begins
+// with every run's first token, as tok/s does, or with the requests, prefill included.
 import { DASH, h, plural } from "../kit.js";
 
 /** @typedef {import("../panel/panel.js").Panel} Panel */
@@ -38,15 +39,19 @@ export class Racer {
    * @param {Clock} clock
    * @param {Panel} panel
    * @param {Track} track
+   * @param {string} speedup of its configuration, as the table has it
    */
-  constructor(clock, panel, track) {
+  constructor(clock, panel, track, speedup) {
     this.panel = panel;
     this.run = clock.run;
-    this.atMs = clock.at_s.map((at) => Math.round(1000 * at));
+    this.clock = clock;
+    /** @type {number[]} */
+    this.atMs = [];
+    this.endMs = 0;
+    this.begin(false);
     this.done = [0];
     for (const num of clock.num) this.done.push(this.done[this.done.length - 1] + num);
     this.total = this.done[this.done.length - 1];
-    this.endMs = this.atMs.at(-1) ?? 0;
     this.shown = this.atMs.length;
     // Spans by the commit that they came with; what has none of its own shows at the very end.
     /** @type {HTMLElement[][]} */
@@ -60,10 +65,19 @@ export class Racer {
     this.cover = h("span", { class: "cover" });
     this.time = h("span", { class: "lane-time" });
     this.count = h("span", { class: "lane-count" });
+    this.speedup = h("span", { class: "lane-speedup",
+      title: "the table's speedup: decoding only, over all prompts and repeats" }, speedup);
     const { title } = track.meta;
     this.lane = h("div", { class: "lane", "data-run": this.run },
       h("span", { class: "lane-name", title }, title),
-      h("div", { class: "lane-track" }, ...this.blocks(track), this.cover), this.count, this.time);
+      h("div", { class: "lane-track" }, ...this.blocks(track), this.cover), this.count, this.time, this.speedup);
+  }
+
+  /** @param {boolean} withPrefill whether the clock starts at the request or at the first token */
+  begin(withPrefill) {
+    const { at_s: at } = this.clock, start = withPrefill ? 0 : at[0] ?? 0;
+    this.atMs = at.map((moment) => Math.round(1000 * (moment - start)));
+    this.endMs = this.atMs.at(-1) ?? 0;
   }
 
   /** @param {Track} track */
@@ -134,10 +148,13 @@ export class Race {
       "aria-label": "moment of the race in milliseconds",
       oninput: () => { this.pause(); this.seek(Number(this.range.value)); } });
     this.clock = h("span", { class: "race-clock" }, DASH);
+    this.prefill = h("input", { type: "checkbox", onchange: () => this.restart() });
+    const prefill = h("label", { class: "toggle", title: "start the clocks at the requests; "
+      + "otherwise at the first tokens, as tok/s and speedup do" }, this.prefill, " with prefill");
     this.pickers = h("span", { class: "race-pickers" });
     this.lanes = h("div", { class: "lanes" });
     host.append(h("div", { class: "race-bar" }, this.button, this.speed, this.range, this.clock,
-      this.pickers), this.lanes);
+      prefill, this.pickers), this.lanes);
   }
 
   /**
@@ -150,7 +167,8 @@ export class Race {
       h("span", { class: "lane-name", title: meta.title }, meta.title),
       h("div", { class: "lane-track" }),
       h("span", { class: "lane-count" }, numTokens ? plural(numTokens, "token") : ""),
-      h("span", { class: "lane-time" }, end ? "done" : numTokens ? "running" : "waiting"))));
+      h("span", { class: "lane-time" }, end ? "done" : numTokens ? "running" : "waiting"),
+      h("span", { class: "lane-speedup" }))));
   }
 
   clear() {
@@ -167,9 +185,16 @@ export class Race {
     this.clear();
     this.racers = racers;
     this.lanes.replaceChildren(...racers.map((racer) => racer.lane));
-    this.endMs = Math.max(1, ...racers.map((racer) => racer.endMs));
-    this.range.max = String(this.endMs);
     this.range.disabled = this.button.disabled = !racers.length;
+    this.restart();
+  }
+
+  /** From the moment that counts as the start; all runs stand at their ends. */
+  restart() {
+    this.pause();
+    for (const racer of this.racers) racer.begin(this.prefill.checked);
+    this.endMs = Math.max(1, ...this.racers.map((racer) => racer.endMs));
+    this.range.max = String(this.endMs);
     this.seek(this.endMs);
   }
 
