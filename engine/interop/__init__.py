@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
@@ -30,14 +30,9 @@ def find_engine(name: object) -> Engine:
     """
     if isinstance(name, str) and name in ENGINES:
         return ENGINES[name]
-    hint = _nearest(str(name), ENGINES, " Did you mean {}?")
+    near = difflib.get_close_matches(str(name), ENGINES, n=1)
+    hint = f" Did you mean {near[0]}?" if near else ""
     raise ConfigError(f"The engine must be one of {', '.join(ENGINES)}, got {name!r:.80}.{hint}")
-
-
-def _nearest(word: str, known: Iterable[str], hint: str) -> str:
-    """The hint with the known word nearest to this one; empty if none is near."""
-    near = difflib.get_close_matches(word, sorted(known), n=1)
-    return hint.format(near[0]) if near else ""
 
 
 def read_version(engine: Engine, text: str | None) -> Version:
@@ -107,20 +102,16 @@ def import_config(engine: Engine, text: str, read_yaml: ReadYaml) -> Imported:
         read_yaml: plain data of a YAML text; may raise ConfigError.
 
     Raises:
-        ConfigError: it is not one, or has no counterpart here.
+        ConfigError: it is not one, has no counterpart here, or has a key that the engine does not
+            know or that makes it draft as no method here does.
     """
     if not text.strip():
         raise ConfigError(f"Nothing to read. Paste a config of {engine.title}.")
     if len(text) > MAX_CHARS:
         raise ConfigError(f"The text has {len(text)} characters; {MAX_CHARS} are allowed.")
     values, target = engine.parse(text, read_yaml)
-    reader = Reader(values, known=set(engine.known), used={engine.key})
-    config = parse_method(reader.read(engine.pick(reader)))
-    left = [key for key in values if key not in reader.used]
-    ignored = tuple(key for key in left if key in reader.known)
-    unknown = [
-        key + _nearest(key, reader.known, " (did you mean {}?)")
-        for key in left
-        if key not in reader.known
-    ]
-    return Imported(config, target, tuple(reader.notes), ignored, tuple(unknown))
+    used, refuses = {engine.key}, dict(engine.refuses)
+    reader = Reader(values, used=used, known=set(engine.known), refuses=refuses)
+    settings = reader.read(engine.pick(reader))
+    ignored = reader.ignored(engine.title)
+    return Imported(parse_method(settings), target, tuple(reader.notes), ignored)

@@ -6,8 +6,9 @@ nothing is dropped in silence.
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -17,12 +18,27 @@ from pydantic import TypeAdapter, ValidationError
 from engine.drafters import methods
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.interop.fields import IGNORED, NO_MODEL, Engine, Field, Method, NotTakenError, Values
+from engine.interop.fields import (
+    IGNORED,
+    NO_MODEL,
+    Engine,
+    Field,
+    Method,
+    NotTakenError,
+    Refusal,
+    Values,
+)
 from engine.interop.handoff import File, Version
 from engine.tree import ChoiceTree
 
 DYNAMIC = "dynamic_tree_max_topK max_total_draft_tokens max_non_leaves_per_layer"
-_KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a name or path"}
+_KINDS = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "a name or path",
+    dict: "a mapping",
+}
 _EXACT = "{title} verifies exactly: fewer tokens are accepted."
 _IN_CHECKPOINT = "{title} reads it from the checkpoint."
 _ONLY_TYPICAL = "It only matters with typical acceptance."
@@ -178,6 +194,7 @@ class Reader:
     notes: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     known: set[str] = field(default_factory=set)
+    refuses: dict[str, Refusal] = field(default_factory=dict)
 
     def find(self, *keys: str) -> str | None:
         """The first of these keys that is there."""
@@ -202,10 +219,10 @@ class Reader:
         """Our settings for one of the engine's methods, `decoding_type` included."""
         self.settings = dict(method.fixed)
         self.notes.extend(method.read_notes)
-        self.known |= method.known
+        self.known |= {*method.known, *method.keys}
+        self.refuses |= method.refuses
         fields = [row for row in method.rows if isinstance(row, Field)]
         for row in fields:
-            self.known.update(row.keys)
             self._read(row, method.ours)
         for row in fields:
             if row.absent is not None:
@@ -214,23 +231,50 @@ class Reader:
             method.read(self)
         return {"decoding_type": method.ours, **self.settings}
 
+    def _differs(self, key: str, other: str) -> bool:
+        value = self.values.get(key)
+        return value is not None and value != self.values[other]
+
+    def ignored(self, title: str) -> tuple[str, ...]:
+        """The keys that were not read and do not bear on what is drafted.
+
+        Raises:
+            ConfigError: one that was not read does bear on it, or is none of the engine's.
+        """
+        for key in self.values.keys() & self.refuses.keys():
+            self.refuses[key].check(title, key, self.values[key])
+        known = self.known | self.refuses.keys()
+        left = [key for key in self.values if key not in self.used]
+        unknown = [key for key in left if key not in known]
+        if unknown:
+            named = ", ".join(key + _nearest(key, known) for key in unknown[:8])
+            raise ConfigError(f"{title} has no setting {named:.400}. Correct it or take it out.")
+        return tuple(left)
+
     def _read(self, row: Field, ours: str) -> None:
         if row.given and not self.settings.get(row.given):
             return
         key = self.find(*row.keys)
         if key is None:
             self.notes += [row.note] if row.note and row.ours else []
-        elif row.back is None or row.ours in self.settings:
-            self.used.update(row.keys)
-        else:
+        elif row.back is not None:
             kind = row.kind or _kind_of(ours, row.ours)
             value = row.back(self.values[key] if kind is None else self.typed(key, kind))
             if value is not IGNORED:
                 self.used.update(row.keys)
-                self.settings |= {row.ours: value} if row.ours else {}
+                before = self.settings.setdefault(row.ours, value) if row.ours else value
+                others = [other for other in row.keys if self._differs(other, key)]
+                if before != value or others:
+                    other = others[0] if others else "another key"
+                    raise ConfigError(f"{key} contradicts {other}. Keep one of them.")
             elif row.note and not row.ours:
                 self.notes.append(f"{key} is ignored: {row.note}")
                 self.used.add(key)
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, sorted(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def _kind_of(decoding_type: str, name: str) -> type | None:

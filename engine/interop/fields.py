@@ -126,6 +126,28 @@ def weights(theirs: str, *also: str, **rest: Any) -> Field:
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """A key that makes the engine draft or accept as no method here does; it is never ignored.
+
+    Attributes:
+        why: what it does, in a few words.
+        neutral: values with which it does nothing, in lower case.
+    """
+
+    why: str
+    neutral: tuple[str, ...] = ("false", "none")
+
+    def check(self, title: str, key: str, value: Any) -> None:
+        """Raises ConfigError: the value has an effect."""
+        if str(value).strip().lower() not in self.neutral:
+            shown = f"{key}={value}"[:80] if str(value) else key
+            raise ConfigError(
+                f"{shown} has no counterpart here: in {title}, {self.why}. Take it out to read "
+                "the rest."
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Method(_Row):
     """A method of ours as an engine takes it.
 
@@ -136,7 +158,9 @@ class Method(_Row):
         fixed: our settings that the engine's method implies.
         outside: why later releases do not take it, and what comes nearest.
         notes: what to know on writing; `read_notes` on reading.
-        known: further keys of the engine's method that mean nothing here.
+        takes: keys that `read` reads, beside those of the rows.
+        known: further keys of the engine's method that do not bear on what is drafted.
+        refuses: keys that no method here could follow; as those of the engine.
     """
 
     ours: str
@@ -147,9 +171,17 @@ class Method(_Row):
     outside: tuple[str, str] | None = None
     notes: tuple[str, ...] = ()
     read_notes: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ()
     known: frozenset[str] = frozenset()
+    refuses: Mapping[str, Refusal] = field(default_factory=dict)
     write: Callable[[Any, Values], None] | None = None
     read: Callable[[Any], None] | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys that are read."""
+        rows = (key for row in self.rows if isinstance(row, Field) for key in row.keys)
+        return (*rows, *self.takes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +198,8 @@ class Engine:
         files: the values as files.
         parse: a text as values, and the target if the text names it.
         pick: which of its methods the values are.
-        known: keys of any method and release.
+        known: keys of any method and release; what is none of them is refused.
+        refuses: of these, the ones that no method here could follow.
         reasons: why a setting of ours has no counterpart, where `conversion.REASONS` is wrong.
     """
 
@@ -183,11 +216,18 @@ class Engine:
     parse: Callable[[str, ReadYaml], tuple[Mapping[str, Any], str | None]]
     pick: Callable[[Any], Method]
     known: frozenset[str] = frozenset()
+    refuses: Mapping[str, Refusal] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def newest(self) -> str:
         return self.versions[0][0]
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """All that it knows, of any method."""
+        own = ((*method.keys, *method.known, *method.refuses) for method in self.methods)
+        return self.known.union(self.refuses, [self.key], *own)
 
     def method(self, config: MethodConfig, version: Version) -> Method:
         """The method as this release takes it.

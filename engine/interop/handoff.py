@@ -63,15 +63,13 @@ class Imported:
     Attributes:
         target: the model that it served, if the text said so.
         notes: how it was read where that is not plain.
-        ignored: keys that the engine knows and that have no meaning here.
-        unknown: keys that the engine does not know, with the nearest that it does.
+        ignored: keys that do not bear on what is drafted: where the drafter runs, for how many.
     """
 
     config: MethodConfig
     target: str | None = None
     notes: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
 
 
 def yaml_block(values: Mapping[str, Any], indent: int = 0) -> str:

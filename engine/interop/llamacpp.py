@@ -17,7 +17,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import fields
 from engine.interop.conversion import Reader, Writer
-from engine.interop.fields import NO_MODEL, Engine, Field, Loss, Method, Values, const
+from engine.interop.fields import NO_MODEL, Engine, Field, Loss, Method, Refusal, Values, const
 from engine.interop.handoff import File, ReadYaml, command, read_flags
 
 NEW = (9235,)
@@ -37,6 +37,15 @@ KNOWN = frozenset(
     "--spec-synth-rates --spec-synth-len --spec-default --spec-ngram-check-rate "
     "--spec-ngram-mod-n-match --spec-ngram-mod-n-min --spec-ngram-mod-n-max".split()
 )
+REFUSES = {
+    "--spec-draft-n-min": Refusal("drafts that are shorter are thrown away", ("0",)),
+    "--draft-min": Refusal("drafts that are shorter are thrown away", ("0",)),
+    "--draft-n-min": Refusal("drafts that are shorter are thrown away", ("0",)),
+    "--spec-synth-rates": Refusal("acceptance is made up"),
+    "--spec-synth-len": Refusal("acceptance is made up"),
+    "--spec-default": Refusal("it stands for ngram-mod, which looks up hashed n-grams"),
+    "--spec-ngram-check-rate": Refusal("look-ups are left out", ("1",)),
+}
 LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
 RULES = (
     "ngram-simple copies what followed the last occurrence in the request's own text: the pool "
@@ -173,7 +182,7 @@ METHODS = (
             *_ngram("size-n", Field("max_matching_ngram_size", "", absent=12)),
             *_ngram("size-m", Field("max_draft_len", "", absent=48)),
             *_ngram("min-hits", const("", 1, note="here one occurrence is enough.")),
-            Field("max_draft_len", "--draft-max", LENGTH[1], back=None, until=NEW),
+            Field("max_draft_len", "--draft-max", LENGTH[1], until=NEW),
             Loss(
                 "",
                 "ngram-simple looks up exactly {c.max_matching_ngram_size} tokens: the shorter "
@@ -262,7 +271,8 @@ ENGINE = Engine(
     files=_files,
     parse=_parse,
     pick=_pick,
-    known=KNOWN,
+    known=KNOWN.union(*(method.keys for method in METHODS)),
+    refuses=REFUSES,
     reasons={
         "eagle3_layers_to_capture": "The conversion to GGUF fixes the layers.",
         "mask_token_id": "The conversion to GGUF fixes it.",

@@ -20,7 +20,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import fields
 from engine.interop.conversion import Reader, Writer
-from engine.interop.fields import IGNORED, Engine, Field, Loss, Method, Values, const
+from engine.interop.fields import IGNORED, Engine, Field, Loss, Method, Refusal, Values, const
 from engine.interop.handoff import File, ReadYaml, command, read_flags
 from engine.tree import ChoiceTree
 
@@ -43,13 +43,36 @@ KNOWN = frozenset(
         "dsa-topk-backend adaptive adaptive-config ngram-min-match-window-size "
         "ngram-max-match-window-size ngram-min-bfs-breadth ngram-max-bfs-breadth ngram-match-type "
         "ngram-branch-length ngram-max-trie-depth ngram-capacity ngram-external-corpus-path "
-        "ngram-external-sam-budget ngram-external-corpus-max-tokens"
+        "ngram-external-sam-budget ngram-external-corpus-max-tokens dflash-draft-window-size "
+        "domino-candidate-pool-size dspark-align-verify-tokens-to-graph-tier "
+        "dspark-confidence-sts-path dspark-sps-table-path enable-w4a4-mxfp4-megamoe "
+        "skip-dp-mlp-sync"
     ).split()
 )
-"""Flags of any release from 0.4.10 to 0.5.23, but for some of DSPARK's."""
+"""Flags of any release from 0.4.10 to 0.5.23."""
 SWITCHES = frozenset(
-    PREFIX + name for name in ("use-rejection-sampling", "use-block-verification", "adaptive")
+    PREFIX + name
+    for name in (
+        "use-rejection-sampling use-block-verification adaptive enable-w4a4-mxfp4-megamoe "
+        "skip-dp-mlp-sync dspark-align-verify-tokens-to-graph-tier"
+    ).split()
 )
+_OWN = "it moves the number of steps by rules of its own; set adaptive=true here for ours"
+_WINDOW = "the drafter attends to a part of the context only"
+REFUSES = {
+    PREFIX + "adaptive": Refusal(_OWN),
+    PREFIX + "adaptive-config": Refusal(_OWN),
+    **{
+        key: Refusal("a value below 1 accepts tokens that the target would not draw", ("1", "1.0"))
+        for key in THRESHOLDS
+    },
+    PREFIX + "use-block-verification": Refusal("a block of drafts is accepted by another rule"),
+    PREFIX + "token-map": Refusal("the drafter chooses among the tokens of a file (FR-Spec)"),
+    PREFIX + "draft-window-size": Refusal(_WINDOW),
+    PREFIX + "draft-sink-size": Refusal(_WINDOW),
+    PREFIX + "dflash-draft-window-size": Refusal(_WINDOW),
+    PREFIX + "ngram-external-corpus-path": Refusal("texts of a file are looked up, too"),
+}
 GREEDY = (
     "When sampling, SGLang drafts the likeliest tokens: the law of the output stays, acceptance "
     "falls with the temperature."
@@ -148,14 +171,15 @@ WEIGHTS = fields.weights(*MODEL)
 ONE_MORE: dict[str, Any] = {"out": lambda length: length + 1, "back": lambda tokens: tokens - 1}
 """SGLang's draft tokens count the root."""
 METHODS = (
-    Method("Eagle", "EAGLE", (WEIGHTS,), write=_write_eagle, read=_read_eagle),
-    Method("Eagle3", "EAGLE3", (WEIGHTS,), write=_write_eagle3, read=_read_eagle3),
-    Method("MTP", "NEXTN", write=_write_chain, read=_read_chain),
+    Method("Eagle", "EAGLE", (WEIGHTS,), takes=SIZE, write=_write_eagle, read=_read_eagle),
+    Method("Eagle3", "EAGLE3", (WEIGHTS,), takes=SIZE, write=_write_eagle3, read=_read_eagle3),
+    Method("MTP", "NEXTN", takes=SIZE, write=_write_chain, read=_read_chain),
     Method(
         "Draft_Target",
         "STANDALONE",
         (WEIGHTS, fields.drops_draft_probs(f". {GREEDY}")),
         fixed={"use_draft_probs": False},
+        takes=SIZE,
         write=_write_chain,
         read=_read_chain,
     ),
@@ -216,9 +240,6 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
 def _pick(reader: Reader) -> Method:
     name = str(reader.values.get(ALGORITHM, "")).upper()
     found = fields.require_named(METHODS, ALGORITHM, name)
-    for key in THRESHOLDS:
-        if reader.find(key) and reader.typed(key, float) != 1.0:
-            reader.notes.append(f"{key} below 1 is lossy there; the method here is lossless.")
     if found.ours == "Eagle" and reader.find(*MODEL) is None:
         reader.notes.append("EAGLE without a draft model is the target's own MTP layer.")
         return fields.require_named(METHODS, ALGORITHM, "NEXTN")
@@ -245,6 +266,7 @@ ENGINE = Engine(
     parse=_parse,
     pick=_pick,
     known=KNOWN,
+    refuses=REFUSES,
     reasons={
         "confidence_threshold": "SGLang always drafts all steps.",
         "use_relaxed_acceptance_for_thinking": "SGLang's own lossy switch is "

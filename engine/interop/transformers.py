@@ -12,7 +12,17 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.interop.conversion import Reader, Writer
-from engine.interop.fields import Engine, Field, Loss, Method, Values, const, same, weights
+from engine.interop.fields import (
+    Engine,
+    Field,
+    Loss,
+    Method,
+    Refusal,
+    Values,
+    const,
+    same,
+    weights,
+)
 from engine.interop.handoff import File, ReadYaml
 
 NEW = (5, 15)
@@ -22,11 +32,32 @@ DRAFTING = ("num_assistant_tokens", "assistant_confidence")
 """How fields of the assistant's generation config begin."""
 KNOWN = frozenset(
     "assistant_model prompt_lookup_num_tokens max_matching_ngram_size use_mtp speculation_type "
-    "assistant_early_exit assistant_lookbehind target_lookbehind tokenizer assistant_tokenizer "
-    "max_new_tokens max_length min_new_tokens do_sample temperature top_k top_p num_beams "
-    "use_cache streamer eos_token_id pad_token_id return_dict_in_generate repetition_penalty "
-    "generation_config stop_strings output_scores attention_mask input_ids custom_generate".split()
+    "num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold "
+    "is_assistant assistant_lookbehind target_lookbehind "
+    # what is generated, whoever drafts
+    "bad_words_ids begin_suppress_tokens bos_token_id cache_config cache_implementation "
+    "compile_config constraints continuous_batching_config decoder_start_token_id "
+    "disable_compile diversity_penalty do_sample dola_layers early_stopping "
+    "encoder_no_repeat_ngram_size encoder_repetition_penalty eos_token_id epsilon_cutoff "
+    "eta_cutoff exponential_decay_length_penalty force_words_ids forced_bos_token_id "
+    "forced_eos_token_id guidance_scale length_penalty low_memory max_cache_len max_length "
+    "max_new_tokens max_time min_length min_new_tokens min_p no_repeat_ngram_size "
+    "num_beam_groups num_beams num_return_sequences output_attentions output_hidden_states "
+    "output_logits output_scores pad_token_id penalty_alpha prefill_chunk_size "
+    "remove_invalid_values renormalize_logits repetition_penalty return_dict_in_generate "
+    "sequence_bias stop_strings suppress_tokens temperature token_healing top_h top_k top_p "
+    "transformers_version typical_p use_cache watermarking_config "
+    # arguments of `generate` itself
+    "inputs input_ids attention_mask generation_config logits_processor stopping_criteria "
+    "prefix_allowed_tokens_fn synced_gpus streamer negative_prompt_ids "
+    "negative_prompt_attention_mask custom_generate tokenizer".split()
 )
+REFUSES = {
+    "assistant_early_exit": Refusal("the target's own lower layers draft (LayerSkip)"),
+    "assistant_ensemble_weight": Refusal("the assistant has a say in what is drawn"),
+    "assistant_tokenizer": Refusal("the assistant has another vocabulary and hands over text"),
+    "custom_generate": Refusal("a decoding loop of your own decides"),
+}
 MTP = Method(
     "MTP",
     "",
@@ -173,8 +204,9 @@ def _constant(node: ast.expr) -> Any:
 
 
 def _pick(reader: Reader) -> Method:
-    if reader.find("assistant_early_exit"):
-        raise ConfigError("assistant_early_exit (LayerSkip) has no counterpart here.")
+    for key in ("assistant_early_exit",):  # the call names no assistant
+        if reader.find(key):
+            REFUSES[key].check(ENGINE.title, key, reader.values[key])
     if reader.find("prompt_lookup_num_tokens"):
         return NGRAM
     if reader.values.get("use_mtp"):
@@ -204,5 +236,6 @@ ENGINE = Engine(
     parse=_parse,
     pick=_pick,
     known=KNOWN,
+    refuses=REFUSES,
     reasons={"max_draft_len": "transformers drafts the whole block."},
 )

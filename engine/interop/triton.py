@@ -29,6 +29,8 @@ PLAIN_MODES = ("top_k", "top_p", "top_k_top_p", "beam_search", "auto")
 _PARAMETER = re.compile(
     r"key\s*:\s*\"([^\"]*)\"\s*(?:,\s*)?value\s*(?::\s*)?\{\s*string_value\s*:\s*\"([^\"]*)\""
 )
+_SPECULATIVE = re.compile("decoding_mode|medusa|eagle|lookahead|redrafter|speculative|draft")
+"""In the names of parameters that bear on drafting; a template has fifty others."""
 
 
 # ---- the engine backend's build
@@ -181,7 +183,11 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
     if not is_pbtxt(text):
         return trtllm.parse(text, read_yaml)
     found = {key: value.strip() for key, value in _PARAMETER.findall(text)}
-    values = {key: value for key, value in found.items() if value and "${" not in value}
+    values = {
+        key: value
+        for key, value in found.items()
+        if value and "${" not in value and _SPECULATIVE.search(key)
+    }
     trees = [mode for mode in ("medusa", "eagle") if f"{mode}_choices" in values]
     mode = values.get(MODE) or (trees[0] if len(trees) == 1 else "none")
     return {**values, MODE: mode}, None
@@ -191,7 +197,7 @@ def _pick(reader: Reader) -> Method:
     mode = reader.values.get(MODE)
     if mode is None:
         return trtllm.pick(reader)
-    reader.known.update(reader.values)
+    reader.known.update(key for method in MODES.values() for key in method.keys)
     if mode not in MODES:
         hint = " It drafts nothing." if mode in PLAIN_MODES else ""
         raise ConfigError(
@@ -218,6 +224,7 @@ ENGINE = Engine(
     files=_files,
     parse=_parse,
     pick=_pick,
+    known=trtllm.COMMON | {"speculative_decoding_fast_logits"},
     reasons={
         **trtllm.ENGINE.reasons,
         "acceptance": "Triton's parameters know no typical acceptance.",

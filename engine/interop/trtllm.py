@@ -16,7 +16,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import fields
 from engine.interop.conversion import DYNAMIC, Reader, Writer
-from engine.interop.fields import Engine, Field, Loss, Method, Values, same
+from engine.interop.fields import Engine, Field, Loss, Method, Refusal, Values, const, same
 from engine.interop.handoff import File, ReadYaml, command, read_mapping, yaml_block
 from engine.interop.trees import parse_tree
 from engine.tree import ChoiceTree
@@ -31,6 +31,8 @@ REMOVED = (
     "has it."
 )
 LEGACY_NOTES = ("It runs on the TensorRT backend, which builds an engine when it starts.",)
+SUFFIX_SECOND = "sa_config use_sa_spec sa_spec_threshold".split()
+"""Suffix look-up before another method: as the code has it, and as the guide of 1.3 has it."""
 COMMON = frozenset(
     "decoding_type max_draft_len max_total_draft_tokens speculative_model speculative_model_dir "
     "max_concurrency draft_len_schedule load_format acceptance_rate_window_size "
@@ -38,18 +40,18 @@ COMMON = frozenset(
     "allow_advanced_sampling acceptance_window acceptance_length_threshold".split()
 )
 EAGLE_KEYS = frozenset(
-    "eagle_choices greedy_sampling posterior_threshold use_dynamic_tree dynamic_tree_max_topK "
-    "num_eagle_layers max_non_leaves_per_layer eagle3_one_model eagle3_layers_to_capture "
-    "eagle3_model_arch sa_config".split()
+    "posterior_threshold use_dynamic_tree dynamic_tree_max_topK num_eagle_layers "
+    "max_non_leaves_per_layer eagle3_one_model eagle3_layers_to_capture eagle3_model_arch".split()
 )
-MTP_KEYS = frozenset(
-    "use_mtp_vanilla mtp_eagle_one_model use_dynamic_tree dynamic_tree_max_topK sa_config".split()
-)
+MTP_KEYS = frozenset("use_mtp_vanilla mtp_eagle_one_model".split())
+TREES = ("use_dynamic_tree", "dynamic_tree_max_topK")
+TYPICAL = {"greedy_sampling": Refusal("false accepts any plausible token", ("true", "none"))}
+NO_TREE = {"eagle_choices": Refusal("EAGLE-3 drafts a drawn tree, here a chain or a dynamic one")}
 RELAXED = "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token"
 SUFFIX_ONLY = "max_spec_factor min_token_prob max_tree_depth"
 WEIGHTS = (
-    fields.weights("speculative_model", since=CURRENT),
-    fields.weights("speculative_model_dir", until=CURRENT),
+    fields.weights("speculative_model", "speculative_model_dir", since=CURRENT),
+    fields.weights("speculative_model_dir", "speculative_model", until=CURRENT),
 )
 
 
@@ -67,9 +69,14 @@ def _write_draft_target(writer: Writer, values: Values) -> None:
         )
 
 
-def _read_suffix(reader: Reader) -> None:
-    if reader.values.get("max_matching_ngram_size", -1) != -1:
-        reader.notes.append("max_matching_ngram_size is ignored: Suffix takes the longest match.")
+def _for_one(schedule: dict[Any, Any]) -> object:
+    """The draft length that a schedule by batch size has for one request: its first."""
+    try:
+        return min((int(size), int(length)) for size, length in schedule.items())[1]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"draft_len_schedule must map batch sizes to lengths, got {schedule!r:.80}."
+        ) from error
 
 
 def _tree(value: Any) -> object:
@@ -111,12 +118,14 @@ def _write_eagle(writer: Writer, values: Values) -> None:
 
 
 def _read_eagle(reader: Reader) -> None:
-    reader.used |= {"max_draft_len", "num_eagle_layers", "max_non_leaves_per_layer"}
     if not reader.settings.get("use_dynamic_tree"):
         if reader.find("eagle_choices"):
             reader.settings["eagle_choices"] = _tree(reader.values["eagle_choices"])
-        reader.used |= {"eagle_choices", "max_total_draft_tokens", "dynamic_tree_max_topK"}
+            reader.used.add("eagle_choices")
+        else:
+            reader.notes.append("No tree is named; the one of the method's defaults is taken here.")
         return
+    reader.used.add("max_non_leaves_per_layer")
     if reader.find("max_non_leaves_per_layer"):
         expanded = reader.typed("max_non_leaves_per_layer", int)
         if expanded != reader.settings.get("dynamic_tree_max_topK"):
@@ -154,10 +163,6 @@ def _read_eagle3(reader: Reader) -> None:
     settings = reader.settings
     if reader.values.get(TYPE) == "Eagle":
         reader.notes.append("Eagle on the PyTorch backend is EAGLE-3.")
-    if reader.find("eagle_choices"):
-        reader.notes.append(
-            "eagle_choices is ignored: EAGLE-3 here drafts a chain or a dynamic tree."
-        )
     if settings.get("use_dynamic_tree") and "max_total_draft_tokens" not in settings:
         topk, levels = settings.get("dynamic_tree_max_topK", 10), settings.get("max_draft_len", 5)
         settings["max_total_draft_tokens"] = topk * levels
@@ -187,12 +192,16 @@ def _write_combined(writer: Writer, values: Values) -> None:
 
 
 def _read_combined(reader: Reader) -> None:
-    reader.notes.append("sa_config is suffix look-up before the method: Combined here.")
-    extra, model = reader.values["sa_config"], reader.read(_named(reader))
-    pool = {"decoding_type": "Suffix", "use_global_pool": extra.get("enable_global_pool", False)}
-    matched = extra.get("threshold", 4)
+    reader.notes.append("Suffix look-up before the method (sa_config) is Combined here.")
+    named = reader.values.get("sa_config")
+    extra = dict(named) if isinstance(named, Mapping) else {}
+    model = reader.read(_named(reader))
+    pool = {"decoding_type": "Suffix", "use_global_pool": extra.pop("enable_global_pool", False)}
+    matched = extra.pop("threshold", reader.values.get("sa_spec_threshold") or 4)
+    if extra:
+        raise ConfigError(f"TensorRT-LLM has no setting sa_config.{next(iter(extra))!s:.40}.")
     reader.settings = {"retrieval": pool, "model": model, "min_match_len": matched}
-    reader.used.add("sa_config")
+    reader.used.update(SUFFIX_SECOND)
 
 
 # ---- the table
@@ -210,7 +219,10 @@ def _read_only(name: str, **rest: Any) -> Field:
     return Field(name, name, write=lambda writer: None, **rest)
 
 
-LENGTH = same("max_draft_len")
+SCHEDULE = Field(
+    "max_draft_len", "draft_len_schedule", write=lambda writer: None, back=_for_one, kind=dict
+)
+LENGTH = (*same("max_draft_len"), SCHEDULE)
 COMBINED = Method("Combined", "", write=_write_combined, read=_read_combined)
 METHODS = (
     Method(
@@ -237,7 +249,7 @@ METHODS = (
         "SA",
         (
             *LENGTH,
-            Field("", "max_matching_ngram_size", write=lambda writer: -1, back=lambda size: None),
+            const("max_matching_ngram_size", -1),
             Field("use_global_pool", "enable_global_pool"),
             Loss(
                 SUFFIX_ONLY,
@@ -250,7 +262,7 @@ METHODS = (
             "SA copies max_draft_len tokens always; Suffix here as long as it is confident.",
         ),
         known=frozenset({"global_pool_size"}),
-        read=_read_suffix,
+        refuses={"max_matching_ngram_size": Refusal("n-grams of one size are looked up", ("-1",))},
     ),
     Method(
         "Medusa",
@@ -291,7 +303,9 @@ METHODS = (
         read_notes=(
             "num_eagle_layers or eagle_choices: read as EAGLE-1/2 of the TensorRT backend.",
         ),
+        takes=("eagle_choices", "max_draft_len", "num_eagle_layers", "max_non_leaves_per_layer"),
         known=EAGLE_KEYS,
+        refuses=TYPICAL,
         write=_write_eagle,
         read=_read_eagle,
     ),
@@ -306,7 +320,9 @@ METHODS = (
             _layers("eagle3_layers_to_capture"),
         ),
         since=CURRENT,
+        takes=tuple(SUFFIX_SECOND),
         known=EAGLE_KEYS,
+        refuses=TYPICAL | NO_TREE,
         write=_write_eagle3,
         read=_read_eagle3,
     ),
@@ -337,17 +353,21 @@ METHODS = (
         "MTP",
         (
             Field("max_draft_len", "max_draft_len", since=CURRENT),
+            SCHEDULE,
             Field("max_draft_len", "num_nextn_predict_layers", until=CURRENT),
             _switch("use_relaxed_acceptance_for_thinking"),
             *same(*RELAXED.split(), given="use_relaxed_acceptance_for_thinking"),
         ),
+        takes=tuple(SUFFIX_SECOND),
         known=MTP_KEYS,
+        refuses=dict.fromkeys(TREES, Refusal("MTP layers draft a tree, here a chain")),
     ),
     Method(
         "DFlash",
         "DFlash",
         (
             Field("max_draft_len", "max_draft_len", needed=fields.BLOCK),
+            SCHEDULE,
             *WEIGHTS,
             *same("mask_token_id"),
             _layers("target_layer_ids"),
@@ -357,6 +377,24 @@ METHODS = (
     ),
     COMBINED,
 )
+READ_ONLY = (
+    # Source: tensorrt_llm/_torch/speculative/auto_heuristic.py
+    Method(
+        "NGram",
+        "AUTO",
+        fixed={"max_draft_len": 5, "max_matching_ngram_size": 3},
+        read_notes=("AUTO is NGram, with these sizes for up to 4 requests at once.",),
+    ),
+    Method(
+        "User_Provided",
+        "User_Provided",
+        same("max_draft_len", "drafter"),
+        also=("UserProvided",),
+        read_notes=("The drafter itself is named at the start: --drafter module:Class.",),
+        known=frozenset({"resource_manager"}),
+    ),
+)
+"""What a file may say and no export does."""
 
 
 def document(writer: Writer, values: Values) -> Values:
@@ -396,7 +434,13 @@ def parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None
 def pick(reader: Reader) -> Method:
     """The method of a `speculative_config`."""
     method = _named(reader)
-    return COMBINED if isinstance(reader.values.get("sa_config"), Mapping) else method
+    grown = reader.find("dynamic_tree_max_topK") and not reader.find("eagle_choices")
+    if method.ours in ("Eagle", "Eagle3") and grown:
+        reader.values = {**reader.values, "use_dynamic_tree": True}  # as TensorRT-LLM takes it
+    combines = isinstance(reader.values.get("sa_config"), Mapping) or (
+        reader.find("use_sa_spec") and reader.typed("use_sa_spec", bool)
+    )
+    return COMBINED if combines and set(SUFFIX_SECOND) <= set(method.takes) else method
 
 
 def _named(reader: Reader) -> Method:
@@ -408,8 +452,7 @@ def _named(reader: Reader) -> Method:
         or "eagle3" in model.lower().replace("-", "").replace("_", "")
     ):
         name = "Eagle3"
-    reader.known |= COMMON
-    return fields.require_named(METHODS, TYPE, name)
+    return fields.require_named((*METHODS, *READ_ONLY), TYPE, name)
 
 
 ENGINE = Engine(
@@ -434,6 +477,7 @@ ENGINE = Engine(
     files=_files,
     parse=parse,
     pick=pick,
+    known=COMMON,
     reasons={
         "lookup": "TensorRT-LLM looks up by its pool's rules (lookup=pool here).",
         "relaxed_rule": "TensorRT-LLM compares probabilities, whatever its guide says.",

@@ -20,7 +20,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import fields
 from engine.interop.conversion import Reader, Writer
-from engine.interop.fields import IGNORED, Engine, Field, Loss, Method, Values
+from engine.interop.fields import IGNORED, Engine, Field, Loss, Method, Refusal, Values
 from engine.interop.handoff import File, ReadYaml, command, read_flags, read_mapping
 from engine.interop.trees import children_per_depth, format_tree, parse_tree
 from engine.tree import ChoiceTree
@@ -41,6 +41,20 @@ KNOWN = frozenset(
     "fly_entropy_top_k speculative_token_tree disable_by_batch_size disable_logprobs".split()
 )
 """Keys of any release from 0.10 to 0.33."""
+ONE_LENGTH = "the draft's length follows the batch; set num_speculative_tokens for one request"
+REFUSES = {
+    "parallel_drafting": Refusal("one forward drafts a whole block (PARD, P-EAGLE)"),
+    "use_heterogeneous_vocab": Refusal("the draft model has another vocabulary"),
+    "num_speculative_tokens_per_batch_size": Refusal(ONE_LENGTH),
+    "rejection_sample_method": Refusal(
+        "drafts are accepted by another rule", ("none", "standard", "strict", "probabilistic")
+    ),
+    "synthetic_acceptance_rates": Refusal("acceptance is made up"),
+    "synthetic_acceptance_length": Refusal("acceptance is made up"),
+    "enable_adaptive_verification": Refusal("it verifies less of a draft than was drafted"),
+    "tensor_parallel_size": Refusal("the drafter's setting is draft_tensor_parallel_size"),
+    "index_share_for_mtp_iteration": Refusal("MTP layers share what they attend to"),
+}
 NO_COUNTERPART = {
     "mlp_speculator": "an MLP speculator",
     "custom_class": "a proposer class of your own; register a drafter here instead",
@@ -154,6 +168,7 @@ METHODS = (
             Loss(f"lookup {fields.POOL_RULES}", RULES),
         ),
         also=("ngram_gpu",),
+        takes=("prompt_lookup_max", "prompt_lookup_min"),
         read=_read_ngram,
     ),
     Method(
@@ -196,7 +211,14 @@ METHODS = (
             "vLLM 0.32 runs it as a chain: --engine-version 0.32.",
         ),
     ),
-    Method("Eagle", "eagle", (WEIGHTS,), write=_write_eagle, read=_read_eagle),
+    Method(
+        "Eagle",
+        "eagle",
+        (WEIGHTS,),
+        takes=(LENGTH, TREE),
+        write=_write_eagle,
+        read=_read_eagle,
+    ),
     Method(
         "Eagle3",
         "eagle3",
@@ -303,5 +325,6 @@ ENGINE = Engine(
     parse=_parse,
     pick=_pick,
     known=KNOWN,
+    refuses=REFUSES,
     reasons={"max_total_draft_tokens": "It only matters with use_tree_spec."},
 )

@@ -118,8 +118,7 @@ def _remarks(found: Imported) -> Iterable[str]:
     if found.target is not None:
         yield f"note: It served {found.target}."
     yield from (f"note: {note}" for note in found.notes)
-    yield from (f"ignored: {key} has no meaning here." for key in found.ignored)
-    yield from (f"unknown: {key} is no setting of that engine." for key in found.unknown)
+    yield from (f"ignored: {key} does not bear on what is drafted." for key in found.ignored)
 
 
 def _read(name: str) -> str:

@@ -389,12 +389,11 @@ def summary(handed: Handed) -> str:
 
 
 def remarks(read: Imported) -> str:
-    """What a pasted config is here, and what of it is ignored or unknown."""
+    """What a pasted config is here, and what of it is ignored."""
     served = f"It served {read.target}." if read.target else ""
     said = [
         SAID.about(type(read.config).title, read.config, (), served),
-        SAID.list("unknown", "Not known", read.unknown),
-        SAID.list("ignored", "Ignored, no meaning here", read.ignored),
+        SAID.list("ignored", "Ignored, no bearing on what is drafted", read.ignored),
         SAID.list("note", "Notes", read.notes),
     ]
     return "".join(map(str, said))

@@ -161,11 +161,13 @@ def test_a_pasted_config_is_read_and_used_in_generate(page: GeneratePage, served
     paste, found = tab.locator("#pg-deploy-paste textarea"), tab.locator("#pg-deploy-found")
     paste.fill('{"method": "ngram"}')
     found.locator(".alert", has_text="num_speculative_tokens is missing").wait_for()
+    paste.fill('{"method": "ngram", "num_speculative_tokens": 5, "colour": 1}')
+    found.locator(".alert", has_text="vLLM has no setting colour").wait_for()
     paste.fill(
-        '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "colour": 1,'
+        '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4,'
         ' "enforce_eager": true}'
     )
-    found.locator(".unknown", has_text="colour").wait_for()
+    found.locator(".ignored").wait_for()
     assert "enforce_eager" in found.locator(".ignored").inner_text()
     assert "max_draft_len: 5" in tab.locator("#pg-deploy-yaml .cm-content").inner_text()
     tab.click("#pg-deploy-use")
@@ -208,9 +210,9 @@ def test_it_fits_and_is_looked_at(
         tab = page.tab
         assert "owner/heads" in file_text(page, "serve.sh")
         tab.locator("#pg-deploy-paste textarea").fill(
-            '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3, "modle": 1}'
+            '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 3, "revision": "a"}'
         )
-        tab.wait_for_selector("#pg-deploy-found .unknown")
+        tab.wait_for_selector("#pg-deploy-found .ignored")
         tab.click("#pg-deploy-all button")
         tab.wait_for_selector("#pg-deploy-table tbody tr")
         tab.screenshot(path=shots / f"deploy-{theme}-{width}.png", full_page=True)

@@ -85,7 +85,6 @@ def checked(config: MethodConfig, engine: str, version: str) -> str:
         return export.verdict
     for text in main_files(export):
         back = import_config(ENGINES[engine], text, yaml.safe_load)
-        assert not back.unknown
         if export.verdict == "exact":
             assert same_effect(back.config, as_engine_names_it(config, export)), config
     return export.verdict

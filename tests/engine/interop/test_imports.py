@@ -18,14 +18,13 @@ def read(engine: str, text: str) -> Imported:
     return import_config(ENGINES[engine], text, partial(parse_yaml, where="The text"))
 
 
-def test_unknown_keys_are_told_with_the_nearest_and_known_ones_listed() -> None:
+def test_keys_that_do_not_bear_on_drafts_are_listed() -> None:
     found = read(
         "vllm",
-        '{"method": "ngram", "num_speculative_tokens": 3, "promt_lookup_max": 4, "colour": 1, '
-        '"draft_tensor_parallel_size": 1, "enforce_eager": true}',
+        '{"method": "ngram", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1, '
+        '"enforce_eager": true, "parallel_drafting": false}',
     )
-    assert found.ignored == ("draft_tensor_parallel_size", "enforce_eager")
-    assert found.unknown == ("promt_lookup_max (did you mean prompt_lookup_max?)", "colour")
+    assert found.ignored == ("draft_tensor_parallel_size", "enforce_eager", "parallel_drafting")
 
 
 def test_sglang_flags_that_mean_nothing_here_are_listed() -> None:
@@ -34,15 +33,13 @@ def test_sglang_flags_that_mean_nothing_here_are_listed() -> None:
         "python3 -m sglang.launch_server --model-path a/b --tp 2 --speculative-algorithm=EAGLE3 "
         "--speculative-draft-model-path c/d --speculative-num-steps 3 --speculative-eagle-topk 1 "
         "--speculative-num-draft-tokens 4 --speculative-attention-mode decode "
-        "--speculative-numsteps 4 --speculative-accept-threshold-single 0.5",
+        "--speculative-accept-threshold-single 1.0",
     )
     assert found.target == "a/b" and found.config.model_dump()["max_draft_len"] == 3
     assert found.ignored == (
         "--speculative-attention-mode",
         "--speculative-accept-threshold-single",
     )
-    assert found.unknown == ("--speculative-numsteps (did you mean --speculative-num-steps?)",)
-    assert any("is lossy there" in note for note in found.notes)
 
 
 def test_tensorrt_llm_file_among_other_settings() -> None:
@@ -50,7 +47,7 @@ def test_tensorrt_llm_file_among_other_settings() -> None:
         "trtllm",
         "cuda_graph_config:\n  batch_sizes: [1, 2]\nspeculative_config:\n  decoding_type: MTP\n"
         "  num_nextn_predict_layers: 3\n  use_relaxed_acceptance_for_thinking: true\n"
-        "  relaxed_topk: 10\n  relaxed_delta: 0.6\n  max_concurrency: 4\n  relaxed_tok: 1\n",
+        "  relaxed_topk: 10\n  relaxed_delta: 0.6\n  max_concurrency: 4\n",
     )
     output = found.config.model_dump()
     assert (output["max_draft_len"], output["relaxed_topk"], output["relaxed_delta"]) == (
@@ -59,7 +56,26 @@ def test_tensorrt_llm_file_among_other_settings() -> None:
         0.6,
     )
     assert found.ignored == ("max_concurrency",)
-    assert found.unknown == ("relaxed_tok (did you mean relaxed_topk?)",)
+
+
+EAGLE3 = "decoding_type: Eagle3\nmax_draft_len: 4\nspeculative_model_dir: x/y\n"
+
+
+def test_tensorrt_llm_s_guide_and_code_name_suffix_look_up_differently() -> None:
+    guide = read("trtllm", f"{EAGLE3}use_sa_spec: true\nsa_spec_threshold: 6\n").config
+    code = read("trtllm", f"{EAGLE3}sa_config: {{threshold: 6}}\n").config
+    assert guide == code and code.decoding_type == "Combined"
+    assert code.model_dump()["min_match_len"] == 6
+    assert read("trtllm", f"{EAGLE3}use_sa_spec: false\n").config.decoding_type == "Eagle3"
+
+
+def test_tensorrt_llm_s_other_spellings() -> None:
+    schedule = "decoding_type: NGram\ndraft_len_schedule: {8: 2, 4: 6}\n"
+    assert read("trtllm", schedule).config.model_dump()["max_draft_len"] == 6
+    auto = read("trtllm", "decoding_type: AUTO").config.model_dump()
+    assert (auto["max_draft_len"], auto["max_matching_ngram_size"]) == (5, 3)
+    own = read("trtllm", "decoding_type: UserProvided\nmax_draft_len: 3").config
+    assert own.decoding_type == "User_Provided" and own.model_dump()["max_draft_len"] == 3
 
 
 @pytest.mark.parametrize(
@@ -103,7 +119,7 @@ def test_transformers_script_is_parsed_and_never_run() -> None:
 
 
 def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
-    found = read("llamacpp", "llama-server -m t.gguf -md d.gguf --draft-max 16 --draft-min 2")
+    found = read("llamacpp", "llama-server -m t.gguf -md d.gguf --draft-max 16 --draft-min 0")
     output = found.config.model_dump()
     assert (output["max_draft_len"], output["confidence_threshold"]) == (16, 0.0)
     assert found.target == "t.gguf"
@@ -141,6 +157,34 @@ def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
         ("transformers", "model.generate(**inputs)", "The call drafts nothing"),
         ("transformers", "model.generate(", "not valid Python"),
         ("transformers", "model.generate(assistant_early_exit=4)", "LayerSkip"),
+        ("vllm", '{"method": "ngram", "num_speculative_tokens": 3, "promt_lookup_max": 4}',
+         "vLLM has no setting promt_lookup_max (did you mean prompt_lookup_max?)"),
+        ("vllm", '{"model": "a/b", "num_speculative_tokens": 3, "parallel_drafting": true}',
+         "parallel_drafting=True has no counterpart here: in vLLM, one forward drafts"),
+        ("vllm", '{"model": "a/b", "num_speculative_tokens": 3, "draft_sample_method": "greedy", '
+         '"rejection_sample_method": "synthetic"}', "rejection_sample_method=synthetic has no"),
+        ("sglang", "--speculative-algorithm NGRAM --speculative-numsteps 4",
+         "has no setting --speculative-numsteps (did you mean --speculative-num-steps?)"),
+        ("sglang", "--speculative-algorithm NGRAM --speculative-accept-threshold-acc 0.5",
+         "accepts tokens that the target would not draw"),
+        ("sglang", "--speculative-algorithm NGRAM --speculative-adaptive", "set adaptive=true"),
+        ("trtllm", f"{EAGLE3}eagle_choices: [[0], [1]]", "a drawn tree, here a chain"),
+        ("trtllm", f"{EAGLE3}greedy_sampling: false", "accepts any plausible token"),
+        ("trtllm", f"{EAGLE3}relaxed_topk: 3", "has no setting relaxed_topk"),
+        ("trtllm", f"{EAGLE3}sa_config: {{treshold: 3}}", "no setting sa_config.treshold"),
+        ("trtllm", "decoding_type: NGram\ndraft_len_schedule: {a: 1}", "must map batch sizes"),
+        ("trtllm", "decoding_type: MTP\nmax_draft_len: 2\nnum_nextn_predict_layers: 3",
+         "num_nextn_predict_layers contradicts another key"),
+        ("trtllm", f"{EAGLE3}speculative_model: c/d", "speculative_model contradicts"),
+        ("trtllm", "decoding_type: SA\nmax_matching_ngram_size: 3", "n-grams of one size"),
+        ("trtllm", "decoding_type: MTP\nuse_dynamic_tree: true", "here a chain"),
+        ("triton", 'parameters: { key: "decoding_mode" value: { string_value: "medusa" } }'
+         'parameters: { key: "medusa_choise" value: { string_value: "{0}" } }',
+         "no setting medusa_choise (did you mean medusa_choices?)"),
+        ("llamacpp", "-md d.gguf --spec-draft-n-min 2", "drafts that are shorter"),
+        ("llamacpp", "-md d.gguf --spec-draft-nmax 2", "did you mean --spec-draft-n-max?"),
+        ("transformers", "model.generate(assistant_model=a, assistant_tokenizer=t)",
+         "another vocabulary"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_one_sentence(engine: str, text: str, words: str) -> None:

@@ -1,0 +1,153 @@
+"""Every key of every engine's speculative section: read, listed, or refused by its name.
+
+The keys are those of the releases' own sources and documents, as recorded. Each is put, with a
+value that is not its default, into a config of every method of its engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from engine.errors import ConfigError
+from engine.interop import ENGINES, import_config
+from engine.interop.handoff import Imported
+from tests.engine.interop.schemas import RELEASE, recorded
+
+VLLM = {
+    "ngram": "",
+    "suffix": "",
+    "mtp": "",
+    **dict.fromkeys(("draft_model", "medusa", "eagle", "eagle3", "dflash"), "a/b"),
+}
+SGLANG = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM", "DFLASH")
+VALUES: dict[str, Any] = {
+    "decoding_type": "Eagle3",
+    "speculative_model": "c/d",
+    "speculative_model_dir": "c/d",
+    "draft_len_schedule": {1: 3},
+    "eagle_choices": [[0], [0, 0], [0, 1]],
+    "medusa_choices": [[0], [0, 0], [0, 1]],
+    "eagle3_layers_to_capture": [1, 2],
+    "target_layer_ids": [1, 2],
+    "sa_config": {"threshold": 3},
+    "greedy_sampling": False,
+    "speculative_token_tree": "[(0,), (1,)]",
+    "suffix_decoding_max_cached_requests": 0,
+}
+DEFAULTS = ("greedy", "strict")
+"""Choices that change nothing."""
+SWITCHES = ("use_", "enable_", "allow_", "is_", "eagle3_one", "mtp_eagle_one")
+Case = tuple[dict[str, Any], str, Any]
+"""A config without the key, the key, and its value."""
+
+
+def sample(key: str) -> Any:
+    if key in VALUES:
+        return VALUES[key]
+    if key.startswith(SWITCHES):
+        return key not in ("is_keep_all", "is_use_oldest", "is_public_pool")
+    return 5
+
+
+def vllm(version: str) -> Iterator[Case]:
+    kinds = {"int": (3,), "float": (0.25,), "bool": (True,), "str": ("c/d",), "any": (3,)}
+    for key, kind in recorded("vllm", version).items():
+        values = [VALUES[key]] if key in VALUES else kind if isinstance(kind, list) else kinds[kind]
+        for method, model in VLLM.items() if key not in ("method", "model") else ():
+            base = {"method": method, **({"model": model} if model else {})}
+            base |= {"num_speculative_tokens": 2} if key != "num_speculative_tokens" else {}
+            yield from ((base, key, value) for value in values if value not in DEFAULTS)
+
+
+def sglang(version: str) -> Iterator[Case]:
+    kinds = {"int": ("7",), "float": ("0.25",), "switch": ("",), "str": ("c/d",)}
+    for flag, kind in recorded("sglang", version).items():
+        for algorithm in SGLANG if flag not in ("--speculative-algorithm", *SIZES) else ():
+            base = {"--speculative-algorithm": algorithm}
+            values = kind if isinstance(kind, list) else kinds[kind]
+            yield from ((base, flag, value) for value in values)
+
+
+SIZES = tuple(f"--speculative-{name}" for name in ("num-steps", "eagle-topk", "num-draft-tokens"))
+"""Wanted all three or none: `test_documented` reads them."""
+
+
+def trtllm(version: str) -> Iterator[Case]:
+    schema = recorded("trtllm", version)
+    for kind, own in schema["types"].items():
+        for key in (*own, *schema["common"][1:]):
+            base = {"decoding_type": kind, "max_draft_len": 2, "speculative_model": "a/b"}
+            if kind == "Eagle" and version != "1.3":
+                base["num_eagle_layers"] = 2
+            yield base, key, sample(key)
+
+
+def llamacpp(version: str) -> Iterator[Case]:
+    schema = recorded("llamacpp", version)
+    for flag in schema["flags"]:
+        for kind in schema["types"] if flag != "--spec-type" else ():
+            yield {"--spec-type": kind}, flag, "0.5" if "-p-" in flag else "7"
+
+
+CASES = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm, "llamacpp": llamacpp}
+
+
+def read(engine: str, values: dict[str, Any]) -> Imported | str:
+    """The method, or the sentence that refuses the values."""
+    if engine in ("vllm", "trtllm"):
+        text = yaml.safe_dump(values)
+    else:
+        text = " ".join(f"{key} {value}".strip() for key, value in values.items())
+    try:
+        return import_config(ENGINES[engine], text, yaml.safe_load)
+    except ConfigError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("engine", "version"),
+    [(engine, version) for engine in CASES for version, _ in ENGINES[engine].versions],
+)
+def test_every_key_is_read_or_listed_or_refused_by_name(engine: str, version: str) -> None:
+    release = RELEASE[engine].get(version, version)
+    try:
+        cases = list(CASES[engine](release))
+    except KeyError:
+        pytest.skip(f"{engine} {version} has the keys of another release")
+    outcomes = set()
+    for base, key, value in cases:
+        before, after = read(engine, base), read(engine, {**base, key: value})
+        if isinstance(before, str) and isinstance(after, str) and key not in after:
+            continue  # no counterpart with or without the key
+        outcomes.add(outcome(before, after, key))
+        assert None not in outcomes, (base, key, value, before, after)
+    assert {"read", "listed", "refused"} <= outcomes | {"refused" if release < "1.3" else ""}
+
+
+def outcome(before: Imported | str, after: Imported | str, key: str) -> str | None:
+    """What became of a key; None if it was dropped in silence."""
+    if isinstance(after, str):
+        return "refused" if key in after else None
+    if key in after.ignored:
+        return "listed"
+    changed = isinstance(before, str) or before.config != after.config
+    return "read" if changed or before.notes != after.notes else None
+
+
+def test_a_key_that_is_dropped_in_silence_is_found() -> None:
+    same = read("vllm", {"method": "suffix"})
+    assert outcome(same, same, "quantization") is None
+
+
+def test_every_documented_key_stands_on_the_generated_page() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "engines.md").read_text("utf-8")
+    for engine, cases in CASES.items():
+        for version, _ in ENGINES[engine].versions:
+            release = RELEASE[engine].get(version, version)
+            for key in {key for _, key, _ in cases(release)}:
+                assert f"`{key}`" in page, (engine, version, key)
