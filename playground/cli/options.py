@@ -44,7 +44,7 @@ EMBEDDED = "smollm2-135m-instruct"
 Options = TypeVar("Options")
 
 REQUIRED: Any = MISSING
-METHOD_HELP = "Method: preset, FILE.yaml or decoding type."
+METHOD_HELP = "Method: preset, FILE.yaml (ours or TensorRT-LLM's) or decoding type."
 
 
 class CommandGroup(TyperGroup):

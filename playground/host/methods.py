@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from engine.drafters import methods, parse_method
 from engine.drafters.method import MethodConfig
 from engine.drafters.user_provided import load_user_drafter, register_user_drafter
 from engine.errors import ConfigError
+from engine.interop import ENGINES, import_config
+from engine.plain import read_text
 from presets.reading import parse_yaml, read_yaml
 
 
@@ -22,7 +25,8 @@ def choose_method(
     """The method's settings.
 
     Args:
-        name: method preset, path of a YAML file, or decoding type.
+        name: method preset, path of a YAML file (ours, or with an engine's `speculative_config`),
+            or decoding type.
         overrides: `field=value`, the value read as YAML.
         drafter: weights of the drafter; sets `speculative_model`. For a drafter of the user's own
             it is `module:Class` or an entry point, which is imported here.
@@ -63,17 +67,37 @@ def _base(name: str) -> dict[str, Any]:
     if name in methods():
         return {"decoding_type": name}
     if name.endswith((".yaml", ".yml")) or Path(name).is_file():
-        values = read_yaml(Path(name))
-        if isinstance(values, dict):
-            inner = values.get("config", values)
-            return dict(inner) if isinstance(inner, dict) else {}
-        raise ConfigError(f"{name} must be a mapping with decoding_type, got {values!r:.80}.")
+        return _of_file(Path(name))
     known = [*presets.methods(), *methods()]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f"Did you mean {near[0]}?" if near else "`app.py methods` lists them."
     raise ConfigError(
         f"--method must be a preset, a YAML file or a decoding type, got {name!r:.80}. {hint}"
     )
+
+
+def _of_file(file: Path) -> dict[str, Any]:
+    """The settings of a method file: ours, or the `speculative_config` of an engine."""
+    values = read_yaml(file)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} must be a mapping with decoding_type, got {values!r:.80}.")
+    engine = _engine_of(values)
+    if engine is not None:
+        read = partial(parse_yaml, where=str(file))
+        return import_config(ENGINES[engine], read_text(file), read).config.model_dump()
+    inner = values.get("config", values)
+    return dict(inner) if isinstance(inner, dict) else {}
+
+
+def _engine_of(values: dict[str, Any]) -> str | None:
+    """Whose file it is, where it is not ours; TensorRT-LLM's block is ours if all its keys are."""
+    block = values.get("speculative_config")
+    if block is not None:
+        return "vllm" if isinstance(block, dict) and "method" in block else "trtllm"
+    own = methods().get(str(values.get("decoding_type")))
+    ours = own is not None and values.keys() <= own.model_fields.keys()
+    theirs = "decoding_type" in values and values.keys() <= ENGINES["trtllm"].keys
+    return "trtllm" if theirs and not ours else None
 
 
 def read_overrides(items: Sequence[str]) -> dict[str, Any]:

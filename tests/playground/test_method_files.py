@@ -1,0 +1,84 @@
+"""`--method FILE` takes a method of ours, and an engine's speculative_config as it has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.drafters import parse_method
+from engine.errors import ConfigError
+from playground.host.methods import choose_method
+
+EAGLE3 = {"decoding_type": "Eagle3", "speculative_model": "/path/to/eagle3"}
+
+
+def written(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "method.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "disable_overlap_scheduler: true\nspeculative_config:\n  decoding_type: DraftTarget\n"
+            "  max_draft_len: 3\n  speculative_model_dir: c/d\n",
+            {"decoding_type": "Draft_Target", "speculative_model": "c/d", "max_draft_len": 3,
+             "use_draft_probs": False},
+        ),
+        (
+            "speculative_config:\n  decoding_type: Eagle\n  max_draft_len: 4\n"
+            "  speculative_model_dir: /path/to/eagle3\n",
+            {**EAGLE3, "max_draft_len": 4},
+        ),
+        (
+            "decoding_type: Eagle3\nmax_draft_len: 6\nspeculative_model: /path/to/eagle3\n"
+            "use_dynamic_tree: true\ndynamic_tree_max_topK: 10\nmax_concurrency: 4\n",
+            {**EAGLE3, "max_draft_len": 6, "use_dynamic_tree": True, "dynamic_tree_max_topK": 10,
+             "max_total_draft_tokens": 60},
+        ),
+        (
+            "decoding_type: UserProvided\nmax_draft_len: 3\n",
+            {"decoding_type": "User_Provided", "max_draft_len": 3},
+        ),
+        (
+            "decoding_type: NGram\nmax_draft_len: 3\n",
+            {"decoding_type": "NGram", "max_draft_len": 3},
+        ),
+        (
+            "name: a\ntitle: b\nconfig:\n  decoding_type: NGram\n  max_draft_len: 3\n",
+            {"decoding_type": "NGram", "max_draft_len": 3},
+        ),
+        (
+            "model: a/b\nspeculative_config:\n  method: suffix\n  num_speculative_tokens: 9\n",
+            {"decoding_type": "Suffix", "max_draft_len": 9, "use_global_pool": True},
+        ),
+    ],
+)  # fmt: skip
+def test_a_file_is_read_as_whoever_wrote_it_means_it(
+    tmp_path: Path, text: str, expected: dict[str, object]
+) -> None:
+    assert choose_method(written(tmp_path, text)) == parse_method(expected)
+
+
+def test_settings_of_the_command_line_come_on_top(tmp_path: Path) -> None:
+    file = written(tmp_path, "speculative_config:\n  decoding_type: AUTO\n")
+    config = choose_method(file, ["max_draft_len=7"]).model_dump()
+    assert (config["max_draft_len"], config["max_matching_ngram_size"]) == (7, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("decoding_type: NGram\nmax_draf_len: 3\n", "did you mean max_draft_len?"),
+        ("speculative_config:\n  decoding_type: NGram\n  colour: 3\n", "no setting colour"),
+        ("speculative_config: 3\n", "must have speculative_config with decoding_type"),
+        ("- 1\n", "must be a mapping with decoding_type"),
+    ],
+)
+def test_what_nobody_wrote_is_one_sentence(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose_method(written(tmp_path, text))
+    assert words in str(caught.value)
