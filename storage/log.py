@@ -160,7 +160,9 @@ class RunLog(RunReader):
     ) -> None:
         """The run is over. If that cannot be written, it is `interrupted` as soon as it can be."""
         self._ending.add(run_id)
-        figures = {**writing.figures_of(metrics), "num_new_tokens": len(output_ids)}
+        figures = writing.figures_of(metrics)
+        if output_ids or not figures:  # another engine's answer has text and figures only
+            figures["num_new_tokens"] = len(output_ids)
         with self._database.transaction() as connection:
             _change(
                 connection,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import typer
 
 from playground.cli.bench import bench
+from playground.cli.connect import connect
 from playground.cli.export import export, import_
 from playground.cli.generate import generate
 from playground.cli.options import CommandGroup
@@ -27,7 +28,7 @@ app = typer.Typer(
 )
 app.add_typer(tune)
 app.add_typer(runs)
-for command in (serve, generate, bench, sweep, train, export, models, methods):
+for command in (serve, generate, bench, sweep, connect, train, export, models, methods):
     app.command()(command)
 app.command("import")(import_)
 

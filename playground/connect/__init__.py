@@ -1,0 +1,1 @@
+"""Engines that run elsewhere: what their counters say of drafting, and what would suit them."""

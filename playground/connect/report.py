@@ -1,0 +1,181 @@
+"""A replay's figures side by side, with and without drafts, and what follows from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from playground.connect.advice import Choice, Measured, choose, schedule, stops_paying
+from playground.connect.readings import Engine
+from playground.connect.replay import Level, failures, same_texts
+
+COLUMNS = (
+    "",
+    "tok/s each",
+    "tok/s in all",
+    "TTFT p50 ms",
+    "TTFT p95 ms",
+    "ITL ms",
+    "MAT",
+    "× plain",
+    "same texts",
+    "failed",
+)
+DASH = "–"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All levels of a replay; `plain` without drafts, empty where that could not be asked for."""
+
+    engine: Engine
+    drafting: tuple[Level, ...]
+    plain: tuple[Level, ...] = ()
+
+    @property
+    def pairs(self) -> list[tuple[Level, Level | None]]:
+        """Each level, and the one without drafts at the same concurrency."""
+        others = {level.concurrency: level for level in self.plain}
+        return [(level, others.get(level.concurrency)) for level in self.drafting]
+
+    @property
+    def position_rates(self) -> tuple[float, ...]:
+        """Of the first level, whose requests do not wait for each other."""
+        counted = [level.counted for level in self.drafting if level.counted is not None]
+        return counted[0].position_rates if counted else ()
+
+    @property
+    def choices(self) -> list[Choice]:
+        """The predicted best draft length per concurrency; none without plain levels and rates."""
+        rates = self.position_rates
+        measured = [
+            Measured(own.concurrency, plain.tok_s, own.tok_s)
+            for own, plain in self.pairs
+            if plain is not None and plain.tok_s and own.tok_s
+        ]
+        return [choose(one, rates) for one in measured] if rates else []
+
+    def rows(self) -> list[list[str]]:
+        """A row per level, as `COLUMNS`."""
+        found = []
+        for own, plain in self.pairs:
+            if plain is not None:
+                found.append(_row(plain, "plain", DASH, None))
+            same = same_texts(own, plain) if plain else None
+            found.append(_row(own, "drafting", _ratio(own, plain), same))
+        return found
+
+    def sentences(self) -> list[str]:
+        """What the figures say, and which length to set."""
+        said = [_verdict(own, plain) for own, plain in self.pairs if plain is not None]
+        said += [f"A restart fell into the level of {lv.concurrency} at a time: its counters are "
+                 "of what came after." for lv in self.drafting if lv.restarted]  # fmt: skip
+        said += self._advice()
+        return [*filter(None, said), *failures([*self.plain, *self.drafting])]
+
+    def _advice(self) -> list[str]:
+        if not self.choices:
+            return []
+        first, stops = self.choices[0], stops_paying(self.choices)
+        best = first.draft_len
+        approximated = (
+            "MAT(k) from the position rates, step(k) on a straight line between no draft and "
+            f"{len(self.position_rates)} tokens: an approximation."
+        )
+        if not best:
+            said = [f"No draft length is predicted to pay at {first.concurrency} at a time."]
+        else:
+            said = [
+                f"Predicted fastest at {first.concurrency} at a time: {best} drafted tokens, "
+                f"{first.tok_s:.0f} tok/s, {first.speedup:.2f} × plain decoding "
+                f"({self.engine.flag.format(k=best, k1=best + 1)})."
+            ]
+        if stops is not None and best:
+            said.append(
+                f"From {stops} at a time on, drafting is predicted to cost more than it gains."
+            )
+        if self.engine.name == "vllm" and len(self.choices) > 1:
+            table = json.dumps(schedule(self.choices))
+            said.append(f'By batch size: "num_speculative_tokens_per_batch_size": {table}.')
+        return [*said, approximated]
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures as plain values."""
+        return {
+            "engine": self.engine.name,
+            "levels": [
+                _figures(level, kind)
+                for kind, levels in (("plain", self.plain), ("drafting", self.drafting))
+                for level in levels
+            ],
+            "position_rates": list(self.position_rates),
+            "choices": [
+                {
+                    "concurrency": c.concurrency,
+                    "draft_len": c.draft_len,
+                    "tok_s": c.tok_s,
+                    "speedup": c.speedup,
+                    "tok_s_by_len": list(c.tok_s_by_len),
+                }
+                for c in self.choices
+            ],  # fmt: skip
+            "sentences": self.sentences(),
+        }
+
+
+def _figures(level: Level, kind: str) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "concurrency": level.concurrency,
+        "tok_s": level.tok_s,
+        "throughput": level.throughput,
+        "ttft_p50_ms": level.ttft_ms(50),
+        "ttft_p95_ms": level.ttft_ms(95),
+        "itl_ms": level.itl_ms,
+        "mat": level.mat,
+        "num_answered": len(level.replies),
+        "num_failed": level.num_failed,
+    }
+
+
+def _speedup(own: Level, plain: Level | None) -> float | None:
+    if plain is None or not own.tok_s or not plain.tok_s:
+        return None
+    return own.tok_s / plain.tok_s
+
+
+def _ratio(own: Level, plain: Level | None) -> str:
+    speedup = _speedup(own, plain)
+    return DASH if speedup is None else f"{speedup:.2f}"
+
+
+def _verdict(own: Level, plain: Level | None) -> str:
+    """Speedup = MAT / what a step costs in plain steps."""
+    speedup, where = _speedup(own, plain), f"{own.concurrency} at a time"
+    if speedup is None or own.mat is None:
+        return ""
+    return (
+        f"{where}: {speedup:.2f} × plain decoding: {own.mat:.2f} tokens a step, and a step costs "
+        f"{own.mat / speedup:.2f} plain steps."
+    )
+
+
+def _row(level: Level, what: str, ratio: str, same: Sequence[int] | None) -> list[str]:
+    return [
+        f"{level.concurrency} at a time, {what}",
+        _figure(level.tok_s, 1),
+        _figure(level.throughput, 1),
+        _figure(level.ttft_ms(50), 0),
+        _figure(level.ttft_ms(95), 0),
+        _figure(level.itl_ms, 1),
+        _figure(level.mat, 2),
+        ratio,
+        DASH if same is None else f"{same[0]} of {same[1]}",
+        str(level.num_failed),
+    ]
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return DASH if value is None else f"{value:.{digits}f}"

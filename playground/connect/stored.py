@@ -1,0 +1,99 @@
+"""Answers of running engines as runs of the log, beside one's own."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from playground.connect.client import Client
+from playground.connect.replay import Answered, Level
+from storage import NewRun, RunLog
+
+EXTERNAL = "External"
+"""Decoding type of what another engine wrote: no method here, so nothing runs it again."""
+
+
+def new_experiment() -> str:
+    """A label that keeps the runs of one replay together."""
+    return f"replay {secrets.token_hex(4)}"
+
+
+def store(log: RunLog, client: Client, level: Level, *, experiment: str, drafting: bool) -> None:
+    """Write every answer of a level down.
+
+    Args:
+        drafting: whether the engine drafted, as far as was asked.
+    """
+    for answered in level.answered:
+        _store(log, client, level.concurrency, answered, experiment, drafting)
+
+
+def _store(
+    log: RunLog,
+    client: Client,
+    concurrency: int,
+    answered: Answered,
+    experiment: str,
+    drafting: bool,
+) -> None:
+    asked, reply = answered.asked, answered.reply
+    title = client.engine.title if drafting else f"{client.engine.title}, plain decoding"
+    run_id = log.begin(
+        NewRun(
+            target=client.model,
+            method={"decoding_type": EXTERNAL, "engine": client.engine.name, "url": client.url},
+            method_title=f"{title} · {concurrency} at a time",
+            lossless=False,
+            sampling={"temperature": 0.0},
+            limits={},
+            prompt_ids=(),
+            prompt_text=asked.text,
+            messages=tuple(asked.messages),
+            device=client.url,
+            labels={
+                "experiment": experiment,
+                "suite": asked.suite,
+                "prompt": asked.name,
+                "category": asked.category,
+                "concurrency": str(concurrency),
+            },
+        )
+    )
+    log.finish(
+        run_id,
+        status="failed" if reply is None else "completed",
+        output_ids=(),
+        text="" if reply is None else reply.text,
+        finish_reason=None if reply is None else _reason(reply.finish_reason),
+        metrics={} if reply is None else _metrics(answered),
+        error=answered.error or None,
+    )
+
+
+def _reason(said: str | None) -> str | None:
+    return {"stop": "eos", "length": "length"}.get(said or "")
+
+
+def _metrics(answered: Answered) -> dict[str, Any]:
+    """The figures of `engine.metrics.Metrics` that can be had from outside."""
+    reply = answered.reply
+    assert reply is not None
+    draft = reply.drafting
+    tokens = reply.num_new_tokens
+    rate = (tokens - 1) / reply.decode_s if tokens > 1 and reply.decode_s > 0 else None
+    return {
+        "num_prompt_tokens": reply.num_prompt_tokens,
+        "num_new_tokens": tokens,
+        "num_steps": draft.steps if draft else max(0, tokens - 1),
+        "num_drafted": draft.drafted if draft else 0,
+        "num_accepted": draft.accepted if draft else 0,
+        "mat": 1 + draft.accepted / draft.steps if draft else None,
+        "position_rates": (),
+        "draft_acceptance": draft.accepted / draft.drafted if draft and draft.drafted else None,
+        "ttft_s": reply.ttft_s,
+        "tok_s": rate,
+        "itl_ms": 1000 / rate if rate else None,
+        "step_p50_ms": None,
+        "step_p95_ms": None,
+        "time_split": None,
+    }

@@ -1,0 +1,36 @@
+"""The draft length that is advised, against a machine whose times are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from playground.connect.advice import Choice, Measured, choose, mat_of, schedule, stops_paying
+
+RATES = (0.8, 0.5, 0.2, 0.05)
+
+
+def measured(concurrency: int, plain_s: float, per_token_s: float) -> Measured:
+    """What a machine shows on which a step costs that, with four drafted tokens and without."""
+    step_s = plain_s + 4 * per_token_s
+    return Measured(concurrency, 1 / plain_s, mat_of(RATES, 4) / step_s)
+
+
+@pytest.mark.parametrize("per_token_s", [0.0, 0.001, 0.004, 0.02])
+def test_the_best_length_is_the_best_of_all(per_token_s: float) -> None:
+    choice = choose(measured(1, 0.01, per_token_s), RATES)
+    speeds = [mat_of(RATES, k) / (0.01 + k * per_token_s) for k in range(5)]
+    assert choice.tok_s_by_len == pytest.approx(speeds)
+    assert choice.draft_len == speeds.index(max(speeds))
+    assert choice.speedup == pytest.approx(max(speeds) * 0.01)
+
+
+def choice(concurrency: int, length: int) -> Choice:
+    return Choice(concurrency, length, 1.0, 1.0, ())
+
+
+def test_lengths_become_vllms_table_without_gaps() -> None:
+    choices = [choice(1, 4), choice(2, 4), choice(4, 2), choice(8, 0), choice(16, 0)]
+    assert schedule(choices) == [[1, 3, 4], [4, 7, 2], [8, 16, 0]]
+    assert stops_paying(choices) == 8
+    assert stops_paying(choices[:3]) is None
+    assert stops_paying([choice(1, 0), choice(2, 3)]) is None

@@ -1,0 +1,139 @@
+"""What engines' counters say: recorded answers of their documented shapes, and times between."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from engine.errors import ConfigError
+from playground.connect.readings import ENGINES, Reading, between, engine_of
+
+RECORDED = {
+    "vllm": """\
+# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 40.0
+vllm:spec_decode_num_drafts_created{engine="0",model_name="m"} 1.7e+09
+# TYPE vllm:spec_decode_num_draft_tokens_total counter
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 120.0
+# TYPE vllm:spec_decode_num_accepted_tokens_total counter
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 60.0
+# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 30.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 20.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="2"} 10.0
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{engine="0",model_name="m"} 100.0
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 2.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+""",
+    "llamacpp": """\
+# HELP llamacpp:tokens_predicted_total Number of generation tokens processed.
+# TYPE llamacpp:tokens_predicted_total counter
+llamacpp:tokens_predicted_total 100
+# TYPE llamacpp:spec_decode_num_draft_tokens_total counter
+llamacpp:spec_decode_num_draft_tokens_total 120
+# TYPE llamacpp:spec_decode_num_accepted_tokens_total counter
+llamacpp:spec_decode_num_accepted_tokens_total 60
+# TYPE llamacpp:spec_decode_num_drafts_total counter
+llamacpp:spec_decode_num_drafts_total 40
+# TYPE llamacpp:requests_processing gauge
+llamacpp:requests_processing 2
+# TYPE llamacpp:requests_deferred gauge
+llamacpp:requests_deferred 1
+# HELP llamacpp:spec_decode_num_accepted_tokens_per_pos_total Accepted tokens per draft position
+# TYPE llamacpp:spec_decode_num_accepted_tokens_per_pos_total counter
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 30
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="1"} 20
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="2"} 10
+""",
+    "sglang": """\
+# TYPE sglang:spec_accept_length gauge
+sglang:spec_accept_length{model_name="m",tp_rank="0"} 2.5
+# TYPE sglang:spec_accept_rate gauge
+sglang:spec_accept_rate{model_name="m",tp_rank="0"} 0.5
+# TYPE sglang:generation_tokens_total counter
+sglang:generation_tokens_total{model_name="m"} 100.0
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{model_name="m"} 2.0
+# TYPE sglang:num_queue_reqs gauge
+sglang:num_queue_reqs{model_name="m"} 1.0
+""",
+    "trtllm": json.dumps(
+        [
+            {"iter": 1, "numActiveRequests": 4, "numQueuedRequests": 0},
+            {
+                "iter": 2,
+                "numActiveRequests": 2,
+                "numQueuedRequests": 1,
+                "specDecodingStats": {
+                    "numDraftTokens": 120,
+                    "numAcceptedTokens": 60,
+                    "numRequestsWithDraftTokens": 40,
+                    "acceptanceLength": 2.5,
+                    "iterLatencyMS": 3.0,
+                    "draftOverhead": 0.1,
+                },
+            },
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_counters_are_the_same_figures(name: str) -> None:
+    engine = next(engine for engine in ENGINES if engine.name == name)
+    reading = engine.read(RECORDED[name])
+    assert reading.mat == 2.5 and reading.draft_acceptance == 0.5
+    assert (reading.running, reading.waiting) == (2.0, 1.0)
+    if name in ("vllm", "llamacpp"):
+        assert reading.position_rates == (0.75, 0.5, 0.25) and reading.generated == 100
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        ("vllm", "vllm"),
+        ("sglang", "sglang"),
+        ("llamacpp", "llamacpp"),
+        ("tensorrt_llm", "trtllm"),
+        ("speculative-decoding-playground", "playground"),
+    ],
+)
+def test_an_engine_is_told_by_who_owns_its_models(owner: str, name: str) -> None:
+    assert engine_of({"data": [{"id": "m", "owned_by": owner}]}).name == name
+
+
+@pytest.mark.parametrize("answer", [[], {}, {"data": 3}, {"data": [{"owned_by": "x"}]}, None])
+def test_what_is_no_engine_is_refused(answer: object) -> None:
+    if answer == {"data": 3}:
+        answer = {"data": [3]}
+    with pytest.raises(ConfigError, match="vLLM"):
+        engine_of(answer)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("vllm", "<html>"), ("trtllm", "{}"), ("trtllm", "["), ("llamacpp", "a b c d")],
+)
+def test_what_are_no_counters_is_refused(name: str, text: str) -> None:
+    engine = next(engine for engine in ENGINES if engine.name == name)
+    with pytest.raises(ConfigError, match="/metrics"):
+        engine.read(text)
+
+
+def test_figures_are_of_the_time_between_two_readings() -> None:
+    before = Reading(steps=10, drafted=30, accepted=10, at_least=(8, 2), generated=20)
+    after = Reading(steps=30, drafted=90, accepted=40, at_least=(20, 15, 5), generated=70)
+    grown, restarted = between(before, after)
+    assert not restarted and (grown.steps, grown.drafted, grown.generated) == (20, 60, 50)
+    assert grown.mat == 2.5 and grown.at_least == (12, 13, 5)
+
+
+def test_a_counter_that_fell_is_a_restart() -> None:
+    before = Reading(steps=10, drafted=30, accepted=10, generated=20)
+    after = Reading(steps=2, drafted=6, accepted=1, generated=40)
+    assert between(before, after) == (after, True)

@@ -1,0 +1,180 @@
+"""Engines that listen: the playground's own endpoint, a real llama-server, and half-dead ones."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine.errors import ConfigError
+from playground.connect.client import Client, EngineError
+from playground.connect.replay import Asked, Load, read_concurrencies
+from playground.connect.report import Report
+from playground.connect.session import Address, visit
+from playground.connect.stored import EXTERNAL
+from storage import RunLog
+from tests.playground.serving import KNOWN, Served, free_port, serving
+from tests.playground.tiny import save_tiny_llama, tiny_catalog
+
+ASKED = tuple(Asked("s", str(i), "chat", text) for i, text in enumerate(("Hello.", "Tea?", "Why?")))
+LOAD = Load(ASKED, (1, 2), max_new_tokens=16)
+
+
+def visited(address: Address, load: Load = LOAD, log: RunLog | None = None) -> Report:
+    async def last() -> Report:
+        reports = [report async for report in visit(address, load, log)]
+        return reports[-1]
+
+    return asyncio.run(last())
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("connect")
+    catalog = tiny_catalog(save_tiny_llama(folder / "tiny"))
+    with (
+        RunLog.open(str(folder / "runs.db")) as log,
+        serving(catalog, log, folder / "cache", KNOWN) as served,
+    ):
+        yield served
+
+
+def test_our_own_endpoint_is_compared_with_its_own_plain_decoding(
+    served: Served, tmp_path: Path
+) -> None:
+    with RunLog.open(str(tmp_path / "mine.db")) as mine:
+        report = visited(Address(served.url, model="tiny:scripted"), log=mine)
+        stored = [mine.get(row.id) for row in mine.find().rows]
+    assert report.engine.name == "playground"
+    assert [level.concurrency for level in report.drafting] == [1, 2]
+    for own, plain in report.pairs:
+        assert plain is not None and own.num_failed == plain.num_failed == 0
+        assert [a.reply.num_new_tokens for a in own.answered if a.reply] == [16, 16, 16]
+        texts = {a.asked: a.reply.text for a in plain.answered if a.reply}
+        assert all(a.reply and a.reply.text == texts[a.asked] for a in own.answered)
+        # What requests tell of themselves is what the counters grew by: one formula, two places.
+        assert own.counted is not None and own.mat == own.counted.mat
+        assert plain.mat is None or plain.mat == 1
+    assert len(stored) == 2 * 2 * len(ASKED)
+    assert all(run and run.method["decoding_type"] == EXTERNAL for run in stored)
+    drafted = [run for run in stored if run and run.metrics["num_drafted"]]
+    assert len(drafted) == 2 * len(ASKED) and all(run.mat and run.mat > 1 for run in drafted)
+    assert "× plain decoding" in report.sentences()[0] and report.choices
+    assert json.loads(json.dumps(report.to_dict()))["choices"][0]["concurrency"] == 1
+
+
+def test_a_level_ends_when_its_time_is_up(served: Served) -> None:
+    load = Load(ASKED * 20, (1,), max_new_tokens=200, max_seconds=1.0)
+    began = time.monotonic()
+    report = visited(Address(served.url, model="tiny:plain"), load)
+    assert time.monotonic() - began < 20
+    assert len(report.drafting[0].answered) < len(load.asked)
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://a:b@c", ""])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="address"):
+        Client.at(url)
+
+
+def test_concurrencies_are_checked() -> None:
+    assert read_concurrencies("1, 4,4") == (1, 4)
+    for text in ("", "0", "65", "a", "1;2"):
+        with pytest.raises(ConfigError, match="concurrency"):
+            read_concurrencies(text)
+
+
+def test_nobody_listens() -> None:
+    with pytest.raises(EngineError, match="cannot be reached"):
+        visited(Address(f"http://127.0.0.1:{free_port()}"))
+
+
+MODELS = json.dumps({"data": [{"id": "m", "owned_by": "vllm"}]})
+CHUNK = 'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
+HALF_DEAD = {
+    "breaks off": (f"{CHUNK}", "broke off|end"),
+    "speaks otherwise": ("data: [1]\n\n", "no chunk"),
+    "says why": ('data: {"error": "out of memory"}\n\n', "out of memory"),
+    "is no stream": ("data: {\n\n", "no chunk"),
+}
+
+
+@pytest.mark.parametrize("kind", HALF_DEAD)
+def test_half_dead_engines_fail_their_requests_with_a_sentence(kind: str) -> None:
+    body, why = HALF_DEAD[kind]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        if head.startswith("GET /v1/models"):
+            text = MODELS
+            length = f"content-length: {len(text)}\r\n"
+        elif head.startswith("POST"):
+            text, length = body, "content-length: 9999\r\n"
+        else:
+            text, length = "", "content-length: 0\r\n"
+        writer.write(f"HTTP/1.1 200 OK\r\n{length}connection: close\r\n\r\n{text}".encode())
+        await writer.drain()
+        writer.close()
+
+    report = asyncio.run(_against(answer))
+    (level,) = report.drafting
+    assert level.num_failed == len(ASKED) and level.tok_s is None
+    assert any(word in " ".join(report.sentences()) for word in why.split("|"))
+
+
+async def _against(
+    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> Report:
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        load = Load(ASKED, (2,), max_new_tokens=4)
+        reports = [one async for one in visit(Address(f"http://127.0.0.1:{port}"), load, None)]
+    return reports[-1]
+
+
+LLAMA_SERVER = os.environ.get("LLAMA_SERVER", "")
+GGUF = os.environ.get("LLAMA_SERVER_MODEL", "")
+
+
+@pytest.mark.skipif(
+    not (LLAMA_SERVER and GGUF), reason="LLAMA_SERVER and LLAMA_SERVER_MODEL name none"
+)
+def test_a_real_llama_server_is_read_and_replayed() -> None:
+    port = free_port()
+    line = [LLAMA_SERVER, "--model", GGUF, "--port", str(port), "--metrics", "--ctx-size", "4096"]
+    line += ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", "2"]
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            _wait_for(f"{url}/health")
+            asked = (
+                Asked("s", "1", "chat", "Repeat this ten times: tea for two and two for tea."),
+            )
+            report = visited(Address(url), Load(asked, (1,), max_new_tokens=64))
+        finally:
+            process.terminate()
+    (level,) = report.drafting
+    assert report.engine.name == "llamacpp" and level.num_failed == 0
+    drafting = level.replies[0].drafting
+    assert drafting is not None and level.counted is not None
+    assert drafting.drafted == level.counted.drafted > 0
+    assert drafting.accepted == level.counted.accepted
+
+
+def _wait_for(url: str) -> None:
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends:
+        try:
+            if httpx.get(url).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError(f"{url} did not answer")
