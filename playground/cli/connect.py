@@ -102,6 +102,6 @@ async def _replay(options: ConnectOptions, address: Address) -> None:
         typer.echo(json.dumps(report.to_dict(), indent=2))
         return
     print_wide(
-        table(f"{report.engine.title}, {len(load.asked)} prompts", COLUMNS[1:], report.rows())
+        table(f"{report.engine.title}, {len(load.asked)} prompts", [*COLUMNS][1:], report.rows())
     )
     typer.echo("\n".join(report.sentences()))

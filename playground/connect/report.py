@@ -11,18 +11,19 @@ from playground.connect.advice import Choice, Measured, choose, schedule, stops_
 from playground.connect.readings import Engine
 from playground.connect.replay import Level, failures, same_texts
 
-COLUMNS = (
-    "",
-    "tok/s each",
-    "tok/s in all",
-    "TTFT p50 ms",
-    "TTFT p95 ms",
-    "ITL ms",
-    "MAT",
-    "× plain",
-    "same texts",
-    "failed",
-)
+COLUMNS = {
+    "": "requests under way at the same time, and whether the engine drafts",
+    "tok/s each": "(new tokens - 1) / (last piece - first piece), pooled over requests",
+    "tok/s in all": "new tokens of all requests / time from the first request to the last answer",
+    "TTFT p50 ms": "request sent → first piece of text, median",
+    "TTFT p95 ms": "request sent → first piece of text, 95th percentile",
+    "ITL ms": "mean over requests of (latency - TTFT) / (new tokens - 1)",
+    "MAT": "1 + accepted draft tokens / steps, as the engine tells",
+    "× plain": "tok/s each, over that without drafts at the same concurrency",
+    "same texts": "answers that are letter for letter those without drafts",
+    "failed": "requests without a whole answer",
+}
+"""Columns of the table, and how each is computed."""
 DASH = "–"
 
 

@@ -9,6 +9,7 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.web.benchmark import BenchmarkPage
 from playground.web.compare import ComparePage
+from playground.web.connect import ConnectPage
 from playground.web.deploy import DeployPage
 from playground.web.generate import GeneratePage
 from playground.web.runs import RunsPage
@@ -43,6 +44,8 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
                 runs = RunsPage(host, history)
             with gr.Tab("Deploy", id="deploy") as tab:
                 deploy = DeployPage(host, tab)
+            with gr.Tab("Connect", id="connect"):
+                ConnectPage(host.catalog, log)
 
         runs.listen_to_links(page, tabs)
         runs.open_run.listen_to_generate(tabs, generate, runs.message)

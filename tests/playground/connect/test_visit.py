@@ -12,8 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
 from engine.errors import ConfigError
+from playground.cli.main import app
 from playground.connect.client import Client, EngineError
 from playground.connect.replay import Asked, Load, read_concurrencies
 from playground.connect.report import Report
@@ -178,3 +180,17 @@ def _wait_for(url: str) -> None:
             pass
         time.sleep(0.1)
     raise AssertionError(f"{url} did not answer")
+
+
+def test_the_command_watches_and_measures(served: Served, tmp_path: Path) -> None:
+    def said(*arguments: str) -> str:
+        result = CliRunner().invoke(app, ["connect", served.url, *arguments])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    assert "since its start: MAT" in said("--readings", "1", "--every", "0.1")
+    measuring = ("--replay", "--prompts", "2", "--concurrency", "1", "--max-new-tokens", "8")
+    more = ("--model", "tiny:scripted", "--db", str(tmp_path / "runs.db"))
+    told = json.loads(said(*measuring, *more, "--json"))
+    assert [level["kind"] for level in told["levels"]] == ["plain", "drafting"]
+    assert "× plain decoding" in said(*measuring, *more)

@@ -1,0 +1,264 @@
+"""The Connect page: an engine that runs elsewhere, live and under load."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import gradio as gr
+import plotly.graph_objects as go
+from pydantic import ConfigDict, Field
+
+from engine.config import Settings
+from engine.errors import ConfigError, PlaygroundError
+from playground.connect.client import Client
+from playground.connect.readings import ENGINES, Reading, between
+from playground.connect.replay import MAX_CONCURRENCY, Load, asked_of, read_concurrencies
+from playground.connect.report import COLUMNS, Report
+from playground.connect.session import Address, visit
+from playground.errors import Fault
+from playground.host.catalog import Catalog
+from playground.plots import GREY, HUES, styled
+from playground.web.results import HTML, Cell, saying, table_html
+from presets import PromptSuite
+from storage import RunLog
+
+EVERY_S = 2.0
+MAX_PROMPTS, MAX_TOKENS = 200, 2048
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+TIMED: dict[str, Any] = {**QUIET, "queue": False}
+ABOUT = (
+    "Watches or measures an engine that is running: "
+    + ", ".join(engine.title for engine in ENGINES)
+    + ". Nothing is sent anywhere but to the address given."
+)
+LIVE = HTML.from_string("""
+<dl class="pg-live" role="status">
+{% for title, value in figures %}<div><dt>{{ title }}</dt><dd>{{ value }}</dd></div>{% endfor %}
+</dl>
+{% if note %}<p class="pg-said">{{ note }}</p>{% endif %}
+""")
+SENTENCES = HTML.from_string("""
+<div class="pg-verdict">{% for text in texts %}<p>{{ text }}</p>{% endfor %}</div>
+""")
+
+
+class Place(Settings):
+    """Which engine."""
+
+    model_config = ConfigDict(str_strip_whitespace=True, str_max_length=2000)
+
+    url: str
+    key: str = ""
+    model: str = ""
+
+
+class Measuring(Place):
+    """Which engine, and what to send it."""
+
+    model_config = ConfigDict(strict=False)
+
+    plain: str = ""
+    suite: str
+    count: int = Field(ge=1, le=MAX_PROMPTS)
+    tokens: int = Field(ge=1, le=MAX_TOKENS)
+    levels: str
+    seconds: float = Field(ge=1, le=3600)
+
+    def load(self, suites: Mapping[str, PromptSuite]) -> Load:
+        """Raises ConfigError: suite or concurrencies are none."""
+        if self.suite not in suites:
+            raise ConfigError(
+                f"Prompts must be one of {', '.join(suites)}, got {self.suite!r:.80}."
+            )
+        asked = asked_of(suites[self.suite], self.count)
+        return Load(tuple(asked), read_concurrencies(self.levels), self.tokens, self.seconds)
+
+
+class ConnectPage:
+    """Components and listeners of the page."""
+
+    def __init__(self, catalog: Catalog, log: RunLog) -> None:
+        self._catalog, self._log = catalog, log
+        with gr.Row(equal_height=False):
+            with gr.Column(scale=1, elem_classes="pg-side"):
+                self._engine()
+                self._load()
+            with gr.Column(scale=4, elem_classes="pg-main"):
+                self._results()
+        self.seen = gr.State(None)
+        self.timer = gr.Timer(EVERY_S, active=False)
+        self._listen()
+
+    # ---- layout
+
+    def _engine(self) -> None:
+        gr.Markdown(ABOUT, elem_classes="pg-note")
+        with gr.Group():
+            self.url = gr.Textbox(
+                label="Address", placeholder="http://127.0.0.1:8000", elem_id="pg-connect-url"
+            )
+            self.key = gr.Textbox(
+                label="API key", type="password", info="if it asks for one", max_lines=1
+            )
+            self.model = gr.Textbox(
+                label="Model", info="empty = the first that it lists", max_lines=1
+            )
+        with gr.Row():
+            self.watch = gr.Button("Watch", variant="primary", elem_id="pg-connect-watch")
+            self.leave = gr.Button("Stop watching", elem_id="pg-connect-leave")
+
+    def _load(self) -> None:
+        suites = [(suite.title, name) for name, suite in self._catalog.suites.items()]
+        with gr.Accordion("Measure under load", open=True):
+            self.plain = gr.Textbox(
+                label="Address without speculation",
+                info="the same model and engine, not drafting: for speedups and advice",
+                elem_id="pg-connect-plain",
+            )
+            self.suite = gr.Dropdown(suites, value=suites[0][1], label="Prompts")
+            self.count = gr.Slider(1, MAX_PROMPTS, value=12, step=1, label="How many prompts")
+            self.tokens = gr.Slider(1, MAX_TOKENS, value=128, step=1, label="New tokens per answer")
+            self.levels = gr.Textbox(
+                "1,2,4,8,16",
+                label="Requests at a time",
+                info=f"one level after another, each at most {MAX_CONCURRENCY}",
+            )
+            self.seconds = gr.Slider(10, 1800, value=120, step=10, label="Most seconds per level")
+            with gr.Row():
+                self.start = gr.Button("Measure", variant="primary", elem_id="pg-connect-start")
+                self.stop = gr.Button("Stop", elem_id="pg-connect-stop")
+
+    def _results(self) -> None:
+        self.message = gr.HTML(saying("Not connected."), elem_id="pg-connect-message")
+        self.live = gr.HTML(elem_id="pg-connect-live")
+        self.sentences = gr.HTML(elem_id="pg-connect-sentences")
+        self.table = gr.HTML(elem_id="pg-connect-table")
+        self.plot = gr.Plot(show_label=False, visible=False, elem_id="pg-connect-plot")
+
+    # ---- listeners
+
+    def _listen(self) -> None:
+        place = [self.url, self.key, self.model]
+        watched = [self.message, self.live, self.seen, self.timer]
+        self.watch.click(self.begin, place, watched, **QUIET)
+        self.url.submit(self.begin, place, watched, **QUIET)
+        self.timer.tick(self.look, [*place, self.seen], watched, **TIMED)
+        self.leave.click(lambda: gr.Timer(active=False), None, self.timer, **TIMED)
+        asked = [self.plain, self.suite, self.count, self.tokens, self.levels, self.seconds]
+        shown = [self.message, self.sentences, self.table, self.plot]
+        running = self.start.click(
+            self.measure, [*place, *asked], shown, concurrency_limit=None, **QUIET
+        )
+        self.stop.click(
+            lambda: saying("Stopped. What was measured is in the log."),
+            None,
+            self.message,
+            cancels=[running],
+            **TIMED,
+        )
+
+    async def begin(self, url: Any, key: Any, model: Any) -> tuple[Any, ...]:
+        """Find the engine and read its counters; then the timer goes on."""
+        try:
+            place = Place.parse({"url": url, "key": key, "model": model})
+            async with Client.at(place.url, place.key) as client:
+                engine = await client.find(place.model)
+                reading = await client.read()
+        except PlaygroundError as error:
+            return saying(Fault(str(error), expected=True)), "", None, gr.Timer(active=False)
+        where = f"{engine.title} at {client.url} · {client.model}"
+        seen = (time.monotonic(), reading)
+        return saying(where), live_html(reading, None, "Since its start."), seen, _going(True)
+
+    async def look(self, url: Any, key: Any, model: Any, seen: Any) -> tuple[Any, ...]:
+        """What the counters grew by since the last reading that found anything to count."""
+        if not isinstance(seen, tuple):
+            return gr.skip(), gr.skip(), gr.skip(), _going(False)
+        try:
+            place = Place.parse({"url": url, "key": key, "model": model})
+            async with Client.at(place.url, place.key) as client:
+                engine = await client.find(place.model)
+                after = await client.read()
+        except PlaygroundError as error:
+            return saying(Fault(str(error), expected=True)), gr.skip(), seen, gr.skip()
+        now, (began, before) = time.monotonic(), seen
+        drained = engine.name == "trtllm"  # its list holds what is new, no more
+        grown, restarted = (after, False) if drained else between(before, after)
+        where = saying(f"{engine.title} at {client.url} · {client.model}")
+        if not grown.steps and not grown.generated and not restarted:
+            return where, gr.skip(), (now, after), gr.skip()
+        note = "The engine was started anew." if restarted else f"In the last {now - began:.0f} s."
+        return where, live_html(grown, now - began, note), (now, after), gr.skip()
+
+    async def measure(self, *held: Any) -> AsyncIterator[tuple[Any, ...]]:
+        """A row per level as it is measured, and what follows from them."""
+        yield saying("Measuring …"), "", "", gr.update(visible=False)
+        try:
+            asked = Measuring.parse(dict(zip(Measuring.model_fields, held, strict=False)))
+            load = asked.load(self._catalog.suites)
+            address = Address(asked.url, asked.key, asked.model, asked.plain)
+            async for report in visit(address, load, self._log):
+                done = f"{len(report.drafting)} of {len(load.concurrencies)} levels measured"
+                yield saying(done), *_shown(report)
+        except PlaygroundError as error:
+            yield saying(Fault(str(error), expected=True)), gr.skip(), gr.skip(), gr.skip()
+
+
+def _shown(report: Report) -> tuple[str, str, Any]:
+    rows = [[Cell(text) for text in row] for row in report.rows()]
+    table = table_html("Levels", COLUMNS, rows)
+    figure = advice_figure(report)
+    plot = gr.update(visible=figure is not None, value=figure)
+    return SENTENCES.render(texts=report.sentences()), table, plot
+
+
+def live_html(reading: Reading, seconds: float | None, note: str) -> str:
+    """The counters as figures."""
+    speed = None if not seconds or reading.generated is None else reading.generated / seconds
+    share = None if reading.draft_acceptance is None else 100 * reading.draft_acceptance
+    rates = " ".join(f"{rate:.2f}" for rate in reading.position_rates[:16])
+    figures = [
+        ("tok/s", _figure(speed, 1)),
+        ("MAT", _figure(reading.mat, 2)),
+        ("accepted", f"{_figure(share, 0)} %"),
+        ("running", _figure(reading.running, 0)),
+        ("waiting", _figure(reading.waiting, 0)),
+        ("position rates", rates or "–"),
+    ]
+    return LIVE.render(figures=figures, note=note)
+
+
+def advice_figure(report: Report) -> go.Figure | None:
+    """Predicted tok/s over the draft length, a line per concurrency; None without advice."""
+    if not report.choices:
+        return None
+    figure = go.Figure()
+    for hue, choice in zip(HUES, report.choices, strict=False):
+        lengths = list(range(len(choice.tok_s_by_len)))
+        figure.add_scatter(
+            x=lengths,
+            y=choice.tok_s_by_len,
+            name=f"{choice.concurrency} at a time",
+            line={"color": hue},
+            mode="lines+markers",
+        )
+        figure.add_scatter(
+            x=[choice.draft_len],
+            y=[choice.tok_s_by_len[choice.draft_len]],
+            marker={"color": hue, "size": 12, "symbol": "star", "line": {"color": GREY}},
+            mode="markers",
+            showlegend=False,
+        )
+    figure.update_xaxes(title="draft length", dtick=1)
+    figure.update_yaxes(title="predicted tok/s of one request", rangemode="tozero")
+    return styled(figure)
+
+
+def _going(active: bool) -> gr.Timer:
+    return gr.Timer(active=active)
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
