@@ -62,10 +62,10 @@ class Meters:
     def finished(self, *, reason: str | None, metrics: Mapping[str, Any]) -> None:
         self._ended.labels(reason or "error").inc()
         if metrics.get("num_drafted"):  # all of its steps count, as in MAT
-            self._drafts.inc(steps := metrics["num_steps"])
+            self._drafts.inc(steps := metrics.get("num_steps") or 0)
             self._drafted.inc(metrics["num_drafted"])
-            self._accepted.inc(metrics["num_accepted"])
-            for position, rate in enumerate(metrics["position_rates"]):
+            self._accepted.inc(metrics.get("num_accepted") or 0)
+            for position, rate in enumerate(metrics.get("position_rates") or ()):
                 self._at.labels(str(position)).inc(round(rate * steps))
         if metrics.get("itl_ms"):
             self._itl.observe(metrics["itl_ms"] / 1000)

@@ -189,7 +189,7 @@ def test_the_command_watches_and_measures(served: Served, tmp_path: Path) -> Non
         return result.stdout
 
     assert "since its start: MAT" in said("--readings", "1", "--every", "0.1")
-    measuring = ("--replay", "--prompts", "2", "--concurrency", "1", "--max-new-tokens", "8")
+    measuring = ("--replay", "--prompts", "2", "--concurrency", "1", "--max-new-tokens", "150")
     more = ("--model", "tiny:scripted", "--db", str(tmp_path / "runs.db"))
     told = json.loads(said(*measuring, *more, "--json"))
     assert [level["kind"] for level in told["levels"]] == ["plain", "drafting"]
