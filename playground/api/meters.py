@@ -69,11 +69,10 @@ class Meters:
                 self._at.labels(str(position)).inc(round(rate * steps))
         if metrics.get("itl_ms"):
             self._itl.observe(metrics["itl_ms"] / 1000)
-        if metrics.get("ttft_s") is not None:
-            decoding_s = (
-                (metrics["num_new_tokens"] - 1) / metrics["tok_s"] if metrics.get("tok_s") else 0.0
-            )
-            self._latency.observe(metrics["ttft_s"] + decoding_s)
+        ttft_s, rate = metrics.get("ttft_s"), metrics.get("tok_s")
+        if ttft_s is not None:
+            tokens = metrics.get("num_new_tokens") or 1
+            self._latency.observe(ttft_s + ((tokens - 1) / rate if rate else 0.0))
 
 
 def _counter(registry: CollectorRegistry, name: str, about: str, *labels: str) -> Counter:
