@@ -1,48 +1,78 @@
 """A drafter of your own: any Python object with one method.
 
     class MyDrafter:
-        def __init__(self, target): ...
         def draft(self, token_ids, max_draft_len): return [[17, 4, 9], [17, 5]]
 
 `draft` gets all committed tokens, prompt first, and returns candidate continuations, likeliest
 first; they are merged into one draft tree and verified, so a wrong guess costs time and never
-changes the text. A new text begins whenever `token_ids` is not the last one grown longer.
+changes the text. It may as well return a tree with probabilities of its own (`UserDraft`). What
+else the object may have, `UserDrafter` lists. A drafter written for TensorRT-LLM runs unchanged
+(`engine.drafters.trtllm_drafter`).
 
 Loading code is for whoever starts the program: the command line or the server's configuration
 registers a factory under a name, and a config (which may come from a browser) can only choose among
 the registered names.
 
-Lossless under sampling as long as `draft` uses no randomness of the run, which it never sees:
-whatever it returns is fixed before the step's draws.
+Lossless under sampling: candidates are fixed before the step's draws, which the drafter never sees;
+tokens that were drawn from distributions of its own are verified with these.
 """
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
-from engine.drafters.base import BuildContext, Drafter
+from engine.drafters import trtllm_drafter
+from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError
 from engine.model.target import Target
-from engine.proposal import Proposal
-from engine.tree import merge_prefixes
+from engine.proposal import DraftDists, Needs, Outcome, Proposal, TargetOutput
+from engine.tree import TreeShape, merge_prefixes
 
 ENTRY_POINTS = "speculative_decoding_playground.drafters"
 """Entry point group in which installed packages offer drafters."""
 
 
-class UserDrafter(Protocol):
-    """What a drafter of your own must do."""
+@dataclass(frozen=True, slots=True)
+class UserDraft:
+    """A draft tree with the distributions that its tokens were drawn from.
 
-    def draft(self, token_ids: Sequence[int], max_draft_len: int) -> Sequence[Sequence[int]]:
-        """Candidate continuations, likeliest first; may be empty.
+    Attributes:
+        tokens: of the drafted nodes; parents come before their children, siblings differ.
+        parents: each token's parent as its place in `tokens`, -1 for the root; None = a chain.
+        probs: `(n, vocab)`, what each token was drawn from; siblings from one row, one after the
+            other and without replacement. None = nothing was drawn.
+    """
+
+    tokens: Sequence[int]
+    parents: Sequence[int] | None = None
+    probs: Tensor | None = None
+
+
+class UserDrafter(Protocol):
+    """What a drafter of your own must do; beside it, it may have
+
+    - `needs`, an `engine.proposal.Needs`: then `draft` gets a third argument, a `TargetOutput` with
+      the target's logits and hidden states for the tokens committed since the last draft, the root
+      excluded (at first the whole prompt, logits of its last row only);
+    - `prepare(prompt_ids, sampling, limits)`: a text begins;
+    - `free()`: it ended.
+    """
+
+    def draft(
+        self, token_ids: Sequence[int], max_draft_len: int
+    ) -> Sequence[Sequence[int]] | UserDraft:
+        """Candidate continuations, likeliest first, or a tree; may be empty.
 
         Args:
             token_ids: committed tokens, prompt first; the last one is the root. Not to be changed.
@@ -50,8 +80,19 @@ class UserDrafter(Protocol):
         """
 
 
-UserFactory = Callable[[Target], UserDrafter]
-"""Makes the drafter of a target; usually its class."""
+UserFactory = Callable[..., Any]
+"""Makes the drafter, of the target or of nothing; usually its class."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A factory of what a module made already."""
+
+    drafter: Any
+
+    def __call__(self) -> Any:
+        return self.drafter
+
 
 _factories: dict[str, UserFactory] = {}
 
@@ -63,7 +104,7 @@ def register_user_drafter(name: str, factory: UserFactory) -> None:
     """
     if not name.strip():
         raise ConfigError("The name of a user-provided drafter must not be empty. Give it one.")
-    if _factories.get(name, factory) is not factory:
+    if _factories.get(name, factory) != factory:
         raise ConfigError(f"A drafter named {name!r} is registered already. Choose another name.")
     _factories[name] = factory
 
@@ -78,6 +119,7 @@ def load_user_drafter(spec: str) -> UserFactory:
 
     Args:
         spec: `module:Class`, or the name of an installed entry point of the group `ENTRY_POINTS`.
+            What it names may also be a function, a drafter, or TensorRT-LLM's config of one.
 
     Raises:
         DrafterError: there is no such module, attribute or entry point, or it cannot be called.
@@ -92,14 +134,53 @@ def load_user_drafter(spec: str) -> UserFactory:
             f"{', '.join(sorted(found.names)) or 'none'}). Name it as module:Class."
         )
     try:
-        imported = operator.attrgetter(path)(import_module(module)) if colon else found[spec].load()
+        with trtllm_drafter.importable():
+            module_of = import_module(module) if colon else None
+            imported = operator.attrgetter(path)(module_of) if colon else found[spec].load()
     except (ImportError, AttributeError) as error:
         raise DrafterError(f"The drafter {spec!r} could not be imported: {error}.") from error
     if not callable(imported):
-        raise DrafterError(
-            f"The drafter {spec!r} must be a class or function, got {type(imported).__name__}."
-        )
+        if _drafts(imported) is None:
+            raise DrafterError(
+                f"The drafter {spec!r} must be a class or function, got {type(imported).__name__}."
+            )
+        return _Made(imported)
     return imported  # type: ignore[no-any-return]
+
+
+def _drafts(made: Any) -> Any:
+    """The object that drafts; None if it has no method for it."""
+    if callable(getattr(made, "draft", None)):
+        return made
+    return trtllm_drafter.Adapter.of(made)
+
+
+def _make(name: str, factory: UserFactory, target: Target) -> Any:
+    """What the factory makes of the target, or of nothing where it asks for nothing.
+
+    Raises:
+        DrafterError: it asks for more, or what it makes cannot draft.
+    """
+    try:
+        asked = list(inspect.signature(factory).parameters.values())
+    except ValueError:  # written in C
+        asked = []
+    open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [p for p in asked if p.default is p.empty and p.kind not in open_ended]
+    if len(needed) > 1:
+        raise DrafterError(
+            f"The drafter {name!r} must be made of the target or of nothing, but asks for "
+            f"{', '.join(p.name for p in needed)}. Name a function that makes it."
+        )
+    takes_target = bool(needed) or any(p.name == "target" for p in asked)
+    made = factory(target) if takes_target else factory()
+    user = _drafts(made)
+    if user is None:
+        raise DrafterError(
+            f"The drafter {name!r} must have a method draft(token_ids, max_draft_len), or "
+            f"TensorRT-LLM's {trtllm_drafter.METHOD}; {type(made).__name__} has none."
+        )
+    return user
 
 
 class UserProvidedConfig(MethodConfig):
@@ -127,34 +208,91 @@ class UserProvidedConfig(MethodConfig):
                 f"drafter must be a registered name, got {self.drafter!r} (registered: {known}). "
                 "Start the program with --drafter module:Class to register one."
             )
-        made = _factories[self.drafter](context.target)
-        if not callable(getattr(made, "draft", None)):
-            raise DrafterError(
-                f"The drafter {self.drafter!r} must have a method draft(token_ids, max_draft_len); "
-                f"{type(made).__name__} has none."
-            )
-        return UserProvidedDrafter(context, self, made)
+        user = _make(self.drafter, _factories[self.drafter], context.target)
+        return UserProvidedDrafter(context, self, user)
 
 
 class UserProvidedDrafter(Drafter):
-    """Asks the object, checks what it says, and merges it into one tree."""
+    """Asks the object, checks what it says, and makes it one tree."""
 
-    def __init__(
-        self, context: BuildContext, config: UserProvidedConfig, user: UserDrafter
-    ) -> None:
+    def __init__(self, context: BuildContext, config: UserProvidedConfig, user: Any) -> None:
         self.config = config
         self._user = user
         self._device = context.target.device
         self._vocab_size = context.target.vocab_size
+        wanted: Needs | None = getattr(user, "needs", None)
+        self._told = wanted is not None
+        self.needs = wanted or Needs()
+        self._features: list[TargetOutput] = []
+        self._running = False
+
+    def start(self, start: Start) -> None:
+        self.finish()
+        super().start(start)
+        self._samples = not start.sampling.greedy
+        self._features = [start.output] if self._told else []
+        self._running = True
+        if hasattr(self._user, "prepare"):
+            self._user.prepare(list(start.prompt_ids), start.sampling, start.limits)
 
     def propose(self, max_depth: int) -> Proposal:
         length = min(self.config.max_draft_len, max_depth)
-        beams = self._user.draft(self.text, length) if length > 0 else []
-        tokens, shape, _ = merge_prefixes([self._checked(beam)[:length] for beam in beams])
-        rows = torch.tensor([self.text[-1], *tokens], device=self._device)
-        proposal = Proposal(rows, shape)
+        said = self._ask(length) if length > 0 else []
+        if isinstance(said, UserDraft):
+            proposal = self._tree(said).cut(length)
+        else:
+            tokens, shape, _ = merge_prefixes([self._checked(beam)[:length] for beam in said])
+            rows = torch.tensor([self.text[-1], *tokens], device=self._device)
+            proposal = Proposal(rows, shape)
         most = self.config.max_total_draft_tokens + 1
-        return proposal.keep(range(most)) if len(shape) > most else proposal
+        return proposal.keep(range(most)) if len(proposal.shape) > most else proposal
+
+    def _ask(self, length: int) -> Any:
+        if not self._told:
+            return self._user.draft(self.text, length)
+        seen, self._features = self._features, []
+        return self._user.draft(self.text, length, _joined(seen))
+
+    def observe(self, outcome: Outcome) -> None:
+        super().observe(outcome)
+        if self._told:
+            rows = torch.tensor(outcome.path, device=outcome.output.logits.device)
+            self._features.append(_rows_of(outcome.output, rows))
+
+    def _tree(self, draft: UserDraft) -> Proposal:
+        """A tree as it was given; DrafterError if its tokens or probabilities make no sense."""
+        tokens = self._checked(draft.tokens)
+        parents = range(-1, len(tokens) - 1) if draft.parents is None else draft.parents
+        shape = TreeShape([-1, *(operator.index(parent) + 1 for parent in parents)])
+        if len(shape) != len(tokens) + 1:
+            raise DrafterError(
+                f"The drafter {self.config.drafter!r} gave {len(tokens)} tokens and "
+                f"{len(shape) - 1} parents. Give one parent per token."
+            )
+        for siblings in shape.children:
+            if len({tokens[node - 1] for node in siblings}) < len(siblings):
+                raise DrafterError(f"The drafter {self.config.drafter!r} gave a node twice.")
+        proposal = Proposal(torch.tensor([self.text[-1], *tokens], device=self._device), shape)
+        if draft.probs is None or not tokens:
+            return proposal
+        probs = self._checked_probs(draft.probs, tokens)
+        chosen = torch.arange(len(tokens), device=self._device)
+        drawn = torch.cat([probs.new_ones(1), probs[chosen, proposal.tokens[1:]]])
+        rows = {node: kids[0] - 1 for node, kids in enumerate(shape.children) if kids}
+        dists = DraftDists(probs, rows) if self._samples else None
+        return replace(proposal, draft_probs=drawn, dists=dists)
+
+    def _checked_probs(self, probs: Tensor, tokens: list[int]) -> Tensor:
+        """`(n, vocab)` float32 on the target's device."""
+        found = torch.as_tensor(probs, dtype=torch.float32, device=self._device)
+        shape = (len(tokens), self._vocab_size)
+        sound = tuple(found.shape) == shape and bool((found >= 0).all())
+        if not sound or not torch.allclose(found.sum(-1), found.new_ones(len(tokens)), atol=1e-3):
+            raise DrafterError(
+                f"The drafter {self.config.drafter!r} must give probabilities of shape {shape} "
+                f"whose rows sum to 1, got {tuple(found.shape)}."
+            )
+        return found
 
     def _checked(self, beam: Sequence[int]) -> list[int]:
         """A candidate as plain ints; DrafterError if they are no token ids of the target."""
@@ -172,3 +310,24 @@ class UserProvidedDrafter(Drafter):
                     f"vocabulary has {self._vocab_size} tokens. Was it made for another model?"
                 )
         return tokens
+
+    def finish(self) -> None:
+        if self._running and hasattr(self._user, "free"):
+            self._user.free()
+        self._running, self._features = False, []
+
+
+def _rows_of(output: TargetOutput, rows: Tensor) -> TargetOutput:
+    hidden, layers = (None if x is None else x[rows] for x in (output.hidden, output.layers))
+    return TargetOutput(output.logits[rows], hidden, layers)
+
+
+def _joined(outputs: list[TargetOutput]) -> TargetOutput:
+    """The rows of several forwards, one after the other."""
+    hidden = [output.hidden for output in outputs if output.hidden is not None]
+    layers = [output.layers for output in outputs if output.layers is not None]
+    return TargetOutput(
+        torch.cat([output.logits for output in outputs]),
+        torch.cat(hidden) if hidden else None,
+        torch.cat(layers) if layers else None,
+    )

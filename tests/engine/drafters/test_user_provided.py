@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,15 @@ from engine.config import Sampling
 from engine.drafters import user_provided
 from engine.drafters.base import Drafter, Start
 from engine.drafters.user_provided import (
+    UserDraft,
     UserProvidedConfig,
     load_user_drafter,
     register_user_drafter,
     registered_user_drafters,
 )
 from engine.errors import ConfigError, DrafterError
-from engine.proposal import TargetOutput
+from engine.model.target import Target
+from engine.proposal import Needs, TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.drafters import judges
 from tests.engine.drafters.example_drafter import PairDrafter
@@ -161,3 +165,161 @@ def test_an_object_without_draft_is_refused():
     register_user_drafter("mine", lambda target: object())
     with pytest.raises(DrafterError, match="must have a method draft"):
         NAMED.build(build_context(judges.target_of("llama")))
+
+
+# ---- how it is made, and its life
+
+
+@pytest.mark.parametrize("factory", [
+    lambda: PairDrafter(None),
+    lambda target: PairDrafter(target),
+    lambda target=None: PairDrafter(target.name),
+    lambda *args: PairDrafter(args),
+])  # fmt: skip
+def test_it_is_made_of_the_target_or_of_nothing(factory: Any):
+    register_user_drafter("mine", factory)
+    assert NAMED.build(build_context(judges.target_of("llama"))).propose
+
+
+def test_what_asks_for_more_than_the_target_is_refused():
+    register_user_drafter("mine", lambda target, size: PairDrafter(target))
+    with pytest.raises(DrafterError, match="asks for target, size"):
+        NAMED.build(build_context(judges.target_of("llama")))
+
+
+class Watched:
+    """Drafts nothing and notes what it is told."""
+
+    needs = Needs(hidden=True, layers=(1,))
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[list[int], TargetOutput]] = []
+        self.told: list[Any] = []
+
+    def prepare(self, prompt_ids, sampling, limits):
+        self.told.append((prompt_ids, sampling.temperature, limits.max_new_tokens))
+
+    def draft(self, token_ids, max_draft_len, features):
+        self.seen.append((list(token_ids), features))
+        return [[1, 2]]
+
+    def free(self):
+        self.told.append("free")
+
+
+def test_it_is_told_when_a_text_begins_and_ends():
+    target, user = judges.target_of("llama"), Watched()
+    register_user_drafter("mine", lambda: user)
+    drafter = NAMED.build(build_context(target))
+    for prompt in ([5, 6], [7]):
+        judges.write(target, drafter, prompt, tokens=4)
+    assert user.told == [([5, 6], 0.0, 4), "free", ([7], 0.0, 4), "free"]
+
+
+def test_it_sees_the_target_s_logits_and_hidden_states_row_by_row():
+    target, user = judges.target_of("llama"), Watched()
+    register_user_drafter("mine", lambda: user)
+    prompt = judges.PROMPTS[0]
+    judges.write(target, NAMED.build(build_context(target)), prompt, tokens=12)
+    text, _ = user.seen[-1]
+    with torch.inference_mode():
+        whole = target.model(torch.tensor([text]), output_hidden_states=True)
+        normed = target.model.model(torch.tensor([text])).last_hidden_state[0]
+    hidden = torch.cat([features.hidden for _, features in user.seen])
+    layers = torch.cat([features.layers for _, features in user.seen])
+    logits = torch.cat([features.logits for _, features in user.seen])
+    assert len(hidden) == len(text) - 1 and len(logits) == len(text) - len(prompt)
+    torch.testing.assert_close(hidden, normed[:-1], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(layers, whole.hidden_states[1][0, :-1], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits, whole.logits[0, len(prompt) - 1 : -1], atol=1e-3, rtol=1e-3)
+
+
+# ---- trees and probabilities of its own
+
+
+class Sampler:
+    """Two siblings drawn from one row, without replacement, then a child of the first."""
+
+    def __init__(self, vocab: int) -> None:
+        self.generator = torch.Generator().manual_seed(3)
+        self.rows = (12 * torch.rand(2, vocab, generator=self.generator)).softmax(-1)
+
+    def draft(self, token_ids, max_draft_len):
+        row, below = self.rows
+        pair = torch.multinomial(row, 2, generator=self.generator).tolist()
+        child = int(torch.multinomial(below, 1, generator=self.generator))
+        return UserDraft([*pair, child], [-1, -1, 0], torch.stack([row, row, below]))
+
+
+def sampler(target: Target) -> Drafter:
+    register_user_drafter("sampler", lambda: Sampler(target.vocab_size))
+    return UserProvidedConfig(drafter="sampler").build(build_context(target))
+
+
+def test_a_tree_drawn_from_its_own_probabilities_follows_the_target():
+    target = judges.sampled_target()
+    assert judges.p_value(target, sampler(target), drawn=True) > 1e-3
+
+
+def test_the_judge_sees_probabilities_that_are_not_those_drawn_from(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    target = judges.sampled_target()
+    honest = Sampler.draft
+
+    def lying(self: Sampler, token_ids: Any, max_draft_len: int) -> UserDraft:
+        draft = honest(self, token_ids, max_draft_len)
+        assert draft.probs is not None
+        return replace(draft, probs=draft.probs.flip(-1))
+
+    monkeypatch.setattr(Sampler, "draft", lying)
+    assert judges.p_value(target, sampler(target), drawn=True) < 1e-4
+
+
+def test_drawn_tokens_are_verified_with_what_they_were_drawn_from():
+    target = judges.target_of("llama")
+    drafter = sampler(target)
+    nothing = TargetOutput(torch.zeros(1, 1))
+    start = Start([1, 2], 3, nothing, Sampling(temperature=1.0), SeededDraws(0))
+    drafter.start(start)
+    proposal = drafter.propose(9)
+    assert proposal.shape.parents == (-1, 0, 0, 1) and proposal.dists is not None
+    assert proposal.dists.row_of_parent == {0: 0, 1: 2}
+    drafter.start(replace(start, sampling=Sampling()))
+    assert drafter.propose(9).dists is None
+
+
+@pytest.mark.parametrize(
+    ("draft", "words"),
+    [
+        (UserDraft([5, 6], [-1]), "gave 2 tokens and 1 parents"),
+        (UserDraft([5, 5], [-1, -1]), "gave a node twice"),
+        (UserDraft([5, 6], [0, -1]), "parents must be"),
+        (UserDraft([288]), "drafted token 288"),
+        (UserDraft([5], None, torch.ones(1, 288)), "rows sum to 1"),
+        (UserDraft([5], None, torch.ones(2, 3)), r"of shape \(1, 288\)"),
+    ],
+)
+def test_a_tree_without_sense_is_refused(draft: UserDraft, words: str):
+    with pytest.raises((DrafterError, ConfigError), match=words):
+        drafter_that_says(draft).propose(99)
+
+
+# ---- written for TensorRT-LLM
+
+DOCUMENTED = "tests.engine.drafters.documented_drafter"
+
+
+def test_a_class_written_from_tensorrt_llm_s_guide_runs_unchanged():
+    register_user_drafter("mine", load_user_drafter(f"{DOCUMENTED}:MyDrafter"))
+    assert judges.assert_greedy_lossless(NAMED, "llama") > 0
+    assert "tensorrt_llm" not in sys.modules
+
+
+def test_its_resource_manager_lives_with_the_text():
+    register_user_drafter("mine", load_user_drafter(f"{DOCUMENTED}:speculative_config"))
+    target = judges.target_of("llama")
+    steps = judges.write(target, NAMED.build(build_context(target)), [1, 2, 1], tokens=6).steps
+    manager = sys.modules[DOCUMENTED].speculative_config.resource_manager
+    expected = ["prepare"] + ["update", "prepare"] * (len(steps) - 1) + ["free"]
+    assert manager.told == expected and not manager.pools
