@@ -1,5 +1,6 @@
 """The run log: every run with its step records, in SQLite or any database SQLAlchemy knows."""
 
+from storage.benchmarks import PLAIN as PLAIN
 from storage.log import MAX_NAME_CHARS as MAX_NAME_CHARS
 from storage.log import MAX_NOTE_CHARS as MAX_NOTE_CHARS
 from storage.log import RunLog as RunLog
@@ -7,7 +8,9 @@ from storage.records import LABEL_PREFIX as LABEL_PREFIX
 from storage.records import Artifact as Artifact
 from storage.records import Benchmark as Benchmark
 from storage.records import Circumstance as Circumstance
+from storage.records import ExperimentRow as ExperimentRow
 from storage.records import Figure as Figure
+from storage.records import FoldedPage as FoldedPage
 from storage.records import GroupKey as GroupKey
 from storage.records import LogWatcher as LogWatcher
 from storage.records import NewRun as NewRun

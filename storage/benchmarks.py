@@ -1,8 +1,10 @@
-"""Benchmarks of the log: begun, finished, resumed; and artifacts: what was measured or drawn."""
+"""Benchmarks of the log: begun, finished, resumed; artifacts: what was measured or drawn; and all
+experiments as rows among the runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal
 
@@ -10,15 +12,22 @@ import sqlalchemy as sa
 
 from storage import owner
 from storage.database import Database
+from storage.query import conditions, ids_statement, order_of, read_summaries, summaries
 from storage.records import (
     Artifact,
     Benchmark,
+    ExperimentRow,
+    FoldedPage,
+    RunQuery,
+    RunSummary,
     StorageError,
     UnknownArtifactError,
     UnknownBenchmarkError,
 )
 from storage.schema import artifacts, benchmarks, digest, new_id, runs
 
+PLAIN = "Autoregressive"
+"""Decoding type that speedups divide by."""
 MAX_LIST = 1000
 MAX_KIND_CHARS = 64
 
@@ -209,3 +218,134 @@ class Artifacts:
             gone = connection.execute(artifacts.delete().where(artifacts.c.id == artifact_id))
             if gone.rowcount == 0:
                 raise UnknownArtifactError(f"No artifact {artifact_id!r:.80} is in the log.")
+
+
+# ---- experiments: the requests of each as one row
+
+
+class Experiments:
+    """What the runs of one database were made for."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def page(self, query: RunQuery) -> FoldedPage:
+        """One page in which the requests of an experiment that match are one row.
+
+        Such a row stands where the request of it stands that the order puts first.
+
+        Raises:
+            StorageError: limit or offset out of range, or no such sort key.
+        """
+        wanted, total = _folded(query)
+        with self._database.transaction(reading=True) as connection:
+            ids = connection.execute(wanted).scalars().all()
+            of_page = read_summaries(connection, summaries().where(runs.c.id.in_(ids)))
+            found = {run.id: run for run in of_page}
+            rows = _rows(connection, query, [run for run in of_page if run.experiment])
+            count = connection.scalar(total) or 0
+        return FoldedPage(tuple(rows.get(found[i].experiment, found[i]) for i in ids), count)
+
+    def newest(self, limit: int = 20) -> tuple[ExperimentRow, ...]:
+        """The newest experiments, newest first."""
+        query = RunQuery(limit=limit)
+        wanted = _heads(query, runs.c.created_at).order_by(sa.desc("value")).limit(limit)
+        with self._database.transaction(reading=True) as connection:
+            ids = [row.id for row in connection.execute(wanted)]
+            heads = read_summaries(connection, summaries().where(runs.c.id.in_(ids)))
+            rows = _rows(connection, query, heads).values()
+        return tuple(sorted(rows, key=lambda row: row.newest_at, reverse=True))
+
+
+def _heads(query: RunQuery, column: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    """Of every experiment one run and the value that it is sorted by."""
+    edge = sa.func.max if query.descending else sa.func.min
+    return (
+        sa.select(sa.func.max(runs.c.id).label("id"), edge(column).label("value"))
+        .where(runs.c.experiment.is_not(None), *conditions(query))
+        .group_by(runs.c.experiment)
+    )
+
+
+def _folded(query: RunQuery) -> tuple[sa.Select[Any], sa.Select[Any]]:
+    """The ids of a folded page, experiments by one of their runs; and how many rows there are.
+
+    Of the single runs only as many are read as the page may show, so that the first pages of a
+    long log come from the index.
+    """
+    ids_statement(query)  # checks limit, offset and order
+    column = runs.c[query.sort]
+    single = [runs.c.experiment.is_(None), *conditions(query)]
+    first = sa.select(runs.c.id.label("id"), column.label("value")).where(*single)
+    first = first.order_by(*order_of(query)).limit(query.offset + query.limit)
+    both = sa.union_all(sa.select(first.subquery()), _heads(query, column)).subquery()
+    value, run_id = both.c.value, both.c.id
+    order = (
+        (value.desc().nulls_last(), run_id.desc())
+        if query.descending
+        else (value.asc().nulls_last(), run_id.asc())
+    )
+    page = sa.select(run_id).order_by(*order).limit(query.limit).offset(query.offset)
+    alone = sa.select(sa.func.count()).select_from(runs).where(*single).scalar_subquery()
+    different = sa.select(sa.func.count(runs.c.experiment.distinct())).where(*conditions(query))
+    return page, sa.select(alone + different.scalar_subquery())
+
+
+def _rows(
+    connection: sa.Connection, query: RunQuery, heads: Sequence[RunSummary]
+) -> dict[str | None, ExperimentRow]:
+    """The experiments that these runs stand for, by key; counted are requests that match."""
+    keys = [run.experiment for run in heads]
+    done = sa.func.sum(sa.case((runs.c.status == "completed", 1), else_=0))
+    counted = sa.select(
+        runs.c.experiment, sa.func.count(), done, sa.func.max(runs.c.created_at)
+    ).where(runs.c.experiment.in_(keys), *conditions(query))
+    counts = {row[0]: row[1:] for row in connection.execute(counted.group_by(runs.c.experiment))}
+    ids = [str(key).partition(":")[2] for key in keys]
+    named = sa.select(benchmarks.c.id, benchmarks.c.name).where(benchmarks.c.id.in_(ids))
+    names = {row.id: row.name for row in connection.execute(named)}
+    speedups = _speedups(connection, keys)
+    return {
+        run.experiment: ExperimentRow(
+            key=str(run.experiment),
+            name=names.get(str(run.experiment).partition(":")[2], ""),
+            num_runs=counts[run.experiment][0],
+            num_completed=counts[run.experiment][1],
+            newest_at=counts[run.experiment][2],
+            speedups=speedups.get(run.experiment),
+            example=run,
+        )
+        for run in heads
+    }
+
+
+def _speedups(
+    connection: sa.Connection, keys: Sequence[str | None]
+) -> dict[str | None, tuple[float, float]]:
+    """Least and largest ratio of pooled tok/s over plain decoding's, by experiment.
+
+    Sums of unequal requests are no comparison: a configuration counts that completed as many as
+    plain decoding did; in a sweep, those of its trial.
+    """
+    tokens = sa.cast(runs.c.num_new_tokens - 1, sa.Float)
+    within = (runs.c.experiment, runs.c.benchmark_id, runs.c.decoding_type, runs.c.setup_id)
+    wanted = (
+        sa.select(*within, sa.func.count(), sa.func.sum(tokens), sa.func.sum(tokens / runs.c.tok_s))
+        .where(runs.c.experiment.in_(keys), runs.c.status == "completed", runs.c.tok_s > 0)
+        .where(runs.c.deleted_at.is_(None))
+        .group_by(*within)
+    )
+    plain: dict[tuple[Any, Any], tuple[int, float]] = {}
+    others: list[tuple[tuple[Any, Any], int, float]] = []
+    for experiment, benchmark, decoding_type, _, num, total, seconds in connection.execute(wanted):
+        where, rate = (experiment, benchmark), total / seconds if seconds else 0.0
+        if decoding_type == PLAIN:
+            plain[where] = num, rate
+        else:
+            others.append((where, num, rate))
+    ratios: dict[str | None, list[float]] = defaultdict(list)
+    for where, num, rate in others:
+        base = plain.get(where)
+        if base is not None and base[0] == num and base[1] > 0:
+            ratios[where[0]].append(rate / base[1])
+    return {key: (min(found), max(found)) for key, found in ratios.items()}

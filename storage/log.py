@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 import sqlalchemy as sa
 
 from storage import owner, writing
-from storage.benchmarks import Artifacts, Benchmarks
+from storage.benchmarks import Artifacts, Benchmarks, Experiments
 from storage.database import Database
 from storage.query import RunReader
 from storage.records import (
@@ -40,6 +40,7 @@ class RunLog(RunReader):
         """Begun here and over, but the log does not say so: it could not be written."""
         self.artifacts = Artifacts(database)
         self.benchmarks = Benchmarks(database, self._owner)
+        self.experiments = Experiments(database)
         self.watchers: list[LogWatcher] = []
 
     @classmethod

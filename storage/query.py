@@ -65,6 +65,7 @@ EQUAL = (
     "setup_id",
     "prompt_id",
     "benchmark_id",
+    "experiment",
 )
 
 
@@ -150,10 +151,10 @@ def ids_statement(query: RunQuery) -> sa.Select[Any]:
 
 def _all_ids_statement(query: RunQuery) -> sa.Select[Any]:
     """The ids of all that the filters let through, in order."""
-    return sa.select(runs.c.id).where(*conditions(query)).order_by(*_order(query))
+    return sa.select(runs.c.id).where(*conditions(query)).order_by(*order_of(query))
 
 
-def _order(query: RunQuery) -> tuple[sa.ColumnElement[Any], ...]:
+def order_of(query: RunQuery) -> tuple[sa.ColumnElement[Any], ...]:
     _check("Runs must be sorted by", query.sort, SORT_KEYS)
     column = runs.c[query.sort]
     order = column.desc() if query.descending else column.asc()
@@ -165,7 +166,7 @@ def _order(query: RunQuery) -> tuple[sa.ColumnElement[Any], ...]:
 _DELETED = runs.c.deleted_at.is_not(None).label("deleted")
 
 
-def _summaries() -> sa.Select[Any]:
+def summaries() -> sa.Select[Any]:
     """Everything that the table of runs shows of them; only the shown rows are read in full."""
     start = sa.func.substr(run_details.c.prompt_text, 1, SHORT_PROMPT * ESCAPED)
     shown = [run_details.c[name] for name in ("method", "sampling", "limits", "note")]
@@ -173,7 +174,7 @@ def _summaries() -> sa.Select[Any]:
     return sa.select(runs, _DELETED, *shown, short).join_from(runs, run_details)
 
 
-def _read_summaries(connection: sa.Connection, wanted: sa.Select[Any]) -> tuple[RunSummary, ...]:
+def read_summaries(connection: sa.Connection, wanted: sa.Select[Any]) -> tuple[RunSummary, ...]:
     found = _read(connection, wanted, RunSummary)
     return tuple(RunSummary(**{**v, "prompt_text": v["prompt_text"][:SHORT_PROMPT]}) for v in found)
 
@@ -288,10 +289,10 @@ class RunReader:
         """One page of runs, and how many the filters let through."""
         query = query or RunQuery()
         page = ids_statement(query).subquery()
-        rows = _summaries().join(page, page.c.id == runs.c.id).order_by(*_order(query))
+        rows = summaries().join(page, page.c.id == runs.c.id).order_by(*order_of(query))
         total = sa.select(sa.func.count()).select_from(runs).where(*conditions(query))
         with self._reading() as connection:
-            return RunPage(_read_summaries(connection, rows), connection.scalar(total) or 0)
+            return RunPage(read_summaries(connection, rows), connection.scalar(total) or 0)
 
     def ids(self, query: RunQuery) -> tuple[str, ...]:
         """The ids of all runs that the filters let through, in order; limit and offset aside."""
@@ -343,8 +344,8 @@ class RunReader:
         )
         with self._reading() as connection:
             rows = connection.execute(wanted).all()
-            of_groups = _summaries().where(runs.c.id.in_([row.example for row in rows]))
-            examples = {run.id: run for run in _read_summaries(connection, of_groups)}
+            of_groups = summaries().where(runs.c.id.in_([row.example for row in rows]))
+            examples = {run.id: run for run in read_summaries(connection, of_groups)}
         found = []
         for row in rows:
             spreads = {name: _spread(row, name) for name in AVERAGED}
@@ -358,19 +359,20 @@ class RunReader:
     ) -> Mapping[Circumstance, Spread]:
         """Mean tok/s of completed runs on these prompts: of one setup, or of one decoding type.
 
-        It is what a speedup divides by; apart by target, prompt, dtype and device.
+        It is what a speedup divides by; apart by target, prompt, dtype and device, and that of a
+        decoding type apart by experiment.
         """
         equal = {"setup_id": setup_id} if setup_id else {"decoding_type": decoding_type}
-        circumstance = [runs.c[name] for name in Circumstance._fields]
+        apart = [runs.c[name] for name in Circumstance._fields[: 4 if setup_id else 5]]
         counted = [
             runs.c.prompt_id.in_(set(prompt_ids)),
             runs.c.deleted_at.is_(None),
             *(runs.c[name] == value for name, value in {"status": "completed", **equal}.items()),
         ]
-        wanted = sa.select(*circumstance, *_sums("tok_s")).where(*counted).group_by(*circumstance)
+        wanted = sa.select(*apart, *_sums("tok_s")).where(*counted).group_by(*apart)
         with self._reading() as connection:
             rows = connection.execute(wanted).all()
-        found = {Circumstance(*row[:4]): _spread(row, "tok_s") for row in rows}
+        found = {Circumstance(*row[: len(apart)]): _spread(row, "tok_s") for row in rows}
         return {where: spread for where, spread in found.items() if spread is not None}
 
     def facets(self) -> Facets:

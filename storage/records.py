@@ -100,6 +100,22 @@ class LogWatcher(Protocol):
         """A run is over, however it ended."""
 
 
+EXPERIMENT_LABELS = ("compare", "fastest")
+"""Labels whose value is the id of the experiment that a run was made for."""
+
+
+def experiment_of(benchmark_id: str | None, labels: Mapping[str, str]) -> str | None:
+    """Kind and id of a run's experiment, such as `compare:ID`; None for a run of its own.
+
+    The trials of a sweep are benchmarks named `SWEEP-TRIAL`.
+    """
+    if benchmark_id:
+        whole, dash, _ = benchmark_id.partition("-")
+        return f"{'sweep' if dash else 'benchmark'}:{whole}"
+    found = ((kind, labels[kind]) for kind in EXPERIMENT_LABELS if labels.get(kind))
+    return next((f"{kind}:{value}" for kind, value in found), None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
     """A row of the table of runs."""
@@ -145,6 +161,11 @@ class RunSummary:
     labels: Mapping[str, str]
     benchmark_id: str | None
     deleted: bool
+
+    @property
+    def experiment(self) -> str | None:
+        """The experiment that it is a request of; see `experiment_of`."""
+        return experiment_of(self.benchmark_id, self.labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,6 +283,8 @@ class RunQuery:
     setup_id: str | None = None
     prompt_id: str | None = None
     benchmark_id: str | None = None
+    experiment: str | None = None
+    """As `experiment_of` writes it."""
     tag: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     """All of them must be equal."""
@@ -304,6 +327,46 @@ class Circumstance(NamedTuple):
     prompt_id: str
     dtype: str
     device: str
+    experiment: str | None = None
+    """A machine is not as fast every day; None for runs of no experiment."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentRow:
+    """The requests of one experiment, as a row among single runs.
+
+    Attributes:
+        key: kind and id; see `experiment_of`.
+        name: the benchmark's; empty for other kinds.
+        num_completed: of its `num_runs` requests.
+        speedups: least and largest of its configurations; None while none answered all that
+            plain decoding did.
+        example: one of its runs.
+    """
+
+    key: str
+    name: str
+    num_runs: int
+    num_completed: int
+    newest_at: datetime
+    speedups: tuple[float, float] | None
+    example: RunSummary
+
+    @property
+    def kind(self) -> str:
+        return self.key.partition(":")[0]
+
+    @property
+    def id(self) -> str:
+        return self.key.partition(":")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedPage:
+    """One page of single runs and experiments, and how many there are in all."""
+
+    rows: tuple[RunSummary | ExperimentRow, ...]
+    total: int
 
 
 @dataclass(frozen=True, slots=True)

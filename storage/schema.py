@@ -161,6 +161,7 @@ runs = Table(  # narrow: what is filtered, sorted and grouped; the rest is in ru
     Column("setup_id", String(32), nullable=False),
     Column("prompt_id", String(32), nullable=False),
     Column("benchmark_id", String(32)),  # no foreign key: a run may be imported without it
+    Column("experiment", String(600)),  # kind:id, from benchmark_id or labels
     Column("num_prompt_tokens", Integer, nullable=False),
     Column("num_new_tokens", Integer, nullable=False, default=0),
     Column("num_steps", Integer, nullable=False, default=0),
@@ -186,6 +187,8 @@ runs = Table(  # narrow: what is filtered, sorted and grouped; the rest is in ru
     Index(None, "decoding_type", "created_at"),
     Index(None, "method_title", "created_at"),
     Index(None, "benchmark_id", "created_at"),
+    # Folded pages are read from this alone.
+    Index(None, "experiment", "created_at", "id", "deleted_at"),
     Index(None, "setup_id"),
     Index(None, "prompt_id"),
 )

@@ -17,6 +17,7 @@ from storage.records import (
     StorageError,
     StoredRun,
     UnknownRunError,
+    experiment_of,
 )
 from storage.schema import (
     dump,
@@ -53,6 +54,7 @@ def rows_of(run: NewRun | RunDetail, **more: Any) -> tuple[dict[str, Any], dict[
             run.target, run.method, run.sampling, run.limits, run.dtype, run.device
         ),
         "prompt_id": prompt_id(run.prompt_text, run.messages, run.prompt_ids),
+        "experiment": experiment_of(run.benchmark_id, run.labels),
         **more,
     }
     row = {name: values[name] for name in runs.c.keys() if name in values}

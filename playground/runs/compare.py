@@ -20,7 +20,7 @@ from playground.runs.settings import (
     non_default,
     short,
 )
-from playground.runs.table import Rates, base_rates, speedup
+from playground.runs.table import Divisor
 from storage import RunDetail, RunLog, Spread
 
 FIGURES = (
@@ -93,7 +93,7 @@ def compare_runs(
     runs = [run for run_id in ids if (run := log.get(run_id)) is not None]
     if len(runs) < 2:
         raise ConfigError("Tick at least two runs to compare them.")
-    rates = base_rates(log, runs, baseline)
+    base = Divisor.of(log, runs, baseline)
     groups: dict[str, list[RunDetail]] = {}
     for run in runs:
         groups.setdefault(run.setup_id, []).append(run)
@@ -101,7 +101,7 @@ def compare_runs(
     machines = [SettingTexts.of([machine(run) for run in group]) for group in groups.values()]
     in_order = [chosen(run) for group in groups.values() for run in group]
     return ComparedRuns(
-        tuple(_configuration(group, types, rates) for group in groups.values()),
+        tuple(_configuration(group, types, base) for group in groups.values()),
         different,
         differences(machines),
         tuple(axis for name in different if (axis := _axis(name, in_order)) is not None),
@@ -118,7 +118,7 @@ def _settings(group: Sequence[RunDetail], types: Types) -> SettingTexts:
     return SettingTexts.of(settings, same)
 
 
-def _configuration(group: Sequence[RunDetail], types: Types, rates: Rates) -> Configuration:
+def _configuration(group: Sequence[RunDetail], types: Types, base: Divisor) -> Configuration:
     run = group[0]
     return Configuration(
         setup_id=run.setup_id,
@@ -129,7 +129,7 @@ def _configuration(group: Sequence[RunDetail], types: Types, rates: Rates) -> Co
         num_prompts=len({run.prompt_id for run in group}),
         values={
             name: [
-                _finite(speedup(r, rates) if name == "speedup" else getattr(r, name)) for r in group
+                _finite(base.speedup(r) if name == "speedup" else getattr(r, name)) for r in group
             ]
             for name in (*FIGURES, *SPLIT)
         },

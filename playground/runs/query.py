@@ -17,7 +17,18 @@ from storage import LABEL_PREFIX, Figure, GroupKey, RunQuery, SortKey, Status, n
 
 PAGE_SIZE = 50
 MAX_LINK_CHARS = 20_000
-PICKED = ("tag", "benchmark_id", "setup_id", "prompt_id", "dtype", "device", "decoding_type")
+FLAT = "run"
+"""Groups by nothing: requests of experiments stand among the others."""
+PICKED = (
+    "tag",
+    "experiment",
+    "benchmark_id",
+    "setup_id",
+    "prompt_id",
+    "dtype",
+    "device",
+    "decoding_type",
+)
 EQUAL = ("target", "method_title", *PICKED)
 NUM_RUNS = "num_runs"
 """Orders groups by their size; runs by time."""
@@ -53,7 +64,7 @@ Range = Annotated[tuple[Bound, Bound], Field(strict=False)]
 StatusName = Annotated[str, AfterValidator(_one_of("status", ("", *get_args(Status))))]
 SortName = Annotated[str, AfterValidator(_one_of("sort", (NUM_RUNS, *names_of(SortKey))))]
 GroupName = Annotated[
-    Text, AfterValidator(_one_of("group", (*names_of(GroupKey), "tag"), LABEL_PREFIX))
+    Text, AfterValidator(_one_of("group", (FLAT, *names_of(GroupKey), "tag"), LABEL_PREFIX))
 ]
 
 
@@ -78,6 +89,7 @@ class TableQuery(Settings):
     setup_id: Text | None = None
     prompt_id: Text | None = None
     benchmark_id: Text | None = None
+    experiment: Text | None = None
     tag: Text | None = None
     labels: Annotated[dict[Text, Text], Field(max_length=16)] = {}
     ranges: dict[Figure, Range] = {}
@@ -88,6 +100,17 @@ class TableQuery(Settings):
     page: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     compare: RunIds | None = None
     baseline: Baseline | None = None
+
+    @property
+    def grouped(self) -> bool:
+        """Whether the rows are groups of runs."""
+        return bool(self.group) and self.group != FLAT
+
+    @property
+    def folded(self) -> bool:
+        """Whether an experiment is one row; not where some runs or one experiment are picked."""
+        picked = (self.experiment, self.benchmark_id, self.setup_id, self.prompt_id, self.ids)
+        return not self.group and not any(picked) and "compare" not in self.labels
 
     def run_query(self, **changes: Any) -> RunQuery:
         """The question to the log."""
@@ -105,7 +128,10 @@ class TableQuery(Settings):
 
     def in_group(self, value: str | None) -> TableQuery:
         """The runs of one of the groups that this query makes, newest first."""
-        by, changes = self.group or "", dict[str, Any]({self.group or "": value})
+        by, changes = (
+            self.group or "experiment",
+            dict[str, Any]({self.group or "experiment": value}),
+        )
         if by.startswith(LABEL_PREFIX):
             changes = {"labels": {**self.labels, by.removeprefix(LABEL_PREFIX): value}}
         first = {"group": None, "page": 0, "sort": "created_at", "descending": True}
@@ -114,7 +140,7 @@ class TableQuery(Settings):
     def after(self, before: TableQuery) -> TableQuery:
         """Back on the first page if the filters have changed, in the usual order if the groups."""
         if self.group != before.group:
-            usual = NUM_RUNS if self.group else "created_at"
+            usual = NUM_RUNS if self.grouped else "created_at"
             return self.replace(page=0, sort=usual, descending=True)
         return self if self.filters == before.filters else self.replace(page=0)
 

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+from urllib.parse import urlencode
 
 from playground.runs.columns import COLUMNS, DASH, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
-from playground.runs.query import NUM_RUNS, PAGE_SIZE, Baseline, TableQuery
+from playground.runs.query import FLAT, NUM_RUNS, PAGE_SIZE, Baseline, TableQuery
 from playground.runs.settings import Types, non_default
-from storage import LABEL_PREFIX, Circumstance, RunGroup, RunLog, RunSummary, Spread
+from storage import (
+    LABEL_PREFIX,
+    PLAIN,
+    Circumstance,
+    ExperimentRow,
+    RunGroup,
+    RunLog,
+    RunSummary,
+    Spread,
+)
 
-PLAIN = "Autoregressive"
-"""Decoding type whose tok/s speedups divide by, unless a baseline is chosen."""
+KINDS = {
+    "benchmark": "Benchmark",
+    "sweep": "Sweep",
+    "compare": "Comparison",
+    "fastest": "Find the fastest",
+}
+"""What an experiment's row is called."""
+REPORTS = ("benchmark", "compare")
+"""Kinds whose report has an address by id."""
 MAX_GROUPS = 200
 GROUPS = {
     "method_title": "method",
@@ -22,7 +39,6 @@ GROUPS = {
     "status": "run status",
     **{name: name for name in ("target", "dtype", "device", "tag")},
 }
-Rates = Mapping[Circumstance, Spread]
 
 
 class RunTable:
@@ -38,15 +54,22 @@ class RunTable:
 
     def view(self, query: TableQuery, columns: Collection[str] = ()) -> dict[str, Any]:
         """What the page's module draws: heads, rows of cells, how many there are."""
-        if query.group:
+        if query.grouped:
             return self._grouped_view(query)
         wanted = [c for c in COLUMNS if c.key in columns or (c.usual and not columns)]
-        found = self.log.find(query.run_query())
-        rates = base_rates(self.log, found.rows, query.baseline)
-        rows = [self._row(run, rates, query.baseline) for run in found.rows]
+        asked = query.run_query()
+        found = self.log.experiments.page(asked) if query.folded else self.log.find(asked)
+        single = [row for row in found.rows if isinstance(row, RunSummary)]
+        base = Divisor.of(self.log, single, query.baseline)
+        rows = [
+            self._row(row, base) if isinstance(row, RunSummary) else experiment_row(row)
+            for row in found.rows
+        ]
         if "benchmark_id" in columns:
             names = self.log.facets().benchmarks
-            rows = [{**row, "benchmark_id": names.get(row["benchmark_id"], "")} for row in rows]
+            rows = [
+                {**row, "benchmark_id": names.get(str(row.get("benchmark_id")), "")} for row in rows
+            ]
         first = PAGE_SIZE * query.page
         nothing = "No run matches." if query.filters else "No runs yet. Generate something."
         return {
@@ -58,18 +81,17 @@ class RunTable:
             "total": found.total,
         }
 
-    def _row(self, run: RunSummary, rates: Rates, base: Baseline | None) -> dict[str, Any]:
+    def _row(self, run: RunSummary, base: Divisor) -> dict[str, Any]:
         """The cells of a run by column."""
-        is_baseline = base is not None and run.setup_id == base.setup_id
         row = asdict(run) | {
             "created_at": run.created_at.isoformat(),
-            "method_title": [run.method_title, run.lossless, is_baseline],
+            "method_title": [run.method_title, run.lossless, run.setup_id == base.setup_id],
             "settings": non_default(run, self.types),
             "prompt": [run.name, " ".join(run.prompt_text.split())],
             "labels": " · ".join(f"{key} {value}" for key, value in run.labels.items()),
             "temperature": run.sampling.get("temperature"),
             "seed": run.sampling.get("seed"),
-            "speedup": speedup(run, rates),
+            "speedup": base.speedup(run),
         }
         return row | {name: figure.text(row[name]) for name, figure in FIGURES.items()}
 
@@ -124,12 +146,17 @@ class RunTable:
         for key, values in facets.labels.items():
             filters |= {f"{LABEL_PREFIX}{key} = {value}": f"{key} = {value}" for value in values}
         filters |= {f"benchmark_id = {i}": f"benchmark {n}" for i, n in facets.benchmarks.items()}
-        groups = [(title, key) for key, title in GROUPS.items()]
+        groups = [("experiment", ""), ("single requests", FLAT)]
+        groups += [(title, key) for key, title in GROUPS.items()]
         return {
             "targets": [("any", ""), *((name, name) for name in facets.targets)],
             "methods": [("any", ""), *((name, name) for name in facets.methods)],
             "filters": [(filters.get(v, v), v) for v in dict.fromkeys([*filters, *chosen])],
-            "groups": [("none", ""), *groups, *((k, LABEL_PREFIX + k) for k in facets.labels)],
+            "groups": [
+                ("experiment", ""),
+                *groups,
+                *((k, LABEL_PREFIX + k) for k in facets.labels),
+            ],
         }
 
     def title(self, run: RunSummary) -> str:
@@ -137,20 +164,69 @@ class RunTable:
         return " · ".join(filter(None, (run.method_title, non_default(run, self.types))))
 
 
-def base_rates(log: RunLog, rows: Iterable[RunSummary], baseline: Baseline | None) -> Rates:
-    """tok/s that these runs' speedups divide by: of the baseline, or of plain decoding."""
-    prompts = [run.prompt_id for run in rows]
-    if baseline is not None:
-        return log.rates(prompts, setup_id=baseline.setup_id)
-    return log.rates(prompts, decoding_type=PLAIN)
+def experiment_row(found: ExperimentRow) -> dict[str, Any]:
+    """The cells of an experiment: what it was, how much of it is done, and its speedups."""
+    run = found.example
+    begin = " ".join(run.prompt_text.split())
+    done = "" if found.num_completed == found.num_runs else f", {found.num_completed} completed"
+    kind = KINDS.get(found.kind, found.kind)
+    report = f"?{urlencode({found.kind: found.id})}" if found.kind in REPORTS else ""
+    return {
+        "id": found.key,
+        "experiment": report,
+        "created_at": found.newest_at.isoformat(),
+        "method_title": [kind, True, False],
+        "settings": f"{found.num_runs} requests{done}",
+        "target": run.target,
+        "prompt": [found.name, "" if found.name else begin],
+        "tags": [],
+        "speedup": _range(found.speedups),
+        "dtype": run.dtype,
+        "device": run.device,
+        "status": "completed" if not done else run.status if run.status == "running" else "partial",
+    }
 
 
-def speedup(run: RunSummary, rates: Rates) -> float | None:
-    """tok/s over the baseline's on the same target, prompt, dtype and device; None without one."""
-    rate = rates.get(Circumstance(run.target, run.prompt_id, run.dtype, run.device))
-    if rate is None or run.tok_s is None or rate.mean <= 0:
-        return None
-    return run.tok_s / rate.mean
+def _range(speedups: tuple[float, float] | None) -> str:
+    if speedups is None:
+        return DASH
+    low, high = (f"{one:.2f}" for one in speedups)
+    return f"{high}×" if low == high else f"{low} … {high}×"
+
+
+@dataclass(frozen=True, slots=True)
+class Divisor:
+    """What the speedups of some runs divide by.
+
+    Attributes:
+        setup_id: the configuration that was pinned; None = plain decoding.
+        rates: its tok/s by circumstance.
+    """
+
+    setup_id: str | None
+    rates: Mapping[Circumstance, Spread]
+
+    @classmethod
+    def of(cls, log: RunLog, rows: Iterable[RunSummary], baseline: Baseline | None) -> Self:
+        prompts = [run.prompt_id for run in rows]
+        if baseline is not None:
+            return cls(baseline.setup_id, log.rates(prompts, setup_id=baseline.setup_id))
+        return cls(None, log.rates(prompts, decoding_type=PLAIN))
+
+    def speedup(self, run: RunSummary) -> float | None:
+        """tok/s over that on the same target, prompt, dtype and device; None without one.
+
+        Over plain decoding also within one experiment, as machines are not as fast every day; plain
+        decoding itself has none, for its scatter is no speedup.
+        """
+        if self.setup_id is None and run.decoding_type == PLAIN:
+            return None
+        experiment = run.experiment if self.setup_id is None else None
+        where = Circumstance(run.target, run.prompt_id, run.dtype, run.device, experiment)
+        rate = self.rates.get(where)
+        if rate is None or run.tok_s is None or rate.mean <= 0:
+            return None
+        return run.tok_s / rate.mean
 
 
 def _heads(columns: Sequence[Column], sort: str, descending: bool) -> list[dict[str, Any]]:
@@ -164,8 +240,10 @@ def _heads(columns: Sequence[Column], sort: str, descending: bool) -> list[dict[
 
 
 def _cells(row: Mapping[str, Any], columns: Sequence[Column]) -> dict[str, Any]:
-    cells = [DASH if row[column.key] in (None, "") else row[column.key] for column in columns]
-    return {"id": row["id"], "deleted": row.get("deleted", False), "cells": cells}
+    values = [row.get(column.key) for column in columns]
+    cells = [DASH if value in (None, "") else value for value in values]
+    about = {"experiment": row["experiment"]} if "experiment" in row else {}
+    return {"id": row["id"], "deleted": row.get("deleted", False), "cells": cells, **about}
 
 
 def _ordered(groups: Sequence[RunGroup], sort: str, descending: bool) -> list[RunGroup]:

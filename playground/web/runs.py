@@ -88,7 +88,7 @@ class RunsPage:
         self.method = menu("method", "Method", everything)
         title = "Filters: tags, labels, tok/s >= 90, …"
         self.further = menu("further", title, [], multiselect=True)
-        self.group = menu("group", "Group by", [("none", "")])
+        self.group = menu("group", "Group by", [("experiment", "")])
         self.baseline = menu("base", "Speedup over", [("plain decoding", "")])
 
     def _actions(self) -> None:

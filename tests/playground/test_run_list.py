@@ -18,14 +18,15 @@ from storage import RunLog
 from tests.storage.conftest import finished_run, new_run
 
 PLAIN = {"decoding_type": "Autoregressive"}
+NGRAM = {"decoding_type": "NGram", "max_draft_len": 4}
 
 
-def timed(log: RunLog, tok_s: float, **changes: Any) -> str:
+def timed(log: RunLog, tok_s: float, *, num: int = 0, **changes: Any) -> str:
     run_id = log.begin(new_run(**changes))
     log.finish(
         run_id,
         status="completed",
-        output_ids=[],
+        output_ids=range(num),
         text="",
         finish_reason="eos",
         metrics={"tok_s": tok_s},
@@ -90,6 +91,70 @@ def test_speedup_divides_by_plain_decoding_on_the_same_prompt(log: RunLog) -> No
     rows = {row["id"]: row for row in cells(log, {})}
     assert rows[fast]["speedup"] == "2.00×"
     assert rows[alone]["speedup"] == "–"
+
+
+def test_speedups_stay_within_an_experiment_and_plain_decoding_has_none(log: RunLog) -> None:
+    timed(log, 10.0, method=PLAIN, prompt_text="p")
+    of = {"labels": {"compare": "c"}}
+    base = timed(log, 40.0, method=PLAIN, prompt_text="p", **of)
+    fast, alone = timed(log, 50.0, prompt_text="p", **of), timed(log, 50.0, prompt_text="p")
+    lost = timed(log, 50.0, prompt_text="p", labels={"compare": "other"})
+    rows = {row["id"]: row["speedup"] for row in cells(log, {"group": "run"})}
+    assert (rows[base], rows[fast], rows[alone], rows[lost]) == ("–", "1.25×", "5.00×", "–")
+
+
+def test_the_requests_of_an_experiment_are_one_row(log: RunLog) -> None:
+    benchmark = log.benchmarks.begin("mine", {})
+    first = timed(log, 20.0)
+    for tok_s, method in ((20.0, PLAIN), (30.0, NGRAM), (50.0, {**NGRAM, "max_draft_len": 9})):
+        for prompt in "pq":
+            timed(log, tok_s, num=11, method=method, prompt_text=prompt, benchmark_id=benchmark)
+    for number, tok_s in enumerate((20.0, 25.0)):
+        trial = f"{'e' * 16}-{number}"
+        timed(log, 20.0, num=11, method=PLAIN, benchmark_id=trial)
+        timed(log, tok_s, num=11, benchmark_id=trial)
+    timed(log, 20.0, num=11, method=PLAIN, labels={"compare": "c"})
+    failed = log.begin(new_run(labels={"compare": "c"}))
+    log.finish(failed, status="failed", output_ids=[], text="", finish_reason=None, metrics={})
+    last = timed(log, 20.0)
+
+    rows = cells(log, {})
+    assert [row["id"] for row in rows] == [
+        *(last, "compare:c", f"sweep:{'e' * 16}", f"benchmark:{benchmark}", first)
+    ]
+    compared, swept, measured = rows[1:4]
+    assert measured["method_title"][0] == "Benchmark" and measured["prompt"] == ["mine", ""]
+    assert (measured["settings"], measured["speedup"]) == ("6 requests", "1.50 … 2.50×")
+    assert (swept["settings"], swept["speedup"]) == ("4 requests", "1.00 … 1.25×")
+    assert (compared["settings"], compared["status"]) == ("2 requests, 1 completed", "partial")
+    assert compared["speedup"] == "–", "unequal requests are not compared"
+
+    view = RunTable(log).view(TableQuery())
+    assert view["count"] == "1–5 of 5"
+    assert [row.get("experiment") for row in view["rows"]] == [
+        *(None, "?compare=c", "", f"?benchmark={benchmark}", None)
+    ]
+    inside = TableQuery().in_group("compare:c")
+    assert "experiment = compare:c" in filter_texts(inside)
+    assert {row["id"] for row in RunTable(log).view(inside)["rows"]} >= {failed}
+    assert RunTable(log).view(inside)["total"] == 2
+    assert len(cells(log, {"group": "run"})) == 14
+    assert len(cells(log, {"method_title": "N-gram"})) == 5, "an experiment counts what matches"
+
+
+@pytest.mark.parametrize("sort", ["created_at", "tok_s", "mat"])
+@pytest.mark.parametrize("descending", [True, False])
+def test_folded_pages_hold_every_row_once(log: RunLog, sort: str, descending: bool) -> None:
+    for n in range(120):
+        labels = {"compare": str(n // 7)} if n % 3 else {}
+        timed(log, float(n * 37 % 101), labels=labels)
+    asked = {"sort": sort, "descending": descending}
+    pages = [cells(log, {**asked, "page": page}) for page in range(2)]
+    ids = [row["id"] for page in pages for row in page]
+    assert len(ids) == len(set(ids)) == 40 + 18 and len(pages[0]) == 50
+    if sort == "created_at":
+        times = [row["created_at"] for page in pages for row in page]
+        assert descending is False or times == sorted(times, reverse=True)
 
 
 def test_speedup_divides_by_the_pinned_setup(log: RunLog) -> None:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from storage import NewRun, RunLog, RunQuery, SchemaError
+from storage import ExperimentRow, NewRun, RunLog, RunQuery, SchemaError
 from storage.database import Database
 from storage.schema import metadata
 from tests.storage.conftest import step
@@ -62,6 +62,26 @@ def test_a_database_of_every_released_schema_opens(released: str) -> None:
         assert again is not None
         assert (again.setup_id, again.prompt_id) == (run.setup_id, run.prompt_id)
     assert sum(group.num_runs for group in log.groups(RunQuery(), "setup_id")) == 2 * page.total
+    log.close()
+
+
+def test_runs_of_the_first_schema_learn_their_experiment(tmp_path: Path) -> None:
+    file = str(shutil.copy(ASSETS / "schema-0003.sqlite3", tmp_path))
+    with sqlite3.connect(file) as connection:
+        (benchmark,) = connection.execute("select id from benchmarks").fetchone()
+        of = connection.execute("select id from runs where benchmark_id is not null").fetchall()
+        (other,) = connection.execute("select id from runs where benchmark_id is null").fetchone()
+        connection.execute("insert into labels values (?, 'compare', 'c')", [other])
+        connection.execute("update runs set decoding_type = 'Autoregressive' where id = ?", [other])
+    log = RunLog.open(file)
+    page = log.experiments.page(RunQuery())
+    folded = {row.key for row in page.rows if isinstance(row, ExperimentRow)}
+    assert folded == {f"benchmark:{benchmark}", "compare:c"}
+    assert {
+        (run.id,) for run in log.find(RunQuery(experiment=f"benchmark:{benchmark}")).rows
+    } == set(of)
+    assert other in {run.id for run in log.find(RunQuery(text="plain decoding")).rows}
+    assert log.find(RunQuery(text="plain decoding", decoding_type="NGram")).total == 0
     log.close()
 
 

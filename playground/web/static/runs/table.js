@@ -9,7 +9,8 @@ import { h, part } from "../kit.js";
 /**
  * @typedef {{ key: string, title: string, kind: string, sort: string | null, help: string,
  *   sorted: "ascending" | "descending" | null }} Head
- * @typedef {{ id: string | null, deleted: boolean, cells: any[] }} Row
+ * @typedef {{ id: string | null, deleted: boolean, cells: any[], experiment?: string }} Row
+ * `experiment`: the row stands for the requests of one; the address of its report, if it has any.
  */
 
 class RunTable {
@@ -22,7 +23,7 @@ class RunTable {
     this.previous = h("button", { type: "button", onclick: () => this.turn(-1) }, "\u2039 previous");
     this.next = h("button", { type: "button", onclick: () => this.turn(1) }, "next \u203a");
     this.all = h("input", { type: "checkbox", "aria-label": "tick this page",
-      onchange: () => this.tick(this.rows.map((row) => row.id), this.all.checked) });
+      onchange: () => this.tick(this.runs.map((row) => row.id), this.all.checked) });
     /** @type {Set<string | null>} */
     this.ticked = new Set();
     /** @type {string | null} */
@@ -39,6 +40,8 @@ class RunTable {
 
   get rows() { return this.value.rows ?? []; }
 
+  get runs() { return this.rows.filter((row) => row.experiment === undefined); }
+
   draw() {
     const { heads, pages = [0, 1], grouped = false, fault = "", count = "", nothing = "" } = this.value;
     this.fault.hidden = !fault;
@@ -49,7 +52,7 @@ class RunTable {
     this.head.replaceChildren(...(grouped ? [] : [h("th", { class: "tick" }, this.all)]),
       ...heads.map((/** @type {Head} */ head) => this.headCell(head)));
     this.body.replaceChildren(...this.rows.map((row) => grouped
-      ? this.groupRow(row, heads) : this.runRow(row, heads)));
+      || row.experiment !== undefined ? this.groupRow(row, heads, grouped) : this.runRow(row, heads)));
     if (!this.rows.length) {
       this.body.append(h("tr", { class: "empty" }, h("td", { colspan: heads.length + 1 }, nothing)));
     }
@@ -78,9 +81,13 @@ class RunTable {
     return line;
   }
 
-  groupRow(row, heads) {
+  groupRow(row, heads, grouped) {
     const narrow = () => { if (row.id !== null) this.send("narrow", { value: row.id }); };
-    const line = h("tr", { class: "group" }, ...cells(row, heads, narrow));
+    const line = h("tr", { class: "group" }, grouped ? null : h("td", { class: "tick" }),
+      ...cells(row, heads, narrow));
+    if (row.experiment) {
+      line.querySelector("td.prompt")?.append(" ", h("a", { href: row.experiment }, "report"));
+    }
     line.addEventListener("click", ({ target }) => { if (!isControl(target)) narrow(); });
     return line;
   }
@@ -101,7 +108,7 @@ class RunTable {
 
   /** With Shift, all rows between this one and the last that was ticked. */
   through(id, isRange) {
-    const ids = this.rows.map((row) => row.id);
+    const ids = this.runs.map((row) => row.id);
     const at = ids.indexOf(id), from = isRange ? ids.indexOf(this.lastTicked) : -1;
     this.lastTicked = id;
     return from < 0 ? [id] : ids.slice(Math.min(at, from), Math.max(at, from) + 1);
@@ -122,8 +129,8 @@ class RunTable {
       box.checked = this.ticked.has(id);
       here += Number(box.checked);
     }
-    this.all.checked = here > 0 && here === this.rows.length;
-    this.all.indeterminate = here > 0 && here < this.rows.length;
+    this.all.checked = here > 0 && here === this.runs.length;
+    this.all.indeterminate = here > 0 && here < this.runs.length;
     this.component.props.value = { ...this.value, ticked: [...this.ticked], untick: false };
   }
 
@@ -150,7 +157,7 @@ class RunTable {
   }
 }
 
-function isControl(target) { return target instanceof Element && Boolean(target.closest("button, input")); }
+function isControl(target) { return target instanceof Element && Boolean(target.closest("a, button, input")); }
 
 /** The first cell is a button, for the keyboard. */
 function cells(row, heads, act) {
