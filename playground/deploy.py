@@ -23,7 +23,7 @@ from engine.interop.handoff import Export, Imported
 from engine.model.sources import TargetSpec
 from playground.host.catalog import OWN_DRAFTERS, TYPE_PREFIX, Catalog
 from presets.reading import parse_yaml
-from storage import RunLog, RunQuery, RunSummary
+from storage import PLAIN, RunLog, RunQuery, RunSummary
 
 LOADS_GGUF = "llamacpp"
 RECENT = 40
@@ -97,8 +97,8 @@ class Question(Settings):
         return shlex.join(words)
 
     def filled(self, log: RunLog, catalog: Catalog) -> Question:
-        """With the newest run, a target and a method that fits, where none is picked."""
-        runs = recent_runs(log) if self.kind == "run" and not self.run else []
+        """With the fastest configuration, a target and a method that fits, where none is picked."""
+        runs = offered_runs(log) if self.kind == "run" and not self.run else []
         targets = [key for _, key in catalog.target_choices()]
         target = self.target if self.target in targets else targets[0]
         methods = [key for _, key in catalog.method_choices(target)]
@@ -131,14 +131,23 @@ def of_run(log: RunLog, run_id: str) -> Handed:
     return Handed(config, run.target, run.name or run.method_title, run.mat, run.tok_s)
 
 
-def recent_runs(log: RunLog) -> list[tuple[str, str]]:
-    """The newest runs: a title and the id."""
-    return [(_title(run), run.id) for run in log.find(RunQuery(limit=RECENT)).rows]
+def offered_runs(log: RunLog) -> list[tuple[str, str]]:
+    """What can be handed over, a title and a run's id: what experiments measured, fastest first,
+    then the newest single runs. Plain decoding needs no config."""
+    found = [
+        (_title(one.example, f"{one.speedup:.2f}× plain"), one.example.id)
+        for one in log.experiments.ranked()
+    ]
+    for run in log.experiments.page(RunQuery(limit=RECENT)).rows:
+        if isinstance(run, RunSummary) and run.decoding_type != PLAIN:
+            figure = "" if run.tok_s is None else f"{run.tok_s:.1f} tok/s"
+            found.append((_title(run, figure), run.id))
+    return found[:RECENT]
 
 
-def _title(run: RunSummary) -> str:
-    figures = [] if run.tok_s is None else [f"{run.tok_s:.1f} tok/s"]
-    return " · ".join([run.method_title, *figures, run.target, f"{run.created_at:%d %b %H:%M}"])
+def _title(run: RunSummary, figure: str) -> str:
+    parts = (run.method_title, figure, run.target, f"{run.created_at:%d %b %H:%M}")
+    return " · ".join(filter(None, parts))
 
 
 # ---- out
@@ -159,7 +168,8 @@ def hand_over(
         target=target,
         version=version or None,
         resolve=lambda name: model_name(name, resolve),
-        notes=_target_notes(spec, target, engine),
+        notes=_target_notes(spec, target),
+        losses=_losses(handed, engine, resolve),
     )
 
 
@@ -198,22 +208,38 @@ def _loadable(spec: TargetSpec) -> str:
     return spec.hub or spec.path or spec.name
 
 
-def _target_notes(spec: TargetSpec | None, target: str, engine: str) -> tuple[str, ...]:
+def _target_notes(spec: TargetSpec | None, target: str) -> tuple[str, ...]:
+    if spec is None:
+        return ()
     notes: list[str] = []
-    if spec is not None and spec.wheel is not None:
+    if spec.wheel is not None:
         notes.append(
             f"{target} is the embedded target of the package {spec.wheel.package}; it lies in the "
             "playground's cache folder under wheels/."
         )
-    is_gguf = target.endswith(".gguf") or (spec is not None and spec.gguf_file is not None)
-    if is_gguf and engine != LOADS_GGUF:
-        notes.append(
-            "The target is a GGUF file. Give this engine the model's original weights instead: "
-            "few architectures load from GGUF outside llama.cpp."
-        )
-    if spec is not None and spec.revision is not None:
+    if spec.revision is not None:
         notes.append(f"Here the target is revision {spec.revision} of {target}.")
     return tuple(notes)
+
+
+def _losses(handed: Handed, engine: str, resolve: Resolve) -> tuple[str, ...]:
+    """What of the weights does not go over."""
+    if engine == LOADS_GGUF:
+        return ()
+    models = {"target": handed.target, "drafter": getattr(handed.config, "speculative_model", None)}
+    return tuple(
+        f"The {role} is a GGUF file, which few engines besides llama.cpp load. Give this one the "
+        "model's original weights; they are not quantized in the same way, so speed and acceptance "
+        "differ."
+        for role, name in models.items()
+        if name is not None and _is_gguf(name, resolve)
+    )
+
+
+def _is_gguf(name: str, resolve: Resolve) -> bool:
+    spec = _spec_of(name, resolve)
+    file = spec is not None and spec.gguf_file is not None
+    return file or model_name(name, resolve).endswith(".gguf")
 
 
 # ---- in

@@ -13,6 +13,7 @@ from storage.records import Figure as Figure
 from storage.records import FoldedPage as FoldedPage
 from storage.records import GroupKey as GroupKey
 from storage.records import LogWatcher as LogWatcher
+from storage.records import MeasuredSetup as MeasuredSetup
 from storage.records import NewRun as NewRun
 from storage.records import RunDetail as RunDetail
 from storage.records import RunGroup as RunGroup

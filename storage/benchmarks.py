@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
@@ -18,6 +18,7 @@ from storage.records import (
     Benchmark,
     ExperimentRow,
     FoldedPage,
+    MeasuredSetup,
     RunQuery,
     RunSummary,
     StorageError,
@@ -246,15 +247,25 @@ class Experiments:
             count = connection.scalar(total) or 0
         return FoldedPage(tuple(rows.get(found[i].experiment, found[i]) for i in ids), count)
 
-    def newest(self, limit: int = 20) -> tuple[ExperimentRow, ...]:
-        """The newest experiments, newest first."""
-        query = RunQuery(limit=limit)
-        wanted = _heads(query, runs.c.created_at).order_by(sa.desc("value")).limit(limit)
+    def ranked(self, limit: int = 20) -> tuple[MeasuredSetup, ...]:
+        """The configurations of the newest experiments, largest speedup first.
+
+        One that several of them measured stands there as the newest did.
+        """
+        newest = _heads(RunQuery(), runs.c.created_at).add_columns(runs.c.experiment)
+        newest = newest.order_by(sa.desc("value")).limit(limit)
         with self._database.transaction(reading=True) as connection:
-            ids = [row.id for row in connection.execute(wanted)]
-            heads = read_summaries(connection, summaries().where(runs.c.id.in_(ids)))
-            rows = _rows(connection, query, heads).values()
-        return tuple(sorted(rows, key=lambda row: row.newest_at, reverse=True))
+            keys = [row.experiment for row in connection.execute(newest)]
+            ratios = {
+                ratio.setup_id: ratio
+                for ratio in sorted(
+                    _ratios(connection, keys), key=lambda one: -keys.index(one.experiment)
+                )
+            }
+            wanted = summaries().where(runs.c.id.in_([one.run_id for one in ratios.values()]))
+            examples = read_summaries(connection, wanted)
+        found = [MeasuredSetup(ratios[run.setup_id].speedup, run) for run in examples]
+        return tuple(sorted(found, key=lambda one: one.speedup, reverse=True))
 
 
 def _heads(query: RunQuery, column: sa.ColumnElement[Any]) -> sa.Select[Any]:
@@ -304,7 +315,9 @@ def _rows(
     ids = [str(key).partition(":")[2] for key in keys]
     named = sa.select(benchmarks.c.id, benchmarks.c.name).where(benchmarks.c.id.in_(ids))
     names = {row.id: row.name for row in connection.execute(named)}
-    speedups = _speedups(connection, keys)
+    speedups: dict[str, list[float]] = defaultdict(list)
+    for ratio in _ratios(connection, keys):
+        speedups[ratio.experiment].append(ratio.speedup)
     return {
         run.experiment: ExperimentRow(
             key=str(run.experiment),
@@ -312,40 +325,46 @@ def _rows(
             num_runs=counts[run.experiment][0],
             num_completed=counts[run.experiment][1],
             newest_at=counts[run.experiment][2],
-            speedups=speedups.get(run.experiment),
+            speedups=_ends(speedups[str(run.experiment)]),
             example=run,
         )
         for run in heads
     }
 
 
-def _speedups(
-    connection: sa.Connection, keys: Sequence[str | None]
-) -> dict[str | None, tuple[float, float]]:
-    """Least and largest ratio of pooled tok/s over plain decoding's, by experiment.
+def _ends(values: Sequence[float]) -> tuple[float, float] | None:
+    return (min(values), max(values)) if values else None
+
+
+class _Ratio(NamedTuple):
+    """A configuration's tok/s over plain decoding's in one experiment, and one of its runs."""
+
+    experiment: str
+    run_id: str
+    setup_id: str
+    speedup: float
+
+
+def _ratios(connection: sa.Connection, keys: Sequence[str | None]) -> list[_Ratio]:
+    """Ratios of pooled tok/s of the configurations of these experiments.
 
     Sums of unequal requests are no comparison: a configuration counts that completed as many as
     plain decoding did; in a sweep, those of its trial.
     """
     tokens = sa.cast(runs.c.num_new_tokens - 1, sa.Float)
     within = (runs.c.experiment, runs.c.benchmark_id, runs.c.decoding_type, runs.c.setup_id)
+    totals = (sa.func.count(), sa.func.sum(tokens), sa.func.sum(tokens / runs.c.tok_s))
     wanted = (
-        sa.select(*within, sa.func.count(), sa.func.sum(tokens), sa.func.sum(tokens / runs.c.tok_s))
+        sa.select(*within, sa.func.max(runs.c.id), *totals)
         .where(runs.c.experiment.in_(keys), runs.c.status == "completed", runs.c.tok_s > 0)
         .where(runs.c.deleted_at.is_(None))
         .group_by(*within)
     )
-    plain: dict[tuple[Any, Any], tuple[int, float]] = {}
-    others: list[tuple[tuple[Any, Any], int, float]] = []
-    for experiment, benchmark, decoding_type, _, num, total, seconds in connection.execute(wanted):
-        where, rate = (experiment, benchmark), total / seconds if seconds else 0.0
-        if decoding_type == PLAIN:
-            plain[where] = num, rate
-        else:
-            others.append((where, num, rate))
-    ratios: dict[str | None, list[float]] = defaultdict(list)
-    for where, num, rate in others:
-        base = plain.get(where)
-        if base is not None and base[0] == num and base[1] > 0:
-            ratios[where[0]].append(rate / base[1])
-    return {key: (min(found), max(found)) for key, found in ratios.items()}
+    rows = connection.execute(wanted).all()
+    plain = {(r[0], r[1]): (r[5], r[6] / r[7]) for r in rows if r[2] == PLAIN and r[7] and r[6]}
+    found = []
+    for experiment, benchmark, decoding_type, setup, run_id, num, total, seconds in rows:
+        num_plain, rate = plain.get((experiment, benchmark), (0, 0.0))
+        if decoding_type != PLAIN and num == num_plain and seconds:
+            found.append(_Ratio(experiment, run_id, setup, total / seconds / rate))
+    return found

@@ -362,6 +362,16 @@ class ExperimentRow:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredSetup:
+    """A configuration that an experiment compared with plain decoding."""
+
+    speedup: float
+    """Ratio of pooled tok/s."""
+    example: RunSummary
+    """One of its runs."""
+
+
+@dataclass(frozen=True, slots=True)
 class FoldedPage:
     """One page of single runs and experiments, and how many there are in all."""
 

@@ -140,5 +140,5 @@ def test_it_is_measured_replayed_and_drafted_again_like_any_other() -> None:
 def test_an_engine_that_does_not_know_it_cannot_take_it(engine: str) -> None:
     config = parse_method({"decoding_type": "Successor"})
     export = export_method(config, ENGINES[engine], target="owner/target")
-    assert export.verdict == "not taken" and not export.files
+    assert export.verdict == "not supported" and not export.files
     assert export.refusal.endswith(".")

@@ -68,6 +68,7 @@ def export_method(
     version: str | None = None,
     resolve: Callable[[str], str] = str,
     notes: tuple[str, ...] = (),
+    losses: tuple[str, ...] = (),
 ) -> Export:
     """A method as an engine takes it, or why it does not.
 
@@ -76,6 +77,7 @@ def export_method(
         version: the engine's release; None = the newest known.
         resolve: what `speculative_model` names → what the engine can load.
         notes: remarks on the target.
+        losses: what of the target does not go over.
 
     Raises:
         ConfigError: the version is malformed, or older than what is known.
@@ -85,7 +87,7 @@ def export_method(
         newer = f"{engine.title} {version} is newer than {engine.newest}, the newest known here."
         notes = (*notes, f"{newer} Check the result against its documentation.")
     version = version or engine.newest
-    writer = Writer(engine, config, target, numbers, resolve, list(notes))
+    writer = Writer(engine, config, target, numbers, resolve, list(notes), list(losses))
     try:
         files = engine.files(writer, writer.values())
     except NotTakenError as error:

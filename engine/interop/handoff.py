@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 
-Verdict = Literal["exact", "with losses", "not taken"]
+Verdict = Literal["exact", "with losses", "not supported"]
 Version = tuple[int, ...]
 MAX_CHARS = 200_000
 ReadYaml = Callable[[str], Any]
@@ -52,7 +52,7 @@ class Export:
     @property
     def verdict(self) -> Verdict:
         if self.refusal:
-            return "not taken"
+            return "not supported"
         return "with losses" if self.warnings else "exact"
 
 

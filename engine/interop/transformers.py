@@ -109,15 +109,17 @@ DRAFT_MODEL = Method(
             note="assistant_confidence_threshold is not set: 0.4, its default, is taken.",
         ),
         Loss(
+            "",
+            "Where scikit-learn is installed, transformers moves confidence_threshold="
+            "{c.confidence_threshold} as it goes.",
+            lambda config: config.confidence_threshold > 0,
+        ),
+        Loss(
             "use_draft_probs",
             "use_draft_probs=false is dropped: when sampling, transformers samples the drafts and "
             "verifies them with their probabilities.",
             lambda config: not config.use_draft_probs,
         ),
-    ),
-    notes=(
-        "With scikit-learn installed, transformers moves a confidence threshold above 0 as it "
-        "goes.",
     ),
 )
 DFLASH = Method("DFlash", "", (weights(ASSISTANT), const("speculation_type", "dflash")), since=NEW)

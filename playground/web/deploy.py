@@ -20,8 +20,8 @@ from playground.deploy import (
     hand_over,
     matrix,
     method_yaml,
+    offered_runs,
     read_config,
-    recent_runs,
     shown_settings,
     use,
 )
@@ -30,7 +30,7 @@ from playground.host.runner import EngineHost
 from playground.web.generate import GeneratePage
 from playground.web.results import HTML
 
-MARKS = {"exact": "✓", "with losses": "~", "not taken": "✕"}
+MARKS = {"exact": "✓", "with losses": "~", "not supported": "✕"}
 MAX_FILES = 2
 LANGUAGES: dict[str, Any] = {"json": "json", "yaml": "yaml", "bash": "shell", "python": "python"}
 Updates = dict[Any, Any]
@@ -44,7 +44,7 @@ WRITE_LINK = """(query) => {
   if (theme) url.searchParams.set("__theme", theme);
   history.replaceState(null, "", url.href);
 }"""
-NO_RUNS = "No runs yet. Generate something, or pick a method."
+NO_RUNS = "No run of a drafting method yet. Generate with one, or pick a method here."
 SAMPLES = {
     "trtllm": "speculative_config:\n  decoding_type: Eagle3\n  max_draft_len: 4\n  …",
     "vllm": '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 5}',
@@ -226,7 +226,7 @@ class DeployPage:
             self.run: gr.Dropdown(visible=of_run),
         }
         picks |= {part: gr.Dropdown(visible=not of_run) for part in (self.target, self.method)}
-        if of_run and not values["run"] and not recent_runs(self._log):
+        if of_run and not values["run"] and not offered_runs(self._log):
             return picks | self._fault("")
         found = attempt(lambda: self._found(Question.parse(values)), where="the Deploy page")
         return picks | (self._fault(found.sentence) if isinstance(found, Fault) else found)
@@ -258,8 +258,8 @@ class DeployPage:
         }
 
     def _runs(self, picked: Any, handed: Handed | None = None) -> list[tuple[str, str]]:
-        """The newest runs, and the one that is picked."""
-        runs = recent_runs(self._log)
+        """What is offered, and the one that is picked."""
+        runs = offered_runs(self._log)
         if picked and picked not in [key for _, key in runs]:
             title = f"{handed.title} · {handed.target} · " if handed else "run "
             runs.insert(0, (f"{title}{picked}", picked))
@@ -354,7 +354,7 @@ SAID: Any = HTML.from_string(
 {% if export.nearest %}<p><b>Nearest:</b> {{ export.nearest }}</p>{% endif %}</div>
 {% endmacro %}
 {% macro methods(engines, rows, marks) %}
-<p class="dim">✓ as it is · ~ with losses · ✕ not taken; newest releases, default settings.</p>
+<p class="dim">✓ complete · ~ with losses · ✕ not supported; newest releases, default settings.</p>
 <div class="frame"><table><thead><tr><th scope="col">method</th>
 {% for engine in engines.values() %}<th scope="col">{{ engine.title }}</th>{% endfor %}
 </tr></thead><tbody>
@@ -378,7 +378,7 @@ def told(export: Export) -> str:
     """Why the engine cannot take the method, or what is lost."""
     if export.refusal:
         return str(SAID.refusal(export))
-    return str(SAID.list("warning", "Lost on the way", export.warnings))
+    return str(SAID.list("warning", "What this engine cannot take over", export.warnings))
 
 
 def summary(handed: Handed) -> str:

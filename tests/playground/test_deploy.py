@@ -27,8 +27,8 @@ from playground.deploy import (
     method_yaml,
     model_name,
     of_run,
+    offered_runs,
     read_config,
-    recent_runs,
     use,
 )
 from playground.host.catalog import Catalog
@@ -190,9 +190,10 @@ def test_used_in_generate_needs_a_target_that_fits(catalog: Catalog) -> None:
 def test_the_embedded_target_is_a_file_and_engines_are_told(log: RunLog) -> None:
     handed = Handed(parse_method({"decoding_type": "NGram"}), "smollm2-135m-instruct", "NGram")
     vllm, llama = hand_over(handed, "vllm"), hand_over(handed, "llamacpp")
-    assert any("model's original weights instead" in note for note in vllm.notes)
+    assert vllm.verdict == "with losses"
+    assert any("model's original weights" in lost for lost in vllm.warnings)
     assert "-m SmolLM2-135M-Instruct.Q4_1.gguf" in llama.files[0].text
-    assert not any("original weights" in note for note in llama.notes)
+    assert not any("original weights" in said for said in (*llama.notes, *llama.warnings))
 
 
 def test_names_of_weights_are_what_an_engine_can_load(tmp_path: Path) -> None:
@@ -257,8 +258,56 @@ def test_the_command_is_the_same_on_the_command_line() -> None:
     assert asked.command == ("python app.py export --run abc --to sglang --engine-version 0.5.9")
 
 
-def test_recent_runs_are_offered_newest_first(log: RunLog) -> None:
-    stored(log)
-    run = stored(log)
-    title, key = recent_runs(log)[0]
-    assert key == run and title.startswith("EAGLE-3 · llama-3.1-8b-instruct · ")
+def answered(log: RunLog, tok_s: float, config: MethodConfig, title: str, **more: Any) -> str:
+    """A finished run of 11 tokens."""
+    run = log.begin(
+        NewRun(
+            target="llama-3.1-8b-instruct",
+            method=config.model_dump(mode="json"),
+            method_title=title,
+            lossless=True,
+            sampling={},
+            limits={},
+            prompt_ids=(1, 2),
+            **more,
+        )
+    )
+    log.finish(
+        run,
+        status="completed",
+        output_ids=range(11),
+        text="",
+        finish_reason="length",
+        metrics={"tok_s": tok_s},
+    )
+    return run
+
+
+def test_what_was_measured_is_offered_first_fastest_first_and_never_plain(
+    log: RunLog, catalog: Catalog
+) -> None:
+    plain, ngram = (parse_method({"decoding_type": name}) for name in ("Autoregressive", "NGram"))
+    alone = answered(log, 99.0, ngram, "N-gram")
+    of = {"labels": {"compare": "c"}}
+    slow = answered(log, 15.0, ngram.replace(max_draft_len=9), "Slower", **of)
+    answered(log, 20.0, plain, "Plain decoding", **of)
+    fast = answered(log, 30.0, ngram.replace(max_draft_len=7), "Faster", **of)
+    answered(log, 20.0, plain, "Plain decoding")
+    titles, runs = zip(*offered_runs(log), strict=True)
+    assert runs == (fast, slow, alone)
+    assert titles[0].startswith("Faster · 1.50× plain · llama-3.1-8b-instruct · ")
+    assert titles[2].startswith("N-gram · 99.0 tok/s · ")
+    assert Question().filled(log, catalog).run == fast
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", presets.methods())
+def test_exact_means_that_the_method_comes_back_as_it_went(name: str, engine: str) -> None:
+    config = presets.methods()[name].config
+    export = hand_over(Handed(config, "TARGET", name), engine)
+    if export.verdict != "exact" or name == "plain":
+        return
+    back = read_config(engine, export.files[0].text).config
+    drafter = getattr(config, "speculative_model", None)
+    named = {} if drafter is None else {"speculative_model": model_name(drafter)}
+    assert same_effect(back, config.replace(**named))

@@ -68,13 +68,13 @@ def test_every_preset_exports_and_parses_back_or_says_why_not(engine: str) -> No
     for version, _ in ENGINES[engine].versions:
         for preset in presets.methods().values():
             taken.add(checked(preset.config, engine, version))
-    assert taken >= {"exact", "not taken"}
+    assert taken >= {"exact", "not supported"}
 
 
 def checked(config: MethodConfig, engine: str, version: str) -> str:
     """The verdict of an export whose every part was looked at."""
     export = exported(config, engine, version)
-    assert (export.verdict == "not taken") == (not export.files) == bool(export.refusal)
+    assert (export.verdict == "not supported") == (not export.files) == bool(export.refusal)
     if not export.files:
         assert export.refusal.endswith(".") and export.nearest.endswith(".")
         return export.verdict
