@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from engine.errors import ConfigError
 from engine.plain import short
+
+MOST_FAULTS = 4
+"""Faults that one sentence names."""
 
 
 class Settings(BaseModel):
@@ -23,6 +26,12 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, validate_default=True, protected_namespaces=()
     )
+
+    main_settings: ClassVar[str] = ""
+    """Those that matter most (separated by blanks); where none is named, all do."""
+
+    without_effect: ClassVar[tuple[tuple[dict[str, Any], str], ...]] = ()
+    """Values of settings, and the settings (separated by blanks) that have no effect with them."""
 
     @classmethod
     def parse(cls, values: Mapping[str, Any], *, where: str = "") -> Self:
@@ -39,20 +48,35 @@ class Settings(BaseModel):
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            raise ConfigError(_sentence(cls, error, where)) from error
+            raise _refusal(cls, error, where) from error
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some settings changed, checked again."""
         return self.parse({**self.model_dump(), **changes})
+
+    def live_settings(self) -> set[str]:
+        """Settings that have an effect under the other settings."""
+        names = set(type(self).model_fields)
+        for values, without_effect in self.without_effect:
+            if all(getattr(self, name) == value for name, value in values.items()):
+                names -= set(without_effect.split())
+        return names
 
 
 def _at(where: str) -> str:
     return f" (in {where})" if where else ""
 
 
-def _sentence(cls: type[BaseModel], error: ValidationError, where: str) -> str:
-    details = error.errors(include_url=False)
-    return "; ".join(_explain(cls, detail) for detail in details[:4]) + f"{_at(where)}."
+def _refusal(cls: type[BaseModel], error: ValidationError, where: str) -> ConfigError:
+    """All faults in one sentence, and each by the setting that it is about."""
+    said: list[str] = []
+    faults: dict[str, str] = {}
+    for detail in error.errors(include_url=False)[:MOST_FAULTS]:
+        said.append(_explain(cls, detail))
+        # A rule over several settings begins with the name of the one to change.
+        name = str(detail["loc"][0]) if detail["loc"] else said[-1].partition(" ")[0]
+        faults.setdefault(name, f"{said[-1]}.")
+    return ConfigError(f"{'; '.join(said)}{_at(where)}.", faults=faults)
 
 
 def _explain(cls: type[BaseModel], detail: ErrorDetails) -> str:
@@ -73,18 +97,31 @@ def _explain(cls: type[BaseModel], detail: ErrorDetails) -> str:
 class Sampling(Settings):
     """How the next token is chosen from the target's logits. Temperature 0 is greedy."""
 
+    main_settings: ClassVar[str] = "temperature top_p seed"
+    without_effect: ClassVar[Any] = (({"temperature": 0.0}, "top_k top_p"),)
+
     temperature: float = Field(
-        0.0, ge=0.0, le=10.0, allow_inf_nan=False, description="0 = greedy (argmax)"
+        0.0,
+        ge=0.0,
+        le=10.0,
+        allow_inf_nan=False,
+        title="Temperature",
+        description="0 = greedy (argmax)",
     )
-    top_k: int = Field(0, ge=0, le=1_000_000, description="keep the k likeliest tokens; 0 = all")
+    top_k: int = Field(
+        0, ge=0, le=1_000_000, title="Top-k", description="keep the k likeliest tokens; 0 = all"
+    )
     top_p: float = Field(
         1.0,
         gt=0.0,
         le=1.0,
         allow_inf_nan=False,
+        title="Top-p",
         description="keep the smallest set with this much probability",
     )
-    seed: int = Field(0, ge=0, le=2**63 - 1, description="seed of every random draw of the run")
+    seed: int = Field(
+        0, ge=0, le=2**63 - 1, title="Seed", description="seed of every random draw of the run"
+    )
 
     @property
     def greedy(self) -> bool:
@@ -95,8 +132,18 @@ class Sampling(Settings):
 class Limits(Settings):
     """When a generation ends."""
 
-    max_new_tokens: int = Field(256, ge=1, le=1_000_000, description="most tokens to generate")
-    ignore_eos: bool = Field(False, description="go on after the end-of-text token")
+    main_settings: ClassVar[str] = "max_new_tokens ignore_eos"
+
+    max_new_tokens: int = Field(
+        256, ge=1, le=1_000_000, title="New tokens", description="most tokens to generate"
+    )
+    ignore_eos: bool = Field(
+        False, title="Ignore end of text", description="go on after the end-of-text token"
+    )
     stop: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
-        (), strict=False, max_length=16, description="strings that end the text (left out of it)"
+        (),
+        strict=False,
+        max_length=16,
+        title="Stop strings",
+        description="strings that end the text (left out of it)",
     )

@@ -13,13 +13,23 @@
 Every message is one or two sentences: what is wrong with which value, then what to do.
 """
 
+from collections.abc import Mapping
+
 
 class PlaygroundError(Exception):
     """Base of every error whose message is written for the user."""
 
 
 class ConfigError(PlaygroundError):
-    """A setting is unknown, of the wrong type or out of range."""
+    """A setting is unknown, of the wrong type or out of range.
+
+    Attributes:
+        faults: what is wrong, a sentence for each setting; empty where no setting is to blame.
+    """
+
+    def __init__(self, message: str = "", *, faults: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.faults = dict(faults or {})
 
 
 class TreeError(ConfigError):

@@ -28,18 +28,15 @@ from engine.proposal import Outcome, Proposal
 
 def _nested(value: object, info: ValidationInfo) -> object:
     """A mapping with `decoding_type` as that method's config, or such a config."""
-    from engine.drafters import methods
-
     values = value.model_dump() if isinstance(value, MethodConfig) else value
-    setting = info.field_name
+    setting = str(info.field_name)
     if not isinstance(values, Mapping):
         raise ValueError(f"{setting} must be a mapping with decoding_type, got {value!r:.80}")
-    known = {name: cls for name, cls in methods().items() if name != "Combined"}
-    allowed = [name for name, cls in known.items() if cls.looks_up or setting != "retrieval"]
+    known = CombinedConfig.methods_within(setting)
     kind = values.get("decoding_type")
-    if kind not in allowed:
+    if not isinstance(kind, str) or kind not in known:
         raise ValueError(
-            f"{setting}.decoding_type must be one of {', '.join(allowed)}, got {kind!r:.80}"
+            f"{setting}.decoding_type must be one of {', '.join(known)}, got {kind!r:.80}"
         )
     if values.get("adaptive"):
         raise ValueError(f"{setting}.adaptive must be off; set adaptive for both methods at once")
@@ -61,22 +58,40 @@ class CombinedConfig(MethodConfig):
         "Copies what followed the same words before; where they are new, another method drafts."
     )
     paper: ClassVar[str | None] = "2411.10666"
+    main_settings: ClassVar[str] = "retrieval model min_match_len"
 
     decoding_type: Literal["Combined"] = "Combined"
     size: Literal["set"] = Field("set", description="its two methods are as large as they are set")
     retrieval: Nested = Field(
-        SuffixConfig(), description="the retrieval method: NGram or Suffix with its settings"
+        SuffixConfig(),
+        title="Retrieval",
+        description="the retrieval method: NGram or Suffix with its settings",
     )
     model: Nested = Field(
-        TokenRecyclingConfig(), description="the method that drafts elsewhere, with its settings"
+        TokenRecyclingConfig(),
+        title="Where retrieval finds nothing",
+        description="the method that drafts elsewhere, with its settings",
     )
     min_match_len: int = Field(
-        2, ge=1, le=64, description="retrieval drafts only where this many last tokens match"
+        2,
+        ge=1,
+        le=64,
+        title="Shortest match",
+        description="retrieval drafts only where this many last tokens match",
     )
 
     @property
     def lossless(self) -> bool:
         return self.model.lossless
+
+    @classmethod
+    def methods_within(cls, setting: str) -> Mapping[str, type[MethodConfig]]:
+        from engine.drafters import methods
+
+        if setting not in ("retrieval", "model"):
+            return {}
+        fits = {name: kind for name, kind in methods().items() if name != "Combined"}
+        return {n: kind for n, kind in fits.items() if kind.looks_up or setting == "model"}
 
     def build(self, context: BuildContext) -> CombinedDrafter:
         return CombinedDrafter(self, self.retrieval.build(context), self.model.build(context))

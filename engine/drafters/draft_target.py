@@ -36,15 +36,25 @@ class DraftTargetConfig(MethodConfig):
     title: ClassVar[str] = "Draft model"
     summary: ClassVar[str] = "A smaller model of the same vocabulary drafts a chain of tokens."
     paper: ClassVar[str | None] = "2211.17192"
+    main_settings: ClassVar[str] = "size max_draft_len confidence_threshold"
     size_settings: ClassVar[str] = "max_draft_len"
 
     decoding_type: Literal["Draft_Target"] = "Draft_Target"
     speculative_model: str | None = Field(
-        None, description="draft model: a target preset's name, a local path or a hub id"
+        None,
+        title="Draft model",
+        description="draft model: a target preset's name, a local path or a hub id",
     )
-    max_draft_len: int = Field(4, ge=1, le=64, description="most tokens to draft")
+    max_draft_len: int = Field(
+        4,
+        ge=1,
+        le=64,
+        title="Draft length",
+        description="maximum number of tokens drafted per step",
+    )
     use_draft_probs: bool = Field(
         True,
+        title="Sample the drafts",
         description="when sampling: sample the drafts too and verify them with their "
         "probabilities; off = likeliest tokens",
     )
@@ -52,6 +62,7 @@ class DraftTargetConfig(MethodConfig):
         0.0,
         ge=0.0,
         le=1.0,
+        title="Confidence threshold",
         description="stop drafting where the draft model's best token is less likely; 0 = never",
     )
 

@@ -6,7 +6,7 @@ with it, the subclass says as well; the defaults here mean "measure it by runnin
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -67,15 +67,15 @@ class MethodConfig(Settings):
     size_settings: ClassVar[str] = ""
     """Settings (separated by blanks) that say how much is drafted, and nothing else."""
 
-    without_effect: ClassVar[tuple[tuple[dict[str, Any], str], ...]] = ()
-    """Values of settings, and the settings (separated by blanks) that have no effect with them."""
-
     decoding_type: str
     adaptive: bool = Field(
-        False, description="draft only as much as recent acceptance and measured latency justify"
+        False,
+        title="Adaptive drafting",
+        description="draft only as much as recent acceptance and measured latency justify",
     )
     size: Literal["set", "fit"] = Field(
         "set",
+        title="Draft size",
         description="how much to draft: set = as set below; fit = what is predicted to be the "
         "fastest on this machine, where acceptance was measured for several sizes",
     )
@@ -93,12 +93,9 @@ class MethodConfig(Settings):
 
     def live_settings(self) -> set[str]:
         """Settings that have an effect under the other settings."""
-        names = set(type(self).model_fields) - {"decoding_type"}
+        names = super().live_settings() - {"decoding_type"}
         if self.size == "set" or not self.size_settings:
             names.discard("size")
-        for values, without_effect in self.without_effect:
-            if all(getattr(self, name) == value for name, value in values.items()):
-                names -= set(without_effect.split())
         return names
 
     def build(self, context: BuildContext) -> Drafter:
@@ -110,6 +107,11 @@ class MethodConfig(Settings):
             DrafterError: they are of another method, or were made for another target.
         """
         raise ConfigError(f"{type(self).__name__} has no drafter.")
+
+    @classmethod
+    def methods_within(cls, setting: str) -> Mapping[str, type[MethodConfig]]:
+        """The methods that a setting may hold, by decoding type; most settings hold none."""
+        return {}
 
     # ---- for the tuner
 

@@ -190,15 +190,25 @@ class UserProvidedConfig(MethodConfig):
     summary: ClassVar[str] = (
         "A Python object of your own proposes continuations; it is registered on the command line."
     )
+    main_settings: ClassVar[str] = "drafter max_draft_len max_total_draft_tokens"
 
     decoding_type: Literal["User_Provided"] = "User_Provided"
     size: Literal["set"] = Field("set", description="the drafter itself decides")
     drafter: str | None = Field(
-        None, max_length=200, description="name under which the drafter was registered at the start"
+        None,
+        max_length=200,
+        title="Drafter",
+        description="name under which the drafter was registered at the start",
     )
-    max_draft_len: int = Field(8, ge=1, le=64, description="most tokens per candidate")
+    max_draft_len: int = Field(
+        8, ge=1, le=64, title="Draft length", description="most tokens per candidate"
+    )
     max_total_draft_tokens: int = Field(
-        64, ge=1, le=1024, description="most nodes of the draft tree; what is left over is dropped"
+        64,
+        ge=1,
+        le=1024,
+        title="Draft tokens",
+        description="most nodes of the draft tree; what is left over is dropped",
     )
 
     def build(self, context: BuildContext) -> UserProvidedDrafter:

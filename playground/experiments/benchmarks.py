@@ -124,10 +124,18 @@ class Extent(Settings):
     """How much of the suites is run, and how often."""
 
     limit_per_category: int | None = Field(
-        None, ge=1, le=10_000, description="most prompts of each kind of task; empty = all"
+        None,
+        ge=1,
+        le=10_000,
+        title="Prompts of each kind",
+        description="most prompts of each kind of task; empty = all",
     )
     repeats: int = Field(
-        2, ge=1, le=20, description="everything is run so often; more show the noise"
+        2,
+        ge=1,
+        le=20,
+        title="Repeats",
+        description="everything is run so often; more show the noise",
     )
 
 

@@ -1,8 +1,9 @@
 """Controls from a settings class, and the settings back from what the controls hold.
 
 A slider per bounded number, a number box per unbounded one, a choice per Literal, a tick per bool,
-text for strings and for numbers that may be left out, one line each for lists of strings, JSON for
-any other list.
+text for strings and for numbers that may be left out, one line each for lists of strings, commas
+between the numbers of a list, the paths of a choice tree as JSON. A setting that holds a method
+becomes that method's controls; their names begin with its own, `retrieval.max_draft_len`.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ from __future__ import annotations
 import json
 import types
 import typing
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
+import presets
 from engine.config import Settings
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.plain import read_json
 
-Kind = Literal["slider", "number", "choice", "ticks", "flag", "text", "lines"]
+Kind = Literal["slider", "number", "choice", "ticks", "flag", "text", "lines", "tree"]
 Parsed = TypeVar("Parsed", bound=Settings)
 LONGEST_SLIDER = 4096
 """Integer ranges wider than this get a number box: a slider could not hit a value."""
@@ -29,11 +32,25 @@ WIDEST_NUMBER = 2**53
 """JavaScript's integers are exact up to here; wider ranges are typed as text."""
 LONGEST_TEXT = 200_000
 """Characters taken from one control."""
+KIND_WITHIN = "decoding_type"
+OUTER_ONLY = ("adaptive", "size")
+"""Settings of a method that a method within another leaves to the outer one."""
+FITTED = (
+    "fitted to this machine when a run starts: the fastest of {} measured sizes; choose set to "
+    "set it by hand"
+)
+NOT_MEASURED = "no other sizes were measured with these settings: as much as is set below"
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """One field as the page's form draws it; `value` is its default in the control's own form."""
+    """One field as the page's form draws it.
+
+    Attributes:
+        value: its default in the control's own form.
+        main: whether it is shown at once, not on demand.
+        section: title of the method within the method that it belongs to.
+    """
 
     name: str
     label: str
@@ -46,16 +63,148 @@ class Control:
     choices: tuple[Any, ...] = ()
     optional: bool = False
     placeholder: str = ""
+    main: bool = True
+    section: str = ""
 
 
-def controls_of(settings: Settings, *, skip: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """A control per field of the settings' class, set to the settings' values."""
-    fields = type(settings).model_fields
-    return [
-        asdict(_control(name, info, getattr(settings, name)))
-        for name, info in fields.items()
-        if name not in skip and not _is_constant(info.annotation)
-    ]
+@dataclass(frozen=True, slots=True)
+class FormState:
+    """What a form's values mean for the form itself.
+
+    Attributes:
+        hidden: controls without an effect; None where the values are refused.
+        faults: what is wrong, by control; under an empty name what no control is to blame for.
+        notes: what to say of a control in place of its description.
+        lossless: None where that is not known, or where it is no method.
+    """
+
+    hidden: frozenset[str] | None = None
+    faults: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
+    lossless: bool | None = None
+
+
+def group_of(
+    name: str,
+    title: str,
+    settings: Settings,
+    *,
+    is_open: bool = True,
+    note: str | None = None,
+    skip: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Settings as a group of a form, as `web.forms.SettingsForm` draws it."""
+    return {
+        "name": name,
+        "title": title,
+        "open": is_open,
+        "note": note,
+        "settings": type(settings).__name__,
+        "fields": controls_of(settings, skip=skip),
+    }
+
+
+def controls_of(settings: Settings, *, skip: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """A control per field of the settings' class, set to the settings' values; main ones first."""
+    return [asdict(control) for control in _controls(settings, skip)]
+
+
+def changed_controls(settings: Settings, begun: Settings) -> dict[str, Any]:
+    """What the controls hold where settings are not as the form begins."""
+    before = {control.name: control.value for control in _controls(begun, ())}
+    now = {control.name: control.value for control in _controls(settings, ())}
+    return {name: v for name, v in now.items() if name not in before or v != before[name]}
+
+
+def state_of(cls: type[Settings], raw: Mapping[str, Any]) -> FormState:
+    """What values of controls mean: which controls have an effect, and which are wrong."""
+    try:
+        settings = settings_from(cls, raw)
+    except ConfigError as error:
+        return FormState(faults=error.faults or {"": str(error)})
+    lossless = settings.lossless if isinstance(settings, MethodConfig) else None
+    return FormState(frozenset(_without_effect(settings)), {}, _notes(settings), lossless)
+
+
+def _without_effect(settings: Settings) -> set[str]:
+    """Controls that have no effect."""
+    found = set(type(settings).model_fields) - settings.live_settings()
+    for name, method in _within(settings):
+        found |= {f"{name}.{inner}" for inner in _without_effect(method)} - {
+            f"{name}.{KIND_WITHIN}"
+        }
+    if isinstance(settings, MethodConfig) and settings.size_settings:
+        found.discard("size")
+        if settings.size == "fit" and presets.sizes(settings) is not None:
+            found |= {*settings.size_settings.split()}
+    return found
+
+
+def _notes(settings: Settings) -> dict[str, str]:
+    """Where a size that is fitted comes from."""
+    if not isinstance(settings, MethodConfig) or settings.size == "set":
+        return {}
+    table = presets.sizes(settings)
+    return {"size": FITTED.format(len(table.sizes)) if table else NOT_MEASURED}
+
+
+def _within(settings: Settings) -> Iterator[tuple[str, MethodConfig]]:
+    """Methods that settings hold."""
+    for name in type(settings).model_fields:
+        value = getattr(settings, name)
+        if isinstance(value, MethodConfig):
+            yield name, value
+
+
+def _controls(settings: Settings, skip: Sequence[str]) -> list[Control]:
+    cls = type(settings)
+    main = settings.main_settings.split() or list(cls.model_fields)
+    # Weights that are still to be named come first: without them nothing runs.
+    if getattr(settings, "speculative_model", "") is None:
+        main = ["speculative_model", *main]
+    names = [*main, *(name for name in cls.model_fields if name not in main)]
+    tree = cls.choices_field() if issubclass(cls, MethodConfig) else None
+    found: list[Control] = []
+    for name in names:
+        info, value = cls.model_fields[name], getattr(settings, name)
+        if name in skip or _is_constant(info.annotation):
+            continue
+        if isinstance(value, MethodConfig):
+            found += _controls_within(cls, name, value)
+            continue
+        control = _control(name, info, value)
+        kind = "tree" if name == tree else control.kind
+        found.append(replace(control, kind=kind, main=name in main))
+    return found
+
+
+def controls_within(cls: type[Settings], name: str, kind: object) -> list[Control]:
+    """Controls of the method that a setting of a class holds.
+
+    Raises ConfigError: the setting holds no such method.
+    """
+    known = cls.methods_within(name) if issubclass(cls, MethodConfig) else {}
+    if not isinstance(kind, str) or kind not in known:
+        raise ConfigError(f"{name} must be one of {', '.join(known)}, got {kind!r:.80}.")
+    return _controls_within(cls, name, known[kind].parse({}))
+
+
+def _controls_within(cls: type[Settings], name: str, method: MethodConfig) -> list[Control]:
+    """Which method it is, and that method's controls."""
+    info = cls.model_fields[name]
+    section = info.title or name
+    kinds = tuple(cls.methods_within(name)) if issubclass(cls, MethodConfig) else ()
+    which = Control(
+        f"{name}.{KIND_WITHIN}",
+        "Method",
+        info.description or "",
+        "choice",
+        method.decoding_type,
+        choices=kinds,
+        section=section,
+    )
+    inner = _controls(method, OUTER_ONLY)
+    return [which, *(replace(c, name=f"{name}.{c.name}", section=section) for c in inner)]
 
 
 def settings_from(cls: type[Parsed], raw: object, *, where: str = "") -> Parsed:
@@ -65,18 +214,41 @@ def settings_from(cls: type[Parsed], raw: object, *, where: str = "") -> Parsed:
     """
     if not isinstance(raw, Mapping):
         raise ConfigError(f"{where or cls.__name__} must be a mapping of settings.")
-    values = {}
+    values: dict[str, Any] = {}
+    within: dict[str, dict[str, Any]] = {}
     for name, value in raw.items():
-        info = cls.model_fields.get(name) if isinstance(name, str) else None
-        values[str(name)] = value if info is None else _value(name, info, value)
+        outer, dot, inner = str(name).partition(".")
+        if dot:
+            within.setdefault(outer, {})[inner] = value
+        else:
+            info = cls.model_fields.get(outer)
+            values[outer] = value if info is None else _read(outer, info, value)
+    for name, changed in within.items():
+        values[name] = _method_from(cls, name, values.get(name), changed)
     return cls.parse(values)
+
+
+def _method_from(cls: type[Settings], name: str, held: Any, changed: Mapping[str, Any]) -> Any:
+    """Settings of a method within another: those held, if any, with those that controls changed."""
+    known = cls.methods_within(name) if issubclass(cls, MethodConfig) else {}
+    if not isinstance(held, Mapping):
+        held = _plain(cls.model_fields[name].default) if known else {}
+    kind = changed.get(KIND_WITHIN, held.get(KIND_WITHIN))
+    if not isinstance(kind, str) or kind not in known:
+        return dict(changed)  # refused by the class, which names what is allowed
+    kept = held if held.get(KIND_WITHIN) == kind else {}
+    try:
+        return settings_from(known[kind], {**kept, **changed})
+    except ConfigError as error:
+        faults = {f"{name}.{inner}": text for inner, text in error.faults.items()}
+        raise ConfigError(f"{name}: {error}", faults=faults) from error
 
 
 def _control(name: str, info: FieldInfo, value: Any) -> Control:
     inner, optional = _without_none(info.annotation)
     common: dict[str, Any] = {
         "name": name,
-        "label": name,
+        "label": info.title or name.replace("_", " ").capitalize(),
         "help": info.description or "",
         "optional": optional,
     }
@@ -89,9 +261,12 @@ def _control(name: str, info: FieldInfo, value: Any) -> Control:
         return _number(info, inner, value, common)
     if inner is str:
         return Control(kind="text", value=value or "", **common)
-    if _is_list_of_text(inner):
+    if _is_list_of(inner, str):
         text = "\n".join(value or ())
         return Control(kind="lines", value=text, placeholder="one per line", **common)
+    if _is_list_of(inner, int):
+        text = ", ".join(map(str, value or ()))
+        return Control(kind="text", value=text, placeholder="none", **common)
     text = "" if value is None else json.dumps(_plain(value), separators=(",", ":"))
     return Control(kind="lines", value=text, placeholder="[[0], [0, 0], [1]]", **common)
 
@@ -133,6 +308,14 @@ def _marks(info: FieldInfo) -> list[Any]:
     return marks
 
 
+def _read(name: str, info: FieldInfo, raw: Any) -> Any:
+    """As `_value`; a fault is the setting's."""
+    try:
+        return _value(name, info, raw)
+    except ConfigError as error:
+        raise ConfigError(str(error), faults={name: str(error)}) from error
+
+
 def _value(name: str, info: FieldInfo, raw: Any) -> Any:
     """A control's raw value as the field's type; what does not parse is left for pydantic."""
     if isinstance(raw, str) and len(raw) > LONGEST_TEXT:
@@ -146,8 +329,10 @@ def _value(name: str, info: FieldInfo, raw: Any) -> Any:
         return _parsed_number(raw.strip(), inner)
     if inner is str or get_origin(inner) is Literal:
         return raw
-    if _is_list_of_text(inner) and not raw.lstrip().startswith("["):
+    if _is_list_of(inner, str) and not raw.lstrip().startswith("["):
         return [line for line in raw.split("\n") if line]
+    if _is_list_of(inner, int) and not raw.lstrip().startswith("["):
+        return [_parsed_number(part.strip(), int) for part in raw.split(",")]
     return _parsed_json(name, raw)
 
 
@@ -180,10 +365,10 @@ def _is_constant(annotation: Any) -> bool:
     return get_origin(annotation) is Literal and len(get_args(annotation)) == 1
 
 
-def _is_list_of_text(annotation: Any) -> bool:
+def _is_list_of(annotation: Any, kind: type) -> bool:
     if get_origin(annotation) not in (list, tuple):
         return False
-    return _without_none(get_args(annotation)[0])[0] is str
+    return _without_none(get_args(annotation)[0])[0] is kind
 
 
 def _plain(value: Any) -> Any:

@@ -152,7 +152,7 @@ def _depth(value: object) -> int:
 def config_of(method: Method, raw: object) -> MethodConfig:
     """The method's settings with those that a form changed.
 
-    A size that the form changed is taken as it is, not fitted.
+    A size that was changed is taken as it is, not fitted, unless the form says that it is to be.
 
     Raises ConfigError: naming what is wrong.
     """
@@ -163,6 +163,7 @@ def config_of(method: Method, raw: object) -> MethodConfig:
         raise ConfigError("decoding_type is set by the method picker, not by a setting.")
     config = settings_from(type(method.config), {**kept, **raw})
     own = {name: getattr(config, name) for name in config.size_settings.split()}
-    if any(value != getattr(method.config, name) for name, value in own.items()):
+    changed = any(value != getattr(method.config, name) for name, value in own.items())
+    if changed and "size" not in raw:
         return config.replace(**own)
     return config

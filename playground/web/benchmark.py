@@ -22,7 +22,7 @@ from playground.experiments.report.export import FILES
 from playground.experiments.report.plots import PLOTS, report_figure
 from playground.experiments.report.report import FORMULAS
 from playground.experiments.suites import GROUPS, in_order, items_of
-from playground.host.controls import Control, controls_of
+from playground.host.controls import Control, group_of
 from playground.host.request import DTYPES, HeldForm, texts
 from playground.host.runner import EngineHost
 from playground.runs.query import TableQuery
@@ -110,8 +110,10 @@ class BenchmarkPage(ExperimentPage):
         groups: list[dict[str, Any]] = []
         for key in shipped or [methods[0][1]]:
             groups.append(self._group(key, groups))
-        self.form = SettingsForm({"groups": groups}, elem_id="pg-benchmark-form")
-        self.extent = SettingsForm({"groups": extent_groups()}, elem_id="pg-benchmark-extent")
+        types = self.catalog.types.values()
+        self.form = SettingsForm({"groups": groups}, elem_id="pg-benchmark-form", classes=types)
+        extent = {"groups": extent_groups()}
+        self.extent = SettingsForm(extent, elem_id="pg-benchmark-extent", classes=[Extent])
         self.fields = {name: getattr(self, name) for name in ("target", "dtype", "suites")}
         self.fields |= {"categories": self.kinds, "form": self.form.held}
         self.fields["extent"] = self.extent.held
@@ -167,15 +169,9 @@ class BenchmarkPage(ExperimentPage):
         names = (start if n == 1 else f"{start}-{n}" for n in range(1, len(taken) + 2))
         name = next(name for name in names if name not in taken)
         named = Control("name", "name", "in tables and plots", "text", name)
-        return {
-            "name": name,
-            "method": key,
-            "title": f"{name} · {method.title}" if name != method.title else name,
-            "badge": "lossless" if method.config.lossless else "lossy",
-            "note": method.summary,
-            "open": False,
-            "fields": [asdict(named), *controls_of(method.config)],
-        }
+        title = f"{name} · {method.title}" if name != method.title else name
+        group = group_of(name, title, method.config, is_open=False, note=method.summary)
+        return {**group, "method": key, "fields": [asdict(named), *group["fields"]]}
 
     def _listen_to_setup(self) -> None:
         self.suites.change(self.list_kinds, [self.suites, self.kinds], self.kinds, **RAW)
@@ -314,15 +310,11 @@ class BenchmarkPage(ExperimentPage):
 
 def extent_groups() -> list[dict[str, Any]]:
     """How much is run, and how tokens are drawn."""
-    limits = controls_of(Limits(max_new_tokens=128), skip=("stop",))
-    parts = (
-        ("extent", "Extent", True, controls_of(Extent())),
-        ("limits", "Limits", True, limits),
-        ("sampling", "Sampling: greedy unless changed", False, controls_of(Sampling())),
-    )
+    sampling = "Sampling: greedy unless changed"
     return [
-        {"name": name, "title": title, "open": is_open, "fields": fields}
-        for name, title, is_open, fields in parts
+        group_of("extent", "Extent", Extent()),
+        group_of("limits", "Limits", Limits(max_new_tokens=128), skip=["stop"]),
+        group_of("sampling", sampling, Sampling(), is_open=False),
     ]
 
 

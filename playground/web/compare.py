@@ -12,7 +12,7 @@ from engine.config import Settings
 from engine.errors import ConfigError
 from engine.metrics import FORMULAS
 from playground.errors import Fault, attempt
-from playground.experiments.compare.form import MAX_CONFIGURATIONS, CompareForm
+from playground.experiments.compare.form import MAX_CONFIGURATIONS, CompareForm, CompareOptions
 from playground.experiments.compare.job import CompareJob
 from playground.experiments.compare.links import (
     first_methods,
@@ -173,7 +173,9 @@ class ComparePage:
             self.dtype = gr.Dropdown(
                 list(DTYPES), value="auto", label="dtype", elem_id="pg-cmp-dtype"
             )
-        self.run_form = SettingsForm(run_form(), elem_id="pg-cmp-run-form")
+        self.run_form = SettingsForm(
+            run_form(), elem_id="pg-cmp-run-form", classes=[CompareOptions]
+        )
 
     def _main(self) -> None:
         with gr.Row(elem_id="pg-cmp-head"):
@@ -221,7 +223,9 @@ class ComparePage:
                     elem_id=f"pg-cmp-method-{i}",
                 )
                 form = SettingsForm(
-                    method_form(self.catalog.method(start)), elem_id=f"pg-cmp-form-{i}"
+                    method_form(self.catalog.method(start)),
+                    elem_id=f"pg-cmp-form-{i}",
+                    classes=self.catalog.types.values(),
                 )
             self.columns.append(column)
             self.methods.append(method)

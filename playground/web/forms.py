@@ -1,21 +1,35 @@
 """Settings as a form of Gradio's components: a slider per bounded number, and so on per field.
 
 A form is drawn from what `controls.controls_of` says of the settings' fields, so that one function
-draws the settings of every method, and whoever fills a form does not hold components.
+draws the settings of every method, and whoever fills a form does not hold components. Every edit is
+read as a run would read it: what is wrong is said at its control, what has no effect is hidden, and
+a method is called lossy as soon as its settings make it so.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import gradio as gr
 from pydantic import ConfigDict, Field
 
-from engine.config import Settings
+from engine.config import Limits, Sampling, Settings
+from engine.errors import ConfigError
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
-from playground.host.controls import Control
+from playground.host.controls import (
+    KIND_WITHIN,
+    Control,
+    FormState,
+    controls_within,
+    state_of,
+)
+from playground.host.request import HeldForm
+from playground.web.fields import Fields
 
 QUIET: dict[str, Any] = {"show_progress": "hidden", "queue": False, "api_visibility": "private"}
 RAW: dict[str, Any] = {**QUIET, "preprocess": False}
@@ -32,12 +46,20 @@ EDIT_JS = """(held, ...values) => {
   return { ...held, values: { ...held.values, [%s]: Object.fromEntries(fields) } };
 }"""
 
+TREE_JS = """(held) => ({ rev: Math.random(), method: %s ?? held.method ?? null,
+  tree: held.values[%s][%s] })"""
+
 BARE: dict[str, Any] = {"show_label": False, "container": False}
 NO_EXAMPLE = ""
 
 
 class Group(Settings):
-    """Controls under a title."""
+    """Controls under a title.
+
+    Attributes:
+        settings: name of the class that what they hold is read as; None if it is not looked at.
+        method: key of the method, where the group can be left out.
+    """
 
     model_config = ConfigDict(extra="ignore", strict=False)
 
@@ -45,9 +67,27 @@ class Group(Settings):
     title: str
     open: bool
     fields: list[Control] = Field(max_length=200)
-    badge: str | None = None
+    settings: str | None = None
     note: str | None = None
     method: str | None = None
+
+    def values(self, held: Mapping[str, Mapping[str, Any]] | None) -> dict[str, Any]:
+        """What every control holds."""
+        own = (held or {}).get(self.name, {})
+        return {one.name: own.get(one.name, one.value) for one in self.fields}
+
+    def plain(self) -> dict[str, Any]:
+        """As `Asked` takes it."""
+        return {**self.model_dump(), "fields": [asdict(one) for one in self.fields]}
+
+    def swapped(self, setting: str, controls: list[Control]) -> Group:
+        """The group with the controls of another method in a setting that holds one."""
+        inside = [one.name.startswith(f"{setting}.") for one in self.fields]
+        if True not in inside:
+            raise ConfigError(f"{setting} holds no method.")
+        rest = [one for one, is_inside in zip(self.fields, inside, strict=True) if not is_inside]
+        at = inside.index(True)
+        return self.model_copy(update={"fields": [*rest[:at], *controls, *rest[at:]]})
 
 
 class Asked(Settings):
@@ -57,25 +97,34 @@ class Asked(Settings):
 
     groups: list[Group] = Field(max_length=64)
     values: dict[str, dict[str, Any]] | None = None
+    method: Any = None
 
 
 class SettingsForm:
     """A form over groups of settings.
 
     Attributes:
-        asked: set it to draw the form anew. Its value has `groups`, each with `name`, `title` and
-            `fields` (controls), and what they hold so far as `values`, by group and field. A
-            group that has a `method` can be left out by the person who fills the form.
+        asked: set it to draw the form anew. Its value has `groups`, each as `controls.group_of`
+            makes it, and what they hold so far as `values`, by group and control. A group that has
+            a `method` can be left out by the person who fills the form.
         held: what the form holds, as `values`; the form's `method` comes along, and of every group
             its name and `method`.
+        tree: a choice tree that is to be edited elsewhere, and the method's key if it is known.
     """
 
-    def __init__(self, value: dict[str, Any], *, elem_id: str) -> None:
+    def __init__(
+        self, value: dict[str, Any], *, elem_id: str, classes: Iterable[type[Settings]] = ()
+    ) -> None:
+        """`classes`: of the settings in it, beside sampling and limits."""
+        known: list[type[Settings]] = [Sampling, Limits, *classes]
+        self._classes = {cls.__name__: cls for cls in known}
         # It speaks for itself when its tab is first opened: a form there costs nothing before.
         self.asked = gr.HTML(
             value, html_template="", js_on_load='trigger("change");', elem_classes="pg-none"
         )
-        self.held = gr.HTML(None, html_template="", js_on_load="", elem_classes="pg-none")
+        self.held, self.tree = (
+            gr.HTML(None, html_template="", js_on_load="", elem_classes="pg-none") for _ in "12"
+        )
         self.asked.change(None, self.asked, self.held, js=HOLD_JS, **QUIET)
         with gr.Column(elem_id=elem_id, elem_classes="pg-form"):
             gr.render(
@@ -92,9 +141,11 @@ class SettingsForm:
             gr.Markdown(asked.sentence, elem_classes="pg-note")
             return
         for group in asked.groups:
-            values = (asked.values or {}).get(group.name, {})
-            title = f"{group.title} · {group.badge}" if group.badge else group.title
-            with gr.Accordion(title, open=group.open, elem_classes="pg-group"):
+            values = group.values(asked.values)
+            state = self._state(group, values)
+            with gr.Accordion(
+                heading(group, state), open=group.open, elem_classes="pg-group"
+            ) as head:
                 if group.method:
                     remove = gr.Button("Leave out", size="sm", elem_classes="pg-remove")
                     js = REMOVE_JS % json.dumps(group.name)
@@ -103,14 +154,79 @@ class SettingsForm:
                     gr.Markdown(group.note, elem_classes="pg-note")
                 if not group.fields:
                     gr.Markdown("Nothing to set.", elem_classes="pg-note")
-                self._fields(group.name, group.fields, values)
+                drawn = Fields(group.fields, values, state)
+            self._listen(group, head, drawn)
 
-    def _fields(self, group: str, fields: list[Control], values: dict[str, Any]) -> None:
-        names = [field.name for field in fields]
-        parts = [component(field, values.get(field.name, field.value)) for field in fields]
-        js = EDIT_JS % (json.dumps(names), json.dumps(group))
-        for part in parts:
-            part.change(None, [self.held, *parts], self.held, js=js, **QUIET)
+    def _listen(self, group: Group, head: gr.Accordion, drawn: Fields) -> None:
+        """Hold what is edited, then say what it means."""
+        if not drawn.parts:
+            return
+        parts, names = list(drawn.parts.values()), list(drawn.parts)
+        edited = gr.on(
+            [part.change for part in parts],
+            None,
+            [self.held, *parts],
+            self.held,
+            js=EDIT_JS % (json.dumps(names), json.dumps(group.name)),
+            **QUIET,
+        )
+        if group.settings in self._classes:
+            look = partial(self._look, group, drawn)
+            edited.then(look, self.held, [head, *drawn.outputs], **RAW)
+        for name, edit in drawn.edits.items():
+            js = TREE_JS % tuple(map(json.dumps, (group.method, group.name, name)))
+            edit.click(None, self.held, self.tree, js=js, **QUIET)
+        for name, part in drawn.parts.items():
+            setting, _, inner = name.rpartition(".")
+            if inner == KIND_WITHIN:
+                swap = partial(self._swap, group.name, setting)
+                part.input(swap, [part, self.asked, self.held], self.asked, **RAW)
+
+    def _state(self, group: Group, values: Mapping[str, Any]) -> FormState:
+        cls = self._classes.get(group.settings or "")
+        if cls is None:
+            return FormState()
+        own = {k: v for k, v in values.items() if k.partition(".")[0] in cls.model_fields}
+        return state_of(cls, own)
+
+    def _look(self, group: Group, drawn: Fields, held: Any) -> list[Any]:
+        """Updates of what is drawn of a group."""
+
+        def read() -> list[Any]:
+            values = group.values(HeldForm.of(held).values)
+            state = self._state(group, values)
+            title = gr.skip() if state.hidden is None else gr.update(label=heading(group, state))
+            return [title, *drawn.updates(values, state)]
+
+        found = attempt(read, where="looking at a form")
+        return [gr.skip()] * (1 + len(drawn.outputs)) if isinstance(found, Fault) else found
+
+    def _swap(self, name: str, setting: str, kind: Any, asked: Any, held: Any) -> Any:
+        """The form with another method in a setting that holds one."""
+
+        def swapped() -> dict[str, Any]:
+            form, values = Asked.parse(asked), HeldForm.of(held).values
+            group = next(group for group in form.groups if group.name == name)
+            cls = self._classes[group.settings or ""]
+            new = group.swapped(setting, controls_within(cls, setting, kind))
+            kept = {
+                k: v for k, v in values.get(name, {}).items() if not k.startswith(f"{setting}.")
+            }
+            groups = [new if one is group else one for one in form.groups]
+            return {
+                "method": form.method,
+                "groups": [one.plain() for one in groups],
+                "values": {**values, name: kept},
+            }
+
+        found = attempt(swapped, where="choosing a method within another")
+        return gr.skip() if isinstance(found, Fault) else found
+
+
+def heading(group: Group, state: FormState) -> str:
+    """A group's title, and what its settings make of the method."""
+    badge = {True: " · lossless", False: " · lossy", None: ""}
+    return group.title + badge[state.lossless]
 
 
 class PromptForm:
@@ -171,29 +287,3 @@ class PromptForm:
             return gr.skip(), gr.skip()
         text, is_raw = picked
         return text, "raw" if is_raw else "chat"
-
-
-def component(field: Control, value: Any) -> Any:
-    """Gradio's component for a control, holding a value."""
-    common: dict[str, Any] = {
-        "label": field.label,
-        "info": field.help or None,
-        "elem_classes": ["pg-field", f"pg-field-{field.name}"],
-        "interactive": True,
-    }
-    kind = field.kind
-    bounds: dict[str, Any] = {"minimum": field.min, "maximum": field.max}
-    if kind == "flag":
-        return gr.Checkbox(value, **common)
-    if kind == "choice":
-        choices = [("none" if choice is None else str(choice), choice) for choice in field.choices]
-        return gr.Dropdown(choices, value=value, **common)
-    if kind == "ticks":
-        titles = [str(choice) for choice in field.choices]
-        return gr.CheckboxGroup(titles, value=value, **common)
-    if kind == "slider":
-        return gr.Slider(value=value, step=field.step, **bounds, **common)
-    if kind == "number":
-        return gr.Number(value, **bounds, **common)
-    lines = 2 if kind == "lines" else 1
-    return gr.Textbox(value, lines=lines, placeholder=field.placeholder, **common)

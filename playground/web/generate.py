@@ -12,7 +12,7 @@ from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog, Method
-from playground.host.controls import controls_of
+from playground.host.controls import changed_controls, group_of
 from playground.host.request import DTYPES, read_dtype, read_request
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal
@@ -35,22 +35,16 @@ QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 def method_form(method: Method, key: str, held: dict[str, Any] | None = None) -> dict[str, Any]:
     """The form's value for a method's settings; `held` are settings of another value."""
-    group = {
-        "name": "method",
-        "title": type(method.config).title,
-        "badge": "lossless" if method.config.lossless else "lossy",
-        "note": method.summary,
-        "open": True,
-        "fields": controls_of(method.config),
-    }
+    config = method.config
+    group = group_of("method", type(config).title, config, note=method.summary)
     return {"groups": [group], "values": {"method": held} if held else {}, "method": key}
 
 
 def run_form() -> dict[str, Any]:
     """The form's value for sampling and limits."""
     groups = [
-        {"name": "sampling", "title": "Sampling", "open": True, "fields": controls_of(Sampling())},
-        {"name": "limits", "title": "Limits", "open": True, "fields": controls_of(Limits())},
+        group_of("sampling", "Sampling", Sampling()),
+        group_of("limits", "Limits", Limits()),
     ]
     return {"groups": groups, "values": {}}
 
@@ -93,7 +87,9 @@ class GeneratePage:
             self.method = gr.Dropdown(methods, value=picked, label="Method", elem_id="pg-method")
             self.unfit = gr.HTML(self.describe_unfit(first), elem_id="pg-unfit")
         start = self.catalog.method(picked)
-        self.form = SettingsForm(method_form(start, picked), elem_id="pg-method-form")
+        form = method_form(start, picked)
+        types = self.catalog.types.values()
+        self.form = SettingsForm(form, elem_id="pg-method-form", classes=types)
         self.run_form = SettingsForm(run_form(), elem_id="pg-run-form")
 
     def _main(self) -> None:
@@ -284,8 +280,7 @@ def held_settings(config: MethodConfig, settings: dict[str, Any]) -> dict[str, A
 
     Raises ConfigError: one is unknown or out of range.
     """
-    drawn = controls_of(config.replace(**settings))
-    return {control["name"]: control["value"] for control in drawn if control["name"] in settings}
+    return changed_controls(config.replace(**settings), config)
 
 
 def session_of(request: gr.Request) -> str:

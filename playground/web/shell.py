@@ -56,6 +56,11 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
         bench.listen_to_links(page, tabs)
         bench.listen(tabs, runs, tree.component, deploy)
         tree.listen_to_use(tabs, generate, compare)
+        tree.listen_to_forms(tabs, generate.target, generate.method, generate.form)
+        for method, form in zip(compare.methods, compare.forms, strict=True):
+            tree.listen_to_forms(tabs, compare.target, method, form)
+        tree.listen_to_forms(tabs, bench.target, None, bench.form)
+        tree.listen_to_forms(tabs, sweep.target, sweep.method, sweep.form)
         sweep.listen_to_links(page, tabs)
         sweep.listen(tabs, generate)
         deploy.listen_to_links(page, tabs)

@@ -19,7 +19,7 @@ from playground.experiments.sweep.report import FORMULAS, preset_yaml, state_of
 from playground.experiments.sweep.service import Sweeps
 from playground.experiments.sweep.space import Tunable, shown, tunables_of
 from playground.experiments.sweep.store import Sweep
-from playground.host.controls import Control, controls_of
+from playground.host.controls import Control, group_of
 from playground.host.request import DTYPES, HeldForm, texts
 from playground.web.experiment import ExperimentPage, Standing, method_menu, read_key
 from playground.web.forms import RAW, SettingsForm
@@ -85,9 +85,10 @@ class SweepPage(ExperimentPage):
             self.vary = gr.CheckboxGroup(
                 tunables, value=varied, label="Tick what varies", elem_id="pg-sweep-vary"
             )
-        self.form = SettingsForm(self._drawn(first, varied), elem_id="pg-sweep-form")
-        plan = controls_of(FORM, skip=(*PICKED, "settings", "vary"))
-        group = {"name": "plan", "title": "Plan", "open": True, "fields": plan}
+        types = self.catalog.types.values()
+        drawn = self._drawn(first, varied)
+        self.form = SettingsForm(drawn, elem_id="pg-sweep-form", classes=types)
+        group = group_of("plan", "Plan", FORM, skip=(*PICKED, "settings", "vary"))
         self.plan = SettingsForm({"groups": [group]}, elem_id="pg-sweep-plan")
         self.fields = {name: getattr(self, name) for name in (*PICKED, "vary")}
         self.fields |= {"form": self.form.held, "plan": self.plan.held}
@@ -131,14 +132,8 @@ class SweepPage(ExperimentPage):
             for name in varied
             if name in tunables
         ]
-        fixed = {
-            "name": "settings",
-            "title": "Settings that stay",
-            "badge": "lossless" if method.config.lossless else "lossy",
-            "note": method.summary,
-            "open": False,
-            "fields": controls_of(method.config, skip=tuple(varied)),
-        }
+        title, note = "Settings that stay", method.summary
+        fixed = group_of("settings", title, method.config, is_open=False, note=note, skip=varied)
         return {"method": key, "values": values or {}, "groups": [*groups, fixed]}
 
     def _listen_to_setup(self) -> None:

@@ -14,6 +14,7 @@ from playground.trees.editor import QUESTIONS, TreeEditor, ask
 from playground.trees.methods import Used, read_used
 from playground.web.compare import ComparePage
 from playground.web.components import drawn_by, static_text
+from playground.web.forms import RAW, SettingsForm
 from playground.web.generate import GeneratePage
 from playground.web.rpc import answered
 
@@ -90,6 +91,22 @@ class TreePage:
 
         for name, handler in (("generate", use_in_generate), ("compare", use_in_compare)):
             self.component.use(handler, None, [tabs, *places[name]], **QUIET)
+
+    def listen_to_forms(self, tabs: gr.Tabs, target: Any, method: Any, form: SettingsForm) -> None:
+        """Open the choice tree of a form; `method`: picker of its method, if it has one."""
+
+        def show(asked: Any, target: Any, *picked: Any) -> tuple[Any, Any]:
+            asked = asked if isinstance(asked, dict) else {}
+            link = {"tree": asked.get("tree"), "target": target}
+            link["method"] = picked[0] if picked else asked.get("method")
+            texts = {name: str(value)[:LINK_CHARS] for name, value in link.items() if value}
+            opened = read_link(texts)
+            if opened is None:
+                return gr.skip(), gr.skip()
+            return gr.Tabs(selected="tree"), {"rev": secrets.token_urlsafe(6), "link": opened}
+
+        pickers = [target] if method is None else [target, method]
+        form.tree.change(show, [form.tree, *pickers], [tabs, self.component], **RAW)
 
 
 def read_link(params: Mapping[str, str]) -> dict[str, str] | None:

@@ -473,7 +473,9 @@ def test_latency_is_measured_and_predicts_and_a_run_checks_it(tree: TreePage) ->
     tree.press("Delete")
     tree.tool("child").focus()
     tree.host.get_by_role("button", name="Use in Generate").click()
-    field = tree.tab.locator("#pg-method-form .pg-field-medusa_choices textarea")
+    form = tree.tab.locator("#pg-method-form")
+    form.get_by_role("button", name="List of paths").click()
+    field = form.locator(".pg-field-medusa_choices textarea")
     field.wait_for(state="visible")
     assert field.input_value() == "[[0],[0,0],[0,1],[0,0,0],[0,1,0],[0,0,0,0]]"
     tree.tab.get_by_label("Completion").check()
@@ -491,9 +493,22 @@ def test_the_tree_goes_to_compare(tree: TreePage) -> None:
     tree.host.get_by_role("button", name="Use in Compare").click()
     form = tree.tab.locator("#pg-cmp-form-0")
     form.locator(".pg-group > button").click()
+    form.get_by_role("button", name="List of paths").click()
     field = form.locator(".pg-field-medusa_choices textarea")
     field.wait_for(state="visible")
     assert field.input_value() == "[[1],[1,0],[1,1]]"
+
+
+def test_a_forms_tree_is_edited_on_the_tree_page(tree: TreePage) -> None:
+    tree.tab.get_by_role("tab", name="Generate", exact=True).click()
+    tree.page.pick_method("Tiny Medusa", "medusa_choices")
+    form = tree.tab.locator("#pg-method-form")
+    form.get_by_role("button", name="List of paths").click()
+    form.locator(".pg-field-medusa_choices textarea").fill("[[0],[1],[2]]")
+    form.locator("figcaption", has_text="3 nodes, 1 deep").wait_for()
+    form.get_by_role("button", name="Edit on the Tree page").click()
+    tree.host.locator('[data-key="2"]').wait_for()
+    assert tree.host.locator('[data-key="0.0"]').count() == 0
 
 
 def test_ranks_are_measured_with_progress_and_stop(

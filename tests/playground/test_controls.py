@@ -9,8 +9,9 @@ from pydantic import Field
 
 from engine.config import Limits, Sampling, Settings
 from engine.drafters import methods
+from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from playground.host.controls import controls_of, settings_from
+from playground.host.controls import controls_of, settings_from, state_of
 
 
 class Everything(Settings):
@@ -113,3 +114,142 @@ def test_bad_values_are_refused_by_name(raw: dict[str, Any], names: str) -> None
 def test_no_mapping_is_refused(raw: object) -> None:
     with pytest.raises(ConfigError, match="mapping"):
         settings_from(Everything, raw)
+
+
+ALL = [*methods().values(), Sampling, Limits]
+LOSSY = {
+    ("Medusa", "acceptance", "typical"),
+    ("MTP", "use_relaxed_acceptance_for_thinking", True),
+}
+"""Settings that make a method lossy."""
+
+
+MEASURED = {"size": "fit", "max_matching_ngram_size": 3}
+"""Settings of n-gram lookup of which several sizes were measured."""
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_every_setting_has_a_name_in_words(cls: type[Settings]) -> None:
+    titles = [c["label"] for c in controls_of(cls()) if not c["section"]]
+    assert all(
+        cls.model_fields[n].title
+        for n in cls.model_fields
+        if n != "decoding_type" and (n in by_name(cls()))
+    )
+    assert len(set(titles)) == len(titles)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_rules_name_settings_and_values_that_exist(cls: type[Settings]) -> None:
+    fields = cls.model_fields
+    named = [*cls.main_settings.split(), *getattr(cls, "size_settings", "").split()]
+    for values, without_effect in cls.without_effect:
+        assert getattr(cls.parse({**values}), next(iter(values))) == next(iter(values.values()))
+        named += [*values, *without_effect.split()]
+    assert set(named) <= set(fields)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_at_most_four_settings_stand_before_the_rest(cls: type[Settings]) -> None:
+    shown = [c["name"] for c in controls_of(cls()) if c["main"] and not c["section"]]
+    hidden = state_of(cls, {}).hidden
+    assert hidden is not None and len(set(shown) - hidden) <= 4
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "hidden", "live"),
+    [
+        ("NGram", MEASURED, {"max_draft_len"}, {"size", "lookup"}),
+        ("NGram", {"size": "fit", "is_keep_all": False}, set(), {"max_draft_len"}),
+        ("NGram", {"lookup": "transformers"}, {"is_keep_all"}, {"max_draft_len", "size"}),
+        ("Eagle", {}, {"max_total_draft_tokens"}, {"eagle_choices"}),
+        ("Eagle", {"use_dynamic_tree": True}, {"eagle_choices"}, {"max_total_draft_tokens"}),
+        ("Medusa", {}, {"posterior_alpha"}, {"medusa_choices"}),
+        ("Medusa", {"acceptance": "typical"}, set(), {"posterior_alpha"}),
+        ("Combined", {}, {"retrieval.max_total_draft_tokens"}, {"retrieval.max_draft_len"}),
+        (
+            "Combined",
+            {"model.decoding_type": "Medusa"},
+            {"model.posterior_alpha"},
+            {"model.acceptance", "model.decoding_type"},
+        ),
+    ],
+)
+def test_settings_without_effect_are_hidden(
+    name: str, values: dict[str, Any], hidden: set[str], live: set[str]
+) -> None:
+    found = state_of(methods()[name], values).hidden
+    assert found is not None and hidden <= found and not live & found
+
+
+def test_greedy_hides_what_only_sampling_reads() -> None:
+    assert state_of(Sampling, {"temperature": 0}).hidden == {"top_k", "top_p"}
+    assert state_of(Sampling, {"temperature": 0.7}).hidden == frozenset()
+
+
+def test_fitted_size_says_from_how_many_it_is_chosen() -> None:
+    ngram = methods()["NGram"]
+    assert "measured sizes" in state_of(ngram, MEASURED).notes["size"]
+    none = state_of(ngram, {"size": "fit", "is_keep_all": False}).notes["size"]
+    assert none.startswith("no other sizes were measured")
+    assert state_of(ngram, {"size": "set"}).notes == {}
+
+
+@pytest.mark.parametrize("cls", methods().values())
+def test_every_acceptance_setting_says_whether_it_is_lossless(cls: type[MethodConfig]) -> None:
+    kind = cls.model_fields["decoding_type"].default
+    for control in controls_of(cls()):
+        choices = (False, True) if control["kind"] == "flag" else control["choices"]
+        for value in choices:
+            state = state_of(cls, {control["name"]: value})
+            if state.hidden is not None:
+                known = (kind, control["name"], value) in LOSSY
+                assert state.lossless is not known, (control["name"], value)
+
+
+def test_a_lossy_method_within_another_makes_it_lossy() -> None:
+    combined = methods()["Combined"]
+    lossy = {"model.decoding_type": "Medusa", "model.acceptance": "typical"}
+    assert state_of(combined, lossy).lossless is False
+    assert state_of(combined, {**lossy, "model.acceptance": "lossless"}).lossless is True
+
+
+@pytest.mark.parametrize(
+    ("name", "raw", "at"),
+    [
+        ("NGram", {"max_draft_len": 99}, {"max_draft_len"}),
+        ("NGram", {"max_draft_len": 99, "lookup": "x"}, {"max_draft_len", "lookup"}),
+        (
+            "Eagle",
+            {"use_dynamic_tree": True, "max_total_draft_tokens": 900, "max_draft_len": 2},
+            {"max_total_draft_tokens"},
+        ),
+        ("Medusa", {"medusa_choices": "[[0], [0"}, {"medusa_choices"}),
+        ("Medusa", {"medusa_choices": "[[0], [0], [1]]"}, {"medusa_choices"}),
+        ("Combined", {"model.matrix_top_k": 99}, {"model.matrix_top_k"}),
+        ("Combined", {"min_match_len": 0, "retrieval.max_draft_len": 3}, {"min_match_len"}),
+    ],
+)
+def test_a_fault_stands_at_its_control(name: str, raw: dict[str, Any], at: set[str]) -> None:
+    state = state_of(methods()[name], raw)
+    assert set(state.faults) == at and state.hidden is None and state.lossless is None
+
+
+def test_method_within_a_method_parses_back() -> None:
+    combined = methods()["Combined"]
+    raw = {"model.decoding_type": "NGram", "model.max_draft_len": 3, "retrieval.max_draft_len": "5"}
+    found = settings_from(combined, raw).model_dump()
+    assert found["model"]["decoding_type"] == "NGram" and found["model"]["max_draft_len"] == 3
+    assert found["retrieval"]["max_draft_len"] == 5
+    with pytest.raises(ConfigError, match="retrieval.decoding_type must be one of NGram, Suffix"):
+        settings_from(combined, {"retrieval.decoding_type": "Medusa"})
+
+
+def test_numbers_of_a_list_are_written_with_commas() -> None:
+    eagle3 = methods()["Eagle3"]
+    found = settings_from(eagle3, {"eagle3_layers_to_capture": "2, 14, 27"})
+    assert by_name(found)["eagle3_layers_to_capture"]["value"] == "2, 14, 27"
+    assert found.model_dump()["eagle3_layers_to_capture"] == (2, 14, 27)
+    assert (
+        "eagle3_layers_to_capture" in state_of(eagle3, {"eagle3_layers_to_capture": "2, x"}).faults
+    )

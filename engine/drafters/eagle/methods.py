@@ -46,22 +46,42 @@ class _EagleMethod(MethodConfig):
     """What EAGLE's generations share: a head, and a tree that may be grown by confidence."""
 
     speculative_model: str | None = Field(
-        None, description="the EAGLE head of this target: folder, file or hub id"
+        None,
+        title="EAGLE head",
+        description="the EAGLE head of this target: folder, file or hub id",
     )
     use_dynamic_tree: bool = Field(
-        False, description="grow the tree by confidence, as EAGLE-2 does, instead of a fixed draft"
+        False,
+        title="Dynamic tree",
+        description="grow the tree by confidence, as EAGLE-2 does, instead of a fixed draft",
     )
     max_draft_len: int = Field(
-        6, ge=1, le=32, description="dynamic tree: drafted levels (EAGLE's depth + 1)"
+        6,
+        ge=1,
+        le=32,
+        title="Draft depth",
+        description="dynamic tree: drafted levels (EAGLE's depth + 1)",
     )
     dynamic_tree_max_topK: int = Field(
-        10, ge=1, le=64, description="dynamic tree: children of every expanded node"
+        10,
+        ge=1,
+        le=64,
+        title="Children per node",
+        description="dynamic tree: children of every expanded node",
     )
     max_total_draft_tokens: int = Field(
-        59, ge=1, le=1024, description="dynamic tree: drafted nodes kept (EAGLE's total_token - 1)"
+        59,
+        ge=1,
+        le=1024,
+        title="Draft tokens",
+        description="dynamic tree: drafted nodes kept (EAGLE's total_token - 1)",
     )
     max_non_leaves_per_layer: int | None = Field(
-        None, ge=1, le=64, description="dynamic tree: nodes expanded per level; None = the top K"
+        None,
+        ge=1,
+        le=64,
+        title="Expanded nodes per level",
+        description="dynamic tree: nodes expanded per level; None = the top K",
     )
 
     @model_validator(mode="after")
@@ -138,6 +158,7 @@ class EagleConfig(_EagleMethod):
         "EAGLE-2 grows a tree where the draft is confident."
     )
     paper: ClassVar[str | None] = "2401.15077, 2406.16858"
+    main_settings: ClassVar[str] = "size use_dynamic_tree eagle_choices max_total_draft_tokens"
     size_settings: ClassVar[str] = f"eagle_choices max_draft_len {DYNAMIC}"
 
     without_effect: ClassVar[Any] = (
@@ -147,7 +168,9 @@ class EagleConfig(_EagleMethod):
 
     decoding_type: Literal["Eagle"] = "Eagle"
     eagle_choices: ChoicePaths = Field(
-        MC_SIM_7B_63.paths, description="static tree of ranks (EAGLE-1), e.g. [[0], [0, 0], [1]]"
+        MC_SIM_7B_63.paths,
+        title="Choice tree",
+        description="static tree of ranks (EAGLE-1), e.g. [[0], [0, 0], [1]]",
     )
 
     draft_vocab: DraftVocab = None
@@ -192,19 +215,25 @@ class Eagle3Config(_EagleMethod):
         "a chain, or a tree grown where the draft is confident."
     )
     paper: ClassVar[str | None] = "2503.01840"
+    main_settings: ClassVar[str] = "size use_dynamic_tree max_draft_len"
     size_settings: ClassVar[str] = f"max_draft_len {DYNAMIC}"
 
     without_effect: ClassVar[Any] = (({"use_dynamic_tree": False}, DYNAMIC),)
 
     decoding_type: Literal["Eagle3"] = "Eagle3"
     max_draft_len: int = Field(
-        5, ge=1, le=32, description="length of the chain, or levels of the tree (EAGLE's depth + 1)"
+        5,
+        ge=1,
+        le=32,
+        title="Draft length",
+        description="length of the chain, or levels of the tree (EAGLE's depth + 1)",
     )
     eagle3_layers_to_capture: tuple[Annotated[int, Field(ge=0, le=1023)], ...] | None = Field(
         None,
         strict=False,
         min_length=1,
         max_length=16,
+        title="Target layers",
         description="target layers whose outputs the head reads; None = as its checkpoint says",
     )
 

@@ -44,20 +44,31 @@ class DFlashConfig(MethodConfig):
         "in one forward."
     )
     paper: ClassVar[str | None] = "2602.06036"
+    main_settings: ClassVar[str] = "size max_draft_len"
     size_settings: ClassVar[str] = "max_draft_len"
 
     decoding_type: Literal["DFlash"] = "DFlash"
     speculative_model: str | None = Field(
-        None, description="the draft model of this target: folder or hub id"
+        None, title="DFlash model", description="the draft model of this target: folder or hub id"
     )
     max_draft_len: int | None = Field(
-        None, ge=1, le=64, description="most tokens to draft; None = the whole block"
+        None,
+        ge=1,
+        le=64,
+        title="Draft length",
+        description="maximum number of tokens drafted per step; None = the whole block",
     )
     mask_token_id: int | None = Field(
-        None, ge=0, description="token id of the mask; None = what the checkpoint says"
+        None,
+        ge=0,
+        title="Mask token",
+        description="token id of the mask; None = what the checkpoint says",
     )
     target_layer_ids: tuple[int, ...] | None = Field(
-        None, strict=False, description="target layers to read; None = what the checkpoint says"
+        None,
+        strict=False,
+        title="Target layers",
+        description="target layers to read; None = what the checkpoint says",
     )
 
     def build(self, context: BuildContext) -> DFlashDrafter:

@@ -45,6 +45,7 @@ class MedusaConfig(MethodConfig):
         "a choice tree says which guesses to verify."
     )
     paper: ClassVar[str | None] = "2401.10774"
+    main_settings: ClassVar[str] = "size medusa_choices acceptance"
     size_settings: ClassVar[str] = "medusa_choices"
 
     without_effect: ClassVar[Any] = (
@@ -53,24 +54,41 @@ class MedusaConfig(MethodConfig):
 
     decoding_type: Literal["Medusa"] = "Medusa"
     speculative_model: str | None = Field(
-        None, description="the heads: folder, weight file or hub id; a merged model counts too"
+        None,
+        title="Medusa heads",
+        description="the heads: folder, weight file or hub id; a merged model counts too",
     )
     medusa_choices: ChoicePaths = Field(
         ((0, 0, 0, 0), (0, 1, 0), (1, 0), (1, 1)),
+        title="Choice tree",
         description="choice tree: paths of ranks, one head per depth; candidates or leaves only",
     )
     num_medusa_heads: int | None = Field(
-        None, ge=1, le=64, description="heads the checkpoint must have; None = any number"
+        None,
+        ge=1,
+        le=64,
+        title="Number of heads",
+        description="heads the checkpoint must have; None = any number",
     )
     draft_vocab: DraftVocab = None
     acceptance: Literal["lossless", "typical"] = Field(
-        "lossless", description="typical accepts any plausible token: longer drafts, lossy"
+        "lossless",
+        title="Acceptance",
+        description="typical accepts any plausible token: longer drafts, lossy",
     )
     posterior_threshold: float = Field(
-        0.09, ge=0.0, le=1.0, description="typical: a token this probable is always accepted"
+        0.09,
+        ge=0.0,
+        le=1.0,
+        title="Typical acceptance: threshold",
+        description="typical: a token this probable is always accepted",
     )
     posterior_alpha: float = Field(
-        0.3, ge=0.0, le=1.0, description="typical: the bar falls to alpha · exp(-entropy)"
+        0.3,
+        ge=0.0,
+        le=1.0,
+        title="Typical acceptance: alpha",
+        description="typical: the bar falls to alpha · exp(-entropy)",
     )
 
     @property

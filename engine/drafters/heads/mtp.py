@@ -48,6 +48,7 @@ class MTPConfig(MethodConfig):
         "The target's own multi-token prediction layers (DeepSeek-V3, GLM-4.5 …) draft a chain."
     )
     paper: ClassVar[str | None] = "2412.19437"
+    main_settings: ClassVar[str] = "max_draft_len use_relaxed_acceptance_for_thinking relaxed_topk"
     size_settings: ClassVar[str] = "max_draft_len"
 
     requires: ClassVar[str | None] = "next-token (MTP) layers of its own, as DeepSeek V3 has"
@@ -62,30 +63,48 @@ class MTPConfig(MethodConfig):
 
     decoding_type: Literal["MTP"] = "MTP"
     max_draft_len: int = Field(
-        1, ge=1, le=16, description="tokens to draft; at most one per layer unless there is but one"
+        1,
+        ge=1,
+        le=16,
+        title="Draft length",
+        description="tokens to draft; at most one per layer unless there is but one",
     )
     use_relaxed_acceptance_for_thinking: bool = Field(
-        False, description="lossy: while the model thinks, accept any plausible token"
+        False,
+        title="Relaxed acceptance while thinking",
+        description="lossy: while the model thinks, accept any plausible token",
     )
     relaxed_topk: int = Field(
-        1, ge=1, le=1000, description="relaxed: how many of the likeliest tokens may pass"
+        1,
+        ge=1,
+        le=1000,
+        title="Relaxed acceptance: candidates",
+        description="relaxed: how many of the likeliest tokens may pass",
     )
     relaxed_delta: float = Field(
         0.0,
         ge=0.0,
         le=100.0,
+        title="Relaxed acceptance: gap",
         description="relaxed: how much less likely than the best they may be",
     )
     relaxed_rule: Literal["probability", "log_probability"] = Field(
         "probability",
+        title="Relaxed acceptance: what the gap measures",
         description="relaxed: relaxed_delta is a difference of probabilities, as TensorRT-LLM "
         "computes it, or of their logarithms, as its guide says",
     )
     begin_thinking_phase_token: int = Field(
-        128798, ge=0, description="token id that begins thinking (DeepSeek-R1: <think>)"
+        128798,
+        ge=0,
+        title="Token that begins thinking",
+        description="token id that begins thinking (DeepSeek-R1: <think>)",
     )
     end_thinking_phase_token: int = Field(
-        128799, ge=0, description="token id that ends thinking (DeepSeek-R1: </think>)"
+        128799,
+        ge=0,
+        title="Token that ends thinking",
+        description="token id that ends thinking (DeepSeek-R1: </think>)",
     )
 
     @property

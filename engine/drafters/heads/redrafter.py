@@ -44,15 +44,24 @@ class ReDrafterConfig(MethodConfig):
         "the beams are merged into one prefix tree."
     )
     paper: ClassVar[str | None] = "2403.09919"
+    main_settings: ClassVar[str] = "size beam_width beam_length"
     size_settings: ClassVar[str] = "beam_width beam_length"
 
     decoding_type: Literal["ReDrafter"] = "ReDrafter"
     speculative_model: str | None = Field(
-        None, description="the recurrent head: folder, weight file or hub id"
+        None,
+        title="Recurrent head",
+        description="the recurrent head: folder, weight file or hub id",
     )
-    beam_width: int = Field(4, ge=1, le=NUM_CANDIDATES, description="beams kept by the search")
+    beam_width: int = Field(
+        4, ge=1, le=NUM_CANDIDATES, title="Beam width", description="beams kept by the search"
+    )
     beam_length: int = Field(
-        5, ge=2, le=17, description="tokens of a beam, the root counted: one less is drafted"
+        5,
+        ge=2,
+        le=17,
+        title="Beam length",
+        description="tokens of a beam, the root counted: one less is drafted",
     )
     draft_vocab: DraftVocab = None
 

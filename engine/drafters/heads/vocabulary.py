@@ -27,6 +27,7 @@ DraftVocab = Annotated[
     Field(
         ge=16,
         le=1 << 20,
+        title="Draft vocabulary",
         description="most frequent tokens that are drafted (FR-Spec), of those that the head's "
         "files name; None = all that they name, else the whole vocabulary",
     ),

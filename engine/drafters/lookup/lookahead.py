@@ -45,20 +45,35 @@ class LookaheadConfig(MethodConfig):
         "verified later. No weights."
     )
     paper: ClassVar[str | None] = "2402.02057"
+    main_settings: ClassVar[str] = "size max_window_size max_ngram_size"
     size_settings: ClassVar[str] = "max_window_size max_ngram_size max_verification_set_size"
 
     decoding_type: Literal["Lookahead"] = "Lookahead"
     max_window_size: int = Field(
-        4, ge=1, le=64, description="W: columns of the window = n-grams found per step"
+        4,
+        ge=1,
+        le=64,
+        title="Window size (W)",
+        description="W: columns of the window = n-grams found per step",
     )
     max_ngram_size: int = Field(
-        3, ge=2, le=16, description="N: n-gram length; a guess has N - 1 tokens"
+        3,
+        ge=2,
+        le=16,
+        title="N-gram size (N)",
+        description="N: n-gram length; a guess has N - 1 tokens",
     )
     max_verification_set_size: int = Field(
-        4, ge=1, le=64, description="G: guesses kept per token, and verified per step"
+        4,
+        ge=1,
+        le=64,
+        title="Guesses per step (G)",
+        description="G: guesses kept per token, and verified per step",
     )
     pool_from_text: bool = Field(
-        True, description="also fill the pool with n-grams of the prompt and of the output"
+        True,
+        title="N-grams from the text",
+        description="also fill the pool with n-grams of the prompt and of the output",
     )
 
     def build(self, context: BuildContext) -> LookaheadDrafter:

@@ -32,6 +32,7 @@ class NGramConfig(MethodConfig):
     title: ClassVar[str] = "N-gram lookup"
     summary: ClassVar[str] = "Proposes what followed the last tokens earlier in the text."
     paper: ClassVar[str | None] = "prompt-lookup-decoding"
+    main_settings: ClassVar[str] = "size max_draft_len max_matching_ngram_size"
     size_settings: ClassVar[str] = "max_draft_len"
     looks_up: ClassVar[bool] = True
 
@@ -41,22 +42,39 @@ class NGramConfig(MethodConfig):
     )
 
     decoding_type: Literal["NGram"] = "NGram"
-    max_draft_len: int = Field(10, ge=1, le=64, description="most tokens to draft")
+    max_draft_len: int = Field(
+        10,
+        ge=1,
+        le=64,
+        title="Draft length",
+        description="maximum number of tokens drafted per step",
+    )
     max_matching_ngram_size: int = Field(
-        2, ge=1, le=32, description="longest suffix that is looked up; shorter ones come after it"
+        2,
+        ge=1,
+        le=32,
+        title="Longest n-gram",
+        description="longest suffix that is looked up; shorter ones come after it",
     )
     lookup: Literal["pool", "transformers", "spec_bench"] = Field(
         "pool",
+        title="Lookup rules",
         description="whose rules: TensorRT-LLM's pool, transformers' or Spec-Bench's prompt lookup",
     )
     is_keep_all: bool = Field(
-        True, description="pool: keep every continuation of a pattern, not only one"
+        True,
+        title="Keep every continuation",
+        description="pool: keep every continuation of a pattern, not only one",
     )
     is_use_oldest: bool = Field(
-        True, description="pool: propose the oldest continuation of a pattern, not the newest"
+        True,
+        title="Oldest continuation first",
+        description="pool: propose the oldest continuation of a pattern, not the newest",
     )
     is_public_pool: bool = Field(
-        True, description="pool: share it between all runs of this method, not one per run"
+        True,
+        title="Share the pool between runs",
+        description="pool: share it between all runs of this method, not one per run",
     )
 
     def build(self, context: BuildContext) -> NGramDrafter:

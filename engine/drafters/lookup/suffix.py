@@ -47,6 +47,7 @@ class SuffixConfig(MethodConfig):
         "wanted, earlier runs. No weights."
     )
     paper: ClassVar[str | None] = "2411.04975"
+    main_settings: ClassVar[str] = "size max_draft_len use_tree_spec"
     size_settings: ClassVar[str] = "max_draft_len max_total_draft_tokens"
     looks_up: ClassVar[bool] = True
 
@@ -58,41 +59,74 @@ class SuffixConfig(MethodConfig):
     )
 
     decoding_type: Literal["Suffix"] = "Suffix"
-    max_draft_len: int = Field(16, ge=1, le=64, description="deepest draft, in tokens")
-    use_tree_spec: bool = Field(False, description="draft a tree of likely continuations")
+    max_draft_len: int = Field(
+        16, ge=1, le=64, title="Draft length", description="deepest draft, in tokens"
+    )
+    use_tree_spec: bool = Field(
+        False, title="Draft a tree", description="draft a tree of likely continuations"
+    )
     max_total_draft_tokens: int = Field(
-        32, ge=1, le=256, description="nodes of the tree at most (with use_tree_spec)"
+        32,
+        ge=1,
+        le=256,
+        title="Draft tokens",
+        description="nodes of the tree at most (with use_tree_spec)",
     )
     max_tree_depth: int = Field(
-        24, ge=2, le=256, description="longest context plus draft that is counted, in tokens"
+        24,
+        ge=2,
+        le=256,
+        title="Longest context",
+        description="longest context plus draft that is counted, in tokens",
     )
     max_spec_factor: float = Field(
-        1.0, gt=0.0, le=16.0, description="drafted tokens per matched token"
+        1.0,
+        gt=0.0,
+        le=16.0,
+        title="Draft tokens per matched token",
+        description="drafted tokens per matched token",
     )
     min_token_prob: float = Field(
-        0.1, ge=0.0, le=1.0, description="least estimated probability of a drafted path"
+        0.1,
+        ge=0.0,
+        le=1.0,
+        title="Least path probability",
+        description="least estimated probability of a drafted path",
     )
     mix_contexts: bool = Field(
         False,
+        title="Mix contexts",
         description="estimate from long and short contexts together, and draft as many tokens as "
-        "are likely (with use_tree_spec; max_spec_factor plays no part)",
+        "are likely (with use_tree_spec; max_spec_factor has no effect)",
     )
     escape: float = Field(
-        3.0, gt=0.0, le=100.0, description="mixed contexts: how little a rare context is believed"
+        3.0,
+        gt=0.0,
+        le=100.0,
+        title="Caution with rare contexts",
+        description="mixed contexts: the higher, the less a rarely seen context counts",
     )
     text_weight: float = Field(
         4.0,
         gt=0.0,
         le=1000.0,
-        description="mixed contexts: what an occurrence in the text itself counts",
+        title="Weight of the text itself",
+        description="mixed contexts: how much an occurrence in the prompt or output counts",
     )
-    use_global_pool: bool = Field(False, description="also match texts of earlier runs")
+    use_global_pool: bool = Field(
+        False, title="Match earlier runs", description="also match texts of earlier runs"
+    )
     global_pool_size: int = Field(
-        100_000, ge=1000, le=10_000_000, description="tokens of earlier runs to keep, at most"
+        100_000,
+        ge=1000,
+        le=10_000_000,
+        title="Tokens of earlier runs",
+        description="tokens of earlier runs to keep, at most",
     )
 
     datastore: str | None = Field(
         None,
+        title="Corpus",
         description="a corpus that `app.py train` made, to match as well: its folder, or the name "
         "of a shipped one",
     )

@@ -60,20 +60,30 @@ class TokenRecyclingConfig(MethodConfig):
         "each token the last time. No weights."
     )
     paper: ClassVar[str | None] = "2408.08696"
+    main_settings: ClassVar[str] = "size recycling_choices matrix_top_k"
     size_settings: ClassVar[str] = "recycling_choices"
 
     decoding_type: Literal["Token_Recycling"] = "Token_Recycling"
     matrix_top_k: int = Field(
-        8, ge=1, le=32, description="successors kept per token; ranks of the tree are below this"
+        8,
+        ge=1,
+        le=32,
+        title="Successors per token",
+        description="successors kept per token; ranks of the tree are below this",
     )
     recycling_choices: ChoicePaths = Field(
         likeliest_tree(40, RANK_PROBS).paths,
+        title="Choice tree",
         description="choice tree: paths of ranks; all candidates, or only the ends of paths",
     )
     recycle_prompt: bool = Field(
-        True, description="fill the matrix from the prompt's rows too, before the first step"
+        True,
+        title="Learn from the prompt",
+        description="fill the matrix from the prompt's rows too, before the first step",
     )
-    keep_matrix: bool = Field(True, description="keep the matrix from run to run")
+    keep_matrix: bool = Field(
+        True, title="Keep the matrix between runs", description="keep the matrix from run to run"
+    )
 
     @model_validator(mode="after")
     def _ranks_fit(self) -> TokenRecyclingConfig:

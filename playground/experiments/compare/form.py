@@ -34,9 +34,15 @@ PLACEHOLDER = "x"
 class CompareOptions(Settings):
     """How often and on how much a comparison runs."""
 
-    repeats: int = Field(3, ge=1, le=10, description="rounds of every prompt; more show the noise")
+    repeats: int = Field(
+        3, ge=1, le=10, title="Repeats", description="rounds of every prompt; more show the noise"
+    )
     num_prompts: int = Field(
-        6, ge=1, le=20, description="prompts of a suite, taken from its categories in turn"
+        6,
+        ge=1,
+        le=20,
+        title="Prompts of the suite",
+        description="prompts of a suite, taken from its categories in turn",
     )
 
 

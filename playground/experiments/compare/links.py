@@ -12,21 +12,14 @@ from playground.experiments.compare.form import MAX_CONFIGURATIONS, CompareForm,
 from playground.experiments.compare.report import stored_runs
 from playground.experiments.plan import BASELINE, stored_config
 from playground.host.catalog import TYPE_PREFIX, Catalog, Method
-from playground.host.controls import controls_of
+from playground.host.controls import changed_controls, group_of
 from playground.host.request import DTYPES, read_run_id
 from storage import RunDetail, RunLog
 
 
 def method_form(method: Method) -> dict[str, Any]:
     """A folded form of a method's settings."""
-    group = {
-        "name": "method",
-        "title": "Settings",
-        "badge": "lossless" if method.config.lossless else "lossy",
-        "note": method.summary,
-        "open": False,
-        "fields": controls_of(method.config),
-    }
+    group = group_of("method", "Settings", method.config, is_open=False, note=method.summary)
     return {"groups": [group], "values": {}}
 
 
@@ -41,19 +34,11 @@ def run_form(
         ("limits", "Limits", Limits(max_new_tokens=128), limits),
         ("sampling", "Sampling", Sampling(), sampling),
     )
-    groups = [
-        {"name": name, "title": title, "open": True, "fields": controls_of(fresh)}
-        for name, title, fresh, _ in parts
-    ]
-    values = {name: _raw(given, fresh) for name, _, fresh, given in parts if given is not None}
+    groups = [group_of(name, title, fresh) for name, title, fresh, _ in parts]
+    values = {
+        name: changed_controls(given, fresh) for name, _, fresh, given in parts if given is not None
+    }
     return {"groups": groups, "values": values}
-
-
-def _raw(given: Any, fresh: Any) -> dict[str, Any]:
-    """What the controls hold where settings are not as the form begins."""
-    begun = {control["name"]: control["value"] for control in controls_of(fresh)}
-    held = {control["name"]: control["value"] for control in controls_of(given)}
-    return {name: value for name, value in held.items() if value != begun[name]}
 
 
 def first_methods(catalog: Catalog, choices: list[tuple[str, str]]) -> list[str]:
@@ -75,11 +60,14 @@ def slot_of(catalog: Catalog, config: MethodConfig, target: str) -> tuple[str, d
     for _, key in catalog.method_choices(target):
         method = catalog.method(key)
         if method.config.decoding_type == config.decoding_type:
-            near.append((len(_raw(config, method.config)), key, method))
+            near.append((len(changed_controls(config, method.config)), key, method))
     if not near:
         raise ConfigError(f"{config.decoding_type} is not offered for the target {target}.")
     _, key, method = min(near, key=lambda item: (item[0], item[1].startswith(TYPE_PREFIX)))
-    return key, {**method_form(method), "values": {"method": _raw(config, method.config)}}
+    return key, {
+        **method_form(method),
+        "values": {"method": changed_controls(config, method.config)},
+    }
 
 
 def from_runs(catalog: Catalog, log: RunLog, link: str) -> CompareForm:

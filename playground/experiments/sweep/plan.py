@@ -125,13 +125,29 @@ class SweepForm(Settings):
     settings: dict[str, Any] = {}
     vary: list[str] = Field(max_length=MAX_VARIED)
     objective: str = "tok_s"
-    mode: Mode = Field("search", description="a grid measures every combination")
-    trials: int = Field(20, strict=False, description="how many a search measures")
-    prune: bool = Field(False, description="break off trials that are below the median")
-    seed: int = Field(0, ge=0, le=2**31, strict=False, description="of the search")
+    mode: Mode = Field(
+        "search", title="Search or grid", description="a grid measures every combination"
+    )
+    trials: int = Field(20, strict=False, title="Trials", description="how many a search measures")
+    prune: bool = Field(
+        False,
+        title="Stop poor trials early",
+        description="break off trials that are below the median",
+    )
+    seed: int = Field(
+        0, ge=0, le=2**31, strict=False, title="Seed of the search", description="of the search"
+    )
     suite: str = "quick"
-    limit: int = Field(1, le=MAX_LIMIT, strict=False, description="prompts of each kind of task")
-    max_new_tokens: int = Field(64, strict=False, description="tokens of an answer at most")
+    limit: int = Field(
+        1,
+        le=MAX_LIMIT,
+        strict=False,
+        title="Prompts of each kind",
+        description="prompts of each kind of task",
+    )
+    max_new_tokens: int = Field(
+        64, strict=False, title="Tokens per answer", description="tokens of an answer at most"
+    )
 
     @field_validator("vary")
     @classmethod

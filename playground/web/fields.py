@@ -1,0 +1,141 @@
+"""Controls as Gradio's components: what is shown at once, what is folded, what is said of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from playground.host.controls import Control, FormState
+from playground.web.tree_picture import tree_picture
+
+
+class Fields:
+    """Controls, drawn where it is made: those that matter most, the others under a fold.
+
+    Attributes:
+        parts: the component of every control, by name.
+        edits: buttons that want a tree edited elsewhere, by the control that holds it.
+        outputs: what `updates` sets.
+    """
+
+    def __init__(
+        self, controls: Sequence[Control], values: Mapping[str, Any], state: FormState
+    ) -> None:
+        self.parts: dict[str, Any] = {}
+        self.edits: dict[str, gr.Button] = {}
+        self._controls = {control.name: control for control in controls}
+        self._pictures: dict[str, gr.HTML] = {}
+        self._boxes: list[tuple[gr.Column | gr.Accordion, list[str]]] = []
+        self._fault = gr.HTML(**self._blame(state), padding=False)
+        for section in dict.fromkeys(control.section for control in controls):
+            inside = [control for control in controls if control.section == section]
+            if section:
+                with gr.Accordion(section, open=True, elem_classes="pg-section"):
+                    self._section(inside, values, state)
+            else:
+                self._section(inside, values, state)
+        boxes = [box for box, _ in self._boxes]
+        self.outputs = [self._fault, *self.parts.values(), *self._pictures.values(), *boxes]
+
+    def _section(
+        self, controls: Sequence[Control], values: Mapping[str, Any], state: FormState
+    ) -> None:
+        for control in controls:
+            if control.main:
+                self._control(control, values[control.name], state)
+        more = [control for control in controls if not control.main]
+        if not more:
+            return
+        names = [control.name for control in more]
+        fold = {"open": False, **box_of(names, state)}
+        with gr.Accordion("More settings", elem_classes="pg-more", **fold) as accordion:
+            for control in more:
+                self._control(control, values[control.name], state)
+        self._boxes.append((accordion, names))
+
+    def _control(self, control: Control, value: Any, state: FormState) -> None:
+        if control.kind != "tree":
+            self.parts[control.name] = component(control, value, state)
+            return
+        with gr.Column(elem_classes="pg-tree-field", **shown_unless([control.name], state)) as box:
+            self._pictures[control.name] = gr.HTML(
+                tree_picture(control.label, value), padding=False
+            )
+            if not control.section:
+                edit = gr.Button("Edit on the Tree page", size="sm", elem_classes="pg-remove")
+                self.edits[control.name] = edit
+            fold = {"open": False, **box_of([control.name], state)}
+            with gr.Accordion("List of paths", elem_classes="pg-more", **fold) as paths:
+                self.parts[control.name] = component(control, value, state)
+        self._boxes += [(box, [control.name]), (paths, [control.name])]
+
+    def updates(self, values: Mapping[str, Any], state: FormState) -> list[Any]:
+        """Of `outputs`; what is shown stays so while something is wrong."""
+        controls = self._controls
+        found = [self._blame(state)]
+        found += [about(controls[name], state) for name in self.parts]
+        for name in self._pictures:
+            found.append({"value": tree_picture(controls[name].label, values[name])})
+        for box, names in self._boxes:
+            is_fold = isinstance(box, gr.Accordion)
+            found.append(box_of(names, state) if is_fold else shown_unless(names, state))
+        return [gr.update(**one) for one in found]
+
+    def _blame(self, state: FormState) -> dict[str, Any]:
+        """What is wrong and no control's fault."""
+        said = " ".join(text for name, text in state.faults.items() if name not in self._controls)
+        return {"value": f'<p class="pg-alert">{escape(said)}</p>', "visible": bool(said)}
+
+
+def component(control: Control, value: Any, state: FormState) -> Any:
+    """Gradio's component for a control, holding a value."""
+    common = {"label": control.label, "interactive": True, **about(control, state)}
+    kind = control.kind
+    bounds: dict[str, Any] = {"minimum": control.min, "maximum": control.max}
+    if kind == "flag":
+        return gr.Checkbox(value, **common)
+    if kind == "choice":
+        choices = [("none" if one is None else str(one), one) for one in control.choices]
+        return gr.Dropdown(choices, value=value, **common)
+    if kind == "ticks":
+        titles = [str(choice) for choice in control.choices]
+        return gr.CheckboxGroup(titles, value=value, **common)
+    if kind == "slider":
+        return gr.Slider(value=value, step=control.step, **bounds, **common)
+    if kind == "number":
+        return gr.Number(value, **bounds, **common)
+    lines = 2 if kind in ("lines", "tree") else 1
+    return gr.Textbox(value, lines=lines, placeholder=control.placeholder, **common)
+
+
+def about(control: Control, state: FormState) -> dict[str, Any]:
+    """What is said of a control, and whether it is shown."""
+    fault = state.faults.get(control.name)
+    said = unlinked(fault or state.notes.get(control.name, control.help))
+    classes = ["pg-field", f"pg-field-{control.name.replace('.', '-')}"]
+    return {
+        "info": said if fault else f"{said} `{control.name}`",
+        "elem_classes": [*classes, "faulty"] if fault else classes,
+        **shown_unless([control.name], state),
+    }
+
+
+def box_of(names: Sequence[str], state: FormState) -> dict[str, Any]:
+    """A fold is hidden with all that is in it, and opens where something in it is wrong."""
+    opened = {"open": True} if state.faults.keys() & {*names} else {}
+    return {**opened, **shown_unless(names, state)}
+
+
+def shown_unless(names: Iterable[str], state: FormState) -> dict[str, Any]:
+    """What is hidden stays on the page and keeps its value; nothing, while values are refused."""
+    if state.hidden is None:
+        return {}
+    return {"visible": "hidden" if state.hidden.issuperset(names) else True}
+
+
+def unlinked(text: str) -> str:
+    """Text without what Gradio's descriptions would make a link of: it may quote what came in."""
+    return text.replace("](", "] (")
