@@ -28,6 +28,7 @@ from engine.tuning.fit import Fit
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun, LiveRuns, Message, State
+from playground.host.menu import MethodMenu
 from playground.host.models import Loaded, Models
 from playground.host.plain import PLAIN, PlainSteps
 from playground.host.recording import log_unbegun, record_run
@@ -65,6 +66,7 @@ class EngineHost:
     ) -> None:
         self.log = log
         self.catalog = catalog
+        self.menu = MethodMenu(catalog, log)
         self.runs = LiveRuns()
         self._models = Models(
             cache_dir=cache_dir, device=device, resolve=catalog.resolve, locate=catalog.locate

@@ -28,7 +28,7 @@ from playground.host.runner import EngineHost
 from playground.runs.query import TableQuery
 from playground.web import benchmark_tables as tables
 from playground.web.deploy import DeployPage, Updates
-from playground.web.experiment import ExperimentPage, Standing, method_menu, read_key
+from playground.web.experiment import ExperimentPage, Standing, read_key
 from playground.web.forms import QUIET, RAW, Asked, SettingsForm
 from playground.web.results import definitions, plural, saves, saying, state_html
 
@@ -56,7 +56,7 @@ class BenchmarkPage(ExperimentPage):
     )
 
     def __init__(self, host: EngineHost, tab: gr.Tab) -> None:
-        self.catalog, self.benchmarks = host.catalog, Benchmarks(host)
+        self.catalog, self.method_menu, self.benchmarks = host.catalog, host.menu, Benchmarks(host)
         with gr.Row(equal_height=False, elem_id="pg-benchmark"):
             with gr.Column(scale=1, elem_classes="pg-side"):
                 self._setup()
@@ -74,7 +74,7 @@ class BenchmarkPage(ExperimentPage):
 
     def _setup(self) -> None:
         targets = self.catalog.target_choices()
-        methods = method_menu(self.catalog, targets[0][1])
+        methods = self.method_menu.drafting(targets[0][1])
         suites = self._suites()
         first = FIRST_SUITE if FIRST_SUITE in self.catalog.suites else suites[0][1]
         with gr.Group():
@@ -192,7 +192,7 @@ class BenchmarkPage(ExperimentPage):
         return gr.Dropdown(choices, value=[kind for kind in texts(picked) if kind in kinds])
 
     def pick_target(self, target: Any) -> Any:
-        menu = attempt(lambda: method_menu(self.catalog, target), where="listing the methods")
+        menu = attempt(lambda: self.method_menu.drafting(target), where="listing the methods")
         return gr.skip() if isinstance(menu, Fault) else gr.Dropdown(menu, value=menu[0][1])
 
     def add_method(self, key: Any, form: Any, held: Any) -> Any:

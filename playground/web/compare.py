@@ -31,6 +31,7 @@ from playground.experiments.compare.stream import (
 from playground.experiments.job import Jobs
 from playground.host.catalog import Catalog
 from playground.host.live import RunId
+from playground.host.menu import Choices
 from playground.host.request import DTYPES, read_run_id
 from playground.host.runner import EngineHost
 from playground.host.stream import History
@@ -141,11 +142,11 @@ class ComparePage:
 
     def _fill(self, filled: CompareForm) -> list[Any]:
         """Updates of every output but the results."""
-        choices = self.catalog.method_choices(filled.target)
+        choices, offered = self._menu(filled.target)
         count = len(filled.slots)
         own, chat = not filled.suite, filled.mode == "chat"
         slots: list[Any] = []
-        for i, start in enumerate(first_methods(self.catalog, choices)):
+        for i, start in enumerate(first_methods(self.catalog, offered)):
             own_form = method_form(self.catalog.method(start))
             key, form = filled.slots[i] if i < count else (start, own_form)
             slots += [gr.update(choices=choices, value=key), form]
@@ -209,8 +210,8 @@ class ComparePage:
         self.table = gr.HTML(elem_id="pg-cmp-table")
 
     def _slots(self) -> None:
-        choices = self.catalog.method_choices(self.target.value)
-        starts = first_methods(self.catalog, choices)
+        choices, offered = self._menu(self.target.value)
+        starts = first_methods(self.catalog, offered)
         self.columns: list[gr.Column] = []
         self.methods: list[gr.Dropdown] = []
         self.forms: list[SettingsForm] = []
@@ -326,14 +327,18 @@ class ComparePage:
 
     def pick_target(self, target: Any, *methods: Any) -> list[Any]:
         """Methods that fit the target; the picked ones stay if they do, with their settings."""
-        choices = self.catalog.method_choices(target if isinstance(target, str) else "")
+        choices, offered = self._menu(target if isinstance(target, str) else "")
         keys = {key for _, key in choices}
         updates: list[Any] = []
-        for method, start in zip(methods, first_methods(self.catalog, choices), strict=False):
+        for method, start in zip(methods, first_methods(self.catalog, offered), strict=False):
             fits = isinstance(method, str) and method in keys
             updates.append(gr.update(choices=choices, value=method if fits else start))
             updates.append(gr.skip() if fits else method_form(self.catalog.method(start)))
         return updates
+
+    def _menu(self, target: str) -> tuple[Choices, Choices]:
+        """What a slot's picker offers, and the same as the catalog lists it."""
+        return self.host.menu.choices(target), self.catalog.method_choices(target)
 
     def pick_method(self, key: Any) -> Any:
         picked = attempt(lambda: method_form(self.catalog.method(key)), where="picking a method")

@@ -11,8 +11,6 @@ import gradio as gr
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
-from playground.experiments.plan import BASELINE
-from playground.host.catalog import Catalog
 from playground.web.forms import QUIET, RAW
 from playground.web.results import address_js, saying, state_html
 
@@ -217,13 +215,3 @@ def read_key(raw: object) -> str:
     if not isinstance(raw, str) or not 0 < len(raw) <= MAX_KEY or not raw.isprintable():
         raise ConfigError(f"An experiment must be picked by its name, got {raw!r:.80}.")
     return raw
-
-
-def method_menu(catalog: Catalog, target: object) -> list[tuple[str, str]]:
-    """Methods that fit a target, plain decoding left out: title and key."""
-    name = catalog.target(target).name
-    return [
-        (title, key)
-        for title, key in catalog.method_choices(name)
-        if catalog.method(key).config.decoding_type != BASELINE
-    ]

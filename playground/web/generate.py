@@ -29,7 +29,6 @@ UNFIT = HTML.from_string("""
 </dl></details>
 {% endif %}
 """)
-FIRST_METHOD = "ngram"
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
@@ -74,7 +73,7 @@ class GeneratePage:
     def _side(self) -> None:
         targets = self.catalog.target_choices()
         first = targets[0][1]
-        methods = self.catalog.method_choices(first)
+        methods = self.host.menu.choices(first)
         with gr.Group():
             self.target = gr.Dropdown(targets, value=first, label="Target", elem_id="pg-target")
             with gr.Row(elem_id="pg-load-row"):
@@ -83,7 +82,7 @@ class GeneratePage:
                 )
                 self.load = gr.Button("Load now", elem_id="pg-load", min_width=80)
             self.target_state = gr.HTML(self.describe_target(), elem_id="pg-target-state")
-            picked = first_method(methods)
+            picked = self.catalog.first_method(first)
             self.method = gr.Dropdown(methods, value=picked, label="Method", elem_id="pg-method")
             self.unfit = gr.HTML(self.describe_unfit(first), elem_id="pg-unfit")
         start = self.catalog.method(picked)
@@ -229,9 +228,9 @@ class GeneratePage:
 
     def pick_target(self, target: Any, method: Any) -> Any:
         """Methods that fit the target; the picked one stays if it does."""
-        choices = self.catalog.method_choices(target if isinstance(target, str) else "")
+        choices = self.host.menu.choices(target)
         keys = [key for _, key in choices]
-        value = method if method in keys else first_method(choices)
+        value = method if method in keys else self.catalog.first_method(str(target))
         return gr.update(choices=choices, value=value)
 
     def describe_unfit(self, target: Any) -> str:
@@ -253,16 +252,10 @@ class GeneratePage:
 
         Raises ConfigError: target or method is not offered here.
         """
-        choices = self.catalog.method_choices(self.catalog.target(target).name)
+        choices = self.host.menu.choices(self.catalog.target(target).name)
         picked = self.catalog.method(method)
         form = method_form(picked, method, held_settings(picked.config, settings))
         return target, gr.update(choices=choices, value=method), form
-
-
-def first_method(choices: list[tuple[str, str]]) -> str:
-    """Where the picker starts: a method that drafts on any target, if it is offered."""
-    keys = [key for _, key in choices]
-    return FIRST_METHOD if FIRST_METHOD in keys else keys[0]
 
 
 def join_forms(*forms: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from playground.experiments.sweep.space import Tunable, shown, tunables_of
 from playground.experiments.sweep.store import Sweep
 from playground.host.controls import Control, group_of
 from playground.host.request import DTYPES, HeldForm, texts
-from playground.web.experiment import ExperimentPage, Standing, method_menu, read_key
+from playground.web.experiment import ExperimentPage, Standing, read_key
 from playground.web.forms import RAW, SettingsForm
 from playground.web.generate import GeneratePage
 from playground.web.results import definitions, plural, saves, saying
@@ -45,7 +45,7 @@ class SweepPage(ExperimentPage):
     empty = "No sweeps yet. Tick what varies and start one."
 
     def __init__(self, service: Sweeps, tab: gr.Tab) -> None:
-        self.service, self.catalog = service, service.catalog
+        self.service, self.catalog, self.method_menu = service, service.catalog, service.menu
         with gr.Row(equal_height=False, elem_id="pg-sweep"):
             with gr.Column(scale=1, elem_classes="pg-side"):
                 self._setup()
@@ -64,7 +64,7 @@ class SweepPage(ExperimentPage):
 
     def _setup(self) -> None:
         targets = self.catalog.target_choices()
-        methods = method_menu(self.catalog, targets[0][1])
+        methods = self.method_menu.drafting(targets[0][1])
         keys = [key for _, key in methods]
         first = FIRST_METHOD if FIRST_METHOD in keys else keys[0]
         titles = [(title, key) for key, (title, _) in OBJECTIVES.items()]
@@ -152,7 +152,7 @@ class SweepPage(ExperimentPage):
         )
 
     def pick_target(self, target: Any, method: Any) -> Any:
-        menu = attempt(lambda: method_menu(self.catalog, target), where="listing the methods")
+        menu = attempt(lambda: self.method_menu.drafting(target), where="listing the methods")
         if isinstance(menu, Fault):
             return gr.skip()
         keys = [key for _, key in menu]

@@ -80,7 +80,7 @@ class TreePage:
         def fill(where: str, used: Used) -> tuple[Any, ...]:
             if where == "generate":
                 return generate.take(used.target, used.method, used.settings)
-            choices = self.catalog.method_choices(used.target)
+            choices = compare.host.menu.choices(used.target)
             return used.target, gr.update(choices=choices, value=used.method), used.form
 
         def use_in_generate(event: gr.EventData = None) -> list[Any]:  # type: ignore[assignment]

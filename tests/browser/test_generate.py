@@ -242,7 +242,7 @@ def test_markup_in_prompt_and_output_is_inert(page: GeneratePage, served: Served
         ("max_new_tokens", "-3", "max_new_tokens"),
         ("max_new_tokens", "99999999999", "max_new_tokens"),
         ("max_new_tokens", "", "max_new_tokens"),
-        ("top_k", "1.5", "top_k"),
+        ("top_p", "", "top_p"),
         ("seed", "1.5", "seed"),
         ("seed", "<b>luck</b>", "seed"),
     ],
@@ -250,12 +250,45 @@ def test_markup_in_prompt_and_output_is_inert(page: GeneratePage, served: Served
 def test_bad_settings_are_one_sentence(
     page: GeneratePage, field: str, value: str, says: str
 ) -> None:
+    if field == "top_p":
+        page.set("temperature", "0.5")  # greedy decoding hides it
     page.set(field, value)
     page.start("Hello.")
     page.wait_state("failed")
     alert = page.tab.inner_text("#pg-panel .alert")
     assert says in alert and "Traceback" not in alert
     assert page.tab.input_value("#pg-prompt textarea") == "Hello."
+
+
+def test_a_wrong_value_is_said_at_its_field_as_it_is_typed(page: GeneratePage) -> None:
+    page.set("max_new_tokens", "0")
+    said = page.tab.locator(".pg-field-max_new_tokens.faulty .info-text")
+    said.wait_for()
+    assert said.inner_text().startswith("max_new_tokens must be greater than")
+    page.set("max_new_tokens", "5")
+    said.wait_for(state="detached")
+    assert page.tab.locator(".pg-field.faulty").count() == 0
+
+
+def test_badge_follows_the_settings(page: GeneratePage) -> None:
+    page.pick_method("Scripted tree", "note")
+    head = page.tab.locator("#pg-method-form .pg-group > button")
+    assert "lossless" in head.inner_text()
+    page.set("note", "lossy")
+    head.filter(has_text="lossy").wait_for()
+
+
+def test_settings_that_only_sampling_reads_come_with_it(page: GeneratePage) -> None:
+    page.tab.wait_for_selector(".pg-field-temperature")
+    assert not page.tab.is_visible(".pg-field-top_p")
+    page.set("temperature", "0.7")
+    page.tab.wait_for_selector(".pg-field-top_p")
+    page.set("top_p", "0.9")
+    page.set("temperature", "0")
+    page.tab.wait_for_selector(".pg-field-top_p", state="hidden")
+    page.set("temperature", "0.7")
+    page.tab.wait_for_selector(".pg-field-top_p")
+    assert page.tab.locator(".pg-field-top_p input").first.input_value() == "0.9"
 
 
 def test_empty_and_too_long_prompts_are_one_sentence(page: GeneratePage) -> None:

@@ -501,7 +501,7 @@ def test_the_tree_goes_to_compare(tree: TreePage) -> None:
 
 def test_a_forms_tree_is_edited_on_the_tree_page(tree: TreePage) -> None:
     tree.tab.get_by_role("tab", name="Generate", exact=True).click()
-    tree.page.pick_method("Tiny Medusa", "medusa_choices")
+    tree.page.pick_method("Tiny Medusa", "acceptance")
     form = tree.tab.locator("#pg-method-form")
     form.get_by_role("button", name="List of paths").click()
     form.locator(".pg-field-medusa_choices textarea").fill("[[0],[1],[2]]")

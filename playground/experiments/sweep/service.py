@@ -30,7 +30,7 @@ class Sweeps:
     """Sweeps of one server: at most one runs at a time."""
 
     def __init__(self, host: EngineHost) -> None:
-        self.catalog = host.catalog
+        self.catalog, self.menu = host.catalog, host.menu
         self._log = host.log
         self._host = host
         self._jobs = Jobs(host)

@@ -17,7 +17,6 @@ from playground.experiments.sweep.service import Sweeps
 from playground.experiments.sweep.space import tunables_of
 from playground.host.catalog import Catalog
 from playground.host.runner import ClosingError, EngineHost
-from playground.web.experiment import method_menu
 from storage import RunLog, RunQuery
 from tests.playground.asks import finished
 from tests.playground.asks import start as generate
@@ -253,16 +252,17 @@ def test_anything_else_is_refused(host: EngineHost, sent: Any) -> None:
         plan_of_form(host.catalog, sent)
 
 
-def test_the_shipped_methods_can_be_swept_as_they_stand() -> None:
+def test_the_shipped_methods_can_be_swept_as_they_stand(host: EngineHost) -> None:
     catalog = Catalog.shipped()
+    menu = MethodMenu(catalog, host.log)
     for target in catalog.targets:
-        for _, key in method_menu(catalog, target):
+        for _, key in menu.drafting(target):
             assert tunables_of(catalog.method(key).config), key
 
 
 def test_a_menu_offers_everything_but_plain_decoding(host: EngineHost) -> None:
-    keys = [key for _, key in method_menu(host.catalog, "tiny")]
-    assert keys == ["scripted", "ngram", "type:Scripted", "type:NGram"]
+    keys = [key for _, key in host.menu.drafting("tiny")]
+    assert keys == ["ngram", "scripted"]
     tunables = {
         tunable.field: tunable for tunable in tunables_of(host.catalog.method("scripted").config)
     }

@@ -1,0 +1,84 @@
+"""The methods to pick from, in groups, each with the speedup that was last measured of it here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from playground.host.catalog import FIRST_METHOD, TYPE_PREFIX, Catalog
+from playground.host.plain import PLAIN, plain_step_of
+from storage import RunLog, RunQuery
+
+RECOMMENDED, NO_WEIGHTS, TRAINED = "recommended", "no weights", "trained for this target"
+BASELINE, FURTHER = "the baseline", "further types"
+GROUPS = (RECOMMENDED, TRAINED, NO_WEIGHTS, BASELINE, FURTHER)
+MOST_RECOMMENDED = 3
+
+Choices = list[tuple[str, str]]
+"""Labels and keys. A label ends with the name of its group, which the page makes a heading of."""
+
+
+class MethodMenu:
+    """Methods of a catalog, with what the log knows of them."""
+
+    def __init__(self, catalog: Catalog, log: RunLog) -> None:
+        self._catalog, self._log = catalog, log
+
+    def choices(self, target: object) -> Choices:
+        """Methods that fit a target, group by group; the fastest first where it is known."""
+        name = target if isinstance(target, str) else ""
+        offered = self._catalog.method_choices(name)
+        titles = {key: title for title, key in offered if not self._stands_twice(key, offered)}
+        speedups = {key: found for key in titles if (found := self.speedup(name, key)) is not None}
+        best = self._recommended(speedups)
+        groups = {key: RECOMMENDED if key in best else self._group(key) for key in titles}
+        ordered = sorted(titles, key=lambda key: (GROUPS.index(groups[key]), -speedups.get(key, 0)))
+        return [(_label(titles[key], speedups.get(key), groups[key]), key) for key in ordered]
+
+    def drafting(self, target: object) -> Choices:
+        """The same without plain decoding."""
+        return [(label, key) for label, key in self.choices(target) if not self._is_plain(key)]
+
+    def speedup(self, target: str, key: str) -> float | None:
+        """Speedup of the newest run of a method that was compared with plain decoding."""
+        method = self._catalog.method(key)
+        query = RunQuery(
+            target=target,
+            decoding_type=method.config.decoding_type,
+            method_title=method.title,
+            status="completed",
+            limit=1,
+        )
+        for row in () if self._is_plain(key) else self._log.find(query).rows:
+            run = self._log.get(row.id)
+            plain = plain_step_of(self._log, run) if run is not None else None
+            if plain is not None and row.tok_s:
+                return row.tok_s / plain.tok_s
+        return None
+
+    def _recommended(self, speedups: dict[str, float]) -> Sequence[str]:
+        """The fastest that are faster than plain decoding; before any is known, the first."""
+        faster = sorted((key for key in speedups if speedups[key] > 1), key=lambda k: -speedups[k])
+        return faster[:MOST_RECOMMENDED] or ([] if speedups else [FIRST_METHOD])
+
+    def _group(self, key: str) -> str:
+        if self._is_plain(key):
+            return BASELINE
+        if key.startswith(TYPE_PREFIX):
+            return FURTHER
+        preset = self._catalog.presets[key]
+        return TRAINED if hasattr(preset.config, "speculative_model") else NO_WEIGHTS
+
+    def _is_plain(self, key: str) -> bool:
+        return self._catalog.method(key).config.decoding_type == PLAIN
+
+    def _stands_twice(self, key: str, offered: Choices) -> bool:
+        """Whether a decoding type by itself has the very settings of a preset."""
+        config = self._catalog.method(key).config
+        presets = [one for _, one in offered if not one.startswith(TYPE_PREFIX)]
+        same = any(self._catalog.method(one).config == config for one in presets)
+        return key.startswith(TYPE_PREFIX) and same
+
+
+def _label(title: str, speedup: float | None, group: str) -> str:
+    measured = None if speedup is None else f"{speedup:.2f} ×"
+    return " · ".join(filter(None, (title, measured, group)))

@@ -1,0 +1,79 @@
+"""The methods to pick from: grouped, none twice, with what was last measured of each."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from playground.host.catalog import Catalog
+from playground.host.menu import BASELINE, FURTHER, GROUPS, RECOMMENDED, MethodMenu
+from playground.host.plain import PlainStep
+from storage import RunLog
+from tests.storage.conftest import new_run
+
+EMBEDDED = "smollm2-135m-instruct"
+
+
+def grouped(menu: MethodMenu, target: str) -> dict[str, list[str]]:
+    """Keys by group, in the order of the picker."""
+    found: dict[str, list[str]] = {}
+    for label, key in menu.choices(target):
+        found.setdefault(label.rpartition(" · ")[2], []).append(key)
+    return found
+
+
+@pytest.mark.parametrize("target", Catalog.shipped().targets)
+def test_groups_stand_together_and_hold_every_method_once(target: str, log: RunLog) -> None:
+    catalog = Catalog.shipped()
+    choices = MethodMenu(catalog, log).choices(target)
+    order = [GROUPS.index(label.rpartition(" · ")[2]) for label, _ in choices]
+    assert order == sorted(order)
+    keys = [key for _, key in choices]
+    assert len(set(keys)) == len(keys)
+    configs = [catalog.method(key).config for key in keys]
+    assert all(one not in configs[:at] for at, one in enumerate(configs))
+    offered = {key for _, key in catalog.method_choices(target)}
+    assert all(catalog.method(key).config in configs for key in offered - set(keys))
+
+
+def test_shipped_methods_are_in_the_groups_that_people_look_for(log: RunLog) -> None:
+    found = grouped(MethodMenu(Catalog.shipped(), log), EMBEDDED)
+    assert found[RECOMMENDED] == ["ngram"] and found[BASELINE] == ["plain"]
+    assert "eagle2-smollm2-135m" in found["trained for this target"]
+    assert "suffix" in found["no weights"] and "type:Medusa" in found[FURTHER]
+
+
+def measured(log: RunLog, title: str, tok_s: float, plain_tok_s: float, **changes: Any) -> None:
+    """A run that was compared with plain decoding."""
+    method = {"decoding_type": "NGram"}
+    run_id = log.begin(new_run(target=EMBEDDED, method=method, method_title=title, **changes))
+    plain = PlainStep(1 / plain_tok_s, 0.0, "measured")
+    metrics = {"tok_s": tok_s, "mat": 2.0, "plain": asdict(plain)}
+    log.finish(
+        run_id,
+        status="completed",
+        output_ids=[5, 6],
+        text="ab",
+        finish_reason="length",
+        metrics=metrics,
+    )
+
+
+def test_last_measured_speedup_stands_with_a_method(log: RunLog) -> None:
+    catalog = Catalog.shipped()
+    menu, title = MethodMenu(catalog, log), catalog.method("ngram").title
+    assert menu.speedup(EMBEDDED, "ngram") is None
+    measured(log, title, 30.0, 10.0)
+    measured(log, title, 15.0, 10.0)
+    labels = {key: label for label, key in menu.choices(EMBEDDED)}
+    assert labels["ngram"] == f"{title} · 1.50 × · {RECOMMENDED}"
+    assert menu.speedup("vicuna-7b-v1.3", "ngram") is None
+
+
+def test_what_was_slower_than_plain_decoding_is_not_recommended(log: RunLog) -> None:
+    catalog = Catalog.shipped()
+    measured(log, catalog.method("ngram").title, 5.0, 10.0)
+    found = grouped(MethodMenu(catalog, log), EMBEDDED)
+    assert RECOMMENDED not in found and "ngram" in found["no weights"]
