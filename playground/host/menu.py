@@ -8,8 +8,8 @@ from playground.host.catalog import FIRST_METHOD, TYPE_PREFIX, Catalog
 from playground.host.plain import PLAIN, plain_step_of
 from storage import RunLog, RunQuery
 
-RECOMMENDED, NO_WEIGHTS, TRAINED = "recommended", "no weights", "trained for this target"
-BASELINE, FURTHER = "the baseline", "further types"
+RECOMMENDED, TRAINED, NO_WEIGHTS = "recommended", "trained", "no weights"
+BASELINE, FURTHER = "baseline", "further"
 GROUPS = (RECOMMENDED, TRAINED, NO_WEIGHTS, BASELINE, FURTHER)
 MOST_RECOMMENDED = 3
 

@@ -29,6 +29,7 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
     with gr.Blocks(
         title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=FILES_S
     ) as page:
+        gr.HTML(f'<h1 class="unseen">{TITLE}</h1>', padding=False, elem_id="pg-title")
         with gr.Tabs() as tabs:
             with gr.Tab("Generate", id="generate"):
                 generate = GeneratePage(host, history)

@@ -10,7 +10,7 @@ import pytest
 from tests.browser.pages import GeneratePage
 from tests.playground.serving import Served
 
-TABS = ("Generate", "Compare", "Tree", "Benchmark", "Sweep", "Runs", "Deploy")
+TABS = ("Generate", "Compare", "Tree", "Benchmark", "Sweep", "Runs", "Deploy", "Connect")
 RUN = "axe.run(document, { resultTypes: ['violations'] })"
 
 

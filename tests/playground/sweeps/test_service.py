@@ -16,6 +16,7 @@ from playground.experiments.sweep.report import preset_yaml, state_of
 from playground.experiments.sweep.service import Sweeps
 from playground.experiments.sweep.space import tunables_of
 from playground.host.catalog import Catalog
+from playground.host.menu import MethodMenu
 from playground.host.runner import ClosingError, EngineHost
 from storage import RunLog, RunQuery
 from tests.playground.asks import finished
