@@ -10,17 +10,17 @@ from playground.host.live import LiveRun
 
 
 def speculative_decoding(run: LiveRun) -> dict[str, Any] | None:
-    """Acceptance of one request as vLLM reports it; None where nothing was drafted.
+    """Acceptance of one request as vLLM reports it; None before the first step.
 
     `acceptance_histogram[j]` counts the steps that accepted exactly j draft tokens, before any cut.
     """
     figures = run.metrics
-    if figures is None or not figures.num_drafted:
+    if figures is None or not figures.num_steps:
         return None
     accepted = Counter(len(row.accepted) for row in run.rows)
     return {
         "mean_acceptance_length": figures.mat,
-        "draft_acceptance_rate": figures.draft_acceptance,
+        "draft_acceptance_rate": figures.draft_acceptance or 0.0,
         "acceptance_histogram": [accepted[j] for j in range(max(accepted) + 1)],
         "num_spec_steps": figures.num_steps,
         "num_accepted_draft_tokens": figures.num_accepted,

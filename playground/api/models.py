@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import ConfigError
 from engine.model.sources import TargetSpec
 from playground.host.catalog import TYPE_PREFIX, Catalog, Method
@@ -24,6 +25,11 @@ class Model:
     name: str
     target: TargetSpec
     method: Method
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it is not plain decoding."""
+        return not isinstance(self.method.config, AutoregressiveConfig)
 
 
 def model_of(catalog: Catalog, name: str) -> Model:

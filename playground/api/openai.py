@@ -255,6 +255,7 @@ class Form:
 
     def __init__(self, model: Model, answer: Answer) -> None:
         self._answer = answer
+        self._drafts = model.drafts
         self._common = {
             "id": f"{self.id_prefix}-{answer.run.id}",
             "created": int(time.time()),
@@ -294,7 +295,7 @@ class Form:
     @property
     def _told(self) -> dict[str, Any]:
         run = self._answer.run
-        acceptance = figures.speculative_decoding(run)
+        acceptance = figures.speculative_decoding(run) if self._drafts else None
         metrics = {"metrics": {"speculative_decoding": acceptance}} if acceptance else {}
         return {
             "usage": figures.usage(run),
