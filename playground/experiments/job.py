@@ -93,6 +93,7 @@ class Job:
         owner: who is to be stopped together: a new job ends the owner's last one.
         error: one sentence, of a job that failed.
         waiting: says what it waits for, until there is progress.
+        watchers: pages that its messages go to.
         stopped: whether something else ended it, such as the engine.
     """
 
@@ -102,6 +103,7 @@ class Job:
         self.state: State = "queued"
         self.progress: Progress | None = None
         self.error: str | None = None
+        self.watchers = 0
         self.over = threading.Event()
         self._cancel = threading.Event()
         self.waiting: Callable[[], str] = lambda: "starting"

@@ -67,7 +67,7 @@ class LiveRun:
     """
 
     owner: str
-    """Session of the browser tab that asked for it."""
+    """The browser tab that asked for it, or that found it where nobody watched it any more."""
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     meta: dict[str, Any] = field(default_factory=dict)
     """What the panel shows of the run besides its text; see `stream.run_meta`."""
@@ -92,6 +92,8 @@ class LiveRun:
     """What it is compared with, once that is known."""
     notes: tuple[str, ...] = ()
     """Remarks for people: how the draft's size was chosen, how drafter and target fit."""
+    watchers: int = 0
+    """Pages that its messages go to."""
     cancel_asked: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
     touched_s: float = field(default_factory=time.monotonic)

@@ -17,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -182,6 +183,17 @@ class RunStream:
         self._last: dict[str, Any] = {}
         self.done = False
 
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """While its messages go to a page."""
+        for run in self._runs:
+            run.watchers += 1
+        try:
+            yield
+        finally:
+            for run in self._runs:
+                run.watchers -= 1
+
     def next(self) -> Message | None:
         """The next message; None when nothing has changed since the last."""
         over = [run for run in self._runs if run.over.is_set()]
@@ -259,14 +271,27 @@ def refusal(sentence: str, chat: object) -> Message:
     }
 
 
-async def follow(stream: RunStream, tick_s: float = TICK_S) -> AsyncIterator[Message]:
-    """All messages of a stream, in time."""
-    while not stream.done:
-        message = stream.next()
-        if message is not None:
-            yield message
-        if not stream.done:
-            await asyncio.sleep(tick_s)
+async def follow(
+    stream: RunStream, tick_s: float = TICK_S, *, found: bool = False
+) -> AsyncIterator[Message]:
+    """All messages of a stream, in time; the runs go on if nobody listens any more.
+
+    Args:
+        found: the runs began before this page; nothing begins on it with the first message.
+    """
+    with stream.watched():
+        while not stream.done:
+            message = stream.next()
+            if message is not None:
+                yield {**message, "resync": True} if found and message["seq"] == 0 else message
+            if not stream.done:
+                await asyncio.sleep(tick_s)
+
+
+def adopt(run: LiveRun, owner: str) -> None:
+    """Give a run that nobody watches any more to the page that found it."""
+    if not run.watchers:
+        run.owner = owner
 
 
 class History:
@@ -275,6 +300,11 @@ class History:
     def __init__(self, runs: LiveRuns, log: RunLog) -> None:
         self._runs = runs
         self._log = log
+
+    def unfinished(self, run_id: str) -> LiveRun | None:
+        """The run under either of its ids, if it goes on."""
+        run = self._runs.get(run_id)
+        return None if run is None or run.over.is_set() else run
 
     def since(self, run_id: str, have: int) -> dict[str, Any]:
         """Events from number `have` on, and everything else about the run.

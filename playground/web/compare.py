@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any
 
 import gradio as gr
 from pydantic import Field
 
-from engine.config import Settings
+from engine.config import Limits, Sampling, Settings
 from engine.errors import ConfigError
 from engine.metrics import FORMULAS
+from engine.plain import read_json
 from playground.errors import Fault, attempt
 from playground.experiments.compare.form import MAX_CONFIGURATIONS, CompareForm, CompareOptions
 from playground.experiments.compare.job import CompareJob
@@ -30,17 +32,32 @@ from playground.experiments.compare.stream import (
 )
 from playground.experiments.job import Jobs
 from playground.host.catalog import Catalog
+from playground.host.controls import settings_from
 from playground.host.live import RunId
 from playground.host.menu import Choices
-from playground.host.request import DTYPES, read_run_id
+from playground.host.request import (
+    DTYPES,
+    MAX_PROMPT_CHARS,
+    MAX_SYSTEM_CHARS,
+    config_of,
+    read_run_id,
+)
 from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.web.compare_table import results_html
 from playground.web.components import drawn_by
 from playground.web.forms import BARE, PromptForm, SettingsForm
+from playground.web.memory import Memory, kept_choice, kept_settings, kept_text
+from playground.web.memory import owner_of as tab_of
 from playground.web.rpc import Answer, Served, panel_functions, serve
 
 OWN_PROMPT = ""
+SHARED: dict[str, type[Settings]] = {
+    "compare": CompareOptions,
+    "limits": Limits,
+    "sampling": Sampling,
+}
+"""Groups of the form of everything that all configurations share."""
 STARTS_WITH = 2
 FIELDS = ("target", "dtype", "mode", "system", "prompt", "suite", "count")
 """Components whose values go into the form as they are."""
@@ -62,8 +79,10 @@ class ComparePage:
         outputs: what a link sets, in the order of `opened`.
     """
 
-    def __init__(self, host: EngineHost, history: History) -> None:
+    def __init__(self, host: EngineHost, history: History, tab: gr.HTML) -> None:
+        """`tab`: tells browser tabs apart."""
         self.host = host
+        self.tab = tab
         self.catalog: Catalog = host.catalog
         self.history = history
         self.jobs = Jobs(host)
@@ -78,18 +97,52 @@ class ComparePage:
         self.slots_held = [part for method, form in forms for part in (method, form.held)]
         self.outputs = [*self.held, *self.slots, *self.columns]
         self.outputs += [self.run_form.asked, self.panels, self.table]
+        kept = dict(zip(FIELDS, self.held, strict=True)) | {"form": self.run_form.held}
+        for i, (method, form) in enumerate(forms):
+            kept |= {f"method {i}": method, f"form {i}": form.held}
+        self.memory = Memory("compare", kept, shows="compare")
         self._listen()
 
     def listen_to_links(self, page: gr.Blocks, tabs: gr.Tabs) -> None:
         """Open the page for addresses with `compare` or `runs`."""
 
-        def load(request: gr.Request) -> list[Any]:
-            found = self.opened(dict(request.query_params))
+        def fill(kept: Mapping[str, Any], params: Mapping[str, str]) -> list[Any]:
+            found = self.opened(params)
             if found is None:
-                return [gr.skip() for _ in (tabs, *self.outputs)]
+                return [gr.skip(), *self._kept(kept), gr.skip(), gr.skip()]
+            if not kept.get("foreign") and len(kept) > 1:  # as it was left, not as it was begun
+                found[: len(self.outputs) - 2] = self._kept(kept)
             return [gr.Tabs(selected="compare"), *found]
 
-        page.load(load, None, [tabs, *self.outputs], queue=False, **QUIET)
+        self.memory.listen(page, fill, [tabs, *self.outputs]).then(
+            self.follow_link,
+            [self.tab] * 3,
+            [self.panels, self.table],
+            js=self.memory.last_js,
+            concurrency_limit=None,
+            **QUIET,
+        )
+
+    async def follow_link(
+        self, tab: Any, own: Any, last: Any, request: gr.Request
+    ) -> AsyncIterator[list[Any]]:
+        """Follow the address's comparison while it goes on.
+
+        Args:
+            own: the one that this tab had on show last; where the address has none.
+            last: the one that this browser had on show last; taken only if it goes on.
+        """
+        asked = dict(request.query_params).get("compare")
+        job = next(filter(None, map(self.jobs.get, filter(None, (asked, own, last)))), None)
+        if isinstance(job, CompareJob):
+            if not job.watchers:
+                job.owner = owner_of(tab, request)
+            async for shown in self._follow(job):
+                yield shown
+        elif own and not asked:
+            found = attempt(lambda: self._results(own), where="opening a comparison")
+            if not isinstance(found, Fault):
+                yield found
 
     def listen_to_runs(self, tabs: gr.Tabs, panel: gr.HTML) -> None:
         """Take the prompt, method and settings of a panel's run here."""
@@ -130,15 +183,58 @@ class ComparePage:
 
     def _comparison(self, link: str) -> list[Any]:
         compare_id, log = read_run_id(link), self.host.log
-        message = reopened(compare_id, self.history, log, self.catalog.types)
+        going_on = self.jobs.get(compare_id) is not None
+        if going_on:  # what is on show of it comes by its stream
+            filled = attempt(
+                lambda: self._fill(from_comparison(self.catalog, log, compare_id)),
+                where="opening a comparison",
+            )
+            form = self._untouched() if isinstance(filled, Fault) else filled
+            return [*form, gr.skip(), gr.skip()]
+        results = self._results(compare_id)
         try:
             filled = self._fill(from_comparison(self.catalog, log, compare_id))
         except ConfigError:  # its methods are not on offer any more: show it all the same
             filled = self._untouched()
-        return [*filled, message, results_html(message["report"])]
+        return [*filled, *results]
+
+    def _results(self, link: str) -> list[Any]:
+        """Values of panels and table for a comparison of the log."""
+        message = reopened(read_run_id(link), self.history, self.host.log, self.catalog.types)
+        return [message, results_html(message["report"])]
 
     def _untouched(self) -> list[Any]:
         return [gr.skip() for _ in self.outputs[:-2]]
+
+    def _kept(self, kept: Mapping[str, Any]) -> list[Any]:
+        """Updates of every output but the results, from what a browser kept."""
+        names = list(self.catalog.targets)
+        target = kept_choice(kept, "target", names, names[0])
+        choices = self.catalog.method_choices(target)
+        keys = [key for _, key in choices]
+        count = kept_choice(kept, "count", list(range(1, MAX_CONFIGURATIONS + 1)), STARTS_WITH)
+        slots: list[tuple[str, dict[str, Any] | None]] = []
+        for i, start in enumerate(first_methods(self.catalog, choices)[:count]):
+            key = kept_choice(kept, f"method {i}", keys, start)
+            method, form = self.catalog.method(key), kept.get(f"form {i}")
+            own = kept_settings(form, "method", partial(config_of, method))
+            slots.append((key, {**method_form(method), "values": {"method": own}}))
+        form = run_form()
+        for group, cls in SHARED.items():
+            form["values"][group] = kept_settings(
+                kept.get("form"), group, partial(settings_from, cls)
+            )
+        filled = CompareForm(
+            target=target,
+            dtype=kept_choice(kept, "dtype", DTYPES, "auto"),
+            mode=kept_choice(kept, "mode", ("chat", "raw"), "chat"),
+            system=kept_text(kept, "system", MAX_SYSTEM_CHARS),
+            prompt=kept_text(kept, "prompt", MAX_PROMPT_CHARS),
+            suite=kept_choice(kept, "suite", list(self.catalog.suites), OWN_PROMPT),
+            slots=slots,
+            form=form,
+        )
+        return self._fill(filled)
 
     def _fill(self, filled: CompareForm) -> list[Any]:
         """Updates of every output but the results."""
@@ -256,13 +352,14 @@ class ComparePage:
     def _listen(self) -> None:
         self.start.click(
             self.run,
-            [*self.held, *self.slots_held, self.run_form.held, self.panels],
+            [*self.held, *self.slots_held, self.run_form.held, self.panels, self.tab],
             [self.panels, self.table],
             concurrency_limit=None,
             api_name="compare",
             **QUIET,
         )
-        self.stop.click(self.stop_run, None, None, queue=False, api_name="stop_compare", **QUIET)
+        here = [self.tab, self.panels]
+        self.stop.click(self.stop_run, here, None, queue=False, api_name="stop_compare", **QUIET)
         self.count.change(self.pick_count, self.count, self.columns, queue=False, **QUIET)
         self.target.change(
             self.pick_target, [self.target, *self.methods], self.slots, queue=False, **QUIET
@@ -288,12 +385,12 @@ class ComparePage:
         )
 
     async def run(self, request: gr.Request, *held: Any) -> AsyncIterator[list[Any]]:
-        """Stream one comparison. Leaving the page closes this generator: it is cancelled.
+        """Stream one comparison; it goes on when the page is left.
 
         Args:
-            held: what the components hold, in the order of the inputs; the panels come last.
+            held: what the components hold, in the order of the inputs.
         """
-        *slots, form, shown = held[len(FIELDS) :]
+        *slots, form, panels, tab = held[len(FIELDS) :]
         asked = dict(zip(FIELDS, held, strict=False))
         asked |= {"slots": list(zip(slots[::2], slots[1::2], strict=True)), "form": form}
         started = attempt(
@@ -301,25 +398,30 @@ class ComparePage:
                 self.host,
                 self.jobs,
                 CompareForm.parse(asked).plan(self.catalog),
-                owner=owner_of(request),
+                owner=owner_of(tab, request),
             ),
             where="starting a comparison",
         )
         if isinstance(started, Fault):
-            yield [fault_message(started.sentence, shown), gr.skip()]
+            yield [fault_message(started.sentence, panels), gr.skip()]
             return
-        report = None
-        try:
-            async for message in stream(started, self.history):
-                same = message["report"] == report
-                report = message["report"]
-                yield [message, gr.skip() if same else results_html(report)]
-        finally:
-            if not started.over.is_set():
-                started.cancel()
+        async for shown in self._follow(started):
+            yield shown
 
-    def stop_run(self, request: gr.Request) -> None:
-        self.jobs.cancel_owner(owner_of(request))
+    async def _follow(self, job: CompareJob) -> AsyncIterator[list[Any]]:
+        """What panels and table show of a comparison, in time."""
+        report = None
+        async for message in stream(job, self.history):
+            same = message["report"] == report
+            report = message["report"]
+            yield [message, gr.skip() if same else results_html(report)]
+
+    def stop_run(self, tab: Any, shown: Any, request: gr.Request) -> None:
+        """Stop the tab's comparison, and the one on show, which may be of another tab."""
+        self.jobs.cancel_owner(owner_of(tab, request))
+        job = self.jobs.get(compare_of(shown))
+        if job is not None:
+            job.cancel()
 
     def pick_count(self, count: Any) -> list[Any]:
         shown = count if isinstance(count, int) else STARTS_WITH
@@ -350,10 +452,17 @@ class ComparePage:
         return [gr.update(visible=visible) for visible in shown]
 
 
-def owner_of(request: gr.Request) -> str:
+def owner_of(tab: Any, request: gr.Request) -> str:
     """Apart from the tab's other runs, which neither stop a comparison nor are stopped by it."""
-    session = getattr(request, "session_hash", None) or "no session"
-    return f"{session}/compare"
+    return f"{tab_of(tab, request)}/compare"
+
+
+def compare_of(shown: Any) -> str:
+    """The id of the comparison that a message shows; empty where there is none."""
+    text = shown.get("compare") if isinstance(shown, dict) else None
+    state = attempt(lambda: read_json(str(text), what="The comparison"), where="a comparison")
+    found = state.get("id") if isinstance(state, dict) else None
+    return found if isinstance(found, str) else ""
 
 
 class RunsOf(Settings):

@@ -61,10 +61,13 @@ def drawn_by(
     )
 
 
-def token_panels(history: History, *, placeholder: str, elem_id: str) -> gr.HTML:
+def token_panels(
+    history: History, *, placeholder: str, elem_id: str, tab: str | None = None
+) -> gr.HTML:
     """One run: text with every token coloured, live figures, what it was worth, its steps.
 
-    Its value is a message of `host.stream`; it triggers `compare` with a run of the log.
+    Its value is a message of `host.stream`; it triggers `compare` with a run of the log. In the
+    address of the `tab` stands the run on show.
     """
     return drawn_by(
         "panel/panels.js",
@@ -72,7 +75,7 @@ def token_panels(history: History, *, placeholder: str, elem_id: str) -> gr.HTML
         css=["panel/panel.css"],
         functions=panel_functions(history),
         events=["begun", "compare"],
-        given={"formulas": FORMULAS, "placeholder": placeholder, "compares": True},
+        given={"formulas": FORMULAS, "placeholder": placeholder, "compares": True, "tab": tab},
         elem_id=elem_id,
     )
 

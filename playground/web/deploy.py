@@ -37,12 +37,10 @@ Updates = dict[Any, Any]
 """New values by component."""
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}
 WRITE_LINK = """(query) => {
-  const page = document.querySelector("#pg-deploy-main");
-  if (!query?.startsWith("deploy=") || !page?.offsetParent) return;
-  const url = new URL(location.href), theme = url.searchParams.get("__theme");
-  url.search = query;
-  if (theme) url.searchParams.set("__theme", theme);
-  history.replaceState(null, "", url.href);
+  if (!query?.startsWith("deploy=")) return;
+  const asked = Object.fromEntries(new URLSearchParams(query));
+  const detail = { tab: "deploy", whole: true, query: asked };
+  document.dispatchEvent(new CustomEvent("pg-address", { detail }));
 }"""
 NO_RUNS = "No run of a drafting method yet. Generate with one, or pick a method here."
 SAMPLES = {

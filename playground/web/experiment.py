@@ -115,7 +115,7 @@ class ExperimentPage(ABC):
         looks += [component.input for component in self.asked]
         for look in looks:
             look(self.look, self.held, self.shown, **RAW)
-        self.picker.change(None, self.picker, None, js=address_js(self.name), **RAW)
+        self.picker.change(None, self.picker, None, js=address_js(self.name, self.name), **RAW)
         self.stop.click(self.acting(stop), self.held, self.shown, **RAW)
         self.resume.click(self.acting(resume), self.held, self.shown, **RAW)
 

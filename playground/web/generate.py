@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -12,13 +13,25 @@ from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog, Method
-from playground.host.controls import changed_controls, group_of
-from playground.host.request import DTYPES, read_dtype, read_request
+from playground.host.controls import changed_controls, controls_of, group_of, settings_from
+from playground.host.request import (
+    DTYPES,
+    MAX_PROMPT_CHARS,
+    MAX_SYSTEM_CHARS,
+    config_of,
+    read_dtype,
+    read_request,
+    read_run_id,
+)
 from playground.host.runner import EngineHost
-from playground.host.stream import History, RunStream, follow, refusal
+from playground.host.stream import History, RunStream, adopt, follow, refusal
+from playground.runs.again import nearest_method, request_of
+from playground.runs.details import stored_run
 from playground.web.components import token_panels
 from playground.web.forms import PromptForm, SettingsForm
-from playground.web.results import HTML, saying
+from playground.web.memory import Memory, kept_choice, kept_settings, kept_text, owner_of
+from playground.web.results import HTML, address_js, saying
+from storage import RunDetail
 
 PLACEHOLDER = "Write a prompt above and generate. Every token is coloured by where it came from."
 FIELDS = ("target", "dtype", "method", "mode", "system", "prompt")
@@ -57,8 +70,10 @@ CLEAR_CHAT_PROMPT = """(mode) => {
 class GeneratePage:
     """Components and listeners of the page."""
 
-    def __init__(self, host: EngineHost, history: History) -> None:
+    def __init__(self, host: EngineHost, history: History, tab: gr.HTML) -> None:
+        """`tab`: tells browser tabs apart."""
         self.host = host
+        self.tab = tab
         self.catalog: Catalog = host.catalog
         self.history = history
         with gr.Row(equal_height=False):
@@ -66,6 +81,11 @@ class GeneratePage:
                 self._side()
             with gr.Column(scale=4, elem_id="pg-main"):
                 self._main()
+        self.filled = [self.target, self.method, self.form.asked, self.dtype]
+        self.filled += [self.run_form.asked, self.mode, self.system, self.prompt]
+        kept = {name: getattr(self, name) for name in FIELDS}
+        kept |= {"form": self.form.held, "run_form": self.run_form.held}
+        self.memory = Memory("generate", kept, shows="run")
         self._listen()
 
     # ---- layout
@@ -101,7 +121,9 @@ class GeneratePage:
         self.mode, self.example = self.prompts.mode, self.prompts.example
         self.system, self.prompt = self.prompts.system, self.prompts.prompt
         self._buttons()
-        self.panel = token_panels(self.history, placeholder=PLACEHOLDER, elem_id="pg-panel")
+        self.panel = token_panels(
+            self.history, placeholder=PLACEHOLDER, elem_id="pg-panel", tab="generate"
+        )
 
     def _buttons(self) -> None:
         with gr.Row(elem_id="pg-buttons"):
@@ -115,7 +137,8 @@ class GeneratePage:
 
     def _listen(self) -> None:
         fields = [getattr(self, name) for name in FIELDS]
-        inputs = [*fields, self.form.held, self.run_form.held, self.panel]
+        inputs = [*fields, self.form.held, self.run_form.held, self.panel, self.tab]
+        here = [self.tab, self.panel]
         streams: list[Any] = []
         for button, run in ((self.generate, self.run), (self.again, self.run_again)):
             streams.append(
@@ -125,10 +148,10 @@ class GeneratePage:
             )
             streams[-1].then(self.describe_target, None, self.target_state, queue=False, **QUIET)
         self.panel.begun(None, self.mode, self.prompt, js=CLEAR_CHAT_PROMPT, **QUIET)
-        self.stop.click(self.stop_runs, None, None, queue=False, api_name="stop", **QUIET)
+        self.stop.click(self.stop_runs, here, None, queue=False, api_name="stop", **QUIET)
         self.new_chat.click(
             self.clear,
-            None,
+            here,
             [self.panel, self.prompt],
             cancels=streams,
             queue=False,
@@ -140,10 +163,20 @@ class GeneratePage:
     def _listen_to_pickers(self) -> None:
         self.load.click(
             self.load_target,
-            [self.target, self.dtype],
+            [self.target, self.dtype, self.tab],
             self.target_state,
             concurrency_limit=None,
             api_name="load",
+            **QUIET,
+        )
+        picked = [self.target, self.method]
+        gr.on(
+            [part.change for part in picked],
+            None,
+            picked,
+            None,
+            js=address_js("generate", "target", "method"),
+            queue=False,
             **QUIET,
         )
         self.target.change(
@@ -177,12 +210,12 @@ class GeneratePage:
     async def _stream(
         self, request: gr.Request, held: tuple[Any, ...], *, again: bool
     ) -> AsyncIterator[dict[str, Any]]:
-        """All messages of one run. Leaving the page closes this generator: the run is cancelled."""
+        """All messages of one run. Leaving the page closes this generator; the run goes on."""
         raw = dict(zip(FIELDS, held, strict=False))
-        form, run_form, panel = held[len(FIELDS) :]
+        form, run_form, panel, tab = held[len(FIELDS) :]
         chat = panel.get("chat") if isinstance(panel, dict) else None
         raw |= {"form": join_forms(form, run_form), "repeats" if again else "parent": chat}
-        owner = session_of(request)
+        owner = owner_of(tab, request)
         started = attempt(
             lambda: self.host.generate(read_request(self.catalog, raw), owner=owner),
             where="starting a run",
@@ -190,17 +223,40 @@ class GeneratePage:
         if isinstance(started, Fault):
             yield refusal(started.sentence, chat)
             return
-        try:
-            async for message in follow(RunStream([started], self.host.ahead_of)):
-                yield message
-        finally:
-            started.cancel()
+        async for message in follow(RunStream([started], self.host.ahead_of)):
+            yield message
 
-    async def load_target(self, target: Any, dtype: Any, request: gr.Request) -> AsyncIterator[str]:
+    async def follow_link(
+        self, tab: Any, own: Any, last: Any, request: gr.Request
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Show the address's run, and follow it if it goes on.
+
+        Args:
+            own: the run that this tab had on show last; where the address has none.
+            last: the one that this browser had on show last; taken only if it goes on.
+        """
+        params = dict(request.query_params)
+        asked = params.get("run") if params.get("tab") == "generate" else own
+        read = attempt(lambda: read_run_id(asked or last or "none"), where="following a link")
+        run = None if isinstance(read, Fault) else self.history.unfinished(read)
+        if run is not None:
+            adopt(run, owner_of(tab, request))
+            async for message in follow(RunStream([run], self.host.ahead_of), found=True):
+                yield message
+        elif asked:
+            shown = attempt(lambda: self.history.opened(read_run_id(asked)), where="opening a run")
+            if isinstance(shown, Fault):
+                yield refusal(shown.sentence, None)
+            else:
+                yield {**shown, "chat": asked}
+
+    async def load_target(
+        self, target: Any, dtype: Any, tab: Any, request: gr.Request
+    ) -> AsyncIterator[str]:
         """Stream what the loading is doing, in words."""
         started = attempt(
             lambda: self.host.load(
-                self.catalog.target(target), read_dtype(dtype), owner=session_of(request)
+                self.catalog.target(target), read_dtype(dtype), owner=owner_of(tab, request)
             ),
             where="loading the target",
         )
@@ -219,11 +275,16 @@ class GeneratePage:
         facts = asdict(loaded)
         return saying("{name} · {dtype} · {device} · context {context_len}".format(**facts))
 
-    def stop_runs(self, request: gr.Request) -> None:
-        self.host.cancel_owner(session_of(request))
+    def stop_runs(self, tab: Any, panel: Any, request: gr.Request) -> None:
+        """Stop the tab's runs, and the one on show, which may be of another tab."""
+        self.host.cancel_owner(owner_of(tab, request))
+        chat = panel.get("chat") if isinstance(panel, dict) else None
+        shown = self.history.unfinished(chat) if isinstance(chat, str) else None
+        if shown is not None:
+            shown.cancel()
 
-    def clear(self, request: gr.Request) -> tuple[None, str]:
-        self.host.cancel_owner(session_of(request))
+    def clear(self, tab: Any, panel: Any, request: gr.Request) -> tuple[None, str]:
+        self.stop_runs(tab, panel, request)
         return None, ""
 
     def pick_target(self, target: Any, method: Any) -> Any:
@@ -246,6 +307,75 @@ class GeneratePage:
             lambda: method_form(self.catalog.method(key), key), where="picking a method"
         )
         return gr.skip() if isinstance(picked, Fault) else picked
+
+    # ---- what an address and this browser bring back
+
+    def listen_to_links(self, page: gr.Blocks) -> None:
+        """Fill the form with what it held, or as the address's run had it; show that run."""
+        read = self.memory.listen(page, self.reopened, self.filled)
+        read.then(self.describe_target, None, self.target_state, queue=False, **QUIET)
+        read.then(
+            self.follow_link,
+            [self.tab] * 3,
+            self.panel,
+            js=self.memory.last_js,
+            concurrency_limit=None,
+            **QUIET,
+        )
+
+    def reopened(self, kept: Mapping[str, Any], params: Mapping[str, str]) -> list[Any]:
+        """Values of `filled`: of the address's run, else what was kept, else as they are."""
+        asked = params if params.get("tab") == "generate" else {}
+        if asked.get("run") and kept.get("foreign"):
+            run = attempt(
+                lambda: self.of_run(stored_run(self.host.log, read_run_id(asked["run"]))),
+                where="opening a run's settings",
+            )
+            if not isinstance(run, Fault):
+                return list(run)
+        return self._kept({**kept, **{k: asked[k] for k in ("target", "method") if k in asked}})
+
+    def _kept(self, kept: Mapping[str, Any]) -> list[Any]:
+        """Values of `filled` from what a browser kept; what does not fit is as it was at first."""
+        names = list(self.catalog.targets)
+        target = kept_choice(kept, "target", names, names[0])
+        choices = self.host.menu.choices(target)
+        keys = [key for _, key in choices]
+        key = kept_choice(kept, "method", keys, self.catalog.first_method(target))
+        method = self.catalog.method(key)
+        form, run = kept.get("form"), run_form()
+        was = form.get("method") if isinstance(form, dict) else None
+        own = kept_settings(form, "method", partial(config_of, method)) if was == key else {}
+        for group, cls in (("sampling", Sampling), ("limits", Limits)):
+            run["values"][group] = kept_settings(
+                kept.get("run_form"), group, partial(settings_from, cls)
+            )
+        return [
+            target,
+            gr.update(choices=choices, value=key),
+            method_form(method, key, own),
+            kept_choice(kept, "dtype", DTYPES, "auto"),
+            run,
+            kept_choice(kept, "mode", ("chat", "raw"), "chat"),
+            kept_text(kept, "system", MAX_SYSTEM_CHARS),
+            kept_text(kept, "prompt", MAX_PROMPT_CHARS),
+        ]
+
+    def of_run(self, run: RunDetail) -> tuple[Any, ...]:
+        """Values of `filled` that ask for a stored run once more.
+
+        Raises ConfigError: its target or method is not offered here.
+        """
+        asked = request_of(self.catalog, run)
+        form = run_form()
+        form["values"] = {
+            name: {control["name"]: control["value"] for control in controls_of(chosen)}
+            for name, chosen in (("sampling", asked.sampling), ("limits", asked.limits))
+        }
+        key = nearest_method(self.catalog, asked.target.name, run.method_title, asked.config)
+        settings = asked.config.model_dump(exclude={"decoding_type"})
+        picked = self.take(asked.target.name, key, settings)
+        return *picked, asked.dtype, form, asked.mode, asked.system, asked.prompt
 
     def take(self, target: str, method: str, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
         """Values of target, method and form that show a method with settings of another page.
@@ -274,10 +404,6 @@ def held_settings(config: MethodConfig, settings: dict[str, Any]) -> dict[str, A
     Raises ConfigError: one is unknown or out of range.
     """
     return changed_controls(config.replace(**settings), config)
-
-
-def session_of(request: gr.Request) -> str:
-    return str(getattr(request, "session_hash", None) or "no session")
 
 
 def progress_text(status: dict[str, Any]) -> str:

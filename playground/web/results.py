@@ -55,13 +55,9 @@ SAVE_JS = """(file) => {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
   return [];
 }"""
-ADDRESS_JS = """(value) => {
-  const url = new URL(location.href), theme = url.searchParams.get("__theme");
-  if (!value || url.searchParams.get(%(name)s) === value) return [];
-  url.search = "";
-  url.searchParams.set(%(name)s, value);
-  if (theme) url.searchParams.set("__theme", theme);
-  history.replaceState(null, "", url);
+ADDRESS_JS = """(...values) => {
+  const query = Object.fromEntries(%(names)s.map((name, i) => [name, values[i]]));
+  document.dispatchEvent(new CustomEvent("pg-address", { detail: { tab: %(tab)s, query } }));
   return [];
 }"""
 
@@ -157,6 +153,6 @@ def saves(
     made.then(None, file, None, js=SAVE_JS, **RAW)
 
 
-def address_js(name: str) -> str:
-    """JavaScript that makes a value a parameter of the page's address, for a reload or a copy."""
-    return ADDRESS_JS % {"name": json.dumps(name)}
+def address_js(tab: str, *names: str) -> str:
+    """JavaScript that makes values parameters of a tab's address, for a reload or a copy."""
+    return ADDRESS_JS % {"tab": json.dumps(tab), "names": json.dumps(names)}

@@ -8,17 +8,16 @@ from typing import Any
 import gradio as gr
 
 from playground.errors import Fault, attempt
-from playground.host.controls import controls_of
 from playground.host.live import LiveRun
 from playground.host.request import read_run_id
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal
-from playground.runs.again import nearest_method, request_again, request_of
+from playground.runs.again import request_again
 from playground.runs.details import Annotation, facts, split_tags, stored_run
 from playground.web.components import token_panels
-from playground.web.generate import GeneratePage, run_form, session_of
+from playground.web.generate import GeneratePage
+from playground.web.memory import owner_of
 from playground.web.results import HTML
-from storage import RunDetail
 
 MESSAGE = HTML.from_string(
     '{% if alert %}<div class="alert" role="alert">{{ alert }}</div>{% endif %}'
@@ -95,50 +94,38 @@ class OpenRun:
         done = attempt(write, where="writing on a run")
         return message_html(done) if done else gr.skip()
 
-    async def run_again(self, run_id: str, request: gr.Request) -> AsyncIterator[tuple[Any, ...]]:
-        """Stream a stored run once more; at its end it is the open one.
-
-        Leaving the page closes this generator.
-        """
+    async def run_again(
+        self, run_id: str, tab: Any, request: gr.Request
+    ) -> AsyncIterator[tuple[Any, ...]]:
+        """Stream a stored run once more; at its end it is the open one."""
         idle = gr.Button(visible=True), gr.Button(visible=False)
 
         def start() -> LiveRun:
             stored = stored_run(self.host.log, read_run_id(run_id))
             again = request_again(self.host.catalog, stored)
-            return self.host.generate(again, owner=session_of(request))
+            return self.host.generate(again, owner=owner_of(tab, request))
 
         started = attempt(start, where="running a run again")
         if isinstance(started, Fault):
             yield refusal(started.sentence, None), *idle, gr.skip()
             return
-        try:
-            busy = gr.Button(visible=False), gr.Button(visible=True)
-            async for message in follow(RunStream([started], self.host.ahead_of)):
-                yield message, *busy, gr.skip()
-        finally:
-            started.cancel()
+        busy = gr.Button(visible=False), gr.Button(visible=True)
+        async for message in follow(RunStream([started], self.host.ahead_of)):
+            yield message, *busy, gr.skip()
         yield gr.skip(), *idle, started.log_id
 
-    def stop_runs(self, request: gr.Request) -> None:
-        self.host.cancel_owner(session_of(request))
+    def stop_runs(self, tab: Any, request: gr.Request) -> None:
+        self.host.cancel_owner(owner_of(tab, request))
 
     # ---- the way to the Generate page
 
     def listen_to_generate(self, tabs: gr.Tabs, generate: GeneratePage, message: gr.HTML) -> None:
         """Take a run's settings and prompt to the Generate page."""
-        outputs = [
-            message,
-            tabs,
-            generate.target,
-            generate.method,
-            generate.form.asked,
-            generate.dtype,
-        ]
-        outputs += [generate.run_form.asked, generate.mode, generate.system, generate.prompt]
+        outputs = [message, tabs, *generate.filled]
 
         def take(run_id: str) -> tuple[Any, ...]:
             held = attempt(
-                lambda: self._held(generate, stored_run(self.host.log, read_run_id(run_id))),
+                lambda: generate.of_run(stored_run(self.host.log, read_run_id(run_id))),
                 where="opening a run in Generate",
             )
             if isinstance(held, Fault):
@@ -146,19 +133,6 @@ class OpenRun:
             return gr.skip(), gr.Tabs(selected="generate"), *held
 
         self.generate.click(take, self.id, outputs, queue=False, **QUIET)
-
-    def _held(self, generate: GeneratePage, run: RunDetail) -> tuple[Any, ...]:
-        """What the Generate page's components hold: target, method, forms, prompt."""
-        asked = request_of(self.host.catalog, run)
-        form = run_form()
-        form["values"] = {
-            name: {control["name"]: control["value"] for control in controls_of(chosen)}
-            for name, chosen in (("sampling", asked.sampling), ("limits", asked.limits))
-        }
-        key = nearest_method(self.host.catalog, asked.target.name, run.method_title, asked.config)
-        settings = asked.config.model_dump(exclude={"decoding_type"})
-        picked = generate.take(asked.target.name, key, settings)
-        return *picked, asked.dtype, form, asked.mode, asked.system, asked.prompt
 
 
 def message_html(done: str | Fault, alert: Fault | None = None) -> str:

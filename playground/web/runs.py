@@ -39,8 +39,9 @@ class RunsPage:
         held: the table and what decides what is in it, in the order of `query`.
     """
 
-    def __init__(self, host: EngineHost, history: History) -> None:
-        self.host, self.log = host, host.log
+    def __init__(self, host: EngineHost, history: History, tab: gr.HTML) -> None:
+        """`tab`: tells browser tabs apart."""
+        self.host, self.log, self.tab = host, host.log, tab
         self.runs = RunTable(host.log, host.catalog.types)
         with gr.Row(elem_id="pg-runs-filters"):
             self._filters()
@@ -162,10 +163,12 @@ class RunsPage:
             self.compare_runs, held, compared, **fast
         )
         repeated = [run.panel, run.again, run.stop, run.id]
-        run.again.click(run.run_again, run.id, repeated, concurrency_limit=None, **QUIET).then(
-            run.show, run.id, run.shown, **fast
-        ).then(self.draw_repeated, [run.id, *held], table, **fast)
-        run.stop.click(run.stop_runs, None, None, **fast)
+        run.again.click(
+            run.run_again, [run.id, self.tab], repeated, concurrency_limit=None, **QUIET
+        ).then(run.show, run.id, run.shown, **fast).then(
+            self.draw_repeated, [run.id, *held], table, **fast
+        )
+        run.stop.click(run.stop_runs, self.tab, None, **fast)
 
     # ---- the table
 
@@ -328,7 +331,8 @@ class RunsPage:
     def follow_link(self, memory: Any, request: gr.Request) -> list[Any]:
         """What a link, and what this browser remembers, make of the page."""
         params = dict(request.query_params)
-        run_id, link = params.get("run"), params.get("runs")
+        here = params.get("tab", "runs") == "runs"
+        run_id, link = params.get("run") if here else None, params.get("runs")
         columns, baseline = [*(memory if isinstance(memory, list) else []), None, None][:2]
 
         def read() -> TableQuery:

@@ -12,6 +12,7 @@ from playground.web.compare import ComparePage
 from playground.web.connect import ConnectPage
 from playground.web.deploy import DeployPage
 from playground.web.generate import GeneratePage
+from playground.web.memory import tab_identity
 from playground.web.runs import RunsPage
 from playground.web.sweep import SweepPage
 from playground.web.tree import TreePage
@@ -30,11 +31,12 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
         title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=FILES_S
     ) as page:
         gr.HTML(f'<h1 class="unseen">{TITLE}</h1>', padding=False, elem_id="pg-title")
+        tab_id = tab_identity()
         with gr.Tabs() as tabs:
             with gr.Tab("Generate", id="generate"):
-                generate = GeneratePage(host, history)
+                generate = GeneratePage(host, history, tab_id)
             with gr.Tab("Compare", id="compare"):
-                compare = ComparePage(host, history)
+                compare = ComparePage(host, history, tab_id)
             with gr.Tab("Tree", id="tree"):
                 tree = TreePage(host)
             with gr.Tab("Benchmark", id="benchmark") as tab:
@@ -42,12 +44,13 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
             with gr.Tab("Sweep", id="sweep") as tab:
                 sweep = SweepPage(Sweeps(host), tab)
             with gr.Tab("Runs", id="runs"):
-                runs = RunsPage(host, history)
+                runs = RunsPage(host, history, tab_id)
             with gr.Tab("Deploy", id="deploy") as tab:
                 deploy = DeployPage(host, tab)
             with gr.Tab("Connect", id="connect"):
                 ConnectPage(host.catalog, log)
 
+        generate.listen_to_links(page)
         runs.listen_to_links(page, tabs)
         runs.open_run.listen_to_generate(tabs, generate, runs.message)
         compare.listen_to_links(page, tabs)

@@ -47,6 +47,7 @@ def held(**changes: Any) -> list[Any]:
         "form": {"groups": [], "values": {}},
         "run_form": {"values": {"limits": {"max_new_tokens": "12", "ignore_eos": True}}},
         "panel": None,
+        "tab": None,
     }
     return list({**fields, **changes}.values())
 
@@ -114,7 +115,7 @@ def test_stop_only_stops_its_own_session(served: Served) -> None:
         settings={"delay_ms": "10"},
         limits={"max_new_tokens": "60"},
     )
-    call(served, "stop", [])
+    call(served, "stop", [None, None])
     assert finished(run).state == "completed"
 
 

@@ -56,6 +56,7 @@ class Comparison:
         faults: configurations that could not go on, and why.
         skipped: prompts that the target cannot take, and why.
         planned: how many requests there will be; None once it is over.
+        interrupted: whether the process ended before the comparison did.
     """
 
     id: str
@@ -67,6 +68,7 @@ class Comparison:
     faults: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     planned: int | None = None
+    interrupted: bool = False
 
     @classmethod
     def stored(cls, log: RunLog, compare_id: str) -> Comparison:
@@ -97,6 +99,7 @@ class Comparison:
         self.prompts.setdefault(labels["prompt"], _prompt_line(labels, run.prompt_text))
         key = labels["prompt"], int(labels["repeat"]), labels["configuration"]
         self.runs[key] = run.id
+        self.interrupted |= run.status == "interrupted"
         if run.status == "completed":
             self.finished.append(FinishedRequest.of(run))
         elif run.error:

@@ -28,7 +28,19 @@ MAX_RUNS = 8
 async def stream(
     job: CompareJob, history: History, tick_s: float = TICK_S
 ) -> AsyncIterator[Message]:
-    """All messages of a comparison, in time; the last shows the median runs, to be raced."""
+    """All messages of a comparison, in time; the last shows the median runs, to be raced.
+
+    It goes on if nobody listens any more.
+    """
+    job.watchers += 1
+    try:
+        async for message in _messages(job, history, tick_s):
+            yield message
+    finally:
+        job.watchers -= 1
+
+
+async def _messages(job: CompareJob, history: History, tick_s: float) -> AsyncIterator[Message]:
     shown, last = 0, ""
     waiting = {**_bare(), "runs": _planned(job)}
     while True:
@@ -52,10 +64,10 @@ async def stream(
 def reopened(compare_id: str, history: History, log: RunLog, types: Types) -> Message:
     """A message that shows a comparison of the log."""
     comparison = Comparison.stored(log, compare_id)
-    texts = {
-        "compare": json.dumps(_state(compare_id, "completed", final=True)),
-        "report": comparison.to_json(log, types),
-    }
+    state = _state(compare_id, "completed", final=True)
+    if comparison.interrupted:
+        state |= {"state": "cancelled", "text": "interrupted; this is what it had measured"}
+    texts = {"compare": json.dumps(state), "report": comparison.to_json(log, types)}
     return {**_bare(), "runs": _metas(comparison, history), "resync": True, **texts}
 
 

@@ -113,11 +113,19 @@ export function download(name, text) {
 /**
  * The server's answer to a question. Where none comes, one that says so: Gradio answers nothing when
  * a call fails.
- * @returns {Promise<any>} with `error`, a sentence, where there is no other answer
+ * @returns {Promise<any>} with `error`, a sentence, where there is no other answer; `gone` where
+ *   there was none at all
  */
 export async function ask(answer) {
-  return (await answer) ?? { error: "The server did not answer. Try again, or reload the page." };
+  try {
+    return (await answer) ?? GONE;
+  } catch {
+    return GONE;
+  }
 }
+
+const GONE = { gone: true, error: "The server does not answer. What was on show is in its log: start it "
+  + "again, then open the address that it prints." };
 
 // ---- figures in words
 

@@ -1,5 +1,7 @@
-// Keys of the whole page: Ctrl+Enter presses the main button of the page on show, Esc its Stop (or
-// closes an open list). Buttons are found by id each time: pages come and go.
+// Keys and address of the whole page: Ctrl+Enter presses the main button of the page on show, Esc
+// its Stop (or closes an open list). Buttons are found by id each time: pages come and go.
+import { follow } from "./address.js";
+
 const MAIN = ["pg-generate", "pg-cmp-run"];
 const STOP = ["pg-stop", "pg-cmp-stop", "pg-run-stop", "pg-runs-stop"];
 
@@ -16,10 +18,14 @@ function press(ids) {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+  const { target, key } = event;
+  if (key === "Enter" && (event.ctrlKey || event.metaKey)) {
     if (press(MAIN)) event.preventDefault();
-  } else if (event.key === "Escape" && !document.querySelector("ul[role=listbox]")) {
+  } else if (key === "Escape" && !document.querySelector("ul[role=listbox]")) {
     press(STOP);
+  } else if (key === "Tab" && target instanceof Element && target.matches("[role=combobox]")) {
+    // Gradio's list looks at the key after the focus has gone, and opens again.
+    event.stopImmediatePropagation();
   }
 }, true);
-export {};
+follow();

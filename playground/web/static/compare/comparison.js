@@ -1,6 +1,7 @@
 // The Compare page's results: how far the comparison is, the race, and the panels.
+import { show } from "../address.js";
 import { ask, clip, h, part, plural } from "../kit.js";
-import { Panels } from "../panel/panels.js";
+import { LOOK_MS, Panels } from "../panel/panels.js";
 import { Race, Racer } from "./race.js";
 
 /** @typedef {import("../kit.js").Component} Component */
@@ -14,6 +15,7 @@ import { Race, Racer } from "./race.js";
 
 const LOAD_MS = 40;
 const FAILED = "failed", MEDIAN = "median";
+const NO_ANSWER = { id: null, text: "no answer", state: FAILED, final: false, progress: null };
 
 class Comparison {
   /**
@@ -42,6 +44,14 @@ class Comparison {
     /** @type {string | null} */
     this.raced = null;
     this.wasRunning = false;
+    setInterval(() => this.look(), LOOK_MS);
+  }
+
+  // Asks whether the server is there while a comparison goes on and nothing comes of it.
+  async look() {
+    if (!this.wasRunning || !this.panels.isSilent) return;
+    const answer = await ask(this.component.server.clocks({ runs: ["-"] }));
+    if (answer.gone && this.wasRunning) this.showState({ ...NO_ANSWER, error: answer.error });
   }
 
   /** @param {any} message what the component's value is now */
@@ -55,6 +65,7 @@ class Comparison {
       this.report = this.reportText ? JSON.parse(this.reportText) : null;
     }
     this.showState(state);
+    this.linkTo(state.id);
     if (!state.final) {
       this.wasRunning = true;
       this.raced = null;
@@ -64,7 +75,6 @@ class Comparison {
     if (this.raced === message.stream) return;
     this.raced = message.stream;
     this.component.element.dataset.final = "false";
-    this.linkTo(state.id);
     this.drawPickers();
     this.startWhenWhole(this.wasRunning && state.state === "completed");
     this.wasRunning = false;
@@ -89,18 +99,12 @@ class Comparison {
   }
 
   /**
-   * The address of the page becomes the comparison's, so that a reload or a copy opens it again.
+   * The address of the page becomes the comparison's, so that a reload or a copy finds it again.
    * @param {string | null} id
    */
   linkTo(id) {
     this.link.hidden = !this.report;
-    if (!this.report || id === null) return;
-    const url = new URL(location.href), theme = url.searchParams.get("__theme");
-    url.search = "";
-    url.searchParams.set("compare", id);
-    this.link.href = url.href;
-    if (theme) url.searchParams.set("__theme", theme);
-    history.replaceState(null, "", url);
+    if (id) this.link.href = show("compare", { compare: id }, true);
   }
 
   /**

@@ -117,6 +117,7 @@ export class Panel {
    * @param {((run: string) => void) | null} [onCompare]
    */
   constructor(given, fetchStep, onCompare = null) {
+    this.tab = given.tab;
     this.title = h("h3");
     this.badge = h("span", { class: "badge", hidden: true });
     this.state = h("span", { class: "state" });
@@ -198,7 +199,7 @@ export class Panel {
     this.notes.replaceChildren(...(status.notes ?? []).map((note) => h("p", {}, note)));
     if (status.log_id == null) return;
     const url = new URL(location.href);
-    url.search = "";
+    url.search = this.tab ? `tab=${this.tab}` : "";
     url.searchParams.set("run", status.log_id);
     this.link.href = url.href;
     this.link.hidden = false;

@@ -1,9 +1,16 @@
 // One to four panels fed by one stream of messages, which may be lost or repeated.
+import { show } from "../address.js";
 import { ask, part } from "../kit.js";
 import { Panel } from "./panel.js";
 
 /** @typedef {import("../kit.js").Component} Component */
-/** @typedef {{ formulas: Record<string, string>, placeholder: string, compares?: boolean }} Given */
+/**
+ * @typedef {{ formulas: Record<string, string>, placeholder: string, compares?: boolean,
+ *   tab?: string | null }} Given
+ */
+
+const LIVE = ["queued", "loading", "prefill", "running"];
+export const LOOK_MS = 1500;
 
 /**
  * A message of `playground.host`'s stream: `seq` counts the messages of a stream, commits carry their
@@ -32,29 +39,52 @@ export class Panels {
     this.ends = new Map();
     /** @type {string | null} */
     this.stream = null;
-    /** @type {string | null} */
-    this.dropped = null;
+    /** @type {Set<string>} streams that something else took the place of */
+    this.dropped = new Set();
     this.seq = -1;
     this.syncing = false;
+    /** @type {Map<string, string | null>} runs that go on, with their ids in the log */
+    this.live = new Map();
+    this.heardMs = 0;
+    setInterval(() => this.look(), LOOK_MS);
   }
 
   /** @param {Message | null} message what the component's value is now */
   receive(message) {
     if (!message?.stream) { this.reset(); return; }
-    if (message.stream === this.dropped) return;
+    if (this.dropped.has(message.stream)) return;
+    this.heardMs = Date.now();
     if (message.stream !== this.stream) this.begin(message);
     else if (message.seq <= this.seq) return;
     const gap = message.seq > this.seq + 1 || Boolean(message.resync);
     this.seq = message.seq;
     for (const [run, status] of Object.entries(message.status ?? {})) {
       (this.byRun.get(run) ?? this.panels[0]).status(status);
+      this.note(run, status);
     }
     this.take(message, gap);
   }
 
+  // Where a run is, for the address and for `look`.
+  note(run, status) {
+    if (LIVE.includes(status.state)) this.live.set(run, status.log_id ?? null);
+    else this.live.delete(run);
+    const { tab } = this.given, id = status.log_id ?? run;
+    if (tab && id && this.byRun.has(run)) show(tab, { run: id });
+  }
+
+  // Asks the server where nothing came for a while: the stream may be broken, or the server gone.
+  look() {
+    if (this.live.size && this.isSilent) this.resync();
+  }
+
+  get isSilent() { return Date.now() - this.heardMs > LOOK_MS; }
+
   begin(message) {
+    if (this.stream) this.dropped.add(this.stream);
     this.stream = message.stream;
     this.seq = -1;
+    this.live.clear();
     this.ends = new Map();
     this.byRun = new Map();
     const runs = message.runs ?? [];
@@ -128,22 +158,33 @@ export class Panels {
     const asked = this.stream;
     for (let more = true; more && panel.track;) {
       const have = panel.track.events.length;
-      const batch = await ask(this.component.server.since({ run, have }));
+      const id = this.live.get(run) ?? run;
+      const batch = await ask(this.component.server.since({ run: id, have }));
       if (asked !== this.stream) return;
-      if (batch.error) { panel.fault(batch.error); return; }
+      if (batch.error) { this.lost(run, panel, batch); return; }
       for (const event of batch.ev) panel.take(event);
       panel.scrubber.grown(panel.track);
       panel.showFigures(batch.figures);
-      if (batch.status) panel.status(batch.status);
+      if (batch.status) { panel.status(batch.status); this.note(run, batch.status); }
       if (batch.end) this.ends.set(run, batch.end);
       more = batch.more && panel.track.events.length > have;
     }
   }
 
+  // Says that nothing comes of a run; whether it will is asked until there is an answer.
+  lost(run, panel, answer) {
+    if (!answer.gone) this.live.delete(run);
+    panel.status({ state: "lost", text: "no answer", error: answer.error });
+  }
+
   // Empties the panels; what a stream that was on show still sends is ignored.
   reset() {
-    this.dropped = this.stream;
+    if (this.stream) {
+      this.dropped.add(this.stream);
+      if (this.given.tab) show(this.given.tab, { run: null });
+    }
     this.stream = null;
+    this.live.clear();
     this.byRun = new Map();
     this.ends = new Map();
     this.setCount(0);

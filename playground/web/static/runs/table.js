@@ -3,6 +3,7 @@
 //
 // What the server sends is the component's value. Beside it this module writes `ticked`, the ids of
 // ticked runs, which outlive a page, and `asked`, what an event is about.
+import { show } from "../address.js";
 import { h, part } from "../kit.js";
 
 /** @typedef {import("../kit.js").Component} Component */
@@ -137,11 +138,7 @@ class RunTable {
   // The address leads to what is shown.
   rememberLink() {
     if (!this.component.element.offsetParent) return;
-    const url = new URL(location.href);
-    for (const [name, value] of [["run", this.opened], ["runs", this.value.link]]) {
-      if (value) url.searchParams.set(name, value); else url.searchParams.delete(name);
-    }
-    history.replaceState(history.state, "", url);
+    show("runs", { run: this.opened, runs: this.value.link }, true);
   }
 
   /** Up and down walk the rows with whatever has the focus in them. */

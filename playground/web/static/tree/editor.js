@@ -3,6 +3,7 @@
 // value: { rev, link: { tree, method, target, benchmark } | null }: what a link or another page opens;
 // all of its parts may be empty.
 // server: see playground/trees/editor.py; every answer is an object, { error } for a fault.
+import { show } from "../address.js";
 import { ask, number, part, plural } from "../kit.js";
 import { makeCards } from "./cards.js";
 import { NodeInfo, TreeFigures, draftedFacts, factsOf, worthOf } from "./figures.js";
@@ -382,13 +383,8 @@ export class TreeEditor {
   }
 
   writeLink() {
-    const url = new URL(location.href), { searchParams } = url;
-    const held = { tree: linkOf(this.tree), method: this.method?.key, target: this.pickers.target };
-    for (const [name, value] of Object.entries(held)) if (value) searchParams.set(name, value);
-    if (!held.tree) searchParams.delete("tree");
-    for (const other of ["run", "runs", "compare"]) searchParams.delete(other);
-    history.replaceState(null, "", url);
-    return url.href;
+    const { key } = this.method ?? {}, { target } = this.pickers;
+    return show("tree", { tree: linkOf(this.tree), method: key, target }, true);
   }
 
   // A link has the leaves in short, or the tree in any format that import reads.

@@ -1,0 +1,289 @@
+"""What a reload, a second tab, Back, a closed browser or a killed server leave of the work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.comparing import ComparePage
+from tests.browser.pages import WAIT_MS, GeneratePage
+from tests.faults.children import Child
+from tests.faults.children import page as serve_page
+from tests.playground.serving import Served, free_port
+from tests.playground.tiny import save_tiny_llama
+
+pytestmark = pytest.mark.browser
+SLOW = {"delay_ms": "60"}
+PANEL = "#pg-panel"
+
+
+def begin(page: GeneratePage, prompt: str = "Do not lose me.", tokens: int = 90) -> None:
+    """A run of a few seconds, seen to stream."""
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short(tokens)
+    page.set("delay_ms", "60")
+    page.start(prompt)
+    page.tab.wait_for_selector(f"{PANEL} .tokens .bonus, {PANEL} .tokens .recovered")
+
+
+def begin_comparison(opened: GeneratePage, tokens: int = 60) -> ComparePage:
+    page = ComparePage(opened)
+    page.go()
+    page.choose(1)
+    page.set(0, "delay_ms", "60")
+    page.short(tokens)
+    page.begin("Compare me.")
+    page.wait_drafts()
+    return page
+
+
+def reopened(page: GeneratePage, url: str) -> GeneratePage:
+    """Another tab of the same browser, at an address."""
+    tab = page.tab.context.new_page()
+    tab.goto(url)
+    tab.wait_for_selector(f"{PANEL} .panel", state="attached")
+    return GeneratePage(tab)
+
+
+def reload(page: GeneratePage) -> None:
+    """As a person does it. Gradio complains of a stream that breaks off with the page."""
+    page.tab.reload()
+    page.complaints[:] = [said for said in page.complaints if not is_of_the_end(said)]
+
+
+def is_of_the_end(said: str) -> bool:
+    return any(sign in said for sign in ("network error", "Connection errored out", "at http"))
+
+
+def value_of(page: GeneratePage, field: str) -> str:
+    box = page.tab.locator(f".pg-field-{field}").locator("input, textarea").first
+    return str(box.input_value())
+
+
+def test_a_reload_finds_the_run_that_goes_on(page: GeneratePage, served: Served) -> None:
+    begin(page)
+    page.tab.fill("#pg-prompt textarea", "The next question, unsent.")
+    reload(page)
+    page.wait_state("running")
+    run = served.host.runs.all()[-1]
+    page.wait_done()
+    assert run.state == "completed" and run.finish is not None
+    assert page.text() == run.finish.text
+    assert page.tab.input_value("#pg-prompt textarea") == "The next question, unsent."
+    assert page.tab.input_value("#pg-method input") == "Scripted tree"
+    assert value_of(page, "delay_ms") == "60" and value_of(page, "max_new_tokens") == "90"
+    assert f"run={run.log_id}" in page.tab.url
+    reload(page)
+    page.wait_done()
+    assert page.text() == run.finish.text
+    page.set("delay_ms", "0")
+    page.generate("And on.")
+    assert page.count(f"{PANEL} .turn.user") == 2, "the chat goes on"
+
+
+def test_stop_works_after_a_reload_and_in_another_tab(page: GeneratePage, served: Served) -> None:
+    for second in (False, True):
+        begin(page, tokens=400)
+        if second:
+            shown = reopened(page, page.tab.url)
+        else:
+            reload(page)
+            shown = page
+        shown.wait_state("running")
+        shown.tab.keyboard.press("Escape")
+        shown.wait_state("cancelled")
+        assert served.host.runs.all()[-1].state == "cancelled"
+
+
+def test_a_second_tab_shows_the_run_and_its_own_run_leaves_it_alone(
+    page: GeneratePage, served: Served
+) -> None:
+    begin(page, tokens=150)
+    run = served.host.runs.all()[-1]
+    other = reopened(page, page.tab.url)
+    other.wait_state("running")
+    other.short(8)
+    other.start("My own.")
+    other.wait_state("queued")
+    page.wait_done()
+    other.wait_done()
+    assert run.state == "completed"
+
+
+def test_a_closed_browser_leaves_the_run_to_the_next(
+    chromium: Any, served: Served, tmp_path: Path
+) -> None:
+    with GeneratePage.opened(chromium, served.url) as leaving:
+        begin(leaving, tokens=400)
+        url, kept = leaving.tab.url, leaving.tab.context.storage_state()
+        run = served.host.runs.all()[-1]
+    time.sleep(0.5)
+    assert not run.over.is_set()
+    with GeneratePage.opened(chromium, served.url, storage_state=kept) as back:
+        back.wait_state("running")
+        assert f"run={run.log_id}" in back.tab.url
+        assert "run=" in url
+        back.short(8)
+        back.start("Instead.")
+        back.wait_done()
+        assert run.over.wait(10) and run.state == "cancelled", "nobody else watched it"
+
+
+def test_back_leads_from_tab_to_tab_and_from_a_permalink_to_what_was_there(
+    page: GeneratePage, served: Served
+) -> None:
+    page.short(12)
+    page.generate("Here I was.")
+    text, here = page.text(), page.tab.url
+    for name in ("Compare", "Runs"):
+        page.tab.get_by_role("tab", name=name, exact=True).click()
+        page.tab.wait_for_function(f"location.search.includes('{name.lower()}')")
+    page.tab.go_back()
+    assert selected(page) == "Compare"
+    page.tab.go_back()
+    assert selected(page) == "Generate" and page.tab.url == here and page.text() == text
+    page.tab.go_forward()
+    assert selected(page) == "Compare"
+    reload(page)
+    page.tab.wait_for_selector("#pg-cmp-run")
+    assert selected(page) == "Compare"
+    page.tab.go_back()
+    page.tab.fill("#pg-prompt textarea", "Something else.")
+    page.tab.locator(PANEL).get_by_text("permalink").click()
+    page.wait_done()
+    assert page.text() == text and selected(page) == "Generate"
+
+
+def selected(page: GeneratePage) -> str:
+    return str(page.tab.locator("[role=tab][aria-selected=true]").first.inner_text())
+
+
+def test_a_permalink_opened_elsewhere_fills_the_form_from_its_run(
+    page: GeneratePage, chromium: Any, served: Served
+) -> None:
+    page.pick_method("Scripted tree", "max_draft_len")
+    page.short(17)
+    page.generate("Linked.")
+    with GeneratePage.opened(chromium, page.tab.url, path="") as other:
+        other.wait_done()
+        assert other.text() == page.text()
+        assert other.tab.input_value("#pg-prompt textarea") == "Linked."
+        assert other.tab.input_value("#pg-method input") == "Scripted tree"
+        assert value_of(other, "max_new_tokens") == "17"
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        "{broken",
+        '{"target": 4, "method": ["x"], "prompt": {}, "form": "x", "run_form": {"values": 3}}',
+        '{"method": "type:Gone", "prompt": "Kept.", "run_form": {"values": {"limits": '
+        '{"max_new_tokens": -1, "gone": 2, "ignore_eos": true}}}}',
+    ],
+)
+def test_what_an_older_version_left_is_taken_field_by_field(
+    page: GeneratePage, served: Served, kept: str
+) -> None:
+    page.tab.evaluate("kept => localStorage.setItem('pg-generate', kept)", kept)
+    reload(page)
+    page.tab.wait_for_selector("body.pg-generate .pg-field-max_new_tokens", state="attached")
+    if "Kept." in kept:
+        assert page.tab.input_value("#pg-prompt textarea") == "Kept."
+        assert page.tab.locator(".pg-field-ignore_eos input").first.is_checked()
+    assert int(value_of(page, "max_new_tokens")) > 0
+    page.short(8)
+    page.generate("Works.")
+
+
+def test_a_reload_finds_the_comparison_that_goes_on(page: GeneratePage, served: Served) -> None:
+    comparing = begin_comparison(page)
+    url = page.tab.url
+    assert "compare=" in url
+    reload(page)
+    comparing.wait_drafts()
+    assert selected(page) == "Compare" and page.tab.url == url
+    comparing.wait_final()
+    assert len(comparing.rows()) == 2
+    assert page.tab.input_value("#pg-cmp-prompt textarea") == "Compare me."
+    other = ComparePage(reopened(page, url))
+    other.wait_final()
+    assert other.rows() == comparing.rows()
+
+
+def test_esc_closes_a_list_first_and_tab_leaves_none_open(page: GeneratePage) -> None:
+    begin(page, tokens=400)
+    page.tab.click("#pg-target input")
+    for _ in range(5):
+        page.tab.keyboard.press("Tab")
+        page.tab.wait_for_timeout(150)
+    opened = page.tab.locator("ul[role=listbox]")
+    focused = page.tab.evaluate("document.activeElement.getAttribute('role')")
+    assert opened.count() <= (1 if focused == "combobox" else 0)
+    page.tab.click("#pg-method input")
+    opened.wait_for()
+    page.tab.keyboard.press("Escape")
+    page.tab.wait_for_function("!document.querySelector('ul[role=listbox]')")
+    assert page.tab.locator(f'{PANEL} .panel[data-state="running"]').count()
+    page.tab.keyboard.press("Escape")
+    page.wait_state("cancelled")
+
+
+@contextmanager
+def own_server(folder: Path) -> Iterator[tuple[Any, str]]:
+    """A page of its own process: start it, and kill it when you like."""
+    target, port = save_tiny_llama(folder / "tiny"), free_port()
+
+    def start() -> Child:
+        child = Child(folder, serve_page, target, folder / "runs.db", port)
+        assert child.until(lambda: "http://" in child.text), child.errors
+        return child
+
+    children = [start()]
+    try:
+        yield (
+            (lambda: children.append(start()), lambda: children[-1].kill()),
+            (f"http://127.0.0.1:{port}"),
+        )
+    finally:
+        children[-1].kill()
+
+
+def test_a_killed_server_is_said_and_its_run_found_when_it_is_back(
+    chromium: Any, tmp_path: Path
+) -> None:
+    with (
+        own_server(tmp_path) as ((restart, kill), url),
+        GeneratePage.opened(chromium, url) as page,
+    ):
+        begin(page, tokens=400)
+        kill()
+        asked = time.monotonic()
+        page.wait_state("lost")
+        assert time.monotonic() - asked < 8
+        assert "does not answer" in page.tab.inner_text(f"{PANEL} .alert")
+        text = page.text()
+        restart()
+        page.wait_state("interrupted")
+        assert page.text().startswith(text) and text
+        page.complaints.clear()
+
+
+def test_a_killed_server_is_said_in_a_comparison_and_its_rounds_found(
+    chromium: Any, tmp_path: Path
+) -> None:
+    with (
+        own_server(tmp_path) as ((restart, kill), url),
+        GeneratePage.opened(chromium, url) as opened,
+    ):
+        page = begin_comparison(opened, tokens=400)
+        kill()
+        opened.wait_state("lost", panel="pg-cmp-results")
+        restart()
+        opened.tab.wait_for_selector("#pg-cmp-results [data-state=cancelled]", timeout=WAIT_MS)
+        assert "interrupted" in page.tab.inner_text("#pg-cmp-results .compare-text")
+        opened.complaints.clear()
