@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from tests.playground.serving import with_token
 
-WAIT_MS = 60_000
+WAIT_MS = 15_000
 
 
 @dataclass

@@ -179,19 +179,6 @@ def test_stop_keeps_what_ran(page: ComparePage, served: Served) -> None:
     assert not [run for run in served.host.runs.all() if not run.over.is_set()]
 
 
-def test_leaving_the_page_stops_the_comparison(chromium: Any, served: Served) -> None:
-    with GeneratePage.opened(chromium, served.url) as opened:
-        leaving = ComparePage(opened)
-        leaving.go()
-        leaving.choose(1)
-        leaving.set(0, "delay_ms", "60")
-        leaving.short(400)
-        leaving.begin("I leave.")
-        leaving.wait_drafts()
-        running = [run for run in served.host.runs.all() if not run.over.is_set()]
-    assert running and all(run.over.wait(60) for run in running)
-
-
 def test_a_permalink_shows_it_all_again(page: ComparePage, chromium: Any, served: Served) -> None:
     page.choose(1)
     page.set(0, "max_draft_len", "4")

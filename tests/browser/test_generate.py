@@ -181,21 +181,6 @@ def test_stop_ends_the_run_and_keeps_it(page: GeneratePage, served: Served) -> N
     assert page.tab.inner_text("#pg-panel .state") == "stopped"
 
 
-def test_closing_the_tab_frees_the_engine(
-    page: GeneratePage, chromium: Any, served: Served
-) -> None:
-    with GeneratePage.opened(chromium, served.url) as leaving:
-        leaving.pick_method("Scripted tree", "max_draft_len")
-        leaving.short(400)
-        leaving.set("delay_ms", "60")
-        leaving.start("I leave.")
-        leaving.tab.wait_for_selector(OWN)
-        run = served.host.runs.all()[-1]
-    assert run.over.wait(60) and run.state == "cancelled"
-    page.short()
-    page.generate("Still there?")
-
-
 def test_two_tabs_share_the_engine_and_keep_apart(page: GeneratePage, other: GeneratePage) -> None:
     for tab in (page, other):
         tab.pick_method("Scripted tree", "max_draft_len")

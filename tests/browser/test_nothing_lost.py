@@ -31,7 +31,7 @@ def begin(page: GeneratePage, prompt: str = "Do not lose me.", tokens: int = 90)
     page.tab.wait_for_selector(f"{PANEL} .tokens .bonus, {PANEL} .tokens .recovered")
 
 
-def begin_comparison(opened: GeneratePage, tokens: int = 60) -> ComparePage:
+def begin_comparison(opened: GeneratePage, tokens: int = 160) -> ComparePage:
     page = ComparePage(opened)
     page.go()
     page.choose(1)
