@@ -18,7 +18,6 @@ from tests.playground.serving import Served, free_port
 from tests.playground.tiny import save_tiny_llama
 
 pytestmark = pytest.mark.browser
-SLOW = {"delay_ms": "60"}
 PANEL = "#pg-panel"
 
 
@@ -88,6 +87,7 @@ def test_a_reload_finds_the_run_that_goes_on(page: GeneratePage, served: Served)
 
 def test_stop_works_after_a_reload_and_in_another_tab(page: GeneratePage, served: Served) -> None:
     for second in (False, True):
+        page.tab.click("#pg-new")
         begin(page, tokens=400)
         if second:
             shown = reopened(page, page.tab.url)
