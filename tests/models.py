@@ -96,7 +96,7 @@ def build_context(target: Target, **named: Target) -> BuildContext:
             return TargetSpec(name=name, hub="test/" + name)
         return TargetSpec.of_path_or_hub(name)
 
-    return BuildContext(target, resolve, lambda spec: named[spec.name])
+    return BuildContext(target, resolve, lambda spec, **where: named[spec.name])
 
 
 def save_tiny(folder: Path, family: str = "llama", *, seed: int = 0, **overrides: Any) -> Path:

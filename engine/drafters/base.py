@@ -27,13 +27,13 @@ class BuildContext:
     Attributes:
         target: a drafter may read its modules and never its cache.
         resolve: a target preset's name, hub id or path → where that model's weights are.
-        load: loads (or shares) another model, on the target's device and dtype.
+        load: loads (or shares) another model; `dtype` and `device` by keyword, else the target's.
         locate: a shipped drafter's or corpus's name → its folder; any other text as it is.
     """
 
     target: Target
     resolve: Callable[[str], TargetSpec]
-    load: Callable[[TargetSpec], Target]
+    load: Callable[..., Target]
     locate: Locate = as_named
 
     def weights(self, named: str | None, what: str) -> str:

@@ -66,6 +66,16 @@ class DraftTargetConfig(MethodConfig):
         description="stop drafting where the draft model's best token is less likely; 0 = never",
     )
 
+    draft_dtype: Literal["target", "float32", "bfloat16", "float16", "q8", "q4"] = Field(
+        "target", description="dtype of the draft model; target = as the target's"
+    )
+    draft_device: str = Field(
+        "target",
+        pattern=r"^(target|cpu|cuda(:\d{1,2})?)$",
+        description="where the draft model runs: cpu, cuda or cuda:N; target = where the target "
+        "does",
+    )
+
     def build(self, context: BuildContext) -> DraftTargetDrafter:
         return DraftTargetDrafter(self, context)
 
@@ -82,9 +92,10 @@ class DraftTargetDrafter(Drafter):
         self._config = config
         self._device = context.target.device
         self._vocab = context.target.vocab_size
-        self._model = context.load(
-            context.resolve(context.weights(config.speculative_model, _NAMED))
-        )
+        where = {"dtype": config.draft_dtype, "device": config.draft_device}
+        apart = {name: value for name, value in where.items() if value != "target"}
+        spec = context.resolve(context.weights(config.speculative_model, _NAMED))
+        self._model = context.load(spec, **apart)
         self._common = common_vocabulary(context.target, self._model)
         self._shares_all = self._common == self._model.vocab_size
         self._cache = self._model.new_cache(0)
@@ -102,25 +113,25 @@ class DraftTargetDrafter(Drafter):
         tokens, probs, drawn_from = self._draft(length) if length > 0 else ([], [], [])
         if not tokens:
             return root_only(self.text[-1], self._device)
-        self._drafted = torch.stack(tokens)
-        proposal = chain(self.text[-1], self._drafted, torch.stack(probs))
+        self._drafted = torch.stack(tokens).to(self._device)
+        proposal = chain(self.text[-1], self._drafted, torch.stack(probs).to(self._device))
         if not drawn_from:
             return proposal
-        rows = torch.stack(drawn_from)
+        rows = torch.stack(drawn_from).to(self._device)
         rows = torch.nn.functional.pad(rows, (0, self._vocab - rows.shape[-1]))
         return replace(proposal, dists=DraftDists(rows, {i: i for i in range(len(rows))}))
 
     def _draft(self, length: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Up to `length` tokens and their probabilities (scalars), and what they were drawn from.
 
-        The choice of every token stays on the device.
+        The choice of every token stays on the draft model's device.
         """
         tokens, probs, drawn_from = list[Tensor](), list[Tensor](), list[Tensor]()
         samples = self._config.use_draft_probs and not self._sampling.greedy
         drawn = [self._draws.uniform() for _ in range(length)] if samples else []
-        uniforms = upload(torch.tensor(drawn, dtype=torch.float64), self._device)
+        uniforms = upload(torch.tensor(drawn, dtype=torch.float64), self._model.device)
         # Committed tokens that the draft model has not read, as ids that it knows.
-        feed = upload(torch.tensor(self.text[self._cache.length :]), self._device)
+        feed = upload(torch.tensor(self.text[self._cache.length :]), self._model.device)
         feed.clamp_max_(self._model.vocab_size - 1)
         likely = 1.0
         if not samples and not self._config.confidence_threshold and self._shares_all:

@@ -59,7 +59,7 @@ class Models:
         self._target: Target | None = None
         self._key: tuple[str, str] | None = None
         self._drafters: OrderedDict[str, Drafter] = OrderedDict()
-        self._companions: dict[str, Target] = {}
+        self._companions: dict[tuple[str, str, str], Target] = {}
         self._curve: LatencyCurve | None = None
         self._checked_s = 0.0
         self._fits: dict[str, Fit] = {}
@@ -148,24 +148,26 @@ class Models:
             self._curve = None
             self._fits.clear()
 
-    def _companion(self, spec: TargetSpec) -> Target:
-        """A model to draft with, on the target's device and dtype; loaded once."""
+    def _companion(
+        self, spec: TargetSpec, *, dtype: str | None = None, device: str | None = None
+    ) -> Target:
+        """A model to draft with, on the target's device and in its dtype if none; loaded once."""
         assert self._target is not None
-        if spec.name not in self._companions:
-            self._companions[spec.name] = load_target(
-                spec,
-                dtype=self._target.companion_dtype,
-                device=str(self._target.device),
-                cache_dir=self._cache_dir,
+        dtype, device = dtype or self._target.companion_dtype, device or str(self._target.device)
+        key = (spec.name, dtype, device)
+        if key not in self._companions:
+            self._companions[key] = load_target(
+                spec, dtype=dtype, device=device, cache_dir=self._cache_dir
             )
-        return self._companions[spec.name]
+        return self._companions[key]
 
     def close(self) -> None:
         """Free everything."""
         self.loaded = None
-        for models in (self._drafters, self._companions):
-            while models:
-                models.popitem()[1].close()
+        while self._drafters:
+            self._drafters.popitem()[1].close()
+        while self._companions:
+            self._companions.popitem()[1].close()
         if self._target is not None:
             self._target.close()
             self._target = self._key = self._curve = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +16,12 @@ from engine.drafters.base import Drafter
 from engine.drafters.draft_target import DraftTargetConfig
 from engine.errors import ConfigError, SourceError, VocabularyError
 from engine.model.cache import TreeCache
+from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.model.text import common_vocabulary
 from engine.steps import End, Step
-from tests.models import VOCAB, build_context, tiny_model, tiny_target, tiny_tokenizer
+from playground.host.models import Models
+from tests.models import VOCAB, build_context, save_tiny, tiny_model, tiny_target, tiny_tokenizer
 
 PROMPT = [40, 41, 42, 43, 40, 41]
 ENDLESS: dict[str, Any] = {"eos_token_id": None}
@@ -140,6 +144,38 @@ def test_a_drafter_is_reusable_after_an_abandoned_run() -> None:
     abandoned.close()
     assert drafter._cache.num_bytes == 0
     assert [s.tokens for s in write(model, drafter)] == [s.tokens for s in before]
+
+
+def test_the_draft_model_has_a_dtype_and_device_of_its_own() -> None:
+    model = target()
+    asked: list[dict[str, str]] = []
+
+    def load(spec: Any, **where: str) -> Target:
+        asked.append(where)
+        return Target(tiny_model(**ENDLESS).bfloat16(), model.tokenizer, name="small")
+
+    context = replace(build_context(model), load=load)
+    settings = {"speculative_model": "a/b", "draft_dtype": "bfloat16", "draft_device": "cpu"}
+    drafter = DraftTargetConfig.parse(settings).build(context)
+    for temperature in (0.0, 1.0):
+        steps = write(model, drafter, 12, temperature=temperature)
+        assert any(step.num_accepted for step in steps)
+    DraftTargetConfig(speculative_model="a/b").build(context)
+    assert asked == [{"dtype": "bfloat16", "device": "cpu"}, {}]
+    with pytest.raises(ConfigError, match="draft_device must match"):
+        DraftTargetConfig.parse({"draft_device": "gpu"})
+
+
+def test_both_dtypes_of_one_model_are_kept(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "tiny")
+    models = Models(cache_dir=tmp_path, device="cpu", resolve=TargetSpec.of_path_or_hub)
+    models.target(TargetSpec.of_path_or_hub(str(folder)), "float32", lambda message, done: None)
+    config = DraftTargetConfig(speculative_model=str(folder))
+    for dtype in ("target", "bfloat16", "target"):
+        drafter = models.drafter(config.replace(draft_dtype=dtype))
+        assert drafter._model.dtype_name == dtype.replace("target", "float32")
+    assert len(models._companions) == 2
+    models.close()
 
 
 # ---- vocabulary

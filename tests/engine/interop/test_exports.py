@@ -110,6 +110,8 @@ def other_value(config: MethodConfig, name: str) -> Any:
         "lookup": "spec_bench",
         "acceptance": "typical",
         "mask_token_id": 7,
+        "draft_dtype": "bfloat16",
+        "draft_device": "cpu",
         "num_medusa_heads": 4,
         "max_non_leaves_per_layer": 5,
         "target_layer_ids": (1, 2),
