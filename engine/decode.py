@@ -54,6 +54,7 @@ def decode(
     check_prompt(target, prompt_ids)
     if limits.stop and target.tokenizer is None:
         raise ConfigError(f"stop needs text, but {target.name} has no tokenizer. Leave it empty.")
+    drafter.rehearse(prompt_ids, limits, cancelled)
     generation = _Generation(target, drafter, prompt_ids, sampling, limits)
     try:
         yield generation.prefill()

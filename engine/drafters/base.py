@@ -80,6 +80,11 @@ class Drafter(ABC):
     text: list[int]
     """Committed tokens, prompt first; the last one is the root."""
 
+    def rehearse(  # noqa: B027 - nearly all learn what they must from the run itself
+        self, prompt_ids: Sequence[int], limits: Limits, cancelled: Callable[[], bool]
+    ) -> None:
+        """Do what is no part of the generation, before its clock starts."""
+
     def start(self, start: Start) -> None:
         """Begin a new generation; forget the last one."""
         self.text = [*start.prompt_ids, start.root]

@@ -11,13 +11,13 @@ Source: arXiv:2411.10666 (suffix automaton and model drafter by match length).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo
 
 from engine.accept import Rule
-from engine.config import Sampling
+from engine.config import Limits, Sampling
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
@@ -93,6 +93,10 @@ class CombinedConfig(MethodConfig):
         fits = {name: kind for name, kind in methods().items() if name != "Combined"}
         return {n: kind for n, kind in fits.items() if kind.looks_up or setting == "model"}
 
+    @property
+    def badge(self) -> str:
+        return self.model.badge
+
     def build(self, context: BuildContext) -> CombinedDrafter:
         return CombinedDrafter(self, self.retrieval.build(context), self.model.build(context))
 
@@ -104,6 +108,11 @@ class CombinedDrafter(Drafter):
         self.config, self.retrieval, self.model = config, retrieval, model
         # Retrieval reads tokens only, so the union of what both need is what the model needs.
         self.needs = model.needs
+
+    def rehearse(
+        self, prompt_ids: Sequence[int], limits: Limits, cancelled: Callable[[], bool]
+    ) -> None:
+        self.model.rehearse(prompt_ids, limits, cancelled)
 
     def start(self, start: Start) -> None:
         self.retrieval.start(start)

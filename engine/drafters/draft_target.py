@@ -67,11 +67,14 @@ class DraftTargetConfig(MethodConfig):
     )
 
     draft_dtype: Literal["target", "float32", "bfloat16", "float16", "q8", "q4"] = Field(
-        "target", description="dtype of the draft model; target = as the target's"
+        "target",
+        title="Draft model's dtype",
+        description="dtype of the draft model; target = the same as the target's",
     )
     draft_device: str = Field(
         "target",
         pattern=r"^(target|cpu|cuda(:\d{1,2})?)$",
+        title="Draft model's device",
         description="where the draft model runs: cpu, cuda or cuda:N; target = where the target "
         "does",
     )

@@ -85,6 +85,11 @@ class MethodConfig(Settings):
         """Whether the output follows the target's own distribution exactly."""
         return True
 
+    @property
+    def badge(self) -> str:
+        """The word that people see beside its name."""
+        return "lossless" if self.lossless else "lossy"
+
     def replace(self, **changes: Any) -> Self:
         """As `Settings.replace`; a size that is set is no longer one to be fitted."""
         if "size" not in changes and changes.keys() & {*self.size_settings.split()}:

@@ -41,8 +41,8 @@ REFUSES = {
     "--spec-draft-n-min": Refusal("drafts that are shorter are thrown away", ("0",)),
     "--draft-min": Refusal("drafts that are shorter are thrown away", ("0",)),
     "--draft-n-min": Refusal("drafts that are shorter are thrown away", ("0",)),
-    "--spec-synth-rates": Refusal("acceptance is made up"),
-    "--spec-synth-len": Refusal("acceptance is made up"),
+    "--spec-synth-rates": Refusal("acceptance is made up, as by Synthetic here"),
+    "--spec-synth-len": Refusal("acceptance is made up, as by Synthetic here"),
     "--spec-default": Refusal("it stands for ngram-mod, which looks up hashed n-grams"),
     "--spec-ngram-check-rate": Refusal("look-ups are left out", ("1",)),
 }

@@ -75,13 +75,13 @@ class FormState:
         hidden: controls without an effect; None where the values are refused.
         faults: what is wrong, by control; under an empty name what no control is to blame for.
         notes: what to say of a control in place of its description.
-        lossless: None where that is not known, or where it is no method.
+        badge: as the method's; empty where that is not known, or where it is no method.
     """
 
     hidden: frozenset[str] | None = None
     faults: Mapping[str, str] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
-    lossless: bool | None = None
+    badge: str = ""
 
 
 def group_of(
@@ -122,8 +122,8 @@ def state_of(cls: type[Settings], raw: Mapping[str, Any]) -> FormState:
         settings = settings_from(cls, raw)
     except ConfigError as error:
         return FormState(faults=error.faults or {"": str(error)})
-    lossless = settings.lossless if isinstance(settings, MethodConfig) else None
-    return FormState(frozenset(_without_effect(settings)), {}, _notes(settings), lossless)
+    badge = settings.badge if isinstance(settings, MethodConfig) else ""
+    return FormState(frozenset(_without_effect(settings)), {}, _notes(settings), badge)
 
 
 def _without_effect(settings: Settings) -> set[str]:

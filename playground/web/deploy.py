@@ -337,7 +337,7 @@ SAID: Any = HTML.from_string(
 {% for sentence in sentences %}<li>{{ sentence }}</li>{% endfor %}</ul></div>
 {% endif %}{% endmacro %}
 {% macro about(title, config, figures, target) %}
-{% set badge = "lossless" if config.lossless else "lossy" %}
+{% set badge = config.badge %}
 <p><b>{{ title }}</b> <span class="badge {{ badge }}">{{ badge }}</span></p>
 {% for text, unit, formula in figures %}
 <span class="figure" tabindex="0" title="{{ formula }}"><b>{{ text }}</b> {{ unit }}</span>

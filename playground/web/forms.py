@@ -225,8 +225,7 @@ class SettingsForm:
 
 def heading(group: Group, state: FormState) -> str:
     """A group's title, and what its settings make of the method."""
-    badge = {True: " · lossless", False: " · lossy", None: ""}
-    return group.title + badge[state.lossless]
+    return " · ".join(filter(None, (group.title, state.badge)))
 
 
 class PromptForm:

@@ -204,14 +204,14 @@ def test_every_acceptance_setting_says_whether_it_is_lossless(cls: type[MethodCo
             state = state_of(cls, {control["name"]: value})
             if state.hidden is not None:
                 known = (kind, control["name"], value) in LOSSY
-                assert state.lossless is not known, (control["name"], value)
+                assert (state.badge == "lossy") is known, (control["name"], value)
 
 
 def test_a_lossy_method_within_another_makes_it_lossy() -> None:
     combined = methods()["Combined"]
     lossy = {"model.decoding_type": "Medusa", "model.acceptance": "typical"}
-    assert state_of(combined, lossy).lossless is False
-    assert state_of(combined, {**lossy, "model.acceptance": "lossless"}).lossless is True
+    assert state_of(combined, lossy).badge == "lossy"
+    assert state_of(combined, {**lossy, "model.acceptance": "lossless"}).badge == "lossless"
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_a_lossy_method_within_another_makes_it_lossy() -> None:
 )
 def test_a_fault_stands_at_its_control(name: str, raw: dict[str, Any], at: set[str]) -> None:
     state = state_of(methods()[name], raw)
-    assert set(state.faults) == at and state.hidden is None and state.lossless is None
+    assert set(state.faults) == at and state.hidden is None and not state.badge
 
 
 def test_method_within_a_method_parses_back() -> None:
