@@ -65,7 +65,7 @@ class Fields:
                 tree_picture(control.label, value), padding=False
             )
             if not control.section:
-                edit = gr.Button("Edit on the Tree page", size="sm", elem_classes="pg-remove")
+                edit = gr.Button("Edit on the Tree page", size="sm", elem_classes="pg-edit-tree")
                 self.edits[control.name] = edit
             fold = {"open": False, **box_of([control.name], state)}
             with gr.Accordion("List of paths", elem_classes="pg-more", **fold) as paths:
@@ -117,7 +117,7 @@ def about(control: Control, state: FormState) -> dict[str, Any]:
     said = unlinked(fault or state.notes.get(control.name, control.help))
     classes = ["pg-field", f"pg-field-{control.name.replace('.', '-')}"]
     return {
-        "info": said if fault else f"{said} `{control.name}`",
+        "info": said if fault or control.label == control.name else f"{said} `{control.name}`",
         "elem_classes": [*classes, "faulty"] if fault else classes,
         **shown_unless([control.name], state),
     }

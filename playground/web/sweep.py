@@ -113,10 +113,12 @@ class SweepPage(ExperimentPage):
 
     # ---- what to sweep
 
-    def _tunables(self, key: Any) -> tuple[list[str], list[str]]:
-        """The settings that can vary, and the first that has a range to start from."""
+    def _tunables(self, key: Any) -> tuple[list[tuple[str, str]], list[str]]:
+        """The settings that can vary, label and name; the first that has a range to start from."""
         tunables = tunables_of(self.catalog.method(key).config)
-        return [k.field for k in tunables], [k.field for k in tunables if k.suggested][:1]
+        return [(k.label, k.field) for k in tunables], [k.field for k in tunables if k.suggested][
+            :1
+        ]
 
     def _drawn(self, key: Any, varied: Sequence[str], values: Any = None) -> dict[str, Any]:
         """The form of a method's settings: a range of what varies, a value of the rest."""
@@ -125,7 +127,7 @@ class SweepPage(ExperimentPage):
         groups = [
             {
                 "name": f"vary {name}",
-                "title": name,
+                "title": tunables[name].label,
                 "open": True,
                 "fields": range_of(tunables[name]),
             }
@@ -250,7 +252,7 @@ def range_of(tunable: Tunable) -> list[dict[str, Any]]:
         choices = tuple(shown(choice) for choice in tunable.choices)
         made = [Control("values", "values", tunable.help, "ticks", list(choices), choices=choices)]
     elif tunable.kind == "text" or low is None or high is None:
-        made = [Control("list", "values", f"{tunable.help}; with commas between", "text", "")]
+        made = [Control("list", "list", f"{tunable.help}; with commas between", "text", "")]
     else:
         help = f"empty = 1, or any; {DOUBLING} = 1, 2, 4, 8"
         made = [

@@ -54,7 +54,7 @@ def add(tab: Any, method: str, name: str, **settings: str) -> None:
     tab.click("#pg-benchmark-add")
     card = tab.locator("#pg-benchmark-form .pg-group").nth(before)
     card.wait_for()
-    card.locator("button.label-wrap").click()
+    card.locator("button.label-wrap").first.click()
     for field, value in {"name": name, **settings}.items():
         card.locator(f".pg-field-{field}").locator("input, textarea").first.fill(value)
 
@@ -62,7 +62,7 @@ def add(tab: Any, method: str, name: str, **settings: str) -> None:
 def leave_out_first(tab: Any) -> None:
     """Drop the configuration that the form begins with."""
     card = tab.locator("#pg-benchmark-form .pg-group").first
-    card.locator("button.label-wrap").click()
+    card.locator("button.label-wrap").first.click()
     card.locator(".pg-remove").click()
     card.wait_for(state="detached")
 

@@ -33,7 +33,7 @@ def opened(page: GeneratePage) -> Any:
 
 
 def vary(tab: Any, field: str, low: int, high: int) -> None:
-    tick = tab.locator("#pg-sweep-vary").get_by_label(field, exact=True)
+    tick = tab.locator("#pg-sweep-vary").get_by_label(f"({field})")
     if not tick.is_checked():
         tick.check()
     group = tab.locator(f"{FORM} .pg-group", has_text=field).first
@@ -52,7 +52,7 @@ def pause(tab: Any, delay_ms: int) -> None:
     """Make every step of the method wait."""
     tab.locator(f"{FORM} .pg-group", has_text="Settings that stay").locator(
         "button.label-wrap"
-    ).click()
+    ).first.click()
     tab.locator(f"{FORM} .pg-field-delay_ms input").first.fill(str(delay_ms))
 
 

@@ -178,14 +178,14 @@ def benchmark_two(
     if dtype:
         page.pick("benchmark-dtype", dtype)
     while (left := cards.count()) > 0:
-        cards.first.locator("button.label-wrap").click()
+        cards.first.locator("button.label-wrap").first.click()
         cards.first.locator(".pg-remove").click()
         cards.nth(left - 1).wait_for(state="detached")
     for at, pick in enumerate(picks):
         page.pick("benchmark-method", pick.title)
         tab.click("#pg-benchmark-add")
         cards.nth(at).wait_for()
-        cards.nth(at).locator("button.label-wrap").click()
+        cards.nth(at).locator("button.label-wrap").first.click()
         cards.nth(at).locator(".pg-field-name textarea").fill(pick.name)
         set_by_hand(tab, cards.nth(at).locator(".pg-field-size"))
         length = cards.nth(at).locator(".pg-field-max_draft_len input").first

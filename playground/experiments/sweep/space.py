@@ -41,6 +41,7 @@ class Tunable:
     """One setting that can be varied.
 
     Attributes:
+        title: its name in words.
         value: what the method has now.
         low, high: bounds of the field, None where it has none.
         above: whether `low` itself is excluded.
@@ -57,6 +58,12 @@ class Tunable:
     above: bool = False
     choices: tuple[Scalar, ...] = ()
     optional: bool = False
+    title: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name in words, and as it is written."""
+        return f"{self.title} ({self.field})"
 
     def allows(self, value: Any) -> bool:
         """Whether the field takes this value, other settings aside."""
@@ -123,6 +130,7 @@ def tunables_of(config: MethodConfig) -> tuple[Tunable, ...]:
                 above="exclusiveMinimum" in inner,
                 choices=(False, True) if kind == "flag" else tuple(inner.get("enum", ())),
                 optional=len(options) < len(every),
+                title=schema.get("title", name),
             )
         )
     return tuple(found)

@@ -28,4 +28,14 @@ document.addEventListener("keydown", (event) => {
     event.stopImmediatePropagation();
   }
 }, true);
+// What is said under a setting describes its control, and is read out when it becomes a fault.
+let described = 0;
+document.addEventListener("focusin", ({ target }) => {
+  const control = /** @type {Element} */ (target);
+  const info = control.closest(".pg-field")?.querySelector(".info-text");
+  if (!info) return;
+  info.id ||= `pg-about-${++described}`;
+  info.setAttribute("aria-live", "polite");
+  control.setAttribute("aria-describedby", info.id);
+});
 follow();

@@ -220,6 +220,7 @@ class OptimiseCard extends Card {
 
   edited() {
     if (this.editor.ghost) this.tell();
+    else this.set("nodes", this.editor.tree.size);
     this.drawCurve();
   }
 
