@@ -34,7 +34,7 @@ NEAR_TIE = {
 STATISTICS = ("avg", "min", "max", "p99", "p90", "p75")
 HEAD = HTML.from_string("""
 <div class="pg-card">
-<h4>{{ name }}</h4>
+<h3>{{ name }}</h3>
 <p class="headline {{ 'firm' if firm else 'open' }}">{{ headline }}</p>
 <p class="remark">{{ about }}</p>
 <p class="remark">{{ extent }} · <a href="?benchmark={{ id | urlencode }}">permalink</a></p>

@@ -146,7 +146,10 @@ class GeneratePage:
                     run, inputs, self.panel, concurrency_limit=None, api_name=run.__name__, **QUIET
                 )
             )
-            streams[-1].then(self.describe_target, None, self.target_state, queue=False, **QUIET)
+            after = streams[-1].then(
+                self.describe_target, None, self.target_state, queue=False, **QUIET
+            )
+            after.then(self.renew_menu, self.target, self.method, queue=False, **QUIET)
         self.panel.begun(None, self.mode, self.prompt, js=CLEAR_CHAT_PROMPT, **QUIET)
         self.stop.click(self.stop_runs, here, None, queue=False, api_name="stop", **QUIET)
         self.new_chat.click(
@@ -294,6 +297,10 @@ class GeneratePage:
         value = method if method in keys else self.catalog.first_method(str(target))
         return gr.update(choices=choices, value=value)
 
+    def renew_menu(self, target: Any) -> Any:
+        """The same methods, with what was measured of them since."""
+        return gr.update(choices=self.host.menu.choices(target))
+
     def describe_unfit(self, target: Any) -> str:
         """The methods that this target is not offered, and why."""
         rows = self.catalog.unfit(target if isinstance(target, str) else "")
@@ -314,6 +321,7 @@ class GeneratePage:
         """Fill the form with what it held, or as the address's run had it; show that run."""
         read = self.memory.listen(page, self.reopened, self.filled)
         read.then(self.describe_target, None, self.target_state, queue=False, **QUIET)
+        read.then(self.renew_menu, self.target, self.method, queue=False, **QUIET)
         read.then(
             self.follow_link,
             [self.tab] * 3,

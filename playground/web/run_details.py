@@ -26,7 +26,7 @@ MESSAGE = HTML.from_string(
 FACTS = HTML.from_string("""
 <div class="facts">
 {% for title, rows in tables.items() %}
-  <div><h4>{{ title }}</h4><dl>
+  <div><h3>{{ title }}</h3><dl>
   {% for name, text in rows %}<dt>{{ name }}</dt><dd>{{ text }}</dd>{% endfor %}
   </dl></div>
 {% endfor %}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import gradio as gr
 
 from playground.experiments.sweep.service import Sweeps
@@ -23,6 +26,18 @@ FILES_S = (600, 3600)
 """How often uploads and downloads are looked through, and how old they get."""
 
 
+@contextmanager
+def _page(name: str) -> Iterator[gr.Tab]:
+    """A tab; its heading is for those who hear the page."""
+    with gr.Tab(name, id=name.lower()) as tab:
+        _heading(f"<h2>{name}</h2>")
+        yield tab
+
+
+def _heading(html: str) -> None:
+    gr.HTML(html, padding=False, elem_classes="pg-heading")
+
+
 def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
     """All pages as tabs of one Blocks."""
     history = History(host.runs, log)
@@ -30,24 +45,24 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
     with gr.Blocks(
         title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=FILES_S
     ) as page:
-        gr.HTML(f'<h1 class="unseen">{TITLE}</h1>', padding=False, elem_id="pg-title")
+        _heading(f"<h1>{TITLE}</h1>")
         tab_id = tab_identity()
         with gr.Tabs() as tabs:
-            with gr.Tab("Generate", id="generate"):
+            with _page("Generate"):
                 generate = GeneratePage(host, history, tab_id)
-            with gr.Tab("Compare", id="compare"):
+            with _page("Compare"):
                 compare = ComparePage(host, history, tab_id)
-            with gr.Tab("Tree", id="tree"):
+            with _page("Tree"):
                 tree = TreePage(host)
-            with gr.Tab("Benchmark", id="benchmark") as tab:
+            with _page("Benchmark") as tab:
                 bench = BenchmarkPage(host, tab)
-            with gr.Tab("Sweep", id="sweep") as tab:
+            with _page("Sweep") as tab:
                 sweep = SweepPage(Sweeps(host), tab)
-            with gr.Tab("Runs", id="runs"):
+            with _page("Runs"):
                 runs = RunsPage(host, history, tab_id)
-            with gr.Tab("Deploy", id="deploy") as tab:
+            with _page("Deploy") as tab:
                 deploy = DeployPage(host, tab)
-            with gr.Tab("Connect", id="connect"):
+            with _page("Connect"):
                 ConnectPage(host.catalog, log)
 
         generate.listen_to_links(page)

@@ -25,7 +25,7 @@ FIGURES = [
     ("mat", "MAT", 2),
 ]
 CARD = HTML.from_string("""
-<div class="pg-card"><h4>{{ title }}</h4>
+<div class="pg-card"><h3>{{ title }}</h3>
 <p class="headline">{{ point }}</p>
 <p class="figures">
 {% for name, title, text, formula in figures %}

@@ -10,6 +10,7 @@ import pytest
 from tests.browser.pages import GeneratePage
 from tests.playground.serving import Served
 
+pytestmark = pytest.mark.browser
 TABS = ("Generate", "Compare", "Tree", "Benchmark", "Sweep", "Runs", "Deploy", "Connect")
 RUN = "axe.run(document, { resultTypes: ['violations'] })"
 

@@ -255,6 +255,16 @@ def test_a_wrong_value_is_said_at_its_field_as_it_is_typed(page: GeneratePage) -
     assert page.tab.locator(".pg-field.faulty").count() == 0
 
 
+def test_last_measured_speedup_stands_in_the_picker(page: GeneratePage) -> None:
+    page.pick_method("Scripted tree", "note")
+    page.short(40)
+    page.generate("Say hello.")
+    page.tab.click("#pg-method input")
+    page.tab.locator(
+        "ul[role=listbox] li", has_text=re.compile(r"Scripted tree · \d+\.\d\d ×")
+    ).wait_for()
+
+
 def test_badge_follows_the_settings(page: GeneratePage) -> None:
     page.pick_method("Scripted tree", "note")
     head = page.tab.locator("#pg-method-form .pg-group > button")

@@ -108,12 +108,12 @@ def test_the_best_of_a_sweep_is_used_in_generate(tab: Any, tmp_path: Path) -> No
     assert [row[2] for row in rows(tab)] == ["2", "3", "4"]
     best = next(row for row in rows(tab) if row[1] == "best")
     card = tab.locator(f"{SWEEP}-card")
-    card.locator("h4", has_text=f"Best: trial {best[0]}").wait_for()
+    card.locator("h3", has_text=f"Best: trial {best[0]}").wait_for()
     assert best[3] == card.locator("[data-figure=value]").inner_text()
 
     other = next(row for row in rows(tab) if row[1] != "best")
     GeneratePage(tab).pick("sweep-trial", other[0])
-    card.locator("h4", has_text=f"Trial {other[0]}").wait_for()
+    card.locator("h3", has_text=f"Trial {other[0]}").wait_for()
     with tab.expect_download() as download:
         tab.click(f"{SWEEP}-export")
     file = tmp_path / "method.yaml"
