@@ -12,20 +12,22 @@ from playground.host.live import LiveRun
 def speculative_decoding(run: LiveRun) -> dict[str, Any] | None:
     """Acceptance of one request as vLLM reports it; None before the first step.
 
-    `acceptance_histogram[j]` counts the steps that accepted exactly j draft tokens, before any cut.
+    `acceptance_histogram[j]` counts the steps that accepted exactly j draft tokens, before any cut,
+    for all j up to `num_spec_tokens`, the most that a step drafted.
     """
     figures = run.metrics
     if figures is None or not figures.num_steps:
         return None
     accepted = Counter(len(row.accepted) for row in run.rows)
+    longest = max(len(row.tokens) - 1 for row in run.rows)
     return {
         "mean_acceptance_length": figures.mat,
         "draft_acceptance_rate": figures.draft_acceptance or 0.0,
-        "acceptance_histogram": [accepted[j] for j in range(max(accepted) + 1)],
+        "acceptance_histogram": [accepted[j] for j in range(longest + 1)],
         "num_spec_steps": figures.num_steps,
         "num_accepted_draft_tokens": figures.num_accepted,
         "num_draft_tokens": figures.num_drafted,
-        "num_spec_tokens": max(len(row.tokens) - 1 for row in run.rows),
+        "num_spec_tokens": longest,
     }
 
 

@@ -1,0 +1,95 @@
+"""Clients that nobody here wrote, installed from the package index into a folder of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import httpx
+import pytest
+
+from tests.playground.api.test_meters import samples
+from tests.playground.api.test_openai import idle
+from tests.playground.serving import Served
+
+pytestmark = [pytest.mark.network, pytest.mark.slow]
+QUESTIONS = ("Say hello.", "Name three rivers.", "Count to ten.", "What is tea?")
+LITELLM = """
+import json, sys, litellm
+litellm.telemetry = False
+asked = dict(model="openai/tiny:scripted", api_base=sys.argv[1], api_key="none", temperature=0,
+             messages=[{"role": "user", "content": "Say hello."}], max_tokens=16,
+             extra_body={"ignore_eos": True})
+whole = litellm.completion(**asked)
+chunks = litellm.completion(**asked, stream=True)
+pieces = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+print(json.dumps([whole.choices[0].message.content, pieces, whole.usage.total_tokens]))
+"""
+TUTORIAL = (
+    '{"text_input": "What is machine learning?", "max_tokens": 20, "bad_words": "", '
+    '"stop_words": "", "pad_id": 2, "end_id": 2}'
+)
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the clients' programs, in a virtual environment of their own."""
+    folder = tmp_path_factory.mktemp("clients")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    pip = [folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "aiperf>=0.13,<1", "litellm>=1.80,<2"], check=True, timeout=1200)
+    return folder / "bin"
+
+
+def test_aiperf_measures_acceptance_as_the_log_has_it(
+    served: Served, http: httpx.Client, programs: Path, tmp_path: Path
+) -> None:
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("\n".join(json.dumps({"text": text}) for text in QUESTIONS))
+    idle(served)
+    known = {row.id for row in served.log.find().rows}
+    before = samples(http)
+    line = f"""
+        profile --model tiny:scripted --url {served.url} --endpoint-type chat --streaming
+        --tokenizer {served.host.catalog.targets["tiny"].path} --input-file {questions}
+        --custom-dataset-type single_turn --request-count 8 --concurrency 2
+        --extra-inputs temperature:0 --extra-inputs max_tokens:24 --extra-inputs ignore_eos:true
+        --use-server-token-count --server-metrics {served.url}/metrics
+        --ui simple --output-artifact-dir {tmp_path / "out"}"""
+    done = subprocess.run(
+        [programs / "aiperf", *line.split()], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    found = json.loads((tmp_path / "out" / "profile_export_aiperf.json").read_text())
+    idle(served)
+    runs = [served.log.get(row.id) for row in served.log.find().rows if row.id not in known]
+    figures = [run.metrics for run in runs if run is not None]
+    assert len(figures) == found["request_count"]["avg"] == 8
+    assert found["spec_decode_acceptance_length"]["count"] == 8
+    lengths = [one["mat"] for one in figures]
+    assert found["spec_decode_acceptance_length"]["avg"] == pytest.approx(fmean(lengths))
+    for name, key in (("steps", "num_steps"), ("accepted_draft_tokens", "num_accepted")):
+        assert found[f"spec_decode_{name}"]["sum"] == sum(one[key] for one in figures)
+    assert found["output_sequence_length"]["avg"] == 24
+    counted = "vllm:spec_decode_num_accepted_tokens_total", ""
+    grown = samples(http)[counted] - before[counted]
+    assert grown == found["spec_decode_accepted_draft_tokens"]["sum"]
+
+
+def test_litellm_reads_whole_answers_and_streams(served: Served, programs: Path) -> None:
+    line = [programs / "python", "-c", LITELLM, f"{served.url}/v1"]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    whole, streamed, num_tokens = json.loads(done.stdout.splitlines()[-1])
+    assert whole and whole == streamed and num_tokens > 16
+
+
+def test_the_tutorials_curl_line(served: Served) -> None:
+    url = f"{served.url}/v2/models/ensemble/generate"
+    line = ["curl", "--silent", "--fail-with-body", "-X", "POST", url, "-d", TUTORIAL]
+    done = subprocess.run(line, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert json.loads(done.stdout)["text_output"].startswith("What is machine learning?")
