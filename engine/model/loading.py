@@ -91,7 +91,7 @@ def load_target(
     tell(f"Looking for {spec.title or spec.name}", None)
     weights = locate(spec, cache_dir, tell)
     with explained(spec):
-        file, num_bytes = _opened(weights)
+        file, num_bytes = opened(weights)
     coded = _coded(spec, file, dtype, where, cache_dir)
     kind = torch.bfloat16 if coded is not None else pick_dtype(dtype, where)
 
@@ -168,7 +168,7 @@ def _return_memory() -> None:
         trim(0)
 
 
-def _opened(weights: Weights) -> tuple[GGUFFile | None, int | None]:
+def opened(weights: Weights) -> tuple[GGUFFile | None, int | None]:
     """The GGUF file if it is one, and the bytes of the weights where they are on this machine.
 
     Raises:

@@ -62,7 +62,12 @@ def serve(options: ServeOptions) -> None:
         db=options.log_url,
         cache_dir=options.cache,
         device=options.device,
-        catalog=catalog_within(catalog, options.target, options.allow_path),
+        catalog=catalog_within(
+            catalog,
+            options.target,
+            options.allow_path,
+            may_open=access.is_loopback and access.token is not None,
+        ),
         open_browser=options.open_browser,
     )
 

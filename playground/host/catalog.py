@@ -14,6 +14,8 @@ from presets import MethodPreset, PromptSuite
 from presets import locate as locate_shipped
 
 TYPE_PREFIX = "type:"
+MAX_PLACE = 1000
+"""Characters of a path or hub id."""
 FIRST_METHOD = "ngram"
 OWN_DRAFTERS = "User_Provided"
 """Decoding type of the user's own drafters. It runs only what was registered when the server
@@ -33,18 +35,20 @@ class Method:
 class Catalog:
     """The menus of the page, and where what its settings name is found (`resolve`, `locate`)."""
 
-    targets: Mapping[str, TargetSpec]
+    targets: dict[str, TargetSpec]
     presets: Mapping[str, MethodPreset]
     types: Mapping[str, type[MethodConfig]]
     suites: Mapping[str, PromptSuite]
     resolve: Callable[[str], TargetSpec]
     locate: Locate = locate_shipped
+    may_open: bool = False
+    """Whether the page may add targets by their place."""
 
     @classmethod
     def shipped(cls) -> Catalog:
         """All presets, and every method of the engine."""
         return cls(
-            presets.targets(),
+            dict(presets.targets()),
             presets.methods(),
             decoding_types(),
             presets.suites(),
@@ -59,6 +63,31 @@ class Catalog:
                 "Add a file under presets/targets for another one."
             )
         return self.targets[name]
+
+    def named(self, place: object) -> TargetSpec:
+        """A target by its place: one of the list, a folder, a .gguf file or a hub id.
+
+        Raises ConfigError, SourceError: it is none of these, or the page may not open it.
+        """
+        name = place.strip() if isinstance(place, str) else ""
+        if not 0 < len(name) <= MAX_PLACE:
+            raise ConfigError("Give a folder, a .gguf file or a hub id, such as owner/model.")
+        if name in self.targets:
+            return self.targets[name]
+        if not self.may_open:
+            raise ConfigError(
+                "This page opens no targets by their place. Start the server with --target, or on "
+                "loopback with its token."
+            )
+        try:
+            return presets.resolve(name)
+        except (OSError, ValueError, RuntimeError) as error:  # a NUL, too long, ~nobody
+            raise ConfigError(f"{name[:80]!r} is no place to look for a model.") from error
+
+    def open(self, place: object) -> TargetSpec:
+        """The same, on offer from now on; it raises as `named`."""
+        spec = self.named(place)
+        return self.targets.setdefault(spec.name, spec)
 
     def target_choices(self) -> list[tuple[str, str]]:
         return [(spec.title or name, name) for name, spec in self.targets.items()]

@@ -20,12 +20,15 @@ from playground.host.catalog import Catalog
 SHIPPED = tuple(presets.FOLDER / kind for kind in get_args(Shipped))
 
 
-def catalog_within(catalog: Catalog, targets: Sequence[str], opened: Sequence[str]) -> Catalog:
-    """The catalog with further targets on offer, and nothing else within reach.
+def catalog_within(
+    catalog: Catalog, targets: Sequence[str], opened: Sequence[str], *, may_open: bool = False
+) -> Catalog:
+    """The catalog with further targets on offer, and nothing else within reach of settings.
 
     Args:
         targets: presets, local folders, .gguf files or hub ids.
         opened: folders with all that is in them, files, or hub ids, which settings may name.
+        may_open: whether the page may add targets by their place.
 
     Raises:
         SourceError: a target is none of these.
@@ -39,6 +42,7 @@ def catalog_within(catalog: Catalog, targets: Sequence[str], opened: Sequence[st
         targets={**catalog.targets, **specs},
         resolve=reach.resolve,
         locate=reach.locate,
+        may_open=may_open,
     )
 
 

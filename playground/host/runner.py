@@ -66,6 +66,7 @@ class EngineHost:
     ) -> None:
         self.log = log
         self.catalog = catalog
+        self.cache_dir, self.device = cache_dir, device
         self.menu = MethodMenu(catalog, log)
         self.runs = LiveRuns()
         self._models = Models(

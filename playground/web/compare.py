@@ -247,7 +247,7 @@ class ComparePage:
             key, form = filled.slots[i] if i < count else (start, own_form)
             slots += [gr.update(choices=choices, value=key), form]
         return [
-            filled.target,
+            gr.update(choices=self.catalog.target_choices(), value=filled.target),
             filled.dtype,
             gr.update(value=filled.mode, visible=own),
             gr.update(value=filled.system, visible=own and chat),

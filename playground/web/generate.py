@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -31,6 +31,7 @@ from playground.web.components import token_panels
 from playground.web.forms import PromptForm, SettingsForm
 from playground.web.memory import Memory, kept_choice, kept_settings, kept_text, owner_of
 from playground.web.results import HTML, address_js, saying
+from playground.web.target import TargetOpener
 from storage import RunDetail
 
 PLACEHOLDER = "Write a prompt above and generate. Every token is coloured by where it came from."
@@ -96,6 +97,7 @@ class GeneratePage:
         methods = self.host.menu.choices(first)
         with gr.Group():
             self.target = gr.Dropdown(targets, value=first, label="Target", elem_id="pg-target")
+            self.opener = TargetOpener(self.host)
             with gr.Row(elem_id="pg-load-row"):
                 self.dtype = gr.Dropdown(
                     list(DTYPES), value="auto", label="dtype", elem_id="pg-dtype", min_width=120
@@ -317,6 +319,18 @@ class GeneratePage:
 
     # ---- what an address and this browser bring back
 
+    def listen_to_opener(self, page: gr.Blocks, others: Sequence[gr.Dropdown]) -> None:
+        """Open targets by their place; `others` are the target pickers of other pages."""
+        opened = self.opener.listen(self.dtype, self.target, others)
+        opened.success(
+            self.load_target,
+            [self.target, self.dtype, self.tab],
+            self.target_state,
+            concurrency_limit=None,
+            **QUIET,
+        )
+        page.load(lambda: self.opener.menus(others), None, list(others), queue=False, **QUIET)
+
     def listen_to_links(self, page: gr.Blocks) -> None:
         """Fill the form with what it held, or as the address's run had it; show that run."""
         read = self.memory.listen(page, self.reopened, self.filled)
@@ -359,7 +373,7 @@ class GeneratePage:
                 kept.get("run_form"), group, partial(settings_from, cls)
             )
         return [
-            target,
+            gr.update(choices=self.catalog.target_choices(), value=target),
             gr.update(choices=choices, value=key),
             method_form(method, key, own),
             kept_choice(kept, "dtype", DTYPES, "auto"),

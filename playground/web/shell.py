@@ -65,6 +65,8 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
             with _page("Connect"):
                 ConnectPage(host.catalog, log)
 
+        pickers = [compare.target, bench.target, sweep.fields["target"], deploy.target]
+        generate.listen_to_opener(page, pickers)
         generate.listen_to_links(page)
         runs.listen_to_links(page, tabs)
         runs.open_run.listen_to_generate(tabs, generate, runs.message)

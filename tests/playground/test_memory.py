@@ -125,7 +125,8 @@ def test_the_form_comes_back_as_it_was_kept_or_as_the_address_s_run_had_it(
         "prompt": "Unsent.",
     }
     target, method, form, dtype, _, mode, system, prompt = page.reopened(kept, {})
-    assert (target, method["value"], dtype, mode) == ("tiny", "scripted", "auto", "raw")
+    picked = (target["value"], method["value"], dtype, mode)
+    assert picked == ("tiny", "scripted", "auto", "raw")
     assert form["values"] == {"method": {"max_draft_len": 3}}
     assert (system, prompt) == ("", "Unsent.")
     run = finished(start(host, prompt="Asked.", limits={"max_new_tokens": "7"}))

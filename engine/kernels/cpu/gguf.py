@@ -152,6 +152,10 @@ class GGUFFile:
         return tuple(self._entries)
 
     @property
+    def num_weights(self) -> int:
+        return sum(math.prod(entry.shape) for entry in self._entries.values())
+
+    @property
     def bits(self) -> int | None:
         """4 if any matrix is held in 4 bits, 8 if any in 5 to 8 or fewer than 4; else None."""
         kinds = {entry.kind for entry in self._entries.values() if len(entry.shape) == 2}

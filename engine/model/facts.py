@@ -1,0 +1,118 @@
+"""What a target is, before it is loaded: read from its config or header, not from its weights."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+from transformers.utils.hub import cached_file
+
+from engine.errors import PlaygroundError, TargetError
+from engine.kernels.cpu.gguf import GGUFFile
+from engine.model.files import check_parameters
+from engine.model.loading import free_bytes, opened, pick_device, pick_dtype
+from engine.model.reading import explained, num_parameters, reading
+from engine.model.sources import TargetSpec, Weights, locate, without_telemetry
+from engine.model.target import check_can_roll_back
+
+LICENCE = re.compile(r"^license(?:_name)?:\s*['\"]?([\w.+ -]{1,80})", re.MULTILINE)
+MOST_CARD_CHARS = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """A target before it is loaded.
+
+    Attributes:
+        num_bytes: that its weights need in memory.
+        free_bytes: of the device; None where it cannot be told.
+        licence: as the model card says it; None where it says nothing.
+        fault: why it cannot be loaded here; None where nothing is known against it.
+    """
+
+    architecture: str
+    num_parameters: int
+    num_bytes: int
+    free_bytes: int | None
+    context_len: int | None
+    licence: str | None
+    fault: str | None
+
+
+def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> TargetFacts:
+    """A target's facts; of a hub's model its config and card are fetched, nothing else.
+
+    Raises:
+        SourceError, TargetError: it cannot be found or read.
+        ConfigError: unknown dtype or device.
+    """
+    without_telemetry()
+    where = pick_device(device)
+    kind = pick_dtype(dtype, where)
+    weights = locate(spec, cache_dir)
+    with explained(spec):
+        file, num_bytes = opened(weights)
+        known = _of_header(file) if file is not None else _of_config(spec, weights, num_bytes)
+        architecture, count, context_len, fault, licence = known
+        licence = licence or _licence(weights)
+    free, needed = free_bytes(where), count * kind.itemsize
+    if fault is None and free is not None and needed > free:
+        fault = f"Its weights need {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free."
+    return TargetFacts(architecture, count, needed, free, context_len, licence, fault)
+
+
+_Known = tuple[str, int, int | None, str | None, str | None]
+"""Architecture, parameters, context, what speaks against it, licence."""
+
+
+def _of_header(file: GGUFFile) -> _Known:
+    metadata = file.metadata
+    name = str(metadata["general.architecture"])
+    context = metadata.get(f"{name}.context_length")
+    fault = None
+    if name not in GGUF_SUPPORTED_ARCHITECTURES:
+        fault = f"transformers reads no GGUF file of the architecture {name}."
+    licence = metadata.get("general.license")
+    return name, file.num_weights, context, fault, licence if isinstance(licence, str) else None
+
+
+def _of_config(spec: TargetSpec, weights: Weights, num_bytes: int | None) -> _Known:
+    config: Any = AutoConfig.from_pretrained(
+        weights.location, revision=weights.revision, **reading(weights)
+    )
+    names = getattr(config, "architectures", None) or [config.model_type]
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    count, fault = 0, None
+    try:
+        check_can_roll_back(config.get_text_config(), spec.name)
+        count = num_parameters(config)
+        check_parameters(count, num_bytes, spec.name)
+    except PlaygroundError as error:
+        fault = str(error)
+    except ValueError as error:  # transformers has no causal language model of this kind
+        raise TargetError(f"{spec.name} is no causal language model: {names[0]}.") from error
+    return str(names[0]), count, context, fault, None
+
+
+def _licence(weights: Weights) -> str | None:
+    """What the model card's head says."""
+    if weights.local:
+        card: str | None = str(Path(weights.location) / "README.md")
+    else:
+        card = cached_file(
+            weights.location,
+            "README.md",
+            revision=weights.revision,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    if card is None or not Path(card).is_file():
+        return None
+    with Path(card).open(encoding="utf-8", errors="replace") as text:
+        head = text.read(MOST_CARD_CHARS)
+    found = LICENCE.search(head.split("\n---", 1)[0])
+    return found[1].strip() if found else None

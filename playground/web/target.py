@@ -1,0 +1,120 @@
+"""Opening a target by its place: what it is and what drafts on it, before it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gradio as gr
+
+from engine.model.facts import TargetFacts, facts_of
+from engine.model.sources import TargetSpec
+from playground.errors import Fault, attempt
+from playground.host.catalog import Catalog
+from playground.host.request import read_dtype
+from playground.host.runner import EngineHost
+from playground.web.forms import RAW
+from playground.web.results import HTML, saying
+
+FACTS = HTML.from_string("""
+<dl class="pg-facts">
+{% for name, text in rows %}<dt>{{ name }}</dt><dd>{{ text }}</dd>{% endfor %}
+</dl>
+{% if fault %}<div class="pg-alert" role="alert">{{ fault }}</div>{% endif %}
+""")
+MOST_DRAFTERS = 6
+
+
+class TargetOpener:
+    """The form under the target picker; a page without the right to open has none."""
+
+    def __init__(self, host: EngineHost) -> None:
+        self._host, self._catalog = host, host.catalog
+        with gr.Accordion(
+            "Open a folder, a GGUF or a hub id …",
+            open=False,
+            visible=self._catalog.may_open,
+            elem_id="pg-open",
+        ):
+            self.place = gr.Textbox(
+                label="folder, .gguf file or hub id",
+                placeholder="/models/my-model, ~/model.gguf or owner/model",
+                elem_id="pg-open-place",
+            )
+            with gr.Row():
+                self.look = gr.Button("Look at it", size="sm", elem_id="pg-open-look")
+                self.open = gr.Button(
+                    "Open", size="sm", variant="primary", interactive=False, elem_id="pg-open-open"
+                )
+            self.facts = gr.HTML(elem_id="pg-open-facts")
+
+    def listen(self, dtype: gr.Dropdown, target: gr.Dropdown, others: Sequence[Any]) -> Any:
+        """Look, and open as the picked target.
+
+        Args:
+            others: target pickers of other pages, which offer it from then on.
+
+        Returns:
+            The event that has opened it.
+        """
+        looks = [self.look.click, self.place.submit]
+        gr.on(looks, self.show, [self.place, dtype], [self.facts, self.open], **RAW)
+        self.place.input(lambda: gr.Button(interactive=False), None, self.open, **RAW)
+        opened = [self.facts, target, *others]
+
+        def add(place: Any) -> list[Any]:
+            spec = attempt(lambda: self._catalog.open(place), where="opening a target")
+            if isinstance(spec, Fault):
+                return [saying(spec), *[gr.skip()] * (1 + len(others))]
+            picked = gr.update(choices=self._catalog.target_choices(), value=spec.name)
+            return [gr.skip(), picked, *self.menus(others)]
+
+        return self.open.click(add, self.place, opened, **RAW)
+
+    def menus(self, pickers: Sequence[Any]) -> list[Any]:
+        """Updates of target pickers: all that is on offer now."""
+        choices = self._catalog.target_choices()
+        return [gr.update(choices=choices) for _ in pickers]
+
+    def show(self, place: Any, dtype: Any) -> tuple[str, Any]:
+        """What is there, and whether it can be opened."""
+
+        def read() -> tuple[TargetSpec, TargetFacts]:
+            spec, host = self._catalog.named(place), self._host
+            kind = read_dtype(dtype)
+            return spec, facts_of(spec, dtype=kind, device=host.device, cache_dir=host.cache_dir)
+
+        found = attempt(read, where="looking at a target")
+        if isinstance(found, Fault):
+            return saying(found), gr.Button(interactive=False)
+        spec, facts = found
+        html = FACTS.render(rows=rows_of(self._catalog, spec, facts), fault=facts.fault)
+        return html, gr.Button(interactive=facts.fault is None)
+
+
+def rows_of(catalog: Catalog, spec: TargetSpec, facts: TargetFacts) -> list[tuple[str, str]]:
+    """Facts in words."""
+    free = "" if facts.free_bytes is None else f", {gibibytes(facts.free_bytes)} free"
+    context = "not said" if facts.context_len is None else f"{facts.context_len:,} tokens"
+    return [
+        ("architecture", facts.architecture),
+        ("parameters", f"{facts.num_parameters / 1e6:,.1f} million"),
+        ("memory", f"{gibibytes(facts.num_bytes)} for its weights{free}"),
+        ("context", context),
+        ("licence", facts.licence or "the model card names none"),
+        ("drafters", drafters_of(catalog, spec)),
+    ]
+
+
+def drafters_of(catalog: Catalog, spec: TargetSpec) -> str:
+    """The drafters that were made for a target, or what drafts on it without."""
+    own = {name for name, other in catalog.targets.items() if other.hub and other.hub == spec.hub}
+    made = [p.title for p in catalog.presets.values() if p.target in {spec.name, *own}]
+    if made:
+        more = len(made) - MOST_DRAFTERS
+        return ", ".join(made[:MOST_DRAFTERS]) + (f" and {more} more" if more > 0 else "")
+    return "none was made for it; methods without weights draft on any target, and train makes one"
+
+
+def gibibytes(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"

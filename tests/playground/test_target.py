@@ -1,0 +1,85 @@
+"""Targets that the page opens by their place: who may, what is said of them before they load."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from engine.errors import ConfigError, PlaygroundError, SourceError
+from engine.model.facts import facts_of
+from engine.model.sources import TargetSpec
+from playground.host.catalog import Catalog
+from playground.host.reach import catalog_within
+from playground.web.target import drafters_of, rows_of
+from tests.playground.tiny import save_tiny_llama
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = save_tiny_llama(tmp_path / "model")
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n# Tiny\nlicense: other\n")
+    return folder
+
+
+def facts(folder: Path) -> Any:
+    spec = TargetSpec.of_path_or_hub(str(folder))
+    return facts_of(spec, dtype="float32", device="cpu", cache_dir=folder.parent / "cache")
+
+
+def test_facts_are_those_of_the_loaded_model(folder: Path) -> None:
+    found, model = facts(folder), AutoModelForCausalLM.from_pretrained(folder)
+    assert found.num_parameters == model.num_parameters()
+    assert found.num_bytes == 4 * found.num_parameters
+    assert found.context_len == model.config.max_position_embeddings
+    assert (found.architecture, found.licence, found.fault) == (
+        "LlamaForCausalLM",
+        "apache-2.0",
+        None,
+    )
+
+
+def test_what_cannot_load_says_why_before(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 500}))
+    assert "a complete checkpoint" in (facts(folder).fault or "")
+    (folder / "config.json").write_text(json.dumps({"model_type": "mamba", "hidden_size": 64}))
+    assert "rolled back" in (facts(folder).fault or "")
+    (folder / "config.json").write_text(json.dumps({"model_type": "t5"}))
+    with pytest.raises(PlaygroundError, match="causal language model"):
+        facts(folder)
+
+
+@pytest.mark.parametrize(
+    "place", [None, 4, "", "  ", "x" * 2000, "a\0b", "/etc/nothing", "~no-such-user/x"]
+)
+def test_what_is_no_place_is_one_sentence(place: object) -> None:
+    catalog = dataclasses.replace(Catalog.shipped(), may_open=True)
+    with pytest.raises((ConfigError, SourceError)):
+        catalog.open(place)
+
+
+def test_only_a_server_that_may_opens_further_targets(folder: Path) -> None:
+    closed = catalog_within(Catalog.shipped(), (), ())
+    with pytest.raises(ConfigError, match="--target"):
+        closed.open(str(folder))
+    catalog = catalog_within(Catalog.shipped(), (), (), may_open=True)
+    spec = catalog.open(f" {folder} ")
+    assert catalog.target(str(folder)) is spec
+    assert (spec.title, spec.name) in catalog.target_choices()
+    assert str(folder) not in closed.targets, "nor is it on offer anywhere else"
+    with pytest.raises(SourceError, match="not open"):
+        catalog.resolve(str(folder))
+
+
+def test_drafters_that_were_made_for_a_target_are_named(folder: Path) -> None:
+    catalog = Catalog.shipped()
+    embedded = next(spec for spec in catalog.targets.values() if spec.wheel)
+    made = [p.title for p in catalog.presets.values() if p.target == embedded.name]
+    assert made[0] in drafters_of(catalog, embedded)
+    rows = dict(rows_of(catalog, TargetSpec.of_path_or_hub(str(folder)), facts(folder)))
+    assert "none was made" in rows["drafters"] and "free" in rows["memory"]
