@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURE
 from transformers.utils.hub import cached_file
 
 from engine.errors import PlaygroundError, TargetError
-from engine.kernels.cpu.gguf import GGUFFile
 from engine.model.files import check_parameters
 from engine.model.loading import free_bytes, opened, pick_device, pick_dtype
 from engine.model.reading import explained, num_parameters, reading
@@ -56,7 +56,11 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
     weights = locate(spec, cache_dir)
     with explained(spec):
         file, num_bytes = opened(weights)
-        known = _of_header(file) if file is not None else _of_config(spec, weights, num_bytes)
+        known = (
+            _of_header(file.metadata, file.num_weights)
+            if file is not None
+            else _of_config(spec, weights, num_bytes)
+        )
         architecture, count, context_len, fault, licence = known
         licence = licence or _licence(weights)
     free, needed = free_bytes(where), count * kind.itemsize
@@ -69,15 +73,14 @@ _Known = tuple[str, int, int | None, str | None, str | None]
 """Architecture, parameters, context, what speaks against it, licence."""
 
 
-def _of_header(file: GGUFFile) -> _Known:
-    metadata = file.metadata
+def _of_header(metadata: Mapping[str, Any], count: int) -> _Known:
     name = str(metadata["general.architecture"])
     context = metadata.get(f"{name}.context_length")
     fault = None
     if name not in GGUF_SUPPORTED_ARCHITECTURES:
         fault = f"transformers reads no GGUF file of the architecture {name}."
     licence = metadata.get("general.license")
-    return name, file.num_weights, context, fault, licence if isinstance(licence, str) else None
+    return name, count, context, fault, licence if isinstance(licence, str) else None
 
 
 def _of_config(spec: TargetSpec, weights: Weights, num_bytes: int | None) -> _Known:
