@@ -90,6 +90,9 @@ class BenchOptions(WorkloadOptions):
     csv: Path | None = option(
         None, "Write the speedups as CSV here; - prints them.", metavar="FILE.csv"
     )
+    html: Path | None = option(
+        None, "Write the report as one HTML page, to share.", metavar="FILE.html"
+    )
     save: bool = option(True, "Keep the runs in the run log.", "--save/--no-save")
 
     def plan(self) -> ExperimentPlan:
@@ -164,7 +167,7 @@ def _show(
 ) -> None:
     from playground.cli.tables import print_wide, tables
     from playground.experiments.benchmarks import read_results
-    from playground.experiments.report.export import FILES, json_text, speedup_csv
+    from playground.experiments.report.export import FILES, json_text, page_html, speedup_csv
 
     results = read_results(log, benchmark_id)
     if options.as_json:
@@ -178,9 +181,11 @@ def _show(
         console.print(f"left out: {where}: {skip.reason}")
     if summary.num_failed:
         console.print(f"{summary.num_failed} requests failed; the log has their errors.")
-    if options.csv not in (None, STDOUT):
-        (path,) = write_files(options.csv.parent, {options.csv.name: speedup_csv(results)})
-        console.print(f"wrote {path}")
+    table = None if options.csv == STDOUT else options.csv
+    for file, text_of in ((table, speedup_csv), (options.html, page_html)):
+        if file is not None:
+            (path,) = write_files(file.parent, {file.name: text_of(results)})
+            console.print(f"wrote {path}")
     if options.output is not None:
         texts = {name: text_of(results) for name, text_of in FILES.items()}
         for path in write_files(options.output, texts):

@@ -23,6 +23,7 @@ from playground.experiments.compare.links import (
     method_form,
     run_form,
 )
+from playground.experiments.compare.page import comparison_page
 from playground.experiments.compare.stream import (
     MAX_RUNS,
     fault_message,
@@ -49,6 +50,7 @@ from playground.web.components import drawn_by
 from playground.web.forms import BARE, PromptForm, SettingsForm
 from playground.web.memory import Memory, kept_choice, kept_settings, kept_text
 from playground.web.memory import owner_of as tab_of
+from playground.web.results import saves
 from playground.web.rpc import Answer, Served, panel_functions, serve
 
 OWN_PROMPT = ""
@@ -293,7 +295,9 @@ class ComparePage:
         with gr.Row(elem_id="pg-cmp-buttons"):
             self.start = gr.Button("Compare", variant="primary", elem_id="pg-cmp-run")
             self.stop = gr.Button("Stop", elem_id="pg-cmp-stop")
+            self.share = gr.Button("Save as HTML", elem_id="pg-cmp-share")
             gr.HTML("Ctrl+Enter compares · Esc stops", elem_id="pg-cmp-keys")
+        self.share_message = gr.HTML(elem_id="pg-cmp-share-message")
         self.panels = drawn_by(
             "compare/comparison.js",
             template=TEMPLATE,
@@ -304,6 +308,18 @@ class ComparePage:
             elem_id="pg-cmp-results",
         )
         self.table = gr.HTML(elem_id="pg-cmp-table")
+        saves(self.share, self._page, [self.panels], self.share_message)
+
+    def _page(self, shown: Any) -> tuple[str, str]:
+        """The comparison on show as a file."""
+        held = shown.get("compare") if isinstance(shown, dict) else None
+        state = read_json(held, what="The comparison") if isinstance(held, str) else {}
+        compare_id = state.get("id") if isinstance(state, dict) else None
+        if not compare_id:
+            raise ConfigError("There is no comparison to save yet. Compare something first.")
+        return f"comparison-{compare_id}.html", comparison_page(
+            self.host.log, read_run_id(compare_id)
+        )
 
     def _slots(self) -> None:
         choices, offered = self._menu(self.target.value)

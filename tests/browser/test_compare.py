@@ -201,6 +201,35 @@ def test_a_permalink_shows_it_all_again(page: ComparePage, chromium: Any, served
         opened.complaints.clear()
 
 
+def test_a_comparison_is_saved_as_a_page_that_opens_offline(
+    page: ComparePage, chromium: Any, tmp_path: Path, shots: Path
+) -> None:
+    page.tab.click("#pg-cmp-share")
+    page.tab.locator("#pg-cmp-share-message", has_text="Compare something first").wait_for()
+    page.choose(1)
+    page.short(24, repeats=2)
+    page.compare("</pre><script>document.title = 'taken over'</script><img src=x onerror=alert(1)>")
+    with page.tab.expect_download() as download:
+        page.tab.click("#pg-cmp-share")
+    file = tmp_path / download.value.suggested_filename
+    download.value.save_as(file)
+    assert file.suffix == ".html" and file.stat().st_size < 100_000
+    with chromium.new_context(offline=True) as context:
+        alone = context.new_page()
+        asked: list[str] = []
+        faults: list[str] = []
+        alone.on("request", lambda request: asked.append(request.url))
+        alone.on("console", lambda message: faults.append(message.text))
+        alone.on("dialog", lambda dialog: faults.append(dialog.message))
+        alone.goto(file.as_uri())
+        assert asked == [file.as_uri()] and not faults
+        assert alone.title().startswith("Comparison: </pre><script>")
+        assert page.cell(SCRIPTED, "speedup").split()[0] in alone.inner_text("table")
+        assert alone.locator("svg rect").count() == 2 and alone.locator("script, img").count() == 0
+        assert "torch" in alone.inner_text("body"), "the machine and its versions"
+        alone.screenshot(path=shots / "shared.png", full_page=True)
+
+
 def test_a_link_of_runs_fills_the_form(chromium: Any, served: Served) -> None:
     runs = [
         finished(start(served.host, prompt="Take me.", settings={"max_draft_len": n}))

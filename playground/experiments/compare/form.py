@@ -25,7 +25,6 @@ from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
 from playground.host.request import GenerateRequest, HeldForm, read_request
 
-"""Name of the baseline in every comparison."""
 MAX_CONFIGURATIONS = 4
 """Besides plain decoding."""
 PLACEHOLDER = "x"

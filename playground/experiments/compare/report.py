@@ -90,6 +90,10 @@ class Comparison:
         comparison = cls(compare_id, {"configurations": configurations, "sampling": sampling})
         for run in details:
             comparison.add(run)
+        rounds = {(r.labels["prompt"], r.labels.get("turn"), r.labels["repeat"]) for r in details}
+        expected = len(rounds) * len(set(comparison.names) - set(comparison.faults))
+        done = [r for r in comparison.finished if r.configuration not in comparison.faults]
+        comparison.planned = expected if len(done) < expected else None
         return comparison
 
     def add(self, run: RunDetail) -> None:

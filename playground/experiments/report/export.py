@@ -1,4 +1,4 @@
-"""A report as JSON and as CSV tables."""
+"""A report as an HTML page, as JSON and as CSV tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from playground.experiments.finished import SPLIT, FinishedRequest
+from playground.experiments.report.page import report_page
 from playground.experiments.report.report import FORMULAS, Cell, Report, Section
 from playground.experiments.report.statistics import LATENCY_ROWS, Statistic
 from storage import Benchmark
@@ -120,7 +121,16 @@ def _field(value: Any) -> Any:
     return "" if value is None else value
 
 
+def page_html(results: Results) -> str:
+    """Everything that a colleague wants to see of it, in one file."""
+    benchmark = results.benchmark
+    return report_page(
+        benchmark.name, benchmark.plan, results.report, results.requests, results.environment
+    )
+
+
 FILES = {
+    "report.html": page_html,
     "report.json": json_text,
     "speedup.csv": speedup_csv,
     "latency.csv": latency_csv,

@@ -1,0 +1,154 @@
+"""A report as one HTML file: whole, escaped, and enough to repeat the experiment."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from html.parser import HTMLParser
+from typing import Any
+
+from engine.drafters import parse_method
+from playground.cli.bench import configurations_of
+from playground.experiments.finished import FinishedRequest
+from playground.experiments.plan import BASELINE_NAME
+from playground.experiments.prompt_files import read_suite_text
+from playground.experiments.report.page import MAX_ANSWERS, command, prompts_file, report_page
+from playground.experiments.report.report import make_report
+from tests.playground.bench.requests import measured
+
+HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>{{ 1234*5 }}${8*8}"
+
+
+def plan(**changes: Any) -> dict[str, Any]:
+    """Two configurations on two prompts, one of them with two turns."""
+    choices = {"decoding_type": "Medusa", "medusa_choices": ((0,), (0, 0), (1,))}
+    named = {
+        BASELINE_NAME: {"decoding_type": "Autoregressive"},
+        "N-gram, 'short'": {"decoding_type": "NGram", "max_draft_len": 3},
+        HOSTILE: {**choices, "speculative_model": "a b/c"},
+    }
+    items = [
+        {"id": "1", "category": "chat", "turns": ["Hello."], "raw": False, "history": []},
+        {"id": "2", "category": HOSTILE[:60], "turns": [HOSTILE, "And?"], "raw": True},
+    ]
+    values: dict[str, Any] = {
+        "configurations": [
+            {
+                "name": name,
+                "title": name,
+                "lossless": True,
+                "config": parse_method(config).model_dump(mode="json"),
+            }
+            for name, config in named.items()
+        ],
+        "sampling": {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0},
+        "limits": {"max_new_tokens": 64, "ignore_eos": True},
+        "target": {"name": "my target", "path": None},
+        "dtype": "auto",
+        "repeats": 2,
+        "items": items,
+    }
+    return {**values, **changes}
+
+
+def requests_of(stored: dict[str, Any]) -> list[FinishedRequest]:
+    names = [one["name"] for one in stored["configurations"]]
+    return [
+        measured(
+            name,
+            prompt=item["id"],
+            turn=turn,
+            repeat=repeat,
+            group=item["category"],
+            run_id=f"{place}{item['id']}{turn}{repeat}",
+            decode_s=0.4 / (1 + place) + 0.01 * turn,
+            text=HOSTILE,
+            output_ids=(1, 2, 3, 4, 5 + (place == 2)),
+        )
+        for place, name in enumerate(names)
+        for item in stored["items"]
+        for turn in range(len(item["turns"]))
+        for repeat in range(2)
+    ]
+
+
+class Tags(HTMLParser):
+    """The elements and attributes of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+        self.attributes: set[str] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+
+def page_of(stored: dict[str, Any]) -> str:
+    requests = requests_of(stored)
+    environment = {"device_name": HOSTILE, "cpu": "a processor", "versions": {"torch": "2.13"}}
+    return report_page(HOSTILE, stored, make_report(stored, requests), requests, environment)
+
+
+def test_what_models_and_people_wrote_stays_text() -> None:
+    page = page_of(plan())
+    tags = Tags(page)
+    assert not tags.found & {"script", "img", "link", "iframe", "object", "a"}
+    assert not {name for name in tags.attributes if name.startswith("on")} | (
+        tags.attributes & {"src", "href"}
+    )
+    assert "&lt;script&gt;alert(1)" in page and "{{ 1234*5 }}" in page and "6170" not in page
+    assert "default-src 'none'" in page
+
+
+def test_the_page_has_the_reports_figures() -> None:
+    stored = plan()
+    report = make_report(stored, requests_of(stored))
+    page = page_of(stored)
+    for section in report.configurations[1:]:
+        fast = section.overall.speedup
+        assert fast is not None and fast.low is not None
+        assert fast.text in page and f"{fast.low:.2f} … {fast.high:.2f}" in page
+    assert "3 turns of 2 prompts × 3 configurations × 2 repeats = 18 requests" in page
+    assert "6 of 6 token-identical" in page and "0 of 6 token-identical" in page
+    digests = re.findall(r"<small>([0-9a-f]{16})</small>", page)
+    assert len(digests) == 3 and digests[0] == digests[1] != digests[2]
+    assert "a processor" in page and "torch 2.13" in page
+    assert len(page.encode()) < 40_000, "no plotting library came along"
+
+
+def test_the_command_repeats_the_experiment() -> None:
+    stored = plan()
+    words = shlex.split(command(stored))
+    assert words[:3] == ["python", "app.py", "bench"]
+    methods = [words[i + 1] for i, word in enumerate(words) if word == "--method"]
+    found = configurations_of(methods)
+    assert [(one.name, one.config.model_dump(mode="json")) for one in found] == [
+        (one["name"], one["config"]) for one in stored["configurations"][1:]
+    ]
+    options = dict(zip(words[3::1], words[4::1], strict=False))
+    assert (options["--target"], options["--suite"]) == ("my target", "prompts.yaml")
+    assert (options["--repeats"], options["--max-new-tokens"]) == ("2", "64")
+    assert "--ignore-eos" in words and "--seed" not in words, "greedy draws nothing"
+
+    suite = read_suite_text(prompts_file(stored), "prompts.yaml", where="the file")
+    assert [(p.id, p.category, list(p.turns), p.raw) for p in suite.prompts] == [
+        (item["id"], item["category"], item["turns"], item["raw"]) for item in stored["items"]
+    ]
+
+
+def test_a_method_of_another_version_costs_the_command_only() -> None:
+    stored = plan()
+    stored["configurations"][1]["config"] = {"decoding_type": "Gone"}
+    assert command(stored) == ""
+    assert "Repeat it" not in page_of(stored) and "Figures" in page_of(stored)
+
+
+def test_a_long_report_shows_the_first_answers_and_lists_all_prompts() -> None:
+    items = [{"id": str(n), "category": "chat", "turns": [f"Prompt {n}."]} for n in range(60)]
+    page = page_of(plan(items=items))
+    assert page.count("<details>") == MAX_ANSWERS + 1
+    assert json.dumps("Prompt 59.").replace('"', "&#34;") in page
