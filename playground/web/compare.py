@@ -48,7 +48,7 @@ from playground.host.stream import History
 from playground.web.compare_table import results_html
 from playground.web.components import drawn_by
 from playground.web.forms import BARE, PromptForm, SettingsForm
-from playground.web.memory import Memory, kept_choice, kept_settings, kept_text
+from playground.web.memory import Memory, is_anything, kept_choice, kept_settings, kept_text
 from playground.web.memory import owner_of as tab_of
 from playground.web.results import saves
 from playground.web.rpc import Answer, Served, panel_functions, serve
@@ -111,8 +111,9 @@ class ComparePage:
         def fill(kept: Mapping[str, Any], params: Mapping[str, str]) -> list[Any]:
             found = self.opened(params)
             if found is None:
-                return [gr.skip(), *self._kept(kept), gr.skip(), gr.skip()]
-            if not kept.get("foreign") and len(kept) > 1:  # as it was left, not as it was begun
+                form = self._kept(kept) if is_anything(kept) else self._untouched()
+                return [gr.skip(), *form, gr.skip(), gr.skip()]
+            if is_anything(kept) and not kept.get("foreign"):  # as it was left, not as it was begun
                 found[: len(self.outputs) - 2] = self._kept(kept)
             return [gr.Tabs(selected="compare"), *found]
 

@@ -29,7 +29,14 @@ from playground.runs.again import nearest_method, request_of
 from playground.runs.details import stored_run
 from playground.web.components import token_panels
 from playground.web.forms import PromptForm, SettingsForm
-from playground.web.memory import Memory, kept_choice, kept_settings, kept_text, owner_of
+from playground.web.memory import (
+    Memory,
+    is_anything,
+    kept_choice,
+    kept_settings,
+    kept_text,
+    owner_of,
+)
 from playground.web.results import HTML, address_js, saying
 from playground.web.target import TargetOpener
 from storage import RunDetail
@@ -141,28 +148,19 @@ class GeneratePage:
         fields = [getattr(self, name) for name in FIELDS]
         inputs = [*fields, self.form.held, self.run_form.held, self.panel, self.tab]
         here = [self.tab, self.panel]
-        streams: list[Any] = []
+        self.streams: list[Any] = []
         for button, run in ((self.generate, self.run), (self.again, self.run_again)):
-            streams.append(
+            self.streams.append(
                 button.click(
                     run, inputs, self.panel, concurrency_limit=None, api_name=run.__name__, **QUIET
                 )
             )
-            after = streams[-1].then(
+            after = self.streams[-1].then(
                 self.describe_target, None, self.target_state, queue=False, **QUIET
             )
             after.then(self.renew_menu, self.target, self.method, queue=False, **QUIET)
         self.panel.begun(None, self.mode, self.prompt, js=CLEAR_CHAT_PROMPT, **QUIET)
         self.stop.click(self.stop_runs, here, None, queue=False, api_name="stop", **QUIET)
-        self.new_chat.click(
-            self.clear,
-            here,
-            [self.panel, self.prompt],
-            cancels=streams,
-            queue=False,
-            api_name="new_chat",
-            **QUIET,
-        )
         self._listen_to_pickers()
 
     def _listen_to_pickers(self) -> None:
@@ -329,14 +327,15 @@ class GeneratePage:
             concurrency_limit=None,
             **QUIET,
         )
-        page.load(lambda: self.opener.menus(others), None, list(others), queue=False, **QUIET)
+        pickers = [self.target, *others]
+        page.load(lambda: self.opener.menus(pickers), None, pickers, queue=False, **QUIET)
 
     def listen_to_links(self, page: gr.Blocks) -> None:
         """Fill the form with what it held, or as the address's run had it; show that run."""
         read = self.memory.listen(page, self.reopened, self.filled)
         read.then(self.describe_target, None, self.target_state, queue=False, **QUIET)
         read.then(self.renew_menu, self.target, self.method, queue=False, **QUIET)
-        read.then(
+        followed = read.then(
             self.follow_link,
             [self.tab] * 3,
             self.panel,
@@ -344,10 +343,21 @@ class GeneratePage:
             concurrency_limit=None,
             **QUIET,
         )
+        self.new_chat.click(
+            self.clear,
+            [self.tab, self.panel],
+            [self.panel, self.prompt],
+            cancels=[*self.streams, followed],
+            queue=False,
+            api_name="new_chat",
+            **QUIET,
+        )
 
     def reopened(self, kept: Mapping[str, Any], params: Mapping[str, str]) -> list[Any]:
         """Values of `filled`: of the address's run, else what was kept, else as they are."""
         asked = params if params.get("tab") == "generate" else {}
+        if not is_anything(kept) and not asked:
+            return [gr.skip() for _ in self.filled]
         if asked.get("run") and kept.get("foreign"):
             run = attempt(
                 lambda: self.of_run(stored_run(self.host.log, read_run_id(asked["run"]))),

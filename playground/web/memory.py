@@ -102,6 +102,11 @@ class Memory:
         return LAST_JS % self._js
 
 
+def is_anything(kept: Mapping[str, Any]) -> bool:
+    """Whether a browser kept a form."""
+    return bool(kept.keys() - {"foreign"})
+
+
 def kept_text(kept: Mapping[str, Any], name: str, most: int) -> str:
     """A text of at most so many characters, else none."""
     text = kept.get(name)
