@@ -1,4 +1,4 @@
-"""A smaller model of the same vocabulary drafts a chain, the target verifies it.
+"""A smaller model drafts a chain, the target verifies it.
 
 The draft model keeps its own cache over the whole generation. After a step it holds the rows of the
 root and of all drafts but the last; those that were accepted stay, and the next draft begins with
@@ -11,6 +11,7 @@ the tokens it has not seen: one after a rejection, two after a fully accepted dr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -22,7 +23,7 @@ from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.drafters.texts import BEYOND, ROWS, Reading, rank_of
 from engine.metrics import first_divergence
-from engine.model.text import common_vocabulary
+from engine.model.text import SharedTokens, common_vocabulary
 from engine.proposal import DraftDists, Needs, Outcome, Proposal
 from engine.sampling import inverse_cdf, probabilities
 from engine.tree import TreeShape, upload
@@ -34,7 +35,7 @@ class DraftTargetConfig(MethodConfig):
     """Settings of drafting with a smaller model."""
 
     title: ClassVar[str] = "Draft model"
-    summary: ClassVar[str] = "A smaller model of the same vocabulary drafts a chain of tokens."
+    summary: ClassVar[str] = "A smaller model drafts a chain of tokens."
     paper: ClassVar[str | None] = "2211.17192"
     main_settings: ClassVar[str] = "size max_draft_len confidence_threshold"
     size_settings: ClassVar[str] = "max_draft_len"
@@ -79,6 +80,18 @@ class DraftTargetConfig(MethodConfig):
         "does",
     )
 
+    vocabulary: Literal["same", "intersection"] = Field(
+        "same",
+        title="Vocabulary of the draft model",
+        description="same = the target's, checked; intersection = another one: the draft model "
+        "says only tokens that both have (arXiv 2502.05202)",
+    )
+
+    @property
+    def offline(self) -> bool:
+        """A draft model of another vocabulary reads the text in its own tokens."""
+        return self.vocabulary == "same"
+
     def build(self, context: BuildContext) -> DraftTargetDrafter:
         return DraftTargetDrafter(self, context)
 
@@ -90,6 +103,9 @@ class DraftTargetDrafter(Drafter):
     """Drafts with a model of its own, whose cache is never filled twice with the same tokens."""
 
     _drafted: Tensor | None = None
+    _drafted_ids: Tensor
+    _ids: list[int]
+    """The text in the draft model's ids."""
 
     def __init__(self, config: DraftTargetConfig, context: BuildContext) -> None:
         self._config = config
@@ -99,50 +115,74 @@ class DraftTargetDrafter(Drafter):
         apart = {name: value for name, value in where.items() if value != "target"}
         spec = context.resolve(context.weights(config.speculative_model, _NAMED))
         self._model = context.load(spec, **apart)
-        self._common = common_vocabulary(context.target, self._model)
-        self._shares_all = self._common == self._model.vocab_size
+        self._shared: SharedTokens | None = None
+        if config.vocabulary == "intersection":
+            self._shared = SharedTokens(context.target, self._model)
+            self._common = len(self._shared.ours)
+        else:
+            self._common = common_vocabulary(context.target, self._model)
+        self._shares_all = self._shared is None and self._common == self._model.vocab_size
         self._cache = self._model.new_cache(0)
 
     def start(self, start: Start) -> None:
         self.finish()
         super().start(start)
         self._sampling, self._draws = start.sampling, start.draws
-        self._cache = self._model.new_cache(min(len(self.text) + 512, self._model.context_len))
+        self._ids = self._translated(self.text)
+        self._cache = self._model.new_cache(min(len(self._ids) + 512, self._model.context_len))
+
+    def _translated(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens of the target in ids that the draft model knows."""
+        if self._shared is not None:
+            return self._shared.translate(tokens)
+        last = self._model.vocab_size - 1
+        return [min(token, last) for token in tokens]
 
     def propose(self, max_depth: int) -> Proposal:
         """A chain, empty where the draft model's context ends before the target's."""
-        room = self._model.context_len - len(self.text) + 1
+        room = self._model.context_len - len(self._ids) + 1
         length = min(self._config.max_draft_len, max_depth, room)
-        tokens, probs, drawn_from = self._draft(length) if length > 0 else ([], [], [])
+        tokens, probs, drawn_from = (
+            self._draft(length) if length > 0 and self._ids else ([], [], [])
+        )
         if not tokens:
             return root_only(self.text[-1], self._device)
-        self._drafted = torch.stack(tokens).to(self._device)
+        chosen = torch.stack(tokens)
+        self._drafted_ids = chosen if self._shared is None else self._shared.theirs[chosen]
+        drafted = chosen if self._shared is None else self._shared.ours[chosen]
+        self._drafted = drafted.to(self._device)
         proposal = chain(self.text[-1], self._drafted, torch.stack(probs).to(self._device))
         if not drawn_from:
             return proposal
         rows = torch.stack(drawn_from).to(self._device)
-        rows = torch.nn.functional.pad(rows, (0, self._vocab - rows.shape[-1]))
+        if self._shared is None:
+            rows = torch.nn.functional.pad(rows, (0, self._vocab - rows.shape[-1]))
+        else:
+            places = self._shared.ours.to(self._device)
+            rows = rows.new_zeros(len(rows), self._vocab).index_copy_(1, places, rows)
         return replace(proposal, dists=DraftDists(rows, {i: i for i in range(len(rows))}))
 
     def _draft(self, length: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Up to `length` tokens and their probabilities (scalars), and what they were drawn from.
 
-        The choice of every token stays on the draft model's device.
+        With another vocabulary, tokens are places among the shared ones. The choice of every token
+        stays on the draft model's device.
         """
         tokens, probs, drawn_from = list[Tensor](), list[Tensor](), list[Tensor]()
         samples = self._config.use_draft_probs and not self._sampling.greedy
         drawn = [self._draws.uniform() for _ in range(length)] if samples else []
         uniforms = upload(torch.tensor(drawn, dtype=torch.float64), self._model.device)
-        # Committed tokens that the draft model has not read, as ids that it knows.
-        feed = upload(torch.tensor(self.text[self._cache.length :]), self._model.device)
-        feed.clamp_max_(self._model.vocab_size - 1)
+        # Committed tokens that the draft model has not read; one that says nothing to it is none.
+        self._cache.truncate(len(self._ids) - 1)
+        feed = upload(torch.tensor(self._ids[self._cache.length :]), self._model.device)
         likely = 1.0
         if not samples and not self._config.confidence_threshold and self._shares_all:
             found = self._model.draft_chain(feed, self._cache, length, self.least_prob)
             if found is not None:
                 return list(found[0]), list(found[1].exp()), []
         for i in range(length):
-            logits = self._model.prefill(feed, self._cache, Needs()).logits[-1, : self._common]
+            logits = self._model.prefill(feed, self._cache, Needs()).logits[-1]
+            logits = logits[: self._common] if self._shared is None else logits[self._shared.theirs]
             confidence = logits.float().softmax(dim=-1)
             # Decided before a token is drawn: depending on the draw would bias what is accepted.
             threshold = self._config.confidence_threshold
@@ -158,7 +198,7 @@ class DraftTargetDrafter(Drafter):
             tokens.append(token)
             probs.append(confidence[token])
             likely = likely * float(probs[-1]) if self.least_prob > 0 else likely
-            feed = token[None]
+            feed = token[None] if self._shared is None else self._shared.theirs[token[None]]
         return tokens, probs, drawn_from
 
     def observe(self, outcome: Outcome) -> None:
@@ -166,7 +206,11 @@ class DraftTargetDrafter(Drafter):
         drafted = [] if self._drafted is None else self._drafted.tolist()
         # The last committed token is the next root: fed again even where it was drafted.
         parted = first_divergence(drafted, outcome.committed[:-1])
-        self._cache.truncate(len(self.text) + (len(drafted) if parted is None else parted))
+        kept = len(drafted) if parted is None else parted
+        self._cache.truncate(len(self._ids) + kept)
+        self._ids += self._drafted_ids[:kept].tolist() if kept else []
+        for token in outcome.committed[kept:]:
+            self._ids += self._translated([token])
         super().observe(outcome)
         self._drafted = None
 

@@ -59,6 +59,7 @@ REASONS = {
     "target_layer_ids": _IN_CHECKPOINT,
     "text_weight": _ONLY_MIXED,
     "use_relaxed_acceptance_for_thinking": _EXACT,
+    "vocabulary": "{title} wants a draft model of the target's vocabulary.",
     "use_tree_spec": "{title} verifies one path, not a tree.",
 }
 """What to add to the warning that a setting is dropped."""

@@ -55,7 +55,10 @@ KNOWN = frozenset(
 REFUSES = {
     "assistant_early_exit": Refusal("the target's own lower layers draft (LayerSkip)"),
     "assistant_ensemble_weight": Refusal("the assistant has a say in what is drawn"),
-    "assistant_tokenizer": Refusal("the assistant has another vocabulary and hands over text"),
+    "assistant_tokenizer": Refusal(
+        "the assistant has another vocabulary and hands over text; here it shares tokens "
+        "(Draft_Target, vocabulary=intersection)"
+    ),
     "custom_generate": Refusal("a decoding loop of your own decides"),
 }
 MTP = Method(

@@ -44,7 +44,6 @@ KNOWN = frozenset(
 ONE_LENGTH = "the draft's length follows the batch; set num_speculative_tokens for one request"
 REFUSES = {
     "parallel_drafting": Refusal("one forward drafts a whole block (PARD, P-EAGLE)"),
-    "use_heterogeneous_vocab": Refusal("the draft model has another vocabulary"),
     "num_speculative_tokens_per_batch_size": Refusal(ONE_LENGTH),
     "rejection_sample_method": Refusal(
         "drafts are accepted by another rule", ("none", "standard", "strict", "probabilistic")
@@ -143,6 +142,14 @@ METHODS = (
         (
             WEIGHTS,
             LENGTH_ROW,
+            Field(
+                "vocabulary",
+                "use_heterogeneous_vocab",
+                out=lambda kind: kind == "intersection" or None,
+                back=lambda on: "intersection" if on else "same",
+                kind=bool,
+                since=(0, 32),
+            ),
             _sampled("draft_sample_method", "probabilistic", since=(0, 22)),
             _sampled("draft_sample_method", "gumbel", since=(0, 21), until=(0, 22)),
             _sampled("rejection_sample_method", "probabilistic", since=(0, 18), until=(0, 21)),

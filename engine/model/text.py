@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from transformers import PreTrainedTokenizerBase
 
 from engine.errors import VocabularyError
@@ -112,6 +113,57 @@ class StopStrings:
         return None
 
 
+class SharedTokens:
+    """Tokens that two vocabularies have in common by their text, and any text in the other's ids.
+
+    Lossless with a drafter of another vocabulary: what it says is restricted to shared tokens, and
+    these are the target's tokens as well.
+    Source: arXiv:2502.05202, Alg. 4 (token-level intersection).
+
+    Attributes:
+        ours: `(m,)` int64 ids of the shared tokens in the target's vocabulary.
+        theirs: `(m,)` int64 ids of the same tokens in the drafter's.
+    """
+
+    def __init__(self, target: Target, drafter: Target) -> None:
+        """Raises VocabularyError: a model has no tokenizer, or they share no token."""
+        if target.tokenizer is None or drafter.tokenizer is None:
+            raise VocabularyError(
+                f"{drafter.name} can draft for {target.name} by shared tokens only if both have a "
+                "tokenizer. Choose other models."
+            )
+        self._source, self._goal = target.tokenizer, drafter.tokenizer
+        ours, sign = self._source.get_vocab(), _space_sign(self._source)
+        goal_sign = _space_sign(self._goal)
+        self._num_ids = drafter.vocab_size
+        self._their_id: dict[int, int] = {}
+        for token, their_id in self._goal.get_vocab().items():
+            same = sign + token[1:] if sign and goal_sign and token[:1] == goal_sign else token
+            our_id = ours.get(same)
+            if our_id is not None and our_id < target.vocab_size and their_id < drafter.vocab_size:
+                self._their_id[our_id] = their_id
+        if not self._their_id:
+            raise VocabularyError(
+                f"{drafter.name} shares no token with {target.name}. Choose another draft model."
+            )
+        self.ours = torch.tensor(list(self._their_id), device=drafter.device)
+        self.theirs = torch.tensor(list(self._their_id.values()), device=drafter.device)
+
+    def translate(self, token_ids: Sequence[int]) -> list[int]:
+        """A text in the drafter's ids; a single shared token is the same token there."""
+        if len(token_ids) == 1 and token_ids[0] in self._their_id:
+            return [self._their_id[token_ids[0]]]
+        text = self._source.decode(list(token_ids), skip_special_tokens=True)
+        found: list[int] = self._goal(text, add_special_tokens=False)["input_ids"]
+        return [token for token in found if token < self._num_ids]
+
+
+def _space_sign(tokenizer: PreTrainedTokenizerBase) -> str:
+    """How its tokens write the space that they begin with: `Ġ`, `▁`; empty if by no sign."""
+    ids = tokenizer(" ", add_special_tokens=False)["input_ids"]
+    return str(tokenizer.convert_ids_to_tokens(ids)[0])[:1] if len(ids) else ""
+
+
 def common_vocabulary(target: Target, drafter: Target) -> int:
     """How many leading ids both models have logits for, after checking that they agree on them.
 
@@ -143,6 +195,7 @@ def common_vocabulary(target: Target, drafter: Target) -> int:
             raise VocabularyError(
                 f"{drafter.name} cannot draft for {target.name}: token id {token_id} is "
                 f"{ours_is} for the target and {theirs_is} for the drafter. "
-                "Choose a drafter with the target's vocabulary."
+                "Choose a drafter with the target's vocabulary, or draft by shared tokens "
+                "(vocabulary=intersection)."
             )
     return min(target.vocab_size, drafter.vocab_size)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers.generation.candidate_generator import (
+    AssistantToTargetTranslator,
+    UniversalSpeculativeDecodingGenerator,
+)
 
 from engine.config import Limits, Sampling
 from engine.decode import decode
@@ -18,10 +26,19 @@ from engine.errors import ConfigError, SourceError, VocabularyError
 from engine.model.cache import TreeCache
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
-from engine.model.text import common_vocabulary
+from engine.model.text import SharedTokens, common_vocabulary
 from engine.steps import End, Step
 from playground.host.models import Models
-from tests.models import VOCAB, build_context, save_tiny, tiny_model, tiny_target, tiny_tokenizer
+from tests.engine.drafters import judges
+from tests.models import (
+    VOCAB,
+    build_context,
+    plain_greedy,
+    save_tiny,
+    tiny_model,
+    tiny_target,
+    tiny_tokenizer,
+)
 
 PROMPT = [40, 41, 42, 43, 40, 41]
 ENDLESS: dict[str, Any] = {"eos_token_id": None}
@@ -258,3 +275,111 @@ def test_an_unknown_draft_model_is_refused() -> None:
 def test_settings_out_of_range_are_refused_by_name(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=key):
         DraftTargetConfig.parse({key: value})
+
+
+# ---- another vocabulary
+
+
+def renamed(order: list[int], **settings: Any) -> Target:
+    """A target whose tokenizer has the same bytes under other ids: byte i is `order[i]`."""
+    state = json.loads(tiny_tokenizer().backend_tokenizer.to_str())
+    names = {index: token for token, index in state["model"]["vocab"].items()}
+    vocab = {names[i]: their for i, their in enumerate(order) if i in names}
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    return Target(tiny_model(**{**ENDLESS, **settings}), fast, name="renamed")
+
+
+def shuffled(count: int) -> list[int]:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(2)).tolist()
+
+
+def translated(model: Target) -> Target:
+    """The target itself, its first 256 tokens under other ids."""
+    order = shuffled(256)
+    other = renamed(order)
+    other.model.load_state_dict(model.model.state_dict())
+    with torch.no_grad():
+        for matrix in (other.model.model.embed_tokens.weight, other.model.lm_head.weight):
+            matrix[torch.tensor(order)] = matrix[:256].clone()
+    return other
+
+
+def of_other_vocabulary(model: Target, small: Target, **settings: Any) -> Drafter:
+    return drafter_of(model, small, vocabulary="intersection", **settings)
+
+
+def test_a_drafter_of_another_vocabulary_is_refused_unless_tokens_are_shared() -> None:
+    model = target()
+    with pytest.raises(VocabularyError, match="vocabulary=intersection"):
+        drafter_of(model, translated(model))
+    without = Target(tiny_model(), None, name="without")
+    with pytest.raises(VocabularyError, match="only if both have a tokenizer"):
+        of_other_vocabulary(model, without)
+
+
+def of_letters() -> Target:
+    """A target that writes printable ASCII, which is text in any vocabulary."""
+    model = target()
+    with torch.no_grad():
+        model.model.lm_head.weight[94:] = 0.0
+    return model
+
+
+def test_the_target_under_other_ids_drafts_as_itself() -> None:
+    model = of_letters()
+    steps = write(model, of_other_vocabulary(model, translated(model), max_draft_len=5), 31)
+    assert [step.num_accepted for step in steps] == [5] * 5
+
+
+@pytest.mark.parametrize("keep", [256, 80, 50])
+def test_greedy_output_is_the_target_s_whatever_is_shared(keep: int) -> None:
+    model = of_letters()
+    small = translated(model)
+    order = shuffled(256)
+    small.tokenizer = renamed([*order[:keep]]).tokenizer
+    drafter = of_other_vocabulary(model, small)
+    accepted = 0
+    for prompt in judges.PROMPTS:
+        text = judges.write(model, drafter, prompt, tokens=30)
+        assert text.output == plain_greedy(model, prompt, 30)
+        accepted += text.num_accepted
+    assert accepted > 0
+
+
+def test_sampled_output_follows_the_target() -> None:
+    model = judges.sampled_target()
+    order = [13, 4, 9, 1, 12, 0, 7, 3, 11, 5, 20, 21]  # the last two are beyond its 14 logits
+    small = renamed(order, vocab_size=14, num_hidden_layers=1)
+    with torch.no_grad():
+        small.lm_head.weight.mul_(0.35)
+    for settings in ({}, {"use_draft_probs": False}):
+        drafter = of_other_vocabulary(model, small, **settings)
+        assert judges.p_value(model, drafter, drawn=not settings) > 1e-3
+
+
+def test_shared_tokens_and_drafts_are_those_of_transformers() -> None:
+    model = of_letters()
+    small = translated(model)
+    translator = AssistantToTargetTranslator(model.tokenizer, small.tokenizer, VOCAB)
+    shared = SharedTokens(model, small)
+    pairs = dict(zip(shared.ours.tolist(), shared.theirs.tolist(), strict=True))
+    assert pairs == translator.target_to_assistant_input_ids and len(pairs) == 256
+    drafter = of_other_vocabulary(model, small, max_draft_len=4)
+    prompt = model.encode("one two three, one two")
+    records = list(decode(model, drafter, prompt, limits=Limits(max_new_tokens=24)))
+    steps = [record for record in records if isinstance(record, Step)]
+    config = small.model.generation_config
+    config.num_assistant_tokens, config.assistant_confidence_threshold = 4, 0.0
+    config.num_assistant_tokens_schedule = "constant"
+    text = [*prompt, steps[0].tokens[0]]
+    generator = UniversalSpeculativeDecodingGenerator(
+        torch.tensor([text]), small.model, model.tokenizer, small.tokenizer,
+        GenerationConfig(max_length=256, min_length=0), {}, translator, torch.tensor([text]),
+    )  # fmt: skip
+    for step in steps[:-1]:
+        theirs, _ = generator.get_candidates(torch.tensor([text]))
+        assert theirs[0, len(text) :].tolist() == list(step.tokens[1:])
+        text += step.committed

@@ -112,6 +112,7 @@ def other_value(config: MethodConfig, name: str) -> Any:
         "mask_token_id": 7,
         "draft_dtype": "bfloat16",
         "draft_device": "cpu",
+        "vocabulary": "intersection",
         "num_medusa_heads": 4,
         "max_non_leaves_per_layer": 5,
         "target_layer_ids": (1, 2),
