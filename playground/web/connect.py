@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field
 from engine.config import Settings
 from engine.errors import ConfigError, PlaygroundError
 from playground.connect.client import Client
-from playground.connect.readings import ENGINES, Reading, between
+from playground.connect.readings import ENGINES, Engine, Reading, between
 from playground.connect.replay import MAX_CONCURRENCY, Load, asked_of, read_concurrencies
 from playground.connect.report import COLUMNS, Report
 from playground.connect.session import Address, visit
@@ -162,13 +162,9 @@ class ConnectPage:
     async def begin(self, url: Any, key: Any, model: Any) -> tuple[Any, ...]:
         """Find the engine and read its counters; then the timer goes on."""
         try:
-            place = Place.parse({"url": url, "key": key, "model": model})
-            async with Client.at(place.url, place.key) as client:
-                engine = await client.find(place.model)
-                reading = await client.read()
+            _, where, reading = await _read(url, key, model)
         except PlaygroundError as error:
             return saying(Fault(str(error), expected=True)), "", None, gr.Timer(active=False)
-        where = f"{engine.title} at {client.url} · {client.model}"
         seen = (time.monotonic(), reading)
         return saying(where), live_html(reading, None, "Since its start."), seen, _going(True)
 
@@ -177,20 +173,17 @@ class ConnectPage:
         if not isinstance(seen, tuple):
             return gr.skip(), gr.skip(), gr.skip(), _going(False)
         try:
-            place = Place.parse({"url": url, "key": key, "model": model})
-            async with Client.at(place.url, place.key) as client:
-                engine = await client.find(place.model)
-                after = await client.read()
+            engine, where, after = await _read(url, key, model)
         except PlaygroundError as error:
             return saying(Fault(str(error), expected=True)), gr.skip(), seen, gr.skip()
         now, (began, before) = time.monotonic(), seen
         drained = engine.name == "trtllm"  # its list holds what is new, no more
         grown, restarted = (after, False) if drained else between(before, after)
-        where = saying(f"{engine.title} at {client.url} · {client.model}")
         if not grown.steps and not grown.generated and not restarted:
-            return where, gr.skip(), (now, after), gr.skip()
+            return saying(where), gr.skip(), (now, after), gr.skip()
         note = "The engine was started anew." if restarted else f"In the last {now - began:.0f} s."
-        return where, live_html(grown, now - began, note), (now, after), gr.skip()
+        shown = live_html(grown, now - began, note)
+        return saying(where), shown, (now, after), gr.skip()
 
     async def measure(self, *held: Any) -> AsyncIterator[tuple[Any, ...]]:
         """A row per level as it is measured, and what follows from them."""
@@ -204,6 +197,15 @@ class ConnectPage:
                 yield saying(done), *_shown(report)
         except PlaygroundError as error:
             yield saying(Fault(str(error), expected=True)), gr.skip(), gr.skip(), gr.skip()
+
+
+async def _read(url: Any, key: Any, model: Any) -> tuple[Engine, str, Reading]:
+    """An engine, where it is in words, and its counters now."""
+    place = Place.parse({"url": url, "key": key, "model": model})
+    async with Client.at(place.url, place.key) as client:
+        engine = await client.find(place.model)
+        where = f"{engine.title} at {client.url} · {client.model}"
+        return engine, where, await client.read()
 
 
 def _shown(report: Report) -> tuple[str, str, Any]:

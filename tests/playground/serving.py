@@ -21,6 +21,7 @@ from playground.host.runner import EngineHost
 from playground.web.door import Access
 from playground.web.server import private_files, quiet_gradio
 from storage import RunLog
+from tests.playground.tiny import save_tiny_llama, tiny_catalog
 
 TOKEN = "known-to-tests"
 KNOWN = Access(token=TOKEN)
@@ -88,3 +89,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@contextmanager
+def serving_tiny(folder: Path, access: Access = KNOWN) -> Iterator[Served]:
+    """The page over a tiny target, with a log of its own; all in a folder."""
+    catalog = tiny_catalog(save_tiny_llama(folder / "tiny"))
+    with (
+        RunLog.open(str(folder / "runs.db")) as log,
+        serving(catalog, log, folder / "cache", access) as served,
+    ):
+        yield served

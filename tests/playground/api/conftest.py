@@ -7,20 +7,12 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from playground.web.door import Access
-from storage import RunLog
-from tests.playground.serving import TOKEN, Served, serving
-from tests.playground.tiny import save_tiny_llama, tiny_catalog
+from tests.playground.serving import Served, serving_tiny
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("api")
-    catalog = tiny_catalog(save_tiny_llama(folder / "tiny"))
-    with (
-        RunLog.open(str(folder / "runs.db")) as log,
-        serving(catalog, log, folder / "cache", Access(token=TOKEN)) as served,
-    ):
+    with serving_tiny(tmp_path_factory.mktemp("api")) as served:
         yield served
 
 

@@ -11,10 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from playground.web.door import Access
-from storage import RunLog
 from tests.playground.api.test_openai import CHAT, TEXT, bearer, idle
-from tests.playground.serving import TOKEN, Served, serving
-from tests.playground.tiny import save_tiny_llama, tiny_catalog
+from tests.playground.serving import TOKEN, Served, serving_tiny
 
 
 def samples(http: httpx.Client) -> dict[tuple[str, str], float]:
@@ -56,11 +54,7 @@ def test_counters_are_the_sums_of_the_log(http: httpx.Client, served: Served) ->
 
 @pytest.fixture
 def keyed(tmp_path: Path) -> Iterator[Served]:
-    catalog = tiny_catalog(save_tiny_llama(tmp_path / "tiny"))
-    with (
-        RunLog.open(str(tmp_path / "runs.db")) as log,
-        serving(catalog, log, tmp_path / "cache", Access(token=TOKEN, api_key="key")) as served,
-    ):
+    with serving_tiny(tmp_path, Access(token=TOKEN, api_key="key")) as served:
         yield served
 
 

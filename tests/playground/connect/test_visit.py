@@ -22,8 +22,7 @@ from playground.connect.report import Report
 from playground.connect.session import Address, visit
 from playground.connect.stored import EXTERNAL
 from storage import RunLog
-from tests.playground.serving import KNOWN, Served, free_port, serving
-from tests.playground.tiny import save_tiny_llama, tiny_catalog
+from tests.playground.serving import Served, free_port, serving_tiny
 
 ASKED = tuple(Asked("s", str(i), "chat", text) for i, text in enumerate(("Hello.", "Tea?", "Why?")))
 LOAD = Load(ASKED, (1, 2), max_new_tokens=16)
@@ -39,12 +38,7 @@ def visited(address: Address, load: Load = LOAD, log: RunLog | None = None) -> R
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("connect")
-    catalog = tiny_catalog(save_tiny_llama(folder / "tiny"))
-    with (
-        RunLog.open(str(folder / "runs.db")) as log,
-        serving(catalog, log, folder / "cache", KNOWN) as served,
-    ):
+    with serving_tiny(tmp_path_factory.mktemp("connect")) as served:
         yield served
 
 
