@@ -109,6 +109,7 @@ class Measurement:
         announce: for experiments that people watch: their runs stream while they are decoded.
         drop_faulty: a configuration that fails is left out from then on; otherwise a request that
             fails is in the log as failed and tried again by a later pass, and a bug ends it all.
+        left_out: whether a configuration need not answer any more.
         audits_each: answers of a configuration that are looked into where they differ from plain
             decoding's.
     """
@@ -120,6 +121,7 @@ class Measurement:
     cancelled: Callable[[], bool] = lambda: False
     announce: Announce | None = None
     drop_faulty: bool = False
+    left_out: Callable[[str], bool] = lambda name: False
     audits_each: int = AUDITS_EACH
 
     def __post_init__(self) -> None:
@@ -186,7 +188,11 @@ class Measurement:
             return True
         if not self._drafters and not self._make_drafters():
             return False
-        fit = [request for request in missing if request.configuration in self._drafters]
+        fit = [
+            request
+            for request in missing
+            if request.configuration in self._drafters and not self.left_out(request.configuration)
+        ]
         self._num_past += len(missing) - len(fit)
         runs = {} if self.announce is None else self.announce(number, fit, prompt)
         try:
@@ -211,7 +217,7 @@ class Measurement:
         for configuration in self.plan.configurations:
             if self.cancelled():
                 return False
-            if configuration.name not in self.faults:
+            if configuration.name not in self.faults and not self.left_out(configuration.name):
                 self._say(f"warming up · {configuration.name}")
                 self._attempted(configuration, lambda c=configuration: self._warm_up(c))  # type: ignore[misc]
         return True

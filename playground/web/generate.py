@@ -28,6 +28,7 @@ from playground.host.stream import History, RunStream, adopt, follow, refusal
 from playground.runs.again import nearest_method, request_of
 from playground.runs.details import stored_run
 from playground.web.components import token_panels
+from playground.web.fastest import FastestPanel
 from playground.web.forms import PromptForm, SettingsForm
 from playground.web.memory import (
     Memory,
@@ -84,6 +85,7 @@ class GeneratePage:
         self.tab = tab
         self.catalog: Catalog = host.catalog
         self.history = history
+        self.fastest = FastestPanel(host)
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, elem_id="pg-side"):
                 self._side()
@@ -130,6 +132,7 @@ class GeneratePage:
         self.mode, self.example = self.prompts.mode, self.prompts.example
         self.system, self.prompt = self.prompts.system, self.prompts.prompt
         self._buttons()
+        self.fastest.panel()
         self.panel = token_panels(
             self.history, placeholder=PLACEHOLDER, elem_id="pg-panel", tab="generate"
         )
@@ -138,6 +141,7 @@ class GeneratePage:
         with gr.Row(elem_id="pg-buttons"):
             self.generate = gr.Button("Generate", variant="primary", elem_id="pg-generate")
             self.stop = gr.Button("Stop", elem_id="pg-stop")
+            self.fastest.button()
             self.again = gr.Button("Run again", elem_id="pg-again")
             self.new_chat = gr.Button("New chat", elem_id="pg-new")
             gr.HTML("Ctrl+Enter generates · Esc stops", elem_id="pg-keys")
@@ -161,6 +165,7 @@ class GeneratePage:
             after.then(self.renew_menu, self.target, self.method, queue=False, **QUIET)
         self.panel.begun(None, self.mode, self.prompt, js=CLEAR_CHAT_PROMPT, **QUIET)
         self.stop.click(self.stop_runs, here, None, queue=False, api_name="stop", **QUIET)
+        self.fastest.listen(inputs[:-2], self._asked)
         self._listen_to_pickers()
 
     def _listen_to_pickers(self) -> None:
@@ -214,10 +219,9 @@ class GeneratePage:
         self, request: gr.Request, held: tuple[Any, ...], *, again: bool
     ) -> AsyncIterator[dict[str, Any]]:
         """All messages of one run. Leaving the page closes this generator; the run goes on."""
-        raw = dict(zip(FIELDS, held, strict=False))
-        form, run_form, panel, tab = held[len(FIELDS) :]
+        *asked, panel, tab = held
         chat = panel.get("chat") if isinstance(panel, dict) else None
-        raw |= {"form": join_forms(form, run_form), "repeats" if again else "parent": chat}
+        raw = self._asked(*asked) | {"repeats" if again else "parent": chat}
         owner = owner_of(tab, request)
         started = attempt(
             lambda: self.host.generate(read_request(self.catalog, raw), owner=owner),
@@ -228,6 +232,11 @@ class GeneratePage:
             return
         async for message in follow(RunStream([started], self.host.ahead_of)):
             yield message
+
+    def _asked(self, *held: Any) -> dict[str, Any]:
+        """What `read_request` takes, from what the fields and the two forms hold."""
+        *fields, form, run_form = held
+        return {**dict(zip(FIELDS, fields, strict=True)), "form": join_forms(form, run_form)}
 
     async def follow_link(
         self, tab: Any, own: Any, last: Any, request: gr.Request

@@ -84,6 +84,10 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
         tree.listen_to_forms(tabs, sweep.target, sweep.method, sweep.form)
         sweep.listen_to_links(page, tabs)
         sweep.listen(tabs, generate)
+        filled = [generate.target, generate.method, generate.form.asked]
+        generate.fastest.listen_to_leads(
+            tabs, filled, generate.take, tree.component, deploy.open, deploy.outputs
+        )
         deploy.listen_to_links(page, tabs)
         deploy.listen_to_use(tabs, generate)
     return page

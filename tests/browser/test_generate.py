@@ -74,6 +74,20 @@ def test_every_answer_is_compared_with_plain_decoding(page: GeneratePage) -> Non
     assert page.tab.input_value("#pg-cmp-method-0 input") == "Scripted tree"
 
 
+def test_fastest_is_found_for_the_prompt_at_hand(page: GeneratePage, served: Served) -> None:
+    page.short(30)
+    page.tab.fill("#pg-prompt textarea", "Which one?")
+    page.tab.click("#pg-fastest-start")
+    page.tab.wait_for_selector("#pg-fastest-close", timeout=120_000)
+    said = page.tab.inner_text("#pg-fastest-state")
+    assert "× plain decoding" in said and "Tried on your prompt, 30 tokens each, " in said
+    assert "Scripted tree" in page.tab.inner_text("#pg-fastest-table tbody")
+    newest = served.log.benchmarks.list(1)[0]
+    assert newest.name == "Fastest method · Which one?" and newest.status == "completed"
+    page.tab.click("#pg-fastest-close")
+    page.tab.wait_for_selector("#pg-fastest", state="hidden")
+
+
 def test_rejected_drafts_show_without_moving_the_text(page: GeneratePage) -> None:
     page.pick_method("Scripted tree", "max_draft_len")
     page.short(400)

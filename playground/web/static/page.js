@@ -3,7 +3,7 @@
 import { follow } from "./address.js";
 
 const MAIN = ["pg-generate", "pg-cmp-run"];
-const STOP = ["pg-stop", "pg-cmp-stop", "pg-run-stop", "pg-runs-stop"];
+const STOP = ["pg-fastest-stop", "pg-stop", "pg-cmp-stop", "pg-run-stop", "pg-runs-stop"];
 
 // Whether one of the buttons was on show.
 function press(ids) {

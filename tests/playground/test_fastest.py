@@ -1,0 +1,140 @@
+"""Finding the fastest: bounded, stoppable, kept as a benchmark, honest where nothing pays."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.errors import ConfigError
+from playground.experiments.benchmarks import read_results
+from playground.experiments.fastest import PLAIN, Search, methods_to_try, plan_of
+from playground.experiments.finished import FinishedRequest
+from playground.experiments.job import Jobs, Progress
+from playground.experiments.plan import ExperimentPlan
+from playground.host.catalog import Catalog
+from playground.host.runner import EngineHost
+from presets import MethodPreset
+from storage import RunLog
+from tests.playground.asks import ask
+from tests.playground.compare.test_explain import plain as plain_request
+from tests.playground.compare.test_explain import run as own_request
+from tests.playground.tiny import ScriptedConfig
+
+
+def with_methods(catalog: Catalog, **configs: ScriptedConfig) -> Catalog:
+    own = {
+        name: MethodPreset(name=name, title=name, config=config) for name, config in configs.items()
+    }
+    return replace(catalog, presets={"plain": catalog.presets["plain"], **own})
+
+
+def searched(
+    host: EngineHost, plan: ExperimentPlan, *, budget_s: float = 60.0, stop: bool = False
+) -> Search:
+    """A search that is over."""
+    jobs = Jobs(host)
+    search = Search.start(host, jobs, plan, owner="tab", budget_s=budget_s)
+    if stop:
+        while search.progress is None or not search.progress.num_done:
+            time.sleep(0.01)
+        search.cancel()
+    assert search.over.wait(120), search.message
+    return search
+
+
+def test_what_fits_and_needs_no_download_is_tried() -> None:
+    shipped = Catalog.shipped()
+    tried = set(methods_to_try(shipped, "smollm2-135m-instruct").values())
+    assert {"ngram", "suffix-smollm2-135m", "eagle2-smollm2-135m", "draft-smollm2-135m"} <= tried
+    assert "plain" not in tried and "medusa-vicuna-7b" not in tried
+    assert "medusa-vicuna-7b" not in methods_to_try(shipped, "vicuna-7b-v1.3").values()
+
+
+def test_prompt_at_hand_is_tried_and_a_suite_without_one(host: EngineHost) -> None:
+    plan = plan_of(host.catalog, ask(prompt="Mine.", system="Be short."))
+    assert [item.turns for item in plan.items] == [("Mine.",)]
+    assert plan.items[0].history == ({"role": "system", "content": "Be short."},)
+    assert [c.name for c in plan.configurations] == [PLAIN, "Scripted tree"]
+    assert plan.limits.max_new_tokens == 24
+    plan = plan_of(host.catalog, ask(prompt="  "))
+    assert {item.suite for item in plan.items} == {"starter"}
+
+
+def test_search_ends_with_the_fastest_and_is_a_benchmark(host: EngineHost, log: RunLog) -> None:
+    catalog = with_methods(
+        host.catalog,
+        slow=ScriptedConfig(delay_ms=60.0),
+        slower=ScriptedConfig(delay_ms=90.0),
+        broken=ScriptedConfig(fail_at=0),
+        good=ScriptedConfig(delay_ms=0.0),
+        near=ScriptedConfig(delay_ms=30.0),
+    )
+    plan = plan_of(catalog, ask(method="plain"))
+    search = searched(host, plan)
+    assert search.state == "completed", search.error
+    order = search.contenders()
+    assert order[0].name == "good" and order[0].speedup is not None
+    assert order[0].speedup.num_repeats > 2
+    by_name = {one.name: one for one in order}
+    assert by_name["slower"].state == "dropped"
+    assert by_name["slower"].speedup is not None and by_name["slower"].speedup.num_repeats == 1
+    assert by_name["broken"].state == "failed" and by_name["broken"].fault
+    results = read_results(log, search.id)
+    assert results.benchmark.name.startswith("Fastest method · Say hello")
+    assert results.benchmark.status == "completed"
+
+
+def test_time_ends_it_with_what_is_known(host: EngineHost) -> None:
+    catalog = with_methods(host.catalog, a=ScriptedConfig(delay_ms=20.0), b=ScriptedConfig())
+    began_s = time.monotonic()
+    search = searched(host, plan_of(catalog, ask(method="plain")), budget_s=1.0)
+    assert time.monotonic() - began_s < 20
+    assert search.state == "completed" and search.left_s == 0
+
+
+def test_stop_ends_it_at_once(host: EngineHost, log: RunLog) -> None:
+    catalog = with_methods(host.catalog, a=ScriptedConfig(delay_ms=50.0), b=ScriptedConfig())
+    search = searched(host, plan_of(catalog, ask(method="plain")), stop=True)
+    assert search.state == "cancelled"
+    found = log.benchmarks.get(search.id)
+    assert found is not None and found.status == "cancelled"
+
+
+def told(host: EngineHost, *methods: str, seconds: dict[str, float]) -> Search:
+    """A search that was told of one answer each; seconds are those of decoding."""
+    catalog = with_methods(
+        host.catalog, **{m: ScriptedConfig(delay_ms=float(i)) for i, m in enumerate(methods)}
+    )
+    search = Search(host, plan_of(catalog, ask(method="plain")), owner="tab")
+    for repeat in range(2):
+        for name in (PLAIN, *methods):
+            made: Any = plain_request if name == PLAIN else own_request
+            request: FinishedRequest = made(
+                configuration=name, repeat=repeat, decode_s=seconds.get(name, 0.1)
+            )
+            search.tell(Progress(1, 9, "", None, last=request))
+    return search
+
+
+def test_where_nothing_pays_it_says_so(host: EngineHost) -> None:
+    search = told(host, "a", "b", seconds={"a": 0.2, "b": 0.4})
+    assert search.best is None
+    assert search.advice.startswith("Nothing beats plain decoding here. The next is a: 0.50 ×")
+
+
+def test_advice_has_figure_interval_reason_and_what_it_was_tried_on(host: EngineHost) -> None:
+    search = told(host, "a", "b", seconds={"a": 0.05, "b": 0.4})
+    assert search.best is not None and search.best.name == "a"
+    said = search.advice
+    assert said.startswith("a: 2.00 × plain decoding (95 % interval 2.00 to 2.00). Faster: ")
+    assert "Tried on your prompt, 24 tokens each, 2 times." in said
+
+
+def test_a_wrong_form_is_one_sentence(host: EngineHost) -> None:
+    with pytest.raises(ConfigError):
+        plan_of(host.catalog, ask(method="none"))
+    with pytest.raises(ConfigError, match="No method"):
+        plan_of(with_methods(host.catalog), ask(method="plain"))
