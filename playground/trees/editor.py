@@ -32,7 +32,7 @@ from playground.trees.sources import Sources, TreeRuns
 from playground.trees.tables import Examples, describe, pack
 
 TABLES_KEPT = 4
-NOT_DRAFTED = "Other methods wrote these texts: \u201cRe-draft the texts\u201d tries this one."
+NOT_DRAFTED = "Drafted by other methods so far. \u201cRe-draft the texts\u201d measures this one."
 Id = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 

@@ -415,7 +415,7 @@ def test_presets_open_and_own_trees_are_kept(tree: TreePage, tuned: Tuned) -> No
     menu.select_option(label=option.inner_text())
     tree.wait_figure("nodes", "^25 / 5$")
     assert tree.tab.evaluate("window.hacked") is None
-    tree.host.get_by_role("button", name="Delete the one of this name").click()
+    tree.host.get_by_role("button", name="Delete the saved tree with this name").click()
     option.wait_for(state="detached")
 
 

@@ -79,11 +79,11 @@ def _ms(ms: float) -> str:
 
 def _because(balance: Balance, measured: float) -> str:
     largest = COSTS[balance.largest]
-    names = {"draft": "draft", "verify": "wider verify", "other": "accept and other"}
-    listed = ", ".join(f"{names[part]} {value:+.2f}" for part, value in balance.paid.items())
+    names = {"draft": "drafting", "verify": "verification", "other": "the rest"}
+    listed = ", ".join(f"{value:+.2f} {names[part]}" for part, value in balance.paid.items())
     account = (
-        f"a step saves {balance.saved:.2f} plain steps (MAT {balance.mat:.2f}) and pays "
-        f"{balance.total:.2f} ({listed})"
+        f"{balance.mat:.2f} tokens a step, and a step costs {1 + balance.total:.2f} plain steps "
+        f"(1 {listed})"
     )
     without = f"without it the speedup would be {balance.without_largest:.2f}."
     if balance.mat < HARDLY:

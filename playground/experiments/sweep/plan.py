@@ -132,7 +132,7 @@ class SweepForm(Settings):
     prune: bool = Field(
         False,
         title="Stop poor trials early",
-        description="break off trials that are below the median",
+        description="stop a trial early when it falls below the median of the others",
     )
     seed: int = Field(
         0, ge=0, le=2**31, strict=False, title="Seed of the search", description="of the search"
