@@ -77,7 +77,7 @@ def test_json_has_every_figure_of_every_configuration(
     assert shown["definitions"]["speedup"] and shown["environment"]["versions"]["torch"]
 
     files = {file.name for file in (tmp_path / "out").iterdir()}
-    assert files == {"report.json", "speedup.csv", "latency.csv", "requests.csv"}
+    assert files == {"report.html", "report.json", "speedup.csv", "latency.csv", "requests.csv"}
     written = json.loads((tmp_path / "out" / "report.json").read_text())
     assert written == shown
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out" / "requests.csv").read_text())))
@@ -120,6 +120,19 @@ def test_csv_is_written_to_a_file_beside_the_tables(
         *("--max-new-tokens", 3, "--limit-per-category", 1, "--categories", "qa"),
     )
     assert "Speedup" in out.stdout and file.read_text().startswith("configuration,")
+
+
+def test_the_report_is_written_as_a_page_whose_command_names_the_methods(
+    folder: Path, questions: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "shared" / "report.html"
+    bench(
+        *(folder, "--suite", questions, "--methods", "ngram", "--html", file, "--no-save"),
+        *("--max-new-tokens", 3, "--limit-per-category", 1, "--categories", "qa"),
+    )
+    page = file.read_text()
+    assert page.startswith("<!doctype html>") and "<script" not in page
+    assert f"--target {folder}" in page and "NGram name=ngram" in page
 
 
 def test_no_save_leaves_no_log(folder: Path, questions: Path, tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def _verdict(section: Section) -> Iterator[Text]:
     verdict = section.verdict
     if verdict is None:
         return
-    of = f"{verdict.num_identical} of {verdict.num_compared} answers identical to plain"
+    of = f"{verdict.num_identical} of {verdict.num_compared} answers identical to plain decoding"
     if verdict.cause is None:
         yield Text(visible(f"{section.name}: {of}"))
         return
