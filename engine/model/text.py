@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -136,6 +137,7 @@ class SharedTokens:
         ours, sign = self._source.get_vocab(), _space_sign(self._source)
         goal_sign = _space_sign(self._goal)
         self._num_ids = drafter.vocab_size
+        self._special = frozenset(self._source.all_special_ids)
         self._their_id: dict[int, int] = {}
         for token, their_id in self._goal.get_vocab().items():
             same = sign + token[1:] if sign and goal_sign and token[:1] == goal_sign else token
@@ -150,11 +152,19 @@ class SharedTokens:
         self.theirs = torch.tensor(list(self._their_id.values()), device=drafter.device)
 
     def translate(self, token_ids: Sequence[int]) -> list[int]:
-        """A text in the drafter's ids; a single shared token is the same token there."""
+        """A text in the drafter's ids; a single shared token is the same token there.
+
+        Special tokens, of a chat's template, are no text: those that both have stay.
+        """
         if len(token_ids) == 1 and token_ids[0] in self._their_id:
             return [self._their_id[token_ids[0]]]
-        text = self._source.decode(list(token_ids), skip_special_tokens=True)
-        found: list[int] = self._goal(text, add_special_tokens=False)["input_ids"]
+        found: list[int] = []
+        for special, run in groupby(token_ids, key=self._special.__contains__):
+            if special:
+                found += [self._their_id[token] for token in run if token in self._their_id]
+            else:
+                text = self._source.decode(list(run))
+                found += self._goal(text, add_special_tokens=False)["input_ids"]
         return [token for token in found if token < self._num_ids]
 
 

@@ -328,6 +328,17 @@ def of_letters() -> Target:
     return model
 
 
+def test_special_tokens_that_both_have_stay_and_others_go() -> None:
+    model, small = target(), with_tokens(VOCAB, [], "small")
+    shared = SharedTokens(model, small)
+    chat = model.encode_chat([{"role": "user", "content": "Hi there"}])
+    assert shared.translate(chat) == chat
+    other = SharedTokens(model, translated(model))
+    text = other.translate(model.encode("Hi there"))
+    assert other.translate(chat) == text and len(text) == len("Hi there")
+    assert other.translate(model.encode("<|user|>")) == []
+
+
 def test_the_target_under_other_ids_drafts_as_itself() -> None:
     model = of_letters()
     steps = write(model, of_other_vocabulary(model, translated(model), max_draft_len=5), 31)
