@@ -42,6 +42,7 @@ from playground.host.request import (
     MAX_SYSTEM_CHARS,
     config_of,
     read_run_id,
+    texts,
 )
 from playground.host.runner import EngineHost
 from playground.host.stream import History
@@ -136,16 +137,19 @@ class ComparePage:
             last: the one that this browser had on show last; taken only if it goes on.
         """
         asked = dict(request.query_params).get("compare")
-        job = next(filter(None, map(self.jobs.get, filter(None, (asked, own, last)))), None)
+        jobs = map(self.jobs.get, texts((asked,) if asked else (own, last)))
+        job = next(filter(None, jobs), None)
         if isinstance(job, CompareJob):
             if not job.watchers:
                 job.owner = owner_of(tab, request)
             async for shown in self._follow(job):
                 yield shown
-        elif own and not asked:
-            found = attempt(lambda: self._results(own), where="opening a comparison")
-            if not isinstance(found, Fault):
-                yield found
+            return
+        found = attempt(lambda: self._results(own), where="opening a comparison")
+        if asked or not own or isinstance(found, Fault):
+            yield [gr.skip(), gr.skip()]  # Gradio empties what a generator says nothing of
+        else:
+            yield found
 
     def listen_to_runs(self, tabs: gr.Tabs, panel: gr.HTML) -> None:
         """Take the prompt, method and settings of a panel's run here."""

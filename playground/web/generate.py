@@ -261,6 +261,8 @@ class GeneratePage:
                 yield refusal(shown.sentence, None)
             else:
                 yield {**shown, "chat": asked}
+        else:  # Gradio empties what a generator says nothing of
+            yield gr.skip()
 
     async def load_target(
         self, target: Any, dtype: Any, tab: Any, request: gr.Request

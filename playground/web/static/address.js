@@ -80,7 +80,7 @@ export function follow() {
   const first = tabOf(here());
   shown[first] = here();
   shown[first].delete("__theme");
-  select(first);
+  if (here().has("tab")) select(first);  // permalinks are opened by the pages that read them
   new MutationObserver(() => {
     const tab = tabOnShow();
     if (tab && tab !== tabOf(here())) history.pushState(null, "", addressOf(tab));
