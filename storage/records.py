@@ -100,10 +100,6 @@ class LogWatcher(Protocol):
         """A run is over, however it ended."""
 
 
-EXPERIMENT_LABELS = ("compare", "fastest")
-"""Labels whose value is the id of the experiment that a run was made for."""
-
-
 def experiment_of(benchmark_id: str | None, labels: Mapping[str, str]) -> str | None:
     """Kind and id of a run's experiment, such as `compare:ID`; None for a run of its own.
 
@@ -112,8 +108,8 @@ def experiment_of(benchmark_id: str | None, labels: Mapping[str, str]) -> str | 
     if benchmark_id:
         whole, dash, _ = benchmark_id.partition("-")
         return f"{'sweep' if dash else 'benchmark'}:{whole}"
-    found = ((kind, labels[kind]) for kind in EXPERIMENT_LABELS if labels.get(kind))
-    return next((f"{kind}:{value}" for kind, value in found), None)
+    comparison = labels.get("compare")
+    return f"compare:{comparison}" if comparison else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

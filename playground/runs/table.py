@@ -25,7 +25,6 @@ KINDS = {
     "benchmark": "Benchmark",
     "sweep": "Sweep",
     "compare": "Comparison",
-    "fastest": "Find the fastest",
 }
 """What an experiment's row is called."""
 REPORTS = ("benchmark", "compare")
