@@ -135,7 +135,7 @@ class Extent(Settings):
         ge=1,
         le=20,
         title="Repeats",
-        description="everything is run so often; more show the noise",
+        description="how often each prompt is run; more narrow the interval",
     )
 
 

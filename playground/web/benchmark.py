@@ -94,7 +94,7 @@ class BenchmarkPage(ExperimentPage):
                 self._kinds([first]),
                 value=[],
                 multiselect=True,
-                label="Kinds of task: all unless some are picked",
+                label="Kinds of task (none picked: all)",
                 elem_id="pg-benchmark-kinds",
             )
             self.file = gr.UploadButton("Add a file of prompts …", file_count="multiple", size="sm")

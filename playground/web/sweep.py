@@ -150,7 +150,7 @@ class SweepPage(ExperimentPage):
         many = "Any number of combinations" if points is None else plural(points, "combination")
         return (
             f"{many}; {plural(plan.num_trials, 'trial')} of {plural(plan.num_turns, 'answer')} by "
-            "the method and as many by plain decoding, in turn."
+            "the method, and the same answers by plain decoding in turn."
         )
 
     def pick_target(self, target: Any, method: Any) -> Any:

@@ -17,7 +17,7 @@ STATUS_TEXTS = {
     "failed": "failed",
     "interrupted": "interrupted: its process died",
 }
-OUTCOMES = {"killed": "broken off", "stopped": "broken off"}
+OUTCOMES = {"killed": "interrupted", "stopped": "stopped"}
 FIGURES = [
     ("speedup", "speedup", 2),
     ("tok_s", "tok/s measured", 1),

@@ -34,7 +34,11 @@ class CompareOptions(Settings):
     """How often and on how much a comparison runs."""
 
     repeats: int = Field(
-        3, ge=1, le=10, title="Repeats", description="rounds of every prompt; more show the noise"
+        3,
+        ge=1,
+        le=10,
+        title="Repeats",
+        description="how often each prompt is run; more narrow the interval",
     )
     num_prompts: int = Field(
         6,
