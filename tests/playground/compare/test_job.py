@@ -73,6 +73,22 @@ def test_the_race_shows_the_median_repeat_and_the_tables_speedup(
         assert own["speedup"] == f"{own['overall']['speedup']['ratio']:.2f}×"
 
 
+def test_a_comparison_with_requests_missing_stays_preliminary(
+    pair: CompareJob, log: RunLog
+) -> None:
+    assert Comparison.stored(log, pair.id).planned is None
+    assert "Preliminary" not in json.loads(pair.report)["headline"]
+    last = stored(log, pair)[-1].id
+    log.delete(last)
+    try:
+        comparison = Comparison.stored(log, pair.id)
+        report = json.loads(comparison.to_json(log, {}))
+    finally:
+        log.restore(last)
+    assert comparison.planned == 12 and report["fastest"] is None
+    assert report["headline"].startswith("Preliminary, 11 of 12 requests:")
+
+
 def test_of_three_repeats_the_one_in_the_middle_is_raced() -> None:
     requests = [
         measured("x", run_id=f"r{n}", repeat=n, decode_s=s) for n, s in enumerate((0.5, 0.2, 0.4))
