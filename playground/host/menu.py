@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from playground.host.catalog import FIRST_METHOD, TYPE_PREFIX, Catalog
 from playground.host.plain import PLAIN, plain_step_of
-from storage import RunLog, RunQuery
+from storage import MeasuredSetup, RunLog, RunQuery
 
 RECOMMENDED, TRAINED, NO_WEIGHTS = "recommended", "trained", "no weights"
 BASELINE, FURTHER = "baseline", "further"
@@ -28,7 +28,12 @@ class MethodMenu:
         name = target if isinstance(target, str) else ""
         offered = self._catalog.method_choices(name)
         titles = {key: title for title, key in offered if not self._stands_twice(key, offered)}
-        speedups = {key: found for key in titles if (found := self.speedup(name, key)) is not None}
+        measured = self._measured(name)
+        speedups = {
+            key: found
+            for key in titles
+            if (found := measured.get(key) or self.speedup(name, key)) is not None
+        }
         best = self._recommended(speedups)
         groups = {key: RECOMMENDED if key in best else self._group(key) for key in titles}
         ordered = sorted(titles, key=lambda key: (GROUPS.index(groups[key]), -speedups.get(key, 0)))
@@ -37,6 +42,24 @@ class MethodMenu:
     def drafting(self, target: object) -> Choices:
         """The same without plain decoding."""
         return [(label, key) for label, key in self.choices(target) if not self._is_plain(key)]
+
+    def _measured(self, target: str) -> dict[str, float]:
+        """What the newest experiments found of the methods on a target, by key.
+
+        They asked plain decoding the same, so that they are worth more than single runs.
+        """
+        found: dict[tuple[str, str], MeasuredSetup] = {}
+        for one in self._log.experiments.ranked():
+            method = one.example.decoding_type, one.example.method_title
+            known = found.get(method)
+            newer = known is None or known.example.created_at < one.example.created_at
+            if one.example.target == target and newer:
+                found[method] = one
+        methods = {
+            key: self._catalog.method(key) for _, key in self._catalog.method_choices(target)
+        }
+        named = {key: (one.config.decoding_type, one.title) for key, one in methods.items()}
+        return {key: found[name].speedup for key, name in named.items() if name in found}
 
     def speedup(self, target: str, key: str) -> float | None:
         """Speedup of the newest run of a method that was compared with plain decoding."""

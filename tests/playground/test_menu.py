@@ -77,3 +77,26 @@ def test_what_was_slower_than_plain_decoding_is_not_recommended(log: RunLog) -> 
     measured(log, catalog.method("ngram").title, 5.0, 10.0)
     found = grouped(MethodMenu(catalog, log), EMBEDDED)
     assert RECOMMENDED not in found and "ngram" in found["no weights"]
+
+
+def test_an_experiment_counts_more_than_a_single_run(log: RunLog) -> None:
+    catalog = Catalog.shipped()
+    title = catalog.method("ngram").title
+    of = {"target": EMBEDDED, "labels": {"compare": "c"}}
+    for decoding_type, name, tok_s in (
+        ("Autoregressive", "Plain decoding", 10.0),
+        ("NGram", title, 12.5),
+    ):
+        method = {"decoding_type": decoding_type}
+        run_id = log.begin(new_run(method=method, method_title=name, **of))
+        log.finish(
+            run_id,
+            status="completed",
+            output_ids=[5, 6],
+            text="ab",
+            finish_reason="length",
+            metrics={"tok_s": tok_s},
+        )
+    measured(log, title, 90.0, 10.0)
+    labels = {key: label for label, key in MethodMenu(catalog, log).choices(EMBEDDED)}
+    assert labels["ngram"] == f"{title} · 1.25 × · {RECOMMENDED}"
