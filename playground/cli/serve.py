@@ -109,7 +109,8 @@ def methods(options: JsonOptions) -> None:
             if key != "decoding_type":
                 default = json.dumps(setting.get_default(), default=str)
                 short = default if len(default) <= 24 else default[:21] + "..."
-                typer.echo(f"{'':4}{key:32}{short:26}{setting.description or ''}")
+                said = ": ".join(filter(None, (setting.title, setting.description)))
+                typer.echo(f"{'':4}{key:32}{short:26}{said}")
     typer.echo("\nPresets:")
     for preset in named.values():
         belongs = f" for {preset.target}" if preset.target else ""

@@ -32,7 +32,7 @@ def tree_picture(label: str, raw: Any) -> str:
         label=label,
         width=2 * MARGIN + STEP_X * tree.depth,
         height=2 * MARGIN + STEP_Y * (len(tree.leaves) - 1),
-        text=f"{len(tree)} nodes, {tree.depth} deep",
+        text=f"{len(tree)} node{'' if len(tree) == 1 else 's'}, {tree.depth} deep",
         edges=edges,
         nodes=places.values(),
     )
@@ -43,9 +43,9 @@ def _places(tree: ChoiceTree) -> dict[tuple[int, ...], tuple[int, float]]:
     below: dict[tuple[int, ...], list[float]] = {}
     places: dict[tuple[int, ...], tuple[int, float]] = {}
     rows = {leaf: MARGIN + STEP_Y * row for row, leaf in enumerate(sorted(tree.leaves))}
-    for path in sorted([(), *tree.paths], key=len, reverse=True):
+    for path in [*reversed(tree.paths), ()]:
         inner = below.get(path)
         y = (inner[0] + inner[-1]) / 2 if inner else float(rows[path])
         places[path] = MARGIN + STEP_X * len(path), y
-        below.setdefault(path[:-1], []).append(y) if path else None
+        below.setdefault(path[:-1], []).append(y)
     return places

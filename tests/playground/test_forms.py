@@ -72,7 +72,9 @@ def test_a_fault_quotes_no_link() -> None:
 def test_a_tree_is_drawn_with_its_size() -> None:
     svg = tree_picture("Choice tree", "[[0],[1],[0,0]]")
     assert "3 nodes, 2 deep" in svg and svg.count("<circle") == 4 and svg.count("<path") == 3
+    assert "1 node, 1 deep" in tree_picture("Choice tree", "[[0]]")
     assert "<circle" not in tree_picture("Choice tree", "[[0],[0")
+    assert "faulty" in tree_picture("Choice tree", "[]")
     assert "<img" not in tree_picture("Choice tree", "<img src=x>")
 
 

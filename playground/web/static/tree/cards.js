@@ -295,8 +295,8 @@ class OptimiseCard extends Card {
       ({ x: nodes, mat, tok_s: predict(speed, mat, levels, [[size, 1]]).tok_s }));
     const best = this.bestSize = speed && fastest(rows);
     this.chart.showWorth(rows, { at: tree.size, now, speed }, "nodes",
-      `Green: MAT of the best tree of n nodes.${speed ? " Blue: its predicted tok/s." : ""} Points: `
-      + "this tree; click a size to see its best tree." + (best ? ` Best for this machine: `
+      `Green: MAT of the best tree of n nodes.${speed ? " Blue: its predicted tok/s." : ""} Dots: `
+      + "the tree as it is now. Click a size to see its best tree." + (best ? ` Best for this machine: `
       + `${plural(best.x, "node")}, MAT ${number(best.mat, 2)}, ${number(best.tok_s, 1)} tok/s.` : ""));
   }
 }
