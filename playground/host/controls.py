@@ -92,8 +92,18 @@ def group_of(
     is_open: bool = True,
     note: str | None = None,
     skip: Sequence[str] = (),
+    held: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Settings as a group of a form, as `web.forms.SettingsForm` draws it."""
+    """Settings as a group of a form, as `web.forms.SettingsForm` draws it.
+
+    Args:
+        held: what the controls will hold; a method within may be another than in `settings`.
+
+    Raises ConfigError: `held` names a method that a setting does not hold.
+    """
+    kinds = {k: v for k, v in (held or {}).items() if k.endswith(f".{KIND_WITHIN}")}
+    if kinds:
+        settings = settings_from(type(settings), {**settings.model_dump(), **kinds})
     return {
         "name": name,
         "title": title,

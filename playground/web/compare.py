@@ -225,7 +225,7 @@ class ComparePage:
             key = kept_choice(kept, f"method {i}", keys, start)
             method, form = self.catalog.method(key), kept.get(f"form {i}")
             own = kept_settings(form, "method", partial(config_of, method))
-            slots.append((key, {**method_form(method), "values": {"method": own}}))
+            slots.append((key, method_form(method, own)))
         form = run_form()
         for group, cls in SHARED.items():
             form["values"][group] = kept_settings(

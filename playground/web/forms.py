@@ -116,6 +116,7 @@ class SettingsForm:
         self, value: dict[str, Any], *, elem_id: str, classes: Iterable[type[Settings]] = ()
     ) -> None:
         """`classes`: of the settings in it, beside sampling and limits."""
+        self._elem_id = elem_id
         known: list[type[Settings]] = [Sampling, Limits, *classes]
         self._classes = {cls.__name__: cls for cls in known}
         # It speaks for itself when its tab is first opened: a form there costs nothing before.
@@ -172,7 +173,9 @@ class SettingsForm:
         )
         if group.settings in self._classes:
             look = partial(self._look, group, drawn)
-            edited.then(look, self.held, [head, *drawn.outputs], **RAW)
+            # Of a form that is drawn anew, the old fields may still ask: they reach the new one.
+            key = (self._elem_id, group.name)
+            edited.then(look, self.held, [head, *drawn.outputs], key=key, **RAW)
         for name, edit in drawn.edits.items():
             js = TREE_JS % tuple(map(json.dumps, (group.method, group.name, name)))
             edit.click(None, self.held, self.tree, js=js, **QUIET)

@@ -57,7 +57,7 @@ QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 def method_form(method: Method, key: str, held: dict[str, Any] | None = None) -> dict[str, Any]:
     """The form's value for a method's settings; `held` are settings of another value."""
     config = method.config
-    group = group_of("method", type(config).title, config, note=method.summary)
+    group = group_of("method", type(config).title, config, note=method.summary, held=held)
     return {"groups": [group], "values": {"method": held} if held else {}, "method": key}
 
 

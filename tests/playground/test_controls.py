@@ -11,7 +11,13 @@ from engine.config import Limits, Sampling, Settings
 from engine.drafters import methods
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from playground.host.controls import controls_of, settings_from, state_of
+from playground.host.controls import (
+    changed_controls,
+    controls_of,
+    group_of,
+    settings_from,
+    state_of,
+)
 
 
 class Everything(Settings):
@@ -253,3 +259,14 @@ def test_numbers_of_a_list_are_written_with_commas() -> None:
     assert (
         "eagle3_layers_to_capture" in state_of(eagle3, {"eagle3_layers_to_capture": "2, x"}).faults
     )
+
+
+def test_a_form_of_another_method_within_has_that_methods_controls() -> None:
+    combined = methods()["Combined"].parse({})
+    other = combined.replace(model={"decoding_type": "NGram", "max_draft_len": 3})
+    held = changed_controls(other, combined)
+    group = group_of("method", "Method", combined, held=held)
+    names = {control["name"] for control in group["fields"]}
+    assert "model.lookup" in names and "model.matrix_top_k" not in names
+    values = {c["name"]: held.get(c["name"], c["value"]) for c in group["fields"]}
+    assert settings_from(type(combined), values) == other

@@ -17,10 +17,11 @@ from playground.host.request import DTYPES, read_run_id
 from storage import RunDetail, RunLog
 
 
-def method_form(method: Method) -> dict[str, Any]:
-    """A folded form of a method's settings."""
-    group = group_of("method", "Settings", method.config, is_open=False, note=method.summary)
-    return {"groups": [group], "values": {}}
+def method_form(method: Method, held: dict[str, Any] | None = None) -> dict[str, Any]:
+    """A folded form of a method's settings; `held` are settings of another value."""
+    note = method.summary
+    group = group_of("method", "Settings", method.config, is_open=False, note=note, held=held)
+    return {"groups": [group], "values": {} if held is None else {"method": held}}
 
 
 def run_form(
@@ -64,10 +65,7 @@ def slot_of(catalog: Catalog, config: MethodConfig, target: str) -> tuple[str, d
     if not near:
         raise ConfigError(f"{config.decoding_type} is not offered for the target {target}.")
     _, key, method = min(near, key=lambda item: (item[0], item[1].startswith(TYPE_PREFIX)))
-    return key, {
-        **method_form(method),
-        "values": {"method": changed_controls(config, method.config)},
-    }
+    return key, method_form(method, changed_controls(config, method.config))
 
 
 def from_runs(catalog: Catalog, log: RunLog, link: str) -> CompareForm:
