@@ -36,10 +36,10 @@ KIND_WITHIN = "decoding_type"
 OUTER_ONLY = ("adaptive", "size")
 """Settings of a method that a method within another leaves to the outer one."""
 FITTED = (
-    "fitted to this machine when a run starts: the fastest of {} measured sizes; choose set to "
+    "Fitted to this machine when a run starts: the fastest of {} measured sizes; choose set to "
     "set it by hand"
 )
-NOT_MEASURED = "no other sizes were measured with these settings: as much as is set below"
+NOT_MEASURED = "No other sizes were measured with these settings: as much as is set below"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ def _controls_within(cls: type[Settings], name: str, method: MethodConfig) -> li
     which = Control(
         f"{name}.{KIND_WITHIN}",
         "Method",
-        info.description or "",
+        _sentence(info),
         "choice",
         method.decoding_type,
         choices=kinds,
@@ -259,7 +259,7 @@ def _control(name: str, info: FieldInfo, value: Any) -> Control:
     common: dict[str, Any] = {
         "name": name,
         "label": info.title or name.replace("_", " ").capitalize(),
-        "help": info.description or "",
+        "help": _sentence(info),
         "optional": optional,
     }
     if inner is bool:
@@ -279,6 +279,12 @@ def _control(name: str, info: FieldInfo, value: Any) -> Control:
         return Control(kind="text", value=text, placeholder="none", **common)
     text = "" if value is None else json.dumps(_plain(value), separators=(",", ":"))
     return Control(kind="lines", value=text, placeholder="[[0], [0, 0], [1]]", **common)
+
+
+def _sentence(info: FieldInfo) -> str:
+    """A field's description, as the page writes it."""
+    text = info.description or ""
+    return text[:1].upper() + text[1:]
 
 
 def _number(info: FieldInfo, kind: type, value: Any, common: dict[str, Any]) -> Control:

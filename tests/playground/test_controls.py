@@ -197,7 +197,7 @@ def test_fitted_size_says_from_how_many_it_is_chosen() -> None:
     ngram = methods()["NGram"]
     assert "measured sizes" in state_of(ngram, MEASURED).notes["size"]
     none = state_of(ngram, {"size": "fit", "is_keep_all": False}).notes["size"]
-    assert none.startswith("no other sizes were measured")
+    assert none.startswith("No other sizes were measured")
     assert state_of(ngram, {"size": "set"}).notes == {}
 
 

@@ -10,6 +10,7 @@ import pytest
 from playground.host.catalog import Catalog
 from playground.host.menu import BASELINE, FURTHER, GROUPS, RECOMMENDED, MethodMenu
 from playground.host.plain import PlainStep
+from playground.web.components import static_text
 from storage import RunLog
 from tests.storage.conftest import new_run
 
@@ -100,3 +101,9 @@ def test_an_experiment_counts_more_than_a_single_run(log: RunLog) -> None:
     measured(log, title, 90.0, 10.0)
     labels = {key: label for label, key in MethodMenu(catalog, log).choices(EMBEDDED)}
     assert labels["ngram"] == f"{title} · 1.25 × · {RECOMMENDED}"
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_group_has_its_heading_in_the_list(group: str) -> None:
+    label = f'[aria-label$=" · {group}"]'
+    assert f"{label}:not(li{label} + li)::before {{ content:" in static_text("page.css")
