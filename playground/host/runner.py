@@ -241,7 +241,7 @@ class EngineHost:
             run.id,
             title=request.method.title,
             target=request.target.title or request.target.name,
-            lossless=request.config.lossless,
+            badge=request.config.badge,
             method=request.config.model_dump(mode="json"),
             prompt=talk.prompt,
             messages=talk.messages,

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from engine.drafters import parse_method
 from engine.errors import ConfigError
 from engine.metrics import HARDLY
 from playground.host.live import Finish, First, LiveRun, LiveRuns
@@ -143,7 +144,7 @@ def run_meta(
     *,
     title: str,
     target: str,
-    lossless: bool,
+    badge: str,
     method: Mapping[str, Any],
     prompt: str,
     messages: Sequence[dict[str, str]],
@@ -152,13 +153,14 @@ def run_meta(
     """What a panel shows of a run besides its text; without messages it is a raw completion.
 
     Args:
+        badge: as the method's.
         method: its settings as plain JSON.
     """
     return {
         "id": run_id,
         "title": title,
         "target": target,
-        "lossless": lossless,
+        "badge": badge,
         "decoding_type": method.get("decoding_type"),
         "trained": bool(method.get("speculative_model")),
         "mode": "chat" if messages else "raw",
@@ -411,12 +413,20 @@ def _stored_status(detail: RunDetail) -> dict[str, Any]:
     }
 
 
+def _stored_badge(detail: RunDetail) -> str:
+    """As its method's; of settings that this version does not know, what was stored."""
+    try:
+        return parse_method(detail.method).badge
+    except ConfigError:
+        return "lossless" if detail.lossless else "lossy"
+
+
 def _stored_meta(detail: RunDetail) -> dict[str, Any]:
     return run_meta(
         detail.id,
         title=detail.method_title,
         target=detail.target,
-        lossless=detail.lossless,
+        badge=_stored_badge(detail),
         method=detail.method,
         prompt=detail.prompt_text,
         messages=[dict(message) for message in detail.messages],

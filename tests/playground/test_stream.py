@@ -16,6 +16,7 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, follow, refusal
 from playground.web.generate import progress_text
 from playground.web.rpc import panel_functions
+from storage import NewRun
 from tests.playground.asks import finished, start
 
 
@@ -118,6 +119,24 @@ def test_the_log_tells_the_same_as_memory(host: EngineHost, history: History) ->
     assert stored["end"] == live["end"]
     assert stored["figures"] == json.loads(json.dumps(live["figures"]))
     assert history.step(run.log_id, 2) == History(LiveRuns(), host.log).step(run.log_id, 2)
+
+
+@pytest.mark.parametrize(
+    ("method", "lossless", "badge"),
+    [
+        ({"decoding_type": "NGram"}, True, "lossless"),
+        ({"decoding_type": "Synthetic"}, True, "synthetic"),
+        ({"decoding_type": "Of_Tomorrow"}, True, "lossless"),
+        ({"decoding_type": "Of_Tomorrow"}, False, "lossy"),
+    ],
+)
+def test_a_stored_run_keeps_its_method_s_badge(
+    host: EngineHost, method: dict[str, str], lossless: bool, badge: str
+) -> None:
+    kind = {"target": "tiny", "method": method, "method_title": "", "lossless": lossless}
+    run = host.log.begin(NewRun(**kind, sampling={}, limits={}, prompt_ids=(1,)))
+    (told,) = History(LiveRuns(), host.log).opened(run)["runs"]
+    assert told["badge"] == badge
 
 
 def test_closing_the_stream_frees_the_engine(host: EngineHost) -> None:

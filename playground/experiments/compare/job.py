@@ -104,7 +104,7 @@ class CompareJob(Job):
                     run.id,
                     title=configuration.title,
                     target=self.plan.target.title or self.plan.target.name,
-                    lossless=configuration.config.lossless,
+                    badge=configuration.config.badge,
                     method=configuration.config.model_dump(mode="json"),
                     prompt=prompt.text,
                     messages=messages,

@@ -141,7 +141,7 @@ def _planned(job: CompareJob) -> list[dict[str, Any]]:
             f"{job.id}/{i}",
             title=configuration.title,
             target=plan.target.title or plan.target.name,
-            lossless=configuration.config.lossless,
+            badge=configuration.config.badge,
             method=configuration.config.model_dump(mode="json"),
             prompt=item.turns[0],
             messages=[] if item.raw else [*history, {"role": "user", "content": item.turns[0]}],

@@ -181,10 +181,9 @@ export class Panel {
     this.track = this.text.open(meta);
     this.title.textContent = meta.title;
     this.title.title = meta.target ? `${meta.title} on ${meta.target}` : meta.title;
-    const kind = meta.lossless ? "lossless" : "lossy";
     this.badge.hidden = false;
-    this.badge.textContent = kind;
-    this.badge.className = `badge ${kind}`;
+    this.badge.textContent = meta.badge;
+    this.badge.className = `badge ${meta.badge}`;
     this.showFigures(null);
     this.scrubber.attach(this.track);
     this.link.hidden = this.copy.hidden = this.result.compare.hidden = true;

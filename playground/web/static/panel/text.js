@@ -27,7 +27,7 @@ const MOST_REJECTED = 3;
 /**
  * What a panel shows of a run besides its text.
  * @typedef {{ id: string, title: string, mode: string, prompt: string, parent: string | null,
- *   target: string, lossless: boolean, history: { role: string, content: string }[] }} RunFacts
+ *   target: string, badge: string, history: { role: string, content: string }[] }} RunFacts
  */
 
 /** Everything that arrived of one run. */
