@@ -140,7 +140,7 @@ def _why(report: Mapping[str, Any]) -> list[dict[str, Any]]:
         if measured and verdict["label"] != "baseline" and verdict["kind"] != "none":
             sentences.append(verdict["sentence"])
         sentences += verdict["gap"]
-        if len(row["by_prompt"]) > 1:
+        if len(row["by_prompt"]) > 1 and not row["reference"]:
             each = (f"{prompts.get(key, key):.32} {ratio:.2f}×" for key, ratio in row["by_prompt"])
             sentences.append(f"speedup by prompt: {' · '.join(each)}")
         found = {key: row[key] for key in ("name", "fault", "why")}

@@ -12,6 +12,7 @@ import pytest
 from tests.browser.pages import WAIT_MS, GeneratePage
 from tests.playground.asks import finished, start
 from tests.playground.serving import Served
+from tests.storage.conftest import finished_run
 
 pytestmark = pytest.mark.browser
 ROWS = "#pg-runs tbody tr[data-id]"
@@ -195,6 +196,27 @@ def test_a_comparison_shows_only_what_differs(page: GeneratePage, served: Served
     assert page.tab.input_value(SEARCH) == "Compare."
     page.pick("runs-base", "plain decoding")
     page.tab.wait_for_selector("#pg-runs-table th.setup .star", state="detached")
+
+
+def test_an_experiment_is_one_row_that_opens_its_requests(
+    page: GeneratePage, served: Served, shots: Path
+) -> None:
+    for _ in range(3):
+        finished_run(served.log, labels={"compare": "folded"}, prompt_text="Folded away.")
+    finished_run(served.log, prompt_text="Folded away, but alone.")
+    opened(page, "Folded away")
+    row = page.tab.locator("#pg-runs tr.group", has_text="Comparison")
+    row.wait_for()
+    shows(page, "Folded away", rows=1)
+    assert "3 requests" in row.inner_text() and row.locator("input").count() == 0
+    assert row.get_by_role("link", name="report").get_attribute("href") == "?compare=folded"
+    page.tab.screenshot(path=shots / "runs-folded.png", full_page=True)
+    row.locator("button").first.click()
+    shows(page, "Folded away.", rows=3)
+    page.tab.click("#pg-runs-further .token-remove")
+    row.wait_for()
+    page.pick("runs-group", "single requests")
+    shows(page, "Folded away", rows=4)
 
 
 def test_groups_lead_to_their_runs(page: GeneratePage, served: Served) -> None:

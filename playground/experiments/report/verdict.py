@@ -163,7 +163,7 @@ def headline(
     if fast.low is None:
         return Headline(f"{reached}. {ONCE}")
     if all(speedup.slower for _, speedup in measured):
-        return Headline(f"Plain decoding is the fastest here: the best other, {reached}.", plain)
+        return Headline(f"Plain decoding is the fastest here. Next, {reached}.", plain)
     if not fast.faster:
         return Headline(f"No measurable gain over plain decoding: {reached}.")
     trust = TRUST_SENTENCES[best.trust]

@@ -58,7 +58,7 @@ def test_a_fault_is_not_recommended() -> None:
 def test_plain_decoding_may_be_the_fastest() -> None:
     text, fastest = said(one("a", 0.6, 0.5, 0.7), one("b", 0.8, 0.7, 0.9))
     assert fastest == "plain"
-    assert text.startswith("Plain decoding is the fastest here: the best other, b reaches 0.80×")
+    assert text.startswith("Plain decoding is the fastest here. Next, b reaches 0.80×")
     assert said() == said(Contender("a", None, "identical")) == ("", None)
 
 
