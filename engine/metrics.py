@@ -15,12 +15,16 @@ from typing import NamedTuple, Self
 from engine.steps import End, Prefill, Record, Step
 
 FORMULAS: dict[str, str] = {
-    "mat": "1 + accepted draft tokens / steps, before any cut by EOS or length",
-    "position_rates": "rate i = steps that accepted at least i draft tokens / steps",
-    "draft_acceptance": "accepted draft tokens / drafted tokens",
-    "ttft_s": "request in the engine, model loaded → first commit, in seconds",
-    "tok_s": "(new tokens - 1) / (last commit - first commit): decoding without prefill",
-    "itl_ms": "mean over steps of step latency / tokens it committed, in milliseconds",
+    "mat": "mean accepted tokens: "
+    "1 + accepted draft tokens / steps, before any cut by EOS or length",
+    "position_rates": "how deep drafts go: "
+    "rate i = steps that accepted at least i draft tokens / steps",
+    "draft_acceptance": "how much of the draft is right: accepted draft tokens / drafted tokens",
+    "ttft_s": "time to first token: request in the engine, model loaded → first commit, in seconds",
+    "tok_s": "decoding without prefill: "
+    "(new tokens - 1) / (last commit - first commit), in seconds",
+    "itl_ms": "inter-token latency: "
+    "mean of step latency / tokens the step committed, in milliseconds",
     "step_p50_ms": "median latency of a step, in milliseconds",
     "step_p95_ms": "95th percentile of the latency of a step, in milliseconds",
     "time_split": "mean seconds per step in draft, verify, accept and everything else",

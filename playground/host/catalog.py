@@ -16,7 +16,7 @@ from presets import locate as locate_shipped
 TYPE_PREFIX = "type:"
 MAX_PLACE = 1000
 """Characters of a path or hub id."""
-FIRST_METHOD = "ngram"
+FIRST_METHOD, FIRST_CATEGORY = "ngram", "summarisation"
 OWN_DRAFTERS = "User_Provided"
 """Decoding type of the user's own drafters. It runs only what was registered when the server
 started, so its settings may come from the page; without any it is not offered."""
@@ -119,9 +119,23 @@ class Catalog:
         return fitting + plain
 
     def first_method(self, target: str) -> str:
-        """Where the pickers start: a method that drafts on any target, if it is offered."""
+        """Where the pickers start: one that was made for the target and needs no weights, if any.
+
+        Looking up costs next to nothing, so that it pays on any machine; a trained drafter may not.
+        """
         keys = [key for _, key in self.method_choices(target)]
-        return FIRST_METHOD if FIRST_METHOD in keys else keys[0]
+        made = [key for key in keys if key in self.presets and self.presets[key].target == target]
+        light = [key for key in made if not self.is_trained(key)]
+        return next(iter(light), FIRST_METHOD if FIRST_METHOD in keys else keys[0])
+
+    def is_trained(self, key: str) -> bool:
+        """Whether a method drafts with weights of its own."""
+        return hasattr(self.method(key).config, "speculative_model")
+
+    def first_prompt(self) -> str:
+        """What the prompt starts with: an example on which drafting is seen to work."""
+        prompts = [p for s in self.suites.values() if s.examples for p in s.prompts if not p.raw]
+        return next((p.turns[0] for p in prompts if p.category == FIRST_CATEGORY), "")
 
     def unfit(self, target: str) -> list[tuple[str, str]]:
         """Methods that are not offered for a target: title, and why not."""

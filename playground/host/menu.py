@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from playground.host.catalog import FIRST_METHOD, TYPE_PREFIX, Catalog
+from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.plain import PLAIN, plain_step_of
 from storage import MeasuredSetup, RunLog, RunQuery
 
@@ -34,7 +34,7 @@ class MethodMenu:
             for key in titles
             if (found := measured.get(key) or self.speedup(name, key)) is not None
         }
-        best = self._recommended(speedups)
+        best = self._recommended(name, speedups)
         groups = {key: RECOMMENDED if key in best else self._group(key) for key in titles}
         ordered = sorted(titles, key=lambda key: (GROUPS.index(groups[key]), -speedups.get(key, 0)))
         return [(_label(titles[key], speedups.get(key), groups[key]), key) for key in ordered]
@@ -78,10 +78,12 @@ class MethodMenu:
                 return row.tok_s / plain.tok_s
         return None
 
-    def _recommended(self, speedups: dict[str, float]) -> Sequence[str]:
+    def _recommended(self, target: str, speedups: dict[str, float]) -> Sequence[str]:
         """The fastest that are faster than plain decoding; before any is known, the first."""
         faster = sorted((key for key in speedups if speedups[key] > 1), key=lambda k: -speedups[k])
-        return faster[:MOST_RECOMMENDED] or ([] if speedups else [FIRST_METHOD])
+        return faster[:MOST_RECOMMENDED] or (
+            [] if speedups else [self._catalog.first_method(target)]
+        )
 
     def _group(self, key: str) -> str:
         if self._is_plain(key):

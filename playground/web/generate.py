@@ -27,7 +27,7 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, adopt, follow, refusal
 from playground.runs.again import nearest_method, request_of
 from playground.runs.details import stored_run
-from playground.web.components import token_panels
+from playground.web.components import static_text, token_panels
 from playground.web.fastest import FastestPanel
 from playground.web.forms import PromptForm, SettingsForm
 from playground.web.memory import (
@@ -131,8 +131,10 @@ class GeneratePage:
         )
         self.mode, self.example = self.prompts.mode, self.prompts.example
         self.system, self.prompt = self.prompts.system, self.prompts.prompt
+        self.prompt.value = self.catalog.first_prompt()
         self._buttons()
         self.fastest.panel()
+        gr.HTML(static_text("welcome.html"), elem_id="pg-welcome", padding=False)
         self.panel = token_panels(
             self.history, placeholder=PLACEHOLDER, elem_id="pg-panel", tab="generate"
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,40 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     cache = Path(os.environ.get("PLAYGROUND_CACHE") or paths.cache_dir())
     with serving(Catalog.shipped(), log, cache) as served:
         yield served
+    log.close()
+
+
+def test_newcomer_learns_why_it_is_faster_and_which_to_use(
+    chromium: Any, tmp_path: Path, shots: Path
+) -> None:
+    """On a fresh log, without the README: one click says why, a second one which to use."""
+    log = RunLog.open(str(tmp_path / "fresh.db"))
+    cache = Path(os.environ.get("PLAYGROUND_CACHE") or paths.cache_dir())
+    began_s = time.monotonic()
+    with (
+        serving(Catalog.shipped(), log, cache) as served,
+        GeneratePage.opened(chromium, served.url) as page,
+    ):
+        page.tab.set_default_timeout(LOAD_MS)
+        assert "guesses the next few tokens" in page.tab.inner_text("#pg-welcome")
+        assert page.tab.input_value("#pg-prompt textarea").startswith("Summarise")
+        page.tab.click("#pg-generate")
+        page.wait_done()
+        said = page.tab.inner_text("#pg-panel .result")
+        assert re.match(r"\d\.\d\d × plain decoding: \d\.\d\d tokens a step", said), said
+        assert page.count("#pg-panel .tokens .rejected") > 0
+        why_s = time.monotonic() - began_s
+        page.tab.fill("#pg-prompt textarea", page.tab.inner_text("#pg-panel .turn.user .said"))
+        page.tab.click("#pg-fastest-start")
+        page.tab.wait_for_selector("#pg-fastest-close")
+        advice = page.tab.inner_text("#pg-fastest-state")
+        assert "× plain decoding" in advice and "Tried on your prompt" in advice
+        page.tab.screenshot(path=shots / "newcomer.png")
+        print(f"why after {why_s:.0f} s, which after {time.monotonic() - began_s:.0f} s: {advice}")
+        page.tab.click("#pg-welcome button")
+        page.tab.reload()
+        page.tab.wait_for_selector("#pg-panel .panel")
+        assert page.tab.locator("#pg-welcome").is_hidden()
     log.close()
 
 

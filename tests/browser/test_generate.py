@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.browser.pages import GeneratePage
-from tests.playground.serving import Served
+from tests.playground.serving import Served, with_token
 
 pytestmark = pytest.mark.browser
 DRAFTS = "#pg-panel .tokens .draft"
@@ -391,3 +391,25 @@ def test_no_sideways_scrolling(
         page.tab.screenshot(path=shots / f"runs-{theme}-{width}.png", full_page=width < 600)
         assert page.tab.evaluate(wide) <= 0
         page.check_clean()
+
+
+def test_nothing_moves_while_the_page_loads(chromium: Any, served: Served) -> None:
+    context = chromium.new_context(viewport={"width": 1440, "height": 1000})
+    context.add_init_script(
+        """window.shift = 0;
+        new PerformanceObserver((list) => {
+          for (const entry of list.getEntries()) window.shift += entry.value;
+        }).observe({ type: "layout-shift", buffered: true });"""
+    )
+    tab = context.new_page()
+    tab.goto(with_token(served.url + "/"))
+    tab.wait_for_selector("#pg-welcome section", timeout=60_000)
+    tab.wait_for_selector("#pg-panel .panel")
+    tab.wait_for_timeout(1500)
+    assert tab.evaluate("window.shift") < 0.02
+    tab.click("#pg-welcome button")
+    tab.reload()
+    tab.wait_for_selector("#pg-panel .panel")
+    tab.wait_for_timeout(1500)
+    assert tab.locator("#pg-welcome section").is_hidden()
+    context.close()

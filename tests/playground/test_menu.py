@@ -41,7 +41,7 @@ def test_groups_stand_together_and_hold_every_method_once(target: str, log: RunL
 
 def test_shipped_methods_are_in_the_groups_that_people_look_for(log: RunLog) -> None:
     found = grouped(MethodMenu(Catalog.shipped(), log), EMBEDDED)
-    assert found[RECOMMENDED] == ["ngram"] and found[BASELINE] == ["plain"]
+    assert found[RECOMMENDED] == ["suffix-smollm2-135m"] and found[BASELINE] == ["plain"]
     assert "eagle2-smollm2-135m" in found["trained"]
     assert "suffix" in found["no weights"] and "type:Medusa" in found[FURTHER]
 

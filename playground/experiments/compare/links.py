@@ -43,15 +43,18 @@ def run_form(
 
 
 def first_methods(catalog: Catalog, choices: list[tuple[str, str]]) -> list[str]:
-    """Where the pickers start: one method of each kind, those made for the target first."""
+    """Where the pickers start: one method of each kind, those made for the target first.
+
+    Of these the ones without weights come first, as in `Catalog.first_method`.
+    """
+    made = {key for _, key in choices if key in catalog.presets and catalog.presets[key].target}
+    keys = [key for _, key in choices]
     kinds: dict[str, str] = {}
-    for _, key in choices:
-        method = catalog.method(key)
-        if method.config.decoding_type != BASELINE:
-            kinds.setdefault(method.config.decoding_type, key)
-    made_for = [k for k in kinds.values() if k in catalog.presets and catalog.presets[k].target]
-    ordered = [*made_for, *(key for key in kinds.values() if key not in made_for)]
-    ordered = ordered or [choices[0][1]]
+    for key in sorted(keys, key=lambda key: (key not in made, catalog.is_trained(key))):
+        decoding_type = catalog.method(key).config.decoding_type
+        if decoding_type != BASELINE:
+            kinds.setdefault(decoding_type, key)
+    ordered = list(kinds.values()) or [choices[0][1]]
     return (ordered * MAX_CONFIGURATIONS)[:MAX_CONFIGURATIONS]
 
 

@@ -38,4 +38,14 @@ document.addEventListener("focusin", ({ target }) => {
   info.setAttribute("aria-live", "polite");
   control.setAttribute("aria-describedby", info.id);
 });
+// How it works, for newcomers, until they close it.
+const WELCOME = "pg-welcome";
+try {
+  document.documentElement.toggleAttribute("data-newcomer", !localStorage.getItem(WELCOME));
+} catch { /* a browser that keeps nothing */ }
+document.addEventListener("click", ({ target }) => {
+  if (!(target instanceof Element) || !target.closest("#pg-welcome button")) return;
+  document.documentElement.removeAttribute("data-newcomer");
+  try { localStorage.setItem(WELCOME, "closed"); } catch { /* shown again next time */ }
+});
 follow();

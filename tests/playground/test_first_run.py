@@ -1,0 +1,38 @@
+"""What a newcomer finds: a method that pays on any machine, and an example on which it shows."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.metrics import FORMULAS
+from playground.experiments.compare.links import first_methods
+from playground.host.catalog import Catalog
+from playground.host.menu import RECOMMENDED, MethodMenu
+from storage import RunLog
+
+EMBEDDED = "smollm2-135m-instruct"
+
+
+def test_start_is_made_for_the_target_and_needs_no_weights(log: RunLog) -> None:
+    catalog = Catalog.shipped()
+    assert catalog.first_method(EMBEDDED) == "suffix-smollm2-135m"
+    assert catalog.first_method("vicuna-7b-v1.3") == "ngram"
+    label, key = MethodMenu(catalog, log).choices(EMBEDDED)[0]
+    assert key == "suffix-smollm2-135m" and label.endswith(RECOMMENDED)
+    assert first_methods(catalog, catalog.method_choices(EMBEDDED))[0] == key
+
+
+def test_prompt_starts_with_an_example_that_repeats_itself() -> None:
+    assert Catalog.shipped().first_prompt().startswith("Summarise this text")
+
+
+@pytest.mark.parametrize(
+    ("figure", "words"),
+    [
+        ("mat", "mean accepted tokens"),
+        ("ttft_s", "time to first token"),
+        ("itl_ms", "inter-token latency"),
+    ],
+)
+def test_tooltips_spell_out_what_labels_shorten(figure: str, words: str) -> None:
+    assert FORMULAS[figure].startswith(words)
