@@ -42,9 +42,13 @@ class TargetOpener:
                 elem_id="pg-open-place",
             )
             with gr.Row():
-                self.look = gr.Button("Look at it", size="sm", elem_id="pg-open-look")
+                self.look = gr.Button("Look at it", min_width=80, elem_id="pg-open-look")
                 self.open = gr.Button(
-                    "Open", size="sm", variant="primary", interactive=False, elem_id="pg-open-open"
+                    "Open",
+                    min_width=80,
+                    variant="primary",
+                    interactive=False,
+                    elem_id="pg-open-open",
                 )
             self.facts = gr.HTML(elem_id="pg-open-facts")
 
@@ -94,12 +98,12 @@ class TargetOpener:
 
 def rows_of(catalog: Catalog, spec: TargetSpec, facts: TargetFacts) -> list[tuple[str, str]]:
     """Facts in words."""
-    free = "" if facts.free_bytes is None else f", {gibibytes(facts.free_bytes)} free"
+    free = "" if facts.free_bytes is None else f", {size(facts.free_bytes)} free"
     context = "not said" if facts.context_len is None else f"{facts.context_len:,} tokens"
     return [
         ("architecture", facts.architecture),
-        ("parameters", f"{facts.num_parameters / 1e6:,.1f} million"),
-        ("memory", f"{gibibytes(facts.num_bytes)} for its weights{free}"),
+        ("parameters", millions(facts.num_parameters)),
+        ("memory", f"{size(facts.num_bytes)} for its weights{free}"),
         ("context", context),
         ("licence", facts.licence or "the model card names none"),
         ("drafters", drafters_of(catalog, spec)),
@@ -116,5 +120,10 @@ def drafters_of(catalog: Catalog, spec: TargetSpec) -> str:
     return "none was made for it; methods without weights draft on any target, and train makes one"
 
 
-def gibibytes(count: int) -> str:
-    return f"{count / 2**30:.2f} GiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"
+def millions(count: int) -> str:
+    return f"{count / 1e6:,.0f} million" if count >= 1e7 else f"{count:,}"
+
+
+def size(count: int) -> str:
+    """Bytes in words."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
