@@ -60,9 +60,9 @@ class Selection(Settings):
             (log.delete if self.deleted else log.restore)(*self.ids)
 
 
-def split_tags(text: str) -> tuple[str, ...]:
-    """Tags as people type them, with commas between; in order."""
-    return tuple(sorted(_clean(tuple(text.split(",")))))
+def split_tags(text: str | None) -> tuple[str, ...]:
+    """Tags as people type them, with commas between; in order. None is what an empty box may be."""
+    return tuple(sorted(_clean(tuple((text or "").split(",")))))
 
 
 def stored_run(log: RunLog, run_id: str) -> RunDetail:

@@ -95,14 +95,18 @@ class FastestPanel:
             self._searches.popitem(last=False)
         return search
 
+    def _search(self, key: Any) -> Search | None:
+        """The search of a key; anybody may have sent it."""
+        return self._searches.get(key) if isinstance(key, str) else None
+
     def _stop(self, key: Any) -> list[Any]:
-        if (search := self._searches.get(key)) is not None:
+        if (search := self._search(key)) is not None:
             search.cancel()
         return self.look(key)
 
     def look(self, key: Any) -> list[Any]:
         """Values of `shown`."""
-        search = self._searches.get(key)
+        search = self._search(key)
         if search is None:
             return [gr.skip()] * (len(self.shown) - 1) + [gr.Timer(active=False)]
         over, best = search.over.is_set(), search.best
@@ -134,7 +138,7 @@ class FastestPanel:
 
     def picked(self, key: Any) -> tuple[Search, Contender, str]:
         """What a search recommends, and its key in the method picker."""
-        search = self._searches.get(key)
+        search = self._search(key)
         best = search.best if search else None
         if search is None or best is None:
             raise ConfigError("That search is over and forgotten. Start it again.")
