@@ -47,7 +47,7 @@ def test_newcomer_learns_why_it_is_faster_and_which_to_use(
         assert "guesses the next few tokens" in page.tab.inner_text("#pg-welcome")
         assert page.tab.input_value("#pg-prompt textarea").startswith("Summarise")
         page.tab.click("#pg-generate")
-        page.wait_done()
+        page.tab.wait_for_selector('#pg-panel [data-done="true"]', state="attached")
         said = page.tab.inner_text("#pg-panel .result")
         assert re.match(r"\d\.\d\d × plain decoding: \d\.\d\d tokens a step", said), said
         assert page.count("#pg-panel .tokens .rejected") > 0

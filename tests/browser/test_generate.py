@@ -71,7 +71,7 @@ def test_every_answer_is_compared_with_plain_decoding(page: GeneratePage) -> Non
     page.tab.wait_for_function(
         "document.querySelector('#pg-cmp-prompt textarea').value === 'Worth it?'"
     )
-    assert page.tab.input_value("#pg-cmp-method-0 input") == "Scripted tree"
+    assert page.tab.input_value("#pg-cmp-method-0 input").startswith("Scripted tree")
 
 
 def test_fastest_is_found_for_the_prompt_at_hand(page: GeneratePage, served: Served) -> None:
@@ -127,7 +127,8 @@ def test_everything_shows_one_step_while_text_streams(page: GeneratePage) -> Non
     steps = []
     for _ in range(12):
         label, marked, thumb = page.tab.evaluate(seen)
-        assert label == marked == thumb
+        assert label == marked
+        assert thumb in (label, label + 1)  # a key moves it before the step has come
         steps.append(label)
         page.tab.keyboard.press("ArrowRight")  # no step back: it goes on following
         page.tab.wait_for_timeout(150)
