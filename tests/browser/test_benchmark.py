@@ -148,7 +148,7 @@ def test_stop_keeps_what_is_done_and_resume_completes_it_in_another_tab(
         wait_for(other.tab, "cancelled")
         other.tab.click("#pg-benchmark-resume")
         wait_for(other.tab, "completed")
-        other.tab.locator("#pg-benchmark-head", has_text="12 of 12 requests done").wait_for()
+        other.tab.locator("#pg-benchmark-head", has_text="3 repeats = 12 requests").wait_for()
         other.check_clean()
 
 
