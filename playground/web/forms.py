@@ -128,12 +128,14 @@ class SettingsForm:
         )
         self.asked.change(None, self.asked, self.held, js=HOLD_JS, **QUIET)
         with gr.Column(elem_id=elem_id, elem_classes="pg-form"):
+            # One after another: Gradio walks through a session's components while it draws, and
+            # fails if a form that is drawn beside it adds some.
             gr.render(
                 inputs=self.asked,
                 triggers=[self.asked.change],
-                concurrency_limit=None,
+                concurrency_id="forms",
+                concurrency_limit=1,
                 show_progress="hidden",
-                queue=False,
             )(self._draw)
 
     def _draw(self, value: Any) -> None:
