@@ -263,9 +263,10 @@ class Search(Job):
 
     @property
     def best(self) -> Contender | None:
-        """What is recommended; None where nothing beats plain decoding."""
+        """What is recommended; None where nothing pays, or a single answer is all there is."""
         first = next(iter(self.contenders()), None)
-        return first if first and first.ratio > 1 + SAME else None
+        sure = first is not None and first.speedup is not None and first.speedup.low is not None
+        return first if first and sure and first.ratio > 1 + SAME else None
 
     @property
     def advice(self) -> str:
@@ -280,6 +281,11 @@ class Search(Job):
         tried = f"Tried on {on}, {tokens} tokens each, {rounds} time{'s' * (rounds != 1)}."
         if waiting := [c.name for c in self.contenders() if c.state == "waiting"]:
             tried += f" There was no time for {', '.join(waiting)}."
+        if first.speedup.low is None:
+            return (
+                f"Too little was measured to recommend one: {first.name} reached "
+                f"{first.ratio:.2f} × plain decoding, once. {tried}"
+            )
         if self.best is None:
             return (
                 f"Nothing beats plain decoding here. The next is {first.name}: "
@@ -293,7 +299,5 @@ class Search(Job):
 def said(speedup: Speedup) -> str:
     """A speedup with its interval, and whether that leaves a doubt."""
     words = f"{speedup.ratio:.2f} × plain decoding"
-    if speedup.low is None or speedup.high is None:
-        return f"{words}, measured once"
     words += f" (95 % interval {speedup.low:.2f} to {speedup.high:.2f})"
     return words if speedup.faster else f"{words}, which is not sure yet"

@@ -103,13 +103,13 @@ def test_stop_ends_it_at_once(host: EngineHost, log: RunLog) -> None:
     assert found is not None and found.status == "cancelled"
 
 
-def told(host: EngineHost, *methods: str, seconds: dict[str, float]) -> Search:
-    """A search that was told of one answer each; seconds are those of decoding."""
+def told(host: EngineHost, *methods: str, seconds: dict[str, float], repeats: int = 2) -> Search:
+    """A search that was told of some answers each; seconds are those of decoding."""
     catalog = with_methods(
         host.catalog, **{m: ScriptedConfig(delay_ms=float(i)) for i, m in enumerate(methods)}
     )
     search = Search(host, plan_of(catalog, ask(method="plain")), owner="tab")
-    for repeat in range(2):
+    for repeat in range(repeats):
         for name in (PLAIN, *methods):
             made: Any = plain_request if name == PLAIN else own_request
             request: FinishedRequest = made(
@@ -123,6 +123,12 @@ def test_where_nothing_pays_it_says_so(host: EngineHost) -> None:
     search = told(host, "a", "b", seconds={"a": 0.2, "b": 0.4})
     assert search.best is None
     assert search.advice.startswith("Nothing beats plain decoding here. The next is a: 0.50 ×")
+
+
+def test_nothing_is_recommended_after_a_single_answer(host: EngineHost) -> None:
+    search = told(host, "a", "b", seconds={"a": 0.02, "b": 0.4}, repeats=1)
+    assert search.best is None
+    assert search.advice.startswith("Too little was measured to recommend one: a reached 5.00 ×")
 
 
 def test_advice_has_figure_interval_reason_and_what_it_was_tried_on(host: EngineHost) -> None:
