@@ -56,7 +56,11 @@ def add(tab: Any, method: str, name: str, **settings: str) -> None:
     card.wait_for()
     card.locator("button.label-wrap").first.click()
     for field, value in {"name": name, **settings}.items():
-        card.locator(f".pg-field-{field}").locator("input, textarea").first.fill(value)
+        box = card.locator(f".pg-field-{field}").locator("input, textarea").first
+        for fold in card.locator(".pg-more", has=tab.locator(f".pg-field-{field}")).all():
+            if not box.is_visible():
+                fold.locator("button.label-wrap").first.click()
+        box.fill(value)
 
 
 def leave_out_first(tab: Any) -> None:
