@@ -8,13 +8,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
 from engine.metrics import Metrics
-from playground.host.plain import PlainStep
 from storage import StepRow
+
+if TYPE_CHECKING:  # it decodes, and the log is listed without torch
+    from playground.host.plain import PlainStep
 
 State = Literal["queued", "loading", "prefill", "running", "completed", "cancelled", "failed"]
 Message = dict[str, str]

@@ -9,12 +9,13 @@ a method is called lossy as soon as its settings make it so.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import gradio as gr
+from gradio.blocks import BlocksConfig
 from pydantic import ConfigDict, Field
 
 from engine.config import Limits, Sampling, Settings
@@ -51,6 +52,28 @@ TREE_JS = """(held) => ({ rev: Math.random(), method: %s ?? held.method ?? null,
 
 BARE: dict[str, Any] = {"show_label": False, "container": False}
 NO_EXAMPLE = ""
+MOST_WALKS = 100
+
+
+def _patiently(attach: Callable[..., None]) -> Callable[..., None]:
+    """Gradio's walk through a session's components after a drawing, begun again where it fails.
+
+    Other events of the session change what it walks through, and a form would stay empty. A walk
+    that fails has attached nothing: no component of ours has a value that loads.
+    """
+
+    def walk(*of: Any) -> None:
+        for is_last in (*(False,) * MOST_WALKS, True):
+            try:
+                return attach(*of)
+            except RuntimeError:
+                if is_last:
+                    raise
+
+    return walk
+
+
+setattr(BlocksConfig, "attach_load_events", _patiently(BlocksConfig.attach_load_events))  # noqa: B010
 
 
 class Group(Settings):
