@@ -169,7 +169,7 @@ class _Client:
         self._timed("read a run", lambda: self._http.post(f"{API}/component_server", json=body))
 
     def _stop(self) -> None:
-        body = {"data": [], "session_hash": self._session}
+        body = {"data": [self._session, None], "session_hash": self._session}
         self._timed("stop", lambda: self._http.post(f"{API}/call/stop", json=body))
 
     def _generate(self) -> None:
@@ -197,7 +197,8 @@ class _Client:
         form: dict[str, Any] = {"groups": [], "values": {}}
         held = {"values": {"limits": limits}}
         method, prompt = self._draw.choice(METHODS), self._draw.choice(PROMPTS)
-        return [self._target, "auto", method, "chat", "", prompt, form, held, None]
+        asked = [self._target, "auto", method, "chat", "", prompt, form, held]
+        return [*asked, None, self._session]
 
 
 if __name__ == "__main__":
