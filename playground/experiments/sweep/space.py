@@ -117,7 +117,7 @@ def tunables_of(config: MethodConfig) -> tuple[Tunable, ...]:
         options = [part for part in every if part.get("type") != "null"]
         inner: dict[str, Any] = options[0] if len(options) == 1 else {"const": None}
         kind = "choice" if "enum" in inner else _KINDS.get(inner.get("type", ""))
-        if kind is None or "const" in inner:
+        if kind is None or "const" in inner or "pattern" in inner:  # a device, say
             continue
         found.append(
             Tunable(
