@@ -36,6 +36,7 @@ API = "/gradio_api"
 METHODS = ("plain", "ngram", "suffix")
 PROMPTS = ("Tell me about tea.", "Count to twenty.", "def fib(n):", "Name three rivers.")
 WARM_UP = 0.1
+MOST_STREAM_S = 300.0
 
 
 def main() -> None:
@@ -129,7 +130,8 @@ class _Client:
         headers = {"authorization": f"Bearer {token}"}
         self._http = httpx.Client(base_url=address, headers=headers, timeout=600)
         self._draw = random.Random(1000 * options.seed + number)
-        self._target, self._session, self._seen = options.target, f"client{number}", seen
+        self._target, self._tab, self._seen = options.target, f"client{number}", seen
+        self._page = 0
         self._runs: list[str] = []
         config = self._http.get("/config").json()
         self._panel = next(
@@ -157,6 +159,11 @@ class _Client:
         answer.raise_for_status()
         return answer
 
+    def _session(self) -> str:
+        """Of a page opened anew: Gradio gives what is sent to a session to any of its streams."""
+        self._page += 1
+        return f"{self._tab}-{self._page}"
+
     def _open(self) -> None:
         path = self._draw.choice(("/", "/config", f"{API}/info"))
         self._timed(path.removeprefix(API), lambda: self._http.get(path))
@@ -165,21 +172,24 @@ class _Client:
         """Read a run, as a panel does that was reloaded."""
         question = {"run": self._draw.choice(self._runs or ["none"]), "have": 0}
         body = {"data": question, "component_id": self._panel, "fn_name": "since"}
-        body["session_hash"] = self._session
+        body["session_hash"] = self._session()
         self._timed("read a run", lambda: self._http.post(f"{API}/component_server", json=body))
 
     def _stop(self) -> None:
-        body = {"data": [self._session, None], "session_hash": self._session}
+        body = {"data": [self._tab, None], "session_hash": self._session()}
         self._timed("stop", lambda: self._http.post(f"{API}/call/stop", json=body))
 
     def _generate(self) -> None:
         """A short run; now and then the tab is closed in the middle."""
         leaves = self._draw.random() < 0.2
-        asked = {"data": self._form(), "session_hash": self._session}
+        asked = {"data": self._form(), "session_hash": self._session()}
         post = self._timed("ask for a run", lambda: self._http.post(f"{API}/call/run", json=asked))
         event = post.json()["event_id"]
+        began = time.monotonic()
         with self._http.stream("GET", f"{API}/call/run/{event}") as answer:
             for line in answer.iter_lines():
+                if time.monotonic() - began > MOST_STREAM_S:
+                    raise ValueError(f"a run's stream had no end after {MOST_STREAM_S} s")
                 found = json.loads(line[6:]) if line.startswith("data: [") else None
                 if not found:
                     continue
@@ -198,7 +208,7 @@ class _Client:
         held = {"values": {"limits": limits}}
         method, prompt = self._draw.choice(METHODS), self._draw.choice(PROMPTS)
         asked = [self._target, "auto", method, "chat", "", prompt, form, held]
-        return [*asked, None, self._session]
+        return [*asked, None, self._tab]
 
 
 if __name__ == "__main__":

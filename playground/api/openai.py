@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Literal, Self
@@ -245,7 +246,7 @@ class OpenAI(Endpoint):
         return self.stream(written.events(with_usage=with_usage))
 
 
-class Form:
+class Form(ABC):
     """How an answer is written."""
 
     default_tokens: int
@@ -262,13 +263,13 @@ class Form:
             "model": model.name,
         }
 
+    @abstractmethod
     def choice(self, text: str) -> dict[str, Any]:
         """The whole answer's own part of a choice."""
-        raise NotImplementedError
 
+    @abstractmethod
     def piece(self, text: str | None, *, first: bool) -> dict[str, Any]:
         """A chunk's own part of a choice; None at the end."""
-        raise NotImplementedError
 
     def whole(self, text: str) -> dict[str, Any]:
         choice = {"index": 0, **self.choice(text), "logprobs": None}

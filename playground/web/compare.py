@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import gradio as gr
-from pydantic import Field
 
 from engine.config import Limits, Sampling, Settings
 from engine.errors import ConfigError
@@ -25,16 +24,13 @@ from playground.experiments.compare.links import (
 )
 from playground.experiments.compare.page import comparison_page
 from playground.experiments.compare.stream import (
-    MAX_RUNS,
     fault_message,
-    race_clocks,
     reopened,
     stream,
 )
 from playground.experiments.job import Jobs
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
-from playground.host.live import RunId
 from playground.host.menu import Choices
 from playground.host.request import (
     DTYPES,
@@ -52,7 +48,7 @@ from playground.web.forms import BARE, PromptForm, SettingsForm
 from playground.web.memory import Memory, is_anything, kept_choice, kept_settings, kept_text
 from playground.web.memory import owner_of as tab_of
 from playground.web.results import saves
-from playground.web.rpc import Answer, Served, panel_functions, serve
+from playground.web.rpc import panel_functions, race_functions
 
 OWN_PROMPT = ""
 SHARED: dict[str, type[Settings]] = {
@@ -317,14 +313,11 @@ class ComparePage:
 
     def _page(self, shown: Any) -> tuple[str, str]:
         """The comparison on show as a file."""
-        held = shown.get("compare") if isinstance(shown, dict) else None
-        state = read_json(held, what="The comparison") if isinstance(held, str) else {}
-        compare_id = state.get("id") if isinstance(state, dict) else None
+        compare_id = compare_of(shown)
         if not compare_id:
             raise ConfigError("There is no comparison to save yet. Compare something first.")
-        return f"comparison-{compare_id}.html", comparison_page(
-            self.host.log, read_run_id(compare_id)
-        )
+        page = comparison_page(self.host.log, read_run_id(compare_id))
+        return f"comparison-{compare_id}.html", page
 
     def _slots(self) -> None:
         choices, offered = self._menu(self.target.value)
@@ -484,24 +477,3 @@ def compare_of(shown: Any) -> str:
     state = attempt(lambda: read_json(str(text), what="The comparison"), where="a comparison")
     found = state.get("id") if isinstance(state, dict) else None
     return found if isinstance(found, str) else ""
-
-
-class RunsOf(Settings):
-    """Runs of one race."""
-
-    runs: list[RunId] = Field(min_length=1, max_length=MAX_RUNS)
-
-
-def race_functions(host: EngineHost, history: History) -> list[Served]:
-    """What the race asks: `clocks`, when commits happened, and `metas`, what panels show."""
-
-    def clocks(asked: RunsOf) -> Answer:
-        return {"clocks": race_clocks(host.runs, host.log, asked.runs)}
-
-    def metas(asked: RunsOf) -> Answer:
-        return {"runs": [meta for run in asked.runs for meta in history.opened(run)["runs"]]}
-
-    return [
-        serve("clocks", RunsOf, clocks, where="reading the clocks"),
-        serve("metas", RunsOf, metas, where="opening runs"),
-    ]

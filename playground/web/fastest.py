@@ -18,7 +18,7 @@ from playground.host.runner import EngineHost
 from playground.trees.methods import tree_method
 from playground.web.forms import RAW
 from playground.web.memory import owner_of
-from playground.web.results import Cell, figure, saying, state_html, table_html
+from playground.web.results import Cell, figure, saying, speedup_cell, state_html, table_html
 
 MAX_KEPT = 32
 HEADS = {
@@ -199,10 +199,6 @@ class FastestPanel:
 
 
 def _row(one: Contender) -> list[Cell | str]:
-    speed = one.speedup
-    interval = f"{speed.low:.2f} … {speed.high:.2f}" if speed and speed.low and speed.high else ""
-    answers = str(speed.num_repeats) if speed else "0"
-    mood = "good" if speed and speed.faster else "bad" if speed and speed.slower else ""
+    answers = str(one.speedup.num_repeats if one.speedup else 0)
     state = Cell(one.state, hint=one.fault, mood="bad" if one.fault else "")
-    ratio = Cell(figure(speed.ratio if speed else None, 2), small=interval, mood=mood)
-    return [one.name, ratio, figure(one.mat, 2), answers, state]
+    return [one.name, speedup_cell(one.speedup), figure(one.mat, 2), answers, state]

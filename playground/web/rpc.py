@@ -9,7 +9,9 @@ from pydantic import Field
 
 from engine.config import Settings
 from playground.errors import Fault, attempt
+from playground.experiments.compare.stream import MAX_RUNS, race_clocks
 from playground.host.live import RunId
+from playground.host.runner import EngineHost
 from playground.host.stream import History
 
 Index = Annotated[int, Field(ge=0, le=10_000_000)]
@@ -56,4 +58,25 @@ def panel_functions(history: History) -> list[Served]:
     return [
         serve("since", Since, lambda q: history.since(q.run, q.have), where="reading a run"),
         serve("step", StepOf, lambda q: history.step(q.run, q.index), where="reading a step"),
+    ]
+
+
+class RunsOf(Settings):
+    """Runs of one race."""
+
+    runs: list[RunId] = Field(min_length=1, max_length=MAX_RUNS)
+
+
+def race_functions(host: EngineHost, history: History) -> list[Served]:
+    """What the race asks: `clocks`, when commits happened, and `metas`, what panels show."""
+
+    def clocks(asked: RunsOf) -> Answer:
+        return {"clocks": race_clocks(host.runs, host.log, asked.runs)}
+
+    def metas(asked: RunsOf) -> Answer:
+        return {"runs": [meta for run in asked.runs for meta in history.opened(run)["runs"]]}
+
+    return [
+        serve("clocks", RunsOf, clocks, where="reading the clocks"),
+        serve("metas", RunsOf, metas, where="opening runs"),
     ]
