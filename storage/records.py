@@ -108,8 +108,8 @@ def experiment_of(benchmark_id: str | None, labels: Mapping[str, str]) -> str | 
     if benchmark_id:
         whole, dash, _ = benchmark_id.partition("-")
         return f"{'sweep' if dash else 'benchmark'}:{whole}"
-    comparison = labels.get("compare")
-    return f"compare:{comparison}" if comparison else None
+    kinds = (kind for kind in ("compare", "replay") if labels.get(kind))
+    return next((f"{kind}:{labels[kind]}" for kind in kinds), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from playground.connect.client import Client
 from playground.connect.replay import Level, Load, replay
 from playground.connect.report import Report
-from playground.connect.stored import new_experiment, store
+from playground.connect.stored import new_replay, store
 from storage import RunLog
 
 PLAIN = "plain"
@@ -41,7 +41,7 @@ async def visit(address: Address, load: Load, log: RunLog | None) -> AsyncIterat
         client = await stack.enter_async_context(Client.at(address.url, address.key))
         engine = await client.find(address.model)
         without = await _without(client, address, stack)
-        experiment = new_experiment()
+        replay_id = new_replay()
         drafting: list[Level] = []
         plain: list[Level] = []
         for concurrency in load.concurrencies:
@@ -53,7 +53,7 @@ async def visit(address: Address, load: Load, log: RunLog | None) -> AsyncIterat
                     levels.append(level)
                     if log is not None:
                         is_drafting = levels is drafting
-                        store(log, asked, level, experiment=experiment, drafting=is_drafting)
+                        store(log, asked, level, replay=replay_id, drafting=is_drafting)
             yield Report(engine, tuple(drafting), tuple(plain))
 
 

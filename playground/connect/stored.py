@@ -13,19 +13,19 @@ EXTERNAL = "External"
 """Decoding type of what another engine wrote: no method here, so nothing runs it again."""
 
 
-def new_experiment() -> str:
-    """A label that keeps the runs of one replay together."""
-    return f"replay {secrets.token_hex(4)}"
+def new_replay() -> str:
+    """An id that keeps the runs of one replay together."""
+    return secrets.token_hex(8)
 
 
-def store(log: RunLog, client: Client, level: Level, *, experiment: str, drafting: bool) -> None:
+def store(log: RunLog, client: Client, level: Level, *, replay: str, drafting: bool) -> None:
     """Write every answer of a level down.
 
     Args:
         drafting: whether the engine drafted, as far as was asked.
     """
     for answered in level.answered:
-        _store(log, client, level.concurrency, answered, experiment, drafting)
+        _store(log, client, level.concurrency, answered, replay, drafting)
 
 
 def _store(
@@ -33,7 +33,7 @@ def _store(
     client: Client,
     concurrency: int,
     answered: Answered,
-    experiment: str,
+    replay: str,
     drafting: bool,
 ) -> None:
     asked, reply = answered.asked, answered.reply
@@ -51,7 +51,7 @@ def _store(
             messages=tuple(asked.messages),
             device=client.url,
             labels={
-                "experiment": experiment,
+                "replay": replay,
                 "suite": asked.suite,
                 "prompt": asked.name,
                 "category": asked.category,

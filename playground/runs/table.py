@@ -25,6 +25,7 @@ KINDS = {
     "benchmark": "Benchmark",
     "sweep": "Sweep",
     "compare": "Comparison",
+    "replay": "Replay",
 }
 """What an experiment's row is called."""
 REPORTS = ("benchmark", "compare")

@@ -21,7 +21,7 @@ from playground.connect.replay import Asked, Load, read_concurrencies
 from playground.connect.report import Report
 from playground.connect.session import Address, visit
 from playground.connect.stored import EXTERNAL
-from storage import RunLog
+from storage import ExperimentRow, RunLog, RunQuery
 from tests.playground.serving import Served, free_port, serving_tiny
 
 ASKED = tuple(Asked("s", str(i), "chat", text) for i, text in enumerate(("Hello.", "Tea?", "Why?")))
@@ -48,6 +48,9 @@ def test_our_own_endpoint_is_compared_with_its_own_plain_decoding(
     with RunLog.open(str(tmp_path / "mine.db")) as mine:
         report = visited(Address(served.url, model="tiny:scripted"), log=mine)
         stored = [mine.get(row.id) for row in mine.find().rows]
+        (folded,) = mine.experiments.page(RunQuery()).rows
+    assert isinstance(folded, ExperimentRow) and folded.kind == "replay"
+    assert folded.num_runs == folded.num_completed == len(stored)
     assert report.engine.name == "playground"
     assert [level.concurrency for level in report.drafting] == [1, 2]
     for own, plain in report.pairs:
