@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,6 @@ class DeployPage:
 
     def __init__(self, host: EngineHost, tab: gr.Tab) -> None:
         self._log, self._catalog = host.log, host.catalog
-        self._folder = tempfile.TemporaryDirectory(prefix="deploy-")
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, elem_id="pg-deploy-side", min_width=290):
                 self._choice()
@@ -281,8 +279,10 @@ class DeployPage:
         return updates | {self.downloads: gr.File(paths or None, visible=bool(paths))}
 
     def _saved(self, name: str, text: str) -> str:
-        folder = Path(self._folder.name) / hashlib.sha256(text.encode()).hexdigest()[:16]
-        folder.mkdir(exist_ok=True)
+        # Among Gradio's own files, which it hands out and which go when the server ends.
+        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        folder = Path(self.downloads.GRADIO_CACHE) / f"deploy-{digest}"
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
         return str(folder / name)
 
