@@ -1,6 +1,7 @@
 """What one forward over n rows costs: plain modules, packed weights, compiled kernels, codes.
 
     python -m benchmarks.cpu_forward [--context 256] [--rounds 15] [--rows 1,8,16,32,64] [--codes]
+        [--avx2]
 
 One process, same weights and threads; the contestants take turns within each round. Prints the
 median of each with its quartiles, and the median of the ratios round by round.
@@ -13,10 +14,12 @@ import copy
 import statistics
 import time
 from typing import Literal
+from unittest.mock import patch
 
 import torch
 
 import presets
+from engine.kernels.cpu import compile as compiling
 from engine.model.forward import prepare_attention
 from engine.model.loading import load_target
 from engine.model.target import Target
@@ -31,6 +34,7 @@ def main() -> None:
     parser.add_argument("--target", default="smollm2-135m-instruct")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--codes", action="store_true", help="also in a GGUF file's own codes")
+    parser.add_argument("--avx2", action="store_true", help="also without AVX-512, compiled so")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--rows", default="1,2,4,8,12,16,24,32,48,64")
     parser.add_argument("--rounds", type=int, default=15)
@@ -45,6 +49,8 @@ def main() -> None:
             targets[f"{dtype} native"] = native
     if options.codes:
         targets["codes"] = _load(options.target, "auto")
+    if options.avx2:
+        targets["codes, AVX2"] = _without_avx512(options.target)
     ours = next(reversed(targets.values()))
     print(f"{ours.name} on {ours.device_name}, {options.context} tokens of context")
     for name, target in targets.items():
@@ -55,6 +61,15 @@ def main() -> None:
 def _load(name: str, dtype: str, native: Literal["auto", "off"] = "auto") -> Target:
     spec = presets.resolve(name).model_copy(update={"native_kernels": native})
     return load_target(spec, dtype=dtype, device="cpu", cache_dir=paths.cache_dir())
+
+
+def _without_avx512(name: str) -> Target:
+    """A GGUF target in its codes as a processor runs it that has AVX2 and nothing newer."""
+    compiling.library.cache_clear()
+    with patch.object(compiling, "_cpu_flags", return_value=set(compiling.NEEDED)):
+        target = _load(name, "auto")
+    compiling.library.cache_clear()
+    return target
 
 
 def _modules(target: Target) -> Target:
