@@ -23,13 +23,13 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from engine.accept import Rule
-from engine.config import Sampling
+from engine.config import Limits, Sampling
 from engine.drafters.base import BuildContext, Drafter, Start, root_only
 from engine.drafters.method import MethodConfig
 from engine.model.target import Target
@@ -175,6 +175,11 @@ class AdaptiveDrafter(Drafter):
         self._asked: Proposal | None = None
         self._root = self._num_steps = 0
         self._pause, self._next_pause, self._probe = 0, FIRST_PAUSE, False
+
+    def rehearse(
+        self, prompt_ids: Sequence[int], limits: Limits, cancelled: Callable[[], bool]
+    ) -> None:
+        self.inner.rehearse(prompt_ids, limits, cancelled)
 
     def start(self, start: Start) -> None:
         self._reset()

@@ -413,12 +413,12 @@ def _stored_status(detail: RunDetail) -> dict[str, Any]:
     }
 
 
-def _stored_badge(detail: RunDetail) -> str:
-    """As its method's; of settings that this version does not know, what was stored."""
+def stored_badge(method: Mapping[str, Any], *, lossless: bool) -> str:
+    """As a stored method's; of settings that this version does not know, what was stored."""
     try:
-        return parse_method(detail.method).badge
+        return parse_method(method).badge
     except ConfigError:
-        return "lossless" if detail.lossless else "lossy"
+        return "lossless" if lossless else "lossy"
 
 
 def _stored_meta(detail: RunDetail) -> dict[str, Any]:
@@ -426,7 +426,7 @@ def _stored_meta(detail: RunDetail) -> dict[str, Any]:
         detail.id,
         title=detail.method_title,
         target=detail.target,
-        badge=_stored_badge(detail),
+        badge=stored_badge(detail.method, lossless=detail.lossless),
         method=detail.method,
         prompt=detail.prompt_text,
         messages=[dict(message) for message in detail.messages],

@@ -15,6 +15,7 @@ from playground.experiments.report.audits import audits_of_pairs
 from playground.experiments.report.report import Section, make_report
 from playground.experiments.report.statistics import speedup_of
 from playground.experiments.report.verdict import Divergence
+from playground.host.stream import stored_badge
 from storage import RunDetail, RunLog
 
 LEFT_OUT = ("groups", "latency", "by_context")
@@ -146,7 +147,7 @@ class Comparison:
         rows = []
         for section, own in zip(report.configurations, self.plan["configurations"], strict=True):
             figures = {k: v for k, v in asdict(section).items() if k not in LEFT_OUT}
-            badge = "lossless" if section.lossless else "lossy"
+            badge = stored_badge(own["config"], lossless=section.lossless)
             rows.append(
                 {
                     **figures,

@@ -10,10 +10,12 @@ import pytest
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.combined import CombinedConfig
-from engine.drafters.synthetic import SyntheticConfig, SyntheticDrafter
+from engine.drafters.synthetic import SyntheticConfig, SyntheticDrafter, _answers
 from engine.errors import ConfigError
 from engine.model.target import Target
 from engine.steps import Prefill, Step
+from engine.tuning.adaptive import build_drafter
+from engine.tuning.latency import LatencyCurve
 from tests.engine.drafters import judges
 from tests.models import build_context, tiny_target
 
@@ -118,3 +120,15 @@ def test_it_is_labelled_and_nothing_adapts_it() -> None:
 def test_look_up_goes_before_it_in_a_combination() -> None:
     config = CombinedConfig(model=SyntheticConfig(acceptance_rate=1.0))
     assert judges.assert_greedy_lossless(config, "llama") > 0
+
+
+def test_the_answer_is_known_before_the_clock_starts_under_a_controller_too() -> None:
+    """Adaptive, combined: `rehearse` reaches the made-up drafter, so no step pays for its truth."""
+    target = tiny_target(eos_token_id=None)
+    config = CombinedConfig(model=SyntheticConfig(), adaptive=True)
+    drafter = build_drafter(
+        config, build_context(target), lambda: LatencyCurve((1, 8), (1.0, 1.0), 8)
+    )
+    limits = Limits(max_new_tokens=8, ignore_eos=True)
+    drafter.rehearse([5, 6], limits, lambda: False)
+    assert ((5, 6), True) in _answers[target]
