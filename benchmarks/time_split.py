@@ -67,8 +67,10 @@ def configs(target: Target, folder: Path) -> dict[str, MethodConfig]:
         values: dict[str, object] = {"decoding_type": name}
         if name in heads:
             values["speculative_model"] = str(heads[name])
-        if name == "Draft_Target":
+        if name in ("Draft_Target", "PARD"):
             values["speculative_model"] = target.name
+        if name == "PARD":
+            values["mask_token_id"] = 0  # untrained: its time is the same
         found[name] = parse_method(values)
     dynamic = {"decoding_type": "Eagle", "speculative_model": str(heads["Eagle"])}
     found["Eagle (dynamic tree)"] = parse_method({**dynamic, "use_dynamic_tree": True})

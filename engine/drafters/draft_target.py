@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
@@ -23,12 +23,29 @@ from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.drafters.texts import BEYOND, ROWS, Reading, rank_of
 from engine.metrics import first_divergence
+from engine.model.target import Target
 from engine.model.text import SharedTokens, common_vocabulary
 from engine.proposal import DraftDists, Needs, Outcome, Proposal
 from engine.sampling import inverse_cdf, probabilities
 from engine.tree import TreeShape, upload
 
 _NAMED = "the draft model (a target preset, a local path or a hub id)"
+DraftDtype = Annotated[
+    Literal["target", "float32", "bfloat16", "float16", "q8", "q4"],
+    Field(
+        title="Draft model's dtype",
+        description="dtype of the draft model; target = the same as the target's",
+    ),
+]
+DraftDevice = Annotated[
+    str,
+    Field(
+        pattern=r"^(target|cpu|cuda(:\d{1,2})?)$",
+        title="Draft model's device",
+        description="where the draft model runs: cpu, cuda or cuda:N; target = where the target "
+        "does",
+    ),
+]
 
 
 class DraftTargetConfig(MethodConfig):
@@ -67,19 +84,8 @@ class DraftTargetConfig(MethodConfig):
         description="stop drafting where the draft model's best token is less likely; 0 = never",
     )
 
-    draft_dtype: Literal["target", "float32", "bfloat16", "float16", "q8", "q4"] = Field(
-        "target",
-        title="Draft model's dtype",
-        description="dtype of the draft model; target = the same as the target's",
-    )
-    draft_device: str = Field(
-        "target",
-        pattern=r"^(target|cpu|cuda(:\d{1,2})?)$",
-        title="Draft model's device",
-        description="where the draft model runs: cpu, cuda or cuda:N; target = where the target "
-        "does",
-    )
-
+    draft_dtype: DraftDtype = "target"
+    draft_device: DraftDevice = "target"
     vocabulary: Literal["same", "intersection"] = Field(
         "same",
         title="Vocabulary of the draft model",
@@ -99,6 +105,24 @@ class DraftTargetConfig(MethodConfig):
         return DraftShape((1,) * self.max_draft_len, self.max_draft_len, self.max_draft_len)
 
 
+class OwnModel(Protocol):
+    """Settings of a method that drafts with a model of its own."""
+
+    @property
+    def speculative_model(self) -> str | None: ...
+    @property
+    def draft_dtype(self) -> str: ...
+    @property
+    def draft_device(self) -> str: ...
+
+
+def load_draft_model(config: OwnModel, context: BuildContext) -> Target:
+    """The model that these settings name, where they want it; errors as `MethodConfig.build`."""
+    where = {"dtype": config.draft_dtype, "device": config.draft_device}
+    apart = {name: value for name, value in where.items() if value != "target"}
+    return context.load(context.resolve(context.weights(config.speculative_model, _NAMED)), **apart)
+
+
 class DraftTargetDrafter(Drafter):
     """Drafts with a model of its own, whose cache is never filled twice with the same tokens."""
 
@@ -111,10 +135,7 @@ class DraftTargetDrafter(Drafter):
         self._config = config
         self._device = context.target.device
         self._vocab = context.target.vocab_size
-        where = {"dtype": config.draft_dtype, "device": config.draft_device}
-        apart = {name: value for name, value in where.items() if value != "target"}
-        spec = context.resolve(context.weights(config.speculative_model, _NAMED))
-        self._model = context.load(spec, **apart)
+        self._model = load_draft_model(config, context)
         self._shared: SharedTokens | None = None
         if config.vocabulary == "intersection":
             self._shared = SharedTokens(context.target, self._model)

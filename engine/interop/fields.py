@@ -302,6 +302,16 @@ def require_named(methods: Iterable[Method], key: str, name: str) -> Method:
     return found
 
 
+def drops_block_tree(title: str) -> Loss:
+    """The warning of an engine that drafts a block as a chain."""
+    return Loss(
+        "use_dynamic_tree dynamic_tree_max_topK max_total_draft_tokens",
+        f"use_dynamic_tree is dropped: {title} drafts the likeliest token of every place of the "
+        "block; measured MAT falls.",
+        lambda config: config.use_dynamic_tree,
+    )
+
+
 def drops_draft_probs(why: str, **releases: Any) -> Loss:
     """The warning of an engine that verifies without the drafter's probabilities."""
     sentence = f"use_draft_probs is dropped{why}"

@@ -1,8 +1,8 @@
 """TensorRT-LLM: the `speculative_config` block of its YAML file.
 
 Two lines of releases: from 1.3 on only the PyTorch backend is left, with NGram, SA, Draft_Target,
-Eagle3, MTP and DFlash. Until 1.2 there was the TensorRT backend beside it, with Medusa, Lookahead
-and EAGLE-1/2 and their choice trees. Source: tensorrt_llm/llmapi/llm_args.py of both lines.
+Eagle3, MTP, PARD and DFlash. Until 1.2 there was the TensorRT backend beside it, with Medusa,
+Lookahead and EAGLE-1/2 and their choice trees. Source: tensorrt_llm/llmapi/llm_args.py of both.
 
 A dynamic tree must satisfy max_draft_len ≤ max_total_draft_tokens ≤ topK · max_draft_len there.
 """
@@ -361,6 +361,12 @@ METHODS = (
         takes=tuple(SUFFIX_SECOND),
         known=MTP_KEYS,
         refuses=dict.fromkeys(TREES, Refusal("MTP layers draft a tree, here a chain")),
+    ),
+    Method(
+        "PARD",
+        "PARD",
+        (*LENGTH, *WEIGHTS, *same("mask_token_id"), fields.drops_block_tree("TensorRT-LLM")),
+        since=CURRENT,
     ),
     Method(
         "DFlash",

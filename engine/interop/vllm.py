@@ -3,7 +3,7 @@
 What changed between releases, read from the releases' own vllm/config/speculative.py:
 
     0.11.1  suffix; every *_mtp method is spelled mtp
-    0.16    draft_model works again (the V1 engine refused it until 0.14)
+    0.16    draft_model works again (the V1 engine refused it until 0.14); parallel_drafting
     0.18    rejection_sample_method strict / probabilistic; gone again with 0.21
     0.20    dflash; the last with speculative_token_tree
     0.21    draft_sample_method (gumbel); 0.22 calls it probabilistic
@@ -20,7 +20,17 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import fields
 from engine.interop.conversion import Reader, Writer
-from engine.interop.fields import IGNORED, Engine, Field, Loss, Method, Refusal, Values
+from engine.interop.fields import (
+    IGNORED,
+    Engine,
+    Field,
+    Loss,
+    Method,
+    Refusal,
+    Values,
+    const,
+    drops_block_tree,
+)
 from engine.interop.handoff import File, ReadYaml, command, read_flags, read_mapping
 from engine.interop.trees import children_per_depth, format_tree, parse_tree
 from engine.tree import ChoiceTree
@@ -43,7 +53,6 @@ KNOWN = frozenset(
 """Keys of any release from 0.10 to 0.33."""
 ONE_LENGTH = "the draft's length follows the batch; set num_speculative_tokens for one request"
 REFUSES = {
-    "parallel_drafting": Refusal("one forward drafts a whole block (PARD, P-EAGLE)"),
     "num_speculative_tokens_per_batch_size": Refusal(ONE_LENGTH),
     "rejection_sample_method": Refusal(
         "drafts are accepted by another rule", ("none", "standard", "strict", "probabilistic")
@@ -54,12 +63,15 @@ REFUSES = {
     "tensor_parallel_size": Refusal("the drafter's setting is draft_tensor_parallel_size"),
     "index_share_for_mtp_iteration": Refusal("MTP layers share what they attend to"),
 }
+PARALLEL = Refusal("one forward drafts a whole block (PARD, P-EAGLE), which its method cannot do")
 NO_COUNTERPART = {
     "mlp_speculator": "an MLP speculator",
     "custom_class": "a proposer class of your own; register a drafter here instead",
     "extract_hidden_states": "no drafting at all, it writes training data",
     "dspark": "DSpark",
 }
+BLOCKS = ("dflash",)
+"""Methods that draft in one forward whether the config says so or not."""
 SAMPLED = (
     "When sampling, vLLM drafts the likeliest token; here EAGLE-1 draws its drafts. The law of the "
     "output is the same, acceptance differs."
@@ -170,7 +182,7 @@ METHODS = (
         "ngram",
         (
             LENGTH_ROW,
-            fields.const("prompt_lookup_min", 1),
+            const("prompt_lookup_min", 1),
             Field("max_matching_ngram_size", "prompt_lookup_max", back=None),
             Loss(f"lookup {fields.POOL_RULES}", RULES),
         ),
@@ -231,6 +243,12 @@ METHODS = (
         "eagle3",
         (WEIGHTS, Field("max_draft_len", LENGTH, write=lambda w: w.chain_of_levels("vLLM drafts"))),
     ),
+    Method(
+        "PARD",
+        "draft_model",
+        (WEIGHTS, LENGTH_ROW, const("parallel_drafting", True), drops_block_tree("vLLM")),
+        since=(0, 16),
+    ),
     Method("MTP", "mtp", (LENGTH_ROW,)),
     Method(
         "DFlash",
@@ -287,7 +305,7 @@ def _parse_command(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], s
 def _pick(reader: Reader) -> Method:
     """The method, inferred as vLLM does where it is not named."""
     name = _name(reader)
-    found = fields.named(METHODS, name)
+    found = _parallel(reader, name) or fields.named(METHODS, name)
     if found is None:
         what = f": {NO_COUNTERPART[name]}" if name in NO_COUNTERPART else ""
         raise ConfigError(f"vLLM's method {name!r:.40} has no counterpart here{what}.")
@@ -295,6 +313,17 @@ def _pick(reader: Reader) -> Method:
         raise ConfigError(f"{LENGTH} is missing. Add it: how many tokens to draft.")
     if reader.find("method") is None:
         reader.notes.append(f"No method is named; vLLM's own rules make it {name}.")
+    return found
+
+
+def _parallel(reader: Reader, name: str) -> Method | None:
+    """The method of that name that drafts in one forward, if the config asks for it."""
+    key = "parallel_drafting"
+    if name in BLOCKS or not reader.find(key) or not reader.typed(key, bool):
+        return None
+    found = next((m for m in METHODS if m.theirs == name and key in m.keys), None)
+    if found is None:
+        PARALLEL.check("vLLM", key, True)
     return found
 
 

@@ -226,20 +226,13 @@ class DynamicTree:
         size = self.within(max_depth)
         candidates = grow(session, size, least_prob)
         if size.top_k == 1:
-            tokens, log_probs, ranks = candidates.tokens, candidates.log_probs, None
-            shape = TreeShape.chain(len(tokens))
-        else:
-            kept, parents = rerank(candidates, size.keep)
-            tokens, log_probs = candidates.tokens[kept], candidates.log_probs[kept]
-            # The one wait for the device: the tree's topology is needed on the host.
-            rows = torch.stack([parents, kept % size.top_k]).tolist()
-            shape, ranks = TreeShape([-1, *rows[0]]), [0, *rows[1]]
-        return Proposal(
-            tokens=torch.cat([session.root, tokens]),
-            shape=shape,
-            ranks=ranks,
-            draft_probs=torch.cat([log_probs.new_zeros(1), log_probs]).exp(),
-        )
+            log_probs = candidates.log_probs
+            return Proposal(
+                torch.cat([session.root, candidates.tokens]),
+                TreeShape.chain(len(log_probs)),
+                draft_probs=torch.cat([log_probs.new_zeros(1), log_probs]).exp(),
+            )
+        return kept_tree(session.root, candidates, size.keep, size.top_k)
 
 
 class Candidates(NamedTuple):
@@ -284,6 +277,20 @@ def grow(session: HeadSession, size: DynamicTree, least_prob: float = 0.0) -> Ca
         if depth + 1 < size.levels:
             frontier = scores.topk(min(size.expanded, len(scores))).indices
     return Candidates(*(torch.cat(column) for column in zip(*levels, strict=True)))
+
+
+def kept_tree(root: Tensor, candidates: Candidates, keep: int, top_k: int) -> Proposal:
+    """The draft of the best candidates below the root `(1,)`; `top_k` of them are siblings."""
+    kept, parents = rerank(candidates, keep)
+    tokens, log_probs = candidates.tokens[kept], candidates.log_probs[kept]
+    # The one wait for the device: the tree's topology is needed on the host.
+    rows = torch.stack([parents, kept % top_k]).tolist()
+    return Proposal(
+        tokens=torch.cat([root, tokens]),
+        shape=TreeShape([-1, *rows[0]]),
+        ranks=[0, *rows[1]],
+        draft_probs=torch.cat([log_probs.new_zeros(1), log_probs]).exp(),
+    )
 
 
 def rerank(candidates: Candidates, keep: int) -> tuple[Tensor, Tensor]:

@@ -32,6 +32,8 @@ def written(engine: str, config: MethodConfig, version: str | None = None) -> di
         ("0.33", '{"method":"eagle3","model":"yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",'
                  '"num_speculative_tokens":3}'),
         ("0.33", '{"method":"draft_model","model":"Qwen/Qwen3-0.6B","num_speculative_tokens":5}'),
+        ("0.33", '{"method":"draft_model","model":"amd/PARD-Qwen3-0.6B",'
+                 '"num_speculative_tokens":12,"parallel_drafting":true}'),
         ("0.33", '{"method":"mtp","num_speculative_tokens":1}'),
         ("0.33", '{"method":"dflash","model":"z-lab/Qwen3-4B-DFlash","num_speculative_tokens":15}'),
         ("0.32", '{"method":"medusa","model":"FasterDecoding/medusa-vicuna-7b-v1.3",'
@@ -76,6 +78,18 @@ def test_tensorrt_llm_s_safe_hand_off() -> None:
     assert files["serve.sh"] == (
         f"trtllm-serve {LLAMA} \\\n  --backend pytorch \\\n  --config config.yaml\n"
     )
+
+
+def test_a_parallel_draft_model_goes_from_vllm_to_tensorrt_llm() -> None:
+    config = read("vllm", '{"model":"a/b","num_speculative_tokens":12,"parallel_drafting":true}')
+    example = (
+        "speculative_config:\n"
+        "  decoding_type: PARD\n"
+        "  max_draft_len: 12\n"
+        "  speculative_model: a/b\n"
+    )
+    assert written("trtllm", config)["config.yaml"] == example
+    assert read("trtllm", example + "  mask_token_id: 7\n") == config.replace(mask_token_id=7)
 
 
 def test_tensorrt_llm_s_dynamic_tree() -> None:

@@ -144,7 +144,7 @@ def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
         ("sglang", "--speculative-algorithm EAGLE3 --speculative-num-steps 3", "wants all of"),
         ("sglang", "--speculative-algorithm A --speculative-algorithm B", "is given twice"),
         ("trtllm", "a: 1", "must have speculative_config with decoding_type"),
-        ("trtllm", "decoding_type: PARD", "decoding_type must be one of Draft_Target"),
+        ("trtllm", "decoding_type: SaveState", "decoding_type must be one of Draft_Target"),
         ("trtllm", "a: [", "not valid YAML"),
         ("trtllm", "decoding_type: Medusa\nmedusa_choices: '[[0], [0, 1, 0]]'", "not connected"),
         ("triton", "parameters: { key: \"decoding_mode\" value: { string_value: \"top_k\" } }",
@@ -159,7 +159,7 @@ def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
         ("transformers", "model.generate(assistant_early_exit=4)", "LayerSkip"),
         ("vllm", '{"method": "ngram", "num_speculative_tokens": 3, "promt_lookup_max": 4}',
          "vLLM has no setting promt_lookup_max (did you mean prompt_lookup_max?)"),
-        ("vllm", '{"model": "a/b", "num_speculative_tokens": 3, "parallel_drafting": true}',
+        ("vllm", '{"method": "medusa", "num_speculative_tokens": 3, "parallel_drafting": true}',
          "parallel_drafting=True has no counterpart here: in vLLM, one forward drafts"),
         ("vllm", '{"model": "a/b", "num_speculative_tokens": 3, "draft_sample_method": "greedy", '
          '"rejection_sample_method": "synthetic"}', "rejection_sample_method=synthetic has no"),

@@ -1,0 +1,182 @@
+"""PARD: a small model drafts a whole block in one forward, by mask tokens behind the text.
+
+It is an ordinary draft model that learned what to say at masks: it reads K - 1 of them, and the
+last K rows each say one token, the first one at the text's own end. Keys and values of masks are
+dropped, those of the text stay, so every committed token is read once.
+
+    reads   … x root mask mask mask      cache keeps … x root
+    drafts          d1   d2   d3   d4    accepted d1 d2, then y: next it reads d1 d2 y mask mask …
+
+Unlike heads it never sees the target: one such model serves all targets of its vocabulary.
+Source: arXiv:2504.18583, section 3; AMD-AGI/PARD. Checkpoints say the mask as `pard_token`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from engine.drafters.base import BuildContext, Drafter, Start, root_only
+from engine.drafters.block import BlockMethod
+from engine.drafters.draft_target import DraftDevice, DraftDtype, load_draft_model
+from engine.drafters.heads.vocabulary import Vocabulary
+from engine.drafters.method import DraftShape
+from engine.drafters.texts import BEYOND, ROWS, Reading
+from engine.errors import DrafterError
+from engine.model.target import Target
+from engine.model.text import common_vocabulary
+from engine.proposal import Needs, Proposal
+from engine.tree import TreeShape, upload
+
+
+class PardConfig(BlockMethod):
+    """Settings of PARD; named as in TensorRT-LLM."""
+
+    title: ClassVar[str] = "PARD"
+    summary: ClassVar[str] = (
+        "A smaller model trained with mask tokens drafts a whole block in one forward."
+    )
+    paper: ClassVar[str | None] = "2504.18583"
+    main_settings: ClassVar[str] = "size max_draft_len use_dynamic_tree"
+
+    decoding_type: Literal["PARD"] = "PARD"
+    speculative_model: str | None = Field(
+        None,
+        title="PARD model",
+        description="a draft model trained with mask tokens: a target preset's name, a local path "
+        "or a hub id",
+    )
+    max_draft_len: int = Field(
+        12,
+        ge=1,
+        le=64,
+        title="Draft length",
+        description="tokens drafted per step, all in one forward",
+    )
+    mask_token_id: int | None = Field(
+        None,
+        ge=0,
+        title="Mask token",
+        description="token id of the mask; None = what the checkpoint says (pard_token)",
+    )
+    draft_dtype: DraftDtype = "target"
+    draft_device: DraftDevice = "target"
+
+    def build(self, context: BuildContext) -> PardDrafter:
+        return PardDrafter(self, load_draft_model(self, context), context.target)
+
+    def build_sharing(self, drafter: Drafter, context: BuildContext) -> PardDrafter:
+        assert isinstance(drafter, PardDrafter)
+        return PardDrafter(self, drafter.model, context.target)
+
+    def draft_shape(self) -> DraftShape:
+        length = self.max_draft_len
+        num_nodes = self.max_total_draft_tokens if self.use_dynamic_tree else length
+        return DraftShape((length,), length, num_nodes)
+
+
+class PardDrafter(Drafter):
+    """Fills a block behind the text, whose rows its cache keeps."""
+
+    def __init__(self, config: PardConfig, model: Target, target: Target) -> None:
+        """Raises DrafterError: the model has no mask; VocabularyError: it is of another family."""
+        self.model, self._config, self._device = model, config, target.device
+        self._mask = _mask_of(config, model)
+        self._vocabulary = Vocabulary(None, common_vocabulary(target, model))
+        self._cache = model.new_cache(0)
+
+    def start(self, start: Start) -> None:
+        super().start(start)
+        room = min(len(self.text) + 512, self.model.context_len)
+        self._cache = self.model.new_cache(room)
+
+    def propose(self, max_depth: int) -> Proposal:
+        """Nothing where the model's context ends before the target's."""
+        room = self.model.context_len - len(self.text) + 1
+        length = min(self._config.max_draft_len, max_depth, room)
+        if length < 1:
+            return root_only(self.text[-1], self._device)
+        unread = self._known(torch.tensor(self.text[self._cache.length :]))
+        most = self._config.max_draft_len + 1
+        read, last = unread[:-most], unread[-most:]
+        if len(read):  # of a prompt only the end needs logits
+            self.model.prefill(upload(read, self.model.device), self._cache, Needs())
+        rows = torch.cat([last, torch.full((length - 1,), self._mask)])
+        logits = self._logits(rows, TreeShape.chain(len(rows) - 1), len(last))[len(last) - 1 :]
+        return self._config.fill(self.text[-1], logits.to(self._device), self._vocabulary)
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        """Tokens of the target as ids that the model has."""
+        return tokens.clamp_max(self.model.vocab_size - 1)
+
+    def _logits(self, rows: Tensor, shape: TreeShape, kept: int) -> Tensor:
+        """Logits `(rows, size)` of rows behind the cache, which keeps the first of them."""
+        fed = Proposal(upload(rows, self.model.device), shape)
+        logits = self.model.verify(fed, self._cache, Needs()).logits
+        self._cache.commit(tuple(range(kept)))
+        return logits[:, : self._vocabulary.size]
+
+    def ranks(self, reading: Reading, depths: int) -> Tensor:
+        """Exact for every chain: each root has masks of its own, hidden from the other roots'.
+
+        A stretch of the text is a chain, and from each of its rows a branch of masks goes off.
+        """
+        first, wanted = reading.first, reading.true_tokens(depths)
+        ranks = torch.full(wanted.shape, BEYOND)
+        roots = min(len(ranks), self.model.context_len - first)
+        self._cache = self.model.new_cache(len(reading.tokens))
+        text = self._known(reading.tokens)
+        self.model.prefill(text[:first].to(self.model.device), self._cache, Needs())
+        size = max(1, ROWS // depths)
+        try:
+            for begin in range(0, roots, size):
+                count = min(size, roots - begin)
+                shape = comb(count, depths - 1)
+                rows = torch.full((len(shape),), self._mask)
+                rows[:count] = text[first + begin :][:count]
+                logits = self._logits(rows, shape, count)
+                branches = torch.arange(count, len(shape)).view(count, depths - 1)
+                at = torch.cat([torch.arange(count)[:, None], branches], dim=1)
+                true = wanted[begin : begin + count].to(logits.device)
+                true = true.clamp(0, self._vocabulary.size - 1)
+                found = self._vocabulary.rank_of(logits[at.to(logits.device)], true)
+                ranks[begin : begin + count] = found.cpu()
+        finally:
+            self._cache.free()
+        place = torch.arange(first, first + len(ranks))[:, None] + torch.arange(1, depths + 1)
+        offered = (wanted < self._vocabulary.size) & (place <= self.model.context_len)
+        return torch.where(offered, ranks, BEYOND)
+
+    def finish(self) -> None:
+        self._cache.free()
+
+
+def comb(length: int, teeth: int) -> TreeShape:
+    """A chain of so many nodes, and from each of them a branch of `teeth` nodes.
+
+    Example: 2 nodes, 2 teeth: parents [-1, 0, 0, 2, 1, 4].
+    """
+    parents = list(range(-1, length - 1))
+    for node in range(length):
+        begin = len(parents)
+        parents += [node, *range(begin, begin + teeth - 1)][:teeth]
+    return TreeShape(parents)
+
+
+def _mask_of(config: PardConfig, model: Target) -> int:
+    said = [getattr(model.config, name, None) for name in ("pard_token", "ptd_token_id")]
+    mask = next((one for one in (config.mask_token_id, *said) if one is not None), None)
+    if mask is None:
+        raise DrafterError(
+            f"{model.name}'s config.json says no pard_token: it was not trained to draft blocks. "
+            "Choose a PARD model, use Draft_Target, or set mask_token_id."
+        )
+    if not 0 <= int(mask) < model.vocab_size:
+        raise DrafterError(
+            f"The mask token is {mask}, but {model.name} has tokens 0 to {model.vocab_size - 1}. "
+            "Correct mask_token_id."
+        )
+    return int(mask)

@@ -1,0 +1,170 @@
+"""PARD drafts what its model says to the whole text and masks behind it, at every step."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import Limits
+from engine.drafters.combined import CombinedConfig
+from engine.drafters.pard import PardConfig, PardDrafter, comb
+from engine.drafters.texts import BEYOND, Reading, Text, rank_of
+from engine.errors import ConfigError, DrafterError
+from engine.model.target import Target
+from engine.tuning.timing import measure_draft
+from tests.engine.drafters import judges
+from tests.engine.drafters.judges import PROMPTS, plain_text, write
+from tests.engine.drafters.turns import Turns
+from tests.models import build_context, tiny_target
+
+MASK = 270
+
+
+@functools.cache
+def trained(family: str = "llama") -> Target:
+    """The target itself with a mask: right one token ahead, random beyond."""
+    return tiny_target(family, eos_token_id=None, pard_token=MASK)
+
+
+def context(target: Target, model: Target | None = None) -> Any:
+    return build_context(target, small=model or trained())
+
+
+def config(**settings: Any) -> PardConfig:
+    return PardConfig.parse({"decoding_type": "PARD", "speculative_model": "small", **settings})
+
+
+@torch.inference_mode()
+def whole_text_logits(model: Target, text: list[int], length: int) -> torch.Tensor:
+    """As the authors' pard_infer.py: the text, length - 1 masks, and the last rows' logits."""
+    ids = torch.tensor([[*text, *[MASK] * (length - 1)]])
+    logits: torch.Tensor = model.model(ids, use_cache=False).logits
+    return logits[0, -length:]
+
+
+@pytest.mark.parametrize("length", [1, 4, 12])
+def test_every_draft_equals_the_model_s_on_the_whole_text(length: int) -> None:
+    target = judges.target_of("llama")
+    drafter = config(max_draft_len=length).build(context(target))
+    for prompt in PROMPTS:
+        text = write(target, drafter, prompt, tokens=30)
+        seen = [*prompt, text.output[0]]
+        for step in text.steps:
+            wanted = whole_text_logits(trained(), seen, length).argmax(dim=-1).tolist()
+            assert list(step.tokens[1:]) == wanted
+            seen += step.committed
+        assert text.num_accepted >= len(text.steps) - 1
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt_neox"])
+@pytest.mark.parametrize("tree", [False, True])
+def test_greedy_output_equals_target_alone(family: str, tree: bool) -> None:
+    target = judges.target_of(family)
+    drafter = config(max_draft_len=5, use_dynamic_tree=tree).build(context(target, trained(family)))
+    accepted = 0
+    for prompt in PROMPTS:
+        text = write(target, drafter, prompt)
+        assert text.output == plain_text(family, tuple(prompt), 24)
+        accepted += text.num_accepted
+    assert accepted > 0
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_sampled_output_follows_the_target(tree: bool) -> None:
+    target = judges.sampled_target()
+    model = tiny_target("llama", vocab_size=judges.SAMPLED_VOCAB, eos_token_id=None, pard_token=11)
+    settings = config(max_draft_len=3, use_dynamic_tree=tree, max_total_draft_tokens=6)
+    assert judges.p_value(target, settings.build(context(target, model))) > 1e-3
+
+
+def test_the_text_fills_the_context_and_a_shorter_model_stops_before() -> None:
+    target = judges.target_of("llama")
+    short = tiny_target("llama", eos_token_id=None, pard_token=MASK, max_position_embeddings=40)
+    for model, most in ((trained(), 256), (short, 40)):
+        drafter = config(max_draft_len=7).build(context(target, model))
+        prompt = ([7, 8, 9, 10] * 64)[: most - 9]
+        text = write(target, drafter, prompt, tokens=9 if most == 256 else 20)
+        assert text.output == judges.plain_greedy(target, prompt, len(text.output))
+        for step in text.steps:
+            room = min(target.context_len - 1 - step.context_len, most - step.context_len)
+            assert step.num_drafted == max(0, min(7, room))
+
+
+def test_every_committed_token_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, model = judges.target_of("llama"), trained()
+    drafter = config(max_draft_len=3).build(context(target, model))
+    rows: list[int] = []
+    verify = model.verify
+    monkeypatch.setattr(
+        model, "verify", lambda fed, *rest: rows.append(len(fed.tokens)) or verify(fed, *rest)
+    )
+    text = write(target, drafter, PROMPTS[1], tokens=20)
+    read = sum(rows) - 2 * len(rows)
+    assert read == len(PROMPTS[1]) + 1 + sum(len(step.committed) for step in text.steps[:-1])
+
+
+def test_it_keeps_up_while_another_method_drafts() -> None:
+    target, prompt = judges.target_of("llama"), PROMPTS[0]
+    combined = CombinedConfig(model=config(max_draft_len=4), min_match_len=1)
+    drafter = Turns(combined, context(target))
+    text = write(target, drafter, prompt, tokens=40)
+    assert text.output == plain_text("llama", tuple(prompt), 40)
+    own = drafter.model_steps(text.steps, prompt, text.output[0])
+    assert own
+    for seen, step in own:
+        wanted = whole_text_logits(trained(), seen, 4).argmax(dim=-1).tolist()
+        assert list(step.tokens[1:]) == wanted[: step.num_drafted]
+
+
+# ---- tuned offline
+
+
+def test_a_comb_s_example() -> None:
+    assert comb(2, 2).parents == (-1, 0, 0, 2, 1, 4)
+    assert comb(3, 0).parents == (-1, 0, 1)
+
+
+def test_ranks_are_those_of_every_root_by_itself() -> None:
+    target = judges.target_of("llama")
+    prompt, output = PROMPTS[0], plain_text("llama", tuple(PROMPTS[0]), 24)
+    text = Text(tuple(prompt), tuple(output[:20]), limits=Limits())
+    reading = Reading(text, torch.tensor([*prompt, *output]), context_len=target.context_len)
+    drafter = config(max_draft_len=4).build(context(target))
+    assert isinstance(drafter, PardDrafter)
+    found, wanted = drafter.ranks(reading, 4), reading.true_tokens(4)
+    assert found.shape == (19, 4)
+    for root in range(19):
+        seen = reading.tokens[: len(prompt) + root + 1].tolist()
+        logits = whole_text_logits(trained(), seen, 4)
+        assert found[root].tolist() == rank_of(logits, wanted[root].clamp_min(0)).tolist()
+    assert (found[:, 0] == 0).all() and found.max() < BEYOND
+
+
+def test_a_level_is_as_wide_as_the_block() -> None:
+    shape = config(max_draft_len=5).draft_shape()
+    assert (shape.levels, shape.depth, shape.num_nodes) == ((5,), 5, 5)
+    measured = measure_draft(config(max_draft_len=5), context(judges.target_of("llama")), repeats=1)
+    assert measured.rows == (1, 4, 5)
+
+
+# ---- what cannot be
+
+
+def refused(words: str, model: Target, **settings: Any) -> None:
+    with pytest.raises(DrafterError, match=words):
+        config(**settings).build(context(judges.target_of("llama"), model))
+
+
+def test_an_ordinary_draft_model_is_refused_unless_a_mask_is_named() -> None:
+    plain = judges.target_of("llama")
+    refused("says no pard_token.*Choose a PARD model", plain)
+    refused("mask token is 288, but tiny-llama has tokens 0 to 287", plain, mask_token_id=288)
+    assert config(mask_token_id=3).build(context(plain, plain))
+
+
+def test_no_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="speculative_model must name the draft model"):
+        PardConfig().build(context(judges.target_of("llama")))
