@@ -4,7 +4,7 @@
 
 | ours | transformers' `generate` |
 |---|---|
-| NGram | prompt look-up (`prompt_lookup_num_tokens`), same draft length |
+| NGram | prompt lookup (`prompt_lookup_num_tokens`), same draft length |
 | Draft_Target | `assistant_model`, same drafter, same constant draft length |
 | plain | neither |
 
@@ -36,7 +36,7 @@ from engine.steps import End
 from playground.host import paths
 
 DRAFTER = "draft-smollm2-135m"
-PAIRS = (("plain", "generate"), ("NGram", "prompt look-up"), ("Draft_Target", "assistant"))
+PAIRS = (("plain", "generate"), ("NGram", "prompt lookup"), ("Draft_Target", "assistant"))
 
 
 def main() -> None:
@@ -108,7 +108,7 @@ def _contestants(target: Target, limits: Limits) -> dict[str, Callable[[list[int
     assistant.generation_config.assistant_confidence_threshold = 0.0
     peers: dict[str, dict[str, Any]] = {
         "generate": {},
-        "prompt look-up": {"prompt_lookup_num_tokens": ngram.model_dump()["max_draft_len"]},
+        "prompt lookup": {"prompt_lookup_num_tokens": ngram.model_dump()["max_draft_len"]},
         "assistant": {"assistant_model": assistant},
     }
     found = {name: _ours(target, drafter, limits) for name, drafter in drafters.items()}

@@ -1,7 +1,7 @@
 """The figures of a run and their definitions, computed from its records.
 
 MAT and the position rates count acceptance before any cut by EOS or length; tok/s counts what was
-committed after it. `FORMULAS` is the tooltip of every figure the user sees. Rates of several runs
+committed after it. `FORMULAS` defines every figure the user sees. Rates of several runs
 are pooled: numerators and denominators are summed before they are divided.
 """
 
@@ -28,6 +28,7 @@ FORMULAS: dict[str, str] = {
     "step_p50_ms": "median latency of a step, in milliseconds",
     "step_p95_ms": "95th percentile of the latency of a step, in milliseconds",
     "time_split": "mean seconds per step in draft, verify, accept and everything else",
+    "num_new_tokens": "new tokens, counted after any cut by EOS or length / steps of the loop",
     "speedup": "tok/s over the tok/s of plain decoding: same target, prompt, device and dtype",
 }
 

@@ -179,7 +179,7 @@ def test_configurations_have_names_and_their_own_settings(tmp_path: Path) -> Non
     values = [(c.config.max_draft_len, c.config.max_matching_ngram_size) for c in found]  # type: ignore[attr-defined]
     assert values == [(10, 3), (2, 4), (9, 2)]
     assert not any(c.config.is_keep_all for c in found)  # type: ignore[attr-defined]
-    assert found[0].title == "N-gram look-up"
+    assert found[0].title == "N-gram lookup"
     with pytest.raises(ConfigError, match="did you mean max_draft_len"):
         configurations_of(["NGram max_draft_length=3"])
 

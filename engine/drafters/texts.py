@@ -32,7 +32,7 @@ BEYOND = 1 << 30
 class Text:
     """What a run wrote: `output_ids` are cut as the run cut them, `source` is the run's id.
 
-    Look-up drafters stop drafting where they would exceed the run's `limits`.
+    Lookup drafters stop drafting where they would exceed the run's `limits`.
     """
 
     prompt_ids: tuple[int, ...]

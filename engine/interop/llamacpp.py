@@ -44,7 +44,7 @@ REFUSES = {
     "--spec-synth-rates": Refusal("acceptance is made up, as by Synthetic here"),
     "--spec-synth-len": Refusal("acceptance is made up, as by Synthetic here"),
     "--spec-default": Refusal("it stands for ngram-mod, which looks up hashed n-grams"),
-    "--spec-ngram-check-rate": Refusal("look-ups are left out", ("1",)),
+    "--spec-ngram-check-rate": Refusal("lookups are left out", ("1",)),
 }
 LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
 RULES = (
@@ -69,7 +69,7 @@ def _kinds(reader: Reader) -> list[str]:
 
 
 def _write_combined(writer: Writer, values: Values) -> None:
-    """Types in one list: look-up comes first wherever it finds something, as here."""
+    """Types in one list: lookup comes first wherever it finds something, as here."""
     first, second = writer.take("retrieval"), writer.take("model")
     drafting = [method.ours for method in DRAFTING]
     fits = first.decoding_type == "NGram" and second.decoding_type in drafting

@@ -84,7 +84,7 @@ NGRAM = Method(
         *same("max_matching_ngram_size"),
         Loss(
             "lookup",
-            "transformers has look-up rules of its own (lookup=transformers here): the pool rules "
+            "transformers has lookup rules of its own (lookup=transformers here): the pool rules "
             "(is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs more "
             "than once its pick may be another one.",
             lambda config: config.lookup != "transformers",
@@ -230,7 +230,7 @@ ENGINE = Engine(
     versions=(
         ("5.23", "the newest known here"),
         ("5.15", "the first with MTP and DFlash"),
-        ("4.46", "draft models and prompt look-up"),
+        ("4.46", "draft models and prompt lookup"),
     ),
     trees="chains only",
     key="",

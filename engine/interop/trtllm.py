@@ -32,7 +32,7 @@ REMOVED = (
 )
 LEGACY_NOTES = ("It runs on the TensorRT backend, which builds an engine when it starts.",)
 SUFFIX_SECOND = "sa_config use_sa_spec sa_spec_threshold".split()
-"""Suffix look-up before another method: as the code has it, and as the guide of 1.3 has it."""
+"""Suffix lookup before another method: as the code has it, and as the guide of 1.3 has it."""
 COMMON = frozenset(
     "decoding_type max_draft_len max_total_draft_tokens speculative_model speculative_model_dir "
     "max_concurrency draft_len_schedule load_format acceptance_rate_window_size "
@@ -169,7 +169,7 @@ def _read_eagle3(reader: Reader) -> None:
 
 
 def _write_combined(writer: Writer, values: Values) -> None:
-    """Suffix look-up before Eagle3 or MTP is `sa_config`."""
+    """Suffix lookup before Eagle3 or MTP is `sa_config`."""
     first, second = writer.take("retrieval"), writer.take("model")
     fits = first.decoding_type == "Suffix" and second.decoding_type in ("Eagle3", "MTP")
     if not writer.at_least(*CURRENT) or not fits:
@@ -192,7 +192,7 @@ def _write_combined(writer: Writer, values: Values) -> None:
 
 
 def _read_combined(reader: Reader) -> None:
-    reader.notes.append("Suffix look-up before the method (sa_config) is Combined here.")
+    reader.notes.append("Suffix lookup before the method (sa_config) is Combined here.")
     named = reader.values.get("sa_config")
     extra = dict(named) if isinstance(named, Mapping) else {}
     model = reader.read(_named(reader))

@@ -227,7 +227,7 @@ def measure_ranks(
     """The rank table of a method on these texts.
 
     The method's settings matter as far as they change what is drafted where: weights, confidence
-    threshold, look-up rules. Its tree and draft length do not; they are what the table is asked.
+    threshold, lookup rules. Its tree and draft length do not; they are what the table is asked.
     Drafters that look up have no ranks: they are run offline, once per draft length, over the texts
     in this order (pools that outlive a text remember the ones before).
 

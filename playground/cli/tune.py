@@ -56,7 +56,7 @@ class RanksOptions(MeasureOptions):
 
     runs: str | None = option(None, "Runs of the log, by id: ID,ID.", metavar="ID,ID")
     benchmark: str | None = option(None, "All runs of a benchmark of the log.", metavar="ID")
-    depths: int = option(8, "How deep to rank; for look-up, the longest draft.", min=1, max=64)
+    depths: int = option(8, "How deep to rank; for lookup, the longest draft.", min=1, max=64)
 
 
 @dataclass(kw_only=True)
@@ -222,7 +222,7 @@ def _rows(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[str]:
 
 
 def _described(table: RankTable) -> Iterator[str]:
-    """How often the true token had which rank; for look-up, MAT by draft length."""
+    """How often the true token had which rank; for lookup, MAT by draft length."""
     import numpy as np
 
     from engine.tuning.replay import chain_lengths, replay_chain

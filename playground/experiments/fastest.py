@@ -262,11 +262,16 @@ class Search(Job):
         return sorted(found, key=lambda c: (c.state == "running", c.ratio), reverse=True)
 
     @property
+    def leader(self) -> Contender | None:
+        """The fastest so far, if it is faster than plain decoding; a single answer may say so."""
+        first = next(iter(self.contenders()), None)
+        return first if first and first.ratio > 1 + SAME else None
+
+    @property
     def best(self) -> Contender | None:
         """What is recommended; None where nothing pays, or a single answer is all there is."""
-        first = next(iter(self.contenders()), None)
-        sure = first is not None and first.speedup is not None and first.speedup.low is not None
-        return first if first and sure and first.ratio > 1 + SAME else None
+        first = self.leader
+        return first if first and first.speedup and first.speedup.low is not None else None
 
     @property
     def advice(self) -> str:
@@ -283,12 +288,12 @@ class Search(Job):
             tried += f" There was no time for {', '.join(waiting)}."
         if first.speedup.low is None:
             return (
-                f"Too little was measured to recommend one: {first.name} reached "
-                f"{first.ratio:.2f} × plain decoding, once. {tried}"
+                f"Not confirmed: {first.name} reached {first.ratio:.2f} × plain decoding, once. "
+                f"{tried} Search again, or try it."
             )
         if self.best is None:
             return (
-                f"Nothing beats plain decoding here. The next is {first.name}: "
+                f"Nothing beats plain decoding here. The best was {first.name}: "
                 f"{first.ratio:.2f} × plain decoding. {tried}"
             )
         why = explain(self._pairs(first.name))
@@ -300,4 +305,4 @@ def said(speedup: Speedup) -> str:
     """A speedup with its interval, and whether that leaves a doubt."""
     words = f"{speedup.ratio:.2f} × plain decoding"
     words += f" (95 % interval {speedup.low:.2f} to {speedup.high:.2f})"
-    return words if speedup.faster else f"{words}, which is not sure yet"
+    return words if speedup.faster else f"{words}, which includes no gain"

@@ -248,7 +248,7 @@ def _chains(table: RankTable) -> list[dict[str, Any]]:
 def describe(table: RankTable) -> str:
     """The table in one line."""
     about = table.about
-    ranks = f"{table.depths} depths, {table.num_ranks} ranks" if table.depths else "look-up chains"
+    ranks = f"{table.depths} depths, {table.num_ranks} ranks" if table.depths else "lookup chains"
     made = " · ".join(str(about[key]) for key in ("target", "dtype") if about.get(key))
     texts = "one text" if table.num_texts == 1 else f"{table.num_texts} texts"
     parts = (f"{table.num_positions:,} positions of {texts}", ranks, made)

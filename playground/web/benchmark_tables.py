@@ -64,9 +64,8 @@ DIFFERING = HTML.from_string("""
 """)
 THROUGHPUT = HTML.from_string("""
 <p class="remark">
-<span title="{{ formulas.output_token_throughput }}">output token throughput {{ output }} per
-second</span> ·
-<span title="{{ formulas.request_throughput }}">request throughput {{ requests }} per second</span>
+{{ "output token throughput" | term(formulas.output_token_throughput) }} {{ output }} per second ·
+{{ "request throughput" | term(formulas.request_throughput) }} {{ requests }} per second
 · {{ extent }}
 </p>
 """)

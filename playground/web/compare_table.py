@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from engine.metrics import FORMULAS as RUN_FORMULAS
 from playground.experiments.report.report import FORMULAS
 from playground.experiments.report.statistics import Speedup
 from playground.web.results import (
@@ -77,9 +76,9 @@ def results_html(text: str) -> str:
     if not text:
         return ""
     report = json.loads(text)
-    rows, formulas = report["configurations"], {**RUN_FORMULAS, **FORMULAS}
+    rows = report["configurations"]
     heads = {"configuration": ""}
-    heads |= {title: formulas.get(name, "") for name, title in COLUMNS.items()}
+    heads |= {title: FORMULAS[name] for name, title in COLUMNS.items()}
     best = report["fastest"]
     table = table_html("Comparison", heads, [_cells(row) for row in rows], best=best)
     said = HEADLINE.render(said=report["headline"], firm=best is not None)

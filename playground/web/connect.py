@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 
 from engine.config import Settings
 from engine.errors import ConfigError, PlaygroundError
+from engine.metrics import FORMULAS
 from playground.connect.client import Client
 from playground.connect.readings import ENGINES, Engine, Reading, between
 from playground.connect.replay import MAX_CONCURRENCY, Load, asked_of, read_concurrencies
@@ -35,7 +36,9 @@ ABOUT = (
 )
 LIVE = HTML.from_string("""
 <dl class="pg-live" role="status">
-{% for title, value in figures %}<div><dt>{{ title }}</dt><dd>{{ value }}</dd></div>{% endfor %}
+{% for title, value, about in figures %}
+<div><dt>{{ title | term(about) }}</dt><dd>{{ value }}</dd></div>
+{% endfor %}
 </dl>
 {% if note %}<p class="pg-said">{{ note }}</p>{% endif %}
 """)
@@ -222,12 +225,12 @@ def live_html(reading: Reading, seconds: float | None, note: str) -> str:
     share = None if reading.draft_acceptance is None else 100 * reading.draft_acceptance
     rates = " ".join(f"{rate:.2f}" for rate in reading.position_rates[:16])
     figures = [
-        ("tok/s", _figure(speed, 1)),
-        ("MAT", _figure(reading.mat, 2)),
-        ("accepted", f"{_figure(share, 0)} %"),
-        ("running", _figure(reading.running, 0)),
-        ("waiting", _figure(reading.waiting, 0)),
-        ("position rates", rates or "–"),
+        ("tok/s", _figure(speed, 1), "generated tokens of all requests / seconds watched"),
+        ("MAT", _figure(reading.mat, 2), FORMULAS["mat"]),
+        ("accepted", f"{_figure(share, 0)} %", FORMULAS["draft_acceptance"]),
+        ("running", _figure(reading.running, 0), "requests that the engine is answering"),
+        ("waiting", _figure(reading.waiting, 0), "requests in the engine's queue"),
+        ("position rates", rates or "–", FORMULAS["position_rates"]),
     ]
     return LIVE.render(figures=figures, note=note)
 

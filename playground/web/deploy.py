@@ -340,7 +340,7 @@ SAID: Any = HTML.from_string(
 {% set badge = config.badge %}
 <p><b>{{ title }}</b> <span class="badge {{ badge }}">{{ badge }}</span></p>
 {% for text, unit, formula in figures %}
-<span class="figure" tabindex="0" title="{{ formula }}"><b>{{ text }}</b> {{ unit }}</span>
+<span class="figure"><b>{{ text }}</b> {{ unit | term(formula) }}</span>
 {% endfor %}
 {% if target %}<p class="dim">{{ target }}</p>{% endif %}
 <p class="settings">{% for name, value in changed(config).items() %}

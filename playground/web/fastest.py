@@ -17,10 +17,11 @@ from playground.experiments.job import Jobs, time_left
 from playground.host.runner import EngineHost
 from playground.trees.methods import tree_method
 from playground.web.forms import RAW
-from playground.web.memory import owner_of
 from playground.web.results import Cell, figure, saying, speedup_cell, state_html, table_html
 
 MAX_KEPT = 32
+OWNER = "fastest"
+"""A search takes the whole machine: the server has one, and another one ends it."""
 HEADS = {
     "method": "every shipped method that fits the target and needs no download",
     "× plain": "tok/s over plain decoding's on the same prompts, with its 95 % interval",
@@ -35,13 +36,14 @@ class FastestPanel:
     """A button, and the panel that it opens.
 
     Attributes:
-        leads: buttons that take the recommended method elsewhere.
+        leads: buttons that take the fastest method elsewhere.
     """
 
     def __init__(self, host: EngineHost) -> None:
         self.host = host
         self._jobs = Jobs(host)
         self._searches: OrderedDict[str, Search] = OrderedDict()
+        self._newest = ""
 
     # ---- layout
 
@@ -72,9 +74,8 @@ class FastestPanel:
         self.shown = [self.column, self.state, self.table, *self.leads.values()]
         self.shown += [self.stop, self.close, self.timer]
 
-        def begin(request: gr.Request, *held: Any) -> list[Any]:
-            owner = f"{owner_of(None, request)}/fastest"
-            found = attempt(lambda: self._begin(raw(*held), owner), where="finding the fastest")
+        def begin(*held: Any) -> list[Any]:
+            found = attempt(lambda: self._begin(raw(*held)), where="finding the fastest")
             if isinstance(found, Fault):
                 hidden = [gr.Button(visible=False)] * (len(self.leads) + 1)
                 said = state_html("failed", "", error=found.sentence)
@@ -85,15 +86,29 @@ class FastestPanel:
         self.start.click(begin, list(fields), [self.key, *self.shown], **RAW)
         self.timer.tick(self.look, self.key, self.shown, **RAW)
         self.stop.click(self._stop, self.key, self.shown, **RAW)
-        self.close.click(lambda: gr.Column(visible=False), None, self.column, **RAW)
+        self.close.click(self._forget, self.key, [self.key, self.column], **RAW)
 
-    def _begin(self, asked: dict[str, Any], owner: str) -> Search:
+    def listen_to_page(self, page: gr.Blocks) -> None:
+        """Show the server's search where the page is opened, until somebody closes it."""
+
+        page.load(self.reopened, None, [self.key, *self.shown], **RAW)
+
+    def reopened(self) -> list[Any]:
+        return [self._newest, *self.look(self._newest)]
+
+    def _begin(self, asked: dict[str, Any]) -> Search:
         plan = plan_of(self.host.catalog, asked)
-        search = Search.start(self.host, self._jobs, plan, owner=owner)
+        search = Search.start(self.host, self._jobs, plan, owner=OWNER)
+        self._newest = search.id
         self._searches[search.id] = search
         while len(self._searches) > MAX_KEPT:
             self._searches.popitem(last=False)
         return search
+
+    def _forget(self, key: Any) -> list[Any]:
+        if key == self._newest:
+            self._newest = ""
+        return ["", gr.Column(visible=False)]
 
     def _search(self, key: Any) -> Search | None:
         """The search of a key; anybody may have sent it."""
@@ -109,9 +124,9 @@ class FastestPanel:
         search = self._search(key)
         if search is None:
             return [gr.skip()] * (len(self.shown) - 1) + [gr.Timer(active=False)]
-        over, best = search.over.is_set(), search.best
-        offered = {"use": True, "tune": best and self._has_tree(search, best), "deploy": True}
-        leads = [gr.Button(visible=bool(over and best and offered[name])) for name in self.leads]
+        over, leader = search.over.is_set(), search.leader
+        offered = {"use": True, "tune": leader and self._has_tree(search, leader), "deploy": True}
+        leads = [gr.Button(visible=bool(over and leader and offered[name])) for name in self.leads]
         return [
             gr.Column(visible=True),
             self._state(search, over),
@@ -137,17 +152,17 @@ class FastestPanel:
     # ---- the way to other pages
 
     def picked(self, key: Any) -> tuple[Search, Contender, str]:
-        """What a search recommends, and its key in the method picker."""
+        """What a search found to be fastest, and its key in the method picker."""
         search = self._search(key)
-        best = search.best if search else None
-        if search is None or best is None:
+        leader = search.leader if search else None
+        if search is None or leader is None:
             raise ConfigError("That search is over and forgotten. Start it again.")
         target = search.plan.target.name
-        return search, best, methods_to_try(self.host.catalog, target)[best.name]
+        return search, leader, methods_to_try(self.host.catalog, target)[leader.name]
 
-    def _has_tree(self, search: Search, best: Contender) -> bool:
+    def _has_tree(self, search: Search, one: Contender) -> bool:
         target = search.plan.target.name
-        method = methods_to_try(self.host.catalog, target)[best.name]
+        method = methods_to_try(self.host.catalog, target)[one.name]
         found = attempt(
             lambda: tree_method(self.host.catalog, method, target), where="looking for a tree"
         )
@@ -185,8 +200,8 @@ class FastestPanel:
             return {tabs: gr.Tabs(selected="tree"), tree: value}
 
         def hand_over(key: Any) -> dict[Any, Any]:
-            _, best, _ = self.picked(key)
-            opened = deploy(Question(run=best.run_id or ""))
+            _, leader, _ = self.picked(key)
+            opened = deploy(Question(run=leader.run_id or ""))
             return {tabs: gr.Tabs(selected="deploy"), **opened}
 
         outputs = {

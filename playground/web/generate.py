@@ -146,7 +146,10 @@ class GeneratePage:
             self.fastest.button()
             self.again = gr.Button("Run again", elem_id="pg-again")
             self.new_chat = gr.Button("New chat", elem_id="pg-new")
-            gr.HTML("Ctrl+Enter generates · Esc stops", elem_id="pg-keys")
+            gr.HTML(
+                "Ctrl+Enter generates · Esc stops · Ctrl+K finds pages, methods and runs",
+                elem_id="pg-keys",
+            )
 
     # ---- listeners
 
@@ -167,7 +170,7 @@ class GeneratePage:
             after.then(self.renew_menu, self.target, self.method, queue=False, **QUIET)
         self.panel.begun(None, self.mode, self.prompt, js=CLEAR_CHAT_PROMPT, **QUIET)
         self.stop.click(self.stop_runs, here, None, queue=False, api_name="stop", **QUIET)
-        self.fastest.listen(inputs[:-2], self._asked)
+        self.fastest.listen(inputs[:-1], self._searched)
         self._listen_to_pickers()
 
     def _listen_to_pickers(self) -> None:
@@ -222,7 +225,7 @@ class GeneratePage:
     ) -> AsyncIterator[dict[str, Any]]:
         """All messages of one run. Leaving the page closes this generator; the run goes on."""
         *asked, panel, tab = held
-        chat = panel.get("chat") if isinstance(panel, dict) else None
+        chat = chat_of(panel)
         raw = self._asked(*asked) | {"repeats" if again else "parent": chat}
         owner = owner_of(tab, request)
         started = attempt(
@@ -239,6 +242,15 @@ class GeneratePage:
         """What `read_request` takes, from what the fields and the two forms hold."""
         *fields, form, run_form = held
         return {**dict(zip(FIELDS, fields, strict=True)), "form": join_forms(form, run_form)}
+
+    def _searched(self, *held: Any) -> dict[str, Any]:
+        """The same; a chat empties the box, and its last question is meant."""
+        *asked, panel = held
+        raw, chat = self._asked(*asked), chat_of(panel)
+        if str(raw["prompt"] or "").strip() or not isinstance(chat, str):
+            return raw
+        run = self.host.log.get(chat)
+        return raw if run is None else raw | {"prompt": run.prompt_text}
 
     async def follow_link(
         self, tab: Any, own: Any, last: Any, request: gr.Request
@@ -294,7 +306,7 @@ class GeneratePage:
     def stop_runs(self, tab: Any, panel: Any, request: gr.Request) -> None:
         """Stop the tab's runs, and the one on show, which may be of another tab."""
         self.host.cancel_owner(owner_of(tab, request))
-        chat = panel.get("chat") if isinstance(panel, dict) else None
+        chat = chat_of(panel)
         shown = self.history.unfinished(chat) if isinstance(chat, str) else None
         if shown is not None:
             shown.cancel()
@@ -431,6 +443,11 @@ class GeneratePage:
         picked = self.catalog.method(method)
         form = method_form(picked, method, held_settings(picked.config, settings))
         return target, gr.update(choices=choices, value=method), form
+
+
+def chat_of(panel: Any) -> Any:
+    """The run that a panel shows last; anybody may have sent it."""
+    return panel.get("chat") if isinstance(panel, dict) else None
 
 
 def join_forms(*forms: Any) -> dict[str, Any]:

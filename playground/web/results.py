@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import gradio as gr
 from jinja2 import Environment
+from markupsafe import Markup, escape
 
 from playground.errors import Fault, attempt
 from playground.experiments.plan import plural as plural
@@ -20,17 +21,30 @@ from playground.web.forms import RAW
 
 HTML = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 DASH = "–"
+TERM = HTML.from_string(
+    '<span class="pg-term" tabindex="0" data-about="{{ about }}">{{ title }}</span>'
+)
+
+
+def term(title: str, about: str) -> Markup:
+    """A heading or label with its definition, under the pointer and for the keyboard."""
+    return Markup(TERM.render(title=title, about=about)) if about and title else escape(title)
+
+
+HTML.filters["term"] = term
 TABLE = HTML.from_string("""
 <div class="pg-table" tabindex="0" role="region" aria-label="{{ label }}"><table>
 <thead><tr>
-{% for title, formula in heads.items() %}<th scope="col" title="{{ formula }}">{{ title }}</th>
+{% for title, formula in heads.items() %}<th scope="col">{{ title | term(formula) }}</th>
 {% endfor %}
 </tr></thead>
 <tbody>
 {% for cells in rows %}
   <tr data-row="{{ cells[0].text }}" class="{{ 'best' if cells[0].text == best }}">
   {% for cell in cells %}
-    <td class="{{ cell.mood }}" title="{{ cell.hint }}">{{ cell.text }}
+    <td class="{{ cell.mood }}"
+    {%- if loop.first %}>{{ cell.text | term(cell.hint) }}
+    {%- else %} title="{{ cell.hint }}">{{ cell.text }}{% endif %}
     {%- if cell.small %}<small>{{ cell.small }}</small>{% endif %}</td>
   {% endfor %}
   </tr>
@@ -78,7 +92,7 @@ def table_html(
     *,
     best: str | None = None,
 ) -> str:
-    """A table; `heads` gives every column's formula, which is its tooltip.
+    """A table; `heads` gives every column's definition.
 
     Args:
         best: first cell of the row that stands out.

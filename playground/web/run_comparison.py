@@ -35,7 +35,7 @@ TABLE = HTML.from_string("""
 {% for part, rows in parts if rows %}
   <tr class="part"><th colspan="{{ configurations | length + 1 }}">{{ part }}</th></tr>
   {% for name, title, help, cells in rows %}
-    <tr data-name="{{ name }}"><th title="{{ help }}">{{ title }}</th>
+    <tr data-name="{{ name }}"><th>{{ title | term(help) }}</th>
     {% for text, best in cells %}
       <td title="{{ text }}"{% if best %} class="best"{% endif %}>{{ text }}</td>
     {% endfor %}

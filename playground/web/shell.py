@@ -16,6 +16,7 @@ from playground.web.connect import ConnectPage
 from playground.web.deploy import DeployPage
 from playground.web.generate import GeneratePage
 from playground.web.memory import tab_identity
+from playground.web.palette import Palette
 from playground.web.runs import RunsPage
 from playground.web.sweep import SweepPage
 from playground.web.tree import TreePage
@@ -68,6 +69,7 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
         pickers = [compare.target, bench.target, sweep.fields["target"], deploy.target]
         generate.listen_to_opener(page, pickers)
         generate.listen_to_links(page)
+        generate.fastest.listen_to_page(page)
         runs.listen_to_links(page, tabs)
         runs.open_run.listen_to_generate(tabs, generate, runs.message)
         compare.listen_to_links(page, tabs)
@@ -90,4 +92,5 @@ def build_shell(host: EngineHost, log: RunLog) -> gr.Blocks:
         )
         deploy.listen_to_links(page, tabs)
         deploy.listen_to_use(tabs, generate)
+        Palette(tabs, generate, runs)
     return page

@@ -29,7 +29,7 @@ CARD = HTML.from_string("""
 <p class="headline">{{ point }}</p>
 <p class="figures">
 {% for name, title, text, formula in figures %}
-  <span title="{{ formula }}"><b data-figure="{{ name }}">{{ text }}</b> {{ title }}</span>
+  <span><b data-figure="{{ name }}">{{ text }}</b> {{ title | term(formula) }}</span>
 {% endfor %}
 </p>
 <p class="remark">{{ remark }}</p></div>

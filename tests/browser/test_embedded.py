@@ -65,7 +65,7 @@ def test_newcomer_learns_why_it_is_faster_and_which_to_use(
 def test_main_job_on_the_embedded_model(chromium: Any, embedded: Served, shots: Path) -> None:
     with GeneratePage.opened(chromium, embedded.url) as page:
         page.tab.set_default_timeout(LOAD_MS)
-        page.pick_method("N-gram look-up", "max_matching_ngram_size")
+        page.pick_method("N-gram lookup", "max_matching_ngram_size")
         page.set("max_new_tokens", "64")
         page.generate(PROMPT)
         assert page.count("#pg-panel .tokens .draft") > 0

@@ -116,7 +116,8 @@ def test_columns_are_picked_and_remembered(page: GeneratePage, served: Served) -
     page.tab.get_by_role("tab", name="Runs").click()
     page.tab.wait_for_selector("#pg-runs th >> text=seed")
     assert page.count("#pg-runs th >> text=status") == 0
-    formula = page.tab.locator("#pg-runs th.number", has_text="MAT").get_attribute("title")
+    formula = page.tab.locator("#pg-runs th.number", has_text="MAT").locator("button")
+    formula = formula.get_attribute("data-about")
     assert "1 + accepted draft tokens / steps, before any cut by EOS or length" in formula
 
 

@@ -81,8 +81,8 @@ class Pick:
     max_draft_len: int | None = None
 
 
-SHORT = Pick("N-gram look-up", "max_matching_ngram_size", "ngram", "short", 2)
-LONG = Pick("N-gram look-up", "max_matching_ngram_size", "ngram", "long", 10)
+SHORT = Pick("N-gram lookup", "max_matching_ngram_size", "ngram", "short", 2)
+LONG = Pick("N-gram lookup", "max_matching_ngram_size", "ngram", "long", 10)
 SUFFIX = Pick("Suffix automaton", "max_tree_depth", "suffix", "suffix")
 EAGLE3 = Pick("EAGLE-3", "max_draft_len", "eagle3-smollm2-135m", "eagle3", 3)
 DRAFT = Pick("Draft model", "max_draft_len", "draft-smollm2-135m", "small", 3)

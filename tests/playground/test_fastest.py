@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from typing import Any
 
+import gradio as gr
 import pytest
 
 from engine.errors import ConfigError
@@ -16,6 +18,7 @@ from playground.experiments.job import Jobs, Progress
 from playground.experiments.plan import ExperimentPlan
 from playground.host.catalog import Catalog
 from playground.host.runner import EngineHost
+from playground.web.fastest import FastestPanel
 from presets import MethodPreset
 from storage import RunLog
 from tests.playground.asks import ask
@@ -122,13 +125,35 @@ def told(host: EngineHost, *methods: str, seconds: dict[str, float], repeats: in
 def test_where_nothing_pays_it_says_so(host: EngineHost) -> None:
     search = told(host, "a", "b", seconds={"a": 0.2, "b": 0.4})
     assert search.best is None
-    assert search.advice.startswith("Nothing beats plain decoding here. The next is a: 0.50 ×")
+    assert search.advice.startswith("Nothing beats plain decoding here. The best was a: 0.50 ×")
 
 
-def test_nothing_is_recommended_after_a_single_answer(host: EngineHost) -> None:
+def test_a_single_answer_recommends_nothing_but_can_be_taken_along(host: EngineHost) -> None:
     search = told(host, "a", "b", seconds={"a": 0.02, "b": 0.4}, repeats=1)
     assert search.best is None
-    assert search.advice.startswith("Too little was measured to recommend one: a reached 5.00 ×")
+    assert search.leader is not None and search.leader.name == "a"
+    assert search.advice.startswith("Not confirmed: a reached 5.00 × plain decoding, once.")
+    assert told(host, "a", seconds={"a": 0.4}, repeats=1).leader is None
+
+
+def test_search_is_found_from_any_tab_until_it_is_closed(host: EngineHost) -> None:
+    async def drawn() -> FastestPanel:  # Gradio leaves event loops unclosed unless one is running
+        with gr.Blocks(analytics_enabled=False):
+            panel = FastestPanel(host)
+            panel.button()
+            panel.panel()
+            panel.listen([], lambda: ask(method="plain"))
+        return panel
+
+    panel = asyncio.run(drawn())
+    assert panel.reopened()[0] == ""
+    search = panel._begin(ask(method="plain"))
+    key, column, *_ = panel.reopened()
+    assert key == search.id and column.visible
+    panel._stop(key)
+    assert search.over.wait(120)
+    panel._forget(key)
+    assert panel.reopened()[0] == ""
 
 
 def test_advice_has_figure_interval_reason_and_what_it_was_tried_on(host: EngineHost) -> None:

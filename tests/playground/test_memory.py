@@ -142,3 +142,14 @@ def test_the_form_comes_back_as_it_was_kept_or_as_the_address_s_run_had_it(
 @pytest.mark.parametrize("tab", [None, "", 3, {"a": 1}, "x" * 65])
 def test_what_is_no_tab_is_told_apart_by_its_session(tab: object) -> None:
     assert owner_of(tab, asked()) == "session"
+
+
+def test_search_after_a_chat_answer_is_for_its_question(page: GeneratePage) -> None:
+    run = finished(start(page.host, prompt="The question that was asked."))
+    forms = [{"values": {}}] * 2
+    fields = ["tiny", "auto", "plain", "chat", "", ""]
+    panel = {"chat": run.log_id}
+    assert page._searched(*fields, *forms, panel)["prompt"] == "The question that was asked."
+    typed = [*fields[:-1], "Another one."]
+    assert page._searched(*typed, *forms, panel)["prompt"] == "Another one."
+    assert page._searched(*fields, *forms, None)["prompt"] == ""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from engine import metrics
 from playground.experiments.finished import FinishedRequest, Pair, in_pairs
 from playground.experiments.report.audits import Audits
 from playground.experiments.report.explain import Explanation, explain
@@ -44,8 +45,8 @@ FORMULAS: dict[str, str] = {
     "mat": "1 + Σ accepted draft tokens / Σ steps, before any cut by EOS or length",
     "tok_s": "Σ (new tokens - 1) / Σ (last commit - first commit): decoding without prefill",
     "step_ms": "Σ step latency / steps: draft + verify + accept + other",
-    "position_rates": "rate i = steps that accepted at least i draft tokens / steps",
-    "draft_acceptance": "accepted draft tokens / drafted tokens",
+    "position_rates": metrics.FORMULAS["position_rates"],
+    "draft_acceptance": metrics.FORMULAS["draft_acceptance"],
     "itl_ms": "mean over requests of the mean over steps of step latency / tokens committed",
     "ttft_ms": "mean over requests of request in the engine → first commit",
     "split_ms": "Σ seconds in draft, verify, accept and other / steps",

@@ -68,7 +68,8 @@ function remember(name, value) {
   } catch { /* a browser that keeps nothing */ }
 }
 
-function select(tab) {
+/** Puts a tab on show. */
+export function select(tab) {
   const menu = [...document.querySelectorAll(".overflow-dropdown button")];
   const button = document.querySelector(`[role=tablist] [data-tab-id="${CSS.escape(tab)}"]`)
     ?? menu.find((entry) => entry.textContent?.trim().toLowerCase() === tab);

@@ -89,10 +89,21 @@ export function neighbourOf(items, item, arrow) {
 
 // ---- controls
 
-/** A figure of a strip, whose formula shows under the pointer and for the keyboard. */
-export function figure(title, formula, ...inside) {
-  return h("div", { class: "figure", tabindex: "0", "aria-label": `${title}: ${formula}` },
-    ...inside, h("span", { class: "formula" }, formula));
+/** A figure of a strip, with its formula as `about.js` shows it. */
+export function figure(formula, ...inside) {
+  return h("div", { class: "figure", tabindex: "0", "data-about": formula }, ...inside);
+}
+
+/** Presses the first of these buttons that is on show; whether one was. */
+export function press(ids) {
+  for (const id of ids) {
+    const holder = document.getElementById(id);
+    const button = holder?.matches("button") ? holder : holder?.querySelector("button");
+    if (!(button instanceof HTMLButtonElement) || button.disabled || !button.offsetParent) continue;
+    button.click();
+    return true;
+  }
+  return false;
 }
 
 /** How full a `.progress` is: a share, or null where none is known. */

@@ -1,21 +1,11 @@
 // Keys and address of the whole page: Ctrl+Enter presses the main button of the page on show, Esc
 // its Stop (or closes an open list). Buttons are found by id each time: pages come and go.
+import { explainTerms } from "./about.js";
 import { follow } from "./address.js";
+import { press } from "./kit.js";
 
 const MAIN = ["pg-generate", "pg-cmp-run"];
 const STOP = ["pg-fastest-stop", "pg-stop", "pg-cmp-stop", "pg-run-stop", "pg-runs-stop"];
-
-// Whether one of the buttons was on show.
-function press(ids) {
-  for (const id of ids) {
-    const holder = document.getElementById(id);
-    const button = holder?.matches("button") ? holder : holder?.querySelector("button");
-    if (!(button instanceof HTMLButtonElement) || button.disabled || !button.offsetParent) continue;
-    button.click();
-    return true;
-  }
-  return false;
-}
 
 document.addEventListener("keydown", (event) => {
   const { target, key } = event;
@@ -48,4 +38,5 @@ document.addEventListener("click", ({ target }) => {
   document.documentElement.removeAttribute("data-newcomer");
   try { localStorage.setItem(WELCOME, "closed"); } catch { /* shown again next time */ }
 });
+explainTerms();
 follow();

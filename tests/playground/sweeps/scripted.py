@@ -47,7 +47,7 @@ def plan(*vary: str, base: MethodConfig | None = None, **changes: Any) -> SweepP
 
 
 def peak_at_5(config: Any) -> float:
-    """Fastest with five draft tokens; the look-up plays no part."""
+    """Fastest with five draft tokens; the lookup plays no part."""
     return 20.0 / (1 + abs(config.max_draft_len - 5) / 5)
 
 

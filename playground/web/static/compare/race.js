@@ -66,7 +66,7 @@ export class Racer {
     this.time = h("span", { class: "lane-time" });
     this.count = h("span", { class: "lane-count" });
     this.speedup = h("span", { class: "lane-speedup",
-      title: "the table's speedup: decoding only, over all prompts and repeats" }, speedup);
+      tabindex: "0", "data-about": "the table's speedup: decoding only, over all prompts and repeats" }, speedup);
     const { title } = track.meta;
     this.lane = h("div", { class: "lane", "data-run": this.run },
       h("span", { class: "lane-name", title }, title),

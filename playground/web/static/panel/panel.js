@@ -23,15 +23,14 @@ const SAID_MS = 2000;
 class Figures {
   constructor(formulas) {
     this.values = FIGURES.map(([key]) => h("span", { class: "value", "data-figure": key }, DASH));
-    const cells = FIGURES.map(([key, title], i) => figure(title,
-      formulas[key] ?? "new tokens, counted after any cut / steps of the loop", this.values[i],
+    const cells = FIGURES.map(([key, title], i) => figure(formulas[key], this.values[i],
       h("span", { class: "name" }, title)));
     this.rates = h("div", { class: "rates" });
     this.parts = STEP_PARTS.map((name) => h("i", { class: `part ${name}` }));
     this.splitText = h("span", { class: "name" });
-    const rates = figure("position rates", formulas.position_rates ?? "", this.rates,
+    const rates = figure(formulas.position_rates, this.rates,
       h("span", { class: "name" }, "position rates"));
-    this.split = figure("time split", formulas.time_split ?? "",
+    this.split = figure(formulas.time_split,
       h("div", { class: "split" }, ...this.parts), this.splitText);
     for (const wide of [rates, this.split]) wide.classList.add("wide");
     this.host = h("div", { class: "figures" }, ...cells, rates, this.split);
@@ -56,7 +55,7 @@ class Figures {
     shown.forEach((rate, i) => {
       const bar = /** @type {HTMLElement} */ (this.rates.children[i]);
       /** @type {HTMLElement} */ (bar.firstChild).style.height = `${Math.max(3, 100 * rate)}%`;
-      bar.title = `at least ${plural(i + 1, "draft token")} accepted in ${percent(rate)} of steps`;
+      bar.dataset.about = `at least ${plural(i + 1, "draft token")} accepted in ${percent(rate)} of steps`;
     });
   }
 
@@ -66,10 +65,9 @@ class Figures {
     const total = seconds.reduce((sum, part) => sum + part, 0);
     STEP_PARTS.forEach((name, i) => {
       this.parts[i].style.width = `${total > 0 ? 100 * seconds[i] / total : 0}%`;
-      this.parts[i].title = total > 0 ? `${name} ${milliseconds(1000 * seconds[i])} ms` : name;
+      this.parts[i].dataset.about = total > 0 ? `${name} ${milliseconds(1000 * seconds[i])} ms` : name;
     });
     const text = split && total > 0 ? splitText(split) : null;
-    this.split.setAttribute("aria-label", `time per step: ${text ?? "unknown"}`);
     this.splitText.textContent = text ?? "time split";
   }
 }

@@ -66,9 +66,11 @@ class RunTable {
 
   headCell({ key, title, kind, sort, sorted, help }) {
     const sign = sorted ? { descending: " \u2193", ascending: " \u2191" }[sorted] : "";
-    const inside = sort === null ? title : h("button", { type: "button",
-      onclick: () => this.send("turn", { sort }) }, title + sign);
-    return h("th", { class: kind, "data-column": key, title: help || null, "aria-sort": sorted }, inside);
+    const about = { "data-about": help || null, class: help ? "pg-term" : null };
+    const inside = sort !== null ? h("button", { type: "button", ...about,
+      onclick: () => this.send("turn", { sort }) }, title + sign)
+      : help ? h("span", { tabindex: "0", ...about }, title) : title;
+    return h("th", { class: kind, "data-column": key, "aria-sort": sorted }, inside);
   }
 
   runRow(row, heads) {

@@ -29,7 +29,7 @@ export class TreeFigures {
     this.values = TREE_FIGURES.map(([name]) => ({ was: h("span", { class: "was" }),
       value: h("span", { class: "value", "data-figure": name }, DASH) }));
     host.append(...TREE_FIGURES.map(([, title, , formula], i) =>
-      figure(title, formula, h("span", { class: "pair" }, this.values[i].value, this.values[i].was),
+      figure(formula, h("span", { class: "pair" }, this.values[i].value, this.values[i].was),
         h("span", { class: "name" }, title))));
   }
 

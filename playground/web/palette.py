@@ -1,0 +1,65 @@
+"""Ctrl+K: what can be gone to by name. The pages' own buttons and tabs are found in the browser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+from playground.errors import Fault, attempt
+from playground.web.components import drawn_by
+from playground.web.forms import RAW
+from playground.web.generate import GeneratePage
+from playground.web.runs import RunsPage
+from storage import RunQuery, RunSummary
+
+MOST_RUNS = 50
+
+
+class Palette:
+    """Component and listeners; methods go to Generate, runs are opened on Runs."""
+
+    def __init__(self, tabs: gr.Tabs, generate: GeneratePage, runs: RunsPage) -> None:
+        self._generate, self._runs = generate, runs
+        box = drawn_by(
+            "palette.js",
+            template="",
+            css=[],
+            events=["asked", "method", "run"],
+            value={},
+            elem_id="pg-palette-box",
+        )
+        details = runs.open_run
+        box.asked(self._offer, generate.target, box, **RAW)
+        box.method(self._pick, [box, generate.target], [tabs, generate.method], **RAW)
+        shown = [tabs, runs.table, details.panel, *details.shown]
+        box.run(self._open, [box, *runs.held], shown, **RAW)
+
+    def _offer(self, target: Any) -> dict[str, Any]:
+        """Methods that fit the picked target, and the newest runs: titles and keys."""
+        rows = self._runs.log.find(RunQuery(limit=MOST_RUNS)).rows
+        return {
+            "methods": self._generate.host.menu.choices(target),
+            "runs": [(self._title(row), row.id) for row in rows],
+        }
+
+    def _title(self, row: RunSummary) -> str:
+        words = " ".join((row.name or row.prompt_text).split())
+        return f"{row.method_title} · {words:.60} · {row.created_at:%d %b %H:%M}"
+
+    def _pick(self, held: Any, target: Any) -> list[Any]:
+        picked = _picked(held)
+        if picked not in [key for _, key in self._generate.host.menu.choices(target)]:
+            return [gr.skip(), gr.skip()]
+        return [gr.Tabs(selected="generate"), picked]
+
+    def _open(self, held: Any, *table: Any) -> list[Any]:
+        run = _picked(held)
+        drawn = attempt(lambda: self._runs.draw_repeated(run, *table), where="opening a run")
+        first = gr.skip() if isinstance(drawn, Fault) else drawn
+        return [gr.Tabs(selected="runs"), first, *self._runs.open_run.opened(run)]
+
+
+def _picked(held: Any) -> str:
+    picked = held.get("picked") if isinstance(held, dict) else None
+    return picked if isinstance(picked, str) else ""

@@ -1,0 +1,35 @@
+// Definitions: what has `data-about` shows it beside itself, under the pointer and for the keyboard.
+import { h } from "./kit.js";
+
+const tip = h("div", { id: "pg-about", role: "tooltip", popover: "manual" });
+const GAP = 4, MARGIN = 8;
+/** @type {Element | null} */
+let owner = null;
+
+function show(next) {
+  if (next === owner) return;
+  owner?.removeAttribute("aria-describedby");
+  owner = next;
+  tip.hidePopover();
+  if (!next) return;
+  tip.textContent = next.getAttribute("data-about");
+  next.setAttribute("aria-describedby", tip.id);
+  tip.showPopover();
+  const of = next.getBoundingClientRect(), own = tip.getBoundingClientRect();
+  const below = of.bottom + GAP, above = of.top - GAP - own.height;
+  tip.style.top = `${below + own.height > innerHeight && above > 0 ? above : below}px`;
+  tip.style.left = `${Math.max(MARGIN, Math.min(of.left, innerWidth - own.width - MARGIN))}px`;
+}
+
+const termOf = (target) => target instanceof Element ? target.closest("[data-about]") : null;
+
+export function explainTerms() {
+  document.body.append(tip);
+  document.addEventListener("pointerover", ({ target }) => show(termOf(target)));
+  document.addEventListener("focusin", ({ target }) => {
+    if (target instanceof Element && target.matches(":focus-visible")) show(termOf(target));
+  });
+  document.addEventListener("focusout", () => show(null));
+  document.addEventListener("keydown", ({ key }) => { if (key === "Escape") show(null); });
+  addEventListener("scroll", () => show(null), { capture: true, passive: true });
+}
