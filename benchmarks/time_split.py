@@ -62,8 +62,8 @@ def configs(target: Target, folder: Path) -> dict[str, MethodConfig]:
     heads = random_heads.make_all(target, folder)
     found: dict[str, MethodConfig] = {}
     for name in methods():
-        if name in ("User_Provided", "MTP", "DFlash"):
-            continue  # they need the user's object, or a target that carries them
+        if name in ("User_Provided", "MTP", "DFlash", "P_EAGLE"):
+            continue  # they need the user's object, or weights of their own
         values: dict[str, object] = {"decoding_type": name}
         if name in heads:
             values["speculative_model"] = str(heads[name])

@@ -306,8 +306,8 @@ def drops_block_tree(title: str) -> Loss:
     """The warning of an engine that drafts a block as a chain."""
     return Loss(
         "use_dynamic_tree dynamic_tree_max_topK max_total_draft_tokens",
-        f"use_dynamic_tree is dropped: {title} drafts the likeliest token of every place of the "
-        "block; measured MAT falls.",
+        "use_dynamic_tree, dynamic_tree_max_topK and max_total_draft_tokens are dropped: "
+        f"{title} drafts the likeliest token of every place of the block; measured MAT falls.",
         lambda config: config.use_dynamic_tree,
     )
 

@@ -134,7 +134,7 @@ def _ngram(name: str, field: Field) -> tuple[Field, Field]:
     return _renamed(dataclasses.replace(field, theirs=theirs, also=(*also, old)), old)
 
 
-def _new(ours: str, kind: str, *rows: Field) -> Method:
+def _new(ours: str, kind: str, *rows: Field | Loss) -> Method:
     """A type that builds have under this name from `NEW` on."""
     return Method(ours, kind, (*rows, *LEAST, *P_MIN), since=NEW)
 
@@ -172,7 +172,7 @@ DRAFTING = (
         *_length(lambda writer: writer.chain_of_levels("llama-server drafts")),
     ),
     _new("MTP", "draft-mtp", *_length()),
-    _new("DFlash", "draft-dflash", WEIGHTS, *_length()),
+    _new("DFlash", "draft-dflash", WEIGHTS, *_length(), fields.drops_block_tree("llama.cpp")),
 )
 METHODS = (
     Method(

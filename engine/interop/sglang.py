@@ -220,7 +220,11 @@ METHODS = (
     Method(
         "DFlash",
         "DFLASH",
-        (WEIGHTS, Field("max_draft_len", TOKENS, (PREFIX + "dflash-block-size",), **ONE_MORE)),
+        (
+            WEIGHTS,
+            Field("max_draft_len", TOKENS, (PREFIX + "dflash-block-size",), **ONE_MORE),
+            fields.drops_block_tree("SGLang"),
+        ),
         since=(0, 5, 11),
     ),
 )

@@ -20,6 +20,7 @@ from engine.interop.fields import (
     Refusal,
     Values,
     const,
+    drops_block_tree,
     same,
     weights,
 )
@@ -125,7 +126,12 @@ DRAFT_MODEL = Method(
         ),
     ),
 )
-DFLASH = Method("DFlash", "", (weights(ASSISTANT), const("speculation_type", "dflash")), since=NEW)
+DFLASH = Method(
+    "DFlash",
+    "",
+    (weights(ASSISTANT), const("speculation_type", "dflash"), drops_block_tree("transformers")),
+    since=NEW,
+)
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:

@@ -377,6 +377,7 @@ METHODS = (
             *WEIGHTS,
             *same("mask_token_id"),
             _layers("target_layer_ids"),
+            fields.drops_block_tree("TensorRT-LLM"),
         ),
         since=CURRENT,
         known=frozenset({"attention_backend"}),

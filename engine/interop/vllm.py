@@ -249,11 +249,21 @@ METHODS = (
         (WEIGHTS, LENGTH_ROW, const("parallel_drafting", True), drops_block_tree("vLLM")),
         since=(0, 16),
     ),
+    Method(
+        "P_EAGLE",
+        "eagle3",
+        (WEIGHTS, LENGTH_ROW, const("parallel_drafting", True), drops_block_tree("vLLM")),
+        since=(0, 16),
+    ),
     Method("MTP", "mtp", (LENGTH_ROW,)),
     Method(
         "DFlash",
         "dflash",
-        (WEIGHTS, Field("max_draft_len", LENGTH, needed=fields.BLOCK)),
+        (
+            WEIGHTS,
+            Field("max_draft_len", LENGTH, needed=fields.BLOCK),
+            drops_block_tree("vLLM"),
+        ),
         since=(0, 20),
     ),
 )

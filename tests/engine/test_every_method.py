@@ -1,8 +1,8 @@
 """Every lossless method × target families × 20 prompts × 5 configurations = plain decoding.
 
 Heads are fitted to tiny targets in closed form, so that some of their drafts are right; on the
-embedded model they are random. MTP, DFlash and PARD
-have targets or models of their own and are in their own files.
+embedded model they are random. MTP and what
+drafts blocks have targets or models of their own and are in their own files.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "Draft_Target": [{"max_draft_len": n} for n in (1, 2, 5, 9)] + [{"adaptive": True}],
 }
-SEPARATE = {"Autoregressive", "MTP", "DFlash", "PARD", "User_Provided"}
+SEPARATE = {"Autoregressive", "MTP", "DFlash", "PARD", "P_EAGLE", "User_Provided"}
 """Covered by test_lossless and by their own test files, each against plain decoding too."""
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from engine.drafters.eagle.head import DraftHead, Eagle1Head, Eagle3Head, Eagle3Spec
+from engine.drafters.eagle.parallel_head import ParallelHead
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.layer import HeadSpec
 from engine.drafters.heads.output import DraftOutput
@@ -20,6 +22,7 @@ PADDING = 0.01
 """Vocabularies whose sizes differ by at most this share differ by padding at the end."""
 _UNUSED = ("t2d", "rotary_emb.", "verifier_norm.", "verifier_lm_head.", "embed_tokens.")
 _Head = TypeVar("_Head", bound=DraftHead)
+_Eagle3 = TypeVar("_Eagle3", bound=Eagle3Head)
 
 
 def load_eagle1(
@@ -47,12 +50,50 @@ def load_eagle3(
     Args:
         layers: decoder layers of the target whose inputs to show it; None = as its config says.
     """
+    _check_is_eagle3(found)
+    if found.has("mask_hidden"):
+        raise DrafterError(f"{found.location} is a P-EAGLE head. Choose the method P_EAGLE.")
+    _check(found, target)
+    return _loaded(Eagle3Head, found, target, layers)
+
+
+def load_parallel(
+    found: HeadCheckpoint, target: Target, layers: tuple[int, ...] | None = None
+) -> tuple[ParallelHead, tuple[int, ...]]:
+    """As `load_eagle3`, of a head with any number of layers and a vector for masked features."""
+    _check_is_eagle3(found)
+    if not found.has("mask_hidden"):
+        raise DrafterError(
+            f"{found.location} has no mask_hidden, so it does not draft blocks. Choose the method "
+            "Eagle3."
+        )
+    count = _check(found, target, one_layer=False)
+    masked = found.take("mask_hidden").flatten()
+    head, layers = _loaded(functools.partial(ParallelHead, count), found, target, layers)
+    width = head.fc.weight.shape[1]
+    if len(masked) != width:
+        raise DrafterError(
+            f"{found.location}: mask_hidden has {len(masked)} numbers, but fc reads {width}. "
+            "It is damaged; copy it again."
+        )
+    head.mask_hidden = masked[None].to(target.device, target.dtype)
+    return head, layers
+
+
+def _check_is_eagle3(found: HeadCheckpoint) -> None:
     if not found.has("layers.0.hidden_norm.weight"):
         raise DrafterError(
             f"{found.location} is no EAGLE-3 head: it has no hidden_norm. Choose the method Eagle "
             "for EAGLE-1/2 heads."
         )
-    _check(found, target)
+
+
+def _loaded(
+    make: Callable[[Eagle3Spec, DraftOutput | None], _Eagle3],
+    found: HeadCheckpoint,
+    target: Target,
+    layers: tuple[int, ...] | None,
+) -> tuple[_Eagle3, tuple[int, ...]]:
     if not found.options.use_aux_hidden_state:
         raise DrafterError(
             f"{found.location} reads one layer of the target (use_aux_hidden_state is false), "
@@ -62,7 +103,7 @@ def load_eagle3(
     spec = _eagle3_spec(found, target, found.layer_spec(found.size("fc.weight", 0)))
     _check_layers(layers, spec, found, target)
     lm_head = None if found.has("lm_head.weight") else DraftOutput(target)
-    head = found.load(lambda: Eagle3Head(spec, lm_head), target)
+    head = found.load(lambda: make(spec, lm_head), target)
     head.vocabulary = _vocabulary(found, spec.draft_vocab_size, target)
     return _with_embedding(head, found, target, spec.layer.hidden), layers
 
@@ -85,10 +126,10 @@ def _short_name(name: str) -> str:
     return name.rstrip("/").rsplit("/", 1)[-1].casefold()
 
 
-def _check(found: HeadCheckpoint, target: Target) -> None:
-    """Refuse heads of several layers and heads for another vocabulary, but for padding."""
+def _check(found: HeadCheckpoint, target: Target, *, one_layer: bool = True) -> int:
+    """Number of layers; heads of several are refused, and of a vocabulary that is not padded."""
     layers = {name.split(".")[1] for name in found.unread if name.startswith("layers.")}
-    if len(layers) > 1:
+    if one_layer and len(layers) > 1:
         raise DrafterError(
             f"{found.location} has {len(layers)} layers, but EAGLE heads have 1 layer here."
         )
@@ -104,6 +145,7 @@ def _check(found: HeadCheckpoint, target: Target) -> None:
                 f"{found.location} was made for {size} tokens ({name}), but {target.name} has "
                 f"{target.vocab_size}. Choose a head of this target."
             )
+    return len(layers)
 
 
 def _captured_layers(found: HeadCheckpoint, target: Target) -> tuple[int, ...]:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import ctypes
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -213,7 +213,7 @@ class Eagle3Spec:
 class Eagle3Head(DraftHead):
     """EAGLE-3: several layers' features fused, own norm and output matrix, own vocabulary."""
 
-    aliases: ClassVar = {name: f"layers.0.{name}" for name in ("hidden_norm", "input_layernorm")}
+    aliases: Mapping[str, str] = {n: f"layers.0.{n}" for n in ("hidden_norm", "input_layernorm")}
 
     def __init__(self, spec: Eagle3Spec, lm_head: OutputMatrix | None = None) -> None:
         super().__init__()

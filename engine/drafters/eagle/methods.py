@@ -38,6 +38,16 @@ _WIDTHS = (1, 4, 16)
 """Rows per level that are timed; others lie between."""
 
 
+CapturedLayers = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=1023)], ...] | None,
+    Field(
+        strict=False,
+        min_length=1,
+        max_length=16,
+        title="Target layers",
+        description="target layers whose outputs the head reads; None = as its checkpoint says",
+    ),
+]
 DYNAMIC = "dynamic_tree_max_topK max_total_draft_tokens max_non_leaves_per_layer"
 """Settings of a dynamic tree's size."""
 
@@ -228,14 +238,7 @@ class Eagle3Config(_EagleMethod):
         title="Draft length",
         description="length of the chain, or levels of the tree (EAGLE's depth + 1)",
     )
-    eagle3_layers_to_capture: tuple[Annotated[int, Field(ge=0, le=1023)], ...] | None = Field(
-        None,
-        strict=False,
-        min_length=1,
-        max_length=16,
-        title="Target layers",
-        description="target layers whose outputs the head reads; None = as its checkpoint says",
-    )
+    eagle3_layers_to_capture: CapturedLayers = None
 
     @property
     def grown_tree(self) -> DynamicTree:

@@ -5,6 +5,7 @@ yuhuili (EAGLE-3)     midlayer.*, fc, norm, lm_head, d2t, t2d
 NVIDIA (ModelOpt)     the same with layers.0.*; no t2d; lm_head only if the head has its own
 speculators           as NVIDIA's, with embed_tokens; the layer's config is nested, and the
                       config names the verifier that the head was trained for
+P-EAGLE               as EAGLE-3's, with more layers and mask_hidden
 z-lab (DFlash)        layers.N.*, fc, hidden_norm, norm; transformers writes encoder.fc and
                       encoder.output_norm_enc
 """
@@ -83,6 +84,8 @@ class HeadOptions(_Published):
     speculators_config: dict[str, Any] = {}
     block_size: int | None = Field(None, ge=1, le=1024)
     mask_token_id: int | None = Field(None, ge=0)
+    ptd_token_id: int | None = Field(None, ge=0)
+    pard_token: int | None = Field(None, ge=0)
     target_layer_ids: _Layers | None = None
     layer_types: Annotated[tuple[str, ...], Field(strict=False)] = ()
     sliding_window: int | None = Field(None, ge=1)
@@ -130,6 +133,28 @@ class HeadCheckpoint:
     def size(self, name: str, dim: int) -> int:
         """Extent of a matrix that others are checked against."""
         return self.take(name, None, None).shape[dim]
+
+    def mask_token(self, named: int | None, size: int) -> int:
+        """The mask of a network that drafts blocks: as a setting names it, or the config.
+
+        Args:
+            size: rows of the embedding that must have it.
+        """
+        said = self.options
+        known = (named, said.mask_token_id, said.ptd_token_id, said.pard_token)
+        mask = next((one for one in known if one is not None), None)
+        if mask is None:
+            raise DrafterError(
+                f"{self.location}'s config.json says no mask token (mask_token_id, ptd_token_id or "
+                "pard_token): it does not draft blocks. Choose another method, or set "
+                "mask_token_id."
+            )
+        if mask >= size:
+            raise DrafterError(
+                f"The mask token is {mask}, but {self.location} embeds tokens 0 to {size - 1}. "
+                "Correct mask_token_id."
+            )
+        return mask
 
     def layer_spec(self, width: int) -> HeadSpec:
         """The layers' sizes and constants; DrafterError for what such layers cannot compute."""

@@ -6,9 +6,8 @@ block look at each other and at the context; row i predicts the token i places a
 
     context  h0 h1 h2 … hn-1      kept in the cache, computed once per position
     block    root mask mask mask  dropped after the draft
-    drafts        d1   d2   d3    argmax of the target's lm_head at each mask
+    drafts        d1   d2   d3    by the target's lm_head at each mask: a chain, or a tree
 
-Lossless under sampling: drafts are argmaxes, so they follow from the committed text.
 Source: arXiv:2602.06036, section 4; z-lab/dflash.
 """
 
@@ -22,20 +21,21 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from engine.drafters.base import BuildContext, Start, chain, root_only
+from engine.drafters.base import BuildContext, Start, root_only
+from engine.drafters.block import BlockMethod
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.features import FeatureDrafter
 from engine.drafters.heads.layer import HeadCache, HeadLayer, HeadSpec
-from engine.drafters.method import MethodConfig
+from engine.drafters.heads.vocabulary import Vocabulary
 from engine.errors import DrafterError
-from engine.kernels.cpu.operators import likeliest, pack_linears
+from engine.kernels.cpu.operators import pack_linears
 from engine.model.target import SUPPORTED_LAYERS, Target
 from engine.proposal import Needs, Proposal
 
 _Setting = TypeVar("_Setting")
 
 
-class DFlashConfig(MethodConfig):
+class DFlashConfig(BlockMethod):
     """Settings of DFlash; named as in TensorRT-LLM."""
 
     title: ClassVar[str] = "DFlash"
@@ -44,8 +44,7 @@ class DFlashConfig(MethodConfig):
         "in one forward."
     )
     paper: ClassVar[str | None] = "2602.06036"
-    main_settings: ClassVar[str] = "size max_draft_len"
-    size_settings: ClassVar[str] = "max_draft_len"
+    main_settings: ClassVar[str] = "size max_draft_len use_dynamic_tree"
 
     decoding_type: Literal["DFlash"] = "DFlash"
     speculative_model: str | None = Field(
@@ -120,13 +119,14 @@ class DFlashDrafter(FeatureDrafter):
         target = context.target
         said = found.options
         block_size = _stated(found, "block_size", said.block_size)
-        mask = _stated(found, "mask_token_id", config.mask_token_id, said.mask_token_id)
+        mask = found.mask_token(config.mask_token_id, len(target.embedding.get_parameter("weight")))
         layers = _stated(found, "target_layer_ids", config.target_layer_ids, said.target_layer_ids)
-        _check_fits(found, target, mask, layers)
+        _check_fits(found, target, layers)
         self.config = config
         # Output of layer i = input of layer i + 1.
         self.needs = Needs(layers=tuple(i + 1 for i in layers))
         self._target = target
+        self._vocabulary = Vocabulary(None, target.vocab_size)
         self._masks = [mask] * (block_size - 1)
         self._model: DFlashModel | None = _load(found, len(layers), target)
         self._cache = HeadCache(len(self._model.layers))
@@ -146,8 +146,8 @@ class DFlashDrafter(FeatureDrafter):
         # The block's own keys and values are dropped.
         self._cache.length += len(features)
         self._unread = ()
-        best = likeliest(self._target.output(filled[1 : length + 1]), 1)
-        return chain(self.text[-1], best.ids[:, 0], best.log_probs[:, 0].exp())
+        logits = self._target.output(filled[1 : length + 1])
+        return self.config.fill(self.text[-1], logits, self._vocabulary)
 
     def _embedded(self, ids: Tensor) -> Tensor:
         """The target's embeddings `(n, hidden)`, without the norm that some targets put on them."""
@@ -199,9 +199,7 @@ def _stated(found: HeadCheckpoint, name: str, *said: _Setting | None) -> _Settin
     return value
 
 
-def _check_fits(
-    found: HeadCheckpoint, target: Target, mask_token_id: int, layers: Sequence[int]
-) -> None:
+def _check_fits(found: HeadCheckpoint, target: Target, layers: Sequence[int]) -> None:
     made = "This draft model was made for another target."
     hidden = found.layers.hidden_size
     if hidden != target.hidden_size:
@@ -213,10 +211,4 @@ def _check_fits(
         raise DrafterError(
             f"{found.location} reads target layers {list(layers)}, but {target.name} offers 0 to "
             f"{target.num_layers - 2}. {made}"
-        )
-    rows = len(target.embedding.get_parameter("weight"))
-    if mask_token_id >= rows:
-        raise DrafterError(
-            f"mask_token_id is {mask_token_id}, but {target.name}'s embedding has {rows} rows. "
-            f"{made}"
         )

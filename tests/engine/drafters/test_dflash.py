@@ -137,9 +137,25 @@ def test_published_layout_drafts_the_same(tmp_path: Path, saved: str):
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt_neox"])
 @pytest.mark.parametrize("length", [None, 1, 2, 3, 64])
-def test_greedy_output_equals_target_alone(saved: str, family: str, length: int | None):
-    config = DFlashConfig(speculative_model=saved, max_draft_len=length)
+@pytest.mark.parametrize("tree", [False, True])
+def test_greedy_output_equals_target_alone(saved: str, family: str, length: int | None, tree: bool):
+    config = DFlashConfig(speculative_model=saved, max_draft_len=length, use_dynamic_tree=tree)
     judges.assert_greedy_lossless(config, family)
+
+
+def test_a_tree_holds_the_chain_and_accepts_as_much_at_least(saved: str):
+    target = judges.target_of("llama")
+    accepted = []
+    for tree in (False, True):
+        config = DFlashConfig(
+            speculative_model=saved, use_dynamic_tree=tree, dynamic_tree_max_topK=16
+        )
+        drafter = config.build(build_context(target))
+        texts = [write(target, drafter, prompt, tokens=60) for prompt in PROMPTS]
+        accepted.append(sum(text.num_accepted for text in texts))
+        shapes = {step.parents for text in texts for step in text.steps}
+        assert len(shapes) > 1 if tree else max(len(shape) for shape in shapes) == 5
+    assert accepted[1] > accepted[0]
 
 
 def test_draft_is_cut_to_length(saved: str):
@@ -153,15 +169,16 @@ def test_context_end_is_reached_exactly(saved: str):
     judges.assert_lossless_to_the_context_end(DFlashConfig(speculative_model=saved), "llama")
 
 
-def test_sampled_output_follows_the_target(tmp_path: Path):
+@pytest.mark.parametrize("tree", [False, True])
+def test_sampled_output_follows_the_target(tmp_path: Path, tree: bool):
     dflash_model(*FULL).save_pretrained(tmp_path)
     target = tiny_target(
         "llama", vocab_size=SAMPLED_VOCAB, eos_token_id=None, max_position_embeddings=512
     )
     with torch.no_grad():
         target.lm_head.weight.mul_(0.35)
-    drafter = DFlashConfig(speculative_model=str(tmp_path)).build(build_context(target))
-    assert judges.p_value(target, drafter) > 1e-3
+    config = DFlashConfig(speculative_model=str(tmp_path), use_dynamic_tree=tree)
+    assert judges.p_value(target, config.build(build_context(target))) > 1e-3
 
 
 def test_it_keeps_up_while_another_method_drafts(saved: str):
@@ -201,12 +218,12 @@ def test_another_targets_model_is_refused(saved: str):
     config = DFlashConfig(speculative_model=saved)
     refused(config, "hidden size 32, but tiny-llama has 16", hidden_size=16)
     refused(config, r"reads target layers \[0, 1\].*offers 0 to 0", num_hidden_layers=2)
-    refused(config, "mask_token_id is 11.*has 8 rows", vocab_size=8)
+    refused(config, "mask token is 11.*embeds tokens 0 to 7", vocab_size=8)
 
 
 def test_a_checkpoint_that_says_too_little_is_refused(tmp_path: Path):
     silent = save_as_published(tmp_path / "silent", dflash_config={})
-    refused(DFlashConfig(speculative_model=silent), "says no mask_token_id.*: set mask_token_id")
+    refused(DFlashConfig(speculative_model=silent), "says no mask token.*or set mask_token_id")
     medusa = save_as_published(tmp_path / "medusa", block_size=None)
     refused(DFlashConfig(speculative_model=medusa), "says no block_size.*not a DFlash checkpoint.$")
     told = DFlashConfig(speculative_model=silent, mask_token_id=11, target_layer_ids=(0, 1))

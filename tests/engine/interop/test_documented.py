@@ -34,6 +34,8 @@ def written(engine: str, config: MethodConfig, version: str | None = None) -> di
         ("0.33", '{"method":"draft_model","model":"Qwen/Qwen3-0.6B","num_speculative_tokens":5}'),
         ("0.33", '{"method":"draft_model","model":"amd/PARD-Qwen3-0.6B",'
                  '"num_speculative_tokens":12,"parallel_drafting":true}'),
+        ("0.33", '{"method":"eagle3","model":"amazon/gpt-oss-120b-p-eagle",'
+                 '"num_speculative_tokens":5,"parallel_drafting":true}'),
         ("0.33", '{"method":"mtp","num_speculative_tokens":1}'),
         ("0.33", '{"method":"dflash","model":"z-lab/Qwen3-4B-DFlash","num_speculative_tokens":15}'),
         ("0.32", '{"method":"medusa","model":"FasterDecoding/medusa-vicuna-7b-v1.3",'

@@ -130,6 +130,7 @@ BASES = [
 ]
 BASES += [
     config_of("DFlash", max_draft_len=7),
+    *(config_of(name, use_dynamic_tree=True) for name in ("PARD", "P_EAGLE")),
     config_of("Eagle", use_dynamic_tree=True),
     config_of("Eagle3", use_dynamic_tree=True),
     config_of("MTP", use_relaxed_acceptance_for_thinking=True),
