@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from playground.cli.options import (
     EXIT_INTERRUPTED,
     LogOptions,
+    RayOptions,
     SamplingOptions,
     TargetOptions,
     option,
@@ -70,7 +72,7 @@ class WorkloadOptions(LogOptions, SamplingOptions, TargetOptions):
 
 
 @dataclass(kw_only=True)
-class BenchOptions(WorkloadOptions):
+class BenchOptions(WorkloadOptions, RayOptions):
     """Options of `bench`."""
 
     methods: str | None = option(None, "Methods to measure, by name: ngram,suffix.", metavar="A,B")
@@ -123,6 +125,7 @@ def bench(options: BenchOptions) -> None:
     from playground.experiments import benchmarks
     from playground.experiments.finished import RunGroup
     from playground.experiments.measurement import Measurement, check_same_target
+    from playground.experiments.shards import measure_shards
     from storage import RunLog
 
     console = Terminal(stderr=True)
@@ -132,31 +135,40 @@ def bench(options: BenchOptions) -> None:
         log = stack.enter_context(RunLog.open(options.log_url if options.save else None))
         resumed = options.resume
         plan = benchmarks.plan_to_resume(log, resumed) if resumed else options.plan()
-        models = stack.enter_context(options.models(plan.target, plan.dtype))
-        workbench = models.bench()
+        if (pool := options.pool) is not None:
+            url = options.log_url if options.save else None
+            workers = stack.enter_context(options.on_workers(pool, plan.target, plan.dtype, url))
+            here = workers.environment
+        else:
+            models = stack.enter_context(options.models(plan.target, plan.dtype))
+            here = models.bench().target.environment()
         if resumed:
-            then = benchmarks.environment_of(log, resumed)
-            check_same_target(then, workbench.target)
+            check_same_target(benchmarks.environment_of(log, resumed), here)
             benchmark_id = log.benchmarks.resume(resumed).id
         else:
             benchmark_id = benchmarks.begin(log, plan, options.name)
-        target = workbench.target
         how = "greedy" if plan.sampling.greedy else f"temperature {plan.sampling.temperature:g}"
         console.print(
-            f"{target.name} · {target.dtype_name} · {target.device_name} · {how} · concurrency 1\n"
+            f"{here['target']} · {here['dtype']} · {here['device_name']} · {how} · concurrency 1\n"
             f"{plan.extent}: {', '.join(c.name for c in plan.configurations)}"
             + (f"\nbenchmark {benchmark_id}" if options.save else ""),
             highlight=False,
         )
-        with until_interrupt() as stopped, progress_bar(console) as bar:
-            measurement = Measurement(
-                plan=plan,
-                log=log,
-                group=RunGroup(benchmark_id),
-                tell=lambda progress: show_progress(bar, progress),
-                cancelled=stopped,
-            )
-            summary = benchmarks.conduct(log, benchmark_id, lambda: measurement.run(workbench))
+        # what Ray has to say is no part of the result
+        aside = redirect_stdout(sys.stderr)
+        with until_interrupt() as stopped, progress_bar(console) as bar, aside:
+            shown: dict[str, Any] = {
+                "tell": lambda progress: show_progress(bar, progress),
+                "cancelled": stopped,
+            }
+
+            def measure() -> Summary:
+                if pool is not None:
+                    return measure_shards(workers, plan, benchmark_id, **shown)
+                group = RunGroup(benchmark_id)
+                return Measurement(plan=plan, log=log, group=group, **shown).run(models.bench())
+
+            summary = benchmarks.conduct(log, benchmark_id, measure)
         _show(options, log, benchmark_id, summary, console)
     if summary.cancelled:
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from engine.config import Limits, Sampling
     from engine.drafters.method import MethodConfig
     from engine.model.sources import TargetSpec
+    from playground.experiments.cluster import Pool, Workers
     from playground.host.models import Models
     from storage import RunLog
 
@@ -219,6 +220,32 @@ class DeviceOptions:
         finally:
             models.close()
 
+    @contextmanager
+    def on_workers(
+        self, pool: Pool, spec: TargetSpec, dtype: str | None, log_url: str | None, **more: bool
+    ) -> Iterator[Workers]:
+        """Ray workers that hold the target ready.
+
+        Raises ConfigError: they could not reach a log that is nowhere.
+        """
+        from engine.errors import ConfigError
+        from playground.cli.tables import Terminal
+        from playground.experiments.cluster import workers
+        from playground.experiments.worker import Duty
+
+        console = Terminal(stderr=True)
+        if log_url is None:
+            raise ConfigError("--ray needs a run log that its workers reach. Drop --no-save.")
+        duty = Duty(spec, dtype or "auto", log_url, self.device, self.cache_dir)
+        with ExitStack() as stack:
+            with console.status(f"starting workers with {spec.name}"):
+                hired = stack.enter_context(workers(pool, duty, **more))
+            for sentence in hired.refused:
+                console.print(sentence, highlight=False)
+            for name, device, _ in hired.rows():
+                console.print(f"worker {name}: {device}", highlight=False)
+            yield hired
+
 
 @dataclass(kw_only=True)
 class TargetOptions(DeviceOptions):
@@ -272,6 +299,36 @@ class SamplingOptions:
 
         own = {"max_new_tokens": self.max_new_tokens, "ignore_eos": self.ignore_eos}
         return Limits.parse({**own, **more})
+
+
+@dataclass(kw_only=True)
+class RayOptions:
+    """Where an experiment runs, if not in this process."""
+
+    ray: str | None = option(
+        None, "Run on a Ray cluster: local, auto or its address.", metavar="ADDRESS"
+    )
+    workers: int | None = option(None, "Ray workers; default: all there is room for.", min=1)
+    worker_cpus: int | None = option(None, "Cores of a Ray worker; default: a node's.", min=1)
+    worker_gpus: float | None = option(
+        None, "GPUs of a Ray worker; default: 1 where there is one.", min=0.0
+    )
+
+    @property
+    def pool(self) -> Pool | None:
+        """None without Ray.
+
+        Raises ConfigError: there are options of workers without it.
+        """
+        from engine.errors import ConfigError
+        from playground.experiments.cluster import Pool
+
+        own = self.workers, self.worker_cpus, self.worker_gpus
+        if self.ray is not None:
+            return Pool(self.ray, *own)
+        if any(value is not None for value in own):
+            raise ConfigError("--workers, --worker-cpus and --worker-gpus need --ray ADDRESS.")
+        return None
 
 
 @dataclass(kw_only=True)

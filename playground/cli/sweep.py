@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from playground.cli.options import (
     EXIT_INTERRUPTED,
     METHOD_HELP,
     MethodOptions,
+    RayOptions,
     option,
     takes,
     until_interrupt,
@@ -35,7 +37,7 @@ DEFAULT_TRIALS = 20
 
 
 @dataclass(kw_only=True)
-class SweepOptions(WorkloadOptions, MethodOptions):
+class SweepOptions(WorkloadOptions, MethodOptions, RayOptions):
     """Options of `sweep`."""
 
     method: str = option("", METHOD_HELP)
@@ -110,8 +112,9 @@ def sweep(options: SweepOptions) -> None:
     """Measure many settings of one method and find the best, by search or grid."""
     from playground.cli.tables import Terminal, progress_bar
     from playground.experiments.sweep.report import about
-    from playground.experiments.sweep.run import measure_on, run_sweep
+    from playground.experiments.sweep.run import measure_by, measure_on, run_sweep
     from playground.experiments.sweep.store import SweepStore
+    from playground.host.environment import environment
 
     console = Terminal(stderr=True)
     with ExitStack() as stack:
@@ -120,14 +123,26 @@ def sweep(options: SweepOptions) -> None:
         stack.callback(store.close)
         begun = store.reopen(options.resume, options.trials) if options.resume else None
         plan = options.plan() if begun is None else begun.plan
-        bench = stack.enter_context(options.models(plan.target, plan.dtype)).bench()
+        if (pool := options.pool) is not None:
+            on = (pool, plan.target, plan.dtype, options.log_url)
+            workers = stack.enter_context(options.on_workers(*on, one_device=True))
+            here, parallel = workers.environment, workers.size
+        else:
+            bench = stack.enter_context(options.models(plan.target, plan.dtype)).bench()
+            here, parallel = environment(bench.target), 1
         found = store.create(plan, options.name or None) if begun is None else begun
-        found.check_target(bench.target)
+        found.check_target(here)
+        measure = (
+            partial(measure_on, bench, log, plan) if pool is None else measure_by(workers, plan)
+        )
         console.print(f"sweep {found.name}: {about(found.plan)}")
-        with until_interrupt() as stopped, progress_bar(console) as bar:
+        # what Ray has to say is no part of the result
+        aside = redirect_stdout(sys.stderr)
+        with until_interrupt() as stopped, progress_bar(console) as bar, aside:
             ended = run_sweep(
                 found,
-                partial(measure_on, bench, log, found.plan),
+                measure,
+                parallel=parallel,
                 tell=lambda progress: show_progress(bar, progress, _message(progress)),
                 cancelled=stopped,
             )

@@ -337,7 +337,7 @@ class Benchmarks:
         )
 
         def check(target: Target) -> None:
-            check_same_target(environment_of(self._log, benchmark_id), target)
+            check_same_target(environment_of(self._log, benchmark_id), target.environment())
 
         try:
             result = submit(self._host, job, plan, measurement.run, check=check)

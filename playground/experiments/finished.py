@@ -31,6 +31,8 @@ class FinishedRequest:
         at_least: steps that accepted at least 1, 2, … draft tokens.
         split_s: seconds in draft, verify, accept and other, over all steps.
         itl_s: mean over steps of step latency / tokens it committed.
+        worker: which worker of a cluster answered; empty without one.
+        device: the kind of device, by name.
     """
 
     run_id: str
@@ -54,6 +56,8 @@ class FinishedRequest:
     output_ids: tuple[int, ...]
     text: str
     finish_reason: str | None
+    worker: str = ""
+    device: str = ""
 
     @property
     def key(self) -> Key:
@@ -63,6 +67,11 @@ class FinishedRequest:
     def pair(self) -> tuple[str, str, int, int]:
         """What the same request to another configuration shares with it."""
         return self.suite, self.prompt, self.turn, self.repeat
+
+    @property
+    def machine(self) -> tuple[str, str]:
+        """Where it was timed: times of two machines are never divided by one another."""
+        return self.worker, self.device
 
     @property
     def latency_s(self) -> float:
@@ -117,6 +126,8 @@ class FinishedRequest:
             output_ids=run.output_ids,
             text=run.text,
             finish_reason=run.finish_reason,
+            worker=labels.get("worker", ""),
+            device=str(run.environment.get("device_name", "")),
         )
 
 
@@ -125,9 +136,10 @@ Pair = tuple[FinishedRequest, FinishedRequest]
 
 
 def in_pairs(own: Iterable[FinishedRequest], plain: Iterable[FinishedRequest]) -> list[Pair]:
-    """The requests that plain decoding answered too, with its answers."""
-    partners = {request.pair: request for request in plain}
-    return [(request, partners[request.pair]) for request in own if request.pair in partners]
+    """The requests that plain decoding answered too, on the same machine, with its answers."""
+    partners = {(request.pair, request.machine): request for request in plain}
+    both = ((request, partners.get((request.pair, request.machine))) for request in own)
+    return [(request, partner) for request, partner in both if partner is not None]
 
 
 def runs_of(log: RunLog, group: RunGroup | str) -> Iterator[RunSummary]:

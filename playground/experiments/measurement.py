@@ -18,7 +18,6 @@ from engine.config import Limits
 from engine.decode import check_prompt, decode
 from engine.drafters.base import BuildContext, Drafter
 from engine.errors import ConfigError, PlaygroundError, PromptError
-from engine.model.target import Target
 from engine.steps import Record
 from engine.tuning.adaptive import build_drafter, controller_curve
 from engine.tuning.fit import Fit, fit_size
@@ -43,13 +42,13 @@ WARM_UP_PROMPT = "Write the numbers from one to twenty as words, and then backwa
 WARM_UP_TOKENS = 24
 
 
-def check_same_target(then: Mapping[str, Any], target: Target) -> None:
+def check_same_target(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse to go on with an experiment on other weights or in another dtype.
 
     Args:
         then: environment of its first run; empty before it.
+        now: the environment here.
     """
-    now = target.environment()
     for key in ("weights", "revision", "dtype"):
         if then and then.get(key) != now.get(key):
             raise ConfigError(
@@ -112,6 +111,8 @@ class Measurement:
         left_out: whether a configuration need not answer any more.
         audits_each: answers of a configuration that are looked into where they differ from plain
             decoding's.
+        worker: its name among those of a cluster. What another machine has begun of a round is
+            measured again, so that every ratio is of two times of one machine.
     """
 
     plan: ExperimentPlan
@@ -123,6 +124,7 @@ class Measurement:
     drop_faulty: bool = False
     left_out: Callable[[str], bool] = lambda name: False
     audits_each: int = AUDITS_EACH
+    worker: str = ""
 
     def __post_init__(self) -> None:
         self.faults: dict[str, str] = {}
@@ -141,7 +143,9 @@ class Measurement:
             PlaygroundError: a drafter cannot be made, or the target cannot take text at all.
         """
         self._bench, self._target = bench, bench.target
-        self._done = {r.key: r for r in finished_requests(self.log, self.group)}
+        mine = {request.key for requests in self.plan.rounds() for request in requests}
+        found = finished_requests(self.log, self.group)
+        self._done = {request.key: request for request in found if request.key in mine}
         whole = self._rounds()
         if whole and self.plan.sampling.greedy and self.audits_each:
             self._audit()
@@ -174,7 +178,7 @@ class Measurement:
 
     def _round(self, number: int, requests: Sequence[Request]) -> bool:
         """One turn of one prompt by every configuration; False if it was cancelled."""
-        missing = [request for request in requests if request.key not in self._done]
+        missing = self._missing(requests)
         self._num_past += len(requests) - len(missing)
         if not missing:
             return True
@@ -206,6 +210,18 @@ class Measurement:
                 if not run.over.is_set():
                     run.activity = "stopped before it started"
                     run.end("cancelled")
+
+    def _missing(self, requests: Sequence[Request]) -> list[Request]:
+        """What is to be measured of a round: nothing of one that a single machine has done."""
+        here = (self.worker, self._target.device_name)
+        done = [self._done.get(request.key) for request in requests]
+        if None not in done and len({one.machine for one in done if one is not None}) == 1:
+            return []
+        return [
+            request
+            for request, one in zip(requests, done, strict=True)
+            if one is None or one.machine != here
+        ]
 
     # ---- drafters
 
@@ -342,7 +358,11 @@ class Measurement:
                 stored={
                     "method_title": configuration.title,
                     "benchmark_id": self.group.benchmark_id,
-                    "labels": {**request.labels, **self._place(configuration)},
+                    "labels": {
+                        **request.labels,
+                        **self._place(configuration),
+                        **({"worker": self.worker} if self.worker else {}),
+                    },
                 },
                 run=live,
             ) as recording:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from engine import metrics
@@ -25,6 +25,7 @@ from playground.experiments.report.statistics import (
 )
 from playground.experiments.report.verdict import (
     Contender,
+    Headline,
     Verdict,
     headline,
     num_unsteady,
@@ -151,15 +152,43 @@ def make_report(
             configuration is plain decoding.
         audits: of answers that differ from plain decoding's.
         planned: how many requests there will be, while they are not all done.
+
+    Where several kinds of device have measured, each has sections of its own.
     """
     greedy = plan["sampling"]["temperature"] < 1e-5
+    looked_into = (audits or {}) if greedy else None
+    preliminary = "" if planned is None else f"{len(requests)} of {planned} requests"
+    by_device: dict[str, list[FinishedRequest]] = {}
+    for request in requests:
+        by_device.setdefault(request.device, []).append(request)
+    groups = tuple(in_order(request.group for request in requests))
+    if len(by_device) < 2:
+        sections, said = _on_one_kind(plan, requests, looked_into, preliminary)
+        return Report(sections, groups, len(requests), greedy, said.text, said.fastest)
+    every: list[Section] = []
+    texts = []
+    for device, own in by_device.items():
+        heads = [{**c, "name": f"{c['name']} on {device}"} for c in plan["configurations"]]
+        named = [replace(r, configuration=f"{r.configuration} on {device}") for r in own]
+        sections, said = _on_one_kind({"configurations": heads}, named, looked_into, preliminary)
+        every += sections
+        texts.append(f"{device}: {said.text}" if said.text else "")
+    return Report(tuple(every), groups, len(requests), greedy, " ".join(filter(None, texts)), None)
+
+
+def _on_one_kind(
+    plan: Mapping[str, Any],
+    requests: Sequence[FinishedRequest],
+    audits: Audits | None,
+    preliminary: str,
+) -> tuple[tuple[Section, ...], Headline]:
+    """Every configuration on one kind of device, and which is fastest there."""
     by_name: dict[str, list[FinishedRequest]] = {c["name"]: [] for c in plan["configurations"]}
     for request in requests:
         by_name.setdefault(request.configuration, []).append(request)
     plain = by_name[plan["configurations"][0]["name"]]
     sections = tuple(
-        _section(c, by_name[c["name"]], plain, audits=(audits or {}) if greedy else None)
-        for c in plan["configurations"]
+        _section(c, by_name[c["name"]], plain, audits=audits) for c in plan["configurations"]
     )
     contenders = [
         Contender(s.name, s.overall.speedup, trust_in(s.verdict, lossless=s.lossless))
@@ -169,10 +198,9 @@ def make_report(
         sections[0].name,
         contenders,
         lambda one, other: speedup_of(in_pairs(by_name[one], by_name[other])),
-        preliminary="" if planned is None else f"{len(requests)} of {planned} requests",
+        preliminary=preliminary,
     )
-    groups = tuple(in_order(request.group for request in requests))
-    return Report(sections, groups, len(requests), greedy, said.text, said.fastest)
+    return sections, said
 
 
 def _section(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from engine.metrics import mat, percentile, tok_s
@@ -155,12 +155,16 @@ def speedup_of(pairs: Sequence[Pair]) -> Speedup | None:
     prompts, the bootstrap in 51, 72, 80, 87 and 91 %.
     Source: Cochran, Sampling Techniques (1977), 6.4: the variance of a ratio by linearisation.
 
+    Where several workers of a cluster have measured, every worker's seconds count in units of its
+    own plain decoding (`on_one_clock`): one that is slow at everything moves no ratio.
+
     Worked example: one prompt of 10 tokens, plain decoding 1 s, in two repeats 0.5 s and 0.4 s:
     ratio 2 / 0.9 = 2.22; u = ±(0.5 - 0.4 / 0.9) = ±0.056, se = 0.111, t = 12.71: 0.54 … 9.12.
     """
     both = [(own, plain) for own, plain in pairs if own.decode_s > 0 and plain.decode_s > 0]
     if not both:
         return None
+    both = on_one_clock(both)
     ratio = pooled_ratio(both)
     prompts = in_units(both, lambda own: (own.suite, own.prompt))
     repeats = in_units(both, lambda own: own.repeat)
@@ -169,6 +173,23 @@ def speedup_of(pairs: Sequence[Pair]) -> Speedup | None:
     reach = None if se is None else math.exp(min(MOST, student_t(len(units) - 1) * se))
     low, high = (None, None) if reach is None else (ratio / reach, ratio * reach)
     return Speedup(ratio, low, high, len(prompts), len(repeats), len(both))
+
+
+def on_one_clock(pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs with each machine's seconds times the tok/s of plain decoding there.
+
+    Pairs of a single machine stay as they are. Worked example: a prompt of 10 tokens takes one
+    worker 1 s plain and 0.5 s with the method, another worker 4 s and 2 s. Both become 10 and 5.
+    """
+    machines = in_units(pairs, lambda own: own.machine)
+    if len(machines) < 2:
+        return list(pairs)
+    scale = {group[0][0].machine: Pool.of([p for _, p in group]).tok_s or 1.0 for group in machines}
+
+    def scaled(request: FinishedRequest) -> FinishedRequest:
+        return replace(request, decode_s=request.decode_s * scale[request.machine])
+
+    return [(scaled(own), scaled(plain)) for own, plain in pairs]
 
 
 def in_units(

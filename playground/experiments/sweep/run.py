@@ -7,9 +7,13 @@ tries the broken-off trial again, from the answers that it had, and then does wh
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, Protocol
 
 import optuna
 from optuna.distributions import (
@@ -23,6 +27,7 @@ from optuna.trial import TrialState
 from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError, OutOfMemoryError, PlaygroundError
+from playground.experiments.cluster import WorkerLostError, Workers
 from playground.experiments.finished import Pair, RunGroup
 from playground.experiments.job import BrokenOffError, Progress, TrialProgress
 from playground.experiments.measurement import Measurement
@@ -38,6 +43,7 @@ from playground.experiments.sweep.trials import (
     REASON,
     SLOT,
     TOLD,
+    WORKER,
     Figures,
     Trial,
     figures_of,
@@ -47,6 +53,7 @@ from playground.experiments.sweep.trials import (
     num_fruitless,
 )
 from playground.experiments.sweep.trials import Status as Outcome
+from playground.experiments.worker import Desk
 from storage import RunLog, StorageError
 
 MAX_REFUSED = 100
@@ -77,13 +84,26 @@ It is given the `benchmark_id` of the runs too: what the log has of them is not 
 """
 
 
+class Followed(Protocol):
+    """Who is told of a trial while its point is measured."""
+
+    num_pairs: int
+
+    def say(self, message: str) -> None: ...
+    def answered(self, num_requests: int) -> None: ...
+    def report(self, pairs: Sequence[Pair]) -> None: ...
+    def is_over(self) -> bool: ...
+
+
 def measure_on(
     bench: BuildContext,
     log: RunLog,
     plan: SweepPlan,
     config: MethodConfig,
     run_group: str,
-    trial: RunningTrial,
+    trial: Followed,
+    *,
+    worker: str = "",
 ) -> Sequence[Pair]:
     """A point measured on a loaded target, as `Measure`."""
 
@@ -102,6 +122,7 @@ def measure_on(
         tell=tell,
         cancelled=trial.is_over,
         audits_each=0,
+        worker=worker,
     )
     summary = measurement.run(bench)
     if not (found := measurement.pairs(METHOD)) and not summary.cancelled:
@@ -111,14 +132,65 @@ def measure_on(
     return found
 
 
+@dataclass(slots=True)
+class _Afar:
+    """A trial on a worker: what it is told goes to the driver, which says when it is over."""
+
+    desk: Desk
+    num_pairs: int = 0
+
+    def say(self, message: str) -> None:
+        self.desk.tell(("say", message))
+
+    def answered(self, num_requests: int) -> None:
+        self.desk.tell(("answered", num_requests))
+
+    def report(self, pairs: Sequence[Pair]) -> None:
+        self.num_pairs = len(pairs)
+        self.desk.tell(("report", pairs))
+
+    def is_over(self) -> bool:
+        return self.desk.cancelled()
+
+
+def _point(desk: Desk, plan: SweepPlan, config: MethodConfig, run_group: str) -> Sequence[Pair]:
+    """The task of a worker: one point."""
+    trial = _Afar(desk)
+    return measure_on(desk.bench, desk.log, plan, config, run_group, trial, worker=desk.name)
+
+
+def measure_by(workers: Workers, plan: SweepPlan) -> Measure:
+    """Points measured by whichever worker is free."""
+
+    def measure(config: MethodConfig, run_group: str, trial: RunningTrial) -> Sequence[Pair]:
+        def heard(message: tuple[str, Any]) -> None:
+            name, said = message
+            getattr(trial, name)(said)
+
+        found: Sequence[Pair] = workers.do(
+            partial(_point, plan=plan, config=config, run_group=run_group),
+            taken=lambda about: trial.begin(about.name),
+            tell=heard,
+            cancelled=trial.is_over,
+            title=f"trial {trial.number}",
+        )
+        return found
+
+    return measure
+
+
 def run_sweep(
     sweep: Sweep,
     measure: Measure,
     *,
+    parallel: int = 1,
     tell: Tell = lambda progress: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Status:
     """Do what is left of a sweep, claimed unless the caller has; returns how it stands.
+
+    Args:
+        parallel: trials that are measured at a time, each in a thread of its own.
 
     Raises:
         ConfigError: it is running already.
@@ -131,7 +203,7 @@ def run_sweep(
     fault = "Something broke; the program's log says where. Resume the sweep to go on."
     try:
         with database_errors():
-            status = _Run(sweep, measure, tell, cancelled).run()
+            status = _Run(sweep, measure, tell, cancelled, parallel).run()
         fault = ""
     except KeyboardInterrupt:
         status, fault = "stopped", ""
@@ -145,26 +217,37 @@ def run_sweep(
 
 
 class _Run:
-    """State of one call."""
+    """State of one call; its lock is held wherever it is read or changed."""
 
     def __init__(
-        self, sweep: Sweep, measure: Measure, tell: Tell, cancelled: Callable[[], bool]
+        self,
+        sweep: Sweep,
+        measure: Measure,
+        tell: Tell,
+        cancelled: Callable[[], bool],
+        parallel: int,
     ) -> None:
         plan, begun = sweep.plan, sweep.trials()
-        self.sweep, self.plan, self.cancelled = sweep, plan, cancelled
-        self._measure, self._tell = measure, tell
+        self.sweep, self.plan, self._parallel = sweep, plan, parallel
+        self._measure, self._tell, self._asked_to_stop = measure, tell, cancelled
+        self._lock, self._broken = threading.RLock(), threading.Event()
         self._sweep_id = str(sweep.attributes[SWEEP_ID])
         self._reference: float | None = sweep.attributes.get(REFERENCE)
         self._last: Outcome = "running"
         self._in_a_row = 0
         self._taken = [t.seconds for t in begun if t.outcome in BUDGET and t.seconds]
-        self._slots = last_of_slots(begun)
+        self._slots = {
+            slot: replace(trial, outcome="killed") if trial.outcome == "running" else trial
+            for slot, trial in last_of_slots(begun).items()
+        }
         self._distributions = distributions(plan.space)
         self._random = random.Random(plan.seed + len(begun))
         self._study = sweep.study
         # A tree-structured Parzen estimator after some random trials; resumed, it draws on afresh.
         self._study.sampler = optuna.samplers.TPESampler(
-            seed=plan.seed + len(begun), n_startup_trials=max(3, min(10, plan.num_trials // 3))
+            seed=plan.seed + len(begun),
+            n_startup_trials=max(3, min(10, plan.num_trials // 3)),
+            constant_liar=parallel > 1,  # what others are measuring counts as poor meanwhile
         )
         self._study.pruner = optuna.pruners.NopPruner()
         if plan.prune:
@@ -175,15 +258,34 @@ class _Run:
 
     def run(self) -> Status:
         self.say("starting")
-        while not self.cancelled():
-            trial = self._next()
-            if trial is None:
-                self.say("done")
-                return "completed"
-            self._try(trial)
-        return "stopped"
+        if self._parallel == 1:
+            self._go_on()
+        else:
+            with ThreadPoolExecutor(self._parallel, thread_name_prefix="trial") as threads:
+                list(threads.map(lambda _: self._go_on(), range(self._parallel)))
+        if self.cancelled():
+            return "stopped"
+        self.say("done")
+        return "completed"
+
+    def cancelled(self) -> bool:
+        return self._asked_to_stop() or self._broken.is_set()
+
+    def _go_on(self) -> None:
+        """Trial after trial, until there is none to begin; a fault ends the others' trials too."""
+        try:
+            with database_errors():
+                while not self.cancelled() and (trial := self._next()) is not None:
+                    self._try(trial)
+        except BaseException:
+            self._broken.set()
+            raise
 
     def say(self, message: str, trial: TrialProgress | None = None) -> None:
+        with self._lock:
+            self._say(message, trial)
+
+    def _say(self, message: str, trial: TrialProgress | None) -> None:
         mean_s = sum(self._taken) / len(self._taken) if self._taken else None
         begun = 0.0 if trial is None else trial.num_pairs / max(1, trial.num_planned)
         eta_s = None if mean_s is None else mean_s * max(0.0, self._num_left - begun)
@@ -197,6 +299,10 @@ class _Run:
     @property
     def _num_left(self) -> int:
         return max(0, self.plan.num_trials - self._num_done)
+
+    @property
+    def _num_running(self) -> int:
+        return sum(trial.outcome == "running" for trial in self._slots.values())
 
     # ---- one trial
 
@@ -215,28 +321,44 @@ class _Run:
         try:
             pairs = self._measure(self.plan.space.config(trial.params), run_group, running)
             if not self.cancelled():
-                figures = figures_of(pairs, self.plan.objective, self._reference)
+                figures = self._figures(pairs)
                 outcome = "pruned" if running.pruned else "measured"
                 if running.pruned:
                     reason = f"below the median after {len(pairs)} of {self.plan.num_turns} prompts"
-                elif self._reference is None and figures.plain_tok_s:
-                    self._reference = figures.plain_tok_s
-                    self.sweep.write({REFERENCE: self._reference})
         except (ConfigError, DrafterError) as error:
             outcome, reason = "refused", str(error)
         except (BrokenOffError, OutOfMemoryError) as error:
             outcome, reason = "failed", str(error)
+        except WorkerLostError as error:
+            outcome, reason = "killed", str(error)
         finally:
-            self._told(trial, outcome, figures, reason)
+            with self._lock:
+                self._told(trial, outcome, figures, reason)
+                if outcome == "killed":
+                    self._retry(self.sweep.trials(), only=_slot_of(trial))
         if outcome in ("measured", "pruned"):
             self._taken.append(time.monotonic() - began_s)
+        with self._lock:
+            self._count(outcome, reason)
+        self.say("next trial")
+
+    def _figures(self, pairs: Sequence[Pair]) -> Figures:
+        """A trial's figures; the first sets what tok/s are counted from."""
+        with self._lock:
+            figures = figures_of(pairs, self.plan.objective, self._reference)
+            if self._reference is None and figures.plain_tok_s:
+                self._reference = figures.plain_tok_s
+                self.sweep.write({REFERENCE: self._reference})
+            return figures
+
+    def _count(self, outcome: Outcome, reason: str) -> None:
+        """Raises SweepError: too many in a row came to nothing."""
         self._in_a_row = self._in_a_row + 1 if outcome == self._last else 1
         self._last = outcome
         most = {"failed": MAX_FAILED, "refused": MAX_REFUSED}.get(outcome)
         endless = outcome == "failed" or self.plan.mode != "grid"
         if most is not None and self._in_a_row >= most and endless:
             raise SweepError(f"{most} combinations in a row {outcome}; the last one: {reason}")
-        self.say("next trial")
 
     def _told(
         self,
@@ -260,14 +382,22 @@ class _Run:
     # ---- which point is next
 
     def _next(self) -> optuna.Trial | None:
-        """What was broken off, the rest of the grid, or a new draw; None when the plan is done.
+        """A trial that nobody else measures; None when all that the plan has are begun."""
+        with self._lock:
+            if (trial := self._drawn()) is not None:
+                slot = _slot_of(trial)
+                self._slots[slot] = Trial(trial.number, slot, dict(trial.params), "running")
+            return trial
+
+    def _drawn(self) -> optuna.Trial | None:
+        """What was broken off, the rest of the grid, or a new draw.
 
         The first draw is where the method is now, for comparison; a search of few points ends up
         taking all of them once.
         """
         if self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
             return self._ask()
-        if not self._num_left:
+        if self._num_left <= self._num_running:
             return None
         known, space = {trial.key for trial in self._slots.values()}, self.plan.space
         if self.plan.mode == "grid":
@@ -294,16 +424,16 @@ class _Run:
         self._study.enqueue_trial(point)
         return self._ask()
 
-    def _retry(self, begun: Sequence[Trial]) -> None:
-        """Queue what a killed or stopped process did not finish."""
+    def _retry(self, begun: Sequence[Trial], only: int | None = None) -> None:
+        """Queue what a killed or stopped process did not finish, or `only` one slot of it."""
         for trial in begun:
-            if trial.outcome == "running":
+            if trial.outcome == "running" and only is None:
                 self._study.tell(trial.number, state=TrialState.FAIL)
         waiting = self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
         queued = {trial.user_attrs.get(SLOT) for trial in waiting}
         for slot, trial in list(self._slots.items()):
             whole = trial.point.keys() == self._distributions.keys()
-            if trial.outcome in FINAL or slot in queued or not whole:
+            if trial.outcome in FINAL or slot in queued or not whole or only not in (None, slot):
                 continue
             killed = [t for t in begun if t.slot == slot and t.outcome in ("running", "killed")]
             if num_fruitless(killed) < MAX_TRIES:
@@ -329,8 +459,13 @@ class RunningTrial:
     def __init__(self, run: _Run, trial: optuna.Trial) -> None:
         self._run = run
         self._trial = trial
+        self.number = trial.number
         self.num_pairs = 0
         self.pruned = False
+
+    def begin(self, worker: str) -> None:
+        """Which worker has it."""
+        self._trial.set_user_attr(WORKER, worker)
 
     def answered(self, num_requests: int) -> None:
         """How many requests are answered, whenever there is a new one."""

@@ -21,6 +21,7 @@ from playground.experiments.sweep.plan import plan_of_form
 from playground.experiments.sweep.report import config_of
 from playground.experiments.sweep.run import RunningTrial, measure_on, run_sweep
 from playground.experiments.sweep.store import Sweep, SweepStore
+from playground.host.environment import environment
 from playground.host.runner import ClosingError, EngineHost
 
 STATES: dict[str, State] = {"completed": "completed", "stopped": "cancelled"}
@@ -119,7 +120,7 @@ class Sweeps:
                     job,
                     plan,
                     lambda bench: measure_on(bench, self._log, plan, config, run_group, trial),
-                    check=sweep.check_target,
+                    check=lambda target: sweep.check_target(environment(target)),
                     patient=True,
                 )()
             except (CancelledError, ClosingError):

@@ -28,12 +28,10 @@ from optuna.exceptions import DuplicatedStudyError, OptunaError
 from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 
 from engine.errors import ConfigError
-from engine.model.target import Target
 from playground.experiments.measurement import check_same_target
 from playground.experiments.plan import Types
 from playground.experiments.sweep.plan import SweepPlan
 from playground.experiments.sweep.trials import Trial, read_trials
-from playground.host.environment import environment
 from storage import RunLog, StorageError
 from storage import owner as processes
 from storage.dialects import refuse_once_removed
@@ -118,13 +116,13 @@ class Sweep:
         self.claimed = False
         self.write({FAULT: fault, STATUS: status})
 
-    def check_target(self, target: Target) -> None:
+    def check_target(self, now: Mapping[str, Any]) -> None:
         """Note where the sweep runs; refuse to go on on other weights or in another dtype."""
         stored = self.attributes.get(ENVIRONMENT)
         if stored is None:
-            self.write({ENVIRONMENT: environment(target)})
+            self.write({ENVIRONMENT: dict(now)})
         else:
-            check_same_target(stored, target)
+            check_same_target(stored, now)
 
 
 def status_of(attributes: Mapping[str, Any]) -> Status:

@@ -28,7 +28,7 @@ FINAL: frozenset[Status] = frozenset({"measured", "pruned", "refused", "failed"}
 BUDGET: frozenset[Status] = FINAL - {"refused"}
 """What uses up one of a search's trials; what cannot be run costs nothing."""
 OUTCOME, SLOT, REASON, FIGURES = "outcome", "slot", "reason", "figures"
-ANSWERED = "answered"
+ANSWERED, WORKER = "answered", "worker"
 """Names of the attributes that a trial carries."""
 
 
@@ -89,6 +89,7 @@ class Trial:
 
     Attributes:
         num_answered: requests of its point that the log had when it was last heard of.
+        worker: which worker of a cluster measured it.
     """
 
     number: int
@@ -99,6 +100,7 @@ class Trial:
     reason: str = ""
     seconds: float | None = None
     num_answered: int = 0
+    worker: str = ""
 
     @property
     def key(self) -> str:
@@ -119,7 +121,7 @@ TOLD: dict[Status, TrialState] = {
     "measured": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
     "refused": TrialState.PRUNED,
-    **dict.fromkeys(("failed", "stopped", "repeated"), TrialState.FAIL),
+    **dict.fromkeys(("failed", "stopped", "repeated", "killed"), TrialState.FAIL),
 }
 """What Optuna is told."""
 
@@ -147,6 +149,7 @@ def _read(frozen: FrozenTrial) -> Trial:
         str(attributes.get(REASON, "")),
         (ended - began).total_seconds() if began and ended else None,
         int(attributes.get(ANSWERED, 0)),
+        str(attributes.get(WORKER, "")),
     )
 
 

@@ -13,7 +13,7 @@ from scipy.stats import t as student
 
 from engine.metrics import first_divergence, percentile
 from engine.model.audit import Audit, View
-from playground.experiments.finished import Pair
+from playground.experiments.finished import Pair, in_pairs
 from playground.experiments.report.report import make_report
 from playground.experiments.report.statistics import (
     Statistic,
@@ -247,3 +247,45 @@ def test_a_text_of_the_csv_is_no_formula() -> None:
         ["'=1+1", "-1.5"],
         ["a,b", ""],
     ]
+
+
+def by_two_workers(slow: float) -> list[Pair]:
+    """Two prompts on each of two workers, the second of which takes `slow` times as long."""
+    pairs = []
+    for number, (own_s, plain_s) in enumerate([(0.2, 0.4), (0.3, 0.5), (0.4, 0.6), (0.5, 0.6)]):
+        worker, times = ("b", slow) if number % 2 else ("a", 1.0)
+        at = {"prompt": str(number), "worker": worker, "device": "d", "num_new_tokens": 5 + number}
+        own = measured("fast", decode_s=own_s * times, **at)
+        pairs.append((own, measured(decode_s=plain_s * times, **at)))
+    return pairs
+
+
+def test_a_slow_worker_moves_no_ratio() -> None:
+    even, slowed = speedup_of(by_two_workers(1.0)), speedup_of(by_two_workers(10.0))
+    assert even is not None and slowed is not None
+    assert (slowed.ratio, slowed.low, slowed.high) == pytest.approx(
+        (even.ratio, even.low, even.high)
+    )
+    pairs = by_two_workers(10.0)
+    assert speedup_of(pairs[::2]) != speedup_of(pairs[1::2])  # there is something to move
+
+
+def test_times_of_two_machines_are_never_divided_by_one_another() -> None:
+    own, plain = measured("fast", worker="a"), measured(worker="b")
+    assert in_pairs([own], [plain]) == []
+    elsewhere = measured(worker="a", device="other")
+    assert in_pairs([own], [elsewhere]) == []
+
+
+def test_each_kind_of_device_has_sections_of_its_own() -> None:
+    requests = [
+        measured(name, decode_s=seconds * times, device=device, worker=device, prompt=device)
+        for device, times in (("A", 1.0), ("B", 7.0))
+        for name, seconds in (("plain", 0.4), ("fast", 0.2 if device == "A" else 0.1))
+    ]
+    report = make_report(plan_of("plain", "fast"), requests)
+    ratios = {s.name: s.overall.speedup.ratio for s in report.configurations if s.overall.speedup}
+    assert ratios == pytest.approx(
+        {"plain on A": 1.0, "fast on A": 2.0, "plain on B": 1.0, "fast on B": 4.0}
+    )
+    assert report.fastest is None and "A: fast on A reaches 2.00×" in report.headline

@@ -243,8 +243,8 @@ def test_repeats_start_from_drafters_that_know_nothing(bench: BuildContext, log:
 def test_other_weights_are_refused_on_a_resume(bench: BuildContext) -> None:
     then = {**bench.target.environment(), "dtype": "bfloat16"}
     with pytest.raises(ConfigError, match="began with dtype 'bfloat16'"):
-        check_same_target(then, bench.target)
-    check_same_target(bench.target.environment(), bench.target)
+        check_same_target(then, bench.target.environment())
+    check_same_target(bench.target.environment(), bench.target.environment())
 
 
 def test_progress_counts_up_to_all_and_tells_the_time_left(
@@ -287,3 +287,23 @@ def test_the_reference_is_measured_like_the_rest(bench: BuildContext, log: RunLo
     report = benchmarks.read_results(log, benchmark_id).report
     own = report.section(BASELINE_NAME).overall.speedup
     assert own is not None and (own.low, own.ratio, own.high) == (1, 1, 1)
+
+
+def test_a_round_that_another_worker_began_is_measured_again(
+    bench: BuildContext, log: RunLog
+) -> None:
+    plan = tiny_plan(scripted(), items=(item("a"), item("b")))
+    told: list[Progress] = []
+    # the first worker answers one round and a half
+    benchmark_id, _ = run(
+        plan, bench, log, worker="a", tell=told.append, cancelled=lambda: _new(told) >= 3
+    )
+    go_on(plan, bench, log, benchmark_id, worker="b")
+    last = finished_requests(log, benchmark_id)
+    assert [(r.prompt, r.worker) for r in last] == [("a", "a"), ("a", "a"), ("b", "b"), ("b", "b")]
+    assert len(list(runs_of(log, benchmark_id))) == plan.num_requests + 1
+    assert go_on(plan, bench, log, benchmark_id, worker="c").num_new == 0
+
+
+def _new(told: list[Progress]) -> int:
+    return sum(progress.last is not None for progress in told)

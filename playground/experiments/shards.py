@@ -1,0 +1,98 @@
+"""A benchmark on a cluster: its prompts in shards, each measured by one worker.
+
+Every worker runs the loop of a benchmark in one process, plain decoding in turn with the methods,
+and writes to the same log; a shard whose worker dies is gone on with by another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from playground.experiments.cluster import Workers
+from playground.experiments.finished import RunGroup
+from playground.experiments.job import Progress
+from playground.experiments.measurement import Measurement, Summary
+from playground.experiments.plan import ExperimentPlan
+from playground.experiments.worker import Desk
+
+SHARDS_EACH = 2
+"""Shards per worker: fewer warm-ups with one, a shorter wait for the slowest with many."""
+
+
+def measure_shards(
+    workers: Workers,
+    plan: ExperimentPlan,
+    benchmark_id: str,
+    *,
+    tell: Callable[[Progress], None],
+    cancelled: Callable[[], bool],
+) -> Summary:
+    """Measure on all workers what the log lacks of a plan; as `Measurement.run` otherwise."""
+    shards = {f"shard {i + 1}": part for i, part in enumerate(split(plan, workers.size))}
+    whole = _Whole(plan)
+
+    def heard(name: str, progress: Progress) -> bool:
+        tell(whole.with_part(name, progress))
+        return progress.last is not None
+
+    found = workers.do_all(
+        {
+            name: partial(_measure, plan=part, benchmark_id=benchmark_id)
+            for name, part in shards.items()
+        },
+        tell=heard,
+        cancelled=cancelled,
+    )
+    summaries: list[Summary] = list(found.values())
+    return Summary(
+        any(one.cancelled for one in summaries),
+        sum(one.num_new for one in summaries),
+        sum(one.num_failed for one in summaries),
+        tuple(skip for one in summaries for skip in one.skipped),
+        {name: fault for one in summaries for name, fault in one.faults.items()},
+    )
+
+
+def split(plan: ExperimentPlan, num_workers: int) -> list[ExperimentPlan]:
+    """Every n-th prompt in a shard, so that each has some of all kinds."""
+    num = min(len(plan.items), SHARDS_EACH * num_workers)
+    return [plan.replace(items=plan.items[i::num]) for i in range(num)]
+
+
+def _measure(desk: Desk, plan: ExperimentPlan, benchmark_id: str) -> Summary:
+    """The task of a worker: one shard."""
+    return Measurement(
+        plan=plan,
+        log=desk.log,
+        group=RunGroup(benchmark_id),
+        tell=desk.tell,
+        cancelled=desk.cancelled,
+        worker=desk.name,
+    ).run(desk.bench)
+
+
+@dataclass
+class _Whole:
+    """Progress of all shards together."""
+
+    plan: ExperimentPlan
+    parts: dict[str, Progress] = field(default_factory=dict)
+    began_s: float = field(default_factory=time.monotonic)
+    num_measured: int = 0
+
+    def with_part(self, name: str, progress: Progress) -> Progress:
+        self.parts[name] = progress
+        self.num_measured += progress.last is not None
+        done = sum(part.num_done for part in self.parts.values())
+        left, taken_s = self.plan.num_requests - done, time.monotonic() - self.began_s
+        return replace(
+            progress,
+            num_done=done,
+            num_planned=self.plan.num_requests,
+            message=f"{name} · {progress.message}",
+            eta_s=left * taken_s / self.num_measured if self.num_measured else None,
+            num_failed=sum(part.num_failed for part in self.parts.values()),
+        )

@@ -1,0 +1,115 @@
+"""A worker of a cluster: the process that holds a target ready and does the tasks it is given.
+
+It runs the version that is installed on its node, which it is asked for before anything else.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from engine.drafters.base import BuildContext
+from engine.model.sources import TargetSpec
+from playground.host.environment import environment
+from playground.host.models import Models
+from storage import RunLog
+
+
+@dataclass(frozen=True, slots=True)
+class Duty:
+    """What a worker is to hold ready."""
+
+    target: TargetSpec
+    dtype: str
+    log_url: str | None = None
+    device: str = "auto"
+    cache_dir: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Which worker it is, as `host/process`, and what it runs on."""
+
+    name: str
+    node: str
+    program: str
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def device(self) -> str:
+        return str(self.environment.get("device_name", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What a task has at hand on its worker."""
+
+    name: str
+    bench: BuildContext
+    log: RunLog
+    tell: Callable[[Any], None]
+    cancelled: Callable[[], bool]
+
+
+Task = Callable[[Desk], Any]
+
+
+@functools.cache
+def program() -> str:
+    """This program's version, with a digest of its sources: workers must have the same."""
+    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    for room in ("engine", "playground", "presets", "storage"):
+        for file in sorted((root / room).rglob("*.py")):
+            digest.update(f"{file.relative_to(root)}\n".encode() + file.read_bytes())
+    version = metadata.version("speculative-decoding-playground")
+    return f"{version} (sources {digest.hexdigest()[:8]})"
+
+
+class Worker:
+    """The actor. `prepare` and `do` have a thread to themselves."""
+
+    def __init__(self) -> None:
+        self._name = f"{socket.gethostname()}/{os.getpid()}"
+        self._told: list[Any] = []
+        self._stop = threading.Event()
+        self._models: Models | None = None
+        self._log: RunLog | None = None
+
+    def about(self) -> About:
+        """Asked first; what else there is may differ from version to version."""
+        import ray
+
+        return About(self._name, ray.get_runtime_context().get_node_id(), program())
+
+    def prepare(self, duty: Duty, *, gpu: bool) -> Mapping[str, Any]:
+        """Load the target and open the log; returns where runs are made."""
+        import presets
+        from playground.host import paths
+
+        device = "cpu" if duty.device == "auto" and not gpu else duty.device
+        cache_dir = duty.cache_dir or paths.cache_dir()
+        self._log = RunLog.open(duty.log_url)
+        self._models = Models(cache_dir=cache_dir, device=device, resolve=presets.resolve)
+        return environment(self._models.target(duty.target, duty.dtype, lambda words, share: None))
+
+    def do(self, task: Task) -> Any:
+        assert self._models is not None and self._log is not None
+        self._stop.clear()
+        bench = self._models.bench()
+        return task(Desk(self._name, bench, self._log, self._told.append, self._stop.is_set))
+
+    def look(self) -> list[Any]:
+        """What was told since the last look."""
+        told, self._told[:] = list(self._told), []
+        return told
+
+    def stop(self) -> None:
+        self._stop.set()

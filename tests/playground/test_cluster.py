@@ -1,0 +1,124 @@
+"""Workers on a local Ray: who is refused, what is lost with one, and what ratios do not show."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.errors import ConfigError, OutOfMemoryError
+from engine.model.sources import TargetSpec
+from playground.experiments import cluster
+from playground.experiments.cluster import Pool, Workers, connected, workers
+from playground.experiments.worker import Desk, Duty, program
+
+pytest.importorskip("ray", reason="Ray is not installed")
+pytestmark = pytest.mark.slow
+TWO = Pool("local", workers=2, cpus=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_ray() -> Iterator[None]:
+    """One Ray for all tests here."""
+    with connected("local", cpus=3):
+        yield
+
+
+@pytest.fixture(scope="module")
+def duty(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Duty:
+    folder = tmp_path_factory.mktemp("cluster")
+    spec = TargetSpec(name="tiny", path=str(tiny_folder))
+    return Duty(spec, "float32", str(folder / "runs.db"), "cpu", folder / "cache")
+
+
+@pytest.fixture(scope="module")
+def two(local_ray: None, duty: Duty) -> Iterator[Workers]:
+    with workers(TWO, duty) as hired:
+        yield hired
+
+
+def where(desk: Desk, number: int) -> tuple[str, int, str]:
+    desk.tell(number)
+    return desk.name, torch.get_num_threads(), desk.bench.target.name
+
+
+def test_every_worker_keeps_a_target_and_its_own_cores(two: Workers) -> None:
+    told: list[tuple[str, Any]] = []
+    tasks = {str(n): partial(where, number=n) for n in range(4)}
+    found = two.do_all(tasks, tell=lambda *message: told.append(message) is None)
+    names = {name for name, *_ in two.rows()}
+    assert len(names) == 2 and {name for name, *_ in found.values()} <= names
+    assert {rest for _, *rest in found.values() for rest in [tuple(rest)]} == {(1, "tiny")}
+    assert sorted(told) == [(str(n), n) for n in range(4)]
+
+
+def dies_once(desk: Desk, mark: Path) -> str:
+    if not mark.exists():
+        mark.write_text(desk.name)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return desk.name
+
+
+def test_a_task_whose_worker_dies_is_done_by_another(
+    two: Workers, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = {name for name, *_ in two.rows()}
+    mark = tmp_path / "mark"
+    done = two.do_all({"a": partial(dies_once, mark=mark)}, tell=lambda *message: True)
+    after = {name for name, *_ in two.rows()}
+    assert two.size == 2 and mark.read_text() in before - after and done["a"] in after
+    assert f"Worker {mark.read_text()} is gone: its process died." in caplog.messages
+
+
+def dies(desk: Desk) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_task_that_kills_every_worker_is_given_up(
+    two: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "MAX_LOST", 1)
+    with pytest.raises(cluster.WorkerLostError, match="its process died"):
+        two.do_all({"a": dies}, tell=lambda *message: False)
+    assert two.size == 2
+
+
+def out_of_memory(desk: Desk) -> None:
+    raise OutOfMemoryError("tiny needs 900 GiB.")
+
+
+def test_what_a_task_raises_is_raised_here(two: Workers) -> None:
+    with pytest.raises(OutOfMemoryError, match=r"^tiny needs 900 GiB\.$"):
+        two.do(out_of_memory)
+    assert two.do(partial(where, number=1))[2] == "tiny"
+
+
+def test_workers_of_another_version_are_refused_with_both(
+    duty: Duty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "program", lambda: "0.0.9 (sources 00000000)")
+    with pytest.raises(ConfigError) as caught, workers(Pool("local", 1, 1), duty):
+        pass
+    assert program() in str(caught.value) and "this is 0.0.9 (sources 00000000)" in str(
+        caught.value
+    )
+
+
+def test_workers_without_the_model_are_refused(duty: Duty, tmp_path: Path) -> None:
+    nowhere = TargetSpec(name="gone", path=str(tmp_path / "gone"))
+    lacking = Duty(nowhere, "float32", duty.log_url, "cpu", duty.cache_dir)
+    with pytest.raises(ConfigError, match=r"No worker can be used\. Worker .* is not used: .*gone"):
+        with workers(Pool("local", 1, 1), lacking):
+            pass
+
+
+def test_more_than_the_cluster_has_is_refused_at_once(duty: Duty) -> None:
+    for pool in (Pool("local", workers=99, cpus=1), Pool("local", gpus=1)):
+        with pytest.raises(ConfigError, match="Ask for fewer or smaller ones"), workers(pool, duty):
+            pass
