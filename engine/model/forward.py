@@ -103,6 +103,10 @@ class RaggedBatch(ABC):
             num_logits: the last so many rows get logits.
         """
 
+    @abstractmethod
+    def repeat(self, length: int, *, every: int) -> None:
+        """Copy the buffer's first `length` tokens to every multiple of `every`."""
+
 
 class ModulesForward(Forward):
     """transformers' own modules: any model that it supports, on any device."""

@@ -7,7 +7,7 @@ is a curve over rows, linear between the row counts that were measured.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Self
 
 from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
@@ -117,6 +117,30 @@ class DraftLatency(_Stored):
 
 
 @dataclass(frozen=True, slots=True)
+class BatchLatency(_Stored):
+    """Verify forwards of several texts in lock-step: all read the same number of rows at once.
+
+    Attributes:
+        batches: ascending numbers of texts, from 1.
+        curves: milliseconds of one forward for all of them, by the rows of each text.
+        by: what ran, in words.
+    """
+
+    batches: tuple[int, ...]
+    curves: tuple[LatencyCurve, ...]
+    by: str
+
+    def __post_init__(self) -> None:
+        _check(self.batches, [curve.ms[0] for curve in self.curves])
+        if self.batches[0] != 1:
+            raise ConfigError(f"batches must begin with 1, got {self.batches}.")
+
+    def growth(self, batch: int, rows: float) -> float:
+        """Time of a forward of so many texts over that of one; `batch` is one of `batches`."""
+        return self.curves[self.batches.index(batch)].at(rows) / self.curves[0].at(rows)
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
     """What a step is expected to cost and bring.
 
@@ -165,3 +189,25 @@ class StepLatency:
         """Speed of a method with these settings, if its drafts are as large as they may be."""
         shape = config.draft_shape()
         return self.predict(mat, levels=shape.levels, num_nodes=shape.num_nodes)
+
+    def at_batch(self, batched: BatchLatency, batch: int) -> StepLatency:
+        """The same for so many texts in lock-step; a prediction's tok/s is then that of each text.
+
+        Verify forwards grow as was measured. A drafting network is taken to grow as the target
+        does for as many rows: an approximation. Accepting, committing, and drafters without a
+        network are done text by text.
+        """
+        verify, other, draft = self.verify, self.other, self.draft
+
+        def grown(rows: Sequence[int], ms: Sequence[float]) -> tuple[float, ...]:
+            return tuple(x * batched.growth(batch, n) for n, x in zip(rows, ms, strict=True))
+
+        return StepLatency(
+            replace(verify, ms=grown(verify.rows, verify.ms)),
+            replace(other, ms=tuple(batch * ms for ms in other.ms)),
+            replace(
+                draft,
+                start_ms=draft.start_ms * (batched.growth(batch, 1) if draft.rows else batch),
+                level_ms=grown(draft.rows, draft.level_ms),
+            ),
+        )

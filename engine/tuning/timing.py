@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -14,6 +14,7 @@ from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
+from engine.model.batch import ModuleBatch, NativeBatch, batch_of
 from engine.model.cache import TreeCache
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal, TargetOutput
@@ -21,11 +22,16 @@ from engine.sampling import SeededDraws
 from engine.steps import Step
 from engine.tree import TreeShape
 from engine.tuning import OnProgress, ignore
-from engine.tuning.latency import DraftLatency, LatencyCurve
+from engine.tuning.latency import BatchLatency, DraftLatency, LatencyCurve
 from engine.tuning.redraft import require_offline
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128)
 OTHER_ROWS = (1, 16, 64)
+BATCHES, BATCH_ROWS = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64)
+MAX_BATCH_ROWS = 256
+"""Rows of all texts of a batch together, at most; beyond it, the slope goes on."""
+MAX_BATCH_BYTES = 2 << 30
+"""Of keys and values of a batch's texts; batches that need more are left out."""
 
 
 def measure_curve(
@@ -62,6 +68,79 @@ def _time_verify(target: Target, cache: TreeCache, n: int) -> float:
     began = time.perf_counter()
     target.verify(proposal, cache, Needs()).logits.argmax(dim=-1).tolist()
     return time.perf_counter() - began
+
+
+@torch.inference_mode()
+def measure_batch(
+    target: Target,
+    *,
+    batches: tuple[int, ...] = BATCHES,
+    rows: tuple[int, ...] = BATCH_ROWS,
+    context_len: int = 256,
+    repeats: int = 5,
+    seconds: float = 20.0,
+    on_progress: OnProgress = ignore,
+) -> BatchLatency:
+    """Time verify forwards of texts in lock-step; all texts have one context.
+
+    Every size is timed once before any is timed again, from small to large; where that takes more
+    than `seconds`, the largest are left to the slope of the smaller ones.
+
+    Raises:
+        TargetError: the target cannot read several texts at once.
+    """
+    context_len = max(1, min(context_len, target.context_len - max(rows)))
+    max_len = context_len + max(rows)
+    batches = tuple(b for b in batches if b * max_len * kv_bytes(target) <= MAX_BATCH_BYTES) or (1,)
+    sizes = [(b, n) for b in batches for n in rows if b * n <= max(MAX_BATCH_ROWS, 2 * b)]
+    sizes.sort(key=lambda size: (size[1] > rows[1], size[0] * size[1]))
+    least = 2 * len(batches)  # a slope needs two points
+    batch = batch_of(target, max(batches), max_len)
+    batch.prefill([(0, [i % target.vocab_size for i in range(context_len)])])
+    batch.repeat(context_len)
+    taken: dict[tuple[int, int], list[float]] = {}
+    began = time.perf_counter()
+    for repeat in range(repeats):
+        for done, size in enumerate(sizes):
+            on_progress((repeat + done / len(sizes)) / repeats)
+            late = time.perf_counter() - began > seconds
+            if late and (repeat or done >= least):
+                break
+            taken.setdefault(size, []).append(_time_batch(target, batch, context_len, *size))
+    return BatchLatency(batches, tuple(_curve(taken, b, context_len) for b in batches), batch.name)
+
+
+def _time_batch(
+    target: Target, batch: NativeBatch | ModuleBatch, context_len: int, texts: int, n: int
+) -> float:
+    read = [(t, i % target.vocab_size, context_len + i) for t in range(texts) for i in range(n)]
+    synchronise(target.device)
+    began = time.perf_counter()
+    batch.step(read).argmax(dim=-1).tolist()
+    return time.perf_counter() - began
+
+
+def _curve(
+    taken: Mapping[tuple[int, int], Sequence[float]], texts: int, context_len: int
+) -> LatencyCurve:
+    """The least time that a batch of this size, or a larger one, took for so many rows, or more.
+
+    Whatever else the machine does only adds to a time, and more work is never done sooner.
+    """
+    rows = tuple(sorted(n for b, n in taken if b == texts))
+    least = (
+        min(min(seconds) for (b, more), seconds in taken.items() if b >= texts and more >= n)
+        for n in rows
+    )
+    return LatencyCurve(rows, tuple(1000 * least_s for least_s in least), context_len)
+
+
+def kv_bytes(target: Target) -> int:
+    """Bytes of a token's keys and values."""
+    config = target.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * target.num_layers * int(heads * width) * target.dtype.itemsize
 
 
 def synchronise(device: torch.device) -> None:

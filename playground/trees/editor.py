@@ -51,7 +51,7 @@ class Question(Settings):
     depth: int = Field(0, ge=0, le=64)
     tree: list[Any] | None = None
     settings: dict[str, int | None] | None = None
-    kind: Literal["latency", "ranks", "redraft"] | None = None
+    kind: Literal["latency", "batch", "ranks", "redraft"] | None = None
     tab: Id = "?"
     job: Id | None = None
     text: str = ""
@@ -205,6 +205,8 @@ class TreeEditor:
         method, make = self._method(asked), self._measurements
         if asked.kind == "latency":
             work = make.latency(method)
+        elif asked.kind == "batch":
+            work = make.batch(method)
         elif asked.kind == "ranks":
             work = make.ranks(method, asked.given("source"))
         else:

@@ -12,8 +12,8 @@ from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.tree import ChoiceTree
 from engine.tuning import OnProgress, ignore, part
-from engine.tuning.latency import DraftLatency, LatencyCurve, StepLatency, bucket_of
-from engine.tuning.timing import measure_curve, measure_draft, measure_other
+from engine.tuning.latency import BatchLatency, DraftLatency, LatencyCurve, StepLatency, bucket_of
+from engine.tuning.timing import measure_batch, measure_curve, measure_draft, measure_other
 from playground.trees.methods import TreeMethod
 from playground.trees.tables import as_json, method_key
 from storage import Artifact, RunLog
@@ -116,6 +116,29 @@ def measure_latency(
     return latency
 
 
+def measure_batches(
+    log: RunLog, target: Target, *, context_len: int = 256, on_progress: OnProgress = ignore
+) -> BatchLatency:
+    """Measure texts in lock-step and keep it.
+
+    Raises:
+        StoppedError: somebody stopped it.
+    """
+    found = measure_batch(target, context_len=bucket_of(context_len), on_progress=on_progress)
+    _keep(log, _batch_key(machine_key(target, context_len)), {"batch": found.to_dict()})
+    return found
+
+
+def known_batches(log: RunLog, machine: Mapping[str, Any]) -> BatchLatency | None:
+    """What was measured last of texts in lock-step on a machine (a key that `machine_key` made)."""
+    found = _newest(log, _batch_key(machine))
+    return None if found is None else BatchLatency.from_dict(found.meta["batch"])
+
+
+def _batch_key(machine: Mapping[str, Any]) -> dict[str, Any]:
+    return {**machine, "what": "batch"}
+
+
 def _newest(log: RunLog, key: Mapping[str, Any]) -> Artifact | None:
     return next(iter(log.artifacts.find(KIND, key)), None)
 
@@ -128,16 +151,28 @@ def _keep(log: RunLog, key: Mapping[str, Any], figures: Mapping[str, Any]) -> No
 # ---- for the page
 
 
-def speed_row(latency: StepLatency, method: TreeMethod, where: Artifact) -> dict[str, Any]:
+def speed_row(
+    latency: StepLatency, where: Artifact, method: TreeMethod, batched: BatchLatency | None = None
+) -> dict[str, Any]:
     """The curves as the page's `predict` reads them; plain JSON."""
+    about = f"on {where.key.get('device')} in {where.key.get('dtype')} with about "
+    return {
+        **_curves(latency),
+        "levels": levels_kind(method.config),
+        "text": f"Measured {about}{latency.verify.context_len} tokens of context, "
+        f"{where.created_at.date().isoformat()}.",
+        "batches": batched
+        and [{"batch": b, **_curves(latency.at_batch(batched, b))} for b in batched.batches],
+        "by": batched and batched.by,
+    }
+
+
+def _curves(latency: StepLatency) -> dict[str, Any]:
     verify, other, draft = latency.verify, latency.other, latency.draft
     return {
         "verify": _points(verify.rows, verify.ms),
         "other": _points(other.rows, other.ms),
         "draft": {"start_ms": draft.start_ms, "points": _points(draft.rows, draft.level_ms)},
-        "levels": levels_kind(method.config),
-        "text": f"Measured on {where.key.get('device')} in {where.key.get('dtype')} with about "
-        f"{verify.context_len} tokens of context, {where.created_at.date().isoformat()}.",
     }
 
 

@@ -20,7 +20,13 @@ from playground.host.live import LiveRun
 from playground.host.request import GenerateRequest
 from playground.host.runner import EngineHost
 from playground.trees.drafted import drafted_row
-from playground.trees.latency import known_latency, measure_latency, speed_row
+from playground.trees.latency import (
+    known_batches,
+    known_latency,
+    measure_batches,
+    measure_latency,
+    speed_row,
+)
 from playground.trees.methods import TreeMethod
 from playground.trees.sources import RECENT, Sources, depths_for, require_greedy
 from playground.trees.tables import make_table, texts_of_runs
@@ -135,10 +141,26 @@ class Measurements:
 
         return work
 
+    def batch(self, method: TreeMethod) -> Work:
+        """Times verify forwards of several texts at once, and what is missing of the others."""
+
+        def work(run: LiveRun) -> dict[str, Any]:
+            self._prepare(run, method.target)
+            bench, log = self._host.bench(), self._host.log
+            tell = progress_of(run, "timing verify forwards and drafts", end=0.5)
+            measure_latency(log, method.config, bench, on_progress=tell)
+            tell = progress_of(run, "timing verify forwards of several texts", begin=0.5)
+            measure_batches(log, bench.target, on_progress=tell)
+            return {"speed": self.speed(method), "text": "measured"}
+
+        return work
+
     def speed(self, method: TreeMethod) -> dict[str, Any] | None:
         """The newest stored curves as the page reads them."""
         found = known_latency(self._host.log, method.config, method.target)
-        return None if found is None else speed_row(found[0], method, found[1])
+        if found is None:
+            return None
+        return speed_row(*found, method, known_batches(self._host.log, found[1].key))
 
     # ---- dynamic trees
 

@@ -9,6 +9,7 @@ import torch
 
 from engine.config import Limits
 from engine.decode import decode
+from engine.model.batch import batch_of
 from engine.model.forward import MaskBuilder
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
@@ -168,3 +169,26 @@ def test_greedy_output_equals_target_alone_on_any_tree(
     assert (accepted > 0) == (truth > 0)
     if shape == "chain" and truth == 1.0:
         assert end.num_steps == -(-(len(output) - 1) // 6)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_of_a_batch_show_what_each_shows_alone(family: str) -> None:
+    target, rng = tiny_target(family), random.Random(5)
+    prompts = [tokens_of(rng, count) for count in (21, 4, 30)]
+    batch = batch_of(target, 4, 40)
+    batch.prefill(list(enumerate(prompts)))
+    # What is read at a position again, replaces it; a text that is not asked any more is over.
+    for asked, count in (((0, 1, 2), 5), ((0, 1, 2), 1), ((0, 2), 3)):
+        drafts = {row: tokens_of(rng, count) for row in asked}
+        read = [(r, t, len(prompts[r]) + i) for r in asked for i, t in enumerate(drafts[r])]
+        together = batch.step(read).unflatten(0, (len(asked), count))
+        for shown, row in zip(together, asked, strict=True):
+            cache = target.new_cache(40)
+            target.prefill(prompts[row], cache, Needs())
+            chain = Proposal(torch.tensor(drafts[row]), TreeShape.chain(count - 1))
+            alone = target.verify(chain, cache, Needs())
+            torch.testing.assert_close(shown, alone.logits, **TOLERANCE)
+    batch.repeat(15)
+    shown = batch.step([(3, 7, 15)])
+    alone = target.prefill([*prompts[0][:15], 7], target.new_cache(40), Needs())
+    torch.testing.assert_close(shown, alone.logits, **TOLERANCE)

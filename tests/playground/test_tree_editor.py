@@ -193,7 +193,12 @@ def test_latency_is_measured_kept_and_read_by_another_editor(
     assert all(ms > 0 for _, ms in speed["verify"]) and speed["levels"] == "depth"
     assert "cpu" in speed["text"].lower() or "threads" in speed["text"]
     again = Page(TreeEditor(host)).table({**MEDUSA, "source": source})["speed"]
-    assert again == speed
+    assert again == speed and speed["batches"] is None
+    speed = measured(editor, method="medusa", kind="batch")["speed"]
+    assert [row["batch"] for row in speed["batches"]] == [1, 2, 4, 8, 16, 32]
+    assert speed["verify"] == again["verify"] == speed["batches"][0]["verify"]
+    assert speed["batches"][3]["other"] == [[n, 8 * ms] for n, ms in speed["other"]]
+    assert Page(TreeEditor(host)).table({**MEDUSA, "source": source})["speed"] == speed
 
 
 def test_look_up_methods_get_chains_by_length(editor: Page, host: EngineHost) -> None:

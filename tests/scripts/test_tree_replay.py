@@ -13,7 +13,7 @@ from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.eagle.methods import EagleConfig
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.tree import ChoiceTree
-from engine.tuning.latency import DraftLatency, LatencyCurve, StepLatency
+from engine.tuning.latency import BatchLatency, DraftLatency, LatencyCurve, StepLatency
 from engine.tuning.ranks import ChainSteps, RankTable
 from engine.tuning.replay import replay, replay_chain
 from playground.trees.latency import levels_kind, speed_row
@@ -118,23 +118,29 @@ def test_the_prediction_equals_the_engines(scripts: Scripts, config: Any) -> Non
         run_id=None,
         benchmark_id=None,
     )
-    speed = json.loads(json.dumps(speed_row(clock, method, made)))
-    assert speed["levels"] == levels_kind(config)
+    one, four = LatencyCurve((1, 8, 64), (20, 26, 70)), LatencyCurve((1, 8), (24, 70))
+    batched = BatchLatency((1, 4), (one, four), "modules")
+    speed = json.loads(json.dumps(speed_row(clock, made, method, batched)))
+    assert speed["levels"] == levels_kind(config) and speed["by"] == "modules"
+    assert [row["batch"] for row in speed["batches"]] == [1, 4]
     for n in (1, 9, 40, 100):
         tree = ChoiceTree.chain(min(n, 9)) if chain else random_tree(n, depth=6, ranks=9, seed=n)
         shape = config.with_tree(tree).draft_shape()
-        wanted = clock.predict(2.5, levels=shape.levels, num_nodes=len(tree))
-        found = scripts.evaluate(
+        clocks = (clock, clock.at_batch(batched, 1), clock.at_batch(batched, 4))
+        all_found = scripts.evaluate(
             """([speed, paths], { model, replay }) => {
               const made = new model.Choices(paths), levels = replay.levelsOf(made, speed.levels);
-              return replay.predict(speed, 2.5, levels, [[made.size, 1]]);
+              return [speed, ...speed.batches].map((at) =>
+                replay.predict(at, 2.5, levels, [[made.size, 1]]));
             }""",
             [speed, tree.as_lists()],
             *MODULES,
         )
-        assert found["tok_s"] == pytest.approx(wanted.tok_s, rel=1e-12)
-        assert found["step_ms"] == pytest.approx(wanted.step_ms, rel=1e-12)
-        assert found["speedup"] == pytest.approx(wanted.speedup, rel=1e-12)
+        for at, found in zip(clocks, all_found, strict=True):
+            wanted = at.predict(2.5, levels=shape.levels, num_nodes=len(tree))
+            assert found["tok_s"] == pytest.approx(wanted.tok_s, rel=1e-12)
+            assert found["step_ms"] == pytest.approx(wanted.step_ms, rel=1e-12)
+            assert found["speedup"] == pytest.approx(wanted.speedup, rel=1e-12)
 
 
 def test_example_steps_go_through_the_node(scripts: Scripts) -> None:

@@ -82,6 +82,10 @@ class _NativeBatch(RaggedBatch):
         place = Place(self._buffer, context, begins=begins, columns=begins + positions)
         return self._forward.run(tokens, positions, place, needs or Needs(), num_logits)
 
+    def repeat(self, length: int, *, every: int) -> None:
+        texts = self._buffer.unflatten(2, (-1, every))
+        texts[:, :, 1:, :length] = texts[:, :, :1, :length]
+
 
 class NativeForward(Forward):
     """Runs a model that `why_not` has nothing against, in one call per forward.

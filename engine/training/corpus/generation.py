@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError, TargetError
+from engine.model.batch import batch_of
 from engine.model.target import Target
 from engine.sampling import NOT_FINITE
-from engine.training.corpus.batch import batch_of
 from engine.training.corpus.dialogues import Completion, DialogueSpec
 
 TOP_K, TOP_P = 64, 0.95

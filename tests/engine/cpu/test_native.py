@@ -572,6 +572,12 @@ def test_texts_that_are_read_together_show_what_each_shows_alone(
         assert torch.equal(first.hidden[rows], alone.hidden[:-1])
         assert torch.equal(first.layers[rows], alone.layers[:-1])
         assert torch.equal(last.logits[i], alone.logits[-1])
+    room.repeat(8, every=40)
+    drafted = room.read(
+        torch.tensor([3, 4, 5]), torch.tensor([8, 9, 10]), torch.full((3,), 80), num_logits=3
+    )
+    alone = target.prefill([*texts[0][:8], 3, 4, 5], target.new_cache(40), ALL)
+    assert torch.equal(drafted.logits[-1], alone.logits[-1])
 
 
 @pytest.mark.parametrize("bits", [16, 8])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from engine.tuning import StoppedError
 from engine.tuning.latency import (
+    BatchLatency,
     DraftLatency,
     LatencyCurve,
     StepLatency,
@@ -24,7 +26,14 @@ from engine.tuning.latency import (
     interpolate,
 )
 from engine.tuning.search import CurvePoint, curve
-from engine.tuning.timing import measure_curve, measure_draft, measure_other, solve
+from engine.tuning.timing import (
+    kv_bytes,
+    measure_batch,
+    measure_curve,
+    measure_draft,
+    measure_other,
+    solve,
+)
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.engine.tuning.runs import golden, stopped
 from tests.engine.tuning.tables import made_up
@@ -46,6 +55,55 @@ def test_curves_survive_json() -> None:
     looked_up = DraftLatency("NGram", 0.5, (), ())
     assert DraftLatency.from_dict(looked_up.to_dict()) == looked_up
     assert looked_up.at((1, 1, 1)) == 0.5
+
+
+BATCHED = BatchLatency(
+    (1, 8),
+    (LatencyCurve((1, 11), (5.0, 10.0)), LatencyCurve((1, 11), (10.0, 60.0))),
+    "modules",
+)
+
+
+def test_texts_in_lock_step_slow_every_part_as_measured() -> None:
+    assert BatchLatency.from_dict(BATCHED.to_dict()) == BATCHED
+    assert LATENCY.at_batch(BATCHED, 1) == LATENCY
+    eight = LATENCY.at_batch(BATCHED, 8)
+    assert eight.verify.ms[:2] == (20.0, 120.0)  # twice for one row, six times for eleven
+    assert eight.other.ms == (8.0, 16.0)  # text by text
+    assert eight.draft.start_ms == 4.0
+    assert eight.draft.level_ms == pytest.approx((2.0, 3.0 * BATCHED.growth(8, 5)))
+    looked_up = replace(LATENCY, draft=DraftLatency("NGram", 0.5, (), ()))
+    assert looked_up.at_batch(BATCHED, 8).draft.start_ms == 4.0
+    found = eight.predict(2.5, levels=(1, 3), num_nodes=10)
+    assert found.speedup < LATENCY.predict(2.5, levels=(1, 3), num_nodes=10).speedup
+    assert found.plain_tok_s == pytest.approx(1000 / 28.0)
+
+
+def test_batches_begin_with_one_text() -> None:
+    with pytest.raises(ConfigError, match="begin with 1"):
+        BatchLatency((2,), (LATENCY.verify,), "")
+
+
+@pytest.mark.parametrize("seconds", [60.0, 0.0])
+def test_verify_forwards_of_several_texts_are_timed(seconds: float) -> None:
+    target = tiny_target("llama")
+    told: list[float] = []
+    found = measure_batch(
+        target, rows=(1, 2, 8), context_len=16, repeats=2, seconds=seconds, on_progress=told.append
+    )
+    assert found.batches == (1, 2, 4, 8, 16, 32) and "modules" in found.by
+    # Out of time, what a slope needs is measured all the same.
+    assert {curve.rows for curve in found.curves} == {(1, 2, 8) if seconds else (1, 2)}
+    assert all(ms > 0 for curve in found.curves for ms in curve.ms)
+    assert told == sorted(told) and told[0] == 0 and told[-1] < 1
+
+
+def test_batches_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_target("llama")
+    one = kv_bytes(target) * (16 + 2)
+    monkeypatch.setattr("engine.tuning.timing.MAX_BATCH_BYTES", 5 * one)
+    found = measure_batch(target, rows=(1, 2), context_len=16, repeats=1)
+    assert found.batches == (1, 2, 4)
 
 
 @pytest.mark.parametrize(

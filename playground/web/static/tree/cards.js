@@ -13,7 +13,8 @@ const NO_TABLE = "Needs a rank table: pick or measure one above.";
 
 export function makeCards(editor) {
   const cards = { length: new LengthCard(editor), dynamic: new DynamicCard(editor),
-    optimise: new OptimiseCard(editor), latency: new LatencyCard(editor), runs: new RunsCard(editor) };
+    optimise: new OptimiseCard(editor), latency: new LatencyCard(editor), batch: new BatchCard(editor),
+    runs: new RunsCard(editor) };
   const all = Object.values(cards);
   return { ...cards, changed: () => all.forEach((one) => one.changed()),
     edited: () => all.forEach((one) => one.edited()) };
@@ -47,6 +48,10 @@ class Card {
   moved() {}
   changed() {}
   edited() {}
+
+  // Drafts that could be chosen instead: a name, and what one is worth at a speed.
+  /** @returns {{ name: string, worth: (speed: any, kind: string) => any }[]} */
+  choices() { return []; }
 }
 
 function makeTable(titles, rows) {
@@ -61,6 +66,7 @@ const fastest = (rows) => rows.reduce((a, b) => b.tok_s > a.tok_s ? b : a);
 // of it has figures.
 class LengthCard extends Card {
   lengths = [];
+  rows = [];
 
   constructor(editor) {
     super(editor, "length", (length) => this.take(length));
@@ -89,13 +95,18 @@ class LengthCard extends Card {
     this.slide.setAttribute("aria-valuetext", plural(depth, "token"));
     this.chart.host.hidden = !table;
     if (!table) { this.state.textContent = NO_TABLE; return; }
-    const rows = this.lengths.map((x) => ({ x, ...this.editor.worth(Choices.chain(x)) }));
+    const rows = this.rows = this.lengths.map((x) => ({ x, ...this.editor.worth(Choices.chain(x)) }));
     const best = speed && fastest(rows);
     this.state.textContent = !best ? "Measure the latency below to see which length is fastest."
       : `Fastest here: ${plural(best.x, "token")}, ${number(best.tok_s, 1)} tok/s predicted`
         + (best.speedup < 1 ? "; plain decoding is faster than any draft." : ".");
     this.chart.showWorth(rows, { at: depth, now, speed }, "tokens drafted",
       `Green: MAT.${speed ? " Blue: predicted tok/s." : ""} Click a length to take it.`);
+  }
+
+  choices() {
+    return this.host.hidden ? [] : this.rows.map(({ x, mat, replay }) => ({ name: plural(x, "token"),
+      worth: (speed, kind) => predict(speed, mat, levelsOf(Choices.chain(x), kind), replay?.sizes) }));
   }
 
   take(length) {
@@ -118,6 +129,11 @@ class DynamicCard extends Card {
     this.job = new Job(editor, "redraft", () => ({ kind: "redraft", settings: this.settings() }),
       (end) => this.take(end.drafted));
     this.draftAgain = debounced(() => this.job.start(), 400);
+  }
+
+  choices() {
+    return this.host.hidden ? [] : this.tries.map((one) => ({ name: `${number(one.nodes, 0)} nodes`,
+      worth: (speed) => predictDrafted(speed, one) }));
   }
 
   // Once the texts are read, every change is drafted at once.
@@ -288,9 +304,15 @@ class OptimiseCard extends Card {
     if (this.wanted) this.proposeBestSize();
   }
 
+  choices() {
+    return this.host.hidden ? [] : (this.points ?? []).map(({ mat, levels, size }) => ({
+      name: plural(size, "node"), worth: (speed) => predict(speed, mat, levels, [[size, 1]]) }));
+  }
+
   drawCurve() {
-    const { speed, now, tree } = this.editor;
+    const { speed, now, tree, cards } = this.editor;
     if (!this.points?.length) return;
+    cards?.batch.edited();
     const rows = this.points.map(({ nodes, mat, levels, size }) =>
       ({ x: nodes, mat, tok_s: predict(speed, mat, levels, [[size, 1]]).tok_s }));
     const best = this.bestSize = speed && fastest(rows);
@@ -333,6 +355,51 @@ class LatencyCard extends Card {
     ], { x: "rows of a verify forward", y: "ms" },
     `This tree: draft ${milliseconds(parts.draft)} ms + verify ${milliseconds(parts.verify)} ms `
       + `(${plural(Math.round(rows), "row")}) + other ${milliseconds(parts.other)} ms. ${speed.text}`);
+  }
+}
+
+// What is left of the speedup when several texts are decoded in lock-step.
+class BatchCard extends Card {
+  constructor(editor) {
+    super(editor, "batch");
+    this.job = new Job(editor, "batch", () => ({ kind: "batch" }),
+      (end) => editor.adoptSpeed(end.speed));
+  }
+
+  changed() {
+    if (!this.editor.speed?.batches) this.job.clear();
+    this.edited();
+  }
+
+  edited() {
+    const { chart, editor: { speed, now, drafted, cards, tree } } = this;
+    const rows = now.mat === null ? [] : (speed?.batches ?? []).map((at) => {
+      const own = drafted ? predictDrafted(at, drafted)
+        : predict(at, now.mat, levelsOf(tree, speed.levels), now.replay.sizes);
+      const others = [cards?.length, cards?.dynamic, cards?.optimise].flatMap((one) =>
+        one?.choices() ?? []).map(({ name, worth }) => ({ name, ...worth(at, speed.levels) }));
+      return { batch: at.batch, own, best: fastest([{ name: "this draft", ...own }, ...others]) };
+    });
+    chart.plot.hidden = !rows.length;
+    this.state.replaceChildren();
+    if (!rows.length) {
+      chart.note.textContent = speed?.batches ? NO_TABLE : "Not measured here yet. It takes about "
+        + "half a minute and shows how much of the speedup remains with 2 to 32 texts at once.";
+      return;
+    }
+    const times = ({ speedup }) => `${number(speedup, 2)}×`;
+    this.state.replaceChildren(makeTable(["texts at once", "this draft", "best size"],
+      rows.map(({ batch, own, best }) => ({ cells: [String(batch), times(own),
+        best.speedup > 1 ? `${times(best)} (${best.name})` : "no draft pays"] }))));
+    const x = rows.map(({ batch }) => batch);
+    const line = (name, y, colour) => ({ name, x, y, colour, mode: "lines+markers" });
+    chart.show([line("× plain, best size", rows.map(({ best }) => best.speedup), "--pg-target"),
+      line("× plain, this draft", rows.map(({ own }) => own.speedup), "--pg-prob"),
+      { name: "plain decoding", x, y: x.map(() => 1), colour: "--pg-line" }],
+    { x: "texts at once", y: "× plain decoding", steps: x },
+    "Predicted for lock-step batching: all texts draft, then one forward verifies all drafts; "
+      + `plain decoding is batched too. Verify forwards are measured (${speed.by}); a drafting `
+      + "network is assumed to slow down as the target does.");
   }
 }
 

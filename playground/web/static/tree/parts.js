@@ -118,7 +118,8 @@ export class Chart {
     }).observe(this.plot);
   }
 
-  // lines: [{ name, x, y, colour, axis: 1 | 2, mode }], axes: { x, y, y2 } titles.
+  // lines: [{ name, x, y, colour, axis: 1 | 2, mode }], axes: { x, y, y2 } titles, and `steps`: the
+  // only x, each about twice the one before.
   show(lines, axes, note) {
     this.drawn = { lines, axes };
     this.note.textContent = note;
@@ -166,7 +167,7 @@ export class Chart {
     const layout = { margin: { l: 34, r: axes.y2 ? 36 : 8, t: 6, b: 30 }, showlegend: false,
       paper_bgcolor: "transparent", plot_bgcolor: "transparent", hovermode: "closest",
       font: { family: colour("--font"), size: 11, color: colour("--body-text-color-subdued") },
-      xaxis: axis(axes.x, {}), yaxis: axis(axes.y, { rangemode: axes.y2 ? "normal" : "tozero" }),
+      xaxis: axis(axes.x, axes.steps ? { type: "log", tickvals: axes.steps, ticktext: axes.steps } : {}), yaxis: axis(axes.y, { rangemode: axes.y2 ? "normal" : "tozero" }),
       ...axes.y2 && { yaxis2: axis(axes.y2, { overlaying: "y", side: "right", showgrid: false,
         rangemode: "normal", tickmode: "auto", nticks: 5 }) } };
     await plotly.react(this.plot, data, layout, { displayModeBar: false, responsive: false });

@@ -23,8 +23,10 @@ import { depthOf, isWithin, parentOf, rankOf } from "./model.js";
 
 /**
  * Times measured on this machine; `levels` says how a tree's levels count, see `levelsOf`.
- * @typedef {{ verify: Points, other: Points, draft: { start_ms: number, points: Points },
- *   levels: string, text: string }} Speed
+ * @typedef {{ verify: Points, other: Points, draft: { start_ms: number, points: Points } }} Times
+ * `batches` are the times of so many texts in lock-step, null where they were not measured.
+ * @typedef {Times & { levels: string, text: string, by: string | null,
+ *   batches: (Times & { batch: number })[] | null }} Speed
  */
 
 /** @param {PackedTable} packed */
@@ -150,7 +152,7 @@ export function levelsOf(tree, kind) {
   return rows;
 }
 
-/** @type {(draft: Speed["draft"], levels: number[]) => number} */
+/** @type {(draft: Times["draft"], levels: number[]) => number} */
 export function draftMs(draft, levels) {
   if (!draft.points.length) return draft.start_ms;
   return draft.start_ms + levels.reduce((sum, rows) => sum + curveAt(draft.points, rows), 0);
@@ -158,7 +160,7 @@ export function draftMs(draft, levels) {
 
 /**
  * What a step takes and what that comes to; nulls while nothing is measured.
- * @param {Speed | null} speed
+ * @param {Times | null} speed
  * @param {number | null} mat
  * @param {number[]} levels rows per level of the draft
  * @param {Points} sizes drafted nodes, and the share of the steps that drafted so many

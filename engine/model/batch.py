@@ -1,4 +1,4 @@
-"""Forwards of many texts of different length: one token of each per step."""
+"""Forwards of many texts of different length: one token of each per step, or as many."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ def batch_of(target: Target, rows: int, max_len: int) -> NativeBatch | ModuleBat
     """Room for `rows` texts of up to `max_len` tokens each.
 
     `prefill` reads the beginnings of texts: pairs of a row, which drops what it held, and tokens.
-    `step` reads a token in each of some rows: row (ascending), token, position; it returns logits
-    `(rows read, vocabulary)`.
+    `step` reads tokens in some rows, in each as many, one behind the other: row (ascending),
+    token, position; it returns their logits `(tokens read, vocabulary)`. What it read stays until
+    something else is read at that position: a rejected draft is overwritten. A row that is left
+    out once is over; it is given another text before it is read again.
+    `repeat` gives all rows the first `length` tokens of row 0.
     """
     texts = target.ragged_batch(rows * max_len)
     return ModuleBatch(target, rows, max_len) if texts is None else NativeBatch(texts, max_len)
@@ -29,6 +32,8 @@ def batch_of(target: Target, rows: int, max_len: int) -> NativeBatch | ModuleBat
 
 class NativeBatch:
     """By the processor's kernels, which read any rows of any texts in one call."""
+
+    name = "compiled kernels, all rows in one call"
 
     def __init__(self, texts: RaggedBatch, max_len: int) -> None:
         self._texts = texts
@@ -45,16 +50,21 @@ class NativeBatch:
         begins = rows * self._max_len
         return self._texts.read(tokens, positions, begins, num_logits=len(read)).logits
 
+    def repeat(self, length: int) -> None:
+        self._texts.repeat(length, every=self._max_len)
+
 
 class ModuleBatch:
     """By transformers' modules: keys and values lie at their positions, column = position.
 
-    All rows are fed at every step; a row's mask ends at its own column.
+    Rows up to the last that is asked are fed at every step; a row's mask ends at its own column.
     """
+
+    name = "transformers' modules, a batch dimension"
 
     def __init__(self, target: Target, rows: int, max_len: int) -> None:
         self._target = target
-        self._num_rows, self._max_len = rows, max_len
+        self._max_len = max_len
         self._masks = MaskBuilder(target.model)
         self._cache = _RowCache(rows, max_len)
 
@@ -71,23 +81,28 @@ class ModuleBatch:
     def step(self, read: Sequence[tuple[int, int, int]]) -> Tensor:
         """Rows that are not asked are fed something, where it does no harm: at their beginning."""
         device = self._target.device
-        rows = torch.tensor([row for row, _, _ in read], device=device)
-        both = torch.zeros(2, self._num_rows, dtype=torch.long, device=device)
-        both[:, rows] = torch.tensor([pair[1:] for pair in read], device=device).T
-        ids, positions = both[0, :, None], both[1, :, None]
+        asked = torch.tensor(read, device=device)
+        rows = asked[:, 0].unique()
+        n = len(read) // len(rows)
+        both = torch.arange(n, device=device).repeat(2, int(rows[-1]) + 1, 1)
+        both[:, rows] = asked[:, 1:].T.unflatten(1, (len(rows), n))
+        ids, positions = both
         longest = max(position for _, _, position in read) + 1
         width = min(-(-longest // ALIGN) * ALIGN, self._max_len)
-        self._cache.extend(positions[:, 0], width)
-        return self._forward(ids, positions, width)[rows, -1]
+        self._cache.extend(positions, width)
+        return self._forward(ids, positions, width, num_logits=n)[rows].flatten(0, 1)
 
-    def _forward(self, ids: Tensor, positions: Tensor, width: int) -> Tensor:
+    def repeat(self, length: int) -> None:
+        self._cache.repeat(length)
+
+    def _forward(self, ids: Tensor, positions: Tensor, width: int, num_logits: int = 1) -> Tensor:
         out = self._target.model(
             input_ids=ids,
             position_ids=positions,
             attention_mask=self._mask(positions, width),
             past_key_values=self._cache,
             use_cache=True,
-            logits_to_keep=1,
+            logits_to_keep=num_logits,
         )
         logits: Tensor = out.logits
         return logits
@@ -118,8 +133,13 @@ class _RowCache(Cache):
         self._new = rows
 
     def extend(self, columns: Tensor, width: int) -> None:
-        """The next forward adds one column per row; the longest row then has `width`."""
+        """The next forward fills these columns `(rows, n)`; the longest row then has `width`."""
         self._new, self._columns, self._width = None, columns, width
+
+    def repeat(self, length: int) -> None:
+        for keys, values in self._layers.values():
+            keys[1:, :, :length] = keys[:1, :, :length]
+            values[1:, :, :length] = values[:1, :, :length]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -137,12 +157,12 @@ class _RowCache(Cache):
         if self._new is not None:
             buffer[self._new, :, : states.shape[2]] = states
             return states
-        rows = torch.arange(len(buffer), device=buffer.device)
-        buffer[rows, :, self._columns] = states[:, :, 0]
-        return buffer[:, :, : self._width]
+        rows = torch.arange(len(states), device=buffer.device)
+        buffer[rows[:, None], :, self._columns] = states.transpose(1, 2)
+        return buffer[: len(states), :, : self._width]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0 if self._new is not None else self._width - 1
+        return 0 if self._new is not None else self._width - self._columns.shape[1]
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:
         return -1
