@@ -107,7 +107,9 @@ class Question(Settings):
         return self.replace(
             run=runs[0][1] if runs else self.run,
             target=target,
-            method=self.method if linked or self.method in methods else methods[0],
+            method=self.method
+            if linked or self.method in methods
+            else catalog.first_method(target),
             version="" if newest else self.version,
         )
 

@@ -10,6 +10,7 @@ from engine.drafters import methods as decoding_types
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.model.sources import Locate, TargetSpec
+from playground.host.heads import heads_of
 from presets import MethodPreset, PromptSuite
 from presets import locate as locate_shipped
 
@@ -36,20 +37,22 @@ class Catalog:
     """The menus of the page, and where what its settings name is found (`resolve`, `locate`)."""
 
     targets: dict[str, TargetSpec]
-    presets: Mapping[str, MethodPreset]
+    presets: dict[str, MethodPreset]
     types: Mapping[str, type[MethodConfig]]
     suites: Mapping[str, PromptSuite]
     resolve: Callable[[str], TargetSpec]
     locate: Locate = locate_shipped
     may_open: bool = False
     """Whether the page may add targets by their place."""
+    admit: Callable[[str], None] = lambda place: None
+    """Lets settings name a place from now on."""
 
     @classmethod
     def shipped(cls) -> Catalog:
         """All presets, and every method of the engine."""
         return cls(
             dict(presets.targets()),
-            presets.methods(),
+            dict(presets.methods()),
             decoding_types(),
             presets.suites(),
             presets.resolve,
@@ -85,8 +88,11 @@ class Catalog:
             raise ConfigError(f"{name[:80]!r} is no place to look for a model.") from error
 
     def open(self, place: object) -> TargetSpec:
-        """The same, on offer from now on; it raises as `named`."""
+        """The same, on offer from now on with the heads in its folder; it raises as `named`."""
         spec = self.named(place)
+        for preset in heads_of(spec) if spec.name not in self.targets else ():
+            self.admit(preset.name)
+            self.presets[preset.name] = preset
         return self.targets.setdefault(spec.name, spec)
 
     def target_choices(self) -> list[tuple[str, str]]:

@@ -10,11 +10,18 @@ from storage import MeasuredSetup, RunLog, RunQuery
 
 RECOMMENDED, TRAINED, NO_WEIGHTS = "recommended", "trained", "no weights"
 BASELINE, FURTHER = "baseline", "further"
-GROUPS = (RECOMMENDED, TRAINED, NO_WEIGHTS, BASELINE, FURTHER)
+GROUPS = {
+    RECOMMENDED: "Recommended",
+    TRAINED: "Trained for this target",
+    NO_WEIGHTS: "No weights",
+    BASELINE: "The baseline",
+    FURTHER: "Further types",
+}
+"""Groups in order, with their headings."""
 MOST_RECOMMENDED = 3
 
 Choices = list[tuple[str, str]]
-"""Labels and keys. A label ends with the name of its group, which the page makes a heading of."""
+"""Labels and keys. A label ends with the name of its group, which a style sheet makes a heading."""
 
 
 class MethodMenu:
@@ -28,20 +35,23 @@ class MethodMenu:
         name = target if isinstance(target, str) else ""
         offered = self._catalog.method_choices(name)
         titles = {key: title for title, key in offered if not self._stands_twice(key, offered)}
-        measured = self._measured(name)
-        speedups = {
-            key: found
-            for key in titles
-            if (found := measured.get(key) or self.speedup(name, key)) is not None
-        }
+        speedups = self._speedups(name, list(titles))
         best = self._recommended(name, speedups)
         groups = {key: RECOMMENDED if key in best else self._group(key) for key in titles}
-        ordered = sorted(titles, key=lambda key: (GROUPS.index(groups[key]), -speedups.get(key, 0)))
+        places = list(GROUPS)
+        ordered = sorted(titles, key=lambda key: (places.index(groups[key]), -speedups.get(key, 0)))
         return [(_label(titles[key], speedups.get(key), groups[key]), key) for key in ordered]
 
     def drafting(self, target: object) -> Choices:
         """The same without plain decoding."""
         return [(label, key) for label, key in self.choices(target) if not self._is_plain(key)]
+
+    def _speedups(self, target: str, keys: Sequence[str]) -> dict[str, float]:
+        if not self._log.find(RunQuery(target=target, status="completed", limit=1)).rows:
+            return {}
+        measured = self._measured(target)
+        found = {key: measured.get(key) or self.speedup(target, key) for key in keys}
+        return {key: speedup for key, speedup in found.items() if speedup is not None}
 
     def _measured(self, target: str) -> dict[str, float]:
         """What the newest experiments found of the methods on a target, by key.

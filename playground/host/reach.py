@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
@@ -36,13 +36,15 @@ def catalog_within(
     specs = {name: presets.resolve(name) for name in targets}
     configs = [preset.config.model_dump() for preset in catalog.presets.values()]
     named = [config.get(key) for config in configs for key in ("speculative_model", "datastore")]
-    reach = Reach((*targets, *opened, *(name for name in named if name)))
+    reach = Reach([*targets, *opened, *(name for name in named if name)])
     return dataclasses.replace(
         catalog,
         targets={**catalog.targets, **specs},
+        presets={**catalog.presets},
         resolve=reach.resolve,
         locate=reach.locate,
         may_open=may_open,
+        admit=reach.opened.append,
     )
 
 
@@ -50,7 +52,7 @@ def catalog_within(
 class Reach:
     """What settings may name beside presets: these hub ids, files and folders."""
 
-    opened: tuple[str, ...] = ()
+    opened: list[str] = field(default_factory=list)
 
     def resolve(self, name: str) -> TargetSpec:
         """As `presets.resolve`; raises SourceError: it is not open to the page."""

@@ -95,7 +95,10 @@ class TreeEditor:
     def start(self, asked: Question) -> dict[str, Any]:
         """All menus of the page."""
         targets = self._catalog.target_choices()
-        methods = {key: tree_methods(self._catalog, key) for _, key in targets}
+        methods = {
+            key: tree_methods(self._catalog, key, self._host.menu.choices(key))
+            for _, key in targets
+        }
         return {
             "targets": [{"key": key, "title": title} for title, key in targets if methods[key]],
             "methods": {key: [one.row() for one in found] for key, found in methods.items()},

@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 from engine.tree import ChoiceTree
 from playground.experiments.compare.links import slot_of
 from playground.host.catalog import Catalog
+from playground.host.menu import GROUPS, Choices
 from playground.trees.files import read_paths
 
 Kind = Literal["tree", "dynamic", "chain"]
@@ -28,13 +29,18 @@ LONGEST_CHAIN = 32
 
 @dataclass(frozen=True, slots=True)
 class TreeMethod:
-    """A method of the catalog as the page tunes it on a target; `key` and `locate` are its."""
+    """A method of the catalog as the page tunes it on a target; `key` and `locate` are its.
+
+    Attributes:
+        label: as the menu has it, its group at the end.
+    """
 
     key: str
     title: str
     config: MethodConfig
     target: str = ""
     locate: Callable[[str], str] = presets.locate
+    label: str = ""
 
     @property
     def kind(self) -> Kind | None:
@@ -89,9 +95,11 @@ class TreeMethod:
     def row(self) -> dict[str, Any]:
         """What the page's menu needs of it; plain JSON."""
         sizes = DYNAMIC_FIELDS if self.kind == "dynamic" else ()
+        title, _, group = self.label.rpartition(" · ")
         return {
             "key": self.key,
-            "title": self.title,
+            "title": title,
+            "group": GROUPS[group],
             "kind": self.kind,
             "tree": self.tree.as_lists(),
             "limits": self.limits_row(),
@@ -115,12 +123,12 @@ def tree_method(catalog: Catalog, key: object, target: object) -> TreeMethod:
     return method
 
 
-def tree_methods(catalog: Catalog, target: str) -> list[TreeMethod]:
-    """Every method of a target that has something to tune here."""
-    choices = catalog.method_choices(target)
+def tree_methods(catalog: Catalog, target: str, choices: Choices) -> list[TreeMethod]:
+    """Of what a menu offers for a target, all that has something to tune here."""
     methods = (
-        TreeMethod(key, title, catalog.method(key).config, target, catalog.locate)
-        for title, key in choices
+        TreeMethod(key, method.title, method.config, target, catalog.locate, label)
+        for label, key in choices
+        for method in (catalog.method(key),)
     )
     return [method for method in methods if method.kind is not None]
 

@@ -56,7 +56,7 @@ class DeployPage:
     """Components and listeners of the page."""
 
     def __init__(self, host: EngineHost, tab: gr.Tab) -> None:
-        self._log, self._catalog = host.log, host.catalog
+        self._log, self._catalog, self._menu = host.log, host.catalog, host.menu
         with gr.Row(equal_height=False):
             with gr.Column(scale=1, elem_id="pg-deploy-side", min_width=290):
                 self._choice()
@@ -72,7 +72,7 @@ class DeployPage:
 
     def _choice(self) -> None:
         targets = self._catalog.target_choices()
-        methods = self._catalog.method_choices(targets[0][1])
+        methods = self._menu.drafting(targets[0][1])
 
         def menu(name: str, choices: Any, **more: Any) -> gr.Dropdown:
             return gr.Dropdown(
@@ -88,7 +88,7 @@ class DeployPage:
             )
             self.run = menu("run", [], value=None)
             self.target = menu("target", targets, visible=False)
-            self.method = menu("method", methods, visible=False)
+            self.method = menu("method", methods, value=methods[0][1], visible=False)
             self.summary = gr.HTML(elem_id="pg-deploy-summary", padding=True)
 
     def _reader(self) -> None:
@@ -156,7 +156,9 @@ class DeployPage:
             return self._answer(*held[:-1], "")
 
         def come_into_view(link: Any, *held: Any) -> Updates:
-            return {self.run: gr.Dropdown(self._runs(held[1]))} if link else self._answer(*held)
+            if link:
+                return {self.run: gr.Dropdown(self._runs(held[1]))}
+            return self._answer("run" if offered_runs(self._log) else "method", *held[1:])
 
         parts = (self.kind, self.run, self.target, self.method, self.version)
         inputs = [part.input for part in parts]
@@ -235,7 +237,7 @@ class DeployPage:
             for name in ENGINES
         ]
         export = next(one for one in exports if one.engine == asked.engine)
-        methods = self._catalog.method_choices(asked.target)
+        methods = self._menu.drafting(asked.target)
         engines, newest = [engine_choice(one) for one in exports], find_engine(asked.engine).newest
         return {
             self.run: gr.Dropdown(

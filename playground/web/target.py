@@ -11,6 +11,7 @@ from engine.model.facts import TargetFacts, facts_of
 from engine.model.sources import TargetSpec
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
+from playground.host.heads import heads_of
 from playground.host.request import read_dtype
 from playground.host.runner import EngineHost
 from playground.web.forms import RAW
@@ -113,7 +114,8 @@ def rows_of(catalog: Catalog, spec: TargetSpec, facts: TargetFacts) -> list[tupl
 def drafters_of(catalog: Catalog, spec: TargetSpec) -> str:
     """The drafters that were made for a target, or what drafts on it without."""
     own = {name for name, other in catalog.targets.items() if other.hub and other.hub == spec.hub}
-    made = [p.title for p in catalog.presets.values() if p.target in {spec.name, *own}]
+    shipped = [p.title for p in catalog.presets.values() if p.target in {spec.name, *own}]
+    made = list(dict.fromkeys([*(p.title for p in heads_of(spec)), *shipped]))
     if made:
         more = len(made) - MOST_DRAFTERS
         return ", ".join(made[:MOST_DRAFTERS]) + (f" and {more} more" if more > 0 else "")

@@ -29,7 +29,7 @@ def grouped(menu: MethodMenu, target: str) -> dict[str, list[str]]:
 def test_groups_stand_together_and_hold_every_method_once(target: str, log: RunLog) -> None:
     catalog = Catalog.shipped()
     choices = MethodMenu(catalog, log).choices(target)
-    order = [GROUPS.index(label.rpartition(" · ")[2]) for label, _ in choices]
+    order = [list(GROUPS).index(label.rpartition(" · ")[2]) for label, _ in choices]
     assert order == sorted(order)
     keys = [key for _, key in choices]
     assert len(set(keys)) == len(keys)
@@ -106,4 +106,5 @@ def test_an_experiment_counts_more_than_a_single_run(log: RunLog) -> None:
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_group_has_its_heading_in_the_list(group: str) -> None:
     label = f'[aria-label$=" · {group}"]'
-    assert f"{label}:not(li{label} + li)::before {{ content:" in static_text("page.css")
+    heading = f'{label}:not(li{label} + li)::before {{ content: "{GROUPS[group]}"'
+    assert heading in static_text("page.css")

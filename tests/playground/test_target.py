@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
+import presets
 from engine.errors import ConfigError, PlaygroundError, SourceError
 from engine.model.facts import facts_of
 from engine.model.sources import TargetSpec
@@ -83,3 +84,24 @@ def test_drafters_that_were_made_for_a_target_are_named(folder: Path) -> None:
     assert made[0] in drafters_of(catalog, embedded)
     rows = dict(rows_of(catalog, TargetSpec.of_path_or_hub(str(folder)), facts(folder)))
     assert "none was made" in rows["drafters"] and "free" in rows["memory"]
+
+
+def test_heads_in_an_opened_folder_are_offered_and_may_be_named(folder: Path) -> None:
+    shipped = presets.FOLDER / "drafters"
+    kinds = {"medusa": "Medusa", "eagle": "Eagle", "eagle3": "Eagle3", "redrafter": "ReDrafter"}
+    for name in (*kinds, "draft"):
+        (folder / name).symlink_to(shipped / f"{name}-smollm2-135m")
+    (folder / "notes").mkdir()
+    catalog = catalog_within(Catalog.shipped(), (), (), may_open=True)
+    before = catalog.method_choices(str(folder))
+    spec = catalog.open(str(folder))
+    titles = [title for title, _ in catalog.method_choices(spec.name)]
+    offered = {Path(key).name: key for _, key in catalog.method_choices(spec.name) if "/" in key}
+    assert len(titles) == len(before) + len(kinds) and offered.keys() == kinds.keys()
+    for name, key in offered.items():
+        assert catalog.method(key).config.decoding_type == kinds[name]
+        assert catalog.locate(key) == key
+    assert "Medusa · medusa" in drafters_of(catalog, spec)
+    assert not [p for p in presets.methods().values() if p.target == spec.name]
+    with pytest.raises(SourceError, match="not open"):
+        catalog.locate(str(folder / "notes"))

@@ -16,6 +16,7 @@ from engine.errors import ConfigError, PlaygroundError, TreeError
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable
 from engine.tuning.replay import replay
+from playground.host.menu import GROUPS
 from playground.host.runner import EngineHost
 from playground.trees.editor import TreeEditor, ask
 from playground.trees.files import formats, read_text, write_text
@@ -97,6 +98,7 @@ def test_menus_have_every_method_with_something_to_tune(editor: Page) -> None:
     assert kinds["medusa"] == kinds["eagle"] == kinds["recycling"] == "tree"
     assert kinds["eagle2"] == "dynamic" and kinds["ngram"] == "chain"
     assert "plain" not in kinds
+    assert {row["group"] for row in menus["methods"]["tiny"]} <= set(GROUPS.values())
     medusa = next(row for row in menus["methods"]["tiny"] if row["key"] == "medusa")
     assert medusa["tree"] == DOCUMENTED
     assert any(tree["paths"] == DOCUMENTED for tree in menus["trees"])

@@ -2,10 +2,8 @@
 import { Job, fillMenu, newest } from "./parts.js";
 import { unpackTable } from "./replay.js";
 
-const KINDS = { tree: "Choice trees", dynamic: "Dynamic trees", chain: "Chains" };
-
 export class TreePickers {
-  // targets: [{ key, title }]; methods: { target: [{ key, title, kind, … }] }
+  // targets: [{ key, title }]; methods: { target: [{ key, title, group, kind, … }] }
   offered = { targets: [], methods: {} };
   target = null;
   sources = [];
@@ -48,8 +46,7 @@ export class TreePickers {
     this.target = target ?? null;
     this.editor.menus.target.value = target ?? "";
     const methods = this.offered.methods[target] ?? [];
-    fillMenu(this.editor.menus.method, Object.entries(KINDS).flatMap(([kind, group]) => methods
-      .filter((one) => one.kind === kind).map((one) => [one.key, one.title, group])));
+    fillMenu(this.editor.menus.method, methods.map((one) => [one.key, one.title, one.group]));
     const found = methods.find((one) => one.key === (link?.method || this.editor.method?.key))
       ?? methods.find((one) => one.kind === "tree") ?? methods[0];
     return this.pickMethod(found?.key, link?.benchmark ? `benchmark:${link.benchmark}` : null);
