@@ -135,6 +135,16 @@ class Proposal:
             torch.cat([nodes, self.extra.visible]),
         )
 
+    def parents(self) -> tuple[int, ...]:
+        """The parent of every row: the deepest row that it sees, of those before its own depth."""
+        if self.extra is None:
+            return self.shape.parents
+        _, depths, visible = self.rows()
+        above = visible & (depths[None, :] < depths[:, None])
+        deepest, parent = torch.where(above, depths, -1).max(dim=1)
+        found: list[int] = torch.where(deepest < 0, -1, parent).tolist()
+        return tuple(found)
+
     def cut(self, max_depth: int) -> Proposal:
         """Without what lies deeper than `max_depth` (the context ends there); itself if nothing."""
         if self.shape.max_depth <= max_depth and self._extra_depth() <= max_depth:

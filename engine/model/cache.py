@@ -1,4 +1,4 @@
-"""A key/value cache that can keep some rows of its last forward and drop the rest.
+"""A cache that can keep some rows of its last forward and drop the rest.
 
 `transformers` attention layers append the rows of a verify forward behind the committed ones;
 `commit(path)` then moves the accepted rows into place:
@@ -6,7 +6,9 @@
     committed 0 1 2 | rows of the verify forward: 3 4 5 6 7   commit((0, 2, 4))
     committed 0 1 2 3 5 7 |                                   length 3 → 6
 
-Rotary positions need no repair, because each row was computed at its final position.
+Rotary positions need no repair, because each row was computed at its final position. Recurrent
+layers have a state where attention has rows: `engine.model.recurrent` keeps one for every row until
+the path is known.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from engine.model.recurrent import RecurrentStates
 from engine.tree import upload
 
 GROWTH = 512
@@ -29,11 +32,22 @@ class TreeCache(Cache):
     Layers with the same shape share one buffer `(slots, kv_heads, capacity, head_dim)`, a slot for
     keys and one for values, so that `commit` is one gather and one copy per buffer. `length` rows
     are committed; rows behind them belong to the last forward.
+
+    Attributes:
+        num_layers: those with keys and values.
+        recurrent: states of the recurrent layers; None where the model has none.
     """
 
-    def __init__(self, num_layers: int, *, capacity: int = GROWTH) -> None:
+    def __init__(
+        self,
+        num_layers: int,
+        *,
+        capacity: int = GROWTH,
+        recurrent: RecurrentStates | None = None,
+    ) -> None:
         super().__init__(layers=[])
         self.num_layers = num_layers
+        self.recurrent = recurrent
         self.length = 0
         self.capacity = capacity
         self._buffers: list[Tensor] = []
@@ -63,7 +77,7 @@ class TreeCache(Cache):
         """Store one layer's rows `(1, kv_heads, rows, head_dim)`; return all rows up to there."""
         if layer_idx not in self._slots:
             same = key_states.shape == value_states.shape
-            wanted = (self.num_layers - layer_idx) * (2 if same else 1)
+            wanted = max(1, self.num_layers - len(self._slots)) * (2 if same else 1)
             self._slots[layer_idx] = (
                 self._slot(key_states, wanted),
                 self._slot(value_states, wanted),
@@ -117,22 +131,85 @@ class TreeCache(Cache):
             for buffer in self._buffers:
                 rows = buffer.index_select(2, upload(source, buffer.device))
                 buffer[:, :, self.length : self.length + len(path)] = rows
+        self._grow(path, lasting=False)
+
+    def extend(self, count: int) -> None:
+        """Keep all `count` rows of the last forward, which read a text."""
+        self._grow(tuple(range(count)), lasting=count > 1)
+
+    def _grow(self, path: tuple[int, ...], *, lasting: bool) -> None:
         self.length += len(path)
+        if self.recurrent is not None and path:
+            self.recurrent.commit(path, self.length, lasting=lasting)
 
     def truncate(self, length: int) -> None:
-        """Forget committed rows from `length` on."""
-        self.length = min(self.length, length)
+        """Forget committed rows from `length` on, and more where a recurrent state needs it.
+
+        Such a state goes back to the newest one kept; `self.length` says how far that is, and the
+        rows in between have to be read again.
+        """
+        if length < self.length:
+            self.length = length if self.recurrent is None else self.recurrent.rewind(length)
 
     def free(self) -> None:
         """Release the buffers; the cache is empty and usable again."""
-        self.length = 0
+        self.truncate(0)
         self._buffers.clear()
         self._free.clear()
         self._slots.clear()
 
     @property
     def num_bytes(self) -> int:
-        return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers)
+        states = 0 if self.recurrent is None else self.recurrent.num_bytes
+        return states + sum(b.numel() * b.element_size() for b in self._buffers)
+
+    # ---- what recurrent layers call, under transformers' names
+
+    def _working(self, kind: str, number: int) -> Tensor | None:
+        return None if self.recurrent is None else self.recurrent.working.get((kind, number))
+
+    def _keep(self, kind: str, number: int, state: Tensor) -> Tensor:
+        assert self.recurrent is not None
+        self.recurrent.working[kind, number] = state
+        return state
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self._working("conv", state_idx)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        return self._working("recurrent", state_idx)
+
+    def get_linear_cache(self, layer_idx: int) -> Tensor | None:
+        return self._working("linear", 0)
+
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        assert self.recurrent is not None
+        return self.recurrent.convolve(state_idx, conv_states, conv_kernel_size)
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        return self._keep("recurrent", state_idx, recurrent_states)
+
+    def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
+        self._keep("linear", 0, linear_cache)
+
+    def has_previous_state(
+        self, layer_idx: int | None = None, state_idx: int | None = None
+    ) -> bool:
+        return self.length > 0
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        return False
+
+    # ---- what attention layers and masks ask
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.length

@@ -120,6 +120,9 @@ class ModulesForward(Forward):
         self._model: PreTrainedModel | None = model
         self._masks = MaskBuilder(model)
         self._features = FeatureTap(model)
+        takes = inspect.signature(type(model).forward).parameters
+        self._takes_positions = "position_ids" in takes
+        self._cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
 
     @property
     def adds_mask(self) -> bool:
@@ -155,11 +158,12 @@ class ModulesForward(Forward):
         self._features.capture(needs)
         out = self._model(
             input_ids=tokens[None],
-            position_ids=positions[None],
             attention_mask=mask,
-            past_key_values=cache,
-            use_cache=True,
             logits_to_keep=1 if last_only else 0,
+            # With `use_cache` MiniMax takes its own class of cache only; what is given, all write.
+            use_cache=self._model.config.model_type != "minimax",
+            **{self._cache_name: cache},
+            **({"position_ids": positions[None]} if self._takes_positions else {}),
         )
         return TargetOutput(out.logits[0], *self._features.take())
 
@@ -173,6 +177,13 @@ class ModulesForward(Forward):
         self._model = None
 
 
+FULL = ("full_attention", "hybrid")
+SLIDING = ("sliding_attention", "hybrid_sliding")
+CHUNKED = ("chunked_attention",)
+UNMASKED = ("linear_attention", "conv", "mamba")
+"""Layer types under transformers' names; recurrent ones follow the rows by their states."""
+
+
 class MaskBuilder:
     """Knows whether a model wants one mask or one per layer type, boolean or additive.
 
@@ -184,8 +195,8 @@ class MaskBuilder:
         config = model.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())
         self.per_kind = bool(kinds) and _looks_up_by_kind(model)
-        self.window = _window(config)
-        self.all_sliding = self.window is not None and kinds <= {"sliding_attention"}
+        self.window, self.chunk = _window(config), getattr(config, "attention_chunk_size", None)
+        self.all_sliding = self.window is not None and kinds <= {*SLIDING, *UNMASKED}
         self.additive = config._attn_implementation == "eager"
 
     def build(
@@ -200,24 +211,35 @@ class MaskBuilder:
         """
         n = len(positions)
         crosses_window = self.window is not None and length + n > self.window
-        plain = n == 1 or length == 0
-        if visible is None and plain and not crosses_window and not self.additive:
-            return {"full_attention": None, "sliding_attention": None} if self.per_kind else None
+        crosses_chunk = self.chunk is not None and length + n > self.chunk
+        plain = (n == 1 or length == 0) and not crosses_window and not crosses_chunk
+        if visible is None and plain and not self.additive:
+            return self._by_kind(None, None, None) if self.per_kind else None
         if visible is None:
             visible = torch.ones(n, n, dtype=torch.bool, device=positions.device).tril()
         full = torch.cat([visible.new_ones(n, length), visible], dim=1)
-        sliding = full
+        sliding = chunked = full
+        keys = torch.cat([torch.arange(length, device=positions.device), positions])
         if self.window is not None and crosses_window:
-            keys = torch.cat([torch.arange(length, device=positions.device), positions])
             sliding = full & (keys[None, :] > positions[:, None] - self.window)
-        return self.as_wanted(full[None], sliding[None], dtype)
+        if self.chunk is not None and crosses_chunk:
+            chunked = full & (keys[None, :] // self.chunk == positions[:, None] // self.chunk)
+        return self.as_wanted(full[None], sliding[None], dtype, chunked[None])
 
-    def as_wanted(self, full: Tensor, sliding: Tensor, dtype: torch.dtype) -> Any:
-        """Masks `(batch, queries, keys)` bool of either layer type, as the model takes them."""
+    def as_wanted(
+        self, full: Tensor, sliding: Tensor, dtype: torch.dtype, chunked: Tensor | None = None
+    ) -> Any:
+        """Masks `(batch, queries, keys)` bool of each layer type, as the model takes them."""
         if self.per_kind:
-            kinds = {"full_attention": full, "sliding_attention": sliding}
-            return {kind: self._finish(mask, dtype) for kind, mask in kinds.items()}
+            chunked = full if chunked is None else chunked
+            return self._by_kind(*(self._finish(mask, dtype) for mask in (full, sliding, chunked)))
         return self._finish(sliding if self.all_sliding else full, dtype)
+
+    def _by_kind(
+        self, full: Tensor | None, sliding: Tensor | None, chunked: Tensor | None
+    ) -> dict[str, Tensor | None]:
+        kinds = ((FULL, full), (SLIDING, sliding), (CHUNKED, chunked), (UNMASKED, None))
+        return {name: mask for names, mask in kinds for name in names}
 
     def _finish(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
         if not self.additive:

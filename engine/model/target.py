@@ -20,12 +20,24 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from engine.errors import ConfigError, PromptError, TargetError, first_line
 from engine.model.cache import TreeCache
 from engine.model.forward import Forward, ModulesForward, RaggedBatch
+from engine.model.recurrent import RecurrentStates, recurrent_layers
 from engine.plain import as_text
 from engine.proposal import Needs, Proposal, TargetOutput
 
 TEMPLATE_S = 2.0
 """Rendering a conversation takes milliseconds."""
 SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
+ROLLED_BACK = SUPPORTED_LAYERS | {
+    "chunked_attention",
+    "conv",
+    "hybrid",
+    "hybrid_sliding",
+    "linear_attention",
+    "mlp",
+    "moe",
+}
+STATE_ONLY = {"linear_attention", "conv", "moe", "mlp"}
+"""Layers without keys and values."""
 
 
 class Target:
@@ -61,6 +73,7 @@ class Target:
         check_can_roll_back(self.config, name)
         check_takes_positions(model, name)
         self._forward = forward or ModulesForward(model)
+        self.recurrent = recurrent_layers(model)
 
     # ---- what it is
 
@@ -178,10 +191,19 @@ class Target:
         """Room for reading many texts together, of so many tokens in all; None = not here."""
         return self._forward.ragged_batch(capacity)
 
-    def new_cache(self, rows: int) -> TreeCache:
-        """An empty cache with room for about `rows` rows (it grows when needed)."""
+    def new_cache(self, rows: int, *, rewinds: int = 0) -> TreeCache:
+        """An empty cache with room for about `rows` rows (it grows when needed).
+
+        Args:
+            rewinds: so many of the last commits are truncated exactly, recurrent layers or not.
+        """
         own = self._forward.new_cache(rows)
-        return TreeCache(self.num_layers, capacity=max(64, rows)) if own is None else own
+        if own is not None:
+            return own
+        kinds = getattr(self.config, "layer_types", None) or ("full_attention",) * self.num_layers
+        states = RecurrentStates(rewinds) if len(self.recurrent) else None
+        attends = sum(kind not in STATE_ONLY for kind in kinds)
+        return TreeCache(attends, capacity=max(64, rows), recurrent=states)
 
     @torch.inference_mode()
     def prefill(
@@ -195,8 +217,9 @@ class Target:
         n = len(tokens)
         cache.reserve(n)
         positions = torch.arange(cache.length, cache.length + n, device=self.device)
-        output = self._forward(tokens, positions, None, cache, needs, last_only=True)
-        cache.length += n
+        with self.recurrent.following(cache.recurrent, None):
+            output = self._forward(tokens, positions, None, cache, needs, last_only=True)
+        cache.extend(n)
         return output
 
     @torch.inference_mode()
@@ -205,7 +228,10 @@ class Target:
         tokens, depths, visible = proposal.rows()
         cache.reserve(len(tokens))
         among = visible if len(tokens) > 1 else None
-        return self._forward(tokens, depths + cache.length, among, cache, needs, last_only=False)
+        positions = depths + cache.length
+        parents = proposal.parents() if cache.recurrent is not None else None
+        with self.recurrent.following(cache.recurrent, parents):
+            return self._forward(tokens, positions, among, cache, needs, last_only=False)
 
     @torch.inference_mode()
     def draft_chain(
@@ -276,25 +302,26 @@ def _limited(seconds: float) -> Iterator[None]:
 
 def check_can_roll_back(config: Any, name: str) -> None:
     """TargetError for a model whose state cannot be rolled back to the accepted path."""
-    kinds = set(getattr(config, "layer_types", None) or ())
-    bad = kinds - SUPPORTED_LAYERS
-    recurrent = {"mamba", "rwkv", "recurrent", "xlstm", "bamba", "jamba", "zamba"}
     model_type = str(getattr(config, "model_type", ""))
-    if any(word in model_type for word in recurrent):
+    bad = set(getattr(config, "layer_types", None) or ()) - ROLLED_BACK
+    if model_type in ("rwkv", "xlstm"):
         bad.add(model_type)
     if "local" in (getattr(config, "attention_layers", None) or ()):
         bad.add("local attention")
     if bad:
         raise TargetError(
             f"{name} has {', '.join(sorted(bad))} layers, whose state cannot be rolled back after "
-            "a rejected draft. Choose a model with full or sliding-window attention only."
+            "a rejected draft. Choose a model with attention, state-space, linear-attention or "
+            "convolution layers that transformers gives a common cache."
         )
 
 
 def check_takes_positions(model: PreTrainedModel, name: str) -> None:
     """TargetError for models that derive positions from row numbers: siblings share one."""
+    config = model.config.get_text_config()
     takes = "position_ids" in inspect.signature(type(model).forward).parameters
-    if not takes or getattr(model.config.get_text_config(), "alibi", False):
+    needs_none = set(getattr(config, "layer_types", None) or ("",)) <= STATE_ONLY
+    if not (takes or needs_none) or getattr(config, "alibi", False):
         raise TargetError(
             f"{name} ({type(model).__name__}) takes no explicit positions (ALiBi), so it cannot "
             "verify a draft tree. Choose a model with rotary or learned positions."

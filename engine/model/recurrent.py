@@ -1,0 +1,379 @@
+"""Recurrent layers over a draft tree: every row goes on from its own parent's state.
+
+Attention sees a tree through a mask. A recurrent layer (state space, linear attention, short
+convolution) has to read its rows in order, which is done in one of two ways:
+
+    rows   0 ┬ 1 ─ 3        levels      0        then  1 | 2     then  3
+             └ 2            branches    0 1 3    and   0 2 2     in one batch, padded at the end
+
+*Levels* feeds the rows of one depth as a batch of single tokens, each with a copy of its parent's
+state, and keeps every row's state until the path is known. *Branches* reads each path from the root
+to a leaf as one sequence, from the committed state; where no branch ended at the accepted path, the
+layer (not the model) reads that path once more. Levels reads a layer's weights once per depth,
+branches at most twice a step; kernels that cannot go on from a state with several tokens run by
+levels. Siblings are in different rows of a batch, so none sees another's state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers import PreTrainedModel
+
+Way = Literal["levels", "branches"]
+States = dict[tuple[str, int], Tensor]
+"""`(kind, number)` → `(batch, …)`: what a layer carries from token to token."""
+AfterPath = Callable[[tuple[int, ...]], States]
+"""The state `(1, …)` after these rows of the last forward."""
+Inputs = dict[str, Any]
+"""What a layer is called with; tensors of rows are `(batch, rows, …)`."""
+
+KEEPS_STATE = re.compile(r"\.(update_conv_state|update_recurrent_state|set_linear_cache)\(")
+CANNOT_GO_ON = re.compile(r"mamba_selective_scan\(")
+"""Kernels that start several tokens from nothing, whatever state there is."""
+LASTING = 4
+"""So many states after texts that were read are kept to come back to."""
+
+
+class RecurrentStates:
+    """The recurrent half of a cache: committed states, those of the last forward, and older ones.
+
+    Attributes:
+        committed: by layer, after all committed rows; its tensors are never changed.
+        working: of the layer that is running, which reads and writes it through the cache.
+        seen: what its convolutions saw, their state in front.
+    """
+
+    def __init__(self, rewinds: int = 0) -> None:
+        """`rewinds`: so many of the last commits can be taken back exactly."""
+        self.committed: dict[int, States] = {}
+        self.working: States = {}
+        self.seen: States = {}
+        self._rewinds = rewinds
+        self._after: dict[int, AfterPath] = {}
+        self._earlier: dict[int, dict[int, States]] = {}
+        self._lasting: list[int] = []
+
+    def ran(self, layer: int, after: AfterPath) -> None:
+        """A layer ran over the rows of a forward."""
+        self._after[layer] = after
+
+    def commit(self, path: tuple[int, ...], length: int, *, lasting: bool) -> None:
+        """Go on from after these rows, of `length` in all."""
+        self.committed = {layer: after(path) for layer, after in self._after.items()}
+        self._after.clear()
+        if lasting:
+            self._lasting = [*self._lasting, length][-LASTING:]
+        self._earlier[length] = self.committed
+        kept = {*self._lasting, *list(self._earlier)[len(self._earlier) - self._rewinds :]}
+        self._earlier = {at: states for at, states in self._earlier.items() if at in kept}
+
+    def rewind(self, length: int) -> int:
+        """Go back to the newest state kept of at most `length` rows; return how many it is of."""
+        self._after.clear()
+        at = max((at for at in self._earlier if at <= length), default=0)
+        self.committed = self._earlier.get(at, {})
+        self._earlier = {old: states for old, states in self._earlier.items() if old <= at}
+        self._lasting = [old for old in self._lasting if old <= at]
+        return at
+
+    @property
+    def num_bytes(self) -> int:
+        of_layers = (self.committed, *self._earlier.values())
+        held = {id(t): t for layers in of_layers for s in layers.values() for t in s.values()}
+        return sum(tensor.numel() * tensor.element_size() for tensor in held.values())
+
+    # ---- what transformers' layers call, through the cache
+
+    def convolve(self, number: int, new: Tensor, width: int | None) -> Tensor:
+        """`new` `(batch, channels, rows)` behind the state; its last `width` are the next one."""
+        key = ("conv", number)
+        old = self.working.get(key)
+        if old is None:
+            width = width or new.shape[-1]
+            full = pad(new, (max(0, width - new.shape[-1]), 0))
+        else:
+            width = old.shape[-1]
+            full = torch.cat([old, new], dim=-1)
+        self.working[key] = full[..., full.shape[-1] - width :].clone()
+        self.seen[key] = full
+        return full
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How the rows of a tree are run; indices are of rows.
+
+    Attributes:
+        levels: per depth its rows, and each one's parent's place in the level before.
+        branches: `(leaves, longest)`, shorter ones padded with their last row.
+        place: of every row, a branch through it and its depth.
+        ends: of every branch, the rows before its padding.
+    """
+
+    levels: tuple[tuple[Tensor, Tensor], ...]
+    branches: Tensor
+    place: tuple[tuple[int, int], ...]
+    ends: tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def _layout(parents: tuple[int, ...], device: torch.device) -> _Layout:
+    paths: list[list[int]] = []
+    for row, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else []), row])
+    inner = set(parents)
+    leaves = [path for row, path in enumerate(paths) if row not in inner]
+    longest = max(map(len, leaves))
+    branches = [path + path[-1:] * (longest - len(path)) for path in leaves]
+    place = {row: (b, d) for b, path in enumerate(leaves) for d, row in enumerate(path)}
+    levels, before = [], [-1]
+    for depth in range(longest):
+        rows = [row for row, path in enumerate(paths) if len(path) == depth + 1]
+        above = [before.index(parents[row]) for row in rows]
+        levels.append((torch.tensor(rows, device=device), torch.tensor(above, device=device)))
+        before = rows
+    return _Layout(
+        tuple(levels),
+        torch.tensor(branches, device=device),
+        tuple(place[row] for row in range(len(parents))),
+        tuple(map(len, leaves)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A forward under way: whose states, and its rows' parents; None = one text, all committed."""
+
+    states: RecurrentStates
+    parents: tuple[int, ...] | None
+
+
+class RecurrentLayers:
+    """The recurrent layers of a model, each called through a `_Mixer` of its own."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.run: _Run | None = None
+        self._mixers: list[_Mixer] = []
+        inside: set[nn.Module] = set()
+        for module in model.modules():
+            kind = _kind(type(module))
+            if kind is not None and module not in inside:
+                inside.update(module.modules())
+                self._mixers.append(kind(module, self, len(self._mixers)))
+
+    def __len__(self) -> int:
+        return len(self._mixers)
+
+    @property
+    def way(self) -> Way:
+        return self._mixers[0].way
+
+    def go(self, way: Way) -> None:
+        """Run trees this way wherever the kernels can."""
+        for mixer in self._mixers:
+            mixer.way = way if mixer.goes_on else "levels"
+
+    @contextlib.contextmanager
+    def following(
+        self, states: RecurrentStates | None, parents: tuple[int, ...] | None
+    ) -> Iterator[None]:
+        """Let the forward within read and write these states."""
+        self.run = None if states is None else _Run(states, parents)
+        try:
+            yield
+        finally:
+            self.run = None
+
+
+def recurrent_layers(model: PreTrainedModel) -> RecurrentLayers:
+    """The model's recurrent layers, made to follow trees from the first call on."""
+    found: Any = getattr(model, "_recurrent_layers", None)
+    if found is None:
+        found = model._recurrent_layers = RecurrentLayers(model)
+    assert isinstance(found, RecurrentLayers)
+    return found
+
+
+class _Mixer:
+    """Stands in a recurrent module's place as its `forward`."""
+
+    def __init__(self, module: nn.Module, layers: RecurrentLayers, number: int) -> None:
+        self._module, self._layers, self._number = module, layers, number
+        self._forward = module.forward
+        self._takes = inspect.signature(self._forward)
+        self.goes_on = CANNOT_GO_ON.search(inspect.getsource(type(module))) is None
+        self.way: Way = "branches" if self.goes_on else "levels"
+        module.forward = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run = self._layers.run
+        if run is None:
+            return self._forward(*args, **kwargs)
+        bound = self._takes.bind(*args, **kwargs)
+        inputs: Inputs = {**bound.arguments, **bound.arguments.get("kwargs", {})}
+        inputs.pop("kwargs", None)
+        # One text, never padded: what is left of a mask is attention's.
+        inputs |= {name: None for name in ("attention_mask", "conv_mask") if name in inputs}
+        before = run.states.committed.get(self._number, {})
+        if run.parents is None or len(run.parents) == 1:
+            output, last = self._read(run.states, inputs, before)
+            run.states.ran(self._number, lambda path: last)
+            return output
+        rows = next(value for value in inputs.values() if isinstance(value, Tensor))
+        layout = _layout(run.parents, rows.device)
+        return (self._by_branches if self.way == "branches" else self._by_levels)(
+            run, layout, inputs, before
+        )
+
+    def _by_levels(self, run: _Run, layout: _Layout, inputs: Inputs, before: States) -> Any:
+        outputs: list[Any] = []
+        states: list[States] = []
+        for rows, above in layout.levels:
+            fed = _picked(inputs, rows[:, None])
+            output, before = self._once(run.states, fed, _copied(before, above))
+            outputs.append(output)
+            states.append(before)
+        at = [(d, i) for d, (rows, _) in enumerate(layout.levels) for i in range(len(rows))]
+        fed_as = torch.cat([rows for rows, _ in layout.levels])
+        of_row = {row: at[i] for i, row in enumerate(fed_as.tolist())}
+
+        def after(path: tuple[int, ...]) -> States:
+            level, i = of_row[path[-1]]
+            return {key: state[i : i + 1].clone() for key, state in states[level].items()}
+
+        run.states.ran(self._number, after)
+        order = fed_as.argsort()
+        return _rowwise(lambda *levels: torch.cat(levels)[order].transpose(0, 1), 1, *outputs)
+
+    def _by_branches(self, run: _Run, layout: _Layout, inputs: Inputs, before: States) -> Any:
+        count, longest = layout.branches.shape
+        fed = _picked(inputs, layout.branches)
+        zeros = layout.branches.new_zeros(count)
+        run.states.seen = {}
+        output, ends = self._once(run.states, fed, _copied(before, zeros))
+        seen = run.states.seen if before and run.states.seen.keys() == ends.keys() else {}
+
+        def after(path: tuple[int, ...]) -> States:
+            branch, depth = layout.place[path[-1]]
+            one = slice(branch, branch + 1)
+            if seen:
+                cut = {k: full.shape[-1] - longest + depth + 1 for k, full in seen.items()}
+                return {k: seen[k][one, ..., cut[k] - ends[k].shape[-1] : cut[k]] for k in ends}
+            if depth == longest - 1:
+                return {key: state[one].clone() for key, state in ends.items()}
+            again = _picked(inputs, torch.tensor([path], device=layout.branches.device))
+            return self._read(run.states, again, before)[1]
+
+        run.states.ran(self._number, after)
+        rows = torch.tensor(layout.place, device=zeros.device)
+        return _rowwise(lambda of: of[rows[:, 0], rows[:, 1]][None], longest, output)
+
+    def _read(
+        self, states: RecurrentStates, inputs: Inputs, before: States
+    ) -> tuple[Any, States]:
+        """Read the rows of one text; its output, and the state after the last."""
+        first = next(value for value in inputs.values() if isinstance(value, Tensor))
+        index = torch.arange(first.shape[1], device=first.device)
+        if len(index) == 1 or not before or self.goes_on:
+            return self._once(states, inputs, _copied(before, index[:1]))
+        outputs = []
+        for row in index:
+            fed = _picked(inputs, row[None, None])
+            output, before = self._once(states, fed, _copied(before, index[:1]))
+            outputs.append(output)
+        return _rowwise(lambda *each: torch.cat(each, dim=1), 1, *outputs), before
+
+    def _once(
+        self, states: RecurrentStates, inputs: Inputs, before: States
+    ) -> tuple[Any, States]:
+        """Call the module on a batch; `before` becomes its own to change."""
+        states.working = before
+        output = self._forward(**inputs)
+        return output, states.working
+
+
+class _MambaTwoMixer(_Mixer):
+    """Pads its rows to whole chunks, of 256: a few drafted tokens are a chunk of their own."""
+
+    def _once(
+        self, states: RecurrentStates, inputs: Inputs, before: States
+    ) -> tuple[Any, States]:
+        module: Any = self._module
+        usual, rows = module.chunk_size, inputs["hidden_states"].shape[1]
+        module.chunk_size = min(usual, rows)
+        try:
+            return super()._once(states, inputs, before)
+        finally:
+            module.chunk_size = usual
+
+
+class _GriffinMixer(_Mixer):
+    """RecurrentGemma's block, which keeps its states itself."""
+
+    def __init__(self, module: nn.Module, layers: RecurrentLayers, number: int) -> None:
+        super().__init__(module, layers, number)
+        self.goes_on, self.way = False, "levels"
+
+    def _once(
+        self, states: RecurrentStates, inputs: Inputs, before: States
+    ) -> tuple[Any, States]:
+        module: Any = self._module
+        module.conv1d_state = before.get(("conv", 0))
+        module.rg_lru.recurrent_states = before.get(("recurrent", 0))
+        output = self._forward(**inputs)
+        after = {
+            ("conv", 0): module.conv1d_state,
+            ("recurrent", 0): module.rg_lru.recurrent_states,
+        }
+        module.conv1d_state = module.rg_lru.recurrent_states = None
+        return output, after
+
+
+@functools.cache
+def _kind(module: type[nn.Module]) -> type[_Mixer] | None:
+    """What calls a module of this class; None where it keeps no state."""
+    if not module.__module__.startswith("transformers.models."):
+        return None
+    source = inspect.getsource(module)
+    if "self.conv1d_state" in source:
+        return _GriffinMixer
+    if KEEPS_STATE.search(source) is None:
+        return None
+    return _MambaTwoMixer if "self.chunk_size" in source else _Mixer
+
+
+def _copied(states: States, index: Tensor) -> States:
+    """These entries of the batch, to be changed at will."""
+    return {key: state[index.to(state.device)] for key, state in states.items()}
+
+
+def _picked(inputs: Inputs, index: Tensor) -> Inputs:
+    """The same call for rows `(batch, rows)` of one text."""
+    n = next(value for value in inputs.values() if isinstance(value, Tensor)).shape[1]
+
+    def pick(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.ndim > 1 and value.shape[:2] == (1, n):
+            return value[0][index]
+        return tuple(map(pick, value)) if isinstance(value, tuple) else value
+
+    return {name: pick(value) for name, value in inputs.items()}
+
+
+def _rowwise(change: Callable[..., Tensor], rows: int, *outputs: Any) -> Any:
+    """The outputs of several calls as one; what is not of so many `rows` is the last call's."""
+    last = outputs[-1]
+    if isinstance(last, Tensor) and last.ndim > 2 and last.shape[1] == rows:
+        return change(*outputs)
+    if isinstance(last, tuple):
+        return tuple(_rowwise(change, rows, *each) for each in zip(*outputs, strict=True))
+    return last
