@@ -47,11 +47,139 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
     "phi": {},
 }
+_STATE_FIRST = ["linear_attention", "full_attention", "linear_attention"]
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_DELTA: dict[str, Any] = {
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": _STATE_FIRST,
+}
+_KIMI: dict[str, Any] = {
+    **_MOE,
+    "layer_types": _STATE_FIRST,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 8),
+    **dict.fromkeys(("n_group", "topk_group", "n_shared_experts"), 1),
+    "num_local_experts": 4,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+}
+_MAMBA2: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 8,
+    "mamba_expand": 2,
+}
+_STATE_SPACE = {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 2, "chunk_size": 8}
+_INKLING: dict[str, Any] = {
+    "layer_types": ["hybrid", "hybrid_sliding", "hybrid"],
+    **dict.fromkeys(("head_dim", "swa_head_dim"), 8),
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "sliding_window_size": 12,
+    "d_rel": 4,
+    "rel_extent": 32,
+    "log_scaling_n_floor": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "qwen3_next": {**_DELTA, **_MOE, "shared_expert_intermediate_size": 16},
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": {**_DELTA, **_MOE, "shared_expert_intermediate_size": 16},
+    "olmo_hybrid": _DELTA,
+    "kimi_linear": {**_KIMI, "linear_head_dim": 8, "linear_num_heads": 4},
+    "bailing_hybrid": {**_KIMI, "head_dim": 8},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8},
+    "lfm2_moe": {**_MOE, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1},
+    "lfm3": {"layer_types": ["conv", "full_attention", "sliding_attention"], "sliding_window": 12},
+    "granitemoehybrid": {
+        **_MAMBA2,
+        "layer_types": ["mamba", "attention", "mamba"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 16,
+    },
+    "bamba": {**_MAMBA2, "attn_layer_indices": [1]},
+    "falcon_h1": {**_MAMBA2, "mamba_d_ssm": 64, "head_dim": 8},
+    "nemotron_h": {
+        "hybrid_override_pattern": "M*-M",
+        "time_step_min": 1e-9,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "ssm_state_size": 8,
+        "head_dim": 8,
+        "n_groups": 2,
+        "chunk_size": 8,
+    },
+    "zamba2": {
+        "time_step_min": 1e-9,
+        "layers_block_type": ["mamba", "hybrid", "mamba"],
+        "n_mamba_heads": 8,
+        "mamba_headdim": 8,
+        "mamba_d_state": 8,
+        "mamba_ngroups": 2,
+        "chunk_size": 8,
+        "num_mem_blocks": 1,
+        "adapter_rank": 4,
+    },
+    "mamba2": {**_STATE_SPACE, "expand": 2},
+    "jamba": {
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+    },
+    "zamba": {
+        "layers_block_type": ["mamba", "hybrid", "mamba"],
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+        "n_mamba_heads": 2,
+        "attention_head_dim": 16,
+    },
+    "mamba": {"state_size": 8, "time_step_rank": 4},
+    "falcon_mamba": {"state_size": 8, "time_step_rank": 4},
+    "minimax": {
+        "layer_types": _STATE_FIRST,
+        "block_size": 8,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 8,
+    },
+    "recurrent_gemma": {
+        "block_types": ["recurrent", "attention"],
+        "attention_window_size": 12,
+        "lru_width": 32,
+        "head_dim": 8,
+    },
+    "zaya": {},
+    "inkling_text": {**_INKLING, "mlp_layer_types": ["dense", "sparse", "dense"]},
+    "inkling2_text": {**_INKLING, "n_layers_per_attn_res_block": 2},
+    "llama4_text": {
+        "attention_chunk_size": 8,
+        "no_rope_layers": [1, 0, 1],
+        "head_dim": 8,
+        "num_local_experts": 2,
+        "intermediate_size_mlp": 48,
+        "interleave_moe_layer_step": 2,
+        "floor_scale": 4,
+        "attn_scale": 0.3,
+    },
+}
+"""Recurrent layers, alone or beside attention, and Llama 4's chunked attention."""
 
 
 def tiny_model(family: str = "llama", *, seed: int = 0, **overrides: Any) -> Any:
     """A random fp32 model of a family, sharp enough that greedy decoding has no near-ties."""
-    settings = {**_SMALL, **FAMILIES.get(family, {}), **overrides}
+    settings = {**_SMALL, **FAMILIES.get(family, HYBRIDS.get(family, {})), **overrides}
     config = AutoConfig.for_model(family, **settings)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config).eval()

@@ -150,7 +150,8 @@ class DraftTargetDrafter(Drafter):
         super().start(start)
         self._sampling, self._draws = start.sampling, start.draws
         self._ids = self._translated(self.text)
-        self._cache = self._model.new_cache(min(len(self._ids) + 512, self._model.context_len))
+        rows = min(len(self._ids) + 512, self._model.context_len)
+        self._cache = self._model.new_cache(rows, rewinds=self._config.max_draft_len + 2)
 
     def _translated(self, tokens: Sequence[int]) -> list[int]:
         """Tokens of the target in ids that the draft model knows."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
 from engine.model.recurrent import RecurrentStates
@@ -36,7 +37,11 @@ class TreeCache(Cache):
     Attributes:
         num_layers: those with keys and values.
         recurrent: states of the recurrent layers; None where the model has none.
+        shifts: `(rows,)` of the forward, position − committed rows − row number, for layers that
+            count rows to know positions; None = all 0.
     """
+
+    shifts: Tensor | None = None
 
     def __init__(
         self,
@@ -211,11 +216,16 @@ class TreeCache(Cache):
 
     # ---- what attention layers and masks ask
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.length
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        return self.length if self.shifts is None else self.length + self.shifts
 
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return self.length
+    def get_query_offset(self, layer_idx: int = 0) -> Any:
+        return self.get_seq_length(layer_idx)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> Any:
+        """Keys of the forward, and what to add to a key's number for its position."""
+        shifts = 0 if self.shifts is None else pad(self.shifts, (self.length, 0))
+        return self.length + query_length, shifts
 
     def get_max_cache_shape(self, layer_idx: int = 0) -> int:
         return -1

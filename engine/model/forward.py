@@ -119,7 +119,9 @@ class ModulesForward(Forward):
             self.name = f"{self.name}, {weights}"
         self._model: PreTrainedModel | None = model
         self._masks = MaskBuilder(model)
+        self._takes_mask = takes_mask(model.config.get_text_config())
         self._features = FeatureTap(model)
+        self._counts_rows = model.config.get_text_config().model_type in COUNT_ROWS
         takes = inspect.signature(type(model).forward).parameters
         self._takes_positions = "position_ids" in takes
         self._cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
@@ -140,7 +142,9 @@ class ModulesForward(Forward):
         last_only: bool,
     ) -> TargetOutput:
         assert self._model is not None
-        mask = self._masks.build(positions, visible, cache.length, self._model.dtype)
+        mask = None
+        if self._takes_mask:
+            mask = self._masks.build(positions, visible, cache.length, self._model.dtype)
         return self.masked(tokens, positions, mask, cache, needs, last_only=last_only)
 
     def masked(
@@ -156,6 +160,9 @@ class ModulesForward(Forward):
         """The same with the mask that the model takes."""
         assert self._model is not None
         self._features.capture(needs)
+        if self._counts_rows:
+            numbers = torch.arange(len(positions), device=positions.device)
+            cache.shifts = positions - numbers - cache.length
         out = self._model(
             input_ids=tokens[None],
             attention_mask=mask,
@@ -257,14 +264,29 @@ def _window(config: Any) -> int | None:
 
 
 def _looks_up_by_kind(model: PreTrainedModel) -> bool:
-    return "causal_mask_mapping" in inspect.getsource(type(model.base_model).forward)
+    bodies = {type(model.base_model), type(decoder_of(model))}
+    return any("causal_mask_mapping" in inspect.getsource(body.forward) for body in bodies)
+
+
+COUNT_ROWS = ("llama4_text", "inkling_text", "inkling2_text")
+"""Their attention layers do not take a row's position but count the cache's rows."""
+EAGER_ONLY = ("gpt_oss", "inkling_text", "inkling2_text")
+"""Their attention takes sinks or a bias by position besides the mask."""
+
+
+def takes_mask(config: Any) -> bool:
+    """Whether any layer is one of attention."""
+    kinds = set(getattr(config, "layer_types", None) or FULL)
+    return not kinds <= {*UNMASKED, "moe", "mlp"}
 
 
 def prepare_attention(model: PreTrainedModel) -> None:
     """Select `tree_attention` where the model has nothing that it lacks."""
     config = model.config.get_text_config()
+    if not takes_mask(config):
+        return
     softcap = getattr(config, "attn_logit_softcapping", None) is not None
-    if softcap or config.model_type == "gpt_oss":
+    if softcap or config.model_type in EAGER_ONLY:
         model.set_attn_implementation("eager")
         return
     AttentionInterface.register("tree_sdpa", tree_attention)
@@ -315,7 +337,7 @@ class FeatureTap:
 
     def __init__(self, model: PreTrainedModel) -> None:
         # OPT's language model calls its decoder directly, not the base model around it.
-        self._decoder = model.get_decoder()
+        self._decoder = decoder_of(model)
         self._layers = decoder_layers(model)
         self._hidden: Tensor | None = None
         self._inputs: dict[int, Tensor] = {}
@@ -366,6 +388,14 @@ class FeatureTap:
             self._inputs[i] = args[0] if args else kwargs["hidden_states"]
 
         return keep
+
+
+def decoder_of(model: PreTrainedModel) -> nn.Module:
+    """The module from token ids to the last hidden state; Llama 4 names itself."""
+    found: Any = model.get_decoder()
+    decoder = model.model if found is model else found
+    assert isinstance(decoder, nn.Module)
+    return decoder
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

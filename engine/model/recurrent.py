@@ -20,6 +20,7 @@ import contextlib
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -37,7 +38,9 @@ AfterPath = Callable[[tuple[int, ...]], States]
 Inputs = dict[str, Any]
 """What a layer is called with; tensors of rows are `(batch, rows, …)`."""
 
-KEEPS_STATE = re.compile(r"\.(update_conv_state|update_recurrent_state|set_linear_cache)\(")
+KEEPS_STATE = re.compile(
+    r"\.(update_conv_state|update_recurrent_state|set_linear_cache)\(|self\.conv1d_state\b"
+)
 CANNOT_GO_ON = re.compile(r"mamba_selective_scan\(")
 """Kernels that start several tokens from nothing, whatever state there is."""
 LASTING = 4
@@ -165,8 +168,12 @@ class RecurrentLayers:
         self.run: _Run | None = None
         self._mixers: list[_Mixer] = []
         inside: set[nn.Module] = set()
+        code = inspect.getsource(sys.modules[type(model).__module__])
+        if not KEEPS_STATE.search(code):  # the classes of other models need no look, one by one
+            return
+        kinds = {known: _kind(known) for known in {type(module) for module in model.modules()}}
         for module in model.modules():
-            kind = _kind(type(module))
+            kind = kinds[type(module)]
             if kind is not None and module not in inside:
                 inside.update(module.modules())
                 self._mixers.append(kind(module, self, len(self._mixers)))
@@ -199,7 +206,8 @@ def recurrent_layers(model: PreTrainedModel) -> RecurrentLayers:
     """The model's recurrent layers, made to follow trees from the first call on."""
     found: Any = getattr(model, "_recurrent_layers", None)
     if found is None:
-        found = model._recurrent_layers = RecurrentLayers(model)
+        found = RecurrentLayers(model)
+        object.__setattr__(model, "_recurrent_layers", found)
     assert isinstance(found, RecurrentLayers)
     return found
 
@@ -278,9 +286,7 @@ class _Mixer:
         rows = torch.tensor(layout.place, device=zeros.device)
         return _rowwise(lambda of: of[rows[:, 0], rows[:, 1]][None], longest, output)
 
-    def _read(
-        self, states: RecurrentStates, inputs: Inputs, before: States
-    ) -> tuple[Any, States]:
+    def _read(self, states: RecurrentStates, inputs: Inputs, before: States) -> tuple[Any, States]:
         """Read the rows of one text; its output, and the state after the last."""
         first = next(value for value in inputs.values() if isinstance(value, Tensor))
         index = torch.arange(first.shape[1], device=first.device)
@@ -293,9 +299,7 @@ class _Mixer:
             outputs.append(output)
         return _rowwise(lambda *each: torch.cat(each, dim=1), 1, *outputs), before
 
-    def _once(
-        self, states: RecurrentStates, inputs: Inputs, before: States
-    ) -> tuple[Any, States]:
+    def _once(self, states: RecurrentStates, inputs: Inputs, before: States) -> tuple[Any, States]:
         """Call the module on a batch; `before` becomes its own to change."""
         states.working = before
         output = self._forward(**inputs)
@@ -303,18 +307,23 @@ class _Mixer:
 
 
 class _MambaTwoMixer(_Mixer):
-    """Pads its rows to whole chunks, of 256: a few drafted tokens are a chunk of their own."""
+    """Pads its rows to whole chunks, of 256: a few drafted tokens are a chunk of their own.
 
-    def _once(
-        self, states: RecurrentStates, inputs: Inputs, before: States
-    ) -> tuple[Any, States]:
+    In chunks it also limits time steps from below, which it does not when it takes single tokens:
+    drafts are read as plain decoding would have read them.
+    """
+
+    def _once(self, states: RecurrentStates, inputs: Inputs, before: States) -> tuple[Any, States]:
         module: Any = self._module
-        usual, rows = module.chunk_size, inputs["hidden_states"].shape[1]
-        module.chunk_size = min(usual, rows)
+        chunk, limit = module.chunk_size, module.time_step_limit
+        module.chunk_size = min(chunk, inputs["hidden_states"].shape[1])
+        run = self._layers.run
+        if run is None or run.parents is not None:
+            module.time_step_limit = (0.0, float("inf"))
         try:
             return super()._once(states, inputs, before)
         finally:
-            module.chunk_size = usual
+            module.chunk_size, module.time_step_limit = chunk, limit
 
 
 class _GriffinMixer(_Mixer):
@@ -324,9 +333,7 @@ class _GriffinMixer(_Mixer):
         super().__init__(module, layers, number)
         self.goes_on, self.way = False, "levels"
 
-    def _once(
-        self, states: RecurrentStates, inputs: Inputs, before: States
-    ) -> tuple[Any, States]:
+    def _once(self, states: RecurrentStates, inputs: Inputs, before: States) -> tuple[Any, States]:
         module: Any = self._module
         module.conv1d_state = before.get(("conv", 0))
         module.rg_lru.recurrent_states = before.get(("recurrent", 0))
@@ -339,7 +346,6 @@ class _GriffinMixer(_Mixer):
         return output, after
 
 
-@functools.cache
 def _kind(module: type[nn.Module]) -> type[_Mixer] | None:
     """What calls a module of this class; None where it keeps no state."""
     if not module.__module__.startswith("transformers.models."):

@@ -130,19 +130,19 @@ def test_a_chat_template_that_refuses_the_turns_is_quoted() -> None:
         target.encode_chat([{"role": "user", "content": "hi"}])
 
 
-@pytest.mark.parametrize("model_type", ["mamba", "rwkv", "jamba", "qwen3_next", "recurrent_gemma"])
-def test_a_recurrent_model_is_refused_before_its_weights_are_read(
+@pytest.mark.parametrize("model_type", ["rwkv", "xlstm", "qwen4_exp_text"])
+def test_a_model_that_cannot_roll_back_is_refused_before_its_weights_are_read(
     tmp_path: Path, model_type: str
 ) -> None:
     AutoConfig.for_model(model_type).save_pretrained(tmp_path)
     text = refusal(tmp_path)
-    assert "rolled back" in text and "sliding-window attention only" in text
+    assert "rolled back" in text and "a common cache" in text
 
 
 def test_the_kind_of_layer_that_cannot_roll_back_is_named() -> None:
     config = AutoConfig.for_model("llama")
-    config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(TargetError, match="linear_attention"):
+    config.layer_types = ["full_attention", "compressed_sparse_attention"]
+    with pytest.raises(TargetError, match="compressed_sparse_attention"):
         check_can_roll_back(config, "hybrid")
 
 

@@ -48,7 +48,7 @@ def test_what_cannot_load_says_why_before(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 500}))
     assert "a complete checkpoint" in (facts(folder).fault or "")
-    (folder / "config.json").write_text(json.dumps({"model_type": "mamba", "hidden_size": 64}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "rwkv", "hidden_size": 64}))
     assert "rolled back" in (facts(folder).fault or "")
     (folder / "config.json").write_text(json.dumps({"model_type": "t5"}))
     with pytest.raises(PlaygroundError, match="causal language model"):

@@ -1,0 +1,199 @@
+"""Models with recurrent layers: every row of a tree has its own parent's state, and no other's."""
+
+from __future__ import annotations
+
+import functools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from engine.drafters import parse_method
+from engine.errors import TargetError
+from engine.model.recurrent import Way
+from engine.model.target import Target, check_can_roll_back
+from engine.proposal import Needs, Proposal
+from engine.tree import TreeShape
+from tests.engine.drafters.fitted import save_medusa
+from tests.engine.drafters.judges import SAMPLED_VOCAB, p_value, write
+from tests.engine.scripted import ScriptedDrafter, random_parents
+from tests.engine.test_sampling import ALPHA
+from tests.engine.test_verify_tree import SHAPES, assert_close, plain_logits, random_path, tokens_of
+from tests.models import HYBRIDS, VOCAB, build_context, plain_greedy, tiny_model, tiny_target
+
+NEW_TOKENS = 12
+PROMPT = [7, 8, 9, 10, 7, 8, 9, 10, 7, 8, 9, 10, 11, 7, 8, 9, 10, 7, 8]
+"""Longer than a chunk of any layer and than the convolutions are wide."""
+WAYS: tuple[Way, ...] = ("levels", "branches")
+KINDS = ("qwen3_5_text", "lfm2", "jamba", "granitemoehybrid")
+"""One family each of delta rule, convolution, state space and its second form."""
+METHODS: dict[str, dict[str, Any]] = {
+    "NGram": {"max_draft_len": 4},
+    "Draft_Target": {"speculative_model": "alike", "max_draft_len": 3},
+    "Suffix": {"use_tree_spec": True},
+    "Token_Recycling": {},
+    "Medusa": {"medusa_choices": [[0], [1], [0, 0], [0, 1], [0, 0, 0]]},
+    "Lookahead": {"max_window_size": 3, "max_ngram_size": 3, "max_verification_set_size": 3},
+}
+
+
+@functools.cache
+def target_of(family: str) -> Target:
+    return tiny_target(family, eos_token_id=None)
+
+
+@functools.cache
+def expected(family: str) -> list[int]:
+    return plain_greedy(target_of(family), PROMPT, NEW_TOKENS)
+
+
+@functools.cache
+def alike(family: str) -> Target:
+    """The target with some noise on its weights: right now and then."""
+    model = tiny_model(family, eos_token_id=None)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator))
+    return Target(model, None, name="alike")
+
+
+def ways_of(target: Target) -> list[Way]:
+    """What its layers can do, each set in turn."""
+    found: list[Way] = []
+    for way in WAYS if len(target.recurrent) else WAYS[:1]:
+        target.recurrent.go(way)
+        if len(target.recurrent) == 0 or target.recurrent.way == way:
+            found.append(way)
+    return found
+
+
+def same_states(target: Target, ours: Any, text: list[int]) -> None:
+    """Keys, values and states are those of a fresh prefill."""
+    fresh = target.new_cache(8)
+    target.prefill(text, fresh, Needs())
+    assert ours.length == fresh.length == len(text)
+    for mine, other in zip(ours._buffers, fresh._buffers, strict=True):
+        assert_close(mine[:, :, : len(text)], other[:, :, : len(text)])
+    if ours.recurrent is not None:
+        assert len(ours.recurrent.committed) == len(target.recurrent)
+        for layer, states in fresh.recurrent.committed.items():
+            assert ours.recurrent.committed[layer].keys() == states.keys() != set()
+            for key, state in states.items():
+                assert_close(ours.recurrent.committed[layer][key], state)
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_row_follows_its_own_path_and_a_commit_leaves_its_state(family: str) -> None:
+    target, rng = target_of(family), random.Random(7)
+    for way in ways_of(target):
+        target.recurrent.go(way)
+        text, cache = list(PROMPT), target.new_cache(8)
+        target.prefill(text, cache, Needs())
+        for turn in range(3):
+            shape = TreeShape(random_parents(rng, 9) if turn else [-1, 0, 1, 2, 3])
+            tokens = tokens_of(rng, len(shape))
+            shown = target.verify(Proposal(torch.tensor(tokens), shape), cache, Needs())
+            node = rng.randrange(len(shape))
+            seen = [tokens[i] for i in (0, *shape.path_to(node))]
+            assert_close(shown.logits[node], plain_logits(target, text + seen))
+            path = random_path(rng, shape)
+            cache.commit(path)
+            text += [tokens[node] for node in path]
+        same_states(target, cache, text)
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_greedy_output_equals_transformers_generate(family: str) -> None:
+    target = target_of(family)
+    for way in ways_of(target):
+        target.recurrent.go(way)
+        for truth, shape in ((0.0, "any"), (0.7, "any"), (1.0, "chain")):
+            drafter = ScriptedDrafter(
+                expected(family), vocab=VOCAB, shape=SHAPES[shape], truth=truth
+            )
+            text = write(target, drafter, PROMPT, tokens=NEW_TOKENS)
+            assert text.output == expected(family), (way, truth)
+            assert (text.num_accepted > 0) == (truth > 0)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [f if f in KINDS else pytest.param(f, marks=pytest.mark.slow) for f in HYBRIDS],
+)
+def test_every_method_drafts_for_it(family: str, tmp_path: Path) -> None:
+    target = target_of(family)
+    save_medusa(tmp_path, target, 3)
+    for name, settings in METHODS.items():
+        where = {"speculative_model": str(tmp_path)} if name == "Medusa" else {}
+        method = parse_method({"decoding_type": name, **settings, **where})
+        drafter = method.build(build_context(target, alike=alike(family)))
+        assert write(target, drafter, PROMPT, tokens=NEW_TOKENS).output == expected(family), name
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_a_cache_goes_back_to_what_it_kept(family: str) -> None:
+    target, rng = target_of(family), random.Random(1)
+    cache, text = target.new_cache(8, rewinds=3), list(PROMPT)
+    target.prefill(text, cache, Needs())
+    for token in tokens_of(rng, 5):
+        target.prefill([token], cache, Needs())
+        text.append(token)
+    for wanted, kept in ((len(text) - 2, len(text) - 2), (len(text) - 4, len(PROMPT))):
+        cache.truncate(wanted)
+        assert cache.length == kept
+        same_states(target, cache, text[:kept])
+    target.prefill([1, 2, 3], cache, Needs())
+    same_states(target, cache, [*PROMPT, 1, 2, 3])
+    cache.truncate(3)
+    assert cache.length == 0
+    target.prefill(text, cache, Needs())
+    same_states(target, cache, text)
+
+
+@pytest.mark.parametrize("family", ["nemotron_h", "zamba2"])
+def test_drafts_are_read_as_single_tokens_are(family: str) -> None:
+    """transformers limits time steps where it reads many tokens at once, and only there."""
+    target = tiny_target(family, eos_token_id=None, time_step_min=2.0)
+    output = plain_greedy(target, PROMPT, NEW_TOKENS)
+    for way in ways_of(target):
+        target.recurrent.go(way)
+        for truth, shape in ((0.7, "any"), (1.0, "chain")):
+            drafter = ScriptedDrafter(output, vocab=VOCAB, shape=SHAPES[shape], truth=truth)
+            assert write(target, drafter, PROMPT, tokens=NEW_TOKENS).output == output
+
+
+def test_a_draft_model_takes_back_what_was_rejected() -> None:
+    """Its cache holds what was committed, and what is drafted is what it says after it."""
+    family = "qwen3_5_text"
+    method = parse_method({"decoding_type": "Draft_Target", **METHODS["Draft_Target"]})
+    context = build_context(target_of(family), alike=target_of(family))
+    text = write(target_of(family), method.build(context), PROMPT, tokens=NEW_TOKENS)
+    assert text.output == expected(family)
+    assert text.num_accepted == sum(len(step.tokens) - 1 for step in text.steps) > 0
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "granitemoehybrid"])
+@pytest.mark.parametrize("method", ["Suffix", "NGram"])
+def test_sampled_texts_follow_the_targets_law(family: str, method: str) -> None:
+    few = {"vocab_size": SAMPLED_VOCAB, "max_position_embeddings": 512, "num_hidden_layers": 2}
+    kinds = HYBRIDS[family]["layer_types"][:2]
+    target = tiny_target(family, eos_token_id=None, layer_types=kinds, **few)
+    with torch.no_grad():
+        target.lm_head.weight.mul_(0.35)
+    drafter = parse_method({"decoding_type": method, **METHODS[method]}).build(
+        build_context(target)
+    )
+    assert p_value(target, drafter, seeds=1, tokens=200) > ALPHA
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [("rwkv", "rwkv"), ("xlstm", "xlstm"), ("qwen4_exp_text", "indexed_attention")],
+)
+def test_what_cannot_be_rolled_back_is_refused(model_type: str, reason: str) -> None:
+    with pytest.raises(TargetError, match=f"{reason} layers, whose state cannot be rolled back"):
+        check_can_roll_back(AutoConfig.for_model(model_type), "it")
