@@ -20,6 +20,7 @@ from engine.kernels.cuda.graphs import CaptureError, Capturer, Graph
 from engine.kernels.cuda.static_cache import CacheStore, StaticCache, context_bucket
 from engine.model.cache import TreeCache
 from engine.model.forward import Forward, MaskBuilder, ModulesForward
+from engine.model.recurrent import recurrent_layers
 from engine.proposal import Needs, TargetOutput
 
 LOG = logging.getLogger(__name__)
@@ -215,8 +216,11 @@ class GraphRunner(Forward):
 
 def why_not(model: PreTrainedModel) -> str | None:
     """Why a model's forwards cannot be captured, in words; None if they may be."""
-    if MaskBuilder(model).window is not None:
-        return "it has sliding-window attention"
+    masks = MaskBuilder(model)
+    if masks.window is not None or masks.chunk is not None:
+        return "it has sliding-window or chunked attention"
+    if len(recurrent_layers(model)):
+        return "it has recurrent layers"
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         return "it is spread over several devices"
     return None
