@@ -131,13 +131,15 @@ def bench(options: BenchOptions) -> None:
     console = Terminal(stderr=True)
     if options.resume and not options.save:
         raise ConfigError("--resume needs the log that --no-save would not keep. Drop one of them.")
+    if options.ray and not options.save:
+        raise ConfigError("--ray needs a run log that its workers reach. Drop --no-save.")
     with ExitStack() as stack:
         log = stack.enter_context(RunLog.open(options.log_url if options.save else None))
         resumed = options.resume
         plan = benchmarks.plan_to_resume(log, resumed) if resumed else options.plan()
         if (pool := options.pool) is not None:
-            url = options.log_url if options.save else None
-            workers = stack.enter_context(options.on_workers(pool, plan.target, plan.dtype, url))
+            on = (pool, plan.target, plan.dtype, options.log_url)
+            workers = stack.enter_context(options.on_workers(*on))
             here = workers.environment
         else:
             models = stack.enter_context(options.models(plan.target, plan.dtype))

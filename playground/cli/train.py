@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from playground.cli.options import REQUIRED, TargetOptions, option, takes
+from playground.cli.options import REQUIRED, RayOptions, TargetOptions, option, parts, takes
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from engine.model.target import Target
     from engine.training.corpus.dialogues import GivenPrompt
-    from engine.training.session import Evaluation, Score
+    from engine.training.recipe import TrainSettings
+    from engine.training.session import Evaluation, Score, SessionSettings
     from engine.training.trainer import TrainMetrics
+    from playground.experiments.cluster import Workers
+    from playground.experiments.worker import Desk
 
 
 @dataclass(kw_only=True)
-class TrainOptions(TargetOptions):
+class TrainOptions(TargetOptions, RayOptions):
     """Options of `train`."""
 
     method: str = option(REQUIRED, "medusa, eagle, eagle3, redrafter or draft_target.")
@@ -45,64 +51,223 @@ class TrainOptions(TargetOptions):
     settings: list[str] = option(
         [], "Change a setting of the training.", "--set", metavar="FIELD=VALUE"
     )
+    grid: list[str] = option(
+        [],
+        "Train once with each of these values, in folders of their own; repeatable.",
+        metavar="FIELD=A,B",
+    )
     seed: int = option(0, "Seed of corpus and training.")
+
+    def drafters(self) -> list[Drafter]:
+        """Every drafter that is asked for.
+
+        Raises ConfigError: naming the option that is wrong.
+        """
+        from engine.training.methods import training_settings
+        from engine.training.session import SessionSettings
+        from playground.host.methods import read_overrides
+
+        output = self.output.absolute()
+        corpora = Corpora(
+            self.corpus.absolute() if self.corpus else output.parent / "corpus",
+            self.tokens,
+            self.rows,
+            self.seed,
+            read_prompts(self.prompts),
+            read_prompts(self.eval_prompts),
+        )
+        settings = SessionSettings.parse({"feature_gib": self.features, "evals": self.evals})
+        values = {"seed": self.seed, **read_overrides(self.settings)}
+        return [
+            Drafter(
+                output / ",".join(point),
+                corpora,
+                training_settings(self.method, {**values, **read_overrides(point)}),
+                settings,
+                self.cache,
+            )
+            for point in points_of(self.grid)
+        ]
+
+
+def points_of(grid: Sequence[str]) -> list[tuple[str, ...]]:
+    """All combinations of `field=a,b` as settings; a single empty one of none.
+
+    Raises ConfigError: one has no values.
+    """
+    from engine.errors import ConfigError
+
+    axes = []
+    for text in grid:
+        field, _, values = text.partition("=")
+        if not field.strip() or not parts(values):
+            raise ConfigError(f"--grid takes FIELD=A,B, got {text!r:.80}.")
+        axes.append([f"{field.strip()}={value}" for value in parts(values)])
+    return list(itertools.product(*axes))
 
 
 @takes(TrainOptions)
 def train(options: TrainOptions) -> None:
     """Train a drafter for a target on texts that the target writes itself."""
     import presets
-    from engine.model.corpus import Corpus
-    from engine.training import session
-    from engine.training.corpus.writer import corpus_settings, grow
-    from engine.training.methods import training_settings
-    from playground.cli.tables import Terminal, progress_bar
-    from playground.host.methods import read_overrides
+    from engine.training.session import lines
+    from playground.cli.tables import Terminal
 
     console = Terminal(stderr=True)
-    values = {"seed": options.seed, **read_overrides(options.settings)}
-    recipe = training_settings(options.method, values)
-    settings = session.SessionSettings.parse(
-        {"feature_gib": options.features, "evals": options.evals}
-    )
-    prompts, eval_prompts = read_prompts(options.prompts), read_prompts(options.eval_prompts)
-    with options.models(presets.resolve(options.target), options.dtype) as models:
-        target = models.bench().target
-        folder = options.corpus or options.output.parent / "corpus"
+    spec, drafters = presets.resolve(options.target), options.drafters()
+    if (pool := options.pool) is None:
+        with options.models(spec, options.dtype) as models:
+            scores = _train_here(options, drafters, models.bench().target, console)
+    else:
+        with options.on_workers(pool, spec, options.dtype, None) as workers:
+            scores = _train_on(workers, options, drafters, console)
+    if not options.grid:
+        typer.echo("\n".join(lines(next(iter(scores.values())))))
+        console.print(f"Weights and card: {options.output}")
+        return
+    best_first = sorted(scores.items(), key=lambda pair: -pair[1]["overall"].mat)
+    for folder, found in best_first:
+        typer.echo(f"MAT {found['overall'].mat:.2f}  {folder}")
+
+
+@dataclass(frozen=True, slots=True)
+class Corpora:
+    """The texts to train on, and the prompts to measure on."""
+
+    folder: Path
+    num_tokens: int
+    rows: int | None
+    seed: int
+    prompts: Sequence[GivenPrompt]
+    eval_prompts: Sequence[GivenPrompt]
+
+    def grow(self, target: Target, tell: Callable[[int], object]) -> str:
+        """Write what is missing; returns what there is, in words."""
+        import presets
+        from engine.model.corpus import Corpus
+        from engine.training.corpus.writer import corpus_settings, grow
+
         grown = grow(
             target,
-            folder,
-            corpus_settings(folder, target, seed=options.seed),
+            self.folder,
+            corpus_settings(self.folder, target, seed=self.seed),
             presets.dialogues(),
-            num_tokens=options.tokens,
-            rows=options.rows,
-            prompts=prompts,
+            num_tokens=self.num_tokens,
+            rows=self.rows,
+            prompts=self.prompts,
         )
-        with progress_bar(console, "Writing the corpus", options.tokens) as bar:
-            for corpus in grown:
-                bar(min(corpus.num_tokens, options.tokens))
-        corpus = Corpus.open(folder)
-        console.print(
+        for corpus in grown:
+            tell(min(corpus.num_tokens, self.num_tokens))
+        corpus = Corpus.open(self.folder)
+        return (
             f"Corpus: {corpus.num_tokens:,} tokens in {len(corpus.entries):,} dialogues "
-            f"({corpus.num_answer_tokens:,} of answers), {folder}"
+            f"({corpus.num_answer_tokens:,} of answers), {self.folder}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """One drafter to train into a folder of its own; training that was broken off goes on."""
+
+    output: Path
+    corpora: Corpora
+    recipe: TrainSettings
+    settings: SessionSettings
+    cache_dir: Path
+
+    def train(
+        self,
+        target: Target,
+        tell: Callable[[TrainMetrics | Evaluation], object],
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> dict[str, Score]:
+        """Its last scores."""
+        from engine.model.corpus import Corpus
+        from engine.training import session
+
         events = session.train(
             target,
-            corpus,
-            options.output,
-            recipe,
-            settings,
-            cache_dir=options.cache,
-            eval_prompts=eval_prompts,
+            Corpus.open(self.corpora.folder),
+            self.output,
+            self.recipe,
+            self.settings,
+            cache_dir=self.cache_dir,
+            eval_prompts=self.corpora.eval_prompts,
         )
+        scores: dict[str, Score] = {}
+        with closing(events):
+            for event in events:
+                tell(event)
+                if isinstance(event, session.Evaluation):
+                    scores = event.scores
+                if cancelled():
+                    break
+        return scores
+
+
+def _train_here(
+    options: TrainOptions, drafters: Sequence[Drafter], target: Target, console: Console
+) -> dict[Path, dict[str, Score]]:
+    """One drafter after another, in this process."""
+    from playground.cli.tables import progress_bar
+
+    with progress_bar(console, "Writing the corpus", options.tokens) as bar:
+        said = drafters[0].corpora.grow(target, bar)
+    console.print(said)
+    scores = {}
+    for drafter in drafters:
+        if options.grid:
+            console.print(f"{drafter.output}", highlight=False)
         try:
-            with closing(events), progress_bar(console, f"Training {recipe.method}") as bar:
-                scores = _follow(events, console, bar)
+            with progress_bar(console, f"Training {drafter.recipe.method}") as bar:
+                tell = partial(_show, console=console, bar=bar)
+                scores[drafter.output] = drafter.train(target, tell)
         except KeyboardInterrupt:
             console.print("The same command goes on from here.")
             raise
-    typer.echo("\n".join(session.lines(scores)))
-    console.print(f"Weights and card: {options.output}")
+    return scores
+
+
+def _train_on(
+    workers: Workers, options: TrainOptions, drafters: Sequence[Drafter], console: Console
+) -> dict[Path, dict[str, Score]]:
+    """All drafters, each by whichever worker is free; folders are the workers' too."""
+    from playground.cli.options import until_interrupt
+    from playground.cli.tables import progress_bar
+
+    with progress_bar(console, "Writing the corpus", options.tokens) as bar:
+        console.print(workers.do(partial(_grow_at, corpora=drafters[0].corpora), tell=bar))
+    tasks = {str(one.output): partial(_train_at, drafter=one) for one in drafters}
+    share = dict.fromkeys(tasks, 0.0)
+    with until_interrupt() as stopped, progress_bar(console, "Training") as bar:
+
+        def heard(name: str, event: TrainMetrics) -> bool:
+            share[name] = event.step / event.num_steps
+            note = f"{Path(name).name}: {_note(event)}"
+            bar(sum(share.values()), total=len(tasks), note=note)
+            return True
+
+        found = workers.do_all(tasks, tell=heard, cancelled=stopped)
+    if stopped():
+        console.print("The same command goes on from here.")
+        raise KeyboardInterrupt
+    return {Path(name): scores for name, scores in found.items()}
+
+
+def _grow_at(desk: Desk, corpora: Corpora) -> str:
+    """The task of a worker: the corpus."""
+    return corpora.grow(desk.bench.target, desk.tell)
+
+
+def _train_at(desk: Desk, drafter: Drafter) -> dict[str, Score]:
+    """The task of a worker: one drafter."""
+    from engine.training.trainer import TrainMetrics
+
+    def tell(event: object) -> None:
+        if isinstance(event, TrainMetrics):
+            desk.tell(event)
+
+    return drafter.train(desk.bench.target, tell, desk.cancelled)
 
 
 def read_prompts(files: Sequence[Path]) -> list[GivenPrompt]:
@@ -118,25 +283,17 @@ def read_prompts(files: Sequence[Path]) -> list[GivenPrompt]:
     return [GivenPrompt(prompt.category, prompt.turns) for prompt in prompts]
 
 
-def _follow(
-    events: Iterator[TrainMetrics | Evaluation], console: Console, bar: Any
-) -> dict[str, Score]:
-    """Show what happens; returns the last scores."""
+def _show(event: TrainMetrics | Evaluation, console: Console, bar: Any) -> None:
+    """Show what happens."""
     from engine.training.session import Evaluation
 
-    scores: dict[str, Score] = {}
-    for event in events:
-        if isinstance(event, Evaluation):
-            scores = event.scores
-            overall = scores["overall"]
-            console.print(
-                f"Step {event.step}: MAT {overall.mat:.2f} over {overall.num_tokens} tokens"
-            )
-        else:
-            bar(event.step, total=event.num_steps, note=_note(event))
-            if not console.is_terminal:
-                console.print(f"{event.step}/{event.num_steps} {_note(event)}")
-    return scores
+    if isinstance(event, Evaluation):
+        overall = event.scores["overall"]
+        console.print(f"Step {event.step}: MAT {overall.mat:.2f} over {overall.num_tokens} tokens")
+        return
+    bar(event.step, total=event.num_steps, note=_note(event))
+    if not console.is_terminal:
+        console.print(f"{event.step}/{event.num_steps} {_note(event)}")
 
 
 def _note(metrics: TrainMetrics) -> str:

@@ -9,7 +9,14 @@ import pytest
 
 from tests.models import save_tiny
 
-KILLS = {"page": (1, 20), "generate": (2, 25), "bench": (2, 20), "sweep": (1, 15), "train": (2, 20)}
+KILLS = {
+    "page": (1, 20),
+    "generate": (2, 25),
+    "bench": (2, 20),
+    "sweep": (1, 15),
+    "train": (2, 20),
+    "ray": (2, 10),
+}
 """Kills of each action, in the short campaign and in the long one."""
 
 
