@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
+from engine.drafters.draft_by_text import TextDrafter
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.drafters.texts import BEYOND, ROWS, Reading, rank_of
 from engine.metrics import first_divergence
@@ -56,6 +57,7 @@ class DraftTargetConfig(MethodConfig):
     paper: ClassVar[str | None] = "2211.17192"
     main_settings: ClassVar[str] = "size max_draft_len confidence_threshold"
     size_settings: ClassVar[str] = "max_draft_len"
+    without_effect: ClassVar[Any] = (({"vocabulary": "text"}, "use_draft_probs"),)
 
     decoding_type: Literal["Draft_Target"] = "Draft_Target"
     speculative_model: str | None = Field(
@@ -86,11 +88,12 @@ class DraftTargetConfig(MethodConfig):
 
     draft_dtype: DraftDtype = "target"
     draft_device: DraftDevice = "target"
-    vocabulary: Literal["same", "intersection"] = Field(
+    vocabulary: Literal["same", "intersection", "text"] = Field(
         "same",
         title="Vocabulary of the draft model",
-        description="same = the target's, checked; intersection = another one: the draft model "
-        "says only tokens that both have (arXiv 2502.05202)",
+        description="same = the target's, checked; another one: intersection = the draft model "
+        "says only tokens that both have (arXiv 2502.05202); text = it says what it likes, and "
+        "its text is tokenized again",
     )
 
     @property
@@ -98,8 +101,11 @@ class DraftTargetConfig(MethodConfig):
         """A draft model of another vocabulary reads the text in its own tokens."""
         return self.vocabulary == "same"
 
-    def build(self, context: BuildContext) -> DraftTargetDrafter:
-        return DraftTargetDrafter(self, context)
+    def build(self, context: BuildContext) -> Drafter:
+        if self.vocabulary != "text":
+            return DraftTargetDrafter(self, context)
+        model = load_draft_model(self, context)
+        return TextDrafter(context.target, model, self.max_draft_len, self.confidence_threshold)
 
     def draft_shape(self) -> DraftShape:
         return DraftShape((1,) * self.max_draft_len, self.max_draft_len, self.max_draft_len)

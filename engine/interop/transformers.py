@@ -29,12 +29,14 @@ from engine.interop.handoff import File, ReadYaml
 NEW = (5, 15)
 """First release known to have MTP and DFlash."""
 ASSISTANT = "assistant_model"
+TOKENIZER = "assistant_tokenizer"
+"""Its own, where it has another vocabulary."""
 DRAFTING = ("num_assistant_tokens", "assistant_confidence")
 """How fields of the assistant's generation config begin."""
 KNOWN = frozenset(
     "assistant_model prompt_lookup_num_tokens max_matching_ngram_size use_mtp speculation_type "
     "num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold "
-    "is_assistant assistant_lookbehind target_lookbehind "
+    "is_assistant assistant_lookbehind target_lookbehind assistant_tokenizer "
     # what is generated, whoever drafts
     "bad_words_ids begin_suppress_tokens bos_token_id cache_config cache_implementation "
     "compile_config constraints continuous_batching_config decoder_start_token_id "
@@ -56,10 +58,6 @@ KNOWN = frozenset(
 REFUSES = {
     "assistant_early_exit": Refusal("the target's own lower layers draft (LayerSkip)"),
     "assistant_ensemble_weight": Refusal("the assistant has a say in what is drawn"),
-    "assistant_tokenizer": Refusal(
-        "the assistant has another vocabulary and hands over text; here it shares tokens "
-        "(Draft_Target, vocabulary=intersection)"
-    ),
     "custom_generate": Refusal("a decoding loop of your own decides"),
 }
 MTP = Method(
@@ -94,6 +92,23 @@ NGRAM = Method(
     ),
     fixed={"lookup": "transformers"},
 )
+
+
+def _write_draft_model(writer: Writer, values: Values) -> None:
+    """Another vocabulary; without do_sample transformers hands over text."""
+    if writer.config.vocabulary == "text":
+        writer.take("vocabulary")
+        values[TOKENIZER] = writer.model()
+        writer.notes.append("When sampling (do_sample), transformers drafts by shared tokens.")
+
+
+def _read_draft_model(reader: Reader) -> None:
+    if reader.find(TOKENIZER):
+        sampled = reader.values.get("do_sample") is True
+        reader.settings["vocabulary"] = "intersection" if sampled else "text"
+        reader.used.add(TOKENIZER)
+
+
 DRAFT_MODEL = Method(
     "Draft_Target",
     "",
@@ -125,6 +140,9 @@ DRAFT_MODEL = Method(
             lambda config: not config.use_draft_probs,
         ),
     ),
+    takes=(TOKENIZER,),
+    write=_write_draft_model,
+    read=_read_draft_model,
 )
 DFLASH = Method(
     "DFlash",
@@ -147,7 +165,10 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
         lines.append(f'assistant = AutoModelForCausalLM.from_pretrained({model!r}, dtype="auto")')
         arguments.append("assistant_model=assistant")
     for key, value in values.items():
-        if key.startswith(DRAFTING):
+        if key == TOKENIZER:
+            lines.append(f"{TOKENIZER} = AutoTokenizer.from_pretrained({value!r})")
+            arguments += ["tokenizer=tokenizer", f"{TOKENIZER}={TOKENIZER}"]
+        elif key.startswith(DRAFTING):
             lines.append(f"assistant.generation_config.{key} = {value!r}")
         else:
             arguments.append(f"{key}={value!r}")

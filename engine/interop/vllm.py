@@ -157,9 +157,16 @@ METHODS = (
             Field(
                 "vocabulary",
                 "use_heterogeneous_vocab",
-                out=lambda kind: kind == "intersection" or None,
+                out=lambda kind: kind != "same" or None,
                 back=lambda on: "intersection" if on else "same",
                 kind=bool,
+                since=(0, 32),
+            ),
+            Loss(
+                "",
+                "vocabulary=text becomes use_heterogeneous_vocab: in vLLM the draft model says "
+                "only tokens that both have; acceptance may fall.",
+                lambda config: config.vocabulary == "text",
                 since=(0, 32),
             ),
             _sampled("draft_sample_method", "probabilistic", since=(0, 22)),

@@ -114,6 +114,67 @@ class StopStrings:
         return None
 
 
+class Retokenizer:
+    """Tokens of one model as another's: the same text, and special tokens that both have.
+
+    Special tokens, of a chat's template, are no text; those that the other lacks are left out.
+
+    Attributes:
+        special: the first model's special tokens.
+    """
+
+    def __init__(self, source: Target, goal: Target) -> None:
+        """Raises VocabularyError: a model has no tokenizer."""
+        if source.tokenizer is None or goal.tokenizer is None:
+            raise VocabularyError(
+                f"{source.name} and {goal.name} need a tokenizer each to hand over text. Choose "
+                "other models."
+            )
+        self._source, self._goal, self._num_ids = source.tokenizer, goal.tokenizer, goal.vocab_size
+        known, own = self._goal.get_vocab(), self._source.all_special_ids
+        self.special = frozenset(own)
+        names = zip(own, self._source.convert_ids_to_tokens(own), strict=True)
+        same = {token: known[name] for token, name in names if name in known}
+        self._same = {token: other for token, other in same.items() if other < self._num_ids}
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What tokens of the first model say; one that ends in a character's middle as U+FFFD."""
+        text = self._source.decode(list(token_ids), clean_up_tokenization_spaces=False)
+        assert isinstance(text, str)
+        return text
+
+    def __call__(self, token_ids: Sequence[int]) -> list[int]:
+        found: list[int] = []
+        for special, run in groupby(token_ids, key=self.special.__contains__):
+            if special:
+                found += [self._same[token] for token in run if token in self._same]
+            else:
+                found += self._encoded(self.text(list(run)))
+        return found
+
+    def continued(
+        self, before: Sequence[int], written: Sequence[int], context: Sequence[int]
+    ) -> list[int]:
+        """New text in the goal's tokens, as they would have come out behind `context`.
+
+        Args:
+            before: tokens that `written` follows; a space may only show behind another token.
+            context: the same text's last tokens in the goal's vocabulary.
+        """
+        start = len(self.text(before))
+        new = self.text([*before, *written])[start:].partition(REPLACEMENT)[0]
+        whole = str(self._goal.decode(list(context), clean_up_tokenization_spaces=False))
+        joined = self._encoded(whole + new)
+        if joined[: len(context)] == list(context):
+            return joined[len(context) :]
+        # The text's last token would have been a longer one; what is committed stays.
+        return self._encoded(new)
+
+    def _encoded(self, text: str) -> list[int]:
+        ids = self._goal(text, add_special_tokens=False)["input_ids"] if text else []
+        return [token for token in ids if token < self._num_ids]
+
+
 class SharedTokens:
     """Tokens that two vocabularies have in common by their text, and any text in the other's ids.
 
@@ -133,13 +194,11 @@ class SharedTokens:
                 f"{drafter.name} can draft for {target.name} by shared tokens only if both have a "
                 "tokenizer. Choose other models."
             )
-        self._source, self._goal = target.tokenizer, drafter.tokenizer
-        ours, sign = self._source.get_vocab(), _space_sign(self._source)
-        goal_sign = _space_sign(self._goal)
-        self._num_ids = drafter.vocab_size
-        self._special = frozenset(self._source.all_special_ids)
+        self._retokenize = Retokenizer(target, drafter)
+        ours, sign = target.tokenizer.get_vocab(), _space_sign(target.tokenizer)
+        goal_sign = _space_sign(drafter.tokenizer)
         self._their_id: dict[int, int] = {}
-        for token, their_id in self._goal.get_vocab().items():
+        for token, their_id in drafter.tokenizer.get_vocab().items():
             same = sign + token[1:] if sign and goal_sign and token[:1] == goal_sign else token
             our_id = ours.get(same)
             if our_id is not None and our_id < target.vocab_size and their_id < drafter.vocab_size:
@@ -152,20 +211,10 @@ class SharedTokens:
         self.theirs = torch.tensor(list(self._their_id.values()), device=drafter.device)
 
     def translate(self, token_ids: Sequence[int]) -> list[int]:
-        """A text in the drafter's ids; a single shared token is the same token there.
-
-        Special tokens, of a chat's template, are no text: those that both have stay.
-        """
+        """A text in the drafter's ids; a single shared token is the same token there."""
         if len(token_ids) == 1 and token_ids[0] in self._their_id:
             return [self._their_id[token_ids[0]]]
-        found: list[int] = []
-        for special, run in groupby(token_ids, key=self._special.__contains__):
-            if special:
-                found += [self._their_id[token] for token in run if token in self._their_id]
-            else:
-                text = self._source.decode(list(run))
-                found += self._goal(text, add_special_tokens=False)["input_ids"]
-        return [token for token in found if token < self._num_ids]
+        return self._retokenize(token_ids)
 
 
 def _space_sign(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -183,8 +183,6 @@ def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
          "no setting medusa_choise (did you mean medusa_choices?)"),
         ("llamacpp", "-md d.gguf --spec-draft-n-min 2", "drafts that are shorter"),
         ("llamacpp", "-md d.gguf --spec-draft-nmax 2", "did you mean --spec-draft-n-max?"),
-        ("transformers", "model.generate(assistant_model=a, assistant_tokenizer=t)",
-         "another vocabulary"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_one_sentence(engine: str, text: str, words: str) -> None:
