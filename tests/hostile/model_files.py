@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.drafters.heads.dflash import DFlashModel
+from engine.drafters.blocks.dflash import DFlashModel
 from engine.drafters.heads.layer import HeadSpec
 from engine.model.target import Target
 from tests.engine.cpu.tiny_gguf import write_gguf

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from engine.drafters.block import BlockMethod
+from engine.drafters.blocks.base import BlockMethod
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.errors import ConfigError
 from engine.proposal import Proposal

@@ -12,8 +12,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
+from engine.drafters.blocks.dflash import DFlashConfig
 from engine.drafters.combined import CombinedConfig
-from engine.drafters.heads.dflash import DFlashConfig
 from engine.errors import ConfigError, DrafterError, SourceError
 from engine.model.target import Target
 from tests.engine.drafters import judges

@@ -15,9 +15,9 @@ from torch import nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
+from engine.drafters.blocks.p_eagle import ParallelEagleConfig
 from engine.drafters.combined import CombinedConfig
 from engine.drafters.eagle.methods import Eagle3Config
-from engine.drafters.eagle.parallel import ParallelEagleConfig
 from engine.errors import DrafterError
 from engine.model.target import Target
 from tests.engine.drafters import judges

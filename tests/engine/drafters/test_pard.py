@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from engine.config import Limits
+from engine.drafters.blocks.pard import PardConfig, PardDrafter, comb
 from engine.drafters.combined import CombinedConfig
-from engine.drafters.pard import PardConfig, PardDrafter, comb
 from engine.drafters.texts import BEYOND, Reading, Text, rank_of
 from engine.errors import ConfigError, DrafterError
 from engine.model.target import Target

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from engine.drafters.base import BuildContext, Start, root_only
-from engine.drafters.block import BlockMethod
+from engine.drafters.blocks.base import BlockMethod
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.features import FeatureDrafter
 from engine.drafters.heads.layer import HeadCache, HeadLayer, HeadSpec

@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from engine.drafters.base import BuildContext, Drafter, Start, root_only
-from engine.drafters.block import BlockMethod
+from engine.drafters.blocks.base import BlockMethod
 from engine.drafters.draft_target import DraftDevice, DraftDtype, load_draft_model
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.drafters.method import DraftShape

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from engine.drafters.base import BuildContext, Start, root_only
-from engine.drafters.block import BlockMethod
+from engine.drafters.blocks.base import BlockMethod
 from engine.drafters.eagle.checkpoint import load_parallel, remarks
 from engine.drafters.eagle.methods import CapturedLayers
 from engine.drafters.eagle.parallel_head import ParallelHead

@@ -1,0 +1,1 @@
+"""Methods whose drafter fills a whole block of places in one forward."""
