@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from storage import owner
 from storage.database import Database
-from storage.query import conditions, ids_statement, order_of, read_summaries, summaries
+from storage.query import conditions, exists, ids_statement, order_of, read_summaries, summaries
 from storage.records import (
     Artifact,
     Benchmark,
@@ -49,8 +49,8 @@ class Benchmarks:
         """Write down a benchmark that is about to start; returns its id."""
         benchmark_id = new_id()
         new = benchmarks.insert().values(id=benchmark_id, owner=self._owner, name=name, plan=plan)
-        with self._database.transaction() as connection:
-            connection.execute(new)
+        here = benchmarks.c.id == benchmark_id
+        self._database.persist(lambda c: c.execute(new), lambda c: exists(c, here))
         self.begun.add(benchmark_id)
         return benchmark_id
 
@@ -66,9 +66,12 @@ class Benchmarks:
             UnknownBenchmarkError: no such benchmark.
         """
         values = {"status": status, "summary": summary, "finished_at": owner.now()}
-        with self._database.transaction() as connection:
+
+        def write(connection: sa.Connection) -> None:
             _row(connection, benchmark_id)
             connection.execute(_update(benchmark_id, values))
+
+        self._database.persist(write)
         self.begun.discard(benchmark_id)
 
     def resume(self, benchmark_id: str) -> Benchmark:
@@ -81,7 +84,7 @@ class Benchmarks:
         now = owner.now()
         mine = {"status": "running", "owner": self._owner, "heartbeat_at": now, "finished_at": None}
         with self._database.transaction() as connection:
-            row = _row(connection, benchmark_id)
+            row = _row(connection, benchmark_id, claim=True)
             alive = owner.is_alive(row.owner, _last_sign(connection, row), now)
             if row.status == "running" and row.owner != self._owner and alive:
                 raise StorageError(
@@ -119,8 +122,10 @@ def _of(benchmark_id: str) -> sa.Select[Any]:
     return sa.select(benchmarks).where(benchmarks.c.id == benchmark_id)
 
 
-def _row(connection: sa.Connection, benchmark_id: str) -> sa.Row[Any]:
-    row = connection.execute(_of(benchmark_id)).one_or_none()
+def _row(connection: sa.Connection, benchmark_id: str, *, claim: bool = False) -> sa.Row[Any]:
+    """Its row; with `claim` no other process claims it before this transaction ends."""
+    wanted = _of(benchmark_id).with_for_update() if claim else _of(benchmark_id)
+    row = connection.execute(wanted).one_or_none()
     if row is None:
         raise UnknownBenchmarkError(f"No benchmark {benchmark_id!r:.80} is in the log.")
     return row

@@ -1,32 +1,41 @@
-"""Opens the database: engine, pragmas, migrations, one transaction scope."""
+"""Opens the database: engine, migrations, one transaction scope, patience with a lost server."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Lock, RLock
-from typing import Any
 
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy.pool import StaticPool
 
 from storage.dialects import (
     MAX_READING_S,
+    engine_options,
     foreign_keys_off,
     in_memory,
+    is_lost,
     prepare,
     refuse_once_removed,
+    shown,
+    take_turn,
+    timed_out,
 )
-from storage.records import SchemaError, StorageError
+from storage.records import OutOfReachError, SchemaError, StorageError
 from storage.schema import metadata
 
 MIGRATIONS = Path(__file__).parent / "migrations"
+POSTGRESQL = "postgresql+psycopg"
+INSTALL = "Install it: pip install 'speculative-decoding-playground[postgres]'."
+PATIENCE_S = 120.0
+"""So long is a lost server waited for before what was to be written is given up."""
+RETRY_S = 0.5
 _MIGRATING = Lock()
 """Alembic keeps its context in module globals: one migration at a time per process."""
 
@@ -37,6 +46,7 @@ class Database:
     def __init__(self, url: str | None) -> None:
         self.url = _url(url)
         self.engine = _engine(self.url)
+        self._lost_at: float | None = None
         # The threads of an in-memory log share one connection, and so one transaction.
         self._turn = RLock() if in_memory(self.url) else nullcontext()
         with ExitStack() as undo:
@@ -59,13 +69,49 @@ class Database:
             with connection.begin():
                 yield connection
 
+    @property
+    def out_of_reach(self) -> bool:
+        """Whether something waits for a lost server to come back."""
+        return self._lost_at is not None
+
+    def persist(
+        self,
+        write: Callable[[sa.Connection], object],
+        written: Callable[[sa.Connection], bool] = lambda connection: False,
+    ) -> None:
+        """Write in one transaction; a server that went away is waited for, and it is written again.
+
+        Args:
+            written: whether an earlier try arrived although its answer was lost; may be left out
+                where writing twice is writing once.
+
+        Raises:
+            OutOfReachError: it did not come back in time; then nobody waits for it any more, until
+                something could be written again.
+            StorageError: the database refused.
+        """
+        again = False
+        while True:
+            try:
+                with self.transaction() as connection:
+                    if not (again and written(connection)):
+                        write(connection)
+                self._lost_at = None
+                return
+            except OutOfReachError:
+                self._lost_at = self._lost_at or time.monotonic()
+                if time.monotonic() - self._lost_at > PATIENCE_S:
+                    raise
+            again = True
+            time.sleep(RETRY_S)
+
     @contextmanager
     def _connection(self) -> Iterator[sa.Connection]:
         try:
             with self._turn, self.engine.connect() as connection:
                 yield connection
         except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
-            raise StorageError(self._sentence(error)) from error
+            raise self._error(error) from error
         except UnicodeEncodeError as error:
             raise StorageError("A name must be text, got half a surrogate pair.") from error
 
@@ -76,6 +122,7 @@ class Database:
         known = sorted(script.revision for script in scripts)
         with _MIGRATING, self._connection() as connection:
             with foreign_keys_off(connection), connection.begin():
+                take_turn(connection, "migration")
                 config.attributes["connection"] = connection
                 if self._is_new(connection, known):
                     metadata.create_all(connection)
@@ -89,7 +136,7 @@ class Database:
         Raises:
             SchemaError: it is no run log, or its schema is newer than this program or unreleased.
         """
-        where = self.url.render_as_string()
+        where = shown(self.url)
         current = MigrationContext.configure(connection).get_current_revision()
         if current is None and sa.inspect(connection).get_table_names():
             raise SchemaError(
@@ -106,13 +153,17 @@ class Database:
             )
         return current is None
 
-    def _sentence(self, error: sa.exc.SQLAlchemyError) -> str:
+    def _error(self, error: sa.exc.SQLAlchemyError) -> StorageError:
         reason = next(iter(str(getattr(error, "orig", None) or error).strip().splitlines()), "")
-        where = self.url.render_as_string()
-        if reason == "interrupted":
-            return f"The run log {where} did not answer within {MAX_READING_S:g} s. Ask for less."
-        return (
-            f"The run log {where} cannot be used: {reason}. Check the file, or give another --db."
+        where = f"The run log {shown(self.url)}"
+        if timed_out(error):
+            return StorageError(f"{where} did not answer within {MAX_READING_S:g} s. Ask for less.")
+        if is_lost(error):
+            remedy = "Check that its server is running and lets this machine in."
+            return OutOfReachError(f"{where} is out of reach: {reason}. {remedy}")
+        what = "file" if self.url.get_backend_name() == "sqlite" else "server"
+        return StorageError(
+            f"{where} cannot be used: {reason}. Check the {what}, or give another --db."
         )
 
     def close(self) -> None:
@@ -123,22 +174,26 @@ def _url(url: str | None) -> sa.URL:
     """The database's URL; a plain path is a SQLite file, None is in memory."""
     if url is None:
         return sa.URL.create("sqlite")
-    if "://" in url:
-        try:
-            return sa.make_url(url)
-        except sa.exc.ArgumentError as error:
-            raise StorageError(f"{url!r} is no database URL, such as sqlite:///runs.db.") from error
-    return sa.URL.create("sqlite", database=str(Path(url).expanduser().absolute()))
+    if "://" not in url:
+        return sa.URL.create("sqlite", database=str(Path(url).expanduser().absolute()))
+    try:
+        made = sa.make_url(url)
+    except (sa.exc.ArgumentError, ValueError) as error:  # never printed: it may hold a password
+        raise StorageError(
+            "--db is no database URL. Write one such as sqlite:///runs.db or "
+            "postgresql+psycopg://user@host/runs."
+        ) from error
+    if made.drivername in ("postgres", "postgresql"):
+        return made.set(drivername=POSTGRESQL)
+    return made
 
 
 def _engine(url: sa.URL) -> sa.Engine:
-    options: dict[str, Any] = {}
-    if in_memory(url):
-        options = {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
     try:
-        engine = sa.create_engine(url, **options)
+        engine = sa.create_engine(url, **engine_options(url))
     except (sa.exc.ArgumentError, ImportError) as error:
-        raise StorageError(f"No driver for {url.drivername}: {error}.") from error
+        remedy = f" {INSTALL}" if url.drivername == POSTGRESQL else ""
+        raise StorageError(f"No driver for {url.drivername}: {error}.{remedy}") from error
     is_file = url.get_backend_name() == "sqlite" and not in_memory(url)
     if is_file and "uri" not in url.query:  # else the name is no path
         file = Path(str(url.database))

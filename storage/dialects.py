@@ -1,4 +1,4 @@
-"""What databases differ in: texts and floats they refuse, hints, and how SQLite is set up."""
+"""What databases differ in: texts and floats they refuse, hints, how each is set up and fails."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.pool import StaticPool
 
 from storage.records import StorageError
 
@@ -19,7 +20,10 @@ BUSY_TIMEOUT_MS = 15_000
 MAX_READING_S = 10.0
 INSTRUCTIONS = 50_000
 """Of SQLite's machine, between two looks at the clock: about a millisecond."""
+LOST_AFTER_S = 30
+"""A server that is silent for so long is out of reach."""
 _REFUSED = re.compile("[\\x00\ud800-\udfff]|\\\\(?=u[0-9a-f]{4})")
+_REFUSED_NAME = re.compile("\\x00|\\\\(?=u[0-9a-f]{4})")
 _ESCAPE = re.compile(r"\\u(?!d[89a-f])([0-9a-f]{4})")
 _PAIR = r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _LONE = re.compile(rf"{_PAIR}|\\(u[dD][89a-fA-F][0-9a-fA-F]{{2}})|\\.")
@@ -35,24 +39,51 @@ def readable(json_text: str) -> str:
     return _LONE.sub(lambda found: f"\\\\{found[1]}" if found[1] else found[0], json_text)
 
 
-class AnyText(sa.types.TypeDecorator[str]):
+class _ByCodePoint(sa.types.TypeDecorator[str]):
+    """Texts that PostgreSQL sorts as SQLite does, whatever the server's language; of any length."""
+
+    impl: Any = sa.Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: sa.Dialect) -> Any:
+        return sa.Text(collation="C") if dialect.name == "postgresql" else self.impl_instance
+
+
+class AnyText(_ByCodePoint):
     """Text with NULs or lone surrogates in it; those are stored as \\u and four digits.
 
     A lone surrogate is read as these six characters: no answer and no terminal can carry it.
     """
 
-    impl = sa.Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
-        if value is None:
-            return None
-        return _REFUSED.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
+        return None if value is None else _escaped(_REFUSED, value)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> str | None:
-        if value is None:
-            return None
-        return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), value)
+        return None if value is None else _unescaped(value)
+
+
+class Name(_ByCodePoint):
+    """A short text that is filtered and sorted by; the NUL that PostgreSQL refuses is escaped."""
+
+    impl = sa.String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
+        plain = value is None or dialect.name == "sqlite"
+        return value if plain else _escaped(_REFUSED_NAME, str(value))
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> str | None:
+        return value if value is None or dialect.name == "sqlite" else _unescaped(value)
+
+
+def _escaped(refused: re.Pattern[str], value: str) -> str:
+    return refused.sub(lambda found: f"\\u{ord(found[0]):04x}", value)
+
+
+def _unescaped(value: str) -> str:
+    return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), value)
 
 
 class Real(sa.Float[float]):
@@ -96,11 +127,80 @@ def in_memory(url: sa.URL) -> bool:
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
+def shown(url: sa.URL) -> str:
+    """The URL without its passwords, for people to see."""
+    secret = [name for name in url.query if "password" in name]
+    return url.difference_update_query(secret).render_as_string()
+
+
+def engine_options(url: sa.URL) -> dict[str, Any]:
+    """What `create_engine` is told of a database; what the URL says itself comes first."""
+    if in_memory(url):
+        return {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
+    if url.get_backend_name() != "postgresql":
+        return {}
+    waits = {
+        "connect_timeout": LOST_AFTER_S // 3,
+        "keepalives_idle": LOST_AFTER_S // 3,
+        "keepalives_interval": LOST_AFTER_S // 6,
+        "keepalives_count": 4,
+        "tcp_user_timeout": 1000 * LOST_AFTER_S,
+        "application_name": "speculative-decoding-playground",
+    }
+    told = {name: value for name, value in waits.items() if name not in url.query}
+    return {"pool_pre_ping": True, "connect_args": told}
+
+
+def is_lost(error: sa.exc.SQLAlchemyError) -> bool:
+    """Whether a server went away or cannot be reached, rather than refused something."""
+    if not isinstance(error, sa.exc.OperationalError):
+        return isinstance(error, sa.exc.DBAPIError) and error.connection_invalidated
+    # What a server refuses carries its code; a file's errors have no such thing as a code.
+    code = getattr(error.orig, "sqlstate", "")
+    return error.connection_invalidated or code is None or code.startswith(("08", "57P"))
+
+
+def timed_out(error: sa.exc.SQLAlchemyError) -> bool:
+    """Whether reading was cut off at its limit."""
+    orig = getattr(error, "orig", None)
+    return str(orig) == "interrupted" or getattr(orig, "sqlstate", None) == "57014"
+
+
 def prepare(engine: sa.Engine) -> None:
-    """Set SQLite up: a write-ahead log, and transactions that queue for writing."""
-    if engine.dialect.name == "sqlite":
-        sa.event.listen(engine, "connect", _prepare_sqlite)
-        sa.event.listen(engine, "begin", _begin_sqlite)
+    """Set a database up: reading has a time limit and one view, writers wait for each other.
+
+    SQLite gets a write-ahead log, and transactions that queue for writing.
+    """
+    hooks: dict[str, tuple[Callable[..., None], Callable[..., None]]] = {
+        "sqlite": (_prepare_sqlite, _begin_sqlite),
+        "postgresql": (_prepare_postgresql, _begin_postgresql),
+    }
+    if engine.dialect.name in hooks:
+        connect, begin = hooks[engine.dialect.name]
+        sa.event.listen(engine, "connect", connect)
+        sa.event.listen(engine, "begin", begin)
+
+
+def take_turn(connection: sa.Connection, what: str) -> None:
+    """Until the transaction's end no other one that takes this turn goes on; SQLite's queue."""
+    if connection.dialect.name == "postgresql":
+        key = sa.func.hashtext(f"speculative-decoding-playground {what}")
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
+
+
+def _prepare_postgresql(connection: Any, record: Any) -> None:
+    """Compiling a query takes longer than any of ours, and nobody waits for a lock for ever."""
+    connection.execute(f"SET jit = off; SET lock_timeout = {BUSY_TIMEOUT_MS}")
+    connection.commit()
+
+
+def _begin_postgresql(connection: sa.Connection) -> None:
+    """Readers see one moment, as SQLite's do."""
+    if connection.get_execution_options().get("reading"):
+        connection.exec_driver_sql(
+            "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY; "
+            f"SET LOCAL statement_timeout = {int(1000 * MAX_READING_S)}"
+        )
 
 
 def _prepare_sqlite(connection: Any, record: Any) -> None:

@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from storage import owner, writing
 from storage.benchmarks import Artifacts, Benchmarks, Experiments
 from storage.database import Database
-from storage.query import RunReader
+from storage.dialects import take_turn
+from storage.query import RunReader, exists
 from storage.records import (
     Arrival,
     LogWatcher,
@@ -20,7 +21,7 @@ from storage.records import (
     StoredRun,
     UnknownRunError,
 )
-from storage.schema import benchmarks, new_id, run_details, runs, tags
+from storage.schema import benchmarks, new_id, run_details, runs, steps, tags
 
 MAX_NAME_CHARS = 255
 MAX_NOTE_CHARS = 20_000
@@ -29,15 +30,16 @@ MAX_NOTE_CHARS = 20_000
 class RunLog(RunReader):
     """All runs in one database; safe to use from several threads and processes.
 
-    One thread at a time writes a run. Reading never waits for writing (SQLite's write-ahead log).
+    One thread at a time writes a run. Reading never waits for writing. A server that goes away is
+    waited for by `begin`, `add_prefill`, `add_steps` and `finish`.
     """
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._owner = owner.this_process()
         self._begun: set[str] = set()
-        self._ending: set[str] = set()
-        """Begun here and over, but the log does not say so: it could not be written."""
+        self._ending: dict[str, str | None] = {}
+        """Begun here and over, but the log does not say so: it could not be written; and why."""
         self.artifacts = Artifacts(database)
         self.benchmarks = Benchmarks(database, self._owner)
         self.experiments = Experiments(database)
@@ -64,6 +66,11 @@ class RunLog(RunReader):
     def url(self) -> sa.URL:
         """Where the log is; what belongs beside it goes there too."""
         return self._database.url
+
+    @property
+    def out_of_reach(self) -> bool:
+        """Whether something waits to be written until the database's server is back."""
+        return self._database.out_of_reach
 
     def __enter__(self) -> Self:
         return self
@@ -93,10 +100,18 @@ class RunLog(RunReader):
             decoding_type=str(new.method["decoding_type"]),
             num_prompt_tokens=len(new.prompt_ids),
         )
-        with self._database.transaction() as connection:
-            owner.interrupt(connection, runs, over := tuple(self._ending))
+        over = tuple(self._ending)
+
+        def write(connection: sa.Connection) -> None:
+            owner.interrupt(connection, runs, over)
+            for ended, why in self._ending.items():
+                known = run_details.update().where(run_details.c.run_id == ended)
+                connection.execute(known.values(error=why))
             writing.insert(connection, [new], [rows])
-        self._ending.difference_update(over)
+
+        self._database.persist(write, lambda connection: exists(connection, runs.c.id == run_id))
+        for ended in over:
+            del self._ending[ended]
         self._begun.difference_update(over)
         self._begun.add(run_id)
         return run_id
@@ -105,16 +120,14 @@ class RunLog(RunReader):
         self, run_id: str, *, token_id: int, text: str, num_prompt_tokens: int, ttft_s: float
     ) -> None:
         """The first token is there."""
-        with self._database.transaction() as connection:
-            _change(
-                connection,
-                run_id,
-                num_prompt_tokens=num_prompt_tokens,
-                num_new_tokens=1,
-                ttft_s=ttft_s,
-                first_token_id=token_id,
-                first_text=text,
-            )
+        values = {
+            "num_prompt_tokens": num_prompt_tokens,
+            "num_new_tokens": 1,
+            "ttft_s": ttft_s,
+            "first_token_id": token_id,
+            "first_text": text,
+        }
+        self._database.persist(lambda connection: _change(connection, run_id, **values))
         for watcher in self.watchers:
             watcher.prefilled(num_prompt_tokens=num_prompt_tokens, ttft_s=ttft_s)
 
@@ -135,7 +148,8 @@ class RunLog(RunReader):
             "more_tokens": sum(step.num_committed for step in new),
             "at_s": new[-1].at_s,
         }
-        with self._database.transaction() as connection:
+
+        def write(connection: sa.Connection) -> None:
             if connection.execute(_COUNT_STEPS, counted).rowcount == 0:
                 raise _unknown(run_id)
             try:
@@ -145,6 +159,9 @@ class RunLog(RunReader):
                     f"A step of {new[0].index} to {new[-1].index} of run {run_id} is stored "
                     "already. Add each step once."
                 ) from error
+
+        first = (steps.c.run_id == run_id) & (steps.c.index == new[0].index)
+        self._database.persist(write, lambda connection: exists(connection, first))
         for watcher in self.watchers:
             watcher.stepped(new)
 
@@ -160,24 +177,22 @@ class RunLog(RunReader):
         error: str | None = None,
     ) -> None:
         """The run is over. If that cannot be written, it is `interrupted` as soon as it can be."""
-        self._ending.add(run_id)
+        self._ending[run_id] = error
         figures = writing.figures_of(metrics)
         if output_ids or not figures:  # another engine's answer has text and figures only
             figures["num_new_tokens"] = len(output_ids)
-        with self._database.transaction() as connection:
-            _change(
-                connection,
-                run_id,
-                status=status,
-                finish_reason=finish_reason,
-                output_ids=list(output_ids),
-                text=text,
-                metrics=metrics,
-                error=error,
-                **figures,
-            )
+        values = {
+            "status": status,
+            "finish_reason": finish_reason,
+            "output_ids": list(output_ids),
+            "text": text,
+            "metrics": metrics,
+            "error": error,
+            **figures,
+        }
+        self._database.persist(lambda connection: _change(connection, run_id, **values))
         self._begun.discard(run_id)
-        self._ending.discard(run_id)
+        del self._ending[run_id]
         for watcher in self.watchers:
             watcher.finished(reason=finish_reason, metrics=metrics)
 
@@ -242,6 +257,7 @@ class RunLog(RunReader):
             StorageError: a value that the log cannot hold.
         """
         with self._database.transaction() as connection:
+            take_turn(connection, "import")  # what one of them adds, the next one knows
             return writing.write_whole(connection, new)
 
 

@@ -276,6 +276,11 @@ def _spread(row: sa.Row[Any], name: str) -> Spread | None:
     return Spread(total / num, None if variance is None else math.sqrt(variance), num)
 
 
+def exists(connection: sa.Connection, condition: sa.ColumnElement[bool]) -> bool:
+    """Whether there is a row that meets the condition."""
+    return bool(connection.scalar(sa.select(sa.exists().where(condition))))
+
+
 class RunReader:
     """Everything that is read of the runs in a database."""
 

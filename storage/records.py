@@ -12,6 +12,10 @@ class StorageError(Exception):
     """The run log cannot be read or written; the message says why and what to do."""
 
 
+class OutOfReachError(StorageError):
+    """The database's server is out of reach; it may be back in a moment."""
+
+
 class SchemaError(StorageError):
     """The database was written by a newer program, or is no run log."""
 

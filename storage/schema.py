@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Boolean, Column, DateTime, ForeignKey, Index, Integer, String, Table
 
-from storage.dialects import AnyText, Real, readable
+from storage.dialects import AnyText, Name, Real, readable
 from storage.owner import now
 from storage.records import StepRow, StorageError
 
@@ -152,16 +152,16 @@ runs = Table(  # narrow: what is filtered, sorted and grouped; the rest is in ru
     Column("owner", String(255), nullable=False),  # process that writes it; see storage.owner
     Column("heartbeat_at", DateTime, nullable=False, default=now),
     Column("status", String(16), nullable=False, default="running"),
-    Column("target", String(255), nullable=False),
-    Column("decoding_type", String(64), nullable=False),
-    Column("method_title", String(255), nullable=False),
+    Column("target", Name(255), nullable=False),
+    Column("decoding_type", Name(64), nullable=False),
+    Column("method_title", Name(255), nullable=False),
     Column("lossless", Boolean, nullable=False),
-    Column("dtype", String(32), nullable=False),
-    Column("device", String(64), nullable=False),
+    Column("dtype", Name(32), nullable=False),
+    Column("device", Name(64), nullable=False),
     Column("setup_id", String(32), nullable=False),
     Column("prompt_id", String(32), nullable=False),
-    Column("benchmark_id", String(32)),  # no foreign key: a run may be imported without it
-    Column("experiment", String(600)),  # kind:id, from benchmark_id or labels
+    Column("benchmark_id", Name(32)),  # no foreign key: a run may be imported without it
+    Column("experiment", Name(600)),  # kind:id, from benchmark_id or labels
     Column("num_prompt_tokens", Integer, nullable=False),
     Column("num_new_tokens", Integer, nullable=False, default=0),
     Column("num_steps", Integer, nullable=False, default=0),
@@ -177,8 +177,8 @@ runs = Table(  # narrow: what is filtered, sorted and grouped; the rest is in ru
     Column("verify_s", Real),
     Column("accept_s", Real),
     Column("other_s", Real),
-    Column("finish_reason", String(32)),
-    Column("name", String(255), nullable=False, default=""),
+    Column("finish_reason", Name(32)),
+    Column("name", Name(255), nullable=False, default=""),
     Column("deleted_at", DateTime),
     # A page in these orders is read from the index alone, however deep it lies.
     *(Index(None, name, "id", "deleted_at") for name in ORDERS),
@@ -223,7 +223,7 @@ prompt_texts = Table(  # each prompt once, folded for search: benchmarks repeat 
 titles = Table(  # names of targets and methods, folded for search
     "titles",
     metadata,
-    Column("title", String(255), primary_key=True),
+    Column("title", Name(255), primary_key=True),
     Column("folded", AnyText, nullable=False),
 )
 
@@ -247,7 +247,7 @@ tags = Table(
     "tags",
     metadata,
     Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
-    Column("tag", String(128), primary_key=True),
+    Column("tag", Name(128), primary_key=True),
     Index(None, "tag", "run_id"),
     sqlite_with_rowid=False,
 )
@@ -256,7 +256,7 @@ labels = Table(
     "labels",
     metadata,
     Column("run_id", ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True),
-    Column("key", String(64), primary_key=True),
+    Column("key", Name(64), primary_key=True),
     Column("value", AnyText, nullable=False),
     Index(None, "key", "value", "run_id"),
     sqlite_with_rowid=False,
@@ -281,7 +281,7 @@ artifacts = Table(
     "artifacts",
     metadata,
     Column("id", String(32), primary_key=True),
-    Column("kind", String(64), nullable=False),
+    Column("kind", Name(64), nullable=False),
     Column("key_digest", String(64), nullable=False),  # of key, which may be long
     Column("key", Json, nullable=False),
     Column("meta", Json, nullable=False),

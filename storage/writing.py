@@ -91,7 +91,7 @@ def insert(
 def _write_folded(connection: sa.Connection, key: sa.Column[str], texts: Mapping[str, str]) -> None:
     """Make texts findable by their keys; each is kept once."""
     here = set(connection.execute(sa.select(key).where(key.in_(list(texts)))).scalars())
-    for name, text in texts.items():
+    for name, text in sorted(texts.items()):  # all in one order: no two wait for each other
         if name in here:
             continue
         new = key.table.insert().values({key.name: name, "folded": fold(text)})

@@ -6,7 +6,11 @@ import os
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
+from collections.abc import Iterator
+
 import pytest
+
+from tests import postgres as postgresql
 
 SWITCHES = ("slow", "network", "browser", "gpu")
 
@@ -26,3 +30,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if switch in item.keywords:
                 item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[postgresql.Server]:
+    """A server for all tests; its database `empty_log` is there to be copied."""
+    if reason := postgresql.missing():
+        pytest.skip(reason)
+    with postgresql.server() as server:
+        server.make_template("empty_log")
+        yield server

@@ -31,6 +31,8 @@ from playground.host.request import GenerateRequest
 from storage import NewRun, RunLog, StepRow, StorageError
 
 BATCH_S = 0.05
+MAX_WAITING = 5000
+"""Steps held in memory while the log is out of reach; with trees of 64 nodes some 50 MB."""
 MAX_LABELS = 20_000
 """Token labels remembered within one run."""
 
@@ -65,8 +67,14 @@ class Recording:
         return self._run.log_id
 
     def put(self, record: Record) -> None:
-        """Hand over a record; never waits."""
+        """Hand over a record; never waits. Too many that wait for a lost log end the run."""
         self._inbox.put(record)
+        if not self._log.out_of_reach:
+            return
+        self._run.activity = "waiting for the run log, which is out of reach"
+        if self._inbox.qsize() > MAX_WAITING and self.fault is None:
+            sentence = f"The run log was out of reach for {MAX_WAITING} steps, so the run ended."
+            self.fault = Fault(sentence, expected=True)
 
     def stop(self, fault: Fault | None) -> None:
         """Wait for what was put, and write how the run ended.

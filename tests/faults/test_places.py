@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from playground.host import recording
 from playground.host.runner import EngineHost
 from storage import RunLog, owner
 from tests.faults.children import Child, command, command_with_room
@@ -16,6 +18,9 @@ from tests.faults.runs import check_run, opened
 from tests.playground.asks import finished, start
 from tests.playground.conftest import tiny_folder as tiny_folder
 from tests.playground.tiny import tiny_catalog
+from tests.postgres import Server
+from tests.storage.conftest import mortal as mortal
+from tests.storage.conftest import own as own
 
 KIB = 1 << 10
 
@@ -92,6 +97,39 @@ def host(tiny_folder: Path, tmp_path: Path) -> Any:
     host.close()
     if (tmp_path / "runs.db").exists():
         log.close()
+
+
+@pytest.mark.parametrize("room", [5000, 3])
+def test_a_run_goes_on_while_the_logs_server_is_away(
+    own: Server,
+    mortal: str,
+    tiny_folder: Path,
+    tmp_path: Path,
+    room: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recording, "MAX_WAITING", room)
+    log = RunLog.open(mortal)
+    host = EngineHost(log, tiny_catalog(tiny_folder), cache_dir=tmp_path / "cache", device="cpu")
+    run = start(host, settings={"delay_ms": "20"}, limits={"max_new_tokens": "200"})
+    while len(run.rows) < 3:
+        assert not run.over.is_set(), run.error
+    own.stop()
+    while not log.out_of_reach or room == 5000 and not run.activity.startswith("waiting for"):
+        assert not run.over.is_set(), run.error
+    shown = len(run.rows)
+    time.sleep(1)
+    assert len(run.rows) == shown, "nothing is shown that is not kept"
+    own.start()
+    finished(run)
+    stored = log.get(run.log_id or "")
+    assert stored is not None and len(log.steps(stored.id)) == stored.num_steps == len(run.rows)
+    if room == 3:
+        assert stored.status == "failed" and "out of reach for 3 steps" in (stored.error or "")
+    else:
+        assert stored.status == "completed" and len(stored.output_ids) == 200
+    host.close()
+    log.close()
 
 
 def test_clocks_that_jump_change_no_run_and_no_status(

@@ -1,21 +1,15 @@
-"""A run log per test, and runs to put into it.
-
-With POSTGRES_URL, the URL of a PostgreSQL server that may create databases, every test of a log
-runs there too: postgresql+psycopg://user@host:port/postgres
-"""
+"""A run log per test, in every database that it is kept in, and runs to put into it."""
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from storage import NewRun, RunLog, StepRow
+from tests.postgres import Server, missing, server
 
 
 @pytest.fixture
@@ -23,25 +17,30 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "deep" / "runs.sqlite3")
 
 
-POSTGRES_URL = os.environ.get("POSTGRES_URL")
-
-
-@pytest.fixture(params=["sqlite", "postgresql"] if POSTGRES_URL else ["sqlite"])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, path: str) -> Iterator[str]:
     """An empty database."""
     if request.param == "sqlite":
         yield path
         return
-    assert POSTGRES_URL is not None
-    server = sa.create_engine(POSTGRES_URL, isolation_level="AUTOCOMMIT")
-    name = f"runs_{secrets.token_hex(6)}"
-    with server.connect() as connection:
-        connection.execute(sa.text(f"CREATE DATABASE {name}"))
-    address = sa.make_url(POSTGRES_URL).set(database=name)
-    yield address.render_as_string(hide_password=False)
-    with server.connect() as connection:
-        connection.execute(sa.text(f"DROP DATABASE {name} WITH (FORCE)"))
-    server.dispose()
+    with request.getfixturevalue("postgres").database("empty_log") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def own() -> Iterator[Server]:
+    """A server that a test may stop, if it starts it again."""
+    if reason := missing():
+        pytest.skip(reason)
+    with server() as found:
+        found.make_template("empty_log")
+        yield found
+
+
+@pytest.fixture
+def mortal(own: Server) -> Iterator[str]:
+    with own.database("empty_log") as url:
+        yield url
 
 
 @pytest.fixture

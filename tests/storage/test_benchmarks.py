@@ -53,7 +53,7 @@ def test_labels_that_no_index_can_hold_are_refused(log: RunLog, labels: dict[str
     assert log.find().total == 0
 
 
-def test_a_benchmark_of_a_dead_process_is_interrupted_and_resumes(path: str) -> None:
+def test_a_benchmark_of_a_dead_process_is_interrupted_and_resumes(url: str) -> None:
     script = (
         "import os, sys\n"
         "from storage import RunLog\n"
@@ -61,13 +61,13 @@ def test_a_benchmark_of_a_dead_process_is_interrupted_and_resumes(path: str) -> 
         "print(log.benchmarks.begin('b', {'n': 1}), flush=True)\n"
         "os._exit(1)\n"
     )
-    run = subprocess.run([sys.executable, "-c", script, path], cwd=ROOT, capture_output=True)
+    run = subprocess.run([sys.executable, "-c", script, url], cwd=ROOT, capture_output=True)
     benchmark_id = run.stdout.decode().strip()
-    log = RunLog.open(path)
+    log = RunLog.open(url)
     left = log.benchmarks.get(benchmark_id)
     assert left is not None and left.status == "interrupted"
     assert log.benchmarks.resume(benchmark_id).status == "running"
-    other = RunLog.open(path)
+    other = RunLog.open(url)
     seen = other.benchmarks.get(benchmark_id)
     assert seen is not None and seen.status == "running", "its process lives"
     log.close()
@@ -76,7 +76,7 @@ def test_a_benchmark_of_a_dead_process_is_interrupted_and_resumes(path: str) -> 
     other.close()
 
 
-def test_a_benchmark_that_another_process_runs_is_not_taken_over(path: str) -> None:
+def test_a_benchmark_that_another_process_runs_is_not_taken_over(url: str) -> None:
     script = (
         "import sys, time\n"
         "from storage import RunLog\n"
@@ -84,11 +84,11 @@ def test_a_benchmark_that_another_process_runs_is_not_taken_over(path: str) -> N
         "print(log.benchmarks.begin('b', {}), flush=True)\n"
         "time.sleep(60)\n"
     )
-    command = [sys.executable, "-c", script, path]
+    command = [sys.executable, "-c", script, url]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         benchmark_id = process.stdout.readline().strip()
-        log = RunLog.open(path)
+        log = RunLog.open(url)
         with pytest.raises(StorageError, match="running in another process"):
             log.benchmarks.resume(benchmark_id)
         log.close()

@@ -79,7 +79,7 @@ def test_summary_follows_the_stream(log: RunLog) -> None:
     assert row.tok_s == pytest.approx(6 / (0.3 - 0.05))
 
 
-def test_killed_process_leaves_an_interrupted_run_with_its_steps(path: str) -> None:
+def test_killed_process_leaves_an_interrupted_run_with_its_steps(url: str) -> None:
     script = (
         "import sys, time\n"
         "from storage import RunLog\n"
@@ -91,17 +91,17 @@ def test_killed_process_leaves_an_interrupted_run_with_its_steps(path: str) -> N
         "print(run_id, flush=True)\n"
         "time.sleep(60)\n"
     )
-    command = [sys.executable, "-c", script, path]
+    command = [sys.executable, "-c", script, url]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         run_id = process.stdout.readline().strip()
-        alive = RunLog.open(path)
+        alive = RunLog.open(url)
         living = alive.get(run_id)
         assert living is not None and living.status == "running", "its process lives"
         alive.close()
         process.send_signal(signal.SIGKILL)
         process.wait()
-    log = RunLog.open(path)
+    log = RunLog.open(url)
     run = log.get(run_id)
     assert run is not None and run.status == "interrupted"
     assert run.text == "abdbd" and run.output_ids == (5, 6, 9, 6, 9)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,8 +70,18 @@ def test_threads_that_write_at_once_lose_nothing(url: str | None, path: str) -> 
     log.close()
 
 
-def test_processes_that_create_the_file_at_once_all_open_it(path: str) -> None:
-    command = [sys.executable, "-c", OPEN_AT, path, str(time.time() + 3)]
+@pytest.fixture(params=["sqlite", "postgresql"])
+def nothing(request: pytest.FixtureRequest, path: str) -> Iterator[str]:
+    """Where no database is yet, or one without any table."""
+    if request.param == "sqlite":
+        yield path
+        return
+    with request.getfixturevalue("postgres").database() as url:
+        yield url
+
+
+def test_processes_that_create_the_log_at_once_all_open_it(nothing: str) -> None:
+    command = [sys.executable, "-c", OPEN_AT, nothing, str(time.time() + 3)]
     started = [
         subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(3)
     ]
@@ -146,8 +156,8 @@ def test_killed_process_that_nobody_reaped_is_dead(path: str) -> None:
     assert run is not None and run.status == "interrupted"
 
 
-def test_closing_the_log_interrupts_the_runs_it_began(path: str) -> None:
-    first, second = RunLog.open(path), RunLog.open(path)
+def test_closing_the_log_interrupts_the_runs_it_began(url: str) -> None:
+    first, second = RunLog.open(url), RunLog.open(url)
     mine, done, theirs = first.begin(new_run()), finished_run(first), second.begin(new_run())
     first.close()
     found = {row.id: row.status for row in second.find().rows}

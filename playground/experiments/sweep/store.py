@@ -34,7 +34,7 @@ from playground.experiments.sweep.plan import SweepPlan
 from playground.experiments.sweep.trials import Trial, read_trials
 from storage import RunLog, StorageError
 from storage import owner as processes
-from storage.dialects import refuse_once_removed
+from storage.dialects import engine_options, refuse_once_removed, shown, take_turn
 
 Status = Literal["running", "completed", "stopped", "failed", "interrupted"]
 """`interrupted`: its process died. All but a running or completed one can be gone on with."""
@@ -282,7 +282,7 @@ def open_storage(log_url: sa.URL) -> BaseStorage:
             return _postgresql(log_url)
     except (sa.exc.SQLAlchemyError, RuntimeError, OSError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        where = log_url.render_as_string()
+        where = shown(log_url)
         raise StorageError(f"The sweeps beside {where} cannot be used: {reason}") from error
     raise StorageError(
         f"Sweeps are kept in SQLite or PostgreSQL, not in {backend}. Give another --db."
@@ -320,13 +320,17 @@ def _prepare_sqlite(connection: Any, record: Any) -> None:
 
 
 def _postgresql(log_url: sa.URL) -> RDBStorage:
-    engine = sa.create_engine(log_url)
+    options = engine_options(log_url)
+    engine = sa.create_engine(log_url, **options)
     try:
-        with engine.begin() as connection:
-            connection.execute(sa.schema.CreateSchema(SCHEMA, if_not_exists=True))
+        with engine.connect() as connection, connection.begin():
+            take_turn(connection, SCHEMA)  # of two that find no tables both would make them
+            with engine.begin() as other:
+                other.execute(sa.schema.CreateSchema(SCHEMA, if_not_exists=True))
+            options["connect_args"]["options"] = f"-csearch_path={SCHEMA}"
+            return _storage(log_url, options)
     finally:
         engine.dispose()
-    return _storage(log_url, {"connect_args": {"options": f"-csearch_path={SCHEMA}"}})
 
 
 def _storage(url: sa.URL, options: dict[str, Any]) -> RDBStorage:

@@ -1,0 +1,143 @@
+"""A PostgreSQL server of the tests' own: on a free port, in a private folder, gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from storage import RunLog
+
+FAST = {"fsync": "off", "full_page_writes": "off"}
+"""No test survives the machine's crash, so none waits for its disk."""
+WAIT_S = 60
+
+
+def programs() -> Path | None:
+    """The folder of `initdb` and `postgres`: on the path, or where Debian keeps them."""
+    found = shutil.which("initdb")
+    folders = [Path(found).resolve().parent] if found else []
+    folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((one for one in folders if (one / "postgres").exists()), None)
+
+
+def missing() -> str | None:
+    """Why no server can be started here."""
+    try:
+        import psycopg  # noqa: F401
+    except ImportError:
+        return "psycopg is not installed: pip install -e '.[test]'"
+    if programs() is None:
+        return "no PostgreSQL server here: apt-get install postgresql"
+    return None
+
+
+class Server:
+    """One cluster; trusts whoever reaches it, which is this machine alone.
+
+    Attributes:
+        folder: its data; the server itself writes `log` there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        programs_ = programs()
+        assert programs_ is not None
+        self.folder, self._programs = folder, programs_
+        self._process: subprocess.Popen[bytes] | None = None
+        self._user: str | None = None
+        if os.geteuid() == 0:  # the server refuses to run as root
+            self._user = "postgres" if _exists("postgres") else "nobody"
+            shutil.chown(folder, self._user)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = int(free.getsockname()[1])
+        options = ("-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
+        command = [self._programs / "initdb", "-D", folder / "data", *options]
+        subprocess.run(command, user=self._user, cwd=folder, check=True, capture_output=True)
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        settings = {"listen_addresses": "127.0.0.1", "port": self.port, **FAST}
+        settings["unix_socket_directories"] = str(self.folder)
+        options = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
+        command = [self._programs / "postgres", "-D", self.folder / "data", *options]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, user=self._user, cwd=self.folder, stdout=log, stderr=log
+            )
+        until = time.monotonic() + WAIT_S
+        engine = sa.create_engine(self.url("postgres"))
+        while True:
+            try:
+                engine.connect().close()
+                break
+            except sa.exc.OperationalError:
+                if self._process.poll() is not None or time.monotonic() > until:
+                    raise RuntimeError((self.folder / "log").read_text()) from None
+                time.sleep(0.05)
+        engine.dispose()
+
+    def stop(self) -> None:
+        """Stop it at once, as a lost server does: sessions are cut, nothing is said to them."""
+        if self._process is not None:
+            subprocess.run(
+                [self._programs / "pg_ctl", "stop", "-m", "immediate", "-D", self.folder / "data"],
+                user=self._user,
+                cwd=self.folder,
+                check=True,
+                capture_output=True,
+            )
+            self._process.wait()
+            self._process = None
+
+    def url(self, database: str) -> str:
+        return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{database}"
+
+    @contextmanager
+    def database(self, template: str = "template1") -> Iterator[str]:
+        """The URL of a new database, which is dropped at the end."""
+        name = f"runs_{secrets.token_hex(6)}"
+        self._run(f"CREATE DATABASE {name} TEMPLATE {template}")
+        yield self.url(name)
+        self._run(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def make_template(self, name: str) -> None:
+        """An empty run log to copy databases from: much faster than to create it."""
+        self._run(f"CREATE DATABASE {name}")
+        RunLog.open(self.url(name)).close()
+
+    def _run(self, statement: str) -> None:
+        engine = sa.create_engine(self.url("postgres"), isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.execute(sa.text(statement))
+        engine.dispose()
+
+
+@contextmanager
+def server() -> Iterator[Server]:
+    """A running server."""
+    # Not among pytest's own folders: those are closed to the user that the server runs as.
+    with tempfile.TemporaryDirectory(prefix="runs-pg-") as folder:
+        found = Server(Path(folder))
+        found.start()
+        try:
+            yield found
+        finally:
+            found.stop()
+
+
+def _exists(user: str) -> bool:
+    try:
+        return bool(pwd.getpwnam(user))
+    except KeyError:
+        return False

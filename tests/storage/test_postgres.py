@@ -1,0 +1,208 @@
+"""What is PostgreSQL's alone: passwords, lost servers, limits, many writers at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from playground.experiments.sweep.store import open_storage
+from storage import RunLog, RunQuery, StorageError, database, dialects
+from storage.records import OutOfReachError
+from tests.postgres import Server
+from tests.storage.conftest import finished_run, new_run, step
+
+ROOT = Path(__file__).parents[2]
+WRITE_MANY = (
+    "import sys, time\n"
+    "from storage import RunLog\n"
+    "from tests.storage.conftest import new_run, step\n"
+    "log, mine = RunLog.open(sys.argv[1]), sys.argv[2]\n"
+    "for number in range(int(sys.argv[3])):\n"
+    "    text = f'prompt {number}'\n"  # the same ones in every process, in its own order
+    "    new = new_run(prompt_text=text, target=f'target {number % 7}', tags=(mine,))\n"
+    "    run_id = log.begin(new)\n"
+    "    log.add_prefill(run_id, token_id=5, text='a', num_prompt_tokens=3, ttft_s=0.1)\n"
+    "    for first in range(0, 12, 4):\n"
+    "        log.add_steps(run_id, [step(first + i) for i in range(4)])\n"
+    "    log.finish(run_id, status='completed', output_ids=[5], text='', finish_reason='length',\n"
+    "        metrics={'tok_s': 1.0})\n"
+    "log.close()\n"
+)
+
+
+@pytest.fixture
+def pg(postgres: Server) -> Iterator[str]:
+    with postgres.database("empty_log") as url:
+        yield url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://me:hunter2@127.0.0.1:1/runs",
+        "postgresql://127.0.0.1:1/runs?user=me&password=hunter2",
+        "postgres://me:hunt@er2@127.0.0.1:port/runs",
+        "nosuchdb://me:hunter2@host/runs",
+    ],
+)
+def test_a_password_is_never_printed(url: str) -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(StorageError) as refused:
+        RunLog.open(url)
+    assert "hunt" not in str(refused.value) and "er2" not in str(refused.value)
+    if ":port" not in url:
+        with pytest.raises(StorageError) as refused:
+            open_storage(sa.make_url(url))
+        assert "hunter2" not in str(refused.value)
+
+
+def test_the_usual_ways_to_write_the_url_open_it(pg: str) -> None:
+    for scheme in ("postgres", "postgresql", "postgresql+psycopg"):
+        RunLog.open(pg.replace("postgresql+psycopg", scheme)).close()
+
+
+def test_a_server_that_is_not_there_is_one_sentence() -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(OutOfReachError, match="is out of reach: .*refused.*Check that its server"):
+        RunLog.open("postgresql://127.0.0.1:1/runs")
+
+
+def test_reading_ends_at_its_limit(pg: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialects, "MAX_READING_S", 0.05)
+    log = RunLog.open(pg)
+    with pytest.raises(StorageError, match="did not answer within .* s. Ask for less"):
+        with log._database.transaction(reading=True) as connection:
+            connection.execute(sa.text("SELECT pg_sleep(5)"))
+    with pytest.raises(StorageError, match="read-only"):
+        with log._database.transaction(reading=True) as connection:
+            connection.execute(sa.text("DELETE FROM runs"))
+    log.close()
+
+
+def test_names_of_any_length_and_with_nul_come_back(pg: str) -> None:
+    names = {"target": "x" * 900, "device": "https://" + "y" * 300, "dtype": "a\x00b \\u0041"}
+    log = RunLog.open(pg)
+    run_id = log.begin(new_run(**names))
+    run = log.get(run_id)
+    assert run is not None and {name: getattr(run, name) for name in names} == names
+    assert log.find(RunQuery(dtype=names["dtype"])).total == 1
+    log.close()
+
+
+def test_the_released_schema_migrates(postgres: Server) -> None:
+    """The first migration that differs on PostgreSQL, over names as it found them."""
+    with postgres.database("empty_log") as url:
+        engine = sa.create_engine(url)
+        with engine.begin() as connection:
+            connection.execute(sa.text("ALTER TABLE runs ALTER device TYPE VARCHAR(64)"))
+            connection.execute(sa.text("UPDATE alembic_version SET version_num = '0004'"))
+        engine.dispose()
+        log = RunLog.open(url)
+        log.begin(new_run(device="d" * 65))
+        log.close()
+
+
+@pytest.mark.slow
+def test_many_processes_write_one_log_while_it_is_read(pg: str) -> None:
+    processes, num_runs, num_steps = 8, 200, 12
+    command = [sys.executable, "-c", WRITE_MANY, pg]
+    writers = [
+        subprocess.Popen([*command, f"w{i}", str(num_runs)], cwd=ROOT, stderr=subprocess.PIPE)
+        for i in range(processes)
+    ]
+    log = RunLog.open(pg)
+    slowest = 0.0
+    while any(writer.poll() is None for writer in writers):
+        asked = time.monotonic()
+        log.experiments.page(RunQuery())
+        log.facets()
+        slowest = max(slowest, time.monotonic() - asked)
+        time.sleep(0.2)
+    said = [writer.communicate()[1].decode() for writer in writers]
+    assert said == [""] * processes
+    rows = [log.get(run_id) for run_id in log.ids(RunQuery())]
+    kept = sum(len(log.steps(run.id)) for run in rows if run is not None)
+    assert len(rows) == processes * num_runs and kept == len(rows) * num_steps
+    assert {run.num_steps for run in rows if run is not None} == {num_steps}
+    print(f"{kept} steps of {len(rows)} runs; slowest page {1000 * slowest:.0f} ms")
+    log.close()
+
+
+# ---- a server that goes away
+
+
+def test_steps_wait_for_a_server_that_was_stopped(own: Server, mortal: str) -> None:
+    log = RunLog.open(mortal)
+    run_id = log.begin(new_run())
+    log.add_prefill(run_id, token_id=5, text="a", num_prompt_tokens=3, ttft_s=0.05)
+    log.add_steps(run_id, [step(0)])
+    own.stop()
+    writer = threading.Thread(target=log.add_steps, args=(run_id, [step(1), step(2)]))
+    writer.start()
+    with pytest.raises(OutOfReachError):
+        log.find()
+    while not log.out_of_reach:
+        time.sleep(0.01)
+    own.start()
+    writer.join()
+    assert not log.out_of_reach
+    own.stop()  # between two writes: nobody notices
+    own.start()
+    log.finish(run_id, status="completed", output_ids=[5], text="", finish_reason="", metrics={})
+    run = log.get(run_id)
+    assert run is not None and run.status == "completed"
+    assert [row.index for row in log.steps(run_id)] == [0, 1, 2] and run.num_steps == 3
+    log.close()
+
+
+def test_a_write_whose_answer_was_lost_is_not_repeated(pg: str) -> None:
+    log = RunLog.open(pg)
+    run_id = log.begin(new_run())
+
+    def lose(connection: sa.Connection) -> None:
+        sa.event.remove(log._database.engine, "commit", lose)
+        connection.connection.driver_connection.commit()  # type: ignore[union-attr]
+        raise OutOfReachError("the answer is lost")
+
+    sa.event.listen(log._database.engine, "commit", lose)
+    log.add_steps(run_id, [step(0), step(1)])
+    run = log.get(run_id)
+    assert run is not None and run.num_steps == len(log.steps(run_id)) == 2
+    log.close()
+
+
+def test_a_run_whose_server_stays_away_is_marked_with_the_next_one(
+    own: Server, mortal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "PATIENCE_S", 0.3)
+    log = RunLog.open(mortal)
+    run_id, done = log.begin(new_run()), finished_run(log)
+    log.add_steps(run_id, [step(0)])
+    own.stop()
+    with pytest.raises(OutOfReachError):
+        log.add_steps(run_id, [step(1)])
+    began = time.monotonic()
+    with pytest.raises(OutOfReachError):
+        log.finish(
+            run_id,
+            status="failed",
+            output_ids=[],
+            text="",
+            finish_reason=None,
+            metrics={},
+            error="It is out of reach.",
+        )
+    assert time.monotonic() - began < 0.3, "waited for once, not for every write"
+    own.start()
+    log.begin(new_run())
+    run, other = log.get(run_id), log.get(done)
+    assert run is not None and run.status == "interrupted" and run.num_steps == 1
+    assert "out of reach" in (run.error or "") and other is not None and not other.error
+    log.close()
