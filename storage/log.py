@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import sqlalchemy as sa
 
-from storage import owner, writing
+from storage import copying, owner, writing
 from storage.benchmarks import Artifacts, Benchmarks, Experiments
+from storage.copying import Copied
 from storage.database import Database
 from storage.dialects import take_turn
 from storage.query import RunReader, exists
@@ -259,6 +260,14 @@ class RunLog(RunReader):
         with self._database.transaction() as connection:
             take_turn(connection, "import")  # what one of them adds, the next one knows
             return writing.write_whole(connection, new)
+
+    def copy_from(self, source: RunLog) -> Iterator[Copied]:
+        """Copy all that is over in another log; yields how far it is.
+
+        Raises:
+            StorageError: one of them cannot be used any more; go on by copying again.
+        """
+        return copying.copy(source._database, self._database)
 
 
 def _change(connection: sa.Connection, run_id: str, **values: Any) -> None:

@@ -214,16 +214,23 @@ def read_steps(
     return tuple(connection.execute(wanted.order_by(steps.c.index)).scalars())
 
 
+def _details() -> sa.Select[Any]:
+    return sa.select(runs, _DELETED, run_details).join_from(runs, run_details)
+
+
 def read_run(connection: sa.Connection, run_id: str) -> RunDetail | None:
     """A run without its steps; None if there is none of this id."""
-    wanted = sa.select(runs, _DELETED, run_details).join_from(runs, run_details)
+    wanted = _details()
     found = _read(connection, wanted.where(runs.c.id == run_id), RunDetail)
     if not found:
         return None
-    (values,) = found
-    if values["output_ids"] is None:
-        values |= _streamed(values, read_steps(connection, run_id))
-    return RunDetail(**{**values, "metrics": values["metrics"] or {}})
+    own = read_steps(connection, run_id) if found[0]["output_ids"] is None else ()
+    return _detail(found[0], own)
+
+
+def _detail(values: Mapping[str, Any], own: Sequence[StepRow]) -> RunDetail:
+    output = _streamed(values, own) if values["output_ids"] is None else {}
+    return RunDetail(**{**values, **output, "metrics": values["metrics"] or {}})
 
 
 def _streamed(values: Mapping[str, Any], streamed: Sequence[StepRow]) -> dict[str, Any]:
@@ -239,8 +246,19 @@ def _streamed(values: Mapping[str, Any], streamed: Sequence[StepRow]) -> dict[st
 
 def read_whole(connection: sa.Connection, run_id: str) -> StoredRun | None:
     """A run with all its steps; None if there is none of this id."""
-    run = read_run(connection, run_id)
-    return None if run is None else StoredRun(run, read_steps(connection, run_id))
+    return next(iter(read_wholes(connection, [run_id])), None)
+
+
+def read_wholes(connection: sa.Connection, run_ids: Sequence[str]) -> list[StoredRun]:
+    """Those of these runs that there are, oldest first, with all their steps."""
+    order = runs.c.created_at, runs.c.id
+    found = _read(connection, _details().where(runs.c.id.in_(run_ids)).order_by(*order), RunDetail)
+    its: dict[str, list[StepRow]] = defaultdict(list)
+    of_runs = sa.select(steps.c.run_id, steps.c.payload).where(steps.c.run_id.in_(run_ids))
+    for run_id, step in connection.execute(of_runs.order_by(steps.c.run_id, steps.c.index)):
+        its[run_id].append(step)
+    pairs = ((values, tuple(its[values["id"]])) for values in found)
+    return [StoredRun(_detail(values, own), own) for values, own in pairs]
 
 
 # ---- groups

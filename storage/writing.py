@@ -50,10 +50,11 @@ def rows_of(run: NewRun | RunDetail, **more: Any) -> tuple[dict[str, Any], dict[
     """A run's rows in `runs` and in `run_details`; `more` are values that it does not have."""
     values = {
         **{field.name: getattr(run, field.name) for field in fields(run)},
-        "setup_id": setup_id(
-            run.target, run.method, run.sampling, run.limits, run.dtype, run.device
-        ),
-        "prompt_id": prompt_id(run.prompt_text, run.messages, run.prompt_ids),
+        "setup_id": getattr(run, "setup_id", "")
+        or setup_id(run.target, run.method, run.sampling, run.limits, run.dtype, run.device),
+        # Kept where it is known: a text is not read back with the lone surrogates that it had.
+        "prompt_id": getattr(run, "prompt_id", "")
+        or prompt_id(run.prompt_text, run.messages, run.prompt_ids),
         "experiment": experiment_of(run.benchmark_id, run.labels),
         **more,
     }
@@ -241,6 +242,7 @@ def _insert_whole(connection: sa.Connection, new: Sequence[StoredRun]) -> None:
             heartbeat_at=stored.run.created_at.replace(tzinfo=None),
             owner=IMPORTED,
             num_accepted=sum(len(step.accepted) for step in stored.steps),
+            deleted_at=stored.run.created_at.replace(tzinfo=None) if stored.run.deleted else None,
             metrics=stored.run.metrics or None,
         )
         for stored in new

@@ -1,4 +1,4 @@
-"""`app.py runs`: `list`, `export`, `import`, `tag`, `delete`, `restore`."""
+"""`app.py runs`: `list`, `export`, `import`, `copy`, `tag`, `delete`, `restore`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DELETED = "deleted"
 runs = typer.Typer(
     name="runs",
-    help="List, export, import, tag and delete the runs of the log.",
+    help="List, export, import, copy, tag and delete the runs of the log.",
     no_args_is_help=True,
 )
 
@@ -166,6 +166,46 @@ def import_(options: ImportOptions) -> None:
             for given, own in total.renamed.items():
                 typer.echo(f"{given}: another run has this id; imported as {own}")
             typer.echo(f"{file}: {total.added} runs imported, {total.known} were here already")
+
+
+@dataclass(kw_only=True)
+class CopyOptions:
+    """Options of `runs copy`."""
+
+    source: str | None = option(
+        None, "Log to copy; default: the usual one.", "--from", metavar="URL"
+    )
+    into: str = option(REQUIRED, "Log to copy into; made if there is none.", "--to", metavar="URL")
+
+
+@runs.command()
+@takes(CopyOptions)
+def copy(options: CopyOptions) -> None:
+    """Copy a log into another: runs, benchmarks, measurements, sweeps. Again adds what is new."""
+    from contextlib import closing
+
+    from playground.experiments.sweep.store import SweepStore
+
+    with (
+        LogOptions(db=options.source).open_log() as source,
+        LogOptions(db=options.into).open_log() as into,
+    ):
+        for found in into.copy_from(source):
+            if sys.stderr.isatty():
+                typer.echo(f"\rcopied {found.done} of {found.total} runs", nl=False, err=True)
+        with (
+            closing(SweepStore.beside(source)) as theirs,
+            closing(SweepStore.beside(into)) as ours,
+        ):
+            sweeps = ours.copy_from(theirs)
+    for given, own in found.renamed.items():
+        typer.echo(f"{given}: another run has this id; copied as {own}")
+    typer.echo(
+        f"{found.runs} runs copied, {found.known} were there already; {found.benchmarks} "
+        f"benchmarks, {found.artifacts} measurements, {sweeps} sweeps"
+    )
+    if found.running:
+        typer.echo(f"{found.running} runs are going on. Copy again when they are over.", err=True)
 
 
 @dataclass(kw_only=True)

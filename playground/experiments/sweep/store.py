@@ -231,6 +231,33 @@ class SweepStore:
         with database_errors():
             optuna.delete_study(storage=self._storage, study_name=name)
 
+    def copy_from(self, source: SweepStore) -> int:
+        """Copy sweeps that are over, trials and all; returns how many were not here already.
+
+        One that was cut off, or has more trials by now, is copied anew.
+        """
+        with database_errors():
+            summaries = optuna.get_all_study_summaries(self._storage, include_best_trial=False)
+            here = {one.user_attrs.get(SWEEP_ID): one for one in summaries}
+            theirs = optuna.get_all_study_summaries(source._storage, include_best_trial=False)
+            plans = [one for one in theirs if PLAN in one.user_attrs]
+            over = [one for one in plans if status_of(one.user_attrs) != "running"]
+            copied = 0
+            for one in over:
+                known = here.get(one.user_attrs[SWEEP_ID])
+                if known is not None and known.n_trials >= one.n_trials:
+                    continue
+                if known is not None:
+                    optuna.delete_study(storage=self._storage, study_name=known.study_name)
+                optuna.copy_study(
+                    from_study_name=one.study_name,
+                    from_storage=source._storage,
+                    to_storage=self._storage,
+                    to_study_name=self.free_name(one.study_name),
+                )
+                copied += 1
+        return copied
+
     def free_name(self, wanted: str) -> str:
         """The name, or the name with the first number behind it that is free."""
         with database_errors():

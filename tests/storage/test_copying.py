@@ -1,0 +1,121 @@
+"""A log copied into another, in both directions: equal to the last digit, and never twice."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from playground.cli.main import app
+from playground.experiments.sweep.run import run_sweep
+from playground.experiments.sweep.store import SweepStore
+from storage import RunLog, RunQuery, copying
+from tests.playground.sweeps.scripted import Scripted, plan
+from tests.storage.conftest import finished_run, new_run, step
+from tests.storage.test_archive import odd_run, whole
+
+ALL = RunQuery(include_deleted=True, descending=False)
+
+
+@pytest.fixture(params=["file to server", "server to file", "file to file"])
+def logs(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[RunLog, RunLog]]:
+    """A log, and one to copy it into."""
+    places = {"file": str(tmp_path / "a.db"), "other": str(tmp_path / "b.db")}
+    first, _, second = request.param.partition(" to ")
+    with ExitStack() as stack:
+        if "server" in request.param:
+            server = request.getfixturevalue("postgres")
+            places["server"] = stack.enter_context(server.database("empty_log"))
+        source = stack.enter_context(RunLog.open(places[first]))
+        into = stack.enter_context(RunLog.open(places["other" if first == second else second]))
+        yield source, into
+
+
+def filled(log: RunLog) -> list[str]:
+    """Odd values, big texts, hidden and half runs, a benchmark, artifacts; ids, oldest first."""
+    odd = odd_run(log).run.id
+    benchmark_id = log.benchmarks.begin("näme", {"n": math.inf})
+    big = "\U0001f642\x00\\u0041 \udcff" * 20_000
+    of_benchmark = finished_run(log, benchmark_id=benchmark_id, prompt_text=big)
+    log.benchmarks.finish(benchmark_id, "completed", {"speedup": math.nan})
+    hidden = finished_run(log, tags=("x",), dtype="a\x00b")
+    log.delete(hidden)
+    digits = log.begin(new_run())
+    log.add_steps(digits, [step(0, draft_s=0.1 + 0.2, draft_probs=(None, 5e-324, 1 - 1e-16))])
+    log.finish(
+        digits,
+        status="cancelled",
+        output_ids=[5],
+        text="a",
+        finish_reason=None,
+        metrics={"tok_s": 1 / 3, "mat": 2 / 3, "ttft_s": 1.7976931348623157e308},
+    )
+    log.artifacts.put("latency", {"a": 1}, meta={"b": [math.nan]}, payload=b"\x00\xff" * 100)
+    log.artifacts.put("ranks", {}, meta={}, payload=b"r", run_id=digits)
+    return [odd, of_benchmark, hidden, digits]
+
+
+def test_everything_arrives_as_it_was_and_once(logs: tuple[RunLog, RunLog]) -> None:
+    source, into = logs
+    ids = filled(source)
+    going = source.begin(new_run())
+    source.artifacts.put("ranks", {}, meta={}, payload=b"s", run_id=going)
+    for again in (False, True):
+        *_, found = into.copy_from(source)
+        assert (found.runs, found.known) == ((0, 4) if again else (4, 0)) and found.running == 1
+        assert (found.benchmarks, found.artifacts) == ((0, 0) if again else (1, 2))
+    assert list(into.ids(ALL)) == ids
+    for run_id in ids:
+        assert repr(whole(into, run_id)) == repr(whole(source, run_id))
+    (here,), (there,) = source.benchmarks.list(), into.benchmarks.list()
+    assert repr(here) == repr(there)
+    for artifact in source.artifacts.find("latency"):
+        (copied,) = into.artifacts.find("latency")
+        assert repr(copied) == repr(artifact)
+        assert into.artifacts.payload(copied.id) == source.artifacts.payload(artifact.id)
+    assert [one.run_id for one in into.artifacts.find("ranks")] == ids[-1:]
+    names = [one.name for one in into.experiments.page(RunQuery()).rows if hasattr(one, "key")]
+    assert names == ["näme", ""], "the odd run came without its benchmark"
+
+
+def test_a_copy_that_was_cut_off_goes_on(
+    logs: tuple[RunLog, RunLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "BATCH", 2)
+    source, into = logs
+    ids = [finished_run(source) for _ in range(5)]
+    cut = into.copy_from(source)
+    assert next(cut).done == 2
+    cut.close()
+    *_, found = into.copy_from(source)
+    assert (found.runs, found.known) == (3, 2) and list(into.ids(ALL)) == ids
+
+
+def test_sweeps_come_along_with_their_trials(tmp_path: Path, postgres: object) -> None:
+    with postgres.database("empty_log") as url:  # type: ignore[attr-defined]
+        source, into = RunLog.open(str(tmp_path / "a.db")), RunLog.open(url)
+        theirs, ours = SweepStore.beside(source), SweepStore.beside(into)
+        sweep = theirs.create(plan(trials=3), "s")
+        sweep.write({"status": "running", "owner": "elsewhere||1|", "heartbeat": "2999-01-01"})
+        assert ours.copy_from(theirs) == 0, "it is going on"
+        sweep.write({"status": "stopped"})
+        run_sweep(sweep, Scripted())
+        ours.create(plan(trials=2), "s")
+        assert [ours.copy_from(theirs), ours.copy_from(theirs)] == [1, 0]
+        assert ours.load("s-2").trials() == theirs.load("s").trials()
+        assert ours.load("s-2").plan.to_dict() == sweep.plan.to_dict()
+        for one in (theirs, ours, source, into):
+            one.close()
+
+
+def test_the_command_copies_and_says_what(tmp_path: Path) -> None:
+    places = [str(tmp_path / name) for name in ("a.db", "b.db")]
+    with RunLog.open(places[0]) as log:
+        filled(log)
+    for said in ("4 runs copied, 0 were there already; 1 ", "0 runs copied, 4 were there"):
+        result = CliRunner().invoke(app, ["runs", "copy", "--from", places[0], "--to", places[1]])
+        assert result.exit_code == 0 and said in result.output, result.output
