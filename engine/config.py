@@ -135,15 +135,19 @@ class Limits(Settings):
     main_settings: ClassVar[str] = "max_new_tokens ignore_eos"
 
     max_new_tokens: int = Field(
-        256, ge=1, le=1_000_000, title="New tokens", description="most tokens to generate"
+        256,
+        ge=1,
+        le=1_000_000,
+        title="New tokens",
+        description="maximum number of tokens to generate",
     )
     ignore_eos: bool = Field(
-        False, title="Ignore end of text", description="go on after the end-of-text token"
+        False, title="Ignore end of text", description="continue past the end-of-text token"
     )
     stop: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
         (),
         strict=False,
         max_length=16,
         title="Stop strings",
-        description="strings that end the text (left out of it)",
+        description="strings that end the text; they are not part of it",
     )

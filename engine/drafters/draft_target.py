@@ -91,9 +91,9 @@ class DraftTargetConfig(MethodConfig):
     vocabulary: Literal["same", "intersection", "text"] = Field(
         "same",
         title="Vocabulary of the draft model",
-        description="same = the target's, checked; another one: intersection = the draft model "
-        "says only tokens that both have (arXiv 2502.05202); text = it says what it likes, and "
-        "its text is tokenized again",
+        description="same = the target's, checked; for another one: intersection = the draft model "
+        "proposes only tokens that both have (arXiv 2502.05202); text = it proposes any, and its "
+        "text is tokenized again",
     )
 
     @property

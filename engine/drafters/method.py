@@ -76,8 +76,8 @@ class MethodConfig(Settings):
     size: Literal["set", "fit"] = Field(
         "set",
         title="Draft size",
-        description="how much to draft: set = as set below; fit = what is predicted to be the "
-        "fastest on this machine, where acceptance was measured for several sizes",
+        description="how much to draft: set = as set below; fit = the size predicted to be fastest "
+        "on this machine, if acceptance was measured at several sizes",
     )
 
     @property

@@ -201,14 +201,14 @@ class UserProvidedConfig(MethodConfig):
         description="name under which the drafter was registered at the start",
     )
     max_draft_len: int = Field(
-        8, ge=1, le=64, title="Draft length", description="most tokens per candidate"
+        8, ge=1, le=64, title="Draft length", description="maximum number of tokens per candidate"
     )
     max_total_draft_tokens: int = Field(
         64,
         ge=1,
         le=1024,
         title="Draft tokens",
-        description="most nodes of the draft tree; what is left over is dropped",
+        description="maximum number of nodes of the draft tree; the rest is dropped",
     )
 
     def build(self, context: BuildContext) -> UserProvidedDrafter:

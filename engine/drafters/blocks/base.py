@@ -45,7 +45,7 @@ class BlockMethod(MethodConfig):
         ge=1,
         le=64,
         title="Children per node",
-        description="tree: likeliest tokens of every place that are considered",
+        description="tree: likeliest tokens considered at each position",
     )
     max_total_draft_tokens: int = Field(
         32, ge=1, le=1024, title="Draft tokens", description="tree: drafted nodes kept"

@@ -88,7 +88,7 @@ class MedusaConfig(MethodConfig):
         ge=0.0,
         le=1.0,
         title="Typical acceptance: alpha",
-        description="typical: the bar falls to alpha · exp(-entropy)",
+        description="typical: where the target is unsure, the bar falls to alpha · exp(-entropy)",
     )
 
     @property

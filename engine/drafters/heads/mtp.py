@@ -67,7 +67,7 @@ class MTPConfig(MethodConfig):
         ge=1,
         le=16,
         title="Draft length",
-        description="tokens to draft; at most one per layer unless there is but one",
+        description="tokens drafted per step; at most one per layer, unless there is only one",
     )
     use_relaxed_acceptance_for_thinking: bool = Field(
         False,

@@ -61,7 +61,7 @@ class ReDrafterConfig(MethodConfig):
         ge=2,
         le=17,
         title="Beam length",
-        description="tokens of a beam, the root counted: one less is drafted",
+        description="tokens of a beam, including the root: one fewer is drafted",
     )
     draft_vocab: DraftVocab = None
 

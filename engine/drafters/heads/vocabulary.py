@@ -28,8 +28,8 @@ DraftVocab = Annotated[
         ge=16,
         le=1 << 20,
         title="Draft vocabulary",
-        description="most frequent tokens that are drafted (FR-Spec), of those that the head's "
-        "files name; None = all that they name, else the whole vocabulary",
+        description="draft only this many of the most frequent tokens that the head's files list "
+        "(FR-Spec); None = all of them, or the whole vocabulary if they list none",
     ),
 ]
 

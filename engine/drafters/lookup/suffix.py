@@ -77,7 +77,7 @@ class SuffixConfig(MethodConfig):
         ge=2,
         le=256,
         title="Longest context",
-        description="longest context plus draft that is counted, in tokens",
+        description="longest context that is matched, including the draft, in tokens",
     )
     max_spec_factor: float = Field(
         1.0,
@@ -121,7 +121,7 @@ class SuffixConfig(MethodConfig):
         ge=1000,
         le=10_000_000,
         title="Tokens of earlier runs",
-        description="tokens of earlier runs to keep, at most",
+        description="how many tokens of earlier runs to keep at most",
     )
 
     datastore: str | None = Field(

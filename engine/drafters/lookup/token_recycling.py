@@ -56,8 +56,8 @@ class TokenRecyclingConfig(MethodConfig):
 
     title: ClassVar[str] = "Token recycling"
     summary: ClassVar[str] = (
-        "Fills a static tree from a matrix of the tokens that the target ranked highest after "
-        "each token the last time. No weights."
+        "Fills a static tree from a matrix that holds, for each token, the tokens that "
+        "the target last ranked highest after it. No weights."
     )
     paper: ClassVar[str | None] = "2408.08696"
     main_settings: ClassVar[str] = "size recycling_choices matrix_top_k"
