@@ -139,6 +139,13 @@ class BatchLatency(_Stored):
         """Time of a forward of so many texts over that of one; `batch` is one of `batches`."""
         return self.curves[self.batches.index(batch)].at(rows) / self.curves[0].at(rows)
 
+    def drafting(self, batch: int, rows: float | None) -> float:
+        """How drafting grows: a network of so many rows is taken to grow as the target does.
+
+        None: without a network, text by text, like everything that is neither draft nor verify.
+        """
+        return batch if rows is None else self.growth(batch, rows)
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
@@ -193,9 +200,7 @@ class StepLatency:
     def at_batch(self, batched: BatchLatency, batch: int) -> StepLatency:
         """The same for so many texts in lock-step; a prediction's tok/s is then that of each text.
 
-        Verify forwards grow as was measured. A drafting network is taken to grow as the target
-        does for as many rows: an approximation. Accepting, committing, and drafters without a
-        network are done text by text.
+        Verify forwards grow as was measured; the growth of a drafting network is an approximation.
         """
         verify, other, draft = self.verify, self.other, self.draft
 
@@ -207,7 +212,7 @@ class StepLatency:
             replace(other, ms=tuple(batch * ms for ms in other.ms)),
             replace(
                 draft,
-                start_ms=draft.start_ms * (batched.growth(batch, 1) if draft.rows else batch),
+                start_ms=draft.start_ms * batched.drafting(batch, 1 if draft.rows else None),
                 level_ms=grown(draft.rows, draft.level_ms),
             ),
         )

@@ -16,7 +16,7 @@ from engine.tuning.latency import BatchLatency, DraftLatency, LatencyCurve, Step
 from engine.tuning.timing import measure_batch, measure_curve, measure_draft, measure_other
 from playground.trees.methods import TreeMethod
 from playground.trees.tables import as_json, method_key
-from storage import Artifact, RunLog
+from storage import Artifact, RunDetail, RunLog
 
 KIND = "latency"
 TWO_PATHS = ChoiceTree(((0,), (1,), (0, 0), (1, 0)))
@@ -133,6 +133,18 @@ def known_batches(log: RunLog, machine: Mapping[str, Any]) -> BatchLatency | Non
     """What was measured last of texts in lock-step on a machine (a key that `machine_key` made)."""
     found = _newest(log, _batch_key(machine))
     return None if found is None else BatchLatency.from_dict(found.meta["batch"])
+
+
+def machine_of_run(run: RunDetail, *, context_len: int = 256) -> dict[str, Any]:
+    """`machine_key` of the target that wrote a run of the log."""
+    return {
+        "what": "verify",
+        "target": run.target,
+        "weights": run.environment.get("weights"),
+        "dtype": run.dtype,
+        "device": run.environment.get("device_name"),
+        "context_len": bucket_of(context_len),
+    }
 
 
 def _batch_key(machine: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,6 +44,7 @@ from playground.host.runner import EngineHost
 from playground.host.stream import History
 from playground.web.compare_table import results_html
 from playground.web.components import drawn_by
+from playground.web.concurrency import Concurrency
 from playground.web.forms import BARE, PromptForm, SettingsForm
 from playground.web.memory import Memory, is_anything, kept_choice, kept_settings, kept_text
 from playground.web.memory import owner_of as tab_of
@@ -309,6 +310,7 @@ class ComparePage:
             elem_id="pg-cmp-results",
         )
         self.table = gr.HTML(elem_id="pg-cmp-table")
+        self.concurrency = Concurrency(self.host, compare_of)
         saves(self.share, self._page, [self.panels], self.share_message)
 
     def _page(self, shown: Any) -> tuple[str, str]:
@@ -373,6 +375,7 @@ class ComparePage:
             **QUIET,
         )
         here = [self.tab, self.panels]
+        self.concurrency.listen(self.panels, self.tab)
         self.stop.click(self.stop_run, here, None, queue=False, api_name="stop_compare", **QUIET)
         self.count.change(self.pick_count, self.count, self.columns, queue=False, **QUIET)
         self.target.change(

@@ -52,10 +52,11 @@ def explain(pairs: Sequence[Pair]) -> Explanation | None:
         return None
     balance = balance_of(own, plain)
     measured = (own.tok_s or 0.0) / (plain.tok_s or 1.0)
-    draft, verify, other = (1000 * part for part in _parts(own))
+    draft, verify, other = (1000 * part for part in parts_of(own))
+    plain_ms = 1000 * sum(parts_of(plain))
     terms = (
         f"MAT · t_plain / (t_draft + t_verify + t_other) = {balance.mat:.2f} · "
-        f"{_ms(1000 * sum(_parts(plain)))} ms / ({_ms(draft)} + {_ms(verify)} + {_ms(other)} ms) = "
+        f"{_ms(plain_ms)} ms / ({_ms(draft)} + {_ms(verify)} + {_ms(other)} ms) = "
         f"{balance.formula:.2f}"
     )
     differs = _differs(own, plain, measured, balance.formula)
@@ -64,11 +65,11 @@ def explain(pairs: Sequence[Pair]) -> Explanation | None:
 
 def balance_of(own: Pool, plain: Pool) -> Balance:
     """What a step of `own` saves and pays against one of `plain`."""
-    return Balance.of(1 + own.num_accepted / own.num_steps, _parts(own), _parts(plain))
+    return Balance.of(1 + own.num_accepted / own.num_steps, parts_of(own), parts_of(plain))
 
 
-def _parts(pool: Pool) -> StepParts:
-    """A step's own clock."""
+def parts_of(pool: Pool) -> StepParts:
+    """A step's own clock, seconds."""
     draft_s, verify_s, accept_s, other_s = (part / pool.num_steps for part in pool.split_s)
     return StepParts(draft_s, verify_s, accept_s + other_s)
 

@@ -1,0 +1,102 @@
+"""How much of a comparison's speedups is left when several texts are decoded in lock-step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.drafters.method import MethodConfig
+from engine.errors import ConfigError
+from engine.metrics import Balance, StepParts
+from engine.tuning.latency import BatchLatency
+from playground.experiments.compare.report import Comparison, stored_runs
+from playground.experiments.plan import stored_config
+from playground.experiments.report.explain import parts_of
+from playground.experiments.report.statistics import Pool
+from playground.host.catalog import Catalog
+from playground.host.live import LiveRun
+from playground.host.runner import EngineHost
+from playground.trees.latency import known_batches, machine_of_run, measure_batches
+from playground.trees.measurements import Jobs, progress_of
+from storage import RunLog
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Predicted speedups of a configuration over plain decoding of as many texts."""
+
+    name: str
+    by_batch: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """Every configuration of a comparison by batch size, and what verified the batches."""
+
+    batches: tuple[int, ...]
+    rows: tuple[Left, ...]
+    by: str
+
+
+def remaining(log: RunLog, catalog: Catalog, compare_id: str) -> Remaining | None:
+    """From the comparison's own steps; None while no batch was measured where it ran.
+
+    Raises ConfigError: no such comparison is in the log, or nothing of it is finished.
+    """
+    batched = known_batches(log, machine_of_run(stored_runs(log, compare_id)[0]))
+    if batched is None:
+        return None
+    comparison = Comparison.stored(log, compare_id)
+    pools = {
+        name: Pool.of([r for r in comparison.finished if r.configuration == name])
+        for name in comparison.names
+    }
+    plain, *others = comparison.plan["configurations"]
+    rows = [
+        Left(c["name"], left_of(pools[c["name"]], pools[plain["name"]], config, batched))
+        for c in others
+        if pools[c["name"]].num_steps and pools[plain["name"]].num_steps
+        for config in [stored_config(c["config"], catalog.types)]
+    ]
+    if not rows:
+        raise ConfigError("Nothing beside plain decoding is finished yet. Compare something first.")
+    return Remaining(batched.batches, tuple(rows), batched.by)
+
+
+def left_of(
+    own: Pool, plain: Pool, config: MethodConfig, batched: BatchLatency
+) -> tuple[float, ...]:
+    """Speedup by batch size, of steps as they were: MAT, rows and times are their means."""
+    levels = config.draft_shape().levels if config.offline else ()
+    width = sum(levels) / len(levels) if levels else None
+    mat, rows = 1 + own.num_accepted / own.num_steps, 1 + own.num_drafted / own.num_steps
+
+    def grown(parts: StepParts, batch: int, rows: float) -> StepParts:
+        return StepParts(
+            parts.draft * batched.drafting(batch, width),
+            parts.verify * batched.growth(batch, rows),
+            parts.other * batched.drafting(batch, None),
+        )
+
+    return tuple(
+        Balance.of(mat, grown(parts_of(own), batch, rows), grown(parts_of(plain), batch, 1)).formula
+        for batch in batched.batches
+    )
+
+
+def measure_for(host: EngineHost, jobs: Jobs, compare_id: str, *, owner: str) -> str:
+    """Queue timing of batches on the target of a comparison; id of the job.
+
+    Raises ConfigError: no such comparison, or its target is not on offer any more.
+    """
+    run = stored_runs(host.log, compare_id)[0]
+    if run.target not in host.catalog.targets:
+        raise ConfigError(f"{run.target} is not on offer here any more, so it cannot be measured.")
+    spec = host.catalog.target(run.target)
+
+    def work(job: LiveRun) -> dict[str, str]:
+        target = host.prepare(job, spec, run.dtype)
+        tell = progress_of(job, "timing verify forwards of several texts")
+        measure_batches(host.log, target, on_progress=tell)
+        return {"text": "measured"}
+
+    return jobs.start(work, owner=owner)

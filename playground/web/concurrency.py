@@ -1,0 +1,86 @@
+"""Under a comparison: how much of its speedups is left with several texts at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import gradio as gr
+
+from engine.errors import PlaygroundError
+from engine.metrics import SAME
+from playground.errors import Fault
+from playground.host.request import read_run_id
+from playground.host.runner import EngineHost
+from playground.trees.batches import Remaining, measure_for, remaining
+from playground.trees.measurements import Jobs
+from playground.web.memory import owner_of
+from playground.web.results import Cell, saying, table_html
+
+POLL_S = 0.4
+ABOUT = (
+    "Predicted speedup over plain decoding of as many texts, from this comparison's own steps. "
+    "Lock-step batching: all texts draft, then one forward verifies all drafts ({by}; measured). "
+    "A drafting network is assumed to slow down as the target does."
+)
+FORMULA = "MAT · step of plain decoding / (draft + verify + other), each for so many texts at once"
+QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+
+
+class Concurrency:
+    """A button and the table that it makes.
+
+    Args:
+        compare_of: the id of the comparison that the panels show; empty where there is none.
+    """
+
+    def __init__(self, host: EngineHost, compare_of: Callable[[Any], str]) -> None:
+        self._host, self._compare_of, self._jobs = host, compare_of, Jobs(host)
+        self.button = gr.Button(
+            "How much is left at batch 8?", size="sm", elem_id="pg-cmp-batch-button"
+        )
+        self.shown = gr.HTML(elem_id="pg-cmp-batch")
+
+    def listen(self, panels: gr.HTML, tab: gr.HTML) -> None:
+        """`panels`: what shows the comparison."""
+        self.button.click(self.show, [panels, tab], self.shown, concurrency_limit=None, **QUIET)
+
+    async def show(self, panels: Any, tab: Any, request: gr.Request) -> AsyncIterator[str]:
+        """The table, or what is being done."""
+        owner = f"{owner_of(tab, request)}/batch"
+        async for html in shown(self._host, self._jobs, self._compare_of(panels), owner):
+            yield html
+
+
+async def shown(host: EngineHost, jobs: Jobs, compare_id: str, owner: str) -> AsyncIterator[str]:
+    """A comparison's table; what is missing for it is measured first, in half a minute."""
+    try:
+        compare_id = read_run_id(compare_id)
+        found = remaining(host.log, host.catalog, compare_id)
+        if found is None:
+            job = measure_for(host, jobs, compare_id, owner=owner)
+            while not (state := jobs.state(job))["over"]:
+                yield saying(f"{state['text']} …")
+                await asyncio.sleep(POLL_S)
+            if state["error"]:
+                yield saying(Fault(state["error"], expected=True))
+                return
+            found = remaining(host.log, host.catalog, compare_id)
+    except PlaygroundError as error:
+        yield saying(Fault(str(error), expected=True))
+        return
+    yield saying("Stopped.") if found is None else remaining_html(found)
+
+
+def remaining_html(found: Remaining) -> str:
+    """A row per configuration, a column per batch size."""
+    heads = {"speedup with": "", **{f"{b} at once": FORMULA for b in found.batches}}
+    rows = [[Cell(row.name), *map(_times, row.by_batch)] for row in found.rows]
+    about = saying(ABOUT.format(by=found.by))
+    return table_html("Speedup by texts at once", heads, rows) + about
+
+
+def _times(speedup: float) -> Cell:
+    mood = "good" if speedup > 1 + SAME else "bad" if speedup < 1 - SAME else ""
+    return Cell(f"{speedup:.2f}×", mood=mood)
