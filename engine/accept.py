@@ -301,7 +301,8 @@ class Relaxed:
             logits = verified.logits[at]
             best = logits.float().softmax(dim=-1).topk(min(self.topk, len(logits)))
             values = best.values.log() if self.logs else best.values
-            passing = best.indices[values >= values[0] - self.delta].tolist()
+            passes = (values >= values[0] - self.delta) & (best.values > 0)
+            passing = best.indices[passes].tolist()
             child_of = {verified.tokens[c]: c for c in verified.shape.children[at]}
             match = [child_of[token] for token in passing if token in child_of]
             if not match:

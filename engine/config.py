@@ -10,10 +10,19 @@ import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from engine.errors import ConfigError
+from engine.grammar import MAX_CHARS, TITLES, GrammarKind, compiled
 from engine.plain import short
 
 MOST_FAULTS = 4
@@ -95,10 +104,16 @@ def _explain(cls: type[BaseModel], detail: ErrorDetails) -> str:
 
 
 class Sampling(Settings):
-    """How the next token is chosen from the target's logits. Temperature 0 is greedy."""
+    """How the next token is chosen from the target's logits. Temperature 0 is greedy.
+
+    What asks for no grammar is written without these settings, as it was before there were any.
+    """
 
     main_settings: ClassVar[str] = "temperature top_p seed"
-    without_effect: ClassVar[Any] = (({"temperature": 0.0}, "top_k top_p"),)
+    without_effect: ClassVar[Any] = (
+        ({"temperature": 0.0}, "top_k top_p"),
+        ({"structured_output": "none"}, "grammar"),
+    )
 
     temperature: float = Field(
         0.0,
@@ -122,6 +137,45 @@ class Sampling(Settings):
     seed: int = Field(
         0, ge=0, le=2**63 - 1, title="Seed", description="seed of every random draw of the run"
     )
+    structured_output: GrammarKind = Field(
+        "none",
+        title="Structured output",
+        description="hold the text to a JSON schema, a regular expression or a grammar (Lark or "
+        "GBNF); the text can still be cut short by its length limit",
+    )
+    grammar: str = Field(
+        "",
+        max_length=MAX_CHARS,
+        title="Schema, expression or grammar",
+        description="what the text has to follow; an empty JSON schema allows any object",
+    )
+
+    @model_validator(mode="after")
+    def _check_grammar(self) -> Self:
+        if self.constrained:
+            try:
+                compiled(self.structured_output, self.grammar)
+            except ConfigError as error:
+                raise ValueError(str(error).rstrip(".")) from error
+        return self
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = write(self)
+        if not self.constrained:
+            del values["structured_output"], values["grammar"]
+        return values
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a grammar says what the text may be."""
+        return self.structured_output != "none"
+
+    @property
+    def words(self) -> str:
+        """What it is, in few words: `greedy`, `temperature 0.7, JSON schema`."""
+        drawn = "greedy" if self.greedy else f"temperature {self.temperature:g}"
+        return f"{drawn}, {TITLES[self.structured_output]}" if self.constrained else drawn
 
     @property
     def greedy(self) -> bool:

@@ -3,6 +3,7 @@
     prefill the prompt                       commits the first root
     repeat
         proposal = drafter.propose()         a draft tree; node 0 is the root
+        constraint.prune(proposal)           under a grammar: without what it forbids
         output   = target.verify(proposal)   one forward over the whole tree
         accepted = rule(output, proposal)    root → deepest accepted node, and one more token
         cache.commit(accepted)               keep the accepted rows, drop the rest
@@ -15,11 +16,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
 from engine.accept import Verified
 from engine.config import Limits, Sampling
+from engine.constraint import Constraint, constraint_of
 from engine.drafters.base import Drafter, Start
 from engine.errors import ConfigError, PromptError
 from engine.model.target import Target
@@ -49,13 +52,17 @@ def decode(
 
     Raises:
         PromptError: the prompt is empty, has unknown ids or leaves no room in the context.
+        ConfigError, TargetError: this target cannot follow the grammar.
     """
     sampling, limits = sampling or Sampling(), limits or Limits()
     check_prompt(target, prompt_ids)
     if limits.stop and target.tokenizer is None:
         raise ConfigError(f"stop needs text, but {target.name} has no tokenizer. Leave it empty.")
-    drafter.rehearse(prompt_ids, limits, cancelled)
-    generation = _Generation(target, drafter, prompt_ids, sampling, limits)
+    if sampling.constrained and limits.ignore_eos:  # a grammar's end is the end
+        limits = limits.replace(ignore_eos=False)
+    drafter.rehearse(prompt_ids, sampling, limits, cancelled)
+    constraint = constraint_of(target, sampling)
+    generation = _Generation(target, drafter, prompt_ids, sampling, limits, constraint)
     try:
         yield generation.prefill()
         while generation.text.finish_reason is None:
@@ -99,8 +106,10 @@ class _Generation:
         prompt_ids: Sequence[int],
         sampling: Sampling,
         limits: Limits,
+        constraint: Constraint,
     ) -> None:
         self.began_s = time.perf_counter()
+        self.constraint = constraint
         self.target, self.drafter = target, drafter
         self.prompt_ids, self.sampling, self.limits = list(prompt_ids), sampling, limits
         self.rule = drafter.rule(sampling)
@@ -114,8 +123,10 @@ class _Generation:
     @torch.inference_mode()
     def prefill(self) -> Prefill:
         output = self.target.prefill(self.prompt_ids, self.cache, self.drafter.needs)
-        last = Verified(self.prompt_ids[-1:], TreeShape.chain(0), output.logits[-1:])
+        logits = self.constraint.mask(replace(output, logits=output.logits[-1:])).logits
+        last = Verified(self.prompt_ids[-1:], TreeShape.chain(0), logits)
         root = self.rule(last, self.draws).next_token
+        self.constraint.commit([root])
         self.text.append([root])
         ttft_s = time.perf_counter() - self.began_s
         self._start = Start(self.prompt_ids, root, output, self.sampling, self.draws, self.limits)
@@ -125,11 +136,12 @@ class _Generation:
     def step(self) -> Step:
         clock = _PhaseClock(self.target.device)
         context_len = self.cache.length
-        proposal = self._propose(self.target.context_len - 1 - context_len)
+        drafted = self._propose(self.target.context_len - 1 - context_len)
         clock.mark()
+        proposal = self.constraint.prune(drafted)
         output = self.target.verify(proposal, self.cache, self.drafter.needs)
         clock.mark()
-        verified = Verified.of(proposal, output)
+        verified = Verified.of(proposal, self.constraint.mask(output))
         accepted = self.rule(verified, self.draws)
         clock.mark()
         path = (0, *accepted.path)
@@ -137,6 +149,7 @@ class _Generation:
         # Read here: later the device would be busy with what the drafter observes.
         target_probs, draft_probs = verified.token_probs(), proposal.token_probs()
         committed = (*(verified.tokens[node] for node in accepted.path), accepted.next_token)
+        self.constraint.commit(committed)
         self.drafter.observe(Outcome(proposal, output, path, committed))
         num_committed = self.text.append(committed)
         draft_s, verify_s, accept_s, other_s = clock.phases_s()
@@ -153,6 +166,7 @@ class _Generation:
             bonus=accepted.next_token,
             num_committed=num_committed,
             num_extra_rows=proposal.num_rows - len(proposal.shape),
+            num_cut=len(drafted.shape) - len(proposal.shape),
             draft_s=draft_s,
             verify_s=verify_s,
             accept_s=accept_s,

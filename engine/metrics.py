@@ -19,7 +19,8 @@ FORMULAS: dict[str, str] = {
     "1 + accepted draft tokens / steps, before any cut by EOS or length",
     "position_rates": "how deep drafts go: "
     "rate i = steps that accepted at least i draft tokens / steps",
-    "draft_acceptance": "how much of the draft is right: accepted draft tokens / drafted tokens",
+    "draft_acceptance": "how much of the draft is right: accepted draft tokens / drafted tokens; "
+    "what structured output forbids is cut before it is verified, and is not among them",
     "ttft_s": "time to first token: request in the engine, model loaded → first commit, in seconds",
     "tok_s": "decoding without prefill: "
     "(new tokens - 1) / (last commit - first commit), in seconds",
@@ -101,6 +102,7 @@ class Metrics:
     step_p50_ms: float | None
     step_p95_ms: float | None
     time_split: TimeSplit | None
+    num_cut: int = 0
 
 
 @dataclass(slots=True)
@@ -110,6 +112,7 @@ class Tally:
     num_prompt_tokens: int = 0
     num_new_tokens: int = 0
     num_drafted: int = 0
+    num_cut: int = 0
     ttft_s: float | None = None
     last_commit_s: float = 0.0
     accepted_counts: dict[int, int] = field(default_factory=dict)
@@ -131,6 +134,7 @@ class Tally:
     def _add_step(self, step: Step) -> None:
         self.num_new_tokens += step.num_committed
         self.num_drafted += step.num_drafted
+        self.num_cut += step.num_cut
         self.last_commit_s = step.at_s
         self.accepted_counts[step.num_accepted] = self.accepted_counts.get(step.num_accepted, 0) + 1
         self.step_s.append(step.total_s)
@@ -160,6 +164,7 @@ class Tally:
             step_p50_ms=1000 * percentile(self.step_s, 50) if steps else None,
             step_p95_ms=1000 * percentile(self.step_s, 95) if steps else None,
             time_split=TimeSplit(*(s / steps for s in self.split_sum_s)) if steps else None,
+            num_cut=self.num_cut,
         )
 
     def _position_rates(self) -> tuple[float, ...]:

@@ -64,6 +64,12 @@ class ExtraRows:
     depths: Tensor
     visible: Tensor
 
+    def beside(self, nodes: Sequence[int]) -> ExtraRows:
+        """The same rows where only these nodes of the tree are left."""
+        m = len(self.tokens)
+        n = self.visible.shape[1] - m
+        return ExtraRows(self.tokens, self.depths, self.visible[:, [*nodes, *range(n, n + m)]])
+
 
 @dataclass(frozen=True, slots=True)
 class DraftDists:
@@ -152,8 +158,14 @@ class Proposal:
         kept = [i for i, depth in enumerate(self.shape.depths.tolist()) if depth <= max_depth]
         return self.keep(kept)
 
-    def keep(self, nodes: Sequence[int], decision: str | None = None) -> Proposal:
-        """Only these nodes (ascending, root and every parent included), and no extra rows."""
+    def keep(
+        self, nodes: Sequence[int], decision: str | None = None, *, with_extra: bool = False
+    ) -> Proposal:
+        """Only these nodes (ascending, root and every parent included).
+
+        Args:
+            with_extra: keep the extra rows, too; they may not see a node that goes.
+        """
         shape = self.shape.keep(nodes)
         dists = self.dists
         if dists is not None:
@@ -170,7 +182,7 @@ class Proposal:
             None if self.ranks is None else [self.ranks[i] for i in nodes],
             None if self.draft_probs is None else self.draft_probs[index],
             dists,
-            None,
+            self.extra.beside(nodes) if with_extra and self.extra is not None else None,
             self.decision if decision is None else decision,
         )
 

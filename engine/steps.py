@@ -57,6 +57,8 @@ class Step:
     """Request in the engine → this step's commit."""
     decision: str = ""
     """What the adaptive controller decided for this step, in words; empty without one."""
+    num_cut: int = 0
+    """Drafts that the grammar forbids, cut before they were verified; not among `tokens`."""
 
     @property
     def num_drafted(self) -> int:

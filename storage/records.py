@@ -84,6 +84,7 @@ class StepRow:
     other_s: float
     at_s: float
     decision: str = ""
+    num_cut: int = 0
     token_texts: tuple[str, ...] = ()
     """Label of every node."""
     bonus_text: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -168,3 +169,38 @@ def test_every_generate_run_is_listed(folder: Path) -> None:
     finally:
         log.close()
     assert page.total == 1 and page.rows[0].decoding_type == "Autoregressive"
+
+
+@pytest.mark.parametrize("method", ["Autoregressive", "Suffix"])
+def test_a_text_follows_the_schema_expression_or_grammar_it_is_given(
+    folder: Path, tmp_path: Path, method: str
+) -> None:
+    def text(*asked: object) -> str:
+        out = generate(folder, "hello", "--json", "--method", method, *asked)
+        return str(json.loads(out.stdout)["text"])
+
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["left", "right"]}')
+    assert text("--json-schema", schema) in ('"left"', '"right"')
+    assert text("--json-schema", schema.read_text()) in ('"left"', '"right"')
+    assert re.fullmatch("[ab]{4}", text("--regex", "[ab]{4}"))
+    assert text("--grammar", 'start: "held"') == "held"
+    with RunLog.open(str(folder / "runs.sqlite3")) as log:
+        out = generate(folder, "hello", "--json", "--method", method, "--regex", "[ab]{4}")
+        stored = log.get(json.loads(out.stdout)["run_id"])
+    assert stored is not None and stored.sampling["structured_output"] == "regex"
+    assert stored.sampling["grammar"] == "[ab]{4}"
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (("--regex", "a", "--grammar", 'start: "a"'), "Give one of"),
+        (("--json-schema", "none.json"), "cannot be read"),
+        (("--regex", "("), "unclosed group"),
+    ],
+)
+def test_what_cannot_be_followed_is_said_before_anything_is_loaded(
+    asked: tuple[str, ...], why: str
+) -> None:
+    assert why in invoke("generate", "hello", "--target", "nowhere", *asked, code=2).stderr

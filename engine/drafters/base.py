@@ -81,7 +81,11 @@ class Drafter(ABC):
     """Committed tokens, prompt first; the last one is the root."""
 
     def rehearse(  # noqa: B027 - nearly all learn what they must from the run itself
-        self, prompt_ids: Sequence[int], limits: Limits, cancelled: Callable[[], bool]
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        limits: Limits,
+        cancelled: Callable[[], bool],
     ) -> None:
         """Do what is no part of the generation, before its clock starts."""
 

@@ -110,9 +110,13 @@ class CombinedDrafter(Drafter):
         self.needs = model.needs
 
     def rehearse(
-        self, prompt_ids: Sequence[int], limits: Limits, cancelled: Callable[[], bool]
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        limits: Limits,
+        cancelled: Callable[[], bool],
     ) -> None:
-        self.model.rehearse(prompt_ids, limits, cancelled)
+        self.model.rehearse(prompt_ids, sampling, limits, cancelled)
 
     def start(self, start: Start) -> None:
         self.retrieval.start(start)

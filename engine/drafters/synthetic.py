@@ -22,7 +22,8 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from engine.config import Limits
+from engine.config import Limits, Sampling
+from engine.constraint import Constraint, constraint_of
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.model.target import Target
@@ -31,9 +32,20 @@ from engine.tree import TreeShape
 
 MAX_ANSWERS = 64
 """Answers that are kept of a target."""
-Answers = OrderedDict[tuple[tuple[int, ...], bool], list[int]]
+Question = tuple[tuple[int, ...], bool, str, str]
+Answers = OrderedDict[Question, list[int]]
 _answers: weakref.WeakKeyDictionary[Target, Answers] = weakref.WeakKeyDictionary()
 """They outlive the drafter: another rate is another drafter, and asks for the same answers."""
+
+
+def _question(prompt_ids: Sequence[int], sampling: Sampling, limits: Limits) -> Question:
+    """What the greedy answer depends on."""
+    return (
+        tuple(prompt_ids),
+        limits.ignore_eos,
+        sampling.structured_output,
+        sampling.grammar,
+    )
 
 
 class SyntheticConfig(MethodConfig):
@@ -99,17 +111,22 @@ class SyntheticDrafter(Drafter):
         self._config, self._target = config, target
 
     def rehearse(
-        self, prompt_ids: Sequence[int], limits: Limits, cancelled: Callable[[], bool]
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        limits: Limits,
+        cancelled: Callable[[], bool],
     ) -> None:
         """Let the target answer by itself, unless it did before."""
-        key = (tuple(prompt_ids), limits.ignore_eos)
+        key = _question(prompt_ids, sampling, limits)
         known = _answers.setdefault(self._target, OrderedDict())
         room = self._target.context_len - len(prompt_ids)
         wanted = min(limits.max_new_tokens + self._config.max_draft_len, room)
         answer = known.pop(key, [])
         eos_ids = frozenset[int]() if limits.ignore_eos else self._target.eos_ids
         if len(answer) < wanted and not (answer and answer[-1] in eos_ids):
-            answer = self._answer(prompt_ids, wanted, eos_ids, cancelled)
+            constraint = constraint_of(self._target, sampling)
+            answer = self._answer(prompt_ids, wanted, eos_ids, constraint, cancelled)
         known[key] = answer
         while len(known) > MAX_ANSWERS:
             known.popitem(last=False)
@@ -119,6 +136,7 @@ class SyntheticDrafter(Drafter):
         prompt_ids: Sequence[int],
         length: int,
         eos_ids: frozenset[int],
+        constraint: Constraint,
         cancelled: Callable[[], bool],
     ) -> list[int]:
         """The greedy answer, of so many tokens at most."""
@@ -127,8 +145,10 @@ class SyntheticDrafter(Drafter):
         fed = list(prompt_ids)
         try:
             while len(answer) < length and not cancelled():
-                answer.append(target.prefill(fed, cache, Needs()).argmax()[-1])
+                output = constraint.mask(target.prefill(fed, cache, Needs()))
+                answer.append(output.argmax()[-1])
                 fed = answer[-1:]
+                constraint.commit(fed)
                 if fed[0] in eos_ids:
                     break
         finally:
@@ -137,9 +157,10 @@ class SyntheticDrafter(Drafter):
 
     def start(self, start: Start) -> None:
         super().start(start)
-        self.rehearse(start.prompt_ids, start.limits, lambda: False)  # known, in a decode loop
+        asked = start.prompt_ids, start.sampling, start.limits
+        self.rehearse(*asked, lambda: False)  # known, in a decode loop
         self._answer_at = len(start.prompt_ids)
-        self._truth = _answers[self._target][tuple(start.prompt_ids), start.limits.ignore_eos]
+        self._truth = _answers[self._target][_question(*asked)]
         # Draws of its own: the target's must not depend on what is drafted.
         self._random = random.Random(f"drafts {start.sampling.seed}")
 

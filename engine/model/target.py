@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import platform
 import sys
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from engine.errors import ConfigError, PromptError, TargetError, first_line
+from engine.grammar import TokenTexts
 from engine.model.cache import TreeCache
 from engine.model.forward import Forward, ModulesForward, RaggedBatch
 from engine.model.recurrent import RecurrentStates, recurrent_layers
@@ -117,6 +119,11 @@ class Target:
             ids = getattr(source, "eos_token_id", None)
             found.update([ids] if isinstance(ids, int) else ids or [])
         return frozenset(found)
+
+    @functools.cached_property
+    def token_texts(self) -> TokenTexts:
+        """Its vocabulary as grammars read it; TargetError where it has none that can be read."""
+        return TokenTexts(self.tokenizer, self.vocab_size, self.eos_ids)
 
     @property
     def embedding(self) -> nn.Module:

@@ -7,6 +7,7 @@ not ignored: another answer than the one that was asked for is worse than none.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -21,6 +22,7 @@ from starlette.routing import Route
 
 from engine.config import Limits, Sampling
 from engine.errors import ConfigError
+from engine.grammar import choice_grammar
 from playground.api import figures
 from playground.api.models import SEPARATOR, Model, model_of, offered
 from playground.api.protocol import Asked, Endpoint, body_of, while_connected
@@ -62,6 +64,29 @@ class StreamOptions(Asked):
     include_usage: bool = False
 
 
+class Held(Asked):
+    """What the text is to follow, as vLLM's `structured_outputs` says it."""
+
+    schema_: str | dict[str, Any] | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = Field(None, min_length=1)
+    grammar: str | None = None
+    json_object: bool = False
+
+
+class Named(Asked):
+    """The schema of a `response_format`."""
+
+    schema_: dict[str, Any] = Field({}, alias="schema")
+
+
+class ResponseFormat(Asked):
+    """OpenAI's way to say it."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: Named = Named()
+
+
 class Completing(Asked):
     """Fields that both kinds of completion have."""
 
@@ -80,6 +105,12 @@ class Completing(Asked):
     logit_bias: dict[str, float] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: Held | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = Field(None, min_length=1)
+    guided_grammar: str | None = None
 
     @model_validator(mode="after")
     def _check_possible(self) -> Self:
@@ -106,8 +137,31 @@ class Completing(Asked):
                 "top_p": 1.0 if self.top_p is None else self.top_p,
                 "top_k": max(0, self.top_k or 0),  # vLLM's -1 is all, too
                 "seed": seed,
+                **self._structure(),
             }
         )
+
+    def _structure(self) -> dict[str, str]:
+        """What the text has to follow, if anything."""
+        held, form = self.structured_outputs or Held(), self.response_format
+        schemas = [held.schema_, self.guided_json, {"type": "object"} if held.json_object else None]
+        if form is not None and form.type != "text":
+            named = form.type == "json_schema"
+            schemas.append(form.json_schema.schema_ if named else {"type": "object"})
+        choices = [one for one in (held.choice, self.guided_choice) if one]
+        asked: list[tuple[str, str]] = [
+            *(
+                ("json_schema", one if isinstance(one, str) else json.dumps(one))
+                for one in schemas
+                if one is not None
+            ),
+            *(("regex", one) for one in (held.regex, self.guided_regex) if one is not None),
+            *(("grammar", one) for one in (held.grammar, self.guided_grammar) if one is not None),
+            *(("grammar", choice_grammar(texts)) for texts in choices),
+        ]
+        if len(asked) > 1:
+            raise ConfigError("A text follows one schema, expression, choice or grammar; name one.")
+        return dict(zip(("structured_output", "grammar"), *asked, strict=True)) if asked else {}
 
     def limits(self, default: int) -> Limits:
         texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -126,14 +180,11 @@ class Chat(Completing):
     messages: list[Said] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
     tools: list[Any] | None = None
-    response_format: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
         if self.tools:
             raise ValueError("tools are not offered here; leave them out")
-        if (self.response_format or {}).get("type", "text") != "text":
-            raise ValueError("response_format must be text here")
         return self
 
     @property

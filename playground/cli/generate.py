@@ -146,6 +146,7 @@ def _figures(
         f"{type(config).title}{'' if config.lossless else ' (lossy)'}",
         f"{metrics.num_new_tokens} tokens in {metrics.num_steps} steps ({finish_reason})",
         f"MAT {show(metrics.mat, '')}",
+        *([f"{metrics.num_cut} drafts cut by the grammar"] if metrics.num_cut else []),
         show(metrics.tok_s, " tok/s", 1),
         f"TTFT {show(metrics.ttft_s, ' s')}",
     ]

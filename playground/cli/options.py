@@ -172,6 +172,17 @@ def read_stdin() -> str:
     return as_text(sys.stdin.buffer.read(MAX_CHARS + 1), what="The input")
 
 
+def _read(name: str, file: str) -> str:
+    """A file of one option. Raises ConfigError: it cannot be read, or is no text."""
+    from engine.errors import ConfigError
+
+    flag = f"--{name.replace('_', '-')}"
+    try:
+        return as_text(Path(file).read_bytes(), what=str(file))
+    except OSError as error:
+        raise ConfigError(f"{flag}: {file} cannot be read: {error.strerror}.") from error
+
+
 def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
     """Write texts under their names; returns their paths."""
     from engine.errors import ConfigError
@@ -278,14 +289,34 @@ class SamplingOptions:
     seed: int = option(0, "Seed of every random draw.")
     max_new_tokens: int = option(256, "Most tokens of an answer.")
     ignore_eos: bool = option(False, "Go on after EOS.", "--ignore-eos")
+    json_schema: str | None = option(
+        None, "JSON schema that the text must follow: FILE, or the schema.", metavar="FILE|TEXT"
+    )
+    regex: str | None = option(None, "Regular expression that the whole text must match.")
+    grammar: str | None = option(
+        None, "Lark or GBNF grammar the text must follow: FILE, or itself.", metavar="FILE|TEXT"
+    )
 
     @property
     def sampling(self) -> Sampling:
-        """Raises ConfigError: a value is out of range."""
+        """Raises ConfigError: a value is out of range, or a file cannot be read."""
         from engine.config import Sampling
 
         names = ("temperature", "top_k", "top_p", "seed")
-        return Sampling.parse({name: getattr(self, name) for name in names})
+        return Sampling.parse({name: getattr(self, name) for name in names} | self._structure())
+
+    def _structure(self) -> dict[str, str]:
+        """What the text has to follow, if anything."""
+        from engine.errors import ConfigError
+
+        named = ("json_schema", "regex", "grammar")
+        given = {name: one for name in named if (one := getattr(self, name)) is not None}
+        if len(given) > 1:
+            raise ConfigError("Give one of --json-schema, --regex and --grammar.")
+        for kind, one in given.items():
+            is_text = kind == "regex" or ("{" if kind == "json_schema" else ":") in one
+            return {"structured_output": kind, "grammar": one if is_text else _read(kind, one)}
+        return {}
 
     def limits(self, **more: Any) -> Limits:
         """Raises ConfigError: a value is out of range."""

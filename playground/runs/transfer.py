@@ -44,7 +44,8 @@ RUN_COLUMNS = (
 ).split()
 JSON_COLUMNS = ("labels", "method", "sampling", "limits")
 STEP_COLUMNS = (
-    "index context_len num_committed num_extra_rows draft_s verify_s accept_s other_s at_s decision"
+    "index context_len num_committed num_extra_rows draft_s verify_s accept_s other_s at_s "
+    "decision num_cut"
 ).split()
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 

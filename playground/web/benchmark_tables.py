@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.config import Sampling
 from playground.experiments.benchmarks import MAX_SKIPPED, BenchmarkState, num_planned
 from playground.experiments.plan import extent
 from playground.experiments.report import report as figures
@@ -79,7 +80,7 @@ def head(found: BenchmarkState) -> str:
         plan["target"].get("title") or plan["target"]["name"],
         environment.get("dtype", plan["dtype"]),
         environment.get("device_name", ""),
-        "greedy" if results.report.greedy else f"temperature {plan['sampling']['temperature']:g}",
+        Sampling.parse(plan["sampling"]).words,
         f"{plan['limits']['max_new_tokens']} new tokens at most",
         "concurrency 1",
     ]

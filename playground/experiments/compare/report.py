@@ -190,9 +190,7 @@ def stored_runs(log: RunLog, compare_id: str) -> list[RunDetail]:
 def _setup_sentence(run: RunDetail) -> str:
     """What is the same for every configuration."""
     sampling, length = Sampling.parse(run.sampling), run.limits["max_new_tokens"]
-    drawn = "greedy"
-    if not sampling.greedy:
-        drawn = f"temperature {sampling.temperature:g}, seed {sampling.seed}"
+    drawn = sampling.words if sampling.greedy else f"{sampling.words}, seed {sampling.seed}"
     device = run.environment.get("device_name") or run.device
     return f"{run.target} · {run.dtype} · {device} · {drawn} · at most {length} tokens"
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from jinja2 import Environment
 
+from engine.config import Sampling
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from playground.experiments.finished import FinishedRequest
@@ -114,6 +115,8 @@ def command(plan: Mapping[str, Any]) -> str:
     for name in ("temperature", "top_k", "top_p", "seed"):
         if sampling["temperature"] > 0 and name in sampling:
             words += [f"--{name.replace('_', '-')}", str(sampling[name])]
+    if (kind := sampling.get("structured_output", "none")) != "none":
+        words += [f"--{kind.replace('_', '-')}", sampling["grammar"] or "{}"]
     return shlex.join(words)
 
 
@@ -127,8 +130,7 @@ def prompts_file(plan: Mapping[str, Any]) -> str:
 
 def _machine(plan: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, str]:
     """What the figures hold for."""
-    sampling, versions = plan["sampling"], environment.get("versions") or {}
-    greedy = sampling["temperature"] < 1e-5
+    versions = environment.get("versions") or {}
     facts = {
         "target": plan["target"].get("title") or plan["target"]["name"],
         "dtype": environment.get("dtype", plan["dtype"]),
@@ -137,7 +139,7 @@ def _machine(plan: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[st
         "system": environment.get("platform") or "",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "commit": environment.get("git_commit") or "",
-        "sampling": "greedy" if greedy else f"temperature {sampling['temperature']:g}",
+        "sampling": Sampling.parse(plan["sampling"]).words,
         "length": f"at most {plan['limits']['max_new_tokens']} new tokens",
     }
     return {name: str(text) for name, text in facts.items() if text}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
+import jsonschema
 import openai
 import pytest
 
@@ -161,7 +163,15 @@ REFUSED: list[tuple[str, object, int, str]] = [
     ("/v1/chat/completions", {**CHAT, "n": 2}, 400, "n must be 1"),
     ("/v1/chat/completions", {**CHAT, "logprobs": True}, 400, "logprobs"),
     ("/v1/chat/completions", {**CHAT, "tools": [{}]}, 400, "tools"),
-    ("/v1/chat/completions", {**CHAT, "response_format": {"type": "json_object"}}, 400, "format"),
+    ("/v1/chat/completions", {**CHAT, "response_format": {"type": "other"}}, 400, "format"),
+    (
+        "/v1/chat/completions",
+        {**CHAT, "guided_json": {"type": "objec"}},
+        400,
+        "Invalid type: objec",
+    ),
+    ("/v1/completions", {**TEXT, "guided_regex": "("}, 400, "unclosed group"),
+    ("/v1/completions", {**TEXT, "guided_regex": "a", "guided_choice": ["a"]}, 400, "name one"),
     ("/v1/chat/completions", {**CHAT, "model": "gpt-9"}, 404, "gpt-9"),
     ("/v1/chat/completions", {**CHAT, "model": "tiny:none"}, 404, "none"),
     ("/v1/chat/completions", {**CHAT, "stop": ["x"] * 17}, 400, "stop"),
@@ -186,6 +196,41 @@ def test_what_cannot_be_done_is_refused_in_the_protocols_own_form(
         assert answer.status_code == status, answer.text
         error = answer.json()["error"]
         assert word in error["message"] and error["code"] == status and error["type"]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"ok": {"enum": ["yes", "no"]}, "n": {"enum": [1, 22, 333]}},
+    "required": ["ok", "n"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+FOLLOWED = [
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
+    {"structured_outputs": {"json": SCHEMA}},
+    {"guided_json": json.dumps(SCHEMA)},
+]
+
+
+@pytest.mark.parametrize("asked", FOLLOWED)
+@pytest.mark.parametrize("model", ["tiny", "tiny:scripted"])
+def test_an_answer_follows_the_schema_that_is_asked_for(
+    http: httpx.Client, asked: dict[str, Any], model: str
+) -> None:
+    body = {**CHAT, "model": model, "temperature": 0, "max_tokens": 60, **asked}
+    answer = http.post("/v1/chat/completions", json=body).json()
+    jsonschema.validate(json.loads(text_of(answer["choices"][0])), SCHEMA)
+
+
+def test_an_answer_is_one_of_the_choices_or_matches_its_expression(http: httpx.Client) -> None:
+    def text(**asked: Any) -> str:
+        body = {**TEXT, "max_tokens": 40, **asked}
+        return text_of(http.post("/v1/completions", json=body).json()["choices"][0])
+
+    assert text(guided_choice=["yes", "no"]) in ("yes", "no")
+    assert text(structured_outputs={"choice": ["maybe"]}) == "maybe"
+    assert re.fullmatch("[xyz]{5}", text(guided_regex="[xyz]{5}"))
+    assert text(structured_outputs={"grammar": 'root ::= "gbnf"'}) == "gbnf"
 
 
 def test_models_are_listed_and_described(http: httpx.Client) -> None:

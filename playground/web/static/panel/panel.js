@@ -10,7 +10,8 @@ import { TokenText } from "./text.js";
 const FIGURES = [
   ["tok_s", "tok/s", (m) => number(m.tok_s, 1)],
   ["mat", "MAT", (m) => number(m.mat, 2)],
-  ["draft_acceptance", "accepted", (m) => percent(m.draft_acceptance)],
+  ["draft_acceptance", "accepted",
+    (m) => percent(m.draft_acceptance) + (m.num_cut ? `, ${m.num_cut} cut` : "")],
   ["ttft_s", "TTFT", (m) => duration(1000 * (m.ttft_s ?? NaN))],
   ["itl_ms", "ITL", (m) => duration(m.itl_ms)],
   ["step_p95_ms", "step p50 / p95", (m) => durations(m.step_p50_ms, m.step_p95_ms)],

@@ -151,8 +151,9 @@ export class Scrubber {
 
 function restingWords(step) {
   const drafted = step.tokens.length - 1;
-  if (!drafted) return "Nothing was drafted: a plain decoding step.";
+  const cut = step.num_cut ? `, ${plural(step.num_cut, "draft")} cut by the grammar` : "";
+  if (!drafted) return cut ? `Nothing to verify${cut}.` : "Nothing was drafted: a plain decoding step.";
   const extra = step.num_extra_rows ? `, ${plural(step.num_extra_rows, "extra row")}` : "";
-  return `${plural(drafted, "draft token")} verified in one forward${extra}; `
+  return `${plural(drafted, "draft token")} verified in one forward${extra}${cut}; `
     + `${step.context_len} tokens in the cache before it.`;
 }

@@ -1,0 +1,321 @@
+"""Structured output: the text follows its grammar, and drafting does not change it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import re
+import sys
+from collections import Counter
+
+import jsonschema
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from engine.accept import Lossless, Verified
+from engine.config import Limits, Sampling
+from engine.constraint import Structured, constraint_of
+from engine.decode import decode
+from engine.drafters import parse_method
+from engine.errors import ConfigError, TargetError
+from engine.grammar import Matcher, choice_grammar, compiled
+from engine.metrics import measure
+from engine.model.target import Target
+from engine.proposal import ExtraRows, Proposal, TargetOutput
+from engine.sampling import SeededDraws, probabilities
+from engine.steps import End, Step
+from engine.tree import TreeShape
+from tests.engine.scripted import Parents, draw_tree, random_parents
+from tests.engine.test_every_method import configuration
+from tests.models import VOCAB, build_context, tiny_model, tiny_target
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "ok": {"enum": ["yes", "no"]},
+        "n": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 4}, "maxItems": 2},
+    },
+    "required": ["ok", "n", "tags"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_pattern": " {0,2}"},  # a random model likes blanks
+}
+REGEX = "(ab|ba|[cd]{2}){6,9}!"
+SAMPLINGS = {
+    "json_schema": Sampling(structured_output="json_schema", grammar=json.dumps(SCHEMA)),
+    "regex": Sampling(structured_output="regex", grammar=REGEX),
+    "grammar": Sampling(structured_output="grammar", grammar='start: "x" ("yy" | "zz"){8} "."'),
+}
+METHODS = {
+    **{name: {"decoding_type": name} for name in ("Autoregressive", "NGram", "Suffix")},
+    **{name: {"decoding_type": name} for name in ("Token_Recycling", "Lookahead", "Combined")},
+    "Draft_Target": {"decoding_type": "Draft_Target", "speculative_model": "alike"},
+    "Synthetic": {"decoding_type": "Synthetic", "acceptance_rate": 0.9},
+    "heads": {},
+}
+LIMITS = Limits(max_new_tokens=150, ignore_eos=True)
+
+
+@functools.cache
+def target() -> Target:
+    return tiny_target("llama", eos_token_id=None)
+
+
+@functools.cache
+def alike() -> Target:
+    """The target with some noise on its weights, so that some of its drafts are right."""
+    model = tiny_model("llama", eos_token_id=None)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    return Target(model, target().tokenizer, name="alike")
+
+
+@functools.cache
+def prompt_ids() -> list[int]:
+    return target().encode("Is it ready? " * 3)
+
+
+def matcher_after(sampling: Sampling, tokens: list[int]) -> Matcher:
+    grammar = compiled(sampling.structured_output, sampling.grammar)
+    matcher = Matcher(target().token_texts, grammar)
+    for token in tokens:
+        matcher.go(token)
+    return matcher
+
+
+@functools.cache
+def expected(kind: str) -> list[int]:
+    """Token by token: transformers' forward over the whole text, and a matcher that begins anew."""
+    output: list[int] = []
+    while not output or output[-1] not in target().eos_ids:
+        allowed = torch.from_numpy(matcher_after(SAMPLINGS[kind], output).allowed())
+        with torch.inference_mode():
+            logits = target().model(torch.tensor([prompt_ids() + output])).logits[0, -1]
+        output.append(int(logits.masked_fill(~allowed, -torch.inf).argmax()))
+        assert len(output) < 150
+    return output
+
+
+@pytest.mark.parametrize("kind", SAMPLINGS)
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_output_equals_the_target_held_to_its_grammar(kind: str, method: str) -> None:
+    bench = build_context(target(), alike=alike())
+    heads = ("Medusa", "ReDrafter", "Eagle", "Eagle3")
+    configs = [configuration("llama", name, 2) for name in heads] if method == "heads" else []
+    for config in configs or [parse_method(METHODS[method])]:
+        drafter = config.build(bench)
+        for _ in "12":  # a drafter writes text after text
+            records = list(
+                decode(target(), drafter, prompt_ids(), sampling=SAMPLINGS[kind], limits=LIMITS)
+            )
+            assert isinstance(end := records[-1], End)
+            assert list(end.output_ids) == expected(kind), config
+            assert end.finish_reason == "eos"
+        if method == "Synthetic":  # it rehearsed under the grammar
+            assert measure(records).num_accepted > 0
+
+
+def test_the_text_follows_its_schema_its_expression_and_its_grammar() -> None:
+    texts = {kind: target().tokenizer.decode(expected(kind)[:-1]) for kind in SAMPLINGS}
+    jsonschema.validate(json.loads(texts["json_schema"]), SCHEMA)
+    assert re.fullmatch(REGEX, texts["regex"])
+    assert re.fullmatch(r"x(yy|zz){8}\.", texts["grammar"])
+
+
+def test_what_was_cut_is_counted_and_never_verified() -> None:
+    drafter = parse_method({"decoding_type": "Token_Recycling"}).build(build_context(target()))
+    records = list(
+        decode(target(), drafter, prompt_ids(), sampling=SAMPLINGS["regex"], limits=LIMITS)
+    )
+    steps = [record for record in records if isinstance(record, Step)]
+    assert measure(records).num_cut == sum(step.num_cut for step in steps) > 0
+    written = [int(records[0].token_id)]  # type: ignore[union-attr]
+    for step in steps:
+        matcher = matcher_after(SAMPLINGS["regex"], written)
+        allowed = matcher.allowed()
+        children = [i for i, parent in enumerate(step.parents) if parent == 0]
+        assert all(allowed[step.tokens[child]] for child in children)
+        written += step.committed[: step.num_committed]
+        if written[-1] in target().eos_ids:
+            break
+
+
+# ---- the masks of a tree
+
+
+def test_every_node_is_masked_by_its_own_path_alone() -> None:
+    """Against a matcher that begins anew for every node, on random trees of likely tokens."""
+    sampling, rng = SAMPLINGS["regex"], random.Random(0)
+    letters = [target().encode(letter)[0] for letter in "abcd!"]
+    kept = 0
+    for seed in range(30):
+        begun = expected("regex")[: rng.randrange(1, 6)]
+        shape = TreeShape(random_parents(rng, 16))
+        tokens = [begun[-1]] * 16
+        for children in shape.children:
+            for child, token in zip(children, rng.sample(range(VOCAB), 16), strict=False):
+                tokens[child] = token
+            for child, token in zip(children, rng.sample(letters, 5), strict=False):
+                tokens[child] = token
+        proposal = Proposal(torch.tensor(tokens), shape)
+        constraint = constraint_of(target(), sampling)
+        constraint.commit(begun)
+        pruned = constraint.prune(proposal)
+        logits = torch.zeros(len(pruned.shape), VOCAB)
+        masked = constraint.mask(TargetOutput(logits)).logits
+        tokens = pruned.tokens.tolist()
+        kept += len(tokens) - 1
+        for node in range(len(tokens)):
+            path = [tokens[i] for i in pruned.shape.path_to(node)]
+            right = torch.from_numpy(matcher_after(sampling, [*begun, *path]).allowed())
+            assert torch.equal(masked[node].isfinite(), right), (seed, node)
+    assert kept > 60
+
+
+def test_extra_rows_lose_the_columns_of_nodes_that_went() -> None:
+    visible = torch.tensor([[1, 0, 0, 1, 0], [1, 0, 0, 1, 1]]).bool()
+    extra = ExtraRows(torch.tensor([8, 9]), torch.tensor([1, 2]), visible)
+    proposal = Proposal(torch.tensor([5, 6, 7]), TreeShape([-1, 0, 0]), extra=extra)
+    kept = proposal.keep([0, 2], with_extra=True)
+    assert kept.extra is not None
+    assert kept.extra.visible.tolist() == [[True, False, True, False], [True, False, True, True]]
+    tokens, _, among = kept.rows()
+    assert tokens.tolist() == [5, 7, 8, 9] and among.shape == (4, 4)
+
+
+# ---- sampling
+
+RUNS = 1500
+LETTERS = "abcde"
+PAIRS = "[abd][ade]"
+"""Two letters: three of five may come first, three of five after it."""
+
+
+@functools.cache
+def letter_ids() -> list[int]:
+    return [target().encode(letter)[0] for letter in LETTERS]
+
+
+def spread(path: tuple[int, ...], seed: int) -> torch.Tensor:
+    """`(5,)` logits of the letters after a path."""
+    seed += sum((token + 1) * 300**i for i, token in enumerate(path))
+    return torch.randn(len(LETTERS), generator=torch.Generator().manual_seed(seed)) * 1.5
+
+
+def over_vocabulary(of_letters: torch.Tensor, rest: float) -> torch.Tensor:
+    found = torch.full((VOCAB,), rest)
+    found[letter_ids()] = of_letters
+    return found
+
+
+@functools.cache
+def target_logits(path: tuple[int, ...]) -> torch.Tensor:
+    return over_vocabulary(spread(path, 17), 1.0)
+
+
+@functools.cache
+def draft_law(path: tuple[int, ...]) -> torch.Tensor:
+    return over_vocabulary(spread(path, 9006).mul(1.5).softmax(-1), 0.0)
+
+
+def first_pair(parents: Parents, draws: SeededDraws, *, certain: bool) -> tuple[int, ...]:
+    """The two letters after a root that the grammar does not see, by one verified step."""
+    sampling = Sampling(temperature=1.0)
+    constraint = Structured(Matcher(target().token_texts, pairs()), target().eos_ids)
+    tree = TreeShape(parents)
+    tokens, dists = draw_tree(tree, draft_law, 0, draws.generator, likeliest=certain)
+    proposal = constraint.prune(Proposal(torch.tensor(tokens), tree, dists=dists))
+    kept, shape = proposal.tokens.tolist(), proposal.shape
+    paths = [tuple(kept[i] for i in (0, *shape.path_to(n))) for n in range(len(shape))]
+    output = constraint.mask(TargetOutput(torch.stack([target_logits(path) for path in paths])))
+    accepted = Lossless(sampling)(Verified(kept, shape, output.logits, proposal.dists), draws)
+    text = [*(kept[node] for node in accepted.path), accepted.next_token]
+    constraint.commit(text[:2])
+    if len(text) == 1:
+        alone = constraint.mask(TargetOutput(target_logits((0, text[0]))[None]))
+        text.append(draws.pick(probabilities(alone.logits[0], sampling)))
+    return tuple(text[:2])
+
+
+@functools.cache
+def pairs() -> str:
+    return compiled("regex", PAIRS)
+
+
+@pytest.mark.parametrize("certain", [False, True], ids=["drawn", "certain"])
+@pytest.mark.parametrize("parents", [[-1, 0, 1], [-1, 0, 0, 0, 1, 1]], ids=["chain", "tree"])
+def test_samples_keep_the_law_of_the_target_held_to_its_grammar(
+    parents: Parents, certain: bool
+) -> None:
+    draws = SeededDraws(3)
+    seen = Counter(first_pair(parents, draws, certain=certain) for _ in range(RUNS))
+    a, b, _, d, e = letter_ids()
+    law: dict[tuple[int, ...], float] = {}
+    for first in (a, b, d):
+        after = target_logits((0, first))[[a, d, e]].softmax(-1)
+        mass = target_logits((0,))[[a, b, d]].softmax(-1)[[a, b, d].index(first)]
+        law |= {(first, x): float(mass * p) for x, p in zip((a, d, e), after, strict=True)}
+    assert set(seen) <= set(law)
+    scale = RUNS / sum(law.values())
+    masses = [scale * mass for mass in law.values()]
+    assert chisquare([seen[pair] for pair in law], masses).pvalue > 1e-4
+
+
+# ---- what people write
+
+
+def test_without_a_grammar_sampling_is_written_as_ever() -> None:
+    assert set(Sampling().model_dump()) == {"temperature", "top_k", "top_p", "seed"}
+    again = Sampling.parse(SAMPLINGS["regex"].model_dump())
+    assert again == SAMPLINGS["regex"]
+    assert again.replace(structured_output="none").model_dump() == Sampling().model_dump()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "why"),
+    [
+        ("json_schema", '{"type": "objec"}', "Invalid type: objec"),
+        ("json_schema", "{", "JSON schema"),
+        ("json_schema", '{"items":' * 500 + "{}" + "}" * 500, "recursion limit"),
+        ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("regex", "(", "unclosed group"),
+        ("regex", " ", "got nothing"),
+        ("grammar", "start: other", "unknown name"),
+        ("grammar", "start: " + "(" * 9999 + '"a"' + ")" * 9999, "too deeply nested"),
+    ],
+)
+def test_a_bad_grammar_is_one_sentence_at_its_setting(kind: str, text: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as refused:
+        Sampling.parse({"structured_output": kind, "grammar": text})
+    assert set(refused.value.faults) == {"grammar"}
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
+
+
+def test_an_empty_schema_allows_any_object() -> None:
+    assert '"object"' in compiled("json_schema", "")
+
+
+def test_a_choice_is_a_grammar_of_texts() -> None:
+    sampling = Sampling(structured_output="grammar", grammar=choice_grammar(['say "no"', "yes"]))
+    drafter = parse_method({"decoding_type": "NGram"}).build(build_context(target()))
+    *_, end = decode(target(), drafter, prompt_ids(), sampling=sampling, limits=LIMITS)
+    assert isinstance(end, End)
+    assert target().tokenizer.decode(end.output_ids[:-1]) in ('say "no"', "yes")
+
+
+def test_without_the_library_the_sentence_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ConfigError, match="pip install llguidance"):
+        Sampling.parse({"structured_output": "regex", "grammar": "a"})
+
+
+def test_a_target_without_tokenizer_says_that_it_cannot_follow() -> None:
+    bare = Target(tiny_model("llama"), None, name="bare")
+    with pytest.raises(TargetError, match="needs a target with a tokenizer"):
+        constraint_of(bare, SAMPLINGS["regex"])
