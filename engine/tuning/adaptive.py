@@ -177,9 +177,13 @@ class AdaptiveDrafter(Drafter):
         self._pause, self._next_pause, self._probe = 0, FIRST_PAUSE, False
 
     def rehearse(
-        self, prompt_ids: Sequence[int], limits: Limits, cancelled: Callable[[], bool]
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        limits: Limits,
+        cancelled: Callable[[], bool],
     ) -> None:
-        self.inner.rehearse(prompt_ids, limits, cancelled)
+        self.inner.rehearse(prompt_ids, sampling, limits, cancelled)
 
     def start(self, start: Start) -> None:
         self._reset()
