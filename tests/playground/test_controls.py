@@ -189,8 +189,15 @@ def test_settings_without_effect_are_hidden(
 
 
 def test_greedy_hides_what_only_sampling_reads() -> None:
-    assert state_of(Sampling, {"temperature": 0}).hidden == {"top_k", "top_p"}
-    assert state_of(Sampling, {"temperature": 0.7}).hidden == frozenset()
+    assert state_of(Sampling, {"temperature": 0}).hidden == {"top_k", "top_p", "grammar"}
+    assert state_of(Sampling, {"temperature": 0.7}).hidden == {"grammar"}
+
+
+def test_a_grammar_is_asked_for_with_structured_output_and_read_at_once() -> None:
+    held = {"structured_output": "json_schema", "grammar": '{"type": "objec"}'}
+    assert "objec" in state_of(Sampling, held).faults["grammar"]
+    shown = state_of(Sampling, {**held, "grammar": '{"type": "object"}'})
+    assert shown.faults == {} and "grammar" not in (shown.hidden or ())
 
 
 def test_fitted_size_says_from_how_many_it_is_chosen() -> None:
