@@ -23,6 +23,8 @@ ALLOWED = {
     "storage": {"sqlalchemy", "alembic", "storage"},
     "presets": {"yaml", "pydantic", "engine", "presets"},
 }
+ONE_FILE = {"engine/grammar.py": {"llguidance"}}
+"""What one file alone may import besides; it is an extra, so not where the file is imported."""
 OURS = {"app", "playground", "engine", "storage", "presets"}
 
 
@@ -61,6 +63,7 @@ def test_a_package_imports_only_what_its_layer_may(package: str) -> None:
     files = modules(package)
     for file in files:
         used = {top(name) for name in runtime_imports(file)} - set(STDLIB)
+        used -= ONE_FILE.get(file.relative_to(ROOT).as_posix(), set())
         assert used <= ALLOWED[package], f"{file.relative_to(ROOT)}: {used - ALLOWED[package]}"
 
 
