@@ -12,7 +12,15 @@ import sqlalchemy as sa
 
 from storage import owner
 from storage.database import Database
-from storage.query import conditions, exists, ids_statement, order_of, read_summaries, summaries
+from storage.query import (
+    conditions,
+    different,
+    exists,
+    ids_statement,
+    order_of,
+    read_summaries,
+    summaries,
+)
 from storage.records import (
     Artifact,
     Benchmark,
@@ -243,22 +251,22 @@ class Experiments:
         Raises:
             StorageError: limit or offset out of range, or no such sort key.
         """
-        wanted, total = _folded(query)
+        wanted = _folded(query)
         with self._database.transaction(reading=True) as connection:
-            ids = connection.execute(wanted).scalars().all()
+            both = connection.execute(wanted).all()
+            ids = [row.id for row in both if row.id is not None]
             of_page = read_summaries(connection, summaries().where(runs.c.id.in_(ids)))
             found = {run.id: run for run in of_page}
             rows = _rows(connection, query, [run for run in of_page if run.experiment])
-            count = connection.scalar(total) or 0
-        return FoldedPage(tuple(rows.get(found[i].experiment, found[i]) for i in ids), count)
+        shown = tuple(rows.get(found[i].experiment, found[i]) for i in ids)
+        return FoldedPage(shown, both[0].total)
 
     def ranked(self, limit: int = 20) -> tuple[MeasuredSetup, ...]:
         """The configurations of the newest experiments, largest speedup first.
 
         One that several of them measured stands there as the newest did.
         """
-        newest = _heads(RunQuery(), runs.c.created_at).add_columns(runs.c.experiment)
-        newest = newest.order_by(sa.desc("value")).limit(limit)
+        newest = _newest_heads(RunQuery()).order_by(sa.desc("value")).limit(limit)
         with self._database.transaction(reading=True) as connection:
             keys = [row.experiment for row in connection.execute(newest)]
             ratios = {
@@ -273,9 +281,11 @@ class Experiments:
         return tuple(sorted(found, key=lambda one: one.speedup, reverse=True))
 
 
-def _heads(query: RunQuery, column: sa.ColumnElement[Any]) -> sa.Select[Any]:
+def _heads(query: RunQuery) -> sa.Select[Any]:
     """Of every experiment one run and the value that it is sorted by."""
-    edge = sa.func.max if query.descending else sa.func.min
+    if replace(query, descending=True, limit=50, offset=0) == RunQuery():
+        return _newest_heads(query)
+    column, edge = runs.c[query.sort], sa.func.max if query.descending else sa.func.min
     return (
         sa.select(sa.func.max(runs.c.id).label("id"), edge(column).label("value"))
         .where(runs.c.experiment.is_not(None), *conditions(query))
@@ -283,8 +293,20 @@ def _heads(query: RunQuery, column: sa.ColumnElement[Any]) -> sa.Select[Any]:
     )
 
 
-def _folded(query: RunQuery) -> tuple[sa.Select[Any], sa.Select[Any]]:
-    """The ids of a folded page, experiments by one of their runs; and how many rows there are.
+def _newest_heads(query: RunQuery) -> sa.Select[Any]:
+    """The same for the table as it opens, out of the index, however many runs they have."""
+    key = different(runs.c.experiment).c.value
+    of_it = [runs.c.experiment == key, *conditions(query)]
+    head = sa.select(runs.c.id).where(*of_it).order_by(*order_of(query)).limit(1).scalar_subquery()
+    found = sa.select(head.label("id"), key.label("experiment")).where(key.is_not(None)).subquery()
+    its = sa.select(runs.c.id, runs.c.created_at.label("value"), runs.c.experiment)
+    return its.join(found, found.c.id == runs.c.id)
+
+
+def _folded(query: RunQuery) -> sa.Select[Any]:
+    """The ids of a folded page, experiments by one of their runs; beside each, how many there are.
+
+    A page that lies behind the last one has the number alone.
 
     Of the single runs only as many are read as the page may show, so that the first pages of a
     long log come from the index.
@@ -294,17 +316,20 @@ def _folded(query: RunQuery) -> tuple[sa.Select[Any], sa.Select[Any]]:
     single = [runs.c.experiment.is_(None), *conditions(query)]
     first = sa.select(runs.c.id.label("id"), column.label("value")).where(*single)
     first = first.order_by(*order_of(query)).limit(query.offset + query.limit)
-    both = sa.union_all(sa.select(first.subquery()), _heads(query, column)).subquery()
-    value, run_id = both.c.value, both.c.id
-    order = (
-        (value.desc().nulls_last(), run_id.desc())
-        if query.descending
-        else (value.asc().nulls_last(), run_id.asc())
-    )
-    page = sa.select(run_id).order_by(*order).limit(query.limit).offset(query.offset)
+    heads = _heads(query).cte()  # read twice, made once
+    of_heads = sa.select(heads.c.id, heads.c.value)
+    both = sa.union_all(sa.select(first.subquery()), of_heads).subquery()
+
+    def order(of: sa.FromClause) -> tuple[sa.ColumnElement[Any], ...]:
+        edge = sa.desc if query.descending else sa.asc
+        return edge(of.c.value).nulls_last(), edge(of.c.id)
+
+    page = sa.select(both).order_by(*order(both)).limit(query.limit).offset(query.offset).subquery()
     alone = sa.select(sa.func.count()).select_from(runs).where(*single).scalar_subquery()
-    different = sa.select(sa.func.count(runs.c.experiment.distinct())).where(*conditions(query))
-    return page, sa.select(alone + different.scalar_subquery())
+    folded = sa.select(sa.func.count()).select_from(heads).scalar_subquery()
+    total = sa.select((alone + folded).label("total")).subquery()
+    beside = total.outerjoin(page, sa.true())
+    return sa.select(page.c.id, total.c.total).select_from(beside).order_by(*order(page))
 
 
 def _rows(

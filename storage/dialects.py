@@ -190,7 +190,8 @@ def take_turn(connection: sa.Connection, what: str) -> None:
 
 def _prepare_postgresql(connection: Any, record: Any) -> None:
     """Compiling a query takes longer than any of ours, and nobody waits for a lock for ever."""
-    connection.execute(f"SET jit = off; SET lock_timeout = {BUSY_TIMEOUT_MS}")
+    settings = {"jit": "off", "work_mem": "'32MB'", "lock_timeout": BUSY_TIMEOUT_MS}
+    connection.execute("; ".join(f"SET {name} = {value}" for name, value in settings.items()))
     connection.commit()
 
 

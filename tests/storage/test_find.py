@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import sqlalchemy as sa
 
@@ -131,3 +133,20 @@ def test_ids_and_deleted_runs_can_be_asked_for(log: RunLog) -> None:
     with pytest.raises(UnknownRunError):
         log.delete(third, "nope")
     assert log.find().total == 2, "all of them or none"
+
+
+@pytest.mark.parametrize("descending", [True, False])
+def test_the_table_as_it_opens_is_what_a_filter_would_find(log: RunLog, descending: bool) -> None:
+    """It is read by another way than filtered ones."""
+    for number in range(12):
+        finished_run(log, benchmark_id=(None, "a", "b-1", "b-2")[number % 4])
+    log.delete(log.find().rows[0].id)
+    for offset in (0, 1, 3, 9):
+        asked = RunQuery(descending=descending, limit=2, offset=offset)
+        opened, filtered = (
+            log.experiments.page(query) for query in (asked, replace(asked, target="tiny"))
+        )
+        assert opened.total == filtered.total == 5
+        assert [getattr(row, "key", row) for row in opened.rows] == [
+            getattr(row, "key", row) for row in filtered.rows
+        ]
