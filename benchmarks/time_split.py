@@ -62,7 +62,7 @@ def configs(target: Target, folder: Path) -> dict[str, MethodConfig]:
     heads = random_heads.make_all(target, folder)
     found: dict[str, MethodConfig] = {}
     for name in methods():
-        if name in ("User_Provided", "MTP", "DFlash", "P_EAGLE"):
+        if name in ("User_Provided", "MTP", "DFlash", "DSpark", "P_EAGLE"):
             continue  # they need the user's object, or weights of their own
         values: dict[str, object] = {"decoding_type": name}
         if name in heads:

@@ -1,8 +1,9 @@
 """TensorRT-LLM: the `speculative_config` block of its YAML file.
 
 Two lines of releases: from 1.3 on only the PyTorch backend is left, with NGram, SA, Draft_Target,
-Eagle3, MTP, PARD and DFlash. Until 1.2 there was the TensorRT backend beside it, with Medusa,
-Lookahead and EAGLE-1/2 and their choice trees. Source: tensorrt_llm/llmapi/llm_args.py of both.
+Eagle3, MTP, PARD, DFlash and DSpark. Until 1.2 there was the TensorRT backend beside it, with
+Medusa, Lookahead and EAGLE-1/2 and their choice trees. Source: tensorrt_llm/llmapi/llm_args.py of
+both lines.
 
 A dynamic tree must satisfy max_draft_len ≤ max_total_draft_tokens ≤ topK · max_draft_len there.
 """
@@ -368,19 +369,25 @@ METHODS = (
         (*LENGTH, *WEIGHTS, *same("mask_token_id"), fields.drops_block_tree("TensorRT-LLM")),
         since=CURRENT,
     ),
-    Method(
-        "DFlash",
-        "DFlash",
-        (
-            Field("max_draft_len", "max_draft_len", needed=fields.BLOCK),
-            SCHEDULE,
-            *WEIGHTS,
-            *same("mask_token_id"),
-            _layers("target_layer_ids"),
-            fields.drops_block_tree("TensorRT-LLM"),
-        ),
-        since=CURRENT,
-        known=frozenset({"attention_backend"}),
+    *(
+        Method(
+            name,
+            name,
+            (
+                Field("max_draft_len", "max_draft_len", needed=fields.BLOCK),
+                SCHEDULE,
+                *WEIGHTS,
+                *same("mask_token_id"),
+                _layers("target_layer_ids"),
+                fields.drops_block_tree("TensorRT-LLM"),
+            ),
+            since=CURRENT,
+            known=frozenset({"attention_backend", *checkpoint}),
+        )
+        for name, checkpoint in (
+            ("DFlash", ()),
+            ("DSpark", ("block_size", "markov_rank", "markov_head_type")),
+        )
     ),
     COMBINED,
 )

@@ -68,9 +68,8 @@ NO_COUNTERPART = {
     "mlp_speculator": "an MLP speculator",
     "custom_class": "a proposer class of your own; register a drafter here instead",
     "extract_hidden_states": "no drafting at all, it writes training data",
-    "dspark": "DSpark",
 }
-BLOCKS = ("dflash",)
+BLOCKS = ("dflash", "dspark")
 """Methods that draft in one forward whether the config says so or not."""
 SAMPLED = (
     "When sampling, vLLM drafts the likeliest token; here EAGLE-1 draws its drafts. The law of the "
@@ -273,6 +272,16 @@ METHODS = (
         ),
         since=(0, 20),
     ),
+    Method(
+        "DSpark",
+        "dspark",
+        (
+            WEIGHTS,
+            Field("max_draft_len", LENGTH, needed=fields.BLOCK),
+            drops_block_tree("vLLM"),
+        ),
+        since=(0, 32),
+    ),
 )
 
 
@@ -354,7 +363,8 @@ def _name(reader: Reader) -> str:
     if model.strip("[]") == "ngram":
         reader.used.add("model")
         return "ngram"
-    guesses = {"eagle-": "eagle", "eagle3": "eagle3", "dflash": "dflash", "medusa": "medusa"}
+    signs = ("eagle3", "dflash", "dspark", "medusa")
+    guesses = {"eagle-": "eagle", **{sign: sign for sign in signs}}
     return next((name for sign, name in guesses.items() if sign in model), "draft_model")
 
 

@@ -107,7 +107,7 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "Draft_Target": [{"max_draft_len": n} for n in (1, 2, 5, 9)] + [{"adaptive": True}],
 }
-SEPARATE = {"Autoregressive", "MTP", "DFlash", "PARD", "P_EAGLE", "User_Provided"}
+SEPARATE = {"Autoregressive", "MTP", "DFlash", "DSpark", "PARD", "P_EAGLE", "User_Provided"}
 """Covered by test_lossless and by their own test files, each against plain decoding too."""
 
 

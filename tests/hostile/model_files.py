@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.drafters.blocks.dflash import DFlashModel
+from engine.drafters.blocks.dflash import BlockShape, DFlashModel
 from engine.drafters.heads.layer import HeadSpec
 from engine.model.target import Target
 from tests.engine.cpu.tiny_gguf import write_gguf
@@ -135,7 +135,7 @@ def save_dflash(folder: Path, target: Target) -> None:
         "layers.0.input_layernorm.weight": torch.ones(size),
         **layer_tensors(size, size, "layers.0"),
     }
-    assert len(DFlashModel(spec, 2, [None]).layers) == 1
+    assert len(DFlashModel(BlockShape(spec, 2, (None,))).layers) == 1
     config = config_of(target, num_hidden_layers=1, block_size=4)
     config |= {"dflash_config": {"mask_token_id": 11, "target_layer_ids": [0, 1]}}
     write(folder, tensors, config)

@@ -13,7 +13,7 @@ Source: arXiv:2602.06036, section 4; z-lab/dflash.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -35,20 +35,13 @@ from engine.proposal import Needs, Proposal
 _Setting = TypeVar("_Setting")
 
 
-class DFlashConfig(BlockMethod):
-    """Settings of DFlash; named as in TensorRT-LLM."""
+class FeatureBlockMethod(BlockMethod):
+    """What methods share whose block model reads hidden states of the target."""
 
-    title: ClassVar[str] = "DFlash"
-    summary: ClassVar[str] = (
-        "A small block-diffusion model reads the target's hidden states and drafts a whole block "
-        "in one forward."
-    )
-    paper: ClassVar[str | None] = "2602.06036"
     main_settings: ClassVar[str] = "size max_draft_len use_dynamic_tree"
 
-    decoding_type: Literal["DFlash"] = "DFlash"
     speculative_model: str | None = Field(
-        None, title="DFlash model", description="the draft model of this target: folder or hub id"
+        None, title="Block model", description="the draft model of this target: folder or hub id"
     )
     max_draft_len: int | None = Field(
         None,
@@ -70,16 +63,55 @@ class DFlashConfig(BlockMethod):
         description="target layers to read; None = what the checkpoint says",
     )
 
+
+class DFlashConfig(FeatureBlockMethod):
+    """Settings of DFlash; named as in TensorRT-LLM."""
+
+    title: ClassVar[str] = "DFlash"
+    summary: ClassVar[str] = (
+        "A small block-diffusion model reads the target's hidden states and drafts a whole block "
+        "in one forward."
+    )
+    paper: ClassVar[str | None] = "2602.06036"
+
+    decoding_type: Literal["DFlash"] = "DFlash"
+
     def build(self, context: BuildContext) -> DFlashDrafter:
         found = HeadCheckpoint.read(context.weights(self.speculative_model, "the DFlash model"))
         return DFlashDrafter(context, self, found)
 
 
-class DFlashModel(nn.Module):
-    """Decoder layers that all read the same context; `windows`: how far each looks, None = all."""
+@dataclass(frozen=True, slots=True)
+class BlockShape:
+    """Sizes of a block model; `windows`: how far each layer looks, None = all."""
 
-    def __init__(self, spec: HeadSpec, num_features: int, windows: Sequence[int | None]) -> None:
+    spec: HeadSpec
+    num_features: int
+    windows: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, found: HeadCheckpoint, num_features: int, target: Target) -> BlockShape:
+        """As a checkpoint says; DrafterError for layers that no such model has."""
+        spec = found.layer_spec(target.hidden_size)
+        count = found.stated("num_hidden_layers", found.layers.num_hidden_layers)
+        kinds = found.options.layer_types or ("full_attention",) * count
+        if len(kinds) != count or not set(kinds) <= SUPPORTED_LAYERS:
+            raise DrafterError(
+                f"{found.location}: layer_types in config.json must name {count} layers, each one "
+                f"of {', '.join(sorted(SUPPORTED_LAYERS))}."
+            )
+        window = found.options.sliding_window
+        return cls(
+            spec, num_features, tuple(window if kind.startswith("sl") else None for kind in kinds)
+        )
+
+
+class DFlashModel(nn.Module):
+    """Decoder layers that all read the same context."""
+
+    def __init__(self, shape: BlockShape) -> None:
         super().__init__()
+        spec, windows, num_features = shape.spec, shape.windows, shape.num_features
         norms = (nn.RMSNorm(spec.hidden, eps=spec.eps) for _ in windows)
         layers = (HeadLayer(spec, spec.hidden, index) for index in range(len(windows)))
         self.fc = nn.Linear(num_features * spec.hidden, spec.hidden, bias=False)
@@ -115,28 +147,38 @@ class DFlashDrafter(FeatureDrafter):
         DrafterError: it is no DFlash model, or one for another target.
     """
 
-    def __init__(self, context: BuildContext, config: DFlashConfig, found: HeadCheckpoint) -> None:
+    _first = 1
+    """Row of the block that says the first token; row 0 is the root's."""
+
+    def __init__(
+        self, context: BuildContext, config: FeatureBlockMethod, found: HeadCheckpoint
+    ) -> None:
         target = context.target
-        said = found.options
-        block_size = _stated(found, "block_size", said.block_size)
+        block_size = _stated(found, "block_size", found.options.block_size)
         mask = found.mask_token(config.mask_token_id, len(target.embedding.get_parameter("weight")))
-        layers = _stated(found, "target_layer_ids", config.target_layer_ids, said.target_layer_ids)
-        _check_fits(found, target, layers)
-        self.config = config
+        layers = _layers_read(found, config, target)
+        self.config, self._target = config, target
         # Output of layer i = input of layer i + 1.
         self.needs = Needs(layers=tuple(i + 1 for i in layers))
-        self._target = target
         self._vocabulary = Vocabulary(None, target.vocab_size)
         self._masks = [mask] * (block_size - 1)
-        self._model: DFlashModel | None = _load(found, len(layers), target)
+        self._model: DFlashModel | None = self._load(
+            found, BlockShape.of(found, len(layers), target)
+        )
+        found.check_all_read()
+        pack_linears(self._model, target.kernels)
         self._cache = HeadCache(len(self._model.layers))
+
+    def _load(self, found: HeadCheckpoint, shape: BlockShape) -> DFlashModel:
+        return found.load(lambda: DFlashModel(shape), self._target)
 
     def start(self, start: Start) -> None:
         super().start(start)
         self._cache.free()
 
     def propose(self, max_depth: int) -> Proposal:
-        length = min(len(self._masks), self.config.max_draft_len or max_depth, max_depth)
+        most = len(self._masks) + 1 - self._first
+        length = min(most, self.config.max_draft_len or most, max_depth)
         if length < 1:
             return root_only(self.text[-1], self._target.device)
         assert self._model is not None
@@ -146,8 +188,11 @@ class DFlashDrafter(FeatureDrafter):
         # The block's own keys and values are dropped.
         self._cache.length += len(features)
         self._unread = ()
-        logits = self._target.output(filled[1 : length + 1])
-        return self.config.fill(self.text[-1], logits, self._vocabulary)
+        return self._drafted(filled[self._first :][:length])
+
+    def _drafted(self, filled: Tensor) -> Proposal:
+        """The draft that hidden vectors `(places, hidden)` of a block make."""
+        return self.config.fill(self.text[-1], self._target.output(filled), self._vocabulary)
 
     def _embedded(self, ids: Tensor) -> Tensor:
         """The target's embeddings `(n, hidden)`, without the norm that some targets put on them."""
@@ -166,23 +211,6 @@ class DFlashDrafter(FeatureDrafter):
         self._model = None
 
 
-def _load(found: HeadCheckpoint, num_features: int, target: Target) -> DFlashModel:
-    spec = found.layer_spec(target.hidden_size)
-    count = found.stated("num_hidden_layers", found.layers.num_hidden_layers)
-    kinds = found.options.layer_types or ("full_attention",) * count
-    if len(kinds) != count or not set(kinds) <= SUPPORTED_LAYERS:
-        raise DrafterError(
-            f"{found.location}: layer_types in config.json must name {count} layers, each one of "
-            f"{', '.join(sorted(SUPPORTED_LAYERS))}."
-        )
-    window = found.options.sliding_window
-    windows = [window if kind == "sliding_attention" else None for kind in kinds]
-    model = found.load(lambda: DFlashModel(spec, num_features, windows), target)
-    found.check_all_read()
-    pack_linears(model, target.kernels)
-    return model
-
-
 def _stated(found: HeadCheckpoint, name: str, *said: _Setting | None) -> _Setting:
     """The first that says a setting: the user, or the checkpoint's config.
 
@@ -199,16 +227,28 @@ def _stated(found: HeadCheckpoint, name: str, *said: _Setting | None) -> _Settin
     return value
 
 
-def _check_fits(found: HeadCheckpoint, target: Target, layers: Sequence[int]) -> None:
-    made = "This draft model was made for another target."
+def _layers_read(
+    found: HeadCheckpoint, config: FeatureBlockMethod, target: Target
+) -> tuple[int, ...]:
+    """Layers of the target whose outputs the model reads.
+
+    Raises:
+        DrafterError: nothing says which, or the target is another one.
+    """
+    said, made = found.options, "This draft model was made for another target."
     hidden = found.layers.hidden_size
     if hidden != target.hidden_size:
         raise DrafterError(
             f"{found.location} has hidden size {hidden}, but {target.name} has "
             f"{target.hidden_size}. {made}"
         )
+    # speculators names the layers' inputs.
+    inputs = said.aux_hidden_state_layer_ids
+    outputs = tuple(i - 1 for i in inputs) if inputs else said.target_layer_ids
+    layers = _stated(found, "target_layer_ids", config.target_layer_ids, outputs)
     if not all(0 <= layer < target.num_layers - 1 for layer in layers):
         raise DrafterError(
             f"{found.location} reads target layers {list(layers)}, but {target.name} offers 0 to "
             f"{target.num_layers - 2}. {made}"
         )
+    return layers

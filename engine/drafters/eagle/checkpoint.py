@@ -104,7 +104,7 @@ def _loaded(
     _check_layers(layers, spec, found, target)
     lm_head = None if found.has("lm_head.weight") else DraftOutput(target)
     head = found.load(lambda: make(spec, lm_head), target)
-    head.vocabulary = _vocabulary(found, spec.draft_vocab_size, target)
+    head.vocabulary = draft_vocabulary(found, spec.draft_vocab_size, target)
     return _with_embedding(head, found, target, spec.layer.hidden), layers
 
 
@@ -215,7 +215,7 @@ def _check_layers(
         )
 
 
-def _vocabulary(found: HeadCheckpoint, draft_vocab: int, target: Target) -> Vocabulary:
+def draft_vocabulary(found: HeadCheckpoint, draft_vocab: int, target: Target) -> Vocabulary:
     """By `d2t`, which holds target id - draft id; where there are as many, they are the same."""
     if draft_vocab == target.vocab_size:
         found.unread.pop("d2t", None)
@@ -232,17 +232,22 @@ def _vocabulary(found: HeadCheckpoint, draft_vocab: int, target: Target) -> Voca
 
 
 def _with_embedding(head: _Head, found: HeadCheckpoint, target: Target, width: int) -> _Head:
+    head.embedding_weight = own_embedding(found, target, width)
+    return head
+
+
+def own_embedding(found: HeadCheckpoint, target: Target, width: int) -> Tensor:
+    """A drafter's embedding `(tokens, width)`; the target's where it has none of its own."""
     theirs = target.embedding.weight
     assert isinstance(theirs, Tensor)
-    head.embedding_weight = theirs.detach()
     if found.has("embed_tokens.weight"):
         own = found.take("embed_tokens.weight", None, width).to(target.device, target.dtype)
-        # Most heads carry a copy of the target's embedding; there is no need to keep both.
+        # Most carry a copy of the target's; there is no need to keep both.
         if own.shape != theirs.shape or not torch.equal(own, theirs):
-            head.embedding_weight = own
+            return own
     elif width != theirs.shape[1]:
         raise DrafterError(
             f"{found.location} has no embed_tokens and hidden size {width}, so it cannot use the "
             f"target's, which has {theirs.shape[1]}."
         )
-    return head
+    return theirs.detach()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -223,6 +223,10 @@ class DynamicTree:
         Args:
             least_prob: nodes that are less likely are not expanded.
         """
+        return self.grown(session, max_depth, least_prob)
+
+    def grown(self, session: Growing, max_depth: int, least_prob: float = 0.0) -> Proposal:
+        """As `draft`, from anything that says what may come next."""
         size = self.within(max_depth)
         candidates = grow(session, size, least_prob)
         if size.top_k == 1:
@@ -248,7 +252,23 @@ class Candidates(NamedTuple):
     parents: Tensor
 
 
-def grow(session: HeadSession, size: DynamicTree, least_prob: float = 0.0) -> Candidates:
+class Growing(Protocol):
+    """What a tree grows on; as `HeadSession` has it."""
+
+    @property
+    def output(self) -> Tensor: ...
+    @property
+    def logits(self) -> Tensor: ...
+    @property
+    def root(self) -> Tensor: ...
+
+    def expand(
+        self, hidden: Tensor, tokens: Tensor, depth: int, ancestors: Tensor | None
+    ) -> tuple[Tensor, Tensor]: ...
+    def likeliest(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]: ...
+
+
+def grow(session: Growing, size: DynamicTree, least_prob: float = 0.0) -> Candidates:
     """Expand level by level, each in one batch; what is less likely is not expanded."""
     k, output = size.top_k, session.output
     tokens, log_probs = session.likeliest(session.logits, k)

@@ -8,6 +8,7 @@ speculators           as NVIDIA's, with embed_tokens; the layer's config is nest
 P-EAGLE               as EAGLE-3's, with more layers and mask_hidden
 z-lab (DFlash)        layers.N.*, fc, hidden_norm, norm; transformers writes encoder.fc and
                       encoder.output_norm_enc
+DSpark                as DFlash's, with markov_head, embed_tokens, lm_head and confidence_head
 """
 
 from __future__ import annotations
@@ -87,6 +88,9 @@ class HeadOptions(_Published):
     ptd_token_id: int | None = Field(None, ge=0)
     pard_token: int | None = Field(None, ge=0)
     target_layer_ids: _Layers | None = None
+    aux_hidden_state_layer_ids: _Layers = ()
+    sample_from_anchor: bool = True
+    markov_head_type: str = "vanilla"
     layer_types: Annotated[tuple[str, ...], Field(strict=False)] = ()
     sliding_window: int | None = Field(None, ge=1)
 

@@ -118,7 +118,7 @@ def _speculative(values: dict[str, Any], version: str) -> None:
     length, total = block.get("max_draft_len"), block.get("max_total_draft_tokens")
     if block.get("use_dynamic_tree") and version == "1.3":
         assert length <= total <= block["dynamic_tree_max_topK"] * length
-    if kind in ("Draft_Target", "DraftTarget", "Eagle", "Eagle3", "DFlash", "PARD"):
+    if kind in ("Draft_Target", "DraftTarget", "Eagle", "Eagle3", "DFlash", "DSpark", "PARD"):
         assert block.get("speculative_model") or block.get("speculative_model_dir")
     if kind not in ("Lookahead", "MTP"):
         assert length > 0

@@ -38,6 +38,8 @@ def written(engine: str, config: MethodConfig, version: str | None = None) -> di
                  '"num_speculative_tokens":5,"parallel_drafting":true}'),
         ("0.33", '{"method":"mtp","num_speculative_tokens":1}'),
         ("0.33", '{"method":"dflash","model":"z-lab/Qwen3-4B-DFlash","num_speculative_tokens":15}'),
+        ("0.33", '{"method":"dspark","model":"deepseek-ai/dspark_qwen3_4b_block7",'
+                 '"num_speculative_tokens":7}'),
         ("0.32", '{"method":"medusa","model":"FasterDecoding/medusa-vicuna-7b-v1.3",'
                  '"num_speculative_tokens":4}'),
         ("0.20", '{"method":"eagle","model":"x/y","num_speculative_tokens":2,'

@@ -129,7 +129,7 @@ BASES = [
     if name not in ("Autoregressive", "Combined", "User_Provided", "Token_Recycling")
 ]
 BASES += [
-    config_of("DFlash", max_draft_len=7),
+    *(config_of(name, max_draft_len=7) for name in ("DFlash", "DSpark")),
     *(config_of(name, use_dynamic_tree=True) for name in ("PARD", "P_EAGLE")),
     config_of("Eagle", use_dynamic_tree=True),
     config_of("Eagle3", use_dynamic_tree=True),

@@ -1,0 +1,181 @@
+"""DSpark: DFlash's block, and a small head that lets every place know the token before it.
+
+DFlash's places are filled apart, so the end of a block fits its beginning less and less. Here the
+forward is the same, and a low-rank matrix of token pairs then goes through the block from left to
+right: base logits of place k plus what is likely after the token at place k - 1.
+
+    block    root mask mask mask      one forward, as DFlash; the root's row says the first token
+    base       U1   U2   U3   U4
+    drafts     d1   d2   d3   d4      d2 by U2 + W2 · W1[d1], d3 by U3 + W2 · W1[d2], …
+
+A tree grows by confidence as EAGLE-2's. The head that predicts acceptance is read past: `adaptive`
+sizes drafts by the tokens' own probabilities.
+Source: arXiv:2607.05147, section 3; layouts of deepseek-ai (DeepSpec) and of speculators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+
+from engine.drafters.base import BuildContext
+from engine.drafters.blocks.dflash import (
+    BlockShape,
+    DFlashDrafter,
+    DFlashModel,
+    FeatureBlockMethod,
+)
+from engine.drafters.eagle.checkpoint import draft_vocabulary, own_embedding
+from engine.drafters.eagle.trees import DynamicTree
+from engine.drafters.heads.checkpoint import HeadCheckpoint
+from engine.drafters.heads.vocabulary import Vocabulary
+from engine.errors import DrafterError
+from engine.kernels.cpu.operators import likeliest
+from engine.proposal import Proposal
+
+_KINDS = ("vanilla", "gated", "rnn")
+_UNREAD = ("t2d", "confidence_head.")
+
+
+class DSparkConfig(FeatureBlockMethod):
+    """Settings of DSpark; named as in TensorRT-LLM."""
+
+    title: ClassVar[str] = "DSpark"
+    summary: ClassVar[str] = (
+        "DFlash's block with a small head beside it, so that every drafted token follows from the "
+        "one before."
+    )
+    paper: ClassVar[str | None] = "2607.05147"
+
+    decoding_type: Literal["DSpark"] = "DSpark"
+
+    def build(self, context: BuildContext) -> DSparkDrafter:
+        found = HeadCheckpoint.read(context.weights(self.speculative_model, "the DSpark model"))
+        return DSparkDrafter(context, self, found)
+
+
+class MarkovHead(nn.Module):
+    """Logits `(n, size)` that tokens add to those of the next place.
+
+    `gated` weighs them by the place's hidden vector, `rnn` remembers more than one token.
+    """
+
+    def __init__(self, kind: str, vocab: int, size: int, rank: int, hidden: int) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(vocab, rank)
+        self.markov_w2 = nn.Linear(rank, size, bias=False)
+        if kind == "gated":
+            self.gate_proj = nn.Linear(hidden + rank, rank)
+        elif kind == "rnn":
+            self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank)
+        self.kind = kind
+
+    def forward(self, tokens: Tensor, hidden: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and the state after them, of `tokens (n,)` before places `hidden (n, width)`."""
+        latent = self.markov_w1(tokens)
+        if self.kind == "gated":
+            latent = latent * self.gate_proj(torch.cat([hidden, latent], dim=-1)).sigmoid()
+        elif self.kind == "rnn":
+            joint = self.joint_proj(torch.cat([state, latent, hidden], dim=-1))
+            gate, candidate, out = joint.chunk(3, dim=-1)
+            gate = gate.sigmoid()
+            state, latent = gate * state + (1 - gate) * candidate.tanh(), out.tanh()
+        return self.markov_w2(latent), state
+
+
+class DSparkModel(DFlashModel):
+    """DFlash's layers and a Markov head; an output matrix where it has its own."""
+
+    def __init__(self, shape: BlockShape, markov: MarkovHead, own_output: int | None) -> None:
+        super().__init__(shape)
+        self.markov_head = markov
+        if own_output is not None:
+            self.lm_head = nn.Linear(shape.spec.hidden, own_output, bias=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A filled block, as trees grow on it: outputs are the Markov head's states."""
+
+    head: MarkovHead
+    vocabulary: Vocabulary
+    hidden: Tensor
+    base: Tensor
+    root: Tensor
+    output: Tensor
+    logits: Tensor
+
+    @classmethod
+    def of(
+        cls, head: MarkovHead, vocabulary: Vocabulary, hidden: Tensor, base: Tensor, root: Tensor
+    ) -> _Block:
+        start = base.new_zeros(1, head.markov_w1.embedding_dim)
+        added, state = head(root, hidden[:1], start)
+        return cls(head, vocabulary, hidden, base, root, state, base[:1] + added)
+
+    def expand(
+        self, hidden: Tensor, tokens: Tensor, depth: int, ancestors: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        place = self.hidden[depth].expand(len(tokens), -1)
+        added, state = self.head(tokens, place, hidden)
+        return state, self.base[depth] + added
+
+    def likeliest(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        ranked = likeliest(logits, count)
+        return self.vocabulary.target_ids(ranked.ids), ranked.log_probs
+
+
+class DSparkDrafter(DFlashDrafter):
+    """Fills a block as DFlash does, then goes through it from left to right.
+
+    Raises:
+        DrafterError: it is no DSpark model, or one for another target.
+    """
+
+    def __init__(self, context: BuildContext, config: DSparkConfig, found: HeadCheckpoint) -> None:
+        super().__init__(context, config, found)
+        tree = config.use_dynamic_tree
+        self._top_k = min(config.dynamic_tree_max_topK, self._vocabulary.size) if tree else 1
+        self._keep = config.max_total_draft_tokens if tree else len(self._masks) + 1
+
+    def _load(self, found: HeadCheckpoint, shape: BlockShape) -> DSparkModel:
+        target, said = self._target, found.options
+        self._first = 0 if said.sample_from_anchor else 1
+        if said.markov_head_type not in _KINDS:
+            raise DrafterError(
+                f"{found.location}'s config.json says markov_head_type "
+                f"{said.markov_head_type[:40]!a}; it may be {', '.join(_KINDS)}."
+            )
+        if not found.has("markov_head.markov_w1.weight"):
+            raise DrafterError(
+                f"{found.location} has no markov_head. Choose the method DFlash for block models "
+                "without one."
+            )
+        own = found.has("lm_head.weight")
+        size = found.size("lm_head.weight", 0) if own else target.vocab_size
+        rank = found.size("markov_head.markov_w1.weight", 1)
+        sizes = (said.markov_head_type, target.vocab_size, size, rank, shape.spec.hidden)
+        model = found.load(
+            lambda: DSparkModel(shape, MarkovHead(*sizes), size if own else None), target
+        )
+        self._vocabulary = draft_vocabulary(found, size, target)
+        self._embedding = own_embedding(found, target, shape.spec.hidden)
+        for name in [name for name in found.unread if name.startswith(_UNREAD)]:
+            found.unread.pop(name)
+        return model
+
+    def _embedded(self, ids: Tensor) -> Tensor:
+        return embedding(ids, self._embedding)
+
+    def _drafted(self, filled: Tensor) -> Proposal:
+        model = self._model
+        assert isinstance(model, DSparkModel)
+        base = model.lm_head(filled) if hasattr(model, "lm_head") else self._target.output(filled)
+        root = torch.full((1,), self.text[-1], device=filled.device)
+        block = _Block.of(model.markov_head, self._vocabulary, filled, base, root)
+        tree = DynamicTree(self._top_k, len(filled), self._keep, self._top_k)
+        return tree.grown(block, len(filled), self.least_prob)

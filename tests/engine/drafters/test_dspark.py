@@ -1,0 +1,193 @@
+"""DSpark drafts what DFlash's layers and the head's own formula say, token after token."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from engine.drafters.blocks.dspark import DSparkConfig
+from engine.errors import DrafterError
+from engine.model.target import Target
+from tests.engine.drafters import judges
+from tests.engine.drafters.judges import PROMPTS, SAMPLED_VOCAB, write
+from tests.engine.drafters.test_dflash import FULL, SETTINGS, dflash_model, save_as_published
+from tests.models import build_context, tiny_target
+
+RANK, KINDS = 6, ("vanilla", "gated", "rnn")
+SIZE, HIDDEN = 288, int(SETTINGS["hidden_size"])
+
+
+@functools.cache
+def markov(kind: str, size: int = SIZE) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(7)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    found = {"markov_w1.weight": random(SIZE, RANK), "markov_w2.weight": random(size, RANK)}
+    rows = {"gated": ("gate_proj", RANK, HIDDEN + RANK)}
+    rows["rnn"] = ("joint_proj", 3 * RANK, 2 * RANK + HIDDEN)
+    if kind in rows:
+        name, out, inputs = rows[kind]
+        found |= {f"{name}.weight": random(out, inputs) / 4, f"{name}.bias": random(out)}
+    return found
+
+
+def save(folder: Path, kind: str = "vanilla", *, size: int = SIZE, **config: Any) -> str:
+    """DeepSeek's layout: DFlash's tensors and config, and the heads beside them."""
+    location = save_as_published(folder, markov_head_type=kind, markov_rank=RANK, **config)
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {f"markov_head.{name}": tensor for name, tensor in markov(kind, size).items()}
+    tensors |= {"confidence_head.proj.weight": torch.ones(1, HIDDEN + RANK)}
+    if size != SIZE:
+        target = judges.target_of("llama")
+        kept = torch.arange(size) * 3
+        tensors |= {"lm_head.weight": target.lm_head.weight.detach()[kept].clone()}
+        tensors |= {"d2t": kept - torch.arange(size), "t2d": torch.isin(torch.arange(SIZE), kept)}
+    save_file(tensors, folder / "model.safetensors")
+    return location
+
+
+@torch.inference_mode()
+def whole_text_draft(
+    target: Target, text: list[int], kind: str, *, first: int = 0, ids: Tensor | None = None
+) -> list[int]:
+    """As the authors write it: base logits of the block, then token after token."""
+    from transformers.cache_utils import DFlashCache
+
+    n, block = len(text) - 1, SETTINGS["block_size"]
+    out = target.model(torch.tensor([text[:-1]]), output_hidden_states=True)
+    context = torch.cat([out.hidden_states[i + 1] for i in SETTINGS["target_layer_ids"]], dim=-1)
+    model = dflash_model(*FULL)
+    cache = DFlashCache(config=model.config)
+    cache.set_previous_accepted_tokens(n)
+    fed = torch.tensor([[text[-1]] + [SETTINGS["mask_token_id"]] * (block - 1)])
+    hidden = model(
+        noise_embeds=target.embedding(fed),
+        context_hidden_states=context,
+        position_ids=torch.arange(n + block)[None],
+        past_key_values=cache,
+    ).last_hidden_state[0, first:]
+    weights = markov(kind, SIZE if ids is None else len(ids))
+    w1, w2 = weights["markov_w1.weight"], weights["markov_w2.weight"]
+    base = target.lm_head(hidden)
+    base = base if ids is None else base[:, ids]
+    token, state, drafted = text[-1], torch.zeros(RANK), []
+    for h, u in zip(hidden, base, strict=True):
+        e = w1[token]
+        if kind == "gated":
+            pair = torch.cat([h, e])
+            e = e * torch.sigmoid(weights["gate_proj.weight"] @ pair + weights["gate_proj.bias"])
+        if kind == "rnn":
+            joint = torch.cat([state, e, h])
+            joint = weights["joint_proj.weight"] @ joint + weights["joint_proj.bias"]
+            gate, candidate, e = joint[:RANK].sigmoid(), joint[RANK:-RANK].tanh(), joint[-RANK:]
+            state, e = gate * state + (1 - gate) * candidate, e.tanh()
+        best = int((u + w2 @ e).argmax())
+        token = best if ids is None else int(ids[best])
+        drafted.append(token)
+    return drafted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("anchor", [True, False])
+def test_every_draft_is_the_formula_s_on_the_whole_text(
+    tmp_path: Path, kind: str, anchor: bool
+) -> None:
+    target = judges.target_of("llama")
+    location = save(tmp_path / "own", kind, sample_from_anchor=anchor)
+    drafter = DSparkConfig(speculative_model=location).build(build_context(target))
+    for prompt in PROMPTS[:2]:
+        text = write(target, drafter, prompt, tokens=16)
+        seen = [*prompt, text.output[0]]
+        for step in text.steps:
+            wanted = whole_text_draft(target, seen, kind, first=0 if anchor else 1)
+            assert list(step.tokens[1:]) == wanted[: step.num_drafted]
+            assert step.num_drafted == (5 if anchor else 4)
+            seen += step.committed
+
+
+def test_a_draft_vocabulary_and_speculators_config(tmp_path: Path) -> None:
+    """Nested layer config, inputs of layers instead of outputs, 96 of the target's tokens."""
+    target = judges.target_of("llama")
+    location = save(tmp_path / "own", size=96)
+    config = json.loads(Path(location, "config.json").read_text())
+    layer = {key: value for key, value in config.items() if key != "dflash_config"}
+    outer = {
+        "speculators_model_type": "dspark",
+        "aux_hidden_state_layer_ids": [i + 1 for i in SETTINGS["target_layer_ids"]],
+        "mask_token_id": SETTINGS["mask_token_id"],
+        "block_size": SETTINGS["block_size"],
+        "layer_types": list(FULL),
+        "draft_vocab_size": 96,
+        "transformer_layer_config": layer,
+    }
+    Path(location, "config.json").write_text(json.dumps(outer))
+    drafter = DSparkConfig(speculative_model=location).build(build_context(target))
+    text = write(target, drafter, PROMPTS[0], tokens=12)
+    seen = [*PROMPTS[0], text.output[0]]
+    for step in text.steps:
+        wanted = whole_text_draft(target, seen, "vanilla", ids=torch.arange(96) * 3)
+        assert list(step.tokens[1:]) == wanted
+        seen += step.committed
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "gpt_neox"])
+@pytest.mark.parametrize("tree", [False, True])
+def test_greedy_output_equals_target_alone(tmp_path: Path, family: str, tree: bool) -> None:
+    config = DSparkConfig(speculative_model=save(tmp_path / "own", "rnn"), use_dynamic_tree=tree)
+    judges.assert_greedy_lossless(config, family)
+    judges.assert_lossless_to_the_context_end(config, family)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_sampled_output_follows_the_target(tmp_path: Path, tree: bool) -> None:
+    target = tiny_target(
+        "llama", vocab_size=SAMPLED_VOCAB, eos_token_id=None, max_position_embeddings=512
+    )
+    with torch.no_grad():
+        target.lm_head.weight.mul_(0.35)
+    location = save(tmp_path / "own")
+    tensors = load_file(Path(location) / "model.safetensors")
+    for name in ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight"):
+        tensors[name] = tensors[name][:SAMPLED_VOCAB].clone()
+    save_file(tensors, Path(location) / "model.safetensors")
+    config = DSparkConfig(speculative_model=location, use_dynamic_tree=tree)
+    assert judges.p_value(target, config.build(build_context(target))) > 1e-3
+
+
+def test_a_tree_s_chain_is_the_chain(tmp_path: Path) -> None:
+    target, location = judges.target_of("llama"), save(tmp_path / "own", "gated")
+    chain, tree = (
+        write(target, config.build(build_context(target)), PROMPTS[0])
+        for config in (
+            DSparkConfig(speculative_model=location),
+            DSparkConfig(speculative_model=location, use_dynamic_tree=True),
+        )
+    )
+    first, grown = chain.steps[0], tree.steps[0]
+    assert len(grown.tokens) == 33
+    node, path = 0, []
+    while children := [c for c, p in enumerate(grown.parents) if p == node and c]:
+        node = next(c for c in children if grown.ranks[c] == 0)
+        path.append(grown.tokens[node])
+    assert path == list(first.tokens[1 : len(path) + 1])
+
+
+def test_what_is_no_dspark_model_is_refused(tmp_path: Path) -> None:
+    target = judges.target_of("llama")
+    plain = save_as_published(tmp_path / "plain")
+    with pytest.raises(DrafterError, match="no markov_head. Choose the method DFlash"):
+        DSparkConfig(speculative_model=plain).build(build_context(target))
+    odd = save(tmp_path / "odd")
+    config = json.loads(Path(odd, "config.json").read_text())
+    Path(odd, "config.json").write_text(json.dumps({**config, "markov_head_type": "cubic"}))
+    with pytest.raises(DrafterError, match="markov_head_type 'cubic'; it may be vanilla, gated"):
+        DSparkConfig(speculative_model=odd).build(build_context(target))
