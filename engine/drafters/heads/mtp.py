@@ -45,7 +45,7 @@ class MTPConfig(MethodConfig):
 
     title: ClassVar[str] = "MTP"
     summary: ClassVar[str] = (
-        "The target's own multi-token prediction layers (DeepSeek-V3, GLM-4.5 …) draft a chain."
+        "The target's own multi-token prediction layers (DeepSeek-V3, Qwen3.5 …) draft a chain."
     )
     paper: ClassVar[str | None] = "2412.19437"
     main_settings: ClassVar[str] = "max_draft_len use_relaxed_acceptance_for_thinking relaxed_topk"
@@ -127,6 +127,8 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
             f"transformers {transformers.__version__} has no MTP layers (MtpModel). "
             "Install a newer release: pip install -U transformers."
         ) from error
+    if target.config.model_type in QWEN:
+        MtpModel = _qwen_layers(target, MtpModel)
     count = int(getattr(target.config, "num_mtp_layers", None) or 0)
     if not count:
         raise DrafterError(f"{target.name} has no MTP layers. Choose another method.")
@@ -153,6 +155,34 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
             "cannot be rolled back. Choose another method."
         )
     return layers.eval()
+
+
+QWEN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+"""Their checkpoints have such a layer, which transformers leaves unread."""
+QWEN_NAMES = {
+    "^mtp.layers.0.": "layers.0.mtp_block.",
+    "^mtp.fc.": "layers.0.eh_proj.",
+    "^mtp.pre_fc_norm_embedding.": "layers.0.enorm.",
+    "^mtp.pre_fc_norm_hidden.": "layers.0.hnorm.",
+    "^mtp.norm.": "layers.0.post_norm.",
+}
+
+
+def _qwen_layers(target: Target, layers: Any) -> Any:
+    """`MtpModel` for the one layer, of full attention, that Qwen publishes beside the model."""
+    from transformers.core_model_loading import WeightRenaming
+
+    target.config.num_mtp_layers, target.config.mtp_layer_types = 1, ["full_attention"]
+    renamings = [
+        WeightRenaming(source_patterns=theirs, target_patterns=ours)
+        for theirs, ours in QWEN_NAMES.items()
+    ]
+
+    class QwenLayers(layers):  # type: ignore[misc]
+        def get_weight_conversions(self, main_model: Any) -> list[Any]:
+            return [*renamings, *super().get_weight_conversions(main_model)]
+
+    return QwenLayers
 
 
 def weight_patterns(target: Target, count: int) -> list[str]:

@@ -9,19 +9,23 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from engine.accept import Lossless, Relaxed, ThinkingPhase, Verified
 from engine.config import Sampling
+from engine.drafters import parse_method
 from engine.drafters.combined import CombinedConfig
-from engine.drafters.heads.mtp import MTPConfig
+from engine.drafters.heads.mtp import MTPConfig, load_layers
 from engine.errors import DrafterError
+from engine.model.forward import prepare_attention
 from engine.model.target import Target
 from engine.sampling import SeededDraws
 from engine.tree import TreeShape
 from tests.engine.drafters import judges
 from tests.engine.drafters.judges import write
 from tests.engine.drafters.turns import Turns
-from tests.models import build_context, plain_greedy, tiny_target
+from tests.models import build_context, plain_greedy, save_tiny, tiny_model, tiny_target
 
 tiny_mtp = pytest.importorskip(
     "tests.engine.drafters.tiny_mtp",
@@ -295,3 +299,75 @@ def test_relaxed_acceptance_accepts_more_only_while_thinking(saved: Saved):
     plain = plain_greedy(target, [5, 6], 10)
     assert begin not in plain
     assert write(target, thinking, [5, 6], tokens=10).output == plain
+
+
+# ---- Qwen's layer, which transformers has no place for
+
+
+def save_qwen(folder: Path, family: str) -> Path:
+    """A tiny model with a next-token layer under the names of Qwen's checkpoints."""
+    kinds = ["linear_attention", "linear_attention", "full_attention"]
+    model = tiny_model(family, eos_token_id=None, layer_types=kinds)
+    model.save_pretrained(folder)
+    size, generator = model.config.hidden_size, torch.Generator().manual_seed(4)
+    block = type(model.model.layers[2])(model.config, 2)
+    tensors = {f"mtp.layers.0.{name}": tensor for name, tensor in block.state_dict().items()}
+    for name in ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"):
+        fused = tensors.pop(f"mtp.layers.0.{name}", None)
+        for expert, each in enumerate([] if fused is None else fused):
+            parts = ("gate", "up") if "gate_up" in name else ("down",)
+            for part, rows in zip(parts, each.chunk(len(parts)), strict=True):
+                tensors[f"mtp.layers.0.mlp.experts.{expert}.{part}_proj.weight"] = rows
+    tensors["mtp.fc.weight"] = torch.empty(size, 2 * size)
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        tensors[f"mtp.{name}.weight"] = torch.empty(size)
+    random = {
+        name: torch.randn(tensor.shape, generator=generator) * 0.3
+        for name, tensor in tensors.items()
+    }
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), **random}, file, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_next"])
+def test_qwens_layer_drafts_what_it_says_and_the_text_is_plain_decodings(
+    tmp_path: Path, family: str
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(save_qwen(tmp_path, family))
+    prepare_attention(model)
+    target = Target(model, None, name=family)
+    context, prompt = build_context(target), [7, 8, 9, 10] * 5
+    layers = load_layers(target, 1)
+    assert len(layers.layers) == 1
+    published = load_file(tmp_path / "model.safetensors")
+    for name, theirs in (("eh_proj", "fc"), ("enorm", "pre_fc_norm_embedding")):
+        ours = layers.layers[0].get_submodule(name).weight
+        assert torch.equal(ours, published[f"mtp.{theirs}.weight"])
+    key = layers.layers[0].mtp_block.self_attn.k_proj.weight
+    assert torch.equal(key, published["mtp.layers.0.self_attn.k_proj.weight"])
+    plain = plain_greedy(target, prompt, 12)
+    for length in (1, 3):
+        drafter = parse_method({"decoding_type": "MTP", "max_draft_len": length}).build(context)
+        text = write(target, drafter, prompt, tokens=12)
+        assert text.output == plain
+        ids = [*prompt, plain[0]]
+        with torch.inference_mode():
+            hidden = target.model.model(torch.tensor([ids])).last_hidden_state[:, :-1]
+            rows = torch.arange(len(ids) - 1)[None] + 1
+            out = layers.layers[0](
+                target.embedding(torch.tensor([ids[1:]])),
+                hidden,
+                position_embeddings=layers.rotary_emb(hidden, position_ids=rows),
+                attention_mask=None,
+                position_ids=rows,
+                past_key_values=None,
+            )
+            first = int(target.output(out[0, -1]).argmax())
+        assert text.steps[0].tokens[1] == first
+
+
+def test_a_qwen_checkpoint_without_the_layer_says_so(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(save_tiny(tmp_path, "qwen3_5_text"))
+    with pytest.raises(DrafterError, match="no MTP weights"):
+        load_layers(Target(model, None, name="qwen"), 1)
