@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,12 +12,14 @@ from transformers.cache_utils import Cache
 
 from engine.model.forward import MaskBuilder, RaggedBatch
 from engine.model.target import Target
+from engine.proposal import Needs, Proposal
+from engine.tree import TreeShape
 
 ALIGN = 8
 """Widths are multiples of this many columns, which CUDA's attention kernels want of masks."""
 
 
-def batch_of(target: Target, rows: int, max_len: int) -> NativeBatch | ModuleBatch:
+def batch_of(target: Target, rows: int, max_len: int) -> NativeBatch | ModuleBatch | OneTextAtATime:
     """Room for `rows` texts of up to `max_len` tokens each.
 
     `prefill` reads the beginnings of texts: pairs of a row, which drops what it held, and tokens.
@@ -26,6 +29,8 @@ def batch_of(target: Target, rows: int, max_len: int) -> NativeBatch | ModuleBat
     out once is over; it is given another text before it is read again.
     `repeat` gives all rows the first `length` tokens of row 0.
     """
+    if len(target.recurrent):
+        return OneTextAtATime(target, rows)
     texts = target.ragged_batch(rows * max_len)
     return ModuleBatch(target, rows, max_len) if texts is None else NativeBatch(texts, max_len)
 
@@ -115,6 +120,44 @@ class ModuleBatch:
         if window is not None:
             sliding = full & (columns[None, None] > positions[..., None] - window)
         return self._masks.as_wanted(full, sliding, self._target.dtype)
+
+
+class OneTextAtATime:
+    """By a cache for each text: a recurrent state has no columns that a mask could hide."""
+
+    name = "transformers' modules, one text after the other"
+
+    def __init__(self, target: Target, rows: int) -> None:
+        self._target = target
+        self._caches = [target.new_cache(0, rewinds=2) for _ in range(rows)]
+        self._texts: list[list[int]] = [[] for _ in range(rows)]
+
+    def prefill(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
+        for row, prompt in prompts:
+            self._read(row, 0, prompt)
+
+    def step(self, read: Sequence[tuple[int, int, int]]) -> Tensor:
+        logits = []
+        for row, tokens in itertools.groupby(read, key=lambda each: each[0]):
+            _, ids, positions = zip(*tokens, strict=True)
+            logits.append(self._read(row, positions[0], ids))
+        return torch.cat(logits)
+
+    def repeat(self, length: int) -> None:
+        self.prefill([(row, self._texts[0][:length]) for row in range(1, len(self._texts))])
+
+    def _read(self, row: int, position: int, tokens: Sequence[int]) -> Tensor:
+        text, cache = self._texts[row], self._caches[row]
+        text[position:] = tokens
+        cache.truncate(position)
+        unread = torch.tensor(text[cache.length :], device=self._target.device)
+        chain = Proposal(unread, TreeShape.chain(len(unread) - 1))
+        logits = self._target.verify(chain, cache, Needs()).logits
+        cache.extend(len(unread))
+        return logits[-len(tokens) :]
+
+
+Batch = NativeBatch | ModuleBatch | OneTextAtATime
 
 
 class _RowCache(Cache):

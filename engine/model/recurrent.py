@@ -21,7 +21,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -54,6 +54,7 @@ class RecurrentStates:
         committed: by layer, after all committed rows; its tensors are never changed.
         working: of the layer that is running, which reads and writes it through the cache.
         seen: what its convolutions saw, their state in front.
+        pending_bytes: that the last forward holds until its path is known.
     """
 
     def __init__(self, rewinds: int = 0) -> None:
@@ -61,13 +62,17 @@ class RecurrentStates:
         self.committed: dict[int, States] = {}
         self.working: States = {}
         self.seen: States = {}
+        self.pending_bytes = 0
         self._rewinds = rewinds
         self._after: dict[int, AfterPath] = {}
         self._earlier: dict[int, dict[int, States]] = {}
         self._lasting: list[int] = []
 
-    def ran(self, layer: int, after: AfterPath) -> None:
-        """A layer ran over the rows of a forward."""
+    def ran(self, layer: int, after: AfterPath, *held: Mapping[str, Any] | States) -> None:
+        """A layer ran over the rows of a forward; `held`: the tensors that `after` needs."""
+        self.pending_bytes = 0 if layer == 0 else self.pending_bytes
+        tensors = (value for each in held for value in each.values() if isinstance(value, Tensor))
+        self.pending_bytes += sum(tensor.nbytes for tensor in tensors)
         self._after[layer] = after
 
     def commit(self, path: tuple[int, ...], length: int, *, lasting: bool) -> None:
@@ -259,7 +264,7 @@ class _Mixer:
             level, i = of_row[path[-1]]
             return {key: state[i : i + 1].clone() for key, state in states[level].items()}
 
-        run.states.ran(self._number, after)
+        run.states.ran(self._number, after, *states)
         order = fed_as.argsort()
         return _rowwise(lambda *levels: torch.cat(levels)[order].transpose(0, 1), 1, *outputs)
 
@@ -282,7 +287,7 @@ class _Mixer:
             again = _picked(inputs, torch.tensor([path], device=layout.branches.device))
             return self._read(run.states, again, before)[1]
 
-        run.states.ran(self._number, after)
+        run.states.ran(self._number, after, inputs, ends, seen)
         rows = torch.tensor(layout.place, device=zeros.device)
         return _rowwise(lambda of: of[rows[:, 0], rows[:, 1]][None], longest, output)
 

@@ -111,6 +111,22 @@ class Target:
         return int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
 
     @property
+    def _num_attending(self) -> int:
+        """Layers with keys and values."""
+        kinds = getattr(self.config, "layer_types", None) or ("full_attention",) * self.num_layers
+        return sum(kind not in STATE_ONLY for kind in kinds)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of a token's keys and values."""
+        if not self._num_attending:
+            return 0
+        config, heads = self.config, int(self.config.num_attention_heads)
+        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        width = int(getattr(config, "head_dim", None) or self.hidden_size // heads)
+        return 2 * self._num_attending * kv_heads * width * self.dtype.itemsize
+
+    @property
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end a text."""
         found: set[int] = set()
@@ -207,10 +223,8 @@ class Target:
         own = self._forward.new_cache(rows)
         if own is not None:
             return own
-        kinds = getattr(self.config, "layer_types", None) or ("full_attention",) * self.num_layers
         states = RecurrentStates(rewinds) if len(self.recurrent) else None
-        attends = sum(kind not in STATE_ONLY for kind in kinds)
-        return TreeCache(attends, capacity=max(64, rows), recurrent=states)
+        return TreeCache(self._num_attending, capacity=max(64, rows), recurrent=states)
 
     @torch.inference_mode()
     def prefill(

@@ -239,6 +239,8 @@ class Teacher:
     def _compute(self, tokens: Tensor, positions: Tensor, segments: Tensor) -> dict[str, Tensor]:
         """`hidden`, and `layers` where they are needed."""
         count = len(tokens)
+        if len(self.target.recurrent):
+            return self._one_by_one(tokens, segments)
         if self._texts is None or self._texts.capacity < count:
             self._texts = self.target.ragged_batch(count)
         if self._texts is not None:
@@ -256,6 +258,15 @@ class Teacher:
         )
         hidden, layers = self._tap.take()
         return _known(hidden=hidden, layers=layers)
+
+    def _one_by_one(self, tokens: Tensor, segments: Tensor) -> dict[str, Tensor]:
+        """The same where a text has a state, which would go on into the next text."""
+        found: dict[str, list[Tensor]] = {}
+        for text in tokens.split(segments.unique_consecutive(return_counts=True)[1].tolist()):
+            output = self.target.prefill(text, self.target.new_cache(len(text)), self._needs)
+            for name, rows in _known(hidden=output.hidden, layers=output.layers).items():
+                found.setdefault(name, []).append(rows)
+        return {name: torch.cat(rows) for name, rows in found.items()}
 
     def _likeliest(self, hidden: Tensor) -> dict[str, Tensor]:
         """The likeliest tokens after each row; what they lack to 1 is shared out among them."""

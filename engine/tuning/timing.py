@@ -14,7 +14,7 @@ from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
-from engine.model.batch import ModuleBatch, NativeBatch, batch_of
+from engine.model.batch import Batch, batch_of
 from engine.model.cache import TreeCache
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal, TargetOutput
@@ -91,7 +91,7 @@ def measure_batch(
     """
     context_len = max(1, min(context_len, target.context_len - max(rows)))
     max_len = context_len + max(rows)
-    batches = tuple(b for b in batches if b * max_len * kv_bytes(target) <= MAX_BATCH_BYTES) or (1,)
+    batches = tuple(b for b in batches if b * max_len * target.kv_bytes <= MAX_BATCH_BYTES) or (1,)
     sizes = [(b, n) for b in batches for n in rows if b * n <= max(MAX_BATCH_ROWS, 2 * b)]
     sizes.sort(key=lambda size: (size[1] > rows[1], size[0] * size[1]))
     least = 2 * len(batches)  # a slope needs two points
@@ -110,9 +110,7 @@ def measure_batch(
     return BatchLatency(batches, tuple(_curve(taken, b, context_len) for b in batches), batch.name)
 
 
-def _time_batch(
-    target: Target, batch: NativeBatch | ModuleBatch, context_len: int, texts: int, n: int
-) -> float:
+def _time_batch(target: Target, batch: Batch, context_len: int, texts: int, n: int) -> float:
     read = [(t, i % target.vocab_size, context_len + i) for t in range(texts) for i in range(n)]
     synchronise(target.device)
     began = time.perf_counter()
@@ -133,14 +131,6 @@ def _curve(
         for n in rows
     )
     return LatencyCurve(rows, tuple(1000 * least_s for least_s in least), context_len)
-
-
-def kv_bytes(target: Target) -> int:
-    """Bytes of a token's keys and values."""
-    config = target.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * target.num_layers * int(heads * width) * target.dtype.itemsize
 
 
 def synchronise(device: torch.device) -> None:

@@ -171,7 +171,7 @@ def test_greedy_output_equals_target_alone_on_any_tree(
         assert end.num_steps == -(-(len(output) - 1) // 6)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "qwen3_5_text", "jamba", "mamba2"])
 def test_texts_of_a_batch_show_what_each_shows_alone(family: str) -> None:
     target, rng = tiny_target(family), random.Random(5)
     prompts = [tokens_of(rng, count) for count in (21, 4, 30)]

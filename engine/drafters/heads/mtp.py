@@ -127,8 +127,9 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
             f"transformers {transformers.__version__} has no MTP layers (MtpModel). "
             "Install a newer release: pip install -U transformers."
         ) from error
+    kind: Any = MtpModel
     if target.config.model_type in QWEN:
-        MtpModel = _qwen_layers(target, MtpModel)
+        kind = _qwen_layers(target, MtpModel)
     count = int(getattr(target.config, "num_mtp_layers", None) or 0)
     if not count:
         raise DrafterError(f"{target.name} has no MTP layers. Choose another method.")
@@ -140,7 +141,7 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
     model: Any = target.model
     model._keys_to_ignore_on_load_unexpected = weight_patterns(target, count)
     try:
-        layers = MtpModel.from_pretrained(model, device_map={"": target.device})
+        layers = kind.from_pretrained(model, device_map={"": target.device})
     except UNREADABLE as error:
         raise DrafterError(
             f"{target.name}'s checkpoint ({model.config.name_or_path}) has no MTP weights that "

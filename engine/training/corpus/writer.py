@@ -224,11 +224,7 @@ def _in_order(generator: BatchGenerator, specs: Iterator[DialogueSpec]) -> Itera
 def _default_rows(target: Target, max_len: int) -> int:
     """Dialogues to write at a time: many on CUDA, as far as half of the free memory goes."""
     most = 512 if target.device.type == "cuda" else 64
-    free, config = free_bytes(target.device), target.config
+    free = free_bytes(target.device)
     if free is None:
         return most
-    heads = int(config.num_attention_heads)
-    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    head_dim = int(getattr(config, "head_dim", None) or target.hidden_size // heads)
-    row = 2 * target.num_layers * kv_heads * head_dim * max_len * target.dtype.itemsize
-    return max(1, min(most, free // 2 // row))
+    return max(1, min(most, free // 2 // (max(1, target.kv_bytes) * max_len)))

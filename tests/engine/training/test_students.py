@@ -40,6 +40,11 @@ def test_dialogues_of_a_pack_do_not_see_each_other_in_a_window(corpus: Corpus) -
     check_isolation(target, corpus)
 
 
+def test_a_state_does_not_go_on_into_the_next_dialogue_of_a_pack(corpus: Corpus) -> None:
+    kinds = ["linear_attention"] * 7 + ["full_attention"]
+    check_isolation(tiny_target("qwen3_5_text", num_hidden_layers=8, layer_types=kinds), corpus)
+
+
 def check_isolation(target: Target, corpus: Corpus) -> None:
     pack = read(target, corpus)
     start = 0

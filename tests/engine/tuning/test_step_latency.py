@@ -27,7 +27,6 @@ from engine.tuning.latency import (
 )
 from engine.tuning.search import CurvePoint, curve
 from engine.tuning.timing import (
-    kv_bytes,
     measure_batch,
     measure_curve,
     measure_draft,
@@ -100,7 +99,7 @@ def test_verify_forwards_of_several_texts_are_timed(seconds: float) -> None:
 
 def test_batches_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target("llama")
-    one = kv_bytes(target) * (16 + 2)
+    one = target.kv_bytes * (16 + 2)
     monkeypatch.setattr("engine.tuning.timing.MAX_BATCH_BYTES", 5 * one)
     found = measure_batch(target, rows=(1, 2), context_len=16, repeats=1)
     assert found.batches == (1, 2, 4)
