@@ -128,14 +128,14 @@ class Extent(Settings):
         ge=1,
         le=10_000,
         title="Prompts of each kind",
-        description="most prompts of each kind of task; empty = all",
+        description="maximum number of prompts of each kind of task; empty = all",
     )
     repeats: int = Field(
         2,
         ge=1,
         le=20,
         title="Repeats",
-        description="how often each prompt is run; more narrow the interval",
+        description="how often each prompt is run; more repeats narrow the interval",
     )
 
 

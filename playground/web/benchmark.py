@@ -183,7 +183,7 @@ class BenchmarkPage(ExperimentPage):
 
     def outlook(self, held: Mapping[str, Any]) -> str:
         plan = self.benchmarks.plan(form_of(held))
-        return f"{plan.extent}, one at a time (concurrency 1), in turn."
+        return f"{plan.extent}, one at a time (concurrency 1)."
 
     def list_kinds(self, suites: Any, picked: Any) -> Any:
         """The kinds of task of the ticked suites; those that are picked stay so."""

@@ -19,6 +19,7 @@ from playground.web.results import (
     plural,
     speedup_cell,
     table_html,
+    term,
 )
 
 CAUSES = {
@@ -158,7 +159,7 @@ def latency(section: Section) -> str:
         return ""
     rows: list[list[Cell | str]] = [
         [
-            Cell(title, hint=formula),
+            Cell(term(title, formula)),
             *(figure(getattr(table.rows[key], name, None), 2) for name in STATISTICS),
         ]
         for key, (title, formula) in LATENCY_ROWS.items()
@@ -190,7 +191,11 @@ def _name(section: Section) -> Cell:
 
 
 def _mat(cell: figures.Cell) -> Cell:
-    return Cell(figure(cell.mat, 2), f"{cell.num_new_tokens} / {cell.num_steps}")
+    return (
+        Cell(figure(cell.mat, 2), f"{cell.num_new_tokens} / {cell.num_steps}")
+        if cell.num_steps
+        else Cell(DASH)
+    )
 
 
 def _split(section: Section) -> str:

@@ -147,7 +147,7 @@ class GeneratePage:
             self.again = gr.Button("Run again", elem_id="pg-again")
             self.new_chat = gr.Button("New chat", elem_id="pg-new")
             gr.HTML(
-                "Ctrl+Enter generates · Esc stops · Ctrl+K finds pages, methods and runs",
+                "Ctrl+Enter generates · Esc stops · Ctrl+K goes anywhere",
                 elem_id="pg-keys",
             )
 
@@ -415,7 +415,7 @@ class GeneratePage:
             run,
             kept_choice(kept, "mode", ("chat", "raw"), "chat"),
             kept_text(kept, "system", MAX_SYSTEM_CHARS),
-            kept_text(kept, "prompt", MAX_PROMPT_CHARS),
+            kept_text({"prompt": self.catalog.first_prompt(), **kept}, "prompt", MAX_PROMPT_CHARS),
         ]
 
     def of_run(self, run: RunDetail) -> tuple[Any, ...]:

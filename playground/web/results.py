@@ -40,11 +40,9 @@ TABLE = HTML.from_string("""
 </tr></thead>
 <tbody>
 {% for cells in rows %}
-  <tr data-row="{{ cells[0].text }}" class="{{ 'best' if cells[0].text == best }}">
+  <tr data-row="{{ cells[0].text | striptags }}" class="{{ 'best' if cells[0].text == best }}">
   {% for cell in cells %}
-    <td class="{{ cell.mood }}"
-    {%- if loop.first %}>{{ cell.text | term(cell.hint) }}
-    {%- else %} title="{{ cell.hint }}">{{ cell.text }}{% endif %}
+    <td class="{{ cell.mood }}" title="{{ cell.hint }}">{{ cell.text }}
     {%- if cell.small %}<small>{{ cell.small }}</small>{% endif %}</td>
   {% endfor %}
   </tr>

@@ -42,7 +42,7 @@ class SweepPage(ExperimentPage):
     """Components and listeners of the page."""
 
     name = "sweep"
-    empty = "No sweeps yet. Tick what varies and start one."
+    empty = "No sweeps yet. Tick the settings to vary and start one."
 
     def __init__(self, service: Sweeps, tab: gr.Tab) -> None:
         self.service, self.catalog, self.method_menu = service, service.catalog, service.menu
@@ -83,7 +83,7 @@ class SweepPage(ExperimentPage):
                 self.suite = gr.Dropdown(suites, value=suite, label="Prompts", min_width=120)
             tunables, varied = self._tunables(first)
             self.vary = gr.CheckboxGroup(
-                tunables, value=varied, label="Tick what varies", elem_id="pg-sweep-vary"
+                tunables, value=varied, label="Settings to vary", elem_id="pg-sweep-vary"
             )
         types = self.catalog.types.values()
         drawn = self._drawn(first, varied)
@@ -134,7 +134,7 @@ class SweepPage(ExperimentPage):
             for name in varied
             if name in tunables
         ]
-        title, note = "Settings that stay", method.summary
+        title, note = "Fixed settings", method.summary
         fixed = group_of("settings", title, method.config, is_open=False, note=note, skip=varied)
         return {"method": key, "values": values or {}, "groups": [*groups, fixed]}
 
@@ -149,8 +149,8 @@ class SweepPage(ExperimentPage):
         points = plan.space.num_points
         many = "Any number of combinations" if points is None else plural(points, "combination")
         return (
-            f"{many}; {plural(plan.num_trials, 'trial')} of {plural(plan.num_turns, 'answer')} by "
-            "the method, and the same answers by plain decoding in turn."
+            f"{many}; {plural(plan.num_trials, 'trial')}, each with "
+            f"{plural(plan.num_turns, 'answer')} by the method and the same by plain decoding."
         )
 
     def pick_target(self, target: Any, method: Any) -> Any:
@@ -254,7 +254,7 @@ def range_of(tunable: Tunable) -> list[dict[str, Any]]:
     elif tunable.kind == "text" or low is None or high is None:
         made = [Control("list", "list", f"{tunable.help}; with commas between", "text", "")]
     else:
-        help = f"empty = 1, or any; {DOUBLING} = 1, 2, 4, 8"
+        help = f"empty = steps of 1, or any value; {DOUBLING} = 1, 2, 4, 8"
         made = [
             Control("from", "from", "", "number", low),
             Control("to", "to", "", "number", high),

@@ -50,7 +50,7 @@ def small(tab: Any, tokens: int = 6) -> None:
 
 def pause(tab: Any, delay_ms: int) -> None:
     """Make every step of the method wait."""
-    tab.locator(f"{FORM} .pg-group", has_text="Settings that stay").locator(
+    tab.locator(f"{FORM} .pg-group", has_text="Fixed settings").locator(
         "button.label-wrap"
     ).first.click()
     tab.locator(f"{FORM} .pg-field-delay_ms input").first.fill(str(delay_ms))

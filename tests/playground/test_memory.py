@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import gradio as gr
 import pytest
 
 from engine.config import Limits
+from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
 from playground.host.runner import EngineHost
 from playground.host.stream import History, RunStream, adopt, follow
@@ -153,3 +155,11 @@ def test_search_after_a_chat_answer_is_for_its_question(page: GeneratePage) -> N
     typed = [*fields[:-1], "Another one."]
     assert page._searched(*typed, *forms, panel)["prompt"] == "Another one."
     assert page._searched(*fields, *forms, None)["prompt"] == ""
+
+
+def test_a_link_to_the_tab_leaves_the_first_prompt(page: GeneratePage) -> None:
+    page.catalog = replace(page.catalog, suites=Catalog.shipped().suites)
+    *_, prompt = page.reopened({}, {"tab": "generate"})
+    assert prompt == page.catalog.first_prompt() != ""
+    *_, prompt = page.reopened({"prompt": ""}, {"tab": "generate"})
+    assert prompt == ""

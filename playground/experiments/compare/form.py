@@ -38,7 +38,7 @@ class CompareOptions(Settings):
         ge=1,
         le=10,
         title="Repeats",
-        description="how often each prompt is run; more narrow the interval",
+        description="how often each prompt is run; more repeats narrow the interval",
     )
     num_prompts: int = Field(
         6,

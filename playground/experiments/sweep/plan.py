@@ -128,14 +128,21 @@ class SweepForm(Settings):
     mode: Mode = Field(
         "search", title="Search or grid", description="a grid measures every combination"
     )
-    trials: int = Field(20, strict=False, title="Trials", description="how many a search measures")
+    trials: int = Field(
+        20, strict=False, title="Trials", description="how many combinations a search measures"
+    )
     prune: bool = Field(
         False,
         title="Stop poor trials early",
         description="stop a trial early when it falls below the median of the others",
     )
     seed: int = Field(
-        0, ge=0, le=2**31, strict=False, title="Seed of the search", description="of the search"
+        0,
+        ge=0,
+        le=2**31,
+        strict=False,
+        title="Seed of the search",
+        description="the same seed tries the same combinations",
     )
     suite: str = "quick"
     limit: int = Field(
@@ -143,10 +150,13 @@ class SweepForm(Settings):
         le=MAX_LIMIT,
         strict=False,
         title="Prompts of each kind",
-        description="prompts of each kind of task",
+        description="how many prompts of each kind of task",
     )
     max_new_tokens: int = Field(
-        64, strict=False, title="Tokens per answer", description="tokens of an answer at most"
+        64,
+        strict=False,
+        title="Tokens per answer",
+        description="maximum number of new tokens per answer",
     )
 
     @field_validator("vary")
