@@ -38,7 +38,7 @@ from storage.dialects import engine_options, refuse_once_removed, shown, take_tu
 
 Status = Literal["running", "completed", "stopped", "failed", "interrupted"]
 """`interrupted`: its process died. All but a running or completed one can be gone on with."""
-PLAN, STATUS, OWNER, HEARTBEAT, CLAIM = "plan", "status", "owner", "heartbeat", "claim"
+PLAN, STATUS, OWNER, HEARTBEAT = "plan", "status", "owner", "heartbeat"
 CREATED, FAULT, REFERENCE, SWEEP_ID = "created", "fault", "reference_tok_s", "id"
 ENVIRONMENT = "environment"
 """Names of the attributes that a sweep's study carries."""
@@ -61,9 +61,10 @@ class SweepHead:
 class Sweep:
     """One stored sweep. Every property is read anew."""
 
-    def __init__(self, study: optuna.Study, plan: SweepPlan) -> None:
+    def __init__(self, study: optuna.Study, plan: SweepPlan, engine: sa.Engine | None) -> None:
         self.study = study
         self.plan = plan
+        self._engine = engine
         self.claimed = False
 
     @property
@@ -95,13 +96,11 @@ class Sweep:
 
     def claim(self) -> None:
         """Make this process the one that runs it."""
-        self.check_free()
-        token = secrets.token_hex(8)
-        self.write({CLAIM: token, OWNER: processes.this_process()})
-        self.heartbeat()
-        self.write({FAULT: "", STATUS: "running"})
-        if self.attributes[CLAIM] != token:
-            raise ConfigError(f"Sweep {self.name} was started by another process just now.")
+        with database_errors(), _turn(self._engine):
+            self.check_free()
+            self.write({OWNER: processes.this_process()})
+            self.heartbeat()
+            self.write({FAULT: "", STATUS: "running"})
         self.claimed = True
 
     def check_free(self) -> None:
@@ -141,6 +140,7 @@ class SweepStore:
     def __init__(self, storage: BaseStorage, types: Types | None = None) -> None:
         """`types` are the methods that a sweep may name, by default all."""
         self._storage = storage
+        self._engine = storage.engine if isinstance(storage, RDBStorage) else None
         self._types = types
 
     @classmethod
@@ -170,7 +170,10 @@ class SweepStore:
                 raise ConfigError(
                     f"A sweep named {name} is there already. Resume it, or give another name."
                 ) from error
-        sweep, created = Sweep(study, plan), datetime.now(UTC).isoformat(timespec="seconds")
+        sweep, created = (
+            Sweep(study, plan, self._engine),
+            datetime.now(UTC).isoformat(timespec="seconds"),
+        )
         sweep.write({SWEEP_ID: secrets.token_hex(6), CREATED: created, STATUS: "stopped"})
         sweep.write({PLAN: plan.to_dict()})  # what has no plan yet is no sweep
         return sweep
@@ -186,7 +189,7 @@ class SweepStore:
         if study is None or plan is None:
             known = ", ".join(head.name for head in self.heads()[:8]) or "none yet"
             raise ConfigError(f"No sweep is named {name!r:.100}. The newest: {known}.")
-        return Sweep(study, SweepPlan.stored(plan, self._types))
+        return Sweep(study, SweepPlan.stored(plan, self._types), self._engine)
 
     def reopen(self, name: str, trials: int | None = None) -> Sweep:
         """A sweep to go on with; `trials` raises how many a search measures."""
@@ -331,13 +334,26 @@ def sqlite_file(log_file: Path) -> Path:
 def _sqlite(log_file: Path) -> RDBStorage:
     file = sqlite_file(log_file)
     url = sa.URL.create("sqlite", database=str(file))
-    # Optuna looks for its tables and then makes them: two that open a new file at once both try.
-    with FileLock(f"{file}.lock", timeout=BUSY_TIMEOUT_S):
+    with _turn(sa.create_engine(url)):
         storage = _storage(url, {"connect_args": {"timeout": BUSY_TIMEOUT_S}})
     refuse_once_removed(storage.engine, file)
     storage.engine.dispose()  # the connections from now on are prepared
     sa.event.listen(storage.engine, "connect", _prepare_sqlite)
     return storage
+
+
+@contextmanager
+def _turn(engine: sa.Engine | None) -> Iterator[None]:
+    """One process at a time: two that look for tables, or whether a sweep is free, both find it."""
+    if engine is None:
+        yield
+    elif engine.dialect.name == "sqlite":
+        with FileLock(f"{engine.url.database}.lock", timeout=BUSY_TIMEOUT_S):
+            yield
+    else:
+        with engine.connect() as connection, connection.begin():
+            take_turn(connection, SCHEMA)
+            yield
 
 
 def _prepare_sqlite(connection: Any, record: Any) -> None:
@@ -350,10 +366,9 @@ def _postgresql(log_url: sa.URL) -> RDBStorage:
     options = engine_options(log_url)
     engine = sa.create_engine(log_url, **options)
     try:
-        with engine.connect() as connection, connection.begin():
-            take_turn(connection, SCHEMA)  # of two that find no tables both would make them
-            with engine.begin() as other:
-                other.execute(sa.schema.CreateSchema(SCHEMA, if_not_exists=True))
+        with _turn(engine):
+            with engine.begin() as connection:
+                connection.execute(sa.schema.CreateSchema(SCHEMA, if_not_exists=True))
             options["connect_args"]["options"] = f"-csearch_path={SCHEMA}"
             return _storage(log_url, options)
     finally:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,30 @@ def test_run_log_and_sweeps_keep_their_own_versions(
     assert [head.name for head in other.heads()] == ["s"]
     other.close()
     again.close()
+
+
+def test_of_several_that_claim_a_sweep_at_once_one_gets_it(
+    beside: tuple[RunLog, SweepStore], url: str
+) -> None:
+    stores = [SweepStore.beside(beside[0]) for _ in range(4)]
+    for name in ("a", "b", "c"):
+        stores[0].create(plan(), name)
+        ready = threading.Barrier(len(stores))
+
+        def claim(store: SweepStore, name: str = name, ready: threading.Barrier = ready) -> bool:
+            sweep = store.load(name)
+            ready.wait()
+            try:
+                sweep.claim()
+            except ConfigError as error:
+                assert "is running already" in str(error)
+                return False
+            return True
+
+        with ThreadPoolExecutor(len(stores)) as pool:
+            assert sorted(pool.map(claim, stores)) == [False, False, False, True]
+    for store in stores:
+        store.close()
 
 
 def test_a_stored_plan_is_the_plan(beside: tuple[RunLog, SweepStore]) -> None:
