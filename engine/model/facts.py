@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 from transformers.utils.hub import cached_file
 
-from engine.errors import PlaygroundError, TargetError
+from engine.errors import OutOfMemoryError, PlaygroundError, TargetError
 from engine.model.files import check_parameters
-from engine.model.loading import free_bytes, opened, pick_device, pick_dtype
+from engine.model.loading import all_free_bytes, free_bytes, opened, pick_device, pick_dtype
+from engine.model.placement import Share, first_of, is_placement, placed
 from engine.model.reading import explained, num_parameters, reading
 from engine.model.sources import TargetSpec, Weights, locate, without_telemetry
 from engine.model.target import check_can_roll_back
@@ -32,6 +34,7 @@ class TargetFacts:
         free_bytes: of the device; None where it cannot be told.
         licence: as the model card says it; None where it says nothing.
         fault: why it cannot be loaded here; None where nothing is known against it.
+        shares: of the devices that it is spread over.
     """
 
     architecture: str
@@ -41,6 +44,7 @@ class TargetFacts:
     context_len: int | None
     licence: str | None
     fault: str | None
+    shares: tuple[Share, ...] = ()
 
 
 def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> TargetFacts:
@@ -51,7 +55,7 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
         ConfigError: unknown dtype or device.
     """
     without_telemetry()
-    where = pick_device(device)
+    where = pick_device(first_of(device))
     kind = pick_dtype(dtype, where)
     weights = locate(spec, cache_dir)
     with explained(spec):
@@ -64,9 +68,27 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
         architecture, count, context_len, fault, licence = known
         licence = licence or _licence(weights)
     free, needed = free_bytes(where), count * kind.itemsize
-    if fault is None and free is not None and needed > free:
+    shares: tuple[Share, ...] = ()
+    if is_placement(device):
+        free = None
+        if fault is None and file is None:
+            shares, fault = _shares(weights, device, kind)
+    elif fault is None and free is not None and needed > free:
         fault = f"Its weights need {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free."
-    return TargetFacts(architecture, count, needed, free, context_len, licence, fault)
+    return TargetFacts(architecture, count, needed, free, context_len, licence, fault, shares)
+
+
+def _shares(
+    weights: Weights, device: str, dtype: torch.dtype
+) -> tuple[tuple[Share, ...], str | None]:
+    """What lies on which device, or why the model cannot be placed."""
+    config = AutoConfig.from_pretrained(
+        weights.location, revision=weights.revision, **reading(weights)
+    )
+    try:
+        return placed(config, device, dtype, all_free_bytes()).shares, None
+    except OutOfMemoryError as error:
+        return (), str(error)
 
 
 _Known = tuple[str, int, int | None, str | None, str | None]

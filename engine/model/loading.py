@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import shutil
 import sys
+import tempfile
+import weakref
 from collections.abc import Callable
 from ctypes import CDLL
 from dataclasses import dataclass
@@ -36,6 +39,7 @@ from engine.model.files import (
     read_settings,
 )
 from engine.model.forward import Forward, ModulesForward, prepare_attention
+from engine.model.placement import Placement, first_of, is_placement, placed
 from engine.model.reading import (
     converted,
     explained,
@@ -86,7 +90,8 @@ def load_target(
     tell = progress or (lambda message, fraction: None)
     _freeze_modules()
     _quiet_libraries()
-    where = pick_device(device)
+    several = device if is_placement(device) else None
+    where = pick_device(first_of(device))
     pick_dtype(dtype, where)
     tell(f"Looking for {spec.title or spec.name}", None)
     weights = locate(spec, cache_dir, tell)
@@ -97,7 +102,7 @@ def load_target(
 
     def read() -> PreTrainedModel:
         with explained(spec):
-            return _read_model(spec, weights, kind, where)
+            return _read_model(spec, weights, kind, where if placement is None else placement)
 
     with explained(spec):
         if file is not None:
@@ -109,7 +114,11 @@ def load_target(
         check_can_roll_back(config.get_text_config(), spec.name)
         count = num_parameters(config)
         check_parameters(count, num_bytes, spec.name)
-        _check_memory(spec, count, kind, where)
+        placement = None
+        if several is None:
+            _check_memory(spec, count, kind, where)
+        else:
+            placement = placed(config, several, kind, all_free_bytes())
         tell("Loading weights", 0.4)
         model = read()
         tell("Loading its tokenizer", 0.9)
@@ -186,10 +195,16 @@ def opened(weights: Weights) -> tuple[GGUFFile | None, int | None]:
 
 
 def _read_model(
-    spec: TargetSpec, weights: Weights, dtype: torch.dtype, device: torch.device
+    spec: TargetSpec, weights: Weights, dtype: torch.dtype, where: torch.device | Placement
 ) -> PreTrainedModel:
-    model = read_weights(spec, weights, dtype)
-    model.to(device)  # type: ignore[arg-type]
+    if isinstance(where, Placement):
+        folder = tempfile.mkdtemp(prefix="offloaded-")
+        placing = {"device_map": dict(where.device_map), "offload_folder": folder}
+        model = read_weights(spec, weights, dtype, **placing)
+        weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
+    else:
+        model = read_weights(spec, weights, dtype)
+        model.to(where)  # type: ignore[arg-type]
     prepare_attention(model)
     return model
 
@@ -219,6 +234,8 @@ def _fast_forward(
 
     None where transformers' modules run the model.
     """
+    if getattr(model, "hf_device_map", None):
+        return None, {"placement": "several devices, one after another"}
     if model.device.type == "cuda":
         reason = "switched off" if spec.cuda_graphs == "off" else runner.why_not(model)
         if reason is None:
@@ -308,7 +325,7 @@ def pick_device(name: str) -> torch.device:
     """The device that a setting names; ConfigError if it does not exist here."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    allowed = "device must be auto, cpu, cuda or cuda:N"
+    allowed = "device must be auto, cpu, cuda, cuda:N, balanced or a list like cuda:0,cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -360,6 +377,14 @@ def _check_memory(spec: TargetSpec, count: int, dtype: torch.dtype, device: torc
             f"{str(dtype).removeprefix('torch.')}, but {device} has {free / 2**30:.1f} GiB free. "
             "Choose a smaller model, a smaller dtype or another device."
         )
+
+
+def all_free_bytes() -> dict[str, int]:
+    """Free memory of every device that is here."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = {f"cuda:{i}": free_bytes(torch.device("cuda", i)) for i in range(count)}
+    found["cpu"] = free_bytes(torch.device("cpu"))
+    return {name: 1 << 62 if free is None else free for name, free in found.items()}
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -62,8 +62,13 @@ def explain(spec: TargetSpec, error: Exception) -> SourceError | TargetError:
     return TargetError(f"{where} could not be loaded as a causal language model: {said}.")
 
 
-def read_weights(spec: TargetSpec, weights: Weights, dtype: torch.dtype) -> PreTrainedModel:
+def read_weights(
+    spec: TargetSpec, weights: Weights, dtype: torch.dtype, **placing: Any
+) -> PreTrainedModel:
     """A model with the weights of its checkpoint, and no others.
+
+    Args:
+        placing: `device_map` and `offload_folder` of a model over several devices.
 
     Raises:
         TargetError: the checkpoint lacks some of them.
@@ -75,6 +80,7 @@ def read_weights(spec: TargetSpec, weights: Weights, dtype: torch.dtype) -> PreT
         output_loading_info=True,
         ignore_mismatched_sizes=True,
         **reading(weights),
+        **placing,
     )
     model, info = found
     assert isinstance(model, PreTrainedModel)

@@ -101,6 +101,10 @@ class Target:
 
     @property
     def device_name(self) -> str:
+        placed = getattr(self.model, "hf_device_map", None)
+        if placed:
+            names = (f"cuda:{p}" if isinstance(p, int) else str(p) for p in placed.values())
+            return " + ".join(dict.fromkeys(names))
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return f"{cpu_name()} ({torch.get_num_threads()} threads)"

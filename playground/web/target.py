@@ -100,6 +100,8 @@ class TargetOpener:
 def rows_of(catalog: Catalog, spec: TargetSpec, facts: TargetFacts) -> list[tuple[str, str]]:
     """Facts in words."""
     free = "" if facts.free_bytes is None else f", {size(facts.free_bytes)} free"
+    if facts.shares:
+        free = f": {', '.join(share.text for share in facts.shares)}"
     context = "not said" if facts.context_len is None else f"{facts.context_len:,} tokens"
     return [
         ("architecture", facts.architecture),

@@ -1,0 +1,105 @@
+"""A model over several devices answers as on one; what is where is known before it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from engine.config import Limits
+from engine.decode import decode
+from engine.drafters import parse_method
+from engine.errors import ConfigError, OutOfMemoryError
+from engine.model.facts import facts_of
+from engine.model.loading import load_target
+from engine.model.placement import placed
+from engine.model.sources import TargetSpec
+from engine.steps import End
+from tests.models import build_context, save_tiny
+
+ROOM = 2 * 2**20
+"""A third of the model's float32 weights."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(
+        tmp_path_factory.mktemp("tiny"), num_hidden_layers=6, hidden_size=128, intermediate_size=512
+    )
+
+
+def answer(folder: Path, device: str, method: dict[str, Any], cache_dir: Path) -> tuple[int, ...]:
+    spec = TargetSpec(name="tiny", path=str(folder))
+    target = load_target(spec, dtype="float32", device=device, cache_dir=cache_dir)
+    drafter = parse_method(method).build(build_context(target))
+    limits = Limits(max_new_tokens=24, ignore_eos=True)
+    *_, end = decode(target, drafter, [1, 2, 3, 1, 2, 3, 1, 2], limits=limits)
+    assert isinstance(end, End)
+    name = target.device_name
+    drafter.close()
+    target.close()
+    assert name == "cpu + disk" if "disk" in device else "threads" in name
+    return end.output_ids
+
+
+@pytest.mark.parametrize("decoding_type", ["Autoregressive", "NGram"])
+def test_layers_on_disk_answer_as_those_in_memory(
+    decoding_type: str, folder: Path, tmp_path: Path
+) -> None:
+    method = {"decoding_type": decoding_type}
+    there = answer(folder, "cpu=2MiB,disk", method, tmp_path)
+    assert there == answer(folder, "cpu", method, tmp_path)
+
+
+def test_two_cards_share_a_model_without_cutting_a_layer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # accelerate leaves out cards that are not here
+    monkeypatch.setattr("accelerate.utils.modeling.get_max_memory", lambda memory: memory)
+    config = AutoConfig.from_pretrained(folder)
+    free = {"cuda:0": 2 * ROOM, "cuda:1": 2 * ROOM, "cpu": 1 << 40}
+    found = placed(config, "cuda:0,cuda:1", torch.float32, free)
+    layers = {k: v for k, v in found.device_map.items() if ".layers." in k}
+    assert list(layers.values()) == sorted(layers.values()) and set(layers.values()) == {0, 1}
+    assert all(k.count(".") == 2 for k in layers)
+    assert all(0 < share.num_bytes <= (share.room or 0) for share in found.shares)
+    limited = placed(config, "cuda:1=2MiB,cpu", torch.float32, free)
+    assert [share.room for share in limited.shares] == [2 * 2**20, 1 << 40]
+
+
+def test_what_does_not_fit_names_every_device(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accelerate.utils.modeling.get_max_memory", lambda memory: memory)
+    config = AutoConfig.from_pretrained(folder)
+    free = {"cuda:0": ROOM // 2, "cuda:1": ROOM // 2, "cpu": 1 << 40}
+    with pytest.raises(OutOfMemoryError, match=r"cuda:0 .* cuda:1 .* too much\. Add a device"):
+        placed(config, "cuda:0,cuda:1", torch.float32, free)
+
+
+def test_the_picker_knows_what_goes_where(folder: Path, tmp_path: Path) -> None:
+    spec = TargetSpec(name="tiny", path=str(folder))
+    facts = facts_of(spec, dtype="float32", device="cpu=2MiB,disk", cache_dir=tmp_path)
+    assert facts.fault is None and [share.device for share in facts.shares] == ["cpu", "disk"]
+    total = sum(share.num_bytes for share in facts.shares)
+    assert total == pytest.approx(facts.num_bytes, abs=999)  # buffers are no parameters
+    facts = facts_of(spec, dtype="float32", device="cpu=2MiB", cache_dir=tmp_path)
+    assert facts.fault is not None and "do not fit" in facts.fault
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("cuda:7,cpu", "names cuda:7, but there are cpu only"),
+        ("cpu,cpu", "each device once"),
+        ("disk,cpu", "must begin with one that computes"),
+        ("balanced", "torch sees 0"),
+        ("cpu=2GB,disk", "must be like"),
+    ],
+)
+def test_what_is_not_here_is_refused(device: str, said: str, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        placed(AutoConfig.from_pretrained(folder), device, torch.float32, {"cpu": 1 << 40})
