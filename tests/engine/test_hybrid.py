@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from engine.drafters import parse_method
 from engine.errors import TargetError
+from engine.model.loading import load_target
 from engine.model.recurrent import Way
+from engine.model.sources import TargetSpec
 from engine.model.target import Target, check_can_roll_back
 from engine.proposal import Needs, Proposal
 from engine.tree import TreeShape
+from engine.tuning.timing import measure_curve
 from tests.engine.drafters.fitted import save_medusa
 from tests.engine.drafters.judges import SAMPLED_VOCAB, p_value, write
 from tests.engine.scripted import ScriptedDrafter, random_parents
@@ -188,6 +191,46 @@ def test_sampled_texts_follow_the_targets_law(family: str, method: str) -> None:
         build_context(target)
     )
     assert p_value(target, drafter, seeds=1, tokens=200) > ALPHA
+
+
+def test_timing_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Roll-back is timed with the forward, from one state for every size."""
+    target, lengths = target_of("lfm2"), list[int]()
+    verify = Target.verify
+
+    def watched(self: Target, proposal: Proposal, cache: Any, needs: Needs) -> Any:
+        same_states(self, cache, list(range(20)))
+        lengths.append(len(proposal.shape))
+        return verify(self, proposal, cache, needs)
+
+    monkeypatch.setattr(Target, "verify", watched)
+    curve = measure_curve(target, rows=(1, 4), context_len=20, repeats=1)
+    assert lengths == [4, 1] * 2 and min(curve.ms) > 0
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "family", "kind"),
+    [
+        ("qwen3_5", "qwen3_5_text", "Qwen3_5ForCausalLM"),
+        ("llama4", "llama4_text", "Llama4ForCausalLM"),
+    ],
+)
+def test_a_model_that_also_sees_loads_as_its_language_model(
+    tmp_path: Path, wrapper: str, family: str, kind: str
+) -> None:
+    text = tiny_model(family).config.to_dict()
+    eyes = {"depth": 1, "num_heads": 2, "out_hidden_size": 32, "patch_size": 4, "image_size": 16}
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = AutoConfig.for_model(
+        wrapper, text_config=text, vision_config={**eyes, **sizes, "num_attention_heads": 2}
+    )
+    AutoModelForImageTextToText.from_config(config).save_pretrained(tmp_path / "both")
+    spec = TargetSpec(name=wrapper, path=str(tmp_path / "both"))
+    target = load_target(spec, dtype="float32", device="cpu", cache_dir=tmp_path)
+    assert type(target.model).__name__ == kind
+    drafter = ScriptedDrafter([], vocab=VOCAB, shape=SHAPES["any"])
+    output = write(target, drafter, PROMPT, tokens=4).output
+    assert output == plain_greedy(target, PROMPT, 4)
 
 
 @pytest.mark.parametrize(
