@@ -67,7 +67,6 @@ REFUSES = {
         for key in THRESHOLDS
     },
     PREFIX + "use-block-verification": Refusal("a block of drafts is accepted by another rule"),
-    PREFIX + "token-map": Refusal("the drafter chooses among the tokens of a file (FR-Spec)"),
     PREFIX + "draft-window-size": Refusal(_WINDOW),
     PREFIX + "draft-sink-size": Refusal(_WINDOW),
     PREFIX + "dflash-draft-window-size": Refusal(_WINDOW),
@@ -170,16 +169,26 @@ def _read_eagle(reader: Reader) -> None:
 WEIGHTS = fields.weights(*MODEL)
 ONE_MORE: dict[str, Any] = {"out": lambda length: length + 1, "back": lambda tokens: tokens - 1}
 """SGLang's draft tokens count the root."""
+TOKEN_MAP = PREFIX + "token-map"
+OTHERS_MAP = {TOKEN_MAP: Refusal("the drafter chooses among the tokens of a file (FR-Spec)")}
 METHODS = (
-    Method("Eagle", "EAGLE", (WEIGHTS,), takes=SIZE, write=_write_eagle, read=_read_eagle),
+    Method(
+        "Eagle",
+        "EAGLE",
+        (WEIGHTS, Field("speculative_token_map", TOKEN_MAP)),
+        takes=SIZE,
+        write=_write_eagle,
+        read=_read_eagle,
+    ),
     Method("Eagle3", "EAGLE3", (WEIGHTS,), takes=SIZE, write=_write_eagle3, read=_read_eagle3),
-    Method("MTP", "NEXTN", takes=SIZE, write=_write_chain, read=_read_chain),
+    Method("MTP", "NEXTN", takes=SIZE, refuses=OTHERS_MAP, write=_write_chain, read=_read_chain),
     Method(
         "Draft_Target",
         "STANDALONE",
         (WEIGHTS, fields.drops_draft_probs(f". {GREEDY}")),
         fixed={"use_draft_probs": False},
         takes=SIZE,
+        refuses=OTHERS_MAP,
         write=_write_chain,
         read=_read_chain,
     ),

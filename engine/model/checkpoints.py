@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,25 @@ def read_checkpoint(
     return Checkpoint(location, config, tensors)
 
 
+def local_file(named: str) -> Path:
+    """A file by its path, or by `owner/repository/file` on the hub.
+
+    Raises:
+        SourceError: it is neither.
+    """
+    path = Path(named).expanduser()
+    owner, _, rest = named.partition("/")
+    repository, _, file = rest.partition("/")
+    if path.is_file() or not file:
+        if not path.is_file():
+            raise SourceError(f"{named[:200]!r} is no file here, nor owner/repository/file.")
+        return path
+    from huggingface_hub import hf_hub_download
+
+    with _hub_errors(named):
+        return Path(hf_hub_download(f"{owner}/{repository}", file))
+
+
 def tensor_names(location: str) -> tuple[str, ...]:
     """Names of all tensors of a folder or weight file on this machine; no values are read.
 
@@ -115,11 +135,19 @@ def _weight_files(path: Path, location: str) -> list[Path]:
 
 def _hub_snapshot(location: str) -> Path:
     from huggingface_hub import snapshot_download
+
+    with _hub_errors(location):
+        return Path(snapshot_download(location, allow_patterns=_HUB_PATTERNS))
+
+
+@contextmanager
+def _hub_errors(location: str) -> Iterator[None]:
+    """What the hub's client raises, as a SourceError."""
     from huggingface_hub.errors import HFValidationError
 
     without_telemetry()
     try:
-        return Path(snapshot_download(location, allow_patterns=_HUB_PATTERNS))
+        yield
     except HFValidationError as error:
         raise SourceError(f"{location!r:.200} is neither a path here nor a hub id.") from error
     except OSError as error:

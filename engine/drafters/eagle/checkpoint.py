@@ -26,18 +26,21 @@ _Eagle3 = TypeVar("_Eagle3", bound=Eagle3Head)
 
 
 def load_eagle1(
-    found: HeadCheckpoint, target: Target, draft_vocab: int | None = None
+    found: HeadCheckpoint,
+    target: Target,
+    draft_vocab: int | None = None,
+    token_map: str | None = None,
 ) -> Eagle1Head:
     """An EAGLE-1/2 head on the target's device, in its dtype.
 
     Args:
-        draft_vocab: as `size` of `Vocabulary.beside`.
+        draft_vocab, token_map: as `size` and `named` of `Vocabulary.beside`.
     """
     if found.has("layers.0.hidden_norm.weight"):
         raise DrafterError(f"{found.location} is an EAGLE-3 head. Choose the method Eagle3.")
     _check(found, target)
     spec, bias = found.layer_spec(target.hidden_size), found.layers.bias
-    output = DraftOutput(target, Vocabulary.beside(found.location, target, draft_vocab))
+    output = DraftOutput(target, Vocabulary.beside(found.location, target, draft_vocab, token_map))
     head = found.load(lambda: Eagle1Head(spec, output, vocab=target.vocab_size, bias=bias), target)
     return _with_embedding(head, found, target, spec.hidden)
 

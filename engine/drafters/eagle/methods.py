@@ -24,7 +24,6 @@ from engine.drafters.heads.vocabulary import DraftVocab
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.drafters.texts import ROWS, Reading
 from engine.errors import DrafterError
-from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.tree import ChoicePaths, ChoiceTree
 
@@ -120,7 +119,7 @@ class _EagleMethod(MethodConfig):
     def build(self, context: BuildContext) -> EagleDrafter:
         location = context.weights(self.speculative_model, "an EAGLE head")
         found = HeadCheckpoint.read(location)
-        head, needs = self._load(found, context.target)
+        head, needs = self._load(found, context)
         head.use_kernels(context.target.kernels)
         tree = self._tree_for(head, found.location)
         return EagleDrafter(head, tree, needs, remarks(found, context.target))
@@ -131,7 +130,7 @@ class _EagleMethod(MethodConfig):
         return EagleDrafter(drafter.head, tree, drafter.needs, drafter.notes)
 
     @abstractmethod
-    def _load(self, found: HeadCheckpoint, target: Target) -> tuple[DraftHead, Needs]:
+    def _load(self, found: HeadCheckpoint, context: BuildContext) -> tuple[DraftHead, Needs]:
         """The head, and what of the target it reads."""
 
     def _tree_for(self, head: DraftHead, what: str) -> StaticTree | DynamicTree:
@@ -184,6 +183,13 @@ class EagleConfig(_EagleMethod):
     )
 
     draft_vocab: DraftVocab = None
+    speculative_token_map: str | None = Field(
+        None,
+        title="Token map",
+        description="file with the ids of the tokens that are drafted, the most frequent first "
+        "(FR-Spec, .pt or .json): a path, or owner/repository/file on the hub; None = the one "
+        "beside the head",
+    )
 
     def draft_shape(self) -> DraftShape:
         if self.use_dynamic_tree:
@@ -205,8 +211,11 @@ class EagleConfig(_EagleMethod):
         ]
         return [self, *(self.replace(eagle_choices=comb) for comb in combs)]
 
-    def _load(self, found: HeadCheckpoint, target: Target) -> tuple[DraftHead, Needs]:
-        return load_eagle1(found, target, self.draft_vocab), Needs(hidden=True)
+    def _load(self, found: HeadCheckpoint, context: BuildContext) -> tuple[DraftHead, Needs]:
+        named = self.speculative_token_map
+        located = None if named is None else context.locate(named)
+        head = load_eagle1(found, context.target, self.draft_vocab, located)
+        return head, Needs(hidden=True)
 
     def _tree_for(self, head: DraftHead, what: str) -> StaticTree | DynamicTree:
         if self.use_dynamic_tree:
@@ -250,11 +259,11 @@ class Eagle3Config(_EagleMethod):
     def with_chain(self, length: int) -> Self:
         return self.replace(max_draft_len=length, use_dynamic_tree=False)
 
-    def _load(self, found: HeadCheckpoint, target: Target) -> tuple[DraftHead, Needs]:
+    def _load(self, found: HeadCheckpoint, context: BuildContext) -> tuple[DraftHead, Needs]:
         named = self.eagle3_layers_to_capture
         # The output of layer i is the input of layer i + 1.
         inputs = None if named is None else tuple(i + 1 for i in named)
-        head, layers = load_eagle3(found, target, inputs)
+        head, layers = load_eagle3(found, context.target, inputs)
         return head, Needs(layers=layers)
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from engine.drafters.texts import BEYOND, rank_of
 from engine.errors import DrafterError, first_line
-from engine.model.files import read_json
+from engine.model.checkpoints import local_file
+from engine.model.files import read_json, read_pickle
 from engine.model.target import Target
 
 FILE = "draft_vocab.json"
@@ -52,18 +53,23 @@ class Vocabulary:
             self._places[ids] = torch.arange(len(ids), device=ids.device)
 
     @classmethod
-    def beside(cls, location: str, target: Target, size: int | None) -> Vocabulary:
+    def beside(
+        cls, location: str, target: Target, size: int | None, named: str | None = None
+    ) -> Vocabulary:
         """The tokens that a file beside a head's weights names; all tokens without such a file.
 
         Args:
             size: only so many of them, the most frequent; None = all.
+            named: another file, as FR-Spec publishes them; by `local_file`.
 
         Raises:
             DrafterError: a size without a file, or a file with other things than token ids.
         """
         path = Path(location).expanduser()
         file = (path if path.is_dir() else path.parent) / FILE
-        if not (path.exists() and file.exists()):
+        if named is not None:
+            file = local_file(named)
+        elif not (path.exists() and file.exists()):
             if size is None:
                 return cls(None, target.vocab_size)
             raise DrafterError(
@@ -71,7 +77,9 @@ class Vocabulary:
                 "the most frequent. Leave it empty, or train the head with this program."
             )
         try:
-            ids = torch.tensor(read_json(file), dtype=torch.int64)
+            is_json = file.suffix == ".json"
+            found = read_json(file) if is_json else read_pickle(file, torch.device("cpu"))
+            ids = torch.as_tensor(found, dtype=torch.int64)
         except (ValueError, TypeError, RuntimeError) as error:
             raise DrafterError(
                 f"{file} must be a list of token ids: {first_line(error)}."

@@ -17,7 +17,7 @@ from engine.drafters.eagle import trees
 from engine.drafters.eagle.head import HeadSession
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig, EagleDrafter
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, PlaygroundError
 from engine.model.target import Target
 from tests.engine.drafters import judges
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
@@ -256,3 +256,43 @@ def save_file_of(folder: Path, target: Target) -> Path:
     tensors = load_file(head / "m.safetensors")
     save_file(tensors, head / "m.safetensors")
     return head
+
+
+# ---- the token map of FR-Spec
+
+
+@pytest.mark.parametrize("form", ["list.pt", "tensor.pt", "list.json"])
+def test_a_token_map_of_its_own_says_which_tokens_are_drafted(
+    tmp_path: Path, heads: dict[tuple[str, str], Path], form: str
+) -> None:
+    """As published: a list of ids from torch.save, the most frequent first."""
+    target, prompt = judges.target_of("llama"), judges.PROMPTS[0]
+    written = judges.plain_text("llama", tuple(prompt), 40)
+    ids = [*dict.fromkeys(written), *(i for i in range(60) if i not in written)][:40]
+    file = tmp_path / form
+    if form.endswith(".json"):
+        file.write_text(json.dumps(ids))
+    else:
+        torch.save(ids if form == "list.pt" else torch.tensor(ids), file)
+    for settings, allowed in (({}, ids), ({"draft_vocab": 20}, ids[:20])):
+        values = {"speculative_token_map": str(file), "eagle_choices": [[0, 0, 0], [1, 0]]}
+        config = EagleConfig.parse(
+            {**values, **settings, "speculative_model": str(heads["llama", "Eagle"])}
+        )
+        text = judges.write(target, config.build(build_context(target)), prompt, tokens=40)
+        assert text.output == written and text.num_accepted > 0
+        assert {token for step in text.steps for token in step.tokens[1:]} <= set(allowed)
+
+
+def test_a_wrong_token_map_is_named(tmp_path: Path, heads: dict[tuple[str, str], Path]) -> None:
+    target = judges.target_of("llama")
+    torch.save([5, 5], tmp_path / "twice.pt")
+    for named, words in (
+        (str(tmp_path / "twice.pt"), "twice.pt must list different token ids below 288"),
+        ("nowhere.pt", "'nowhere.pt' is no file here, nor owner/repository/file"),
+    ):
+        config = EagleConfig(
+            speculative_model=str(heads["llama", "Eagle"]), speculative_token_map=named
+        )
+        with pytest.raises(PlaygroundError, match=words):
+            config.build(build_context(target))

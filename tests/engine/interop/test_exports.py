@@ -114,6 +114,7 @@ def other_value(config: MethodConfig, name: str) -> Any:
         "draft_device": "cpu",
         "vocabulary": "intersection",
         "num_medusa_heads": 4,
+        "speculative_token_map": "map.pt",
         "max_non_leaves_per_layer": 5,
         "target_layer_ids": (1, 2),
         "eagle3_layers_to_capture": (1, 2),
