@@ -49,6 +49,7 @@ class Server:
     """A llama-server that listens."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self._http = httpx.Client(base_url=url, timeout=300.0)
 
     def ready(self) -> bool:

@@ -195,7 +195,7 @@ def engine_of(models: object) -> Engine:
 
 def _from_prometheus(text: str, names: Mapping[str, str]) -> Reading:
     by_name = {metric: name for name, metric in names.items()}
-    found: dict[str, float] = {}
+    found: dict[str, list[float]] = {}
     positions: dict[int, float] = {}
     try:
         for family in text_string_to_metric_families(text):
@@ -204,13 +204,18 @@ def _from_prometheus(text: str, names: Mapping[str, str]) -> Reading:
                 if name == "at_least":
                     at = int(sample.labels[POSITION])
                     positions[at] = positions.get(at, 0.0) + sample.value
-                elif name is not None:  # a series per model or worker: they are added up
-                    found[name] = found.get(name, 0.0) + sample.value
+                elif name is not None:
+                    found.setdefault(name, []).append(sample.value)
     except (ValueError, KeyError) as error:
         raise ConfigError("/metrics must be in Prometheus' text format.") from error
     deepest = min(max(positions, default=-1), 255)
     at_least = tuple(positions.get(at, 0.0) for at in range(deepest + 1))
-    return Reading(**found, at_least=at_least)
+    # There is a series per model or worker: counts are added up, means are not.
+    whole = {
+        name: sum(values) / (len(values) if name.startswith("told_") else 1)
+        for name, values in found.items()
+    }
+    return Reading(**whole, at_least=at_least)
 
 
 def _sum(stats: Iterable[Mapping[str, Any]], key: str) -> float:
