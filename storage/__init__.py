@@ -4,6 +4,7 @@ from storage.benchmarks import PLAIN as PLAIN
 from storage.log import MAX_NAME_CHARS as MAX_NAME_CHARS
 from storage.log import MAX_NOTE_CHARS as MAX_NOTE_CHARS
 from storage.log import RunLog as RunLog
+from storage.records import EXTERNAL as EXTERNAL
 from storage.records import LABEL_PREFIX as LABEL_PREFIX
 from storage.records import Artifact as Artifact
 from storage.records import Benchmark as Benchmark

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from storage.database import Database
 from storage.dialects import Unindexed
 from storage.records import (
+    EXTERNAL,
     LABEL_PREFIX,
     Circumstance,
     Facets,
@@ -197,6 +198,7 @@ def _read(
     return [
         {
             **{name: row[name] for name in columns},
+            "lossless": None if row["decoding_type"] == EXTERNAL else row["lossless"],
             "tags": tuple(names[row["id"]]),
             "labels": pairs[row["id"]],
         }

@@ -36,6 +36,11 @@ Status = Literal["running", "completed", "cancelled", "failed", "interrupted"]
 """`interrupted`: its process died; everything streamed until then is there."""
 
 
+EXTERNAL = "External"
+"""Decoding type of what another engine wrote: no method here, so nothing runs it again, and nobody
+knows whether it is lossless; its column holds no NULL, so it is told by this type."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRun:
     """Everything needed to repeat a run, known before it starts."""
@@ -44,7 +49,8 @@ class NewRun:
     method: Mapping[str, Any]
     """The method's settings as plain JSON; has `decoding_type`."""
     method_title: str
-    lossless: bool
+    lossless: bool | None
+    """None: not known."""
     sampling: Mapping[str, Any]
     limits: Mapping[str, Any]
     prompt_ids: tuple[int, ...]
@@ -128,7 +134,8 @@ class RunSummary:
     target: str
     decoding_type: str
     method_title: str
-    lossless: bool
+    lossless: bool | None
+    """None: not known."""
     dtype: str
     device: str
     method: Mapping[str, Any]

@@ -55,6 +55,7 @@ def rows_of(run: NewRun | RunDetail, **more: Any) -> tuple[dict[str, Any], dict[
         # Kept where it is known: a text is not read back with the lone surrogates that it had.
         "prompt_id": getattr(run, "prompt_id", "")
         or prompt_id(run.prompt_text, run.messages, run.prompt_ids),
+        "lossless": bool(run.lossless),
         "experiment": experiment_of(run.benchmark_id, run.labels),
         **more,
     }
@@ -225,6 +226,7 @@ def content_of(stored: StoredRun) -> str:
     """What a run is, as text: equal for equal runs, NaN included; its id and marks left out."""
     values = {k: v for k, v in asdict(stored.run).items() if k not in _NOT_CONTENT}
     values["status"] = _status(stored.run)
+    values["lossless"] = bool(stored.run.lossless)
     values["created_at"] = stored.run.created_at.isoformat()
     return dump([values, [asdict(step) for step in stored.steps]], sort_keys=True)
 

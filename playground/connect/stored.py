@@ -7,10 +7,7 @@ from typing import Any
 
 from playground.connect.client import Client
 from playground.connect.replay import Answered, Level
-from storage import NewRun, RunLog
-
-EXTERNAL = "External"
-"""Decoding type of what another engine wrote: no method here, so nothing runs it again."""
+from storage import EXTERNAL, NewRun, RunLog
 
 
 def new_replay() -> str:
@@ -43,7 +40,7 @@ def _store(
             target=client.model,
             method={"decoding_type": EXTERNAL, "engine": client.engine.name, "url": client.url},
             method_title=f"{title} · {concurrency} at a time",
-            lossless=False,
+            lossless=None,
             sampling={"temperature": 0.0},
             limits={},
             prompt_ids=(),

@@ -413,8 +413,13 @@ def _stored_status(detail: RunDetail) -> dict[str, Any]:
     }
 
 
-def stored_badge(method: Mapping[str, Any], *, lossless: bool) -> str:
-    """As a stored method's; of settings that this version does not know, what was stored."""
+def stored_badge(method: Mapping[str, Any], *, lossless: bool | None) -> str:
+    """As a stored method's; of settings that this version does not know, what was stored.
+
+    Empty where nobody knows.
+    """
+    if lossless is None:
+        return ""
     try:
         return parse_method(method).badge
     except ConfigError:

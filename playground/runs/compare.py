@@ -42,7 +42,7 @@ class Configuration:
     setup_id: str
     title: str
     settings: str
-    lossless: bool
+    lossless: bool | None
     run_ids: tuple[str, ...]
     num_prompts: int
     values: Mapping[str, Values]

@@ -24,7 +24,7 @@ TABLE = HTML.from_string("""
 {% for each in configurations %}
   <th class="setup"><span class="swatch" style="background: {{ color(loop.index0) }}"></span>
   {% if each.setup_id == baseline %}<span class="star" title="baseline">★ </span>{% endif %}
-  {{ each.title }}{% if not each.lossless %}<span class="pg-lossy">lossy</span>{% endif %}
+  {{ each.title }}{% if each.lossless is false %}<span class="pg-lossy">lossy</span>{% endif %}
   <span class="remark">{{ each.settings }}</span>
   <span class="remark">{{ plural(each.run_ids | length, "run") }}{% if each.num_prompts > 1 %} on
   {{ each.num_prompts }} prompts{% endif %}</span>

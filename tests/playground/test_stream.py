@@ -128,10 +128,11 @@ def test_the_log_tells_the_same_as_memory(host: EngineHost, history: History) ->
         ({"decoding_type": "Synthetic"}, True, "synthetic"),
         ({"decoding_type": "Of_Tomorrow"}, True, "lossless"),
         ({"decoding_type": "Of_Tomorrow"}, False, "lossy"),
+        ({"decoding_type": "External"}, None, ""),
     ],
 )
 def test_a_stored_run_keeps_its_method_s_badge(
-    host: EngineHost, method: dict[str, str], lossless: bool, badge: str
+    host: EngineHost, method: dict[str, str], lossless: bool | None, badge: str
 ) -> None:
     kind = {"target": "tiny", "method": method, "method_title": "", "lossless": lossless}
     run = host.log.begin(NewRun(**kind, sampling={}, limits={}, prompt_ids=(1,)))

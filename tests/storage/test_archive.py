@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from storage import RunLog, RunQuery, StorageError, StoredRun
+from storage import EXTERNAL, RunLog, RunQuery, StorageError, StoredRun
 from storage.writing import content_of
 from tests.storage.conftest import finished_run, new_run, step
 
@@ -68,6 +68,20 @@ def test_the_same_run_again_is_known_and_keeps_its_marks(log: RunLog, other: Run
     there = whole(other, stored.run.id).run
     assert there.name == "mine" and there.deleted
     assert other.find(RunQuery(include_deleted=True)).total == 1
+
+
+def test_of_what_another_engine_wrote_nobody_knows_whether_it_is_lossless(
+    log: RunLog, other: RunLog
+) -> None:
+    stored = whole(log, log.begin(new_run(method={"decoding_type": EXTERNAL}, lossless=None)))
+    log.finish(
+        stored.run.id, status="completed", output_ids=(), text="", finish_reason=None, metrics={}
+    )
+    stored = whole(log, stored.run.id)
+    assert stored.run.lossless is None
+    older = replace(stored, run=replace(stored.run, lossless=False))  # as it used to be exported
+    assert [a.kind for a in other.write_whole([stored, older])] == ["added", "known"]
+    assert other.find(RunQuery()).rows[0].lossless is None
 
 
 def test_another_run_of_the_same_id_gets_a_new_one_once(log: RunLog, other: RunLog) -> None:

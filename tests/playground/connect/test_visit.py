@@ -20,8 +20,7 @@ from playground.connect.client import Client, EngineError
 from playground.connect.replay import Asked, Load, read_concurrencies
 from playground.connect.report import Report
 from playground.connect.session import Address, visit
-from playground.connect.stored import EXTERNAL
-from storage import ExperimentRow, RunLog, RunQuery
+from storage import EXTERNAL, ExperimentRow, RunLog, RunQuery
 from tests.playground.serving import Served, free_port, serving_tiny
 
 ASKED = tuple(Asked("s", str(i), "chat", text) for i, text in enumerate(("Hello.", "Tea?", "Why?")))
@@ -62,7 +61,7 @@ def test_our_own_endpoint_is_compared_with_its_own_plain_decoding(
         assert own.counted is not None and own.mat == own.counted.mat
         assert plain.mat is None or plain.mat == 1
     assert len(stored) == 2 * 2 * len(ASKED)
-    assert all(run and run.method["decoding_type"] == EXTERNAL for run in stored)
+    assert all(run and run.decoding_type == EXTERNAL and run.lossless is None for run in stored)
     drafted = [run for run in stored if run and run.metrics["num_drafted"]]
     assert len(drafted) == 2 * len(ASKED) and all(run.mat and run.mat > 1 for run in drafted)
     assert "× plain decoding" in report.sentences()[0] and report.choices

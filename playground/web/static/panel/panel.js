@@ -180,7 +180,7 @@ export class Panel {
     this.track = this.text.open(meta);
     this.title.textContent = meta.title;
     this.title.title = meta.target ? `${meta.title} on ${meta.target}` : meta.title;
-    this.badge.hidden = false;
+    this.badge.hidden = !meta.badge;
     this.badge.textContent = meta.badge;
     this.badge.className = `badge ${meta.badge}`;
     this.showFigures(null);

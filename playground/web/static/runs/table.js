@@ -178,7 +178,7 @@ function content(kind, value) {
   if (kind !== "method") return [value];
   const [title, lossless, isBaseline] = value;
   return [isBaseline ? h("span", { class: "star", title: "baseline" }, "\u2605 ") : null, title,
-    lossless ? null : h("span", { class: "lossy" }, "lossy")];
+    lossless === false ? h("span", { class: "lossy" }, "lossy") : null];
 }
 
 function when(iso) {
