@@ -59,7 +59,8 @@ def measure_shards(
 def split(plan: ExperimentPlan, num_workers: int) -> list[ExperimentPlan]:
     """Every n-th prompt in a shard, so that each has some of all kinds."""
     num = min(len(plan.items), SHARDS_EACH * num_workers)
-    return [plan.replace(items=plan.items[i::num]) for i in range(num)]
+    parts = (plan.items[i::num] for i in range(num))
+    return [ExperimentPlan.parse({**dict(plan), "items": part}) for part in parts]
 
 
 def _measure(desk: Desk, plan: ExperimentPlan, benchmark_id: str) -> Summary:
