@@ -1,11 +1,11 @@
 """How long the Runs page's questions take in the server, over a log of synthetic runs.
 
-    python benchmarks/runs_page.py [--runs 100000] [--prompts 2000] [--db FILE] [--repeats 20]
+    python benchmarks/runs_page.py [--runs 100000] [--prompts 2000] [--db URL] [--repeats 20]
 
 Writes the runs as an import would, then asks what the page asks: first page, filter, sort, deep
 page, text search, groups. Prints median and 95th percentile in milliseconds, and the processor time
 of the median question, which other programs on the machine hardly change. With --db the log is
-kept, and used again the next time.
+kept there, in a SQLite file or a PostgreSQL database, and used again the next time.
 """
 
 from __future__ import annotations

@@ -170,10 +170,8 @@ class SweepStore:
                 raise ConfigError(
                     f"A sweep named {name} is there already. Resume it, or give another name."
                 ) from error
-        sweep, created = (
-            Sweep(study, plan, self._engine),
-            datetime.now(UTC).isoformat(timespec="seconds"),
-        )
+        sweep = Sweep(study, plan, self._engine)
+        created = datetime.now(UTC).isoformat(timespec="seconds")
         sweep.write({SWEEP_ID: secrets.token_hex(6), CREATED: created, STATUS: "stopped"})
         sweep.write({PLAN: plan.to_dict()})  # what has no plan yet is no sweep
         return sweep
@@ -284,7 +282,7 @@ def database_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (OptunaError, sa.exc.SQLAlchemyError) as error:
+    except (OptunaError, sa.exc.SQLAlchemyError, TimeoutError) as error:
         cause = error.__cause__ or error
         reason = next(iter(str(getattr(cause, "orig", None) or cause).splitlines()), "")
         raise StorageError(
