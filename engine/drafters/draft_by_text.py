@@ -46,7 +46,8 @@ class TextDrafter(Drafter):
 
     def start(self, start: Start) -> None:
         super().start(start)
-        self._cache = self._model.new_cache(min(len(self.text) + 512, self._model.context_len))
+        rows = min(len(self.text) + 512, self._model.context_len)
+        self._cache = self._model.new_cache(rows, rewinds=self._length + 2)
         self._fed: list[int] = []
         self._settled: list[int] = []
         self._num_settled = 0
@@ -84,7 +85,7 @@ class TextDrafter(Drafter):
         kept = min(len(self._fed), len(ids) - 1) if parted is None else parted
         self._cache.truncate(kept)
         device, written = self._model.device, list[int]()
-        feed = upload(torch.tensor(ids[kept:]), device)
+        feed = upload(torch.tensor(ids[self._cache.length :]), device)
         if not self._threshold:
             found = self._model.draft_chain(feed, self._cache, length)
             if found is not None:

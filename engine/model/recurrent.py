@@ -79,6 +79,7 @@ class RecurrentStates:
         """Go on from after these rows, of `length` in all."""
         self.committed = {layer: after(path) for layer, after in self._after.items()}
         self._after.clear()
+        self.seen = {}
         if lasting:
             self._lasting = [*self._lasting, length][-LASTING:]
         self._earlier[length] = self.committed
@@ -125,13 +126,11 @@ class _Layout:
         levels: per depth its rows, and each one's parent's place in the level before.
         branches: `(leaves, longest)`, shorter ones padded with their last row.
         place: of every row, a branch through it and its depth.
-        ends: of every branch, the rows before its padding.
     """
 
     levels: tuple[tuple[Tensor, Tensor], ...]
     branches: Tensor
     place: tuple[tuple[int, int], ...]
-    ends: tuple[int, ...]
 
 
 @functools.lru_cache(maxsize=256)
@@ -154,7 +153,6 @@ def _layout(parents: tuple[int, ...], device: torch.device) -> _Layout:
         tuple(levels),
         torch.tensor(branches, device=device),
         tuple(place[row] for row in range(len(parents))),
-        tuple(map(len, leaves)),
     )
 
 

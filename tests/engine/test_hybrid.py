@@ -25,7 +25,15 @@ from tests.engine.drafters.judges import SAMPLED_VOCAB, p_value, write
 from tests.engine.scripted import ScriptedDrafter, random_parents
 from tests.engine.test_sampling import ALPHA
 from tests.engine.test_verify_tree import SHAPES, assert_close, plain_logits, random_path, tokens_of
-from tests.models import HYBRIDS, VOCAB, build_context, plain_greedy, tiny_model, tiny_target
+from tests.models import (
+    HYBRIDS,
+    VOCAB,
+    build_context,
+    plain_greedy,
+    tiny_model,
+    tiny_target,
+    tiny_tokenizer,
+)
 
 NEW_TOKENS = 12
 PROMPT = [7, 8, 9, 10, 7, 8, 9, 10, 7, 8, 9, 10, 11, 7, 8, 9, 10, 7, 8]
@@ -61,7 +69,7 @@ def alike(family: str) -> Target:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator))
-    return Target(model, None, name="alike")
+    return Target(model, tiny_tokenizer(), name="alike")
 
 
 def ways_of(target: Target) -> list[Way]:
@@ -170,13 +178,40 @@ def test_drafts_are_read_as_single_tokens_are(family: str) -> None:
 
 
 def test_a_draft_model_takes_back_what_was_rejected() -> None:
-    """Its cache holds what was committed, and what is drafted is what it says after it."""
-    family = "qwen3_5_text"
+    """Its cache holds what was committed, so what it drafts is what it says after that."""
+    target = target_of("qwen3_5_text")
     method = parse_method({"decoding_type": "Draft_Target", **METHODS["Draft_Target"]})
-    context = build_context(target_of(family), alike=target_of(family))
-    text = write(target_of(family), method.build(context), PROMPT, tokens=NEW_TOKENS)
-    assert text.output == expected(family)
-    assert text.num_accepted == sum(len(step.tokens) - 1 for step in text.steps) > 0
+    drafter = method.build(build_context(target, alike=alike("qwen3_5_text")))
+    text = write(target, drafter, PROMPT, tokens=NEW_TOKENS)
+    assert text.output == expected("qwen3_5_text")
+    drafted = 0
+    for step in text.steps:
+        before = [*PROMPT, *text.output][: step.context_len]
+        for node in range(1, len(step.tokens)):
+            logits = plain_logits(alike("qwen3_5_text"), [*before, *step.tokens[:node]])
+            assert step.tokens[node] == int(logits.argmax())
+            drafted += 1
+    assert drafted > 3
+
+
+def test_a_draft_model_of_another_vocabulary_takes_back_what_was_rejected() -> None:
+    target, said = target_of("qwen3_5_text"), list[int]()
+    settings = {**METHODS["Draft_Target"], "vocabulary": "text"}
+    method = parse_method({"decoding_type": "Draft_Target", **settings})
+    drafter: Any = method.build(build_context(target, alike=alike("qwen3_5_text")))
+    write_on = drafter._written
+
+    def watched(ids: list[int], length: int) -> Any:
+        written = write_on(ids, length)
+        for i, token in enumerate(written):
+            logits = plain_logits(alike("qwen3_5_text"), [*ids, *written[:i]])
+            assert token == int(logits.argmax())
+        said.extend(written)
+        return written
+
+    drafter._written = watched
+    assert write(target, drafter, PROMPT, tokens=NEW_TOKENS).output == expected("qwen3_5_text")
+    assert len(said) > 3
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "granitemoehybrid"])
