@@ -14,6 +14,7 @@ from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
+from engine.errors import TargetError
 from engine.model.batch import Batch, batch_of
 from engine.model.cache import TreeCache
 from engine.model.target import Target
@@ -100,6 +101,11 @@ def measure_batch(
     Raises:
         TargetError: the target cannot read several texts at once.
     """
+    if len(target.recurrent):
+        raise TargetError(
+            f"{target.name} has recurrent layers, and is read one text after the other here: what "
+            "batching would bring it cannot be measured."
+        )
     context_len = max(1, min(context_len, target.context_len - max(rows)))
     max_len = context_len + max(rows)
     batches = tuple(b for b in batches if b * max_len * target.kv_bytes <= MAX_BATCH_BYTES) or (1,)

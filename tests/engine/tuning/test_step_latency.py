@@ -14,7 +14,7 @@ from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
 from engine.drafters.heads.redrafter import ReDrafterConfig
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, TargetError
 from engine.tree import ChoiceTree
 from engine.tuning import StoppedError
 from engine.tuning.latency import (
@@ -95,6 +95,11 @@ def test_verify_forwards_of_several_texts_are_timed(seconds: float) -> None:
     assert {curve.rows for curve in found.curves} == {(1, 2, 8) if seconds else (1, 2)}
     assert all(ms > 0 for curve in found.curves for ms in curve.ms)
     assert told == sorted(told) and told[0] == 0 and told[-1] < 1
+
+
+def test_what_is_read_one_text_after_the_other_is_no_batch() -> None:
+    with pytest.raises(TargetError, match="one text after the other"):
+        measure_batch(tiny_target("lfm2"))
 
 
 def test_batches_that_do_not_fit_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
