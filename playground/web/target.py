@@ -63,7 +63,10 @@ class TargetOpener:
             The event that has opened it.
         """
         looks = [self.look.click, self.place.submit]
-        gr.on(looks, self.show, [self.place, dtype], [self.facts, self.open], **RAW)
+        # The hub is asked for seconds before it is given up.
+        gr.on(looks, lambda: saying("Looking …"), None, self.facts, **RAW).then(
+            self.show, [self.place, dtype], [self.facts, self.open], **RAW
+        )
         self.place.input(lambda: gr.Button(interactive=False), None, self.open, **RAW)
         opened = [self.facts, target, *others]
 
