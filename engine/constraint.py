@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from engine.config import Sampling
 from engine.grammar import Matcher, compiled
@@ -50,6 +51,16 @@ def constraint_of(target: Target, sampling: Sampling) -> Constraint:
         return Free()
     grammar = compiled(sampling.structured_output, sampling.grammar)
     return Structured(Matcher(target.token_texts, grammar), target.eos_ids)
+
+
+def allowed_after(target: Target, sampling: Sampling, output: Sequence[int]) -> Tensor | None:
+    """`(vocab,)` bool: tokens that may come after some output; None where all may."""
+    if not sampling.constrained:
+        return None
+    constraint = constraint_of(target, sampling)
+    constraint.commit(output)
+    one = torch.zeros(1, target.vocab_size)
+    return constraint.mask(TargetOutput(one)).logits[0].isfinite()
 
 
 class Free:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -147,36 +147,41 @@ def audit(
     plain: Sequence[int],
     own: Sequence[int],
     *,
+    allowed: Callable[[Sequence[int]], Tensor | None] = lambda committed: None,
     in_float32: bool = True,
 ) -> Audit | None:
     """Look at where a method's output parts from plain decoding's; None if no token differs.
 
     Args:
+        allowed: which tokens `(vocab,)` may come after some of the output, where not all may.
         in_float32: also ask a float32 copy of the target, if it is small.
     """
     at = first_divergence(plain, own)
     if at is None or at >= min(len(plain), len(own)):
         return None
     seen, pair = [*prompt_ids, *plain[:at]], (plain[at], own[at])
+    may_come = allowed(plain[:at])
     exact = None
     size: int = sum(p.numel() for p in target.model.parameters())
     if in_float32 and target.dtype != torch.float32 and size <= CHEAP_PARAMETERS:
         copied = Target(copy.deepcopy(target.model).float(), target.tokenizer, name=target.name)
-        exact = _view(copied, seen, pair)
+        exact = _view(copied, seen, pair, may_come)
     plain_token, own_token = (token_label(target.tokenizer, token) for token in pair)
-    return Audit(at, plain_token, own_token, _view(target, seen, pair), exact)
+    return Audit(at, plain_token, own_token, _view(target, seen, pair, may_come), exact)
 
 
 @torch.inference_mode()
-def _view(target: Target, seen: list[int], pair: tuple[int, int]) -> View:
+def _view(target: Target, seen: list[int], pair: tuple[int, int], allowed: Tensor | None) -> View:
     cache = target.new_cache(len(seen))
     try:
         logits = target.prefill(seen, cache, Needs()).logits[-1].float()
     finally:
         cache.free()
+    unit = spacing(float(logits.abs().max()), target.dtype)
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed.to(logits.device), -torch.inf)
     best, second = logits.topk(2).indices.tolist()
     plain_logit, own_logit = (float(logits[token]) for token in pair)
-    unit = spacing(float(logits.abs().max()), target.dtype)
     behind = float(logits[best]) - min(plain_logit, own_logit)
     return View(
         dtype=target.dtype_name,

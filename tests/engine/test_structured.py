@@ -8,6 +8,7 @@ import random
 import re
 import sys
 from collections import Counter
+from functools import partial
 
 import jsonschema
 import pytest
@@ -16,12 +17,13 @@ from scipy.stats import chisquare
 
 from engine.accept import Lossless, Verified
 from engine.config import Limits, Sampling
-from engine.constraint import Structured, constraint_of
+from engine.constraint import Structured, allowed_after, constraint_of
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.errors import ConfigError, TargetError
 from engine.grammar import Matcher, choice_grammar, compiled
 from engine.metrics import measure
+from engine.model.audit import audit
 from engine.model.target import Target
 from engine.proposal import ExtraRows, Proposal, TargetOutput
 from engine.sampling import SeededDraws, probabilities
@@ -185,6 +187,20 @@ def test_extra_rows_lose_the_columns_of_nodes_that_went() -> None:
     assert kept.extra.visible.tolist() == [[True, False, True, False], [True, False, True, True]]
     tokens, _, among = kept.rows()
     assert tokens.tolist() == [5, 7, 8, 9] and among.shape == (4, 4)
+
+
+def test_an_audit_looks_at_what_the_grammar_allows() -> None:
+    """Where it parts, the target's likeliest token of all may be forbidden."""
+    sampling, plain = SAMPLINGS["grammar"], expected("grammar")
+    y, z = (target().encode(letter)[0] for letter in "yz")
+    at = next(i for i, token in enumerate(plain) if token in (y, z))
+    rival = z if plain[at] == y else y
+    free = audit(target(), prompt_ids(), plain, [*plain[:at], rival])
+    allowed = partial(allowed_after, target(), sampling)
+    held = audit(target(), prompt_ids(), plain, [*plain[:at], rival], allowed=allowed)
+    assert held is not None and free is not None and free.view.own_rank > 2
+    assert (held.view.best, held.view.second) == (held.plain_token, held.own_token)
+    assert held.view.own_rank == 2
 
 
 # ---- sampling

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 
 from pydantic import TypeAdapter
 
+from engine.config import Sampling
+from engine.constraint import allowed_after
 from engine.metrics import first_divergence
 from engine.model.audit import Audit, View, audit
 from engine.model.target import Target
@@ -57,10 +60,9 @@ def audit_divergences(
             continue
         tell()
         texts = plain.output_ids, own.output_ids
+        allowed = partial(allowed_after, target, Sampling.parse(stored.sampling))
         found = attempt(
-            lambda prompt=stored.prompt_ids, texts=texts, first=n == 0: audit(  # type: ignore[misc]
-                target, prompt, *texts, in_float32=first
-            ),
+            partial(audit, target, stored.prompt_ids, *texts, allowed=allowed, in_float32=n == 0),
             where=f"the audit of {own.run_id}",
         )
         if found is not None and not isinstance(found, Fault):
