@@ -23,8 +23,8 @@ ALLOWED = {
     "storage": {"sqlalchemy", "alembic", "storage"},
     "presets": {"yaml", "pydantic", "engine", "presets"},
 }
-ONE_FILE = {"engine/grammar.py": {"llguidance"}}
-"""What one file alone may import besides; it is an extra, so not where the file is imported."""
+ONE_FILE = {"engine/grammar.py": {"llguidance"}, "engine/model/placement.py": {"accelerate"}}
+"""What one file alone may import besides."""
 OURS = {"app", "playground", "engine", "storage", "presets"}
 
 
