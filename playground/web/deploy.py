@@ -238,6 +238,8 @@ class DeployPage:
         ]
         export = next(one for one in exports if one.engine == asked.engine)
         methods = self._menu.drafting(asked.target)
+        if asked.method not in [key for _, key in methods]:  # a link may name any
+            methods.append((self._catalog.method(asked.method).title, asked.method))
         engines, newest = [engine_choice(one) for one in exports], find_engine(asked.engine).newest
         return {
             self.run: gr.Dropdown(

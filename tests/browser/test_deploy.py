@@ -84,7 +84,8 @@ def test_the_newest_run_becomes_every_engine_s_config(page: GeneratePage, served
     assert "max_draft_len: 7" in file_text(page, "config.yaml")
     assert tab.locator(ENGINE).count() == 6
     assert "tok/s" in tab.locator("#pg-deploy-summary").inner_text()
-    title = tab.locator("#pg-deploy-summary .figure").last.get_attribute("title")
+    title = tab.locator("#pg-deploy-summary .pg-term").last
+    title = title.get_attribute("data-about")
     assert "decoding without prefill" in (title or "")
     pick(page, "vllm")
     values = json.loads(file_text(page, "speculative_config.json"))
