@@ -41,6 +41,10 @@ class WorkerLostError(PlaygroundError):
     """A worker died over its task, which another may do again."""
 
 
+class NoWorkerError(PlaygroundError):
+    """All workers died, and none could take their place; what was to be done can be resumed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """How much of a cluster is used.
@@ -125,12 +129,13 @@ class Workers:
 
         Raises:
             WorkerLostError: it died; another worker has taken its place.
-            PlaygroundError, StorageError: as the task raised it; or no worker is left.
+            NoWorkerError: none is left.
+            PlaygroundError, StorageError: as the task raised it.
         """
         worker = self._free.get()
         if worker is None:
             self._free.put(None)
-            raise ConfigError(f"No worker is left. {' '.join(self.refused)}")
+            raise NoWorkerError(f"No worker is left. {' '.join(self.refused)}")
         self._busy[worker.about.name] = title
         try:
             taken(worker.about)

@@ -122,3 +122,15 @@ def test_more_than_the_cluster_has_is_refused_at_once(duty: Duty) -> None:
     for pool in (Pool("local", workers=99, cpus=1), Pool("local", gpus=1)):
         with pytest.raises(ConfigError, match="Ask for fewer or smaller ones"), workers(pool, duty):
             pass
+
+
+def test_an_experiment_without_workers_ends_and_blames_no_task(
+    duty: Duty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with workers(Pool("local", 1, 1), duty) as alone:
+        monkeypatch.setattr(Workers, "_hire", lambda self: None)
+        with pytest.raises(cluster.WorkerLostError):
+            alone.do(dies)
+        for _ in range(2):
+            with pytest.raises(cluster.NoWorkerError, match="No worker is left"):
+                alone.do(dies)
