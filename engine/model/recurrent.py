@@ -43,6 +43,9 @@ KEEPS_STATE = re.compile(
 )
 CANNOT_GO_ON = re.compile(r"mamba_selective_scan\(")
 """Kernels that start several tokens from nothing, whatever state there is."""
+SHORT = 4
+"""Chains of more rows are read as one branch, everything else by levels: what was faster, measured
+by `benchmarks/hybrid.py`. Kernels fill every branch up to a whole chunk."""
 LASTING = 4
 """So many states after texts that were read are kept to come back to."""
 
@@ -185,10 +188,11 @@ class RecurrentLayers:
         return len(self._mixers)
 
     @property
-    def way(self) -> Way:
+    def way(self) -> Way | None:
+        """None: by the shape of the tree."""
         return self._mixers[0].way
 
-    def go(self, way: Way) -> None:
+    def go(self, way: Way | None) -> None:
         """Run trees this way wherever the kernels can."""
         for mixer in self._mixers:
             mixer.way = way if mixer.goes_on else "levels"
@@ -223,7 +227,7 @@ class _Mixer:
         self._forward = module.forward
         self._takes = inspect.signature(self._forward)
         self.goes_on = CANNOT_GO_ON.search(inspect.getsource(type(module))) is None
-        self.way: Way = "branches" if self.goes_on else "levels"
+        self.way: Way | None = None if self.goes_on else "levels"
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -242,9 +246,10 @@ class _Mixer:
             return output
         rows = next(value for value in inputs.values() if isinstance(value, Tensor))
         layout = _layout(run.parents, rows.device)
-        return (self._by_branches if self.way == "branches" else self._by_levels)(
-            run, layout, inputs, before
-        )
+        one_long = len(layout.branches) == 1 and len(layout.levels) > SHORT
+        way = self.way or ("branches" if one_long else "levels")
+        go = self._by_branches if way == "branches" else self._by_levels
+        return go(run, layout, inputs, before)
 
     def _by_levels(self, run: _Run, layout: _Layout, inputs: Inputs, before: States) -> Any:
         outputs: list[Any] = []

@@ -137,6 +137,7 @@ def test_greedy_output_equals_transformers_generate(family: str) -> None:
 )
 def test_every_method_drafts_for_it(family: str, tmp_path: Path) -> None:
     target = target_of(family)
+    target.recurrent.go(None)
     save_medusa(tmp_path, target, 3)
     for name, settings in METHODS.items():
         where = {"speculative_model": str(tmp_path)} if name == "Medusa" else {}
