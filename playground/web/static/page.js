@@ -13,7 +13,8 @@ document.addEventListener("keydown", (event) => {
     if (press(MAIN)) event.preventDefault();
   } else if (key === "Escape" && !document.querySelector("ul[role=listbox]")) {
     press(STOP);
-  } else if (key === "Tab" && target instanceof Element && target.matches("[role=combobox]")) {
+  } else if (key === "Tab" && target instanceof Element && target.matches("[role=combobox]")
+    && !target.closest("dialog")) {
     // Gradio's list looks at the key after the focus has gone, and opens again.
     event.stopImmediatePropagation();
   }
