@@ -48,7 +48,7 @@ def test_pages_methods_runs_and_actions_are_reached_by_keys(
     opened(tab, "find these words run")
     tab.locator(OPTION, has_text="Find me by these words.").wait_for()
     tab.keyboard.press("Enter")
-    tab.wait_for_selector(f'#pg-run-panel [data-run="{run.id}"]', state="attached")
+    tab.wait_for_selector(f'#pg-run-panel [data-run="{run.log_id}"]', state="attached")
     assert f"run={run.log_id}" in tab.url
     opened(tab, "dark colours")
     tab.keyboard.press("Enter")
