@@ -111,8 +111,9 @@ class SweepOptions(WorkloadOptions, MethodOptions, RayOptions):
 def sweep(options: SweepOptions) -> None:
     """Measure many settings of one method and find the best, by search or grid."""
     from playground.cli.tables import Terminal, progress_bar
+    from playground.experiments.sweep.point import measure_by, measure_on
     from playground.experiments.sweep.report import about
-    from playground.experiments.sweep.run import measure_by, measure_on, run_sweep
+    from playground.experiments.sweep.run import run_sweep
     from playground.experiments.sweep.store import SweepStore
     from playground.host.environment import environment
 

@@ -11,9 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import Any, Protocol
+from dataclasses import asdict, replace
 
 import optuna
 from optuna.distributions import (
@@ -24,14 +22,11 @@ from optuna.distributions import (
 )
 from optuna.trial import TrialState
 
-from engine.drafters.base import BuildContext
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError, OutOfMemoryError, PlaygroundError
-from playground.experiments.cluster import WorkerLostError, Workers
-from playground.experiments.finished import Pair, RunGroup
+from playground.experiments.cluster import WorkerLostError
+from playground.experiments.finished import Pair
 from playground.experiments.job import BrokenOffError, Progress, TrialProgress
-from playground.experiments.measurement import Measurement
-from playground.experiments.sweep.plan import METHOD, SweepPlan
 from playground.experiments.sweep.space import Point, Space, Tunable, Vary
 from playground.experiments.sweep.store import REFERENCE, SWEEP_ID, Status, Sweep, database_errors
 from playground.experiments.sweep.trials import (
@@ -53,8 +48,7 @@ from playground.experiments.sweep.trials import (
     num_fruitless,
 )
 from playground.experiments.sweep.trials import Status as Outcome
-from playground.experiments.worker import Desk
-from storage import RunLog, StorageError
+from storage import StorageError
 
 MAX_REFUSED = 100
 """Refusals in a row after which a search is given up."""
@@ -82,101 +76,6 @@ Measure = Callable[[MethodConfig, str, "RunningTrial"], Sequence[Pair]]
 It is given the `benchmark_id` of the runs too: what the log has of them is not run again. A
 `ConfigError` or `DrafterError` says why the target cannot run this point.
 """
-
-
-class Followed(Protocol):
-    """Who is told of a trial while its point is measured."""
-
-    num_pairs: int
-
-    def say(self, message: str) -> None: ...
-    def answered(self, num_requests: int) -> None: ...
-    def report(self, pairs: Sequence[Pair]) -> None: ...
-    def is_over(self) -> bool: ...
-
-
-def measure_on(
-    bench: BuildContext,
-    log: RunLog,
-    plan: SweepPlan,
-    config: MethodConfig,
-    run_group: str,
-    trial: Followed,
-    *,
-    worker: str = "",
-) -> Sequence[Pair]:
-    """A point measured on a loaded target, as `Measure`."""
-
-    def tell(progress: Progress) -> None:
-        trial.say(progress.message)
-        if progress.last is None:
-            return
-        trial.answered(progress.num_done)
-        if len(pairs := measurement.pairs(METHOD)) > trial.num_pairs:
-            trial.report(pairs)
-
-    measurement = Measurement(
-        plan=plan.trial(config),
-        log=log,
-        group=RunGroup(run_group),
-        tell=tell,
-        cancelled=trial.is_over,
-        audits_each=0,
-        worker=worker,
-    )
-    summary = measurement.run(bench)
-    if not (found := measurement.pairs(METHOD)) and not summary.cancelled:
-        reasons = [skipped.reason for skipped in summary.skipped]
-        why = reasons[0] if reasons else "Its runs in the log say why."
-        raise ConfigError(f"No prompt was answered by both methods. {why}")
-    return found
-
-
-@dataclass(slots=True)
-class _Afar:
-    """A trial on a worker: what it is told goes to the driver, which says when it is over."""
-
-    desk: Desk
-    num_pairs: int = 0
-
-    def say(self, message: str) -> None:
-        self.desk.tell(("say", message))
-
-    def answered(self, num_requests: int) -> None:
-        self.desk.tell(("answered", num_requests))
-
-    def report(self, pairs: Sequence[Pair]) -> None:
-        self.num_pairs = len(pairs)
-        self.desk.tell(("report", pairs))
-
-    def is_over(self) -> bool:
-        return self.desk.cancelled()
-
-
-def _point(desk: Desk, plan: SweepPlan, config: MethodConfig, run_group: str) -> Sequence[Pair]:
-    """The task of a worker: one point."""
-    trial = _Afar(desk)
-    return measure_on(desk.bench, desk.log, plan, config, run_group, trial, worker=desk.name)
-
-
-def measure_by(workers: Workers, plan: SweepPlan) -> Measure:
-    """Points measured by whichever worker is free."""
-
-    def measure(config: MethodConfig, run_group: str, trial: RunningTrial) -> Sequence[Pair]:
-        def heard(message: tuple[str, Any]) -> None:
-            name, said = message
-            getattr(trial, name)(said)
-
-        found: Sequence[Pair] = workers.do(
-            partial(_point, plan=plan, config=config, run_group=run_group),
-            taken=lambda about: trial.begin(about.name),
-            tell=heard,
-            cancelled=trial.is_over,
-            title=f"trial {trial.number}",
-        )
-        return found
-
-    return measure
 
 
 def run_sweep(

@@ -18,8 +18,9 @@ from engine.errors import ConfigError
 from playground.experiments.finished import Pair
 from playground.experiments.job import Job, Jobs, State, submit
 from playground.experiments.sweep.plan import plan_of_form
+from playground.experiments.sweep.point import measure_on
 from playground.experiments.sweep.report import config_of
-from playground.experiments.sweep.run import RunningTrial, measure_on, run_sweep
+from playground.experiments.sweep.run import RunningTrial, run_sweep
 from playground.experiments.sweep.store import Sweep, SweepStore
 from playground.host.environment import environment
 from playground.host.runner import ClosingError, EngineHost

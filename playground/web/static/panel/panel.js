@@ -10,8 +10,7 @@ import { TokenText } from "./text.js";
 const FIGURES = [
   ["tok_s", "tok/s", (m) => number(m.tok_s, 1)],
   ["mat", "MAT", (m) => number(m.mat, 2)],
-  ["draft_acceptance", "accepted",
-    (m) => percent(m.draft_acceptance) + (m.num_cut ? `, ${m.num_cut} cut` : "")],
+  ["draft_acceptance", "accepted", (m) => percent(m.draft_acceptance)],
   ["ttft_s", "TTFT", (m) => duration(1000 * (m.ttft_s ?? NaN))],
   ["itl_ms", "ITL", (m) => duration(m.itl_ms)],
   ["step_p95_ms", "step p50 / p95", (m) => durations(m.step_p50_ms, m.step_p95_ms)],
@@ -44,7 +43,7 @@ class Figures {
       if (this.values[i].textContent !== text) this.values[i].textContent = text;
     });
     this.showRates(metrics?.position_rates ?? []);
-    this.showSplit(metrics?.time_split ?? null);
+    this.showSplit(metrics?.time_split ?? null, metrics?.num_cut ?? 0);
   }
 
   showRates(rates) {
@@ -60,8 +59,11 @@ class Figures {
     });
   }
 
-  /** @param {Record<string, number> | null} split seconds by part */
-  showSplit(split) {
+  /**
+   * @param {Record<string, number> | null} split seconds by part
+   * @param {number} numCut drafts that were cut before they were verified
+   */
+  showSplit(split, numCut) {
     const seconds = STEP_PARTS.map((name) => split?.[`${name}_s`] ?? 0);
     const total = seconds.reduce((sum, part) => sum + part, 0);
     STEP_PARTS.forEach((name, i) => {
@@ -69,7 +71,8 @@ class Figures {
       this.parts[i].dataset.about = total > 0 ? `${name} ${milliseconds(1000 * seconds[i])} ms` : name;
     });
     const text = split && total > 0 ? splitText(split) : null;
-    this.splitText.textContent = text ?? "time split";
+    const cut = numCut ? `; ${plural(numCut, "draft")} cut by the grammar` : "";
+    this.splitText.textContent = (text ?? "time split") + cut;
   }
 }
 
