@@ -127,7 +127,7 @@ def test_everything_shows_one_step_while_text_streams(page: GeneratePage) -> Non
     for _ in range(12):
         label, marked, thumb = page.tab.evaluate(seen)
         assert label == marked
-        assert thumb in (label, label + 1)  # a key moves it before the step has come
+        assert label <= thumb <= label + 3  # a key moves it before the step has come
         steps.append(label)
         page.tab.keyboard.press("ArrowRight")  # no step back: it goes on following
         page.tab.wait_for_timeout(150)

@@ -482,7 +482,9 @@ def test_latency_is_measured_and_predicts_and_a_run_checks_it(tree: TreePage) ->
     tree.page.short(24)
     tree.page.generate("Say hello.")
     tree.tab.get_by_role("tab", name="Tree", exact=True).click()
-    row = tree.host.locator("[data-card=runs] tbody tr", has_text="Say hello.")
+    card = tree.host.locator("[data-card=runs]")
+    card.scroll_into_view_if_needed()  # it asks once it is seen
+    row = card.locator("tbody tr", has_text="Say hello.")
     row.wait_for(state="visible")
     assert re.search(r"\d+\.\d \([+\u2212]\d+ %\)", row.inner_text())
 
