@@ -1,8 +1,9 @@
 // Definitions: what has `data-about` shows it beside itself, under the pointer and for the keyboard.
 import { h } from "./kit.js";
 
-const tip = h("div", { id: "pg-about", role: "tooltip", popover: "manual" });
 const GAP = 4, MARGIN = 8;
+/** @type {HTMLElement} */
+let tip;
 /** @type {Element | null} */
 let owner = null;
 
@@ -24,6 +25,7 @@ function show(next) {
 const termOf = (target) => target instanceof Element ? target.closest("[data-about]") : null;
 
 export function explainTerms() {
+  tip = h("div", { id: "pg-about", role: "tooltip", popover: "manual" });
   document.body.append(tip);
   document.addEventListener("pointerover", ({ target }) => show(termOf(target)));
   document.addEventListener("focusin", ({ target }) => {
