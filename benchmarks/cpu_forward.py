@@ -64,7 +64,7 @@ def _load(name: str, dtype: str, native: Literal["auto", "off"] = "auto") -> Tar
 
 
 def _without_avx512(name: str) -> Target:
-    """A GGUF target in its codes as a processor runs it that has AVX2 and nothing newer."""
+    """A GGUF target as stored as a processor runs it that has AVX2 and nothing newer."""
     compiling.library.cache_clear()
     with patch.object(compiling, "_cpu_flags", return_value=set(compiling.NEEDED)):
         target = _load(name, "auto")

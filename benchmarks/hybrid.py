@@ -1,10 +1,14 @@
 """What roll-back costs on hybrid models: levels against branches against plain decoding.
 
     python -m benchmarks.hybrid [--context 256] [--rounds 9] [--families granitemoehybrid,…]
+    python -m benchmarks.hybrid --predict [--rounds 3] [--tokens 40]
 
 Random models of about 150 M parameters, float32, in one process; the contestants take turns within
 each round. Prints the median step (verify and commit of half the path) by shape of the tree, what
 of it is the commit, and the bytes that a step holds besides the cache.
+
+With `--predict`: real runs of scripted drafts that are right for some of their depth, beside what
+the Tree page predicts of them; the latency is measured anew before every round.
 """
 
 from __future__ import annotations
@@ -12,15 +16,23 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from engine.config import Limits
+from engine.decode import decode
+from engine.drafters.base import Drafter, Start
+from engine.metrics import measure
 from engine.model.forward import prepare_attention
 from engine.model.recurrent import Way
 from engine.model.target import Target
-from engine.proposal import Needs, Proposal
+from engine.proposal import Needs, Outcome, Proposal
+from engine.steps import End
 from engine.tree import ChoiceTree, TreeShape
+from engine.tuning.latency import DraftLatency, StepLatency
+from engine.tuning.timing import ROWS, grown, measure_curve, measure_other
 
 SIZE = {
     "vocab_size": 32768,
@@ -60,6 +72,7 @@ FAMILIES: dict[str, dict[str, object]] = {
 WIDE = ChoiceTree.parse(
     [[0, 0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0], [0, 2], [1, 1], [2, 0], [3]]
 )
+DEPTHS = {7: (1, 2, 4, 6), 15: (1, 2, 4, 6, 10)}
 SHAPES = {
     "plain": TreeShape.chain(0),
     "chain of 2": TreeShape.chain(2),
@@ -67,6 +80,12 @@ SHAPES = {
     "chain of 8": TreeShape.chain(8),
     f"tree of {len(WIDE)}": WIDE.shape,
     "star of 16": TreeShape([-1, *[0] * 16]),
+}
+PREDICTED = {
+    **{f"chain of {n}" if n else "plain": TreeShape.chain(n) for n in (0, 1, 2, 4, 8)},
+    **{f"{n} nodes, {d} deep": grown(n + 1, d) for n, ds in DEPTHS.items() for d in ds},
+    f"published, {len(WIDE)} nodes, {WIDE.depth} deep": WIDE.shape,
+    "binary, 14 nodes, 3 deep": TreeShape([-1, *[i // 2 for i in range(14)]]),
 }
 
 
@@ -93,18 +112,89 @@ def step(target: Target, context: int, shape: TreeShape) -> tuple[float, float, 
     return verified - began, time.perf_counter() - verified, held
 
 
+class _Scripted(Drafter):
+    """Drafts one shape; its first path is right for 0, 1, … all of its tokens, step by step."""
+
+    def __init__(self, text: Sequence[int], shape: TreeShape) -> None:
+        self._text, self._shape = text, shape
+
+    def start(self, start: Start) -> None:
+        self._root, self._done, self._right = start.root, 1, 0
+
+    def propose(self, max_depth: int) -> Proposal:
+        tokens = [self._root, *range(1, len(self._shape))]
+        depths = self._shape.depths.tolist()
+        path = self._shape.path_to(depths.index(max(depths)))
+        for depth, node in enumerate(path):
+            is_right = depth < self._right and self._done + depth < len(self._text)
+            tokens[node] = self._text[self._done + depth] if is_right else 0
+        return Proposal(torch.tensor(tokens), self._shape)
+
+    def observe(self, outcome: Outcome) -> None:
+        self._root, self._done = outcome.next_root, self._done + len(outcome.committed)
+        self._right = (self._right + 1) % (self._shape.max_depth + 1)
+
+
+def predicted(target: Target, options: argparse.Namespace) -> None:
+    """Print steps and tok/s of real runs beside the prediction, by shape."""
+    prompt = [i % 1000 for i in range(options.context - options.tokens // 2)]
+    limits = Limits(max_new_tokens=options.tokens, ignore_eos=True)
+    longer = Limits(max_new_tokens=options.tokens + 32, ignore_eos=True)
+    plain = _Scripted([], TreeShape.chain(0))
+    *_, end = decode(target, plain, prompt, limits=longer)
+    assert isinstance(end, End)
+    rows = tuple(n for n in ROWS if n <= 24)
+    taken: dict[str, list[tuple[float, ...]]] = {}
+    for _ in range(options.rounds):
+        latency = StepLatency(
+            measure_curve(target, rows=rows, context_len=options.context),
+            measure_other(target, context_len=options.context),
+            DraftLatency("User_Provided", 0.0, (), ()),
+        )
+        for name, shape in PREDICTED.items():
+            run = measure(decode(target, _Scripted(end.output_ids, shape), prompt, limits=limits))
+            nodes, depth = len(shape) - 1, shape.max_depth
+            assert run.mat and run.tok_s and run.quiet_split
+            told, by_rows = (
+                latency.predict(run.mat, levels=(), num_nodes=nodes, depth=d) for d in (depth, None)
+            )
+            step_ms, back_ms = (
+                1000 * part for part in (run.quiet_split.total_s, run.quiet_split.rollback_s)
+            )
+            found = (
+                run.mat,
+                step_ms,
+                back_ms,
+                told.step_ms,
+                by_rows.step_ms,
+                run.tok_s,
+                told.tok_s,
+            )
+            taken.setdefault(name, []).append(found)
+    heads = ("MAT", "step ms", "roll-back", "predicted", "by rows", "tok/s", "predicted")
+    print(f"  {'':22}" + "".join(f"{head:>10}" for head in heads))
+    for name, rounds in taken.items():
+        figures = (statistics.median(each) for each in zip(*rounds, strict=True))
+        print(f"  {name:22}" + "".join(f"{figure:10.2f}" for figure in figures))
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--families", default=",".join(FAMILIES))
+    parser.add_argument("--tokens", type=int, default=40)
+    parser.add_argument("--predict", action="store_true")
     options = parser.parse_args()
     ways: tuple[Way, ...] = ("levels", "branches")
     for family in options.families.split(","):
         target = random_target(family)
         count = sum(p.numel() for p in target.model.parameters())
         print(f"{family}, {count / 1e6:.0f} M parameters, {target.device_name}")
+        if options.predict:
+            predicted(target, options)
+            continue
         print(f"  {'':14}{'':10}{'step':>10}{'commit':>10}{'held':>12}")
         taken: dict[tuple[str, Way], list[tuple[float, float, int]]] = {}
         for _ in range(options.rounds + 1):

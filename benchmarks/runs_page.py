@@ -1,11 +1,15 @@
 """How long the Runs page's questions take in the server, over a log of synthetic runs.
 
-    python benchmarks/runs_page.py [--runs 100000] [--prompts 2000] [--db URL] [--repeats 20]
+    python -m benchmarks.runs_page [--runs 100000] [--prompts 2000] [--db URL] [--repeats 20]
+                                   [--only WORD]
 
-Writes the runs as an import would, then asks what the page asks: first page, filter, sort, deep
-page, text search, groups. Prints median and 95th percentile in milliseconds, and the processor time
-of the median question, which other programs on the machine hardly change. With --db the log is
-kept there, in a SQLite file or a PostgreSQL database, and used again the next time.
+Writes runs as an import would, up to 10,000; more are copies of these, made by the database. Then
+asks what the page asks: first page, every order, filters, deep pages, text search, groups; and what
+other pages ask of the log. Prints median and 95th percentile in milliseconds, and the processor
+time of the median question, which other programs on the machine hardly change; that of PostgreSQL's
+own process is in it, where it runs on this machine. With --db the log is kept there, in a SQLite
+file or a PostgreSQL database, and used again the next time; a log of an older schema is migrated,
+and how long that takes is printed.
 """
 
 from __future__ import annotations
@@ -14,16 +18,22 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+import sqlalchemy as sa
+
+from playground.deploy import offered_runs
+from playground.host.catalog import Catalog
+from playground.host.menu import MethodMenu
 from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
-from storage import RunDetail, RunLog, StoredRun
+from storage import RunDetail, RunLog, RunQuery, SortKey, StoredRun, names_of
+from storage import schema as tables
 
 TARGETS = ("smollm2-135m-instruct", "qwen3-0.6b", "llama-3.2-1b", "tinyllama-1.1b")
 METHODS = (
@@ -43,6 +53,8 @@ WORDS = (
     "Überlegung naïve función matrix tensor kernel draft verify accept token tree branch cache"
 ).split()
 BATCH = 500
+WRITTEN = 10_000
+"""Runs that are written one by one; a database copies them much faster."""
 QUESTIONS: dict[str, dict[str, Any]] = {
     "first page": {},
     "first page, single requests": {"group": "run"},
@@ -55,18 +67,32 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     "filter: label": {"labels": {"category": "math"}},
     "filter: tag": {"tag": "keep"},
     "filter: tok/s at least 90": {"ranges": {"tok_s": [90, None]}},
-    "sort: tok/s": {"sort": "tok_s"},
-    "sort: steps, ascending": {"sort": "num_steps", "descending": False},
-    "sort: method": {"sort": "method_title", "descending": False},
+    "filter: benchmark": {"benchmark_id": "bench0000x1"},
+    "filter: status": {"status": "failed"},
+    "filter: dtype, device": {"dtype": "bfloat16", "device": "cpu"},
+    "filter: deleted": {"deleted": True},
+    "filter: two that exclude each other": {
+        "target": TARGETS[1],
+        "method_title": "N-gram",
+        "decoding_type": "Suffix",
+    },
+    **{
+        f"sort: {sort}{'' if descending else ', ascending'}": {
+            "sort": sort,
+            "descending": descending,
+        }
+        for sort in names_of(SortKey)
+        for descending in (True, False)
+    },
     "filter and sort: target by TTFT": {"target": TARGETS[2], "sort": "ttft_s"},
     "filter and sort: target, label by MAT": {
         "target": TARGETS[2],
         "labels": {"category": "code"},
         "sort": "mat",
     },
-    "deep page": {"page": -1},
-    "deep page, single requests": {"group": "run", "page": -1},
-    "deep page of a filter, sorted": {"target": TARGETS[0], "sort": "mat", "page": -1},
+    "page 200": {"page": 199},
+    "page 200, single requests": {"group": "run", "page": 199},
+    "page 200 of a filter, sorted": {"target": TARGETS[0], "sort": "mat", "page": 199},
     "search: a common word": {"text": "TENSOR"},
     "search: a rare word": {"text": "needle in"},
     "search: nothing": {"text": "no such words"},
@@ -83,12 +109,15 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=2000, help="different prompts")
     parser.add_argument("--db", default=None, help="keep the log here")
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--only", default="", help="questions with this in their name")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        started = time.monotonic()
         log = RunLog.open(options.db or str(Path(folder) / "runs.sqlite3"))
+        print(f"opened in {time.monotonic() - started:.1f} s")
         try:
             build(log, options.runs, options.prompts)
-            report(log, options.repeats)
+            report(log, options.repeats, options.only)
         finally:
             log.close()
 
@@ -98,42 +127,89 @@ def build(log: RunLog, num_runs: int, num_prompts: int) -> None:
     if log.find().total:
         return
     started = time.monotonic()
-    runs = synthetic(num_runs, num_prompts)
+    written = min(num_runs, WRITTEN)
+    runs = synthetic(written, num_prompts)
     while batch := list(islice(runs, BATCH)):
         log.write_whole(batch)
-    ids = [row.id for row in log.find().rows]
+    for copy in range(1, -(-num_runs // written)):
+        with log._database.transaction() as connection:
+            for table in (tables.runs, tables.run_details, tables.labels, tables.tags):
+                connection.execute(_copied(table, copy, connection.dialect.name))
+    ids = [row.id for row in log.find(RunQuery(limit=1000)).rows]
     log.retag(ids[::5], add=["keep"])
     log.set_note(ids[7], "the needle in the haystack")
+    log.delete(*ids[3::50])
+    with log._database.engine.connect() as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql("SET lock_timeout = 0")  # its own vacuum may be at it
+            connection.exec_driver_sql("VACUUM")
+        connection.exec_driver_sql("ANALYZE")
     print(f"{num_runs} runs written in {time.monotonic() - started:.0f} s")
 
 
-def report(log: RunLog, repeats: int) -> None:
+def _copied(table: sa.Table, copy: int, database: str) -> sa.Insert:
+    """The first rows again, as later and faster runs of other ids and of other benchmarks."""
+    column = table.c.id if "id" in table.c else table.c.run_id
+    changes: dict[str, Any] = {column.name: column.concat(f"-{copy:04}")}
+    if table is tables.runs:
+        at, later = sa.type_coerce(table.c.created_at, sa.DateTime), 300 * WRITTEN * copy
+        moved = sa.func.strftime("%Y-%m-%d %H:%M:%f000", at, f"+{later} seconds")
+        changes["created_at"] = moved if database == "sqlite" else at + timedelta(seconds=later)
+        changes |= {n: table.c[n].concat(f"x{copy}") for n in ("benchmark_id", "experiment")}
+        changes |= {n: table.c[n] * (1 + copy / 1000) for n in ("tok_s", "mat", "ttft_s")}
+    values = [changes.get(name, value) for name, value in table.c.items()]
+    first = sa.select(*values).where(sa.func.length(column) == 16)
+    return table.insert().from_select(table.c.keys(), first)
+
+
+def report(log: RunLog, repeats: int, only: str = "") -> None:
     """Ask every question several times."""
+    busy_s = _clock(log)
+
+    def ask(name: str, question: Callable[[], int]) -> None:
+        if only in name:
+            _print(name, repeats, question, busy_s)
+
     runs = RunTable(log)
+    menu = MethodMenu(Catalog.shipped(), log)
 
     def total(asked: dict[str, Any]) -> int:
         return int(runs.view(TableQuery.parse(asked))["total"])
 
     print(f"{'question':42}{'median ms':>10}{'p95 ms':>9}{'CPU ms':>10}{'runs':>9}")
     for name, asked in QUESTIONS.items():
-        if asked.get("page") == -1:
-            asked = {**asked, "page": max(0, (total({**asked, "page": 0}) - 1) // 50)}
-        _print(name, repeats, lambda asked=asked: total(asked))  # type: ignore[misc]
+        ask(name, lambda asked=asked: total(asked))  # type: ignore[misc]
     for by in GROUPS:
         asked = {"group": by}
-        _print(f"groups: {by}", repeats, lambda asked=asked: total(asked))  # type: ignore[misc]
-    _print("values to filter by", repeats, lambda: len(log.facets().targets))
+        ask(f"groups: {by}", lambda asked=asked: total(asked))  # type: ignore[misc]
+    ask("values to filter by", lambda: len(log.facets().targets))
+    ask("Deploy: what is offered", lambda: len(offered_runs(log)))
+    ask("Generate: the menu of methods", lambda: len(menu.choices(TARGETS[0])))
+    ask("the newest runs", lambda: len(log.find().rows))
 
 
-def _print(name: str, repeats: int, ask: Any) -> None:
+def _clock(log: RunLog) -> Callable[[], float]:
+    """Seconds of processor time of this thread, and of the server's process that answers it."""
+    if log.url.get_backend_name() != "postgresql":
+        return time.thread_time
+    with log._database.engine.connect() as connection:
+        pid = connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
+    served = Path(f"/proc/{pid}/schedstat")
+    if not served.exists():
+        return time.thread_time
+    return lambda: time.thread_time() + int(served.read_text().split()[0]) / 1e9
+
+
+def _print(name: str, repeats: int, ask: Callable[[], int], busy_s: Callable[[], float]) -> None:
     took: list[float] = []
     busy: list[float] = []
     found = 0
     for _ in range(repeats):
-        started, began = time.perf_counter(), time.thread_time()
+        started, began = time.perf_counter(), busy_s()
         found = ask()
         took.append(1000 * (time.perf_counter() - started))
-        busy.append(1000 * (time.thread_time() - began))
+        busy.append(1000 * (busy_s() - began))
     late = quantiles(took, n=20)[-1]
     print(f"{name:42}{median(took):10.1f}{late:9.1f}{median(busy):10.1f}{found:9}")
 

@@ -4,7 +4,8 @@ The target under a grammar is a target of its own: the tokens that the grammar f
 probability 0, and all acceptance rules apply to what is left. So decoding stays lossless: greedy
 output and the law of samples are those of plain decoding under the same grammar.
 
-Drafters know nothing of the grammar. What they draft against it is cut before it is verified.
+Drafters know nothing of the grammar. What they draft against it is cut before it is verified, and
+where it leaves one token only, that token is drafted for them: the target cannot but accept it.
 """
 
 from __future__ import annotations
@@ -15,20 +16,26 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.config import Sampling
 from engine.grammar import Matcher, compiled
 from engine.model.target import Target
 from engine.proposal import Proposal, TargetOutput
-from engine.tree import TreeShape
+
+MOST_FORCED = 32
+"""Tokens that a grammar adds to one draft tree."""
 
 
 class Constraint(Protocol):
     """What the decode loop asks of a constraint, in this order at every step."""
 
-    def prune(self, proposal: Proposal) -> Proposal:
-        """The proposal without the drafts that can never be accepted."""
+    def prune(self, proposal: Proposal, max_depth: int) -> Proposal:
+        """The proposal without the drafts that can never be accepted, and with those that must be.
+
+        Nothing is added below `max_depth`.
+        """
 
     def mask(self, output: TargetOutput) -> TargetOutput:
         """What the target says at every node of that proposal, held to the constraint.
@@ -66,7 +73,7 @@ def allowed_after(target: Target, sampling: Sampling, output: Sequence[int]) -> 
 class Free:
     """No constraint."""
 
-    def prune(self, proposal: Proposal) -> Proposal:
+    def prune(self, proposal: Proposal, max_depth: int) -> Proposal:
         return proposal
 
     def mask(self, output: TargetOutput) -> TargetOutput:
@@ -84,35 +91,55 @@ class Structured:
         self._allowed = matcher.allowed()[None]
         self._ended = False
 
-    def prune(self, proposal: Proposal) -> Proposal:
+    def prune(self, proposal: Proposal, max_depth: int) -> Proposal:
         """Without what the grammar forbids, and what lies below that or below the text's end.
 
         A forbidden token that was *drawn* stays, as a leaf: rejecting it takes its distribution
-        out of the residual, as lossless acceptance must.
+        out of the residual, as lossless acceptance must. Where one token only may follow, nothing
+        is left to chance: it is a node of its own, drawn or not, and its siblings go.
         """
-        tokens, shape, dists = proposal.tokens.tolist(), proposal.shape, proposal.dists
-        drawn = () if dists is None else dists.row_of_parent
-        allowed = {0: self._allowed[0]}
-        kept, path = [0], [0]
-        for node in _depth_first(shape):
-            parent = shape.parents[node]
-            if parent not in allowed:
-                continue
-            forbidden = not allowed[parent][tokens[node]]
-            if parent in drawn or not forbidden:
-                kept.append(node)
-            if forbidden or tokens[node] in self._eos_ids:
-                continue
-            above = path.index(parent) + 1
-            self._matcher.back(len(path) - above)
-            self._matcher.go(tokens[node])
-            path[above:] = [node]
-            allowed[node] = self._matcher.allowed()
+        tokens, parents = proposal.tokens.tolist(), list(proposal.shape.parents)
+        depths, num_drafted = proposal.shape.depths.tolist(), len(parents)
+        drawn = () if proposal.dists is None else proposal.dists.row_of_parent
+        allowed: dict[int, NDArray[np.bool_]] = {}
+        kept, path, waiting, certain = list[int](), list[int](), [0], set[int]()
+        while waiting:  # every node right before what lies below it
+            node = waiting.pop()
+            if node:
+                above = path.index(parents[node]) + 1
+                self._matcher.back(len(path) - above)
+                self._matcher.go(tokens[node])
+                path[above:] = []
+            path.append(node)
+            allowed[node] = self._matcher.allowed() if node else self._allowed[0]
+            children = list(proposal.shape.children[node]) if node < num_drafted else []
+            if np.count_nonzero(allowed[node]) == 1:
+                certain.add(node)
+                only = int(allowed[node].argmax())
+                children = [child for child in children if tokens[child] == only]
+                room = depths[node] < max_depth and len(tokens) < num_drafted + MOST_FORCED
+                if not children and room:
+                    children = [len(tokens)]
+                    tokens.append(only)
+                    parents.append(node)
+                    depths.append(depths[node] + 1)
+            for child in reversed(children):
+                forbidden = not allowed[node][tokens[child]]
+                if node in drawn or not forbidden:
+                    kept.append(child)
+                if not (forbidden or tokens[child] in self._eos_ids):
+                    waiting.append(child)
         self._matcher.back(len(path) - 1)
-        kept.sort()
+        kept = [0, *sorted(kept)]
         anything = np.ones_like(allowed[0])  # after the end nothing counts
         self._allowed = np.stack([allowed.get(node, anything) for node in kept])
-        return proposal if len(kept) == len(shape) else proposal.keep(kept, with_extra=True)
+        old = [node for node in kept if node < num_drafted]
+        place = {node: i for i, node in enumerate(kept)}
+        new = [(tokens[node], place[parents[node]]) for node in kept[len(old) :]]
+        if certain & {*drawn}:
+            proposal = proposal.not_drawn(certain)
+        pruned = proposal if len(old) == num_drafted else proposal.keep(old, with_extra=True)
+        return pruned.grow(new) if new else pruned
 
     def mask(self, output: TargetOutput) -> TargetOutput:
         allowed = torch.from_numpy(self._allowed).to(output.logits.device)
@@ -126,17 +153,3 @@ class Structured:
                 self._matcher.go(token)
         if not self._ended:
             self._allowed = self._matcher.allowed()[None]
-
-
-def _depth_first(shape: TreeShape) -> list[int]:
-    """All nodes but the root, every one right before what lies below it.
-
-    Example: parents (-1, 0, 0, 1) → 1, 3, 2.
-    """
-    order: list[int] = []
-    waiting = [0]
-    while waiting:
-        node = waiting.pop()
-        order.append(node)
-        waiting += reversed(shape.children[node])
-    return order[1:]

@@ -3,7 +3,8 @@
     prefill the prompt                       commits the first root
     repeat
         proposal = drafter.propose()         a draft tree; node 0 is the root
-        constraint.prune(proposal)           under a grammar: without what it forbids
+        constraint.prune(proposal)           under a grammar: without what it forbids, and with
+                                             the tokens that it leaves no choice about
         output   = target.verify(proposal)   one forward over the whole tree
         accepted = rule(output, proposal)    root → deepest accepted node, and one more token
         cache.commit(accepted)               keep the accepted rows, drop the rest
@@ -25,6 +26,8 @@ from engine.config import Limits, Sampling
 from engine.constraint import Constraint, constraint_of
 from engine.drafters.base import Drafter, Start
 from engine.errors import ConfigError, PromptError
+from engine.model.clock import PhaseClock
+from engine.model.prefixes import PrefixCache, PrefixUse
 from engine.model.target import Target
 from engine.model.text import StopStrings
 from engine.proposal import Outcome, Proposal
@@ -41,11 +44,14 @@ def decode(
     sampling: Sampling | None = None,
     limits: Limits | None = None,
     cancelled: Callable[[], bool] = lambda: False,
+    prefix_caching: bool = False,
 ) -> Iterator[Record]:
     """Generate from a prompt and yield one record per step.
 
     Args:
         cancelled: asked before every step; True ends the text with `cancelled`.
+        prefix_caching: go on from what an earlier such run left of the prompt's beginning, and
+            leave this text; not for measurements, whose first run would be slower than the others.
 
     Yields:
         One `Prefill`, any number of `Step`, one `End`. Closing the iterator early frees the cache.
@@ -62,7 +68,8 @@ def decode(
         limits = limits.replace(ignore_eos=False)
     drafter.rehearse(prompt_ids, sampling, limits, cancelled)
     constraint = constraint_of(target, sampling)
-    generation = _Generation(target, drafter, prompt_ids, sampling, limits, constraint)
+    prefixes = target.prefixes if prefix_caching else None
+    generation = _Generation(target, drafter, prompt_ids, sampling, limits, constraint, prefixes)
     try:
         yield generation.prefill()
         while generation.text.finish_reason is None:
@@ -71,6 +78,7 @@ def decode(
                 break
             yield generation.step()
         yield generation.end()
+        generation.prefix.keep()
     finally:
         generation.free()
 
@@ -107,6 +115,7 @@ class _Generation:
         sampling: Sampling,
         limits: Limits,
         constraint: Constraint,
+        prefixes: PrefixCache | None,
     ) -> None:
         self.began_s = time.perf_counter()
         self.constraint = constraint
@@ -118,41 +127,51 @@ class _Generation:
         expected = min(limits.max_new_tokens, 2048) + len(prompt_ids) + 64
         self.cache = target.new_cache(min(expected, target.context_len + 64))
         self.num_steps = 0
+        self.prefix = PrefixUse(prefixes, self.cache, drafter.needs)
         self._start: Start | None = None
 
     @torch.inference_mode()
     def prefill(self) -> Prefill:
-        output = self.target.prefill(self.prompt_ids, self.cache, self.drafter.needs)
+        num_cached = self.prefix.begin(self.prompt_ids)
+        unread = self.prompt_ids[num_cached or 0 :]
+        output = self.target.prefill(unread, self.cache, self.drafter.needs)
+        output = self.prefix.prefilled(self.prompt_ids, output)
         logits = self.constraint.mask(replace(output, logits=output.logits[-1:])).logits
         last = Verified(self.prompt_ids[-1:], TreeShape.chain(0), logits)
         root = self.rule(last, self.draws).next_token
         self.constraint.commit([root])
         self.text.append([root])
         ttft_s = time.perf_counter() - self.began_s
-        self._start = Start(self.prompt_ids, root, output, self.sampling, self.draws, self.limits)
-        return Prefill(root, len(self.prompt_ids), ttft_s)
+        told = (self.sampling, self.draws, self.limits, num_cached)
+        self._start = Start(self.prompt_ids, root, output, *told)
+        return Prefill(root, len(self.prompt_ids), ttft_s, num_cached or 0)
 
     @torch.inference_mode()
     def step(self) -> Step:
-        clock = _PhaseClock(self.target.device)
+        clock = PhaseClock(self.target.device)
         context_len = self.cache.length
-        drafted = self._propose(self.target.context_len - 1 - context_len)
+        max_depth = self.target.context_len - 1 - context_len
+        drafted = self._propose(max_depth)
         clock.mark()
-        proposal = self.constraint.prune(drafted)
+        proposal = self.constraint.prune(drafted, max_depth if self.drafter.drafts else 0)
         output = self.target.verify(proposal, self.cache, self.drafter.needs)
         clock.mark()
         verified = Verified.of(proposal, self.constraint.mask(output))
         accepted = self.rule(verified, self.draws)
         clock.mark()
-        path = (0, *accepted.path)
+        committed = (*(verified.tokens[node] for node in accepted.path), accepted.next_token)
+        num_committed = self.text.append(committed)
+        path = (0, *accepted.path)[: 1 + num_committed]  # nothing behind the end of the text
         self.cache.commit(path)
+        self.prefix.committed([verified.tokens[node] for node in path], output, path)
         # Read here: later the device would be busy with what the drafter observes.
         target_probs, draft_probs = verified.token_probs(), proposal.token_probs()
-        committed = (*(verified.tokens[node] for node in accepted.path), accepted.next_token)
         self.constraint.commit(committed)
-        self.drafter.observe(Outcome(proposal, output, path, committed))
-        num_committed = self.text.append(committed)
-        draft_s, verify_s, accept_s, other_s = clock.phases_s()
+        self.drafter.observe(Outcome(proposal, output, (0, *accepted.path), committed))
+        draft_s, forward_s, accept_s, total_s = clock.phases_s()
+        rollback = self.cache.rollback()
+        verify_s = forward_s - rollback.forward_s - rollback.timing_s
+        rollback_s = rollback.forward_s + rollback.commit_s
         self.num_steps += 1
         return Step(
             index=self.num_steps - 1,
@@ -166,13 +185,15 @@ class _Generation:
             bonus=accepted.next_token,
             num_committed=num_committed,
             num_extra_rows=proposal.num_rows - len(proposal.shape),
-            num_cut=len(drafted.shape) - len(proposal.shape),
+            num_cut=len(drafted.shape) - len(proposal.shape) + proposal.num_forced,
+            num_forced=proposal.num_forced,
             draft_s=draft_s,
             verify_s=verify_s,
             accept_s=accept_s,
-            other_s=other_s,
+            other_s=max(rollback_s, total_s - draft_s - verify_s - accept_s),
             at_s=time.perf_counter() - self.began_s,
             decision=proposal.decision,
+            rollback_s=rollback_s,
         )
 
     def _propose(self, max_depth: int) -> Proposal:
@@ -223,38 +244,3 @@ class _Output:
                 kept, self.finish_reason = at, reason
         self.token_ids.extend(committed[:kept])
         return kept
-
-
-class _PhaseClock:
-    """Splits one step's time into phases.
-
-    On CUDA a phase ends when its kernels end: events are recorded at the marks and read after the
-    step's own synchronisation, so measuring adds none.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._on_cuda = device.type == "cuda"
-        self._began_s = time.perf_counter()
-        self._marks_s: list[float] = []
-        self._events: list[torch.cuda.Event] = []
-        self.mark()
-
-    def mark(self) -> None:
-        """Begin of the first phase, or end of one."""
-        if self._on_cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._events.append(event)
-        else:
-            self._marks_s.append(time.perf_counter())
-
-    def phases_s(self) -> tuple[float, ...]:
-        """Seconds of every phase, then of all that came after the last mark."""
-        if self._on_cuda:
-            self._events[-1].synchronize()
-            pairs = zip(self._events, self._events[1:], strict=False)
-            phases = [begin.elapsed_time(end) / 1000 for begin, end in pairs]
-        else:
-            marks = zip(self._marks_s, self._marks_s[1:], strict=False)
-            phases = [end - begin for begin, end in marks]
-        return (*phases, max(0.0, time.perf_counter() - self._began_s - sum(phases)))

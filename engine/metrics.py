@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import NamedTuple, Self
 
 from engine.steps import End, Prefill, Record, Step
@@ -28,7 +29,13 @@ FORMULAS: dict[str, str] = {
     "mean of step latency / tokens the step committed, in milliseconds",
     "step_p50_ms": "median latency of a step, in milliseconds",
     "step_p95_ms": "95th percentile of the latency of a step, in milliseconds",
-    "time_split": "mean seconds per step in draft, verify, accept and everything else",
+    "time_split": "mean seconds per step in draft, verify, accept and other. Of other, roll-back: "
+    "what recurrent layers take for a tree beyond as many tokens of one text (copied states, calls "
+    "per level or branch), and to have the state after the accepted path; 0 without such layers",
+    "quiet_split": "seconds per step that speedups are computed from: up to the next step, without "
+    "the steps that something else on the machine disturbed",
+    "num_prompt_tokens": "the prompt: tokens that were read / tokens in the cache already, from an "
+    "earlier turn",
     "num_new_tokens": "new tokens, counted after any cut by EOS or length / steps of the loop",
     "speedup": "tok/s over the tok/s of plain decoding: same target, prompt, device and dtype",
 }
@@ -70,6 +77,12 @@ def first_divergence(ours: Sequence[int], reference: Sequence[int]) -> int | Non
     return None if len(ours) == len(reference) else min(len(ours), len(reference))
 
 
+def common_len(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens that two texts begin with in common."""
+    parted = first_divergence(one, other)
+    return len(one) if parted is None else parted
+
+
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
     """Mean seconds per step."""
@@ -78,10 +91,44 @@ class TimeSplit:
     verify_s: float
     accept_s: float
     other_s: float
+    rollback_s: float = 0.0
+    """A part of `other_s`, and none of `verify_s`; see `engine.model.states.RollBack`."""
 
     @property
     def total_s(self) -> float:
         return self.draft_s + self.verify_s + self.accept_s + self.other_s
+
+    @classmethod
+    def mean(cls, splits: Sequence[Self]) -> Self:
+        """Of at least one."""
+        return cls(*(math.fsum(map(part, splits)) / len(splits) for part in PARTS))
+
+
+PARTS = [attrgetter(name) for name in ("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")]
+
+
+BUSY = 3.0
+"""A step that took this many times what steps like it take was disturbed."""
+
+
+def undisturbed(by_size: Mapping[int, Sequence[TimeSplit]]) -> list[TimeSplit]:
+    """Steps that nothing else on the machine held up, out of all by the number of drafted tokens.
+
+    A cold start, a page that draws or another program multiplies the time of some steps, and of
+    two runs that are compared it never meets the same ones. A longer draft takes longer by right:
+    a step is left out if it took more than `BUSY` times the median of those that drafted as much
+    or more.
+
+    Example: {0: [5, 5, 6, 5, 90], 8: [30, 30, 31]} ms. Three steps that drafted 8 are like each
+    other; the median of all eight is 18, so 90 is over 3 · 18 and goes.
+    """
+    kept: list[TimeSplit] = []
+    times: list[float] = []
+    for size in sorted(by_size, reverse=True):
+        times = sorted(times + [one.total_s for one in by_size[size]])
+        most_s = BUSY * percentile(times, 50)
+        kept += [one for one in by_size[size] if one.total_s <= most_s]
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +150,9 @@ class Metrics:
     step_p95_ms: float | None
     time_split: TimeSplit | None
     num_cut: int = 0
+    num_cached: int = 0
+    quiet_split: TimeSplit | None = None
+    num_disturbed: int = 0
 
 
 @dataclass(slots=True)
@@ -113,36 +163,49 @@ class Tally:
     num_new_tokens: int = 0
     num_drafted: int = 0
     num_cut: int = 0
+    num_cached: int = 0
     ttft_s: float | None = None
     last_commit_s: float = 0.0
     accepted_counts: dict[int, int] = field(default_factory=dict)
     step_s: list[float] = field(default_factory=list)
+    by_size: dict[int, list[TimeSplit]] = field(default_factory=dict)
+    """Steps with the time until the next, by how many tokens they drafted."""
+    quiet: TimeSplit | None = None
+    num_disturbed: int = 0
+    quiet_due: int = 0
     itl_sum_s: float = 0.0
     num_itl: int = 0
-    split_sum_s: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
+    split_sum_s: list[float] = field(default_factory=lambda: [0.0] * 5)
 
     def add(self, record: Record) -> None:
         if isinstance(record, Prefill):
             self.num_prompt_tokens = record.num_prompt_tokens
+            self.num_cached = record.num_cached
             self.num_new_tokens = 1
             self.ttft_s = self.last_commit_s = record.ttft_s
         elif isinstance(record, Step):
             self._add_step(record)
         elif isinstance(record, End):
             self.num_new_tokens = len(record.output_ids)
+            self.quiet_due = 0
 
     def _add_step(self, step: Step) -> None:
         self.num_new_tokens += step.num_committed
         self.num_drafted += step.num_drafted
         self.num_cut += step.num_cut
+        between_s = max(0.0, step.at_s - self.last_commit_s - step.total_s)
         self.last_commit_s = step.at_s
         self.accepted_counts[step.num_accepted] = self.accepted_counts.get(step.num_accepted, 0) + 1
         self.step_s.append(step.total_s)
         if step.num_committed:
             self.itl_sum_s += step.total_s / step.num_committed
             self.num_itl += 1
-        for i, seconds in enumerate((step.draft_s, step.verify_s, step.accept_s, step.other_s)):
+        parts = (step.draft_s, step.verify_s, step.accept_s, step.other_s, step.rollback_s)
+        for i, seconds in enumerate(parts):
             self.split_sum_s[i] += seconds
+        draft_s, verify_s, accept_s, other_s, rollback_s = parts
+        whole = TimeSplit(draft_s, verify_s, accept_s, other_s + between_s, rollback_s)
+        self.by_size.setdefault(step.num_drafted, []).append(whole)
 
     @property
     def metrics(self) -> Metrics:
@@ -165,7 +228,19 @@ class Tally:
             step_p95_ms=1000 * percentile(self.step_s, 95) if steps else None,
             time_split=TimeSplit(*(s / steps for s in self.split_sum_s)) if steps else None,
             num_cut=self.num_cut,
+            num_cached=self.num_cached,
+            quiet_split=self._quiet_split() if steps else None,
+            num_disturbed=self.num_disturbed,
         )
+
+    def _quiet_split(self) -> TimeSplit | None:
+        """Computed anew once a sixteenth more steps are there, and at the end: it sorts them."""
+        steps = len(self.step_s)
+        if steps >= self.quiet_due:
+            self.quiet_due = steps + 1 + steps // 16
+            quiet = undisturbed(self.by_size)
+            self.quiet, self.num_disturbed = TimeSplit.mean(quiet), steps - len(quiet)
+        return self.quiet
 
     def _position_rates(self) -> tuple[float, ...]:
         steps = len(self.step_s)
@@ -189,8 +264,11 @@ def measure(records: Iterable[Record]) -> Metrics:
 
 SAME = 0.02
 """A speedup this close to 1 is neither faster nor slower."""
-HARDLY = 1.05
-"""Tokens a step below it: hardly any draft is accepted."""
+
+
+def hardly_drafts(tokens_a_step: float) -> bool:
+    """Whether so few drafts are accepted that no cost of drafting could matter."""
+    return tokens_a_step < 1.05
 
 
 class StepParts(NamedTuple):

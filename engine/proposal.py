@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,6 +22,15 @@ class Needs:
 
     The number of layers itself names the last layer's output, before the final norm.
     """
+    shared: tuple[int, ...] = ()
+    """Keys and values of these decoder layers, of the whole text."""
+
+
+SharedRows = tuple[Tensor, Tensor]
+"""A layer's keys and values `(1, kv_heads, rows, head_dim)`, to be read only.
+
+The committed rows come first, after every commit; they are the cache's own until the next forward.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,7 @@ class TargetOutput:
         layers: `(rows, len(Needs.layers) * hidden)`, concatenated in the order asked for.
         log_totals: `(rows,)` float32, logsumexp of the logits, where it was had by the way.
         best: `(rows,)` int64, argmax of the logits, likewise.
+        shared: of every layer in `Needs.shared`.
     """
 
     logits: Tensor
@@ -42,6 +52,7 @@ class TargetOutput:
     layers: Tensor | None = None
     log_totals: Tensor | None = None
     best: Tensor | None = None
+    shared: tuple[SharedRows, ...] = ()
 
     def argmax(self) -> list[int]:
         """The likeliest token after every row."""
@@ -97,6 +108,7 @@ class Proposal:
             from the context alone, and verification treats each as a point mass.
         extra: rows that are no candidates.
         decision: what a controller decided for this step, in words.
+        num_forced: nodes that a grammar added, behind all others.
     """
 
     tokens: Tensor
@@ -106,6 +118,7 @@ class Proposal:
     dists: DraftDists | None = None
     extra: ExtraRows | None = None
     decision: str = ""
+    num_forced: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -184,6 +197,31 @@ class Proposal:
             dists,
             self.extra.beside(nodes) if with_extra and self.extra is not None else None,
             self.decision if decision is None else decision,
+        )
+
+    def not_drawn(self, nodes: Collection[int]) -> Proposal:
+        """The same where the children of these nodes count as certain drafts."""
+        assert self.dists is not None
+        rows = {n: row for n, row in self.dists.row_of_parent.items() if n not in nodes}
+        return replace(self, dists=DraftDists(self.dists.probs, rows))
+
+    def grow(self, nodes: Sequence[tuple[int, int]]) -> Proposal:
+        """With further nodes behind all others: token and parent of each, in the grammar's name."""
+        n, k = len(self.shape), len(nodes)
+        tokens, parents = zip(*nodes, strict=True)
+        probs, extra = self.draft_probs, self.extra
+        if extra is not None:
+            blind = extra.visible.new_zeros(len(extra.tokens), k)
+            visible = torch.cat([extra.visible[:, :n], blind, extra.visible[:, n:]], dim=1)
+            extra = replace(extra, visible=visible)
+        return replace(
+            self,
+            tokens=torch.cat([self.tokens, self.tokens.new_tensor(tokens)]),
+            shape=TreeShape([*self.shape.parents, *parents]),
+            ranks=None if self.ranks is None else [*self.ranks, *[0] * k],
+            draft_probs=None if probs is None else torch.cat([probs, probs.new_ones(k)]),
+            extra=extra,
+            num_forced=k,
         )
 
     def _extra_depth(self) -> int:

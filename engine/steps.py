@@ -21,6 +21,8 @@ class Prefill:
     num_prompt_tokens: int
     ttft_s: float
     """Request in the engine → first commit."""
+    num_cached: int = 0
+    """Of the prompt's tokens, those that were in the cache already, from an earlier run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,11 @@ class Step:
     """What the adaptive controller decided for this step, in words; empty without one."""
     num_cut: int = 0
     """Drafts that the grammar forbids, cut before they were verified; not among `tokens`."""
+    num_forced: int = 0
+    """The last so many nodes: drafted because the grammar leaves no other token."""
+    rollback_s: float = 0.0
+    """Of `other_s`, what recurrent layers take beyond reading as many rows of one text, in the
+    verify forward and after it, to have the state after the accepted path; 0 without any."""
 
     @property
     def num_drafted(self) -> int:

@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Literal
 from urllib.parse import urlencode
 
 import yaml
+from huggingface_hub import try_to_load_from_cache
 from pydantic import Field
 
 import presets
@@ -171,6 +172,7 @@ def hand_over(
         version=version or None,
         resolve=lambda name: model_name(name, resolve),
         notes=_target_notes(spec, target),
+        hybrid=spec is not None and _is_recurrent(spec),
         losses=_losses(handed, engine, resolve),
     )
 
@@ -210,6 +212,22 @@ def _loadable(spec: TargetSpec) -> str:
     return spec.hub or spec.path or spec.name
 
 
+def _is_recurrent(spec: TargetSpec) -> bool:
+    """As its preset says, or its config where that is on this machine; nothing is fetched."""
+    if spec.recurrent:
+        return True
+    file: object = None
+    if spec.hub is not None:
+        file = try_to_load_from_cache(spec.hub, "config.json", revision=spec.revision)
+    elif spec.path is not None:
+        file = str(Path(spec.path).expanduser() / "config.json")
+    if not isinstance(file, str) or not Path(file).is_file():
+        return False
+    from engine.model.facts import recurrent_by_config
+
+    return recurrent_by_config(Path(file).parent)
+
+
 def _target_notes(spec: TargetSpec | None, target: str) -> tuple[str, ...]:
     if spec is None:
         return ()
@@ -218,6 +236,11 @@ def _target_notes(spec: TargetSpec | None, target: str) -> tuple[str, ...]:
         notes.append(
             f"{target} is the embedded target of the package {spec.wheel.package}; it lies in the "
             "playground's cache folder under wheels/."
+        )
+    if spec.random is not None:
+        notes.append(
+            f"{target} has random weights: it is good for trying a config file, and for nothing "
+            "else. It lies in the playground's cache folder under random/."
         )
     if spec.revision is not None:
         notes.append(f"Here the target is revision {spec.revision} of {target}.")

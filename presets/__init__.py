@@ -30,6 +30,9 @@ class MethodPreset(Settings):
     title: str
     description: str = ""
     target: str | None = Field(None, description="target preset it belongs to; None = any")
+    untrained: bool = Field(
+        False, description="its weights were never trained for it: it shows how the method works"
+    )
     config: MethodConfig
 
 
@@ -57,9 +60,9 @@ class PromptSuite(Settings):
 
 @functools.cache
 def targets() -> dict[str, TargetSpec]:
-    """Target presets by name, the embedded one first."""
+    """Target presets by name, the embedded one first, those with random weights last."""
     specs = [TargetSpec.parse(values, where=where) for where, values in _read_all("targets")]
-    specs.sort(key=lambda spec: (spec.wheel is None, spec.name))
+    specs.sort(key=lambda spec: (spec.wheel is None, spec.random is not None, spec.name))
     return {spec.name: spec for spec in specs}
 
 
@@ -138,6 +141,14 @@ def _prompt_of(item: Any, category: str, number: int) -> dict[str, Any]:
         item if isinstance(item, dict) else {"turns": [item] if isinstance(item, str) else item}
     )
     return {"category": category, "id": f"{category}-{number}", **fields}
+
+
+def is_trained(method: Mapping[str, Any]) -> bool:
+    """Whether a method's settings name weights that were trained for it, so far as is known."""
+    names = "decoding_type", "speculative_model"
+    own = [method.get(name) for name in names]
+    untrained = (preset.config for preset in methods().values() if preset.untrained)
+    return bool(own[1]) and own not in ([getattr(one, n, None) for n in names] for one in untrained)
 
 
 def resolve(name: str) -> TargetSpec:

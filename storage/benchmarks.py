@@ -12,15 +12,8 @@ import sqlalchemy as sa
 
 from storage import owner
 from storage.database import Database
-from storage.query import (
-    conditions,
-    different,
-    exists,
-    ids_statement,
-    order_of,
-    read_summaries,
-    summaries,
-)
+from storage.finding import conditions, in_order, page_of
+from storage.query import exists, read_summaries
 from storage.records import (
     Artifact,
     Benchmark,
@@ -251,85 +244,32 @@ class Experiments:
         Raises:
             StorageError: limit or offset out of range, or no such sort key.
         """
-        wanted = _folded(query)
         with self._database.transaction(reading=True) as connection:
-            both = connection.execute(wanted).all()
-            ids = [row.id for row in both if row.id is not None]
-            of_page = read_summaries(connection, summaries().where(runs.c.id.in_(ids)))
-            found = {run.id: run for run in of_page}
-            rows = _rows(connection, query, [run for run in of_page if run.experiment])
+            ids, total, whole = page_of(connection, query, fold=True)
+            found = {run.id: run for run in read_summaries(connection, ids)}
+            rows = _rows(connection, query, [run for run in found.values() if run.experiment])
         shown = tuple(rows.get(found[i].experiment, found[i]) for i in ids)
-        return FoldedPage(shown, both[0].total)
+        return FoldedPage(shown, total, whole)
 
     def ranked(self, limit: int = 20) -> tuple[MeasuredSetup, ...]:
         """The configurations of the newest experiments, largest speedup first.
 
         One that several of them measured stands there as the newest did.
         """
-        newest = _newest_heads(RunQuery()).order_by(sa.desc("value")).limit(limit)
         with self._database.transaction(reading=True) as connection:
-            keys = [row.experiment for row in connection.execute(newest)]
+            keys: dict[str, int] = {}
+            newest = in_order(connection, RunQuery(), [runs.c.experiment.is_not(None)], keys)
+            while len(keys) < limit and (row := next(newest, None)) is not None:
+                keys.setdefault(row.experiment, len(keys))
             ratios = {
                 ratio.setup_id: ratio
                 for ratio in sorted(
-                    _ratios(connection, keys), key=lambda one: -keys.index(one.experiment)
+                    _ratios(connection, list(keys)), key=lambda one: -keys[one.experiment]
                 )
             }
-            wanted = summaries().where(runs.c.id.in_([one.run_id for one in ratios.values()]))
-            examples = read_summaries(connection, wanted)
+            examples = read_summaries(connection, [one.run_id for one in ratios.values()])
         found = [MeasuredSetup(ratios[run.setup_id].speedup, run) for run in examples]
         return tuple(sorted(found, key=lambda one: one.speedup, reverse=True))
-
-
-def _heads(query: RunQuery) -> sa.Select[Any]:
-    """Of every experiment one run and the value that it is sorted by."""
-    if replace(query, descending=True, limit=50, offset=0) == RunQuery():
-        return _newest_heads(query)
-    column, edge = runs.c[query.sort], sa.func.max if query.descending else sa.func.min
-    return (
-        sa.select(sa.func.max(runs.c.id).label("id"), edge(column).label("value"))
-        .where(runs.c.experiment.is_not(None), *conditions(query))
-        .group_by(runs.c.experiment)
-    )
-
-
-def _newest_heads(query: RunQuery) -> sa.Select[Any]:
-    """The same for the table as it opens, out of the index, however many runs they have."""
-    key = different(runs.c.experiment).c.value
-    of_it = [runs.c.experiment == key, *conditions(query)]
-    head = sa.select(runs.c.id).where(*of_it).order_by(*order_of(query)).limit(1).scalar_subquery()
-    found = sa.select(head.label("id"), key.label("experiment")).where(key.is_not(None)).subquery()
-    its = sa.select(runs.c.id, runs.c.created_at.label("value"), runs.c.experiment)
-    return its.join(found, found.c.id == runs.c.id)
-
-
-def _folded(query: RunQuery) -> sa.Select[Any]:
-    """The ids of a folded page, experiments by one of their runs; beside each, how many there are.
-
-    A page that lies behind the last one has the number alone.
-
-    Of the single runs only as many are read as the page may show, so that the first pages of a
-    long log come from the index.
-    """
-    ids_statement(query)  # checks limit, offset and order
-    column = runs.c[query.sort]
-    single = [runs.c.experiment.is_(None), *conditions(query)]
-    first = sa.select(runs.c.id.label("id"), column.label("value")).where(*single)
-    first = first.order_by(*order_of(query)).limit(query.offset + query.limit)
-    heads = _heads(query).cte()  # read twice, made once
-    of_heads = sa.select(heads.c.id, heads.c.value)
-    both = sa.union_all(sa.select(first.subquery()), of_heads).subquery()
-
-    def order(of: sa.FromClause) -> tuple[sa.ColumnElement[Any], ...]:
-        edge = sa.desc if query.descending else sa.asc
-        return edge(of.c.value).nulls_last(), edge(of.c.id)
-
-    page = sa.select(both).order_by(*order(both)).limit(query.limit).offset(query.offset).subquery()
-    alone = sa.select(sa.func.count()).select_from(runs).where(*single).scalar_subquery()
-    folded = sa.select(sa.func.count()).select_from(heads).scalar_subquery()
-    total = sa.select((alone + folded).label("total")).subquery()
-    beside = total.outerjoin(page, sa.true())
-    return sa.select(page.c.id, total.c.total).select_from(beside).order_by(*order(page))
 
 
 def _rows(

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import sqlalchemy as sa
 
+from storage import finding
 from storage.database import Database
 from storage.dialects import Unindexed
+from storage.finding import check, finite, order_of, page_of, way_of
 from storage.records import (
     EXTERNAL,
     LABEL_PREFIX,
     Circumstance,
     Facets,
-    Figure,
     GroupKey,
     RunDetail,
     RunGroup,
+    RunGroups,
     RunPage,
     RunQuery,
     RunSummary,
-    SortKey,
     Spread,
     StepRow,
     StorageError,
@@ -34,140 +35,30 @@ from storage.records import (
 )
 from storage.schema import (
     benchmarks,
-    fold,
     labels,
-    prompt_texts,
-    remarks,
     run_details,
     runs,
     steps,
     tags,
-    titles,
 )
 
-MAX_PAGE = 1000
 MAX_GROUPS = 500
 MAX_FACETS = 200
 MAX_VALUES = 50
-SORT_KEYS = names_of(SortKey)
-FIGURES = names_of(Figure)
 GROUP_KEYS = names_of(GroupKey)
 AVERAGED = ("tok_s", "mat", "ttft_s", "draft_acceptance")
 SHORT_PROMPT = 200
 ESCAPED = 6
 """Characters that one character of the prompt may take in the database."""
-EQUAL = (
-    "target",
-    "decoding_type",
-    "method_title",
-    "status",
-    "dtype",
-    "device",
-    "setup_id",
-    "prompt_id",
-    "benchmark_id",
-    "experiment",
-)
 
 
-# ---- filters
-
-
-def conditions(query: RunQuery) -> list[sa.ColumnElement[bool]]:
-    """What the filters ask of a run.
-
-    Raises:
-        StorageError: a range is of no figure.
-    """
-    found: list[sa.ColumnElement[bool]] = []
-    if query.only_deleted:
-        found.append(runs.c.deleted_at.is_not(None))
-    elif not query.include_deleted:
-        found.append(runs.c.deleted_at.is_(None))
-    wanted = {key: getattr(query, key) for key in EQUAL}
-    found += [runs.c[key] == value for key, value in wanted.items() if value is not None]
-    if query.ids is not None:
-        found.append(runs.c.id.in_(query.ids))
-    if query.tag is not None:
-        found.append(runs.c.id.in_(sa.select(tags.c.run_id).where(tags.c.tag == query.tag)))
-    for key, value in query.labels.items():
-        same = (labels.c.key == key) & (labels.c.value == value)
-        found.append(runs.c.id.in_(sa.select(labels.c.run_id).where(same)))
-    for figure, (least, most) in query.ranges.items():
-        _check("A range must be of", figure, FIGURES)
-        number = finite(runs.c[figure])
-        found.append(number.is_not(None))
-        if least is not None:
-            found.append(number >= least)
-        if most is not None:
-            found.append(number <= most)
-    if query.text:
-        found.append(_matches(query.text))
-    return found
-
-
-def _matches(text: str) -> sa.ColumnElement[bool]:
-    """Runs whose prompt, name, note, method or target has this text somewhere."""
-    folded = fold(text)
-
-    def having(key: sa.Column[str]) -> sa.Select[Any]:
-        return sa.select(key).where(key.table.c.folded.contains(folded, autoescape=True))
-
-    named = having(titles.c.title)
-    return sa.or_(
-        Unindexed(runs.c.prompt_id).in_(having(prompt_texts.c.prompt_id)),
-        Unindexed(runs.c.id).in_(having(remarks.c.run_id)),
-        Unindexed(runs.c.method_title).in_(named),
-        Unindexed(runs.c.target).in_(named),
-    )
-
-
-def finite(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """The column where it is a finite number, else NULL: databases order NaN above all numbers."""
-    largest = sa.literal(1.7e308, sa.Float)
-    return sa.case((sa.and_(column <= largest, column >= -largest), column), else_=None)
-
-
-def _check(rule: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise StorageError(f"{rule} one of {', '.join(allowed)}, got {value!r:.80}.")
-
-
-# ---- pages and runs
-
-
-def ids_statement(query: RunQuery) -> sa.Select[Any]:
-    """The page's ids; the id breaks ties, so that paging never shows a run twice.
-
-    Raises:
-        StorageError: limit or offset out of range, or no such sort key.
-    """
-    if not 1 <= query.limit <= MAX_PAGE or query.offset < 0:
-        raise StorageError(
-            f"A page must have limit in [1, {MAX_PAGE}] and offset ≥ 0, "
-            f"got {query.limit} and {query.offset}."
-        )
-    return _all_ids_statement(query).limit(query.limit).offset(query.offset)
-
-
-def _all_ids_statement(query: RunQuery) -> sa.Select[Any]:
-    """The ids of all that the filters let through, in order."""
-    return sa.select(runs.c.id).where(*conditions(query)).order_by(*order_of(query))
-
-
-def order_of(query: RunQuery) -> tuple[sa.ColumnElement[Any], ...]:
-    _check("Runs must be sorted by", query.sort, SORT_KEYS)
-    column = runs.c[query.sort]
-    order = column.desc() if query.descending else column.asc()
-    if column.nullable:
-        order = order.nulls_last()
-    return order, runs.c.id.desc() if query.descending else runs.c.id.asc()
+# ---- runs
 
 
 _DELETED = runs.c.deleted_at.is_not(None).label("deleted")
 
 
-def summaries() -> sa.Select[Any]:
+def _summaries() -> sa.Select[Any]:
     """Everything that the table of runs shows of them; only the shown rows are read in full."""
     start = sa.func.substr(run_details.c.prompt_text, 1, SHORT_PROMPT * ESCAPED)
     shown = [run_details.c[name] for name in ("method", "sampling", "limits", "note")]
@@ -175,8 +66,8 @@ def summaries() -> sa.Select[Any]:
     return sa.select(runs, _DELETED, *shown, short).join_from(runs, run_details)
 
 
-def read_summaries(connection: sa.Connection, wanted: sa.Select[Any]) -> tuple[RunSummary, ...]:
-    found = _read(connection, wanted, RunSummary)
+def read_summaries(connection: sa.Connection, ids: Sequence[str]) -> tuple[RunSummary, ...]:
+    found = _read(connection, _summaries().where(runs.c.id.in_(ids)), RunSummary)
     return tuple(RunSummary(**{**v, "prompt_text": v["prompt_text"][:SHORT_PROMPT]}) for v in found)
 
 
@@ -272,10 +163,10 @@ def _grouped(by: str) -> tuple[sa.FromClause, sa.ColumnElement[Any]]:
         return runs.outerjoin(tags, tags.c.run_id == runs.c.id), tags.c.tag
     if by.startswith(LABEL_PREFIX):
         key = by.removeprefix(LABEL_PREFIX)
-        same = (labels.c.run_id == runs.c.id) & (labels.c.key == key)
-        return runs.outerjoin(labels, same), labels.c.value
+        its = sa.select(labels.c.value).where(labels.c.run_id == runs.c.id, labels.c.key == key)
+        return runs, its.scalar_subquery()  # looked up by run: a join may read all labels
     if by not in GROUP_KEYS:
-        _check("Runs must be grouped by", by, [*GROUP_KEYS, "tag", LABEL_PREFIX + "KEY"])
+        check("Runs must be grouped by", by, [*GROUP_KEYS, "tag", LABEL_PREFIX + "KEY"])
     return runs, Unindexed(runs.c[by])
 
 
@@ -321,23 +212,35 @@ class RunReader:
         return self._database.transaction(reading=True)
 
     def find(self, query: RunQuery | None = None) -> RunPage:
-        """One page of runs, and how many the filters let through."""
-        query = query or RunQuery()
-        page = ids_statement(query).subquery()
-        rows = summaries().join(page, page.c.id == runs.c.id).order_by(*order_of(query))
-        total = sa.select(sa.func.count()).select_from(runs).where(*conditions(query))
+        """One page of runs, and how many the filters let through; of very many, at least."""
         with self._reading() as connection:
-            return RunPage(read_summaries(connection, rows), connection.scalar(total) or 0)
+            ids, total, whole = page_of(connection, query or RunQuery())
+            rows = {run.id: run for run in read_summaries(connection, ids)}
+        return RunPage(tuple(rows[run_id] for run_id in ids), total, whole)
+
+    def count(self, query: RunQuery) -> int:
+        """How many runs the filters let through, however many they are."""
+        with self._reading() as connection:
+            wanted = sa.select(sa.func.count()).select_from(runs)
+            return connection.scalar(wanted.where(*way_of(connection, query).where)) or 0
 
     def ids(self, query: RunQuery) -> tuple[str, ...]:
         """The ids of all runs that the filters let through, in order; limit and offset aside."""
         with self._reading() as connection:
-            return tuple(connection.execute(_all_ids_statement(query)).scalars())
+            wanted = sa.select(runs.c.id).where(*way_of(connection, query).where)
+            return tuple(connection.execute(wanted.order_by(*order_of(query))).scalars())
 
     def get(self, run_id: str) -> RunDetail | None:
         """A run without its steps; None if there is none of this id."""
         with self._reading() as connection:
             return read_run(connection, run_id)
+
+    def metrics(self, run_ids: Collection[str]) -> Mapping[str, Mapping[str, Any]]:
+        """All figures of those of these runs that have any, as they were written."""
+        wanted = sa.select(run_details.c.run_id, run_details.c.metrics)
+        wanted = wanted.where(run_details.c.run_id.in_(run_ids), run_details.c.metrics.is_not(None))
+        with self._reading() as connection:
+            return {run_id: metrics for run_id, metrics in connection.execute(wanted)}
 
     def read_whole(self, run_id: str) -> StoredRun | None:
         """A run with its steps; None if there is none of this id."""
@@ -353,7 +256,7 @@ class RunReader:
         """One step; None if the run has no such step."""
         return next(iter(self.steps(run_id, index, index + 1)), None)
 
-    def groups(self, query: RunQuery, by: str, limit: int = 100) -> tuple[RunGroup, ...]:
+    def groups(self, query: RunQuery, by: str, limit: int = 100) -> RunGroups:
         """Runs with something in common, largest groups first; `by` as in `GroupKey`.
 
         Raises:
@@ -372,22 +275,33 @@ class RunReader:
                 *(total for name in AVERAGED for total in _sums(name)),
             )
             .select_from(source)
-            .where(*conditions(query))
-            .group_by(value)
-            .order_by(count.desc(), value)
+            .group_by("value")
+            .order_by(count.desc(), "value")
             .limit(limit)
         )
         with self._reading() as connection:
-            rows = connection.execute(wanted).all()
-            of_groups = summaries().where(runs.c.id.in_([row.example for row in rows]))
-            examples = {run.id: run for run in read_summaries(connection, of_groups)}
+            newest = replace(query, sort="created_at", descending=True)
+            way = way_of(connection, newest)
+            where, bounded = way.where, False
+            if not way.few:  # from the last one that is counted on: read along its index
+                keys = sa.select(runs.c.created_at, runs.c.id).where(*where)
+                last = keys.order_by(*order_of(newest)).offset(finding.COUNTED - 1).limit(1)
+                if (first := connection.execute(last).one_or_none()) is not None:
+                    ends = zip(first, (runs.c.created_at, runs.c.id), strict=True)
+                    bound = sa.tuple_(*(sa.literal(value, key.type) for value, key in ends))
+                    where = [*where, sa.tuple_(runs.c.created_at, runs.c.id) >= bound]
+                    bounded = True
+            rows = connection.execute(wanted.where(*where)).all()
+            examples = {
+                run.id: run for run in read_summaries(connection, [row.example for row in rows])
+            }
         found = []
         for row in rows:
             spreads = {name: _spread(row, name) for name in AVERAGED}
             figures = {name: spread for name, spread in spreads.items() if spread is not None}
             example = examples[row.example]
             found.append(RunGroup(row.value, row.num_runs, row.newest_at, example, figures))
-        return tuple(found)
+        return RunGroups(tuple(found), finding.COUNTED if bounded else None)
 
     def rates(
         self, prompt_ids: Sequence[str], *, setup_id: str | None = None, decoding_type: str = ""
@@ -401,8 +315,8 @@ class RunReader:
         apart = [runs.c[name] for name in Circumstance._fields[: 4 if setup_id else 5]]
         counted = [
             runs.c.prompt_id.in_(set(prompt_ids)),
-            runs.c.deleted_at.is_(None),
-            *(runs.c[name] == value for name, value in {"status": "completed", **equal}.items()),
+            Unindexed(runs.c.deleted_at).is_(None),
+            *(Unindexed(runs.c[n]) == v for n, v in {"status": "completed", **equal}.items()),
         ]
         wanted = sa.select(*apart, *_sums("tok_s")).where(*counted).group_by(*apart)
         with self._reading() as connection:

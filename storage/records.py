@@ -91,6 +91,8 @@ class StepRow:
     at_s: float
     decision: str = ""
     num_cut: int = 0
+    num_forced: int = 0
+    rollback_s: float = 0.0
     token_texts: tuple[str, ...] = ()
     """Label of every node."""
     bonus_text: str = ""
@@ -312,10 +314,11 @@ class RunQuery:
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """One page of runs, and how many there are in all."""
+    """One page of runs, and how many there are: in all if `whole`, else at least."""
 
     rows: tuple[RunSummary, ...]
     total: int
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,10 +384,11 @@ class MeasuredSetup:
 
 @dataclass(frozen=True, slots=True)
 class FoldedPage:
-    """One page of single runs and experiments, and how many there are in all."""
+    """The same of single runs and experiments."""
 
     rows: tuple[RunSummary | ExperimentRow, ...]
     total: int
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,6 +403,14 @@ class RunGroup:
     example: RunSummary
     """One of them."""
     figures: Mapping[str, Spread]
+
+
+@dataclass(frozen=True, slots=True)
+class RunGroups:
+    """Groups, the largest first; `newest`: of so many of the newest runs only, None = of all."""
+
+    rows: tuple[RunGroup, ...]
+    newest: int | None
 
 
 @dataclass(frozen=True, slots=True)

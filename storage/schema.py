@@ -20,11 +20,25 @@ from sqlalchemy import Boolean, Column, DateTime, ForeignKey, Index, Integer, St
 
 from storage.dialects import AnyText, Name, Real, readable
 from storage.owner import now
-from storage.records import StepRow, StorageError
+from storage.records import Figure, StepRow, StorageError, names_of
 
+FIGURES = names_of(Figure)
 _STEP_FIELDS = tuple(field.name for field in fields(StepRow))
 DAMAGED = "A value in the run log is damaged. Take the log from a copy, or delete this run."
-ORDERS = ("created_at", "tok_s", "mat", "ttft_s", "num_steps")
+NAMES = (
+    *("benchmark_id", "target", "method_title", "decoding_type", "status"),
+    *("name", "dtype", "device", "finish_reason"),
+)
+"""Columns that runs are filtered and sorted by, first those that tell most of them apart; equal
+ones are in the order of time."""
+ORDERS = {
+    "created_at": ("created_at", "id"),
+    **{name: (name, "id") for name in FIGURES},
+    **{name: (name, "created_at", "id") for name in NAMES},
+}
+"""What each order of runs goes by; the id breaks ties, so that paging never shows a run twice."""
+COVERED = ("deleted_at", "experiment", "target", "method_title", "decoding_type", "status")
+"""What is asked of runs most: kept in the index of every order, so that none is read for it."""
 
 
 def dump(value: Any, *, sort_keys: bool = False) -> str:
@@ -180,15 +194,18 @@ runs = Table(  # narrow: what is filtered, sorted and grouped; the rest is in ru
     Column("finish_reason", Name(32)),
     Column("name", Name(255), nullable=False, default=""),
     Column("deleted_at", DateTime),
-    # A page in these orders is read from the index alone, however deep it lies.
-    *(Index(None, name, "id", "deleted_at") for name in ORDERS),
-    Index(None, "status", "created_at"),
-    Index(None, "target", "created_at"),
-    Index(None, "decoding_type", "created_at"),
-    Index(None, "method_title", "created_at"),
-    Index(None, "benchmark_id", "created_at"),
-    # Folded pages are read from this alone.
-    Index(None, "experiment", "created_at", "id", "deleted_at"),
+    # A page in any order is read from the index alone, however deep it lies.
+    *(
+        Index(f"ix_runs_{name}_order", *dict.fromkeys((*by, *COVERED)))
+        for name, by in ORDERS.items()
+    ),
+    Index(None, "experiment", "created_at", "id", "deleted_at", "status"),
+    Index(
+        "ix_runs_deleted_at",
+        "deleted_at",
+        sqlite_where=sa.text("deleted_at IS NOT NULL"),
+        postgresql_where=sa.text("deleted_at IS NOT NULL"),
+    ),
     Index(None, "setup_id"),
     Index(None, "prompt_id"),
 )

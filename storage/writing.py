@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from storage.query import FIGURES, read_whole
+from storage.query import read_whole
 from storage.records import (
     Arrival,
     NewRun,
@@ -20,6 +20,7 @@ from storage.records import (
     experiment_of,
 )
 from storage.schema import (
+    FIGURES,
     dump,
     fold,
     labels,

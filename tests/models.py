@@ -7,19 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from engine.drafters.base import BuildContext
 from engine.model.forward import prepare_attention
+from engine.model.random_weights import byte_tokenizer, random_model
 from engine.model.target import Target
 
 VOCAB = 288
 """256 bytes, then special tokens and a few merges, padded."""
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 _SMALL: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -40,6 +35,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "head_dim": 8,
         "sliding_window": 12,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "gemma4_text": {
+        "num_hidden_layers": 6,
+        "num_kv_shared_layers": 2,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "sliding_window": 12,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB,
+        "pad_token_id": 0,
     },
     "gpt_neox": {"rotary_pct": 0.5},
     "mistral": {"sliding_window": 12},
@@ -180,32 +186,10 @@ HYBRIDS: dict[str, dict[str, Any]] = {
 def tiny_model(family: str = "llama", *, seed: int = 0, **overrides: Any) -> Any:
     """A random fp32 model of a family, sharp enough that greedy decoding has no near-ties."""
     settings = {**_SMALL, **FAMILIES.get(family, HYBRIDS.get(family, {})), **overrides}
-    config = AutoConfig.for_model(family, **settings)
-    torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0.0, 0.3)
-    return model
+    return random_model({"model_type": family, **settings}, seed=seed)
 
 
-@functools.cache
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer: every byte is a token, so multi-byte characters span tokens."""
-    vocab = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-    fast.add_special_tokens(
-        {
-            "additional_special_tokens": ["<|system|>", "<|user|>", "<|assistant|>"],
-            "eos_token": "<|end|>",
-        }
-    )
-    fast.chat_template = CHAT_TEMPLATE
-    return fast
+tiny_tokenizer = functools.cache(byte_tokenizer)
 
 
 def tiny_target(family: str = "llama", *, seed: int = 0, **overrides: Any) -> Target:

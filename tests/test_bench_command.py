@@ -72,12 +72,22 @@ def test_json_has_every_figure_of_every_configuration(
     for section in shown["report"]["configurations"]:
         assert section["overall"]["num_new_tokens"] == 4 * 12 * 2
         assert set(section["latency"]["rows"]["request_latency_ms"]) == {
-            *("avg", "min", "max", "p99", "p90", "p75")
+            *("avg", "min", "max", "p99", "p95", "p90", "p75", "p50", "p25", "std")
         }
     assert shown["definitions"]["speedup"] and shown["environment"]["versions"]["torch"]
 
-    files = {file.name for file in (tmp_path / "out").iterdir()}
+    files = {file.name for file in (tmp_path / "out").iterdir() if file.is_file()}
     assert files == {"report.html", "report.json", "speedup.csv", "latency.csv", "requests.csv"}
+    export = tmp_path / "out" / "genai-perf" / "short" / "profile_export_genai_perf.json"
+    theirs, ours = json.loads(export.read_text()), shown["report"]["configurations"][2]["latency"]
+    row = ours["rows"]["inter_token_latency_ms"]
+    assert theirs["inter_token_latency"] == {"unit": "ms", **row}
+    assert theirs["request_count"] == {"unit": "count", "avg": 8}
+    above, below = export.with_suffix(".csv").read_text().split("\n\n")
+    titles = [line.split(",")[0] for line in above.splitlines()]
+    assert titles[1:3] == ["Request Latency (ms)", "Time To First Token (ms)"]
+    assert float(list(csv.reader(above.splitlines()))[3][1]) == pytest.approx(row["avg"], abs=0.01)
+    assert "Request Count (count),8" in below
     written = json.loads((tmp_path / "out" / "report.json").read_text())
     assert written == shown
     rows = list(csv.DictReader(io.StringIO((tmp_path / "out" / "requests.csv").read_text())))

@@ -42,7 +42,7 @@ def embedded() -> Iterator[Target]:
 
 def test_all_weights_together_stay_small() -> None:
     files = [f for folder in FOLDERS for f in folder.rglob("*") if f.is_file()]
-    assert sum(f.stat().st_size for f in files if f.suffix == ".safetensors") <= 48_000_000
+    assert sum(f.stat().st_size for f in files if f.suffix == ".safetensors") <= 60_000_000
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

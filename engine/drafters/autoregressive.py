@@ -28,6 +28,8 @@ class AutoregressiveConfig(MethodConfig):
 class AutoregressiveDrafter(Drafter):
     """Proposes nothing but the root."""
 
+    drafts = False
+
     def __init__(self, context: BuildContext) -> None:
         self._device = context.target.device
 

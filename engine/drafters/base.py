@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from engine.accept import Lossless, Rule
 from engine.config import Limits, Sampling
 from engine.drafters.texts import Reading
 from engine.errors import ConfigError
+from engine.metrics import common_len
 from engine.model.sources import Locate, TargetSpec, as_named
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal, TargetOutput
@@ -37,9 +39,17 @@ class BuildContext:
     locate: Locate = as_named
 
     def weights(self, named: str | None, what: str) -> str:
-        """Where the weights are that a method's settings name; ConfigError if they name none."""
+        """Where the weights are that a method's settings name; ConfigError if they name none.
+
+        A name alone is looked for in the target's own folder first.
+        """
         if named is None:
             raise ConfigError(f"speculative_model must name {what}, got none. Set it.")
+        own = Path(self.target.model.config.name_or_path or "")
+        is_name = Path(named).name == named != ".."
+        # A hub id is no folder here, and the working folder is nobody's own.
+        if own.is_absolute() and is_name and (own / named).is_dir():
+            return str(own / named)
         return self.locate(named)
 
 
@@ -50,6 +60,8 @@ class Start:
     Attributes:
         root: the first new token, already decided by the target.
         output: the target's features for every prompt row (logits for the last row only).
+        num_cached: prompt tokens that the target did not have to read again; None = nothing is kept
+            from run to run, and a drafter reads everything too.
         sampling: how the target samples; a drafter that samples its drafts follows it.
     """
 
@@ -59,6 +71,7 @@ class Start:
     sampling: Sampling
     draws: SeededDraws
     limits: Limits = field(default_factory=Limits)
+    num_cached: int | None = None
 
 
 class Drafter(ABC):
@@ -69,6 +82,8 @@ class Drafter(ABC):
     """
 
     needs: Needs = Needs()
+    drafts: bool = True
+    """Whether it is more than plain decoding, to which nothing is added."""
     notes: tuple[str, ...] = ()
     """Remarks for people on how well the drafter and the target fit, one sentence each."""
     least_prob: float = 0.0
@@ -79,6 +94,8 @@ class Drafter(ABC):
     """Ranks that it can offer; None = its whole vocabulary."""
     text: list[int]
     """Committed tokens, prompt first; the last one is the root."""
+    num_known: int = 0
+    """Tokens of the prompt that the run before began with too, if what was read may be kept."""
 
     def rehearse(  # noqa: B027 - nearly all learn what they must from the run itself
         self,
@@ -90,7 +107,9 @@ class Drafter(ABC):
         """Do what is no part of the generation, before its clock starts."""
 
     def start(self, start: Start) -> None:
-        """Begin a new generation; forget the last one."""
+        """Begin a new generation; of the last one only what they have in common may be kept."""
+        before = getattr(self, "text", ())
+        self.num_known = common_len(before, start.prompt_ids) if start.num_cached else 0
         self.text = [*start.prompt_ids, start.root]
 
     @abstractmethod

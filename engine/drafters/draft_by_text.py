@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 
 from engine.drafters.base import Drafter, Start, root_only
-from engine.metrics import first_divergence
+from engine.metrics import common_len
 from engine.model.target import Target
 from engine.model.text import REPLACEMENT, Retokenizer
 from engine.proposal import Needs, Proposal
@@ -42,7 +42,7 @@ class TextDrafter(Drafter):
         self._to_model, self._to_target = Retokenizer(target, model), Retokenizer(model, target)
         self._length, self._threshold = max_draft_len, confidence_threshold
         self._ends = self._to_target.special | model.eos_ids
-        self._cache = model.new_cache(0)
+        self._cache, self._keeps = model.new_cache(0), False
 
     def start(self, start: Start) -> None:
         super().start(start)
@@ -51,6 +51,11 @@ class TextDrafter(Drafter):
         self._fed: list[int] = []
         self._settled: list[int] = []
         self._num_settled = 0
+        self._keeps = start.num_cached is not None
+        ids = self._translated()
+        if self._keeps and ids:
+            self._model.prefixes.restore(ids, self._cache)
+            self._fed = ids[: self._cache.length]
 
     def propose(self, max_depth: int) -> Proposal:
         """Nothing inside a character of several tokens, and where the model's context ends."""
@@ -81,9 +86,7 @@ class TextDrafter(Drafter):
 
     def _written(self, ids: list[int], length: int) -> list[int]:
         """Up to so many tokens that the model writes after these, special ones left out."""
-        parted = first_divergence(self._fed, ids[:-1])
-        kept = min(len(self._fed), len(ids) - 1) if parted is None else parted
-        self._cache.truncate(kept)
+        self._cache.truncate(common_len(self._fed, ids[:-1]))
         device, written = self._model.device, list[int]()
         feed = upload(torch.tensor(ids[self._cache.length :]), device)
         if not self._threshold:
@@ -105,5 +108,8 @@ class TextDrafter(Drafter):
         return written
 
     def finish(self) -> None:
+        if self._keeps:
+            self._model.prefixes.keep(self._fed, self._cache)
+        self._keeps = False
         self._cache.free()
         self._fed = []

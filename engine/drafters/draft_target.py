@@ -21,9 +21,9 @@ from torch import Tensor
 
 from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
 from engine.drafters.draft_by_text import TextDrafter
-from engine.drafters.method import DraftShape, MethodConfig
+from engine.drafters.method import DraftShape, MethodConfig, draft_len
 from engine.drafters.texts import BEYOND, ROWS, Reading, rank_of
-from engine.metrics import first_divergence
+from engine.metrics import common_len
 from engine.model.target import Target
 from engine.model.text import SharedTokens, common_vocabulary
 from engine.proposal import DraftDists, Needs, Outcome, Proposal
@@ -65,13 +65,7 @@ class DraftTargetConfig(MethodConfig):
         title="Draft model",
         description="draft model: a target preset's name, a local path or a hub id",
     )
-    max_draft_len: int = Field(
-        4,
-        ge=1,
-        le=64,
-        title="Draft length",
-        description="maximum number of tokens drafted per step",
-    )
+    max_draft_len: int = draft_len(4)
     use_draft_probs: bool = Field(
         True,
         title="Sample the drafts",
@@ -150,14 +144,17 @@ class DraftTargetDrafter(Drafter):
             self._common = common_vocabulary(context.target, self._model)
         self._shares_all = self._shared is None and self._common == self._model.vocab_size
         self._cache = self._model.new_cache(0)
+        self._ids, self._keeps = [], False
 
     def start(self, start: Start) -> None:
-        self.finish()
         super().start(start)
         self._sampling, self._draws = start.sampling, start.draws
         self._ids = self._translated(self.text)
         rows = min(len(self._ids) + 512, self._model.context_len)
         self._cache = self._model.new_cache(rows, rewinds=self._config.max_draft_len + 2)
+        self._keeps = start.num_cached is not None
+        if self._keeps:
+            self._model.prefixes.restore(self._ids, self._cache)
 
     def _translated(self, tokens: Sequence[int]) -> list[int]:
         """Tokens of the target in ids that the draft model knows."""
@@ -233,8 +230,7 @@ class DraftTargetDrafter(Drafter):
         """Keep the rows of drafts that were committed."""
         drafted = [] if self._drafted is None else self._drafted.tolist()
         # The last committed token is the next root: fed again even where it was drafted.
-        parted = first_divergence(drafted, outcome.committed[:-1])
-        kept = len(drafted) if parted is None else parted
+        kept = common_len(drafted, outcome.committed[:-1])
         self._cache.truncate(len(self._ids) + kept)
         self._ids += self._drafted_ids[:kept].tolist() if kept else []
         for token in outcome.committed[kept:]:
@@ -275,5 +271,9 @@ class DraftTargetDrafter(Drafter):
         return torch.cat(found)
 
     def finish(self) -> None:
+        if self._keeps:
+            self._cache.truncate(len(self._ids))
+            self._model.prefixes.keep(self._ids, self._cache)
+        self._keeps = False
         self._cache.free()
         self._drafted = None

@@ -20,6 +20,16 @@ if TYPE_CHECKING:  # settings are read where nothing is drafted: without torch
     from engine.tree import ChoiceTree
 
 
+def draft_len(default: int | None, more: str = "", *, most: int = 64) -> Any:
+    """The setting of methods that draft so many tokens in a row.
+
+    Args:
+        more: said of it besides.
+    """
+    about = "tokens drafted per step" + more
+    return Field(default, ge=1, le=most, title="Draft length", description=about)
+
+
 @dataclass(frozen=True, slots=True)
 class DraftShape:
     """The most that one step drafts.

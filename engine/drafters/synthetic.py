@@ -25,7 +25,7 @@ from pydantic import Field
 from engine.config import Limits, Sampling
 from engine.constraint import Constraint, constraint_of
 from engine.drafters.base import BuildContext, Drafter, Start
-from engine.drafters.method import MethodConfig
+from engine.drafters.method import MethodConfig, draft_len
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.tree import TreeShape
@@ -62,9 +62,7 @@ class SyntheticConfig(MethodConfig):
     decoding_type: Literal["Synthetic"] = "Synthetic"
     adaptive: Literal[False] = Field(False, description="its acceptance is set, not learned")
     size: Literal["set"] = Field("set", description="how much it drafts is set")
-    max_draft_len: int = Field(
-        4, ge=1, le=64, title="Draft length", description="tokens drafted per step"
-    )
+    max_draft_len: int = draft_len(4)
     acceptance_rate: float = Field(
         0.8,
         ge=0.0,

@@ -68,6 +68,7 @@ def export_method(
     version: str | None = None,
     resolve: Callable[[str], str] = str,
     notes: tuple[str, ...] = (),
+    hybrid: bool = False,
     losses: tuple[str, ...] = (),
 ) -> Export:
     """A method as an engine takes it, or why it does not.
@@ -77,6 +78,7 @@ def export_method(
         version: the engine's release; None = the newest known.
         resolve: what `speculative_model` names → what the engine can load.
         notes: remarks on the target.
+        hybrid: whether it has recurrent layers.
         losses: what of the target does not go over.
 
     Raises:
@@ -93,6 +95,9 @@ def export_method(
     except NotTakenError as error:
         return Export(engine.name, version, refusal=str(error), nearest=error.nearest)
     writer.finish()
+    if hybrid and config.decoding_type != "Autoregressive":
+        rows = (row for row in engine.hybrid if row.is_for(numbers) and row.when(config))
+        writer.notes.extend(row.sentence for row in rows)
     files = (*files, *writer.files)
     return Export(engine.name, version, files, tuple(writer.notes), tuple(writer.warnings))
 

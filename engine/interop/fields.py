@@ -20,7 +20,7 @@ from engine.interop.handoff import File, ReadYaml, Version
 Values = dict[str, Any]
 NO_MODEL = "DRAFTER"
 """Stands for the drafter's weights where the method names none."""
-UNLIKE = ("Combined", "MTP")
+UNLIKE = ("Combined", "MTP", "MTP_Assistant")
 """Methods that stand for no other: they combine, or need layers of the target."""
 POOL_RULES = "is_keep_all is_use_oldest is_public_pool"
 BLOCK = "Set max_draft_len, e.g. to the draft model's block size less one."
@@ -201,6 +201,7 @@ class Engine:
         known: keys of any method and release; what is none of them is refused.
         refuses: of these, the ones that no method here could follow.
         reasons: why a setting of ours has no counterpart, where `conversion.REASONS` is wrong.
+        hybrid: notes on drafting for targets with recurrent layers.
     """
 
     name: str
@@ -218,6 +219,7 @@ class Engine:
     known: frozenset[str] = frozenset()
     refuses: Mapping[str, Refusal] = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)
+    hybrid: tuple[Loss, ...] = ()
 
     @property
     def newest(self) -> str:

@@ -87,8 +87,15 @@ def _write_combined(writer: Writer, values: Values) -> None:
         part.finish(f"{config.decoding_type}: ")
 
 
+def _of_kind(reader: Reader, kind: str) -> Method:
+    """The method of a type; next-token layers in a file of their own are an assistant."""
+    if kind == ASSISTANT.theirs and reader.find(*MODEL):
+        return ASSISTANT
+    return fields.require_named(METHODS, TYPE, kind)
+
+
 def _read_combined(reader: Reader) -> None:
-    first, second = (fields.require_named(METHODS, TYPE, kind) for kind in _kinds(reader))
+    first, second = (_of_kind(reader, kind) for kind in _kinds(reader))
     reader.settings = {"retrieval": reader.read(first), "model": reader.read(second)}
 
 
@@ -118,7 +125,7 @@ P_MIN = _renamed(
 
 
 def _length(write: Callable[[Writer], Any] | None = None) -> tuple[Field, Field]:
-    note = "No draft length is given: 3, the default of builds since April 2026, is taken."
+    note = "No draft length is given: 3, the default of builds since April 2026, is used."
     needed = (
         "Set max_draft_len; more than the trained block is cut to it. llama.cpp drafts 3 tokens "
         "unless told otherwise."
@@ -139,6 +146,7 @@ def _new(ours: str, kind: str, *rows: Field | Loss) -> Method:
     return Method(ours, kind, (*rows, *LEAST, *P_MIN), since=NEW)
 
 
+ASSISTANT = _new("MTP_Assistant", "draft-mtp", WEIGHTS, *_length())
 DRAFTING = (
     Method(
         "Draft_Target",
@@ -153,7 +161,7 @@ DRAFTING = (
                     "--spec-draft-p-min",
                     ("--draft-p-min",),
                     absent=0.0,
-                    note="No p_min is given: 0 is taken; builds before April 2026 had 0.75.",
+                    note="No p_min is given: 0 is used; builds before April 2026 had 0.75.",
                 ),
                 "--draft-p-min",
             ),
@@ -172,6 +180,7 @@ DRAFTING = (
         *_length(lambda writer: writer.chain_of_levels("llama-server drafts")),
     ),
     _new("MTP", "draft-mtp", *_length()),
+    ASSISTANT,
     _new("DFlash", "draft-dflash", WEIGHTS, *_length(), fields.drops_block_tree("llama.cpp")),
 )
 METHODS = (
@@ -246,7 +255,7 @@ def _pick(reader: Reader) -> Method:
             f"{TYPE} {','.join(kinds)} has no counterpart here; an n-gram type followed by a "
             "draft type has."
         )
-    return fields.require_named(METHODS, TYPE, kinds[0])
+    return _of_kind(reader, kinds[0])
 
 
 ENGINE = Engine(
@@ -279,4 +288,19 @@ ENGINE = Engine(
         "min_match_len": "llama.cpp looks up first wherever its n-gram occurs.",
         "target_layer_ids": "The conversion to GGUF fixes it.",
     },
+    hybrid=(
+        Loss(
+            "",
+            "Builds before late April 2026 do not draft on targets with recurrent layers "
+            "(llama.cpp#19493).",
+            until=NEW,
+        ),
+        Loss(
+            "",
+            "Where a build cannot roll this target's recurrent state back, it saves all of it at "
+            "every step, which has made drafting several times slower than plain decoding "
+            "(llama.cpp#28120). Measure with and without drafts.",
+            since=NEW,
+        ),
+    ),
 )

@@ -72,6 +72,19 @@ REFUSES = {
     PREFIX + "dflash-draft-window-size": Refusal(_WINDOW),
     PREFIX + "ngram-external-corpus-path": Refusal("texts of a file are looked up, too"),
 }
+HYBRID = (
+    Loss(
+        "",
+        "With this target's recurrent layers, prefix caching and drafts go together under "
+        "--mamba-scheduler-strategy extra_buffer.",
+    ),
+    Loss(
+        "",
+        "Of targets with recurrent layers, releases before June 2026 verify trees by an older "
+        "worker, and those with lightning attention take chains only (sglang#27463).",
+        lambda config: getattr(config, "use_dynamic_tree", False),
+    ),
+)
 GREEDY = (
     "When sampling, SGLang drafts the likeliest tokens: the law of the output stays, acceptance "
     "falls with the temperature."
@@ -129,7 +142,7 @@ def _size(reader: Reader) -> tuple[int, int, int]:
     if len(missing) == len(SIZE):
         reader.notes.append(
             "SGLang sets steps, topk and draft tokens itself: 5, 4, 8 for Llama and Grok, "
-            "3, 1, 4 for others; 3, 1, 4 is taken here."
+            "3, 1, 4 for others; 3, 1, 4 is used here."
         )
         return 3, 1, 4
     if missing:
@@ -182,6 +195,16 @@ METHODS = (
     ),
     Method("Eagle3", "EAGLE3", (WEIGHTS,), takes=SIZE, write=_write_eagle3, read=_read_eagle3),
     Method("MTP", "NEXTN", takes=SIZE, refuses=OTHERS_MAP, write=_write_chain, read=_read_chain),
+    Method(
+        "MTP_Assistant",
+        "FROZEN_KV_MTP",
+        (WEIGHTS,),
+        since=(0, 5, 14),
+        takes=SIZE,
+        refuses=OTHERS_MAP,
+        write=_write_chain,
+        read=_read_chain,
+    ),
     Method(
         "Draft_Target",
         "STANDALONE",
@@ -280,6 +303,7 @@ ENGINE = Engine(
     pick=_pick,
     known=KNOWN,
     refuses=REFUSES,
+    hybrid=HYBRID,
     reasons={
         "confidence_threshold": "SGLang always drafts all steps.",
         "use_relaxed_acceptance_for_thinking": "SGLang's own lossy switch is "

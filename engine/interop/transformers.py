@@ -73,7 +73,7 @@ MTP = Method(
         ),
     ),
     since=NEW,
-    read_notes=("transformers drafts one token per MTP layer; 1 is taken here.",),
+    read_notes=("transformers drafts one token per MTP layer; 1 is used here.",),
 )
 NGRAM = Method(
     "NGram",
@@ -118,14 +118,14 @@ DRAFT_MODEL = Method(
             "max_draft_len",
             "num_assistant_tokens",
             absent=20,
-            note="num_assistant_tokens is not set: 20, transformers' default, is taken.",
+            note="num_assistant_tokens is not set: 20, transformers' default, is used.",
         ),
         const("num_assistant_tokens_schedule", "constant", note="here the length stays constant."),
         Field(
             "confidence_threshold",
             "assistant_confidence_threshold",
             absent=0.4,
-            note="assistant_confidence_threshold is not set: 0.4, its default, is taken.",
+            note="assistant_confidence_threshold is not set: 0.4, its default, is used.",
         ),
         Loss(
             "",
@@ -236,9 +236,9 @@ def _constant(node: ast.expr) -> Any:
 
 
 def _pick(reader: Reader) -> Method:
-    for key in ("assistant_early_exit",):  # the call names no assistant
-        if reader.find(key):
-            REFUSES[key].check(ENGINE.title, key, reader.values[key])
+    key = "assistant_early_exit"
+    if reader.find(key):  # the call names no assistant
+        REFUSES[key].check(ENGINE.title, key, reader.values[key])
     if reader.find("prompt_lookup_num_tokens"):
         return NGRAM
     if reader.values.get("use_mtp"):
@@ -264,6 +264,12 @@ ENGINE = Engine(
     plain="",
     drafters="custom_generate there takes a decoding loop of your own.",
     methods=(DRAFT_MODEL, NGRAM, MTP, DFLASH),
+    refused={
+        "MTP_Assistant": (
+            "transformers 5.23 cannot build Gemma 4's assistants: it refuses their own config.",
+            "Draft model: with weights of its own, too.",
+        )
+    },
     files=_files,
     parse=_parse,
     pick=_pick,

@@ -2,13 +2,19 @@
 
 The engine backend (inflight_batcher_llm) went away in July 2026 with TensorRT-LLM's TensorRT
 backend; containers up to TensorRT-LLM 1.2 have it. Its parameters name the decoding mode and the
-choice tree in braces; the weights are built into the engine before. What replaces it serves
-through TensorRT-LLM's LLM API and takes the same `speculative_config`.
+choice tree in braces; the weights are built into the engine before. A draft model is a second
+engine there: a model in Python (BLS) lets one draft for the other, and each request says how many
+tokens. What replaces it serves through TensorRT-LLM's LLM API and takes the same
+`speculative_config`.
+Source: Triton's tutorial Feature_Guide/Speculative_Decoding/TRT-LLM; TensorRT-LLM 0.18,
+examples/draft_target_model.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +22,14 @@ from engine.errors import ConfigError
 from engine.interop import trtllm
 from engine.interop.conversion import Reader, Writer
 from engine.interop.fields import Engine, Field, Method, NotTakenError, Values, const
-from engine.interop.handoff import File, ReadYaml, command, yaml_block
-from engine.interop.trees import format_tree, is_pbtxt, parse_tree, pbtxt_parameter
+from engine.interop.handoff import File, ReadYaml, command, read_mapping, yaml_block
+from engine.interop.trees import (
+    format_tree,
+    is_pbtxt,
+    parse_tree,
+    pbtxt_parameter,
+    tensorrt_sizes,
+)
 from engine.tree import ChoiceTree
 
 MODE = "decoding_mode"
@@ -33,6 +45,15 @@ _SPECULATIVE = re.compile("decoding_mode|medusa|eagle|lookahead|redrafter|specul
 """In the names of parameters that bear on drafting; a template has fifty others."""
 
 
+DRAFTS = "num_draft_tokens"
+REQUEST_KEYS = frozenset(
+    "text_input max_tokens stream bad_words stop_words end_id pad_id top_k top_p temperature "
+    "length_penalty repetition_penalty min_length presence_penalty frequency_penalty random_seed "
+    "return_log_probs return_context_logits return_generation_logits beam_width".split()
+)
+BATCH = 4
+"""Requests at once that the build and the repository allow, as in the tutorial."""
+
 # ---- the engine backend's build
 
 
@@ -46,12 +67,120 @@ def _convert(example: str, options: Values, output: str = "checkpoint") -> str:
     return command(script, *((f"--{name}", value) for name, value in options.items()))
 
 
+def _engine(checkpoint: str, output: str, **options: object) -> str:
+    """The command that builds an engine."""
+    options = {
+        "checkpoint_dir": checkpoint,
+        "output_dir": output,
+        "gemm_plugin": "float16",
+        "max_batch_size": BATCH,
+        **options,
+    }
+    return command("trtllm-build", *((f"--{name}", value) for name, value in options.items()))
+
+
 def _build(writer: Writer, convert: str, mode: str, **options: object) -> None:
-    """Adds the commands that turn the weights into an engine."""
-    folders = {"checkpoint_dir": "checkpoint", "output_dir": "engine"}
-    options = {**folders, "speculative_decoding_mode": mode, **options}
-    made = command("trtllm-build", *((f"--{name}", value) for name, value in options.items()))
+    """Adds the commands that turn the weights into an engine, and those that serve it."""
+    made = _engine("checkpoint", "engine", speculative_decoding_mode=mode, **options)
     writer.files.append(File("build.sh", f"set -e\n{convert}{made}", "bash"))
+
+
+# ---- the engine backend's model repository
+
+
+def _fill(model: str, values: Values) -> str:
+    """One of the tutorial's template steps."""
+    pairs = ",".join(f"{key}:{value}" for key, value in values.items())
+    return f'fill {model} "{pairs}"\n'
+
+
+def _repository(
+    writer: Writer, engines: Mapping[str, Values], *, bls: Values, before: str = ""
+) -> str:
+    """The repository with every template filled that does not depend on the decoding mode.
+
+    Args:
+        engines: models that run an engine, with parameters of their own.
+        bls: parameters of the model in Python that calls them.
+        before: commands between the copying and the filling.
+    """
+    size, logits = {"triton_max_batch_size": BATCH}, {"logits_datatype": "TYPE_FP32"}
+    text = {"tokenizer_dir": "$TOKENIZER", "tokenizer_type": "auto", **size}
+    whole = {**size, "decoupled_mode": "false", **logits}
+    run = {
+        "triton_backend": "tensorrtllm",
+        **whole,
+        "max_queue_delay_microseconds": 0,
+        "batching_strategy": "inflight_fused_batching",
+        "encoder_input_features_data_type": "TYPE_FP16",
+    }
+    return (
+        f"set -e\nAPP=${{APP:-/app}}\nTOKENIZER={shlex.quote(writer.target)}\n"
+        'cp -r "$APP/all_models/inflight_batcher_llm" model_repository\n'
+        f"{before}"
+        'fill() { python3 "$APP/tools/fill_template.py" -i "model_repository/$1/config.pbtxt" '
+        '"$2"; }\n'
+        + _fill("preprocessing", {**text, "preprocessing_instance_count": 1})
+        + _fill("postprocessing", {**text, "postprocessing_instance_count": 1})
+        + _fill("ensemble", {**size, **logits})
+        + _fill("tensorrt_llm_bls", {**whole, "bls_instance_count": 1, **bls})
+        + "".join(_fill(model, {**run, **own}) for model, own in engines.items())
+    )
+
+
+def _launch(*options: str) -> str:
+    start = 'python3 "$APP/scripts/launch_triton_server.py" --model_repo=model_repository'
+    return command(start, " ".join(options))
+
+
+def _serve(writer: Writer, values: Values) -> File:
+    """Fills the repository, the parameters of the decoding mode included, and starts the server."""
+    script = _repository(writer, {"tensorrt_llm": {"engine_dir": "$PWD/engine"}}, bls={})
+    for key, value in values.items():  # commas in a tree would part fill_template's values
+        script += f"sed -i 's/${{{key}}}/{value}/' model_repository/tensorrt_llm/config.pbtxt\n"
+    return File("serve.sh", script + _launch("--world_size=1"), "bash")
+
+
+def _write_draft_target(writer: Writer, values: Values) -> None:
+    """Two engines, and a repository in which one drafts for the other."""
+    logits, length = bool(values["use_draft_logits"]), values[DRAFTS]
+    fmha = {"use_paged_context_fmha": "enable"}  # the cache is reused from draft to draft
+    target = {"speculative_decoding_mode": "draft_tokens_external", "max_draft_len": length}
+    build = (
+        _convert(LLAMA, {"model_dir": writer.model()}, "checkpoint-draft")
+        + _convert(LLAMA, {"model_dir": writer.target}, "checkpoint")
+        + _engine("checkpoint-draft", "engine-draft", **fmha)
+        + _engine("checkpoint", "engine", **fmha, **target)
+    )
+    shared: Values = {"enable_kv_cache_reuse": "true", "kv_cache_free_gpu_mem_fraction": 0.5}
+    engines: dict[str, Values] = {}
+    for rank, (model, folder, gpu) in enumerate(
+        (("tensorrt_llm_draft", "engine-draft", "DRAFT"), ("tensorrt_llm", "engine", "TARGET")), 1
+    ):
+        fast = {"participant_ids": rank, "speculative_decoding_fast_logits": 1} if logits else {}
+        own = {"engine_dir": f"$PWD/{folder}", "gpu_device_ids": f"${gpu}_GPU"}
+        engines[model] = {**own, **shared, **fast}
+    models = ("tensorrt_llm_model_name", "tensorrt_llm_draft_model_name")
+    copied = (
+        "DRAFT_GPU=${DRAFT_GPU:-0}\nTARGET_GPU=${TARGET_GPU:-1}\n"
+        "cp -r model_repository/tensorrt_llm model_repository/tensorrt_llm_draft\n"
+        """sed -i 's/name: "tensorrt_llm"/name: "tensorrt_llm_draft"/' """
+        "model_repository/tensorrt_llm_draft/config.pbtxt\n"
+    )
+    bls = {"accumulate_tokens": "false", **dict(zip(models, reversed(engines), strict=True))}
+    script = _repository(writer, engines, bls=bls, before=copied)
+    # Rank 0 directs; with logits, every engine is a rank that sends or receives them.
+    ranks = ("--disable-spawn-processes", "--world_size=3") if logits else ("--world_size=1",)
+    writer.files += [
+        File("build.sh", f"set -e\n{build}", "bash"),
+        File("serve.sh", script + _launch("--multi-model", *ranks), "bash"),
+    ]
+    writer.notes += [
+        "Each request says how many tokens are drafted: send one like request.json to "
+        "/v2/models/tensorrt_llm_bls/generate.",
+        "serve.sh puts the draft model on GPU 0 and the target on GPU 1; set DRAFT_GPU and "
+        "TARGET_GPU to change it.",
+    ]
 
 
 def _write_medusa(writer: Writer, values: Values) -> None:
@@ -71,8 +200,8 @@ def _write_eagle(writer: Writer, values: Values) -> None:
         )
     tree = ChoiceTree(writer.config.eagle_choices)
     convert = {"model_dir": writer.target, "eagle_model_dir": writer.model()}
-    convert |= trtllm.static_tree(tree)
-    _build(writer, _convert("eagle", convert), "eagle", max_draft_len=len(tree))
+    convert |= tensorrt_sizes(tree)
+    _build(writer, _convert("eagle", convert), "eagle", use_paged_context_fmha="enable")
 
 
 def _write_lookahead(writer: Writer, values: Values) -> None:
@@ -120,7 +249,7 @@ def _tree(name: str) -> Field:
         name,
         out=lambda paths: format_tree(ChoiceTree(paths), "triton"),
         back=lambda text: parse_tree(text, format="triton").paths,
-        note=f"{name} is not set; the tree of the method's defaults is taken here.",
+        note=f"{name} is not set; the tree of the method's defaults is used here.",
     )
 
 
@@ -154,20 +283,33 @@ MODES = {
         "ReDrafter",
         "ReDrafter",
         HEADS,
-        read_notes=(NO_WEIGHTS, "Its beams are fixed in the engine; the defaults are taken here."),
+        read_notes=(NO_WEIGHTS, "Its beams are fixed in the engine; the defaults are used here."),
         write=_write_redrafter,
     ),
 }
+DRAFT_TARGET = Method(
+    "Draft_Target",
+    "",
+    (Field("max_draft_len", DRAFTS), Field("use_draft_probs", "use_draft_logits", absent=False)),
+    until=(1, 3),
+    read_notes=("A request names no draft model: it is an engine. Set speculative_model.",),
+    known=REQUEST_KEYS,
+    write=_write_draft_target,
+)
 LLM_API = tuple(method for method in trtllm.METHODS if method.ours not in trtllm.LEGACY)
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
+    if DRAFTS in values:
+        request = {"text_input": "Write a haiku.", "max_tokens": 128, **values, "stream": False}
+        return (File("request.json", json.dumps(request, indent=2) + "\n", "json"),)
     if MODE in values:
         writer.notes += [
-            f"Put these parameters into {ENGINE_WHERE}, in place of the ones it has.",
+            f"serve.sh puts these parameters into {ENGINE_WHERE}, in place of the ones it has.",
             "The drafter's weights are built into the engine by build.sh, not named here.",
         ]
         lines = [pbtxt_parameter(key, str(value)) for key, value in values.items()]
+        writer.files.append(_serve(writer, values))
         return (File("config.pbtxt", "\n".join(lines) + "\n", "protobuf"),)
     whole = {
         "model": writer.target,
@@ -180,6 +322,8 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
+    if DRAFTS in text and trtllm.TYPE not in text:
+        return read_mapping(text, read_yaml, (), f"A request must have {DRAFTS}")
     if not is_pbtxt(text):
         return trtllm.parse(text, read_yaml)
     found = {key: value.strip() for key, value in _PARAMETER.findall(text)}
@@ -195,6 +339,8 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
 
 def _pick(reader: Reader) -> Method:
     mode = reader.values.get(MODE)
+    if reader.find(DRAFTS):
+        return DRAFT_TARGET
     if mode is None:
         return trtllm.pick(reader)
     reader.known.update(key for method in MODES.values() for key in method.keys)
@@ -219,7 +365,7 @@ ENGINE = Engine(
     key=trtllm.TYPE,
     plain="speculative_config",
     drafters=trtllm.ENGINE.drafters,
-    methods=(*MODES.values(), *LLM_API),
+    methods=(*MODES.values(), DRAFT_TARGET, *LLM_API),
     refused=trtllm.ENGINE.refused,
     files=_files,
     parse=_parse,

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.interop import fields
+from engine.interop import fields, serving
 from engine.interop.conversion import DYNAMIC, Reader, Writer
 from engine.interop.fields import Engine, Field, Loss, Method, Refusal, Values, const, same
 from engine.interop.handoff import File, ReadYaml, command, read_mapping, yaml_block
-from engine.interop.trees import parse_tree
+from engine.interop.trees import parse_tree, tensorrt_sizes
 from engine.tree import ChoiceTree
 
 CURRENT = (1, 3)
@@ -44,8 +44,6 @@ EAGLE_KEYS = frozenset(
     "posterior_threshold use_dynamic_tree dynamic_tree_max_topK num_eagle_layers "
     "max_non_leaves_per_layer eagle3_one_model eagle3_layers_to_capture eagle3_model_arch".split()
 )
-MTP_KEYS = frozenset("use_mtp_vanilla mtp_eagle_one_model".split())
-TREES = ("use_dynamic_tree", "dynamic_tree_max_topK")
 TYPICAL = {"greedy_sampling": Refusal("false accepts any plausible token", ("true", "none"))}
 NO_TREE = {"eagle_choices": Refusal("EAGLE-3 drafts a drawn tree, here a chain or a dynamic one")}
 RELAXED = "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token"
@@ -86,23 +84,12 @@ def _tree(value: Any) -> object:
     return tree.paths
 
 
-def static_tree(tree: ChoiceTree) -> Values:
-    """What the TensorRT backend must know of a drawn tree; its draft length counts nodes."""
-    shape = tree.shape
-    inner = [int(shape.depths[node]) for node, kids in enumerate(shape.children) if kids]
-    return {
-        "max_draft_len": len(tree),
-        "num_eagle_layers": tree.depth,
-        "max_non_leaves_per_layer": max(inner.count(depth) for depth in set(inner)),
-    }
-
-
 def _write_eagle(writer: Writer, values: Values) -> None:
     """A drawn tree, or EAGLE-2's; before 1.2 max_draft_len counted the nodes of both."""
     model = {"speculative_model_dir": values.pop("speculative_model_dir")}
     if not writer.take("use_dynamic_tree"):
         tree = ChoiceTree(writer.take("eagle_choices"))
-        values |= {**static_tree(tree), **model, "eagle_choices": tree.as_lists()}
+        values |= {**tensorrt_sizes(tree), **model, "eagle_choices": tree.as_lists()}
         return
     levels = writer.take("max_draft_len")
     topk, keep, expanded = (writer.take(name) for name in DYNAMIC.split())
@@ -124,7 +111,7 @@ def _read_eagle(reader: Reader) -> None:
             reader.settings["eagle_choices"] = _tree(reader.values["eagle_choices"])
             reader.used.add("eagle_choices")
         else:
-            reader.notes.append("No tree is named; the one of the method's defaults is taken here.")
+            reader.notes.append("No tree is named; the one of the method's defaults is used here.")
         return
     reader.used.add("max_non_leaves_per_layer")
     if reader.find("max_non_leaves_per_layer"):
@@ -212,10 +199,6 @@ def _switch(name: str, theirs: str = "", **rest: Any) -> Field:
     return Field(name, theirs or name, out=lambda on: on or None, **rest)
 
 
-def _layers(name: str) -> Field:
-    return Field(name, name, out=list)
-
-
 def _read_only(name: str, **rest: Any) -> Field:
     return Field(name, name, write=lambda writer: None, **rest)
 
@@ -224,6 +207,7 @@ SCHEDULE = Field(
     "max_draft_len", "draft_len_schedule", write=lambda writer: None, back=_for_one, kind=dict
 )
 LENGTH = (*same("max_draft_len"), SCHEDULE)
+CAPTURED = Field("eagle3_layers_to_capture", "eagle3_layers_to_capture", out=list)
 COMBINED = Method("Combined", "", write=_write_combined, read=_read_combined)
 METHODS = (
     Method(
@@ -318,7 +302,7 @@ METHODS = (
             *WEIGHTS,
             _switch("use_dynamic_tree"),
             *same(*DYNAMIC.split(), given="use_dynamic_tree"),
-            _layers("eagle3_layers_to_capture"),
+            CAPTURED,
         ),
         since=CURRENT,
         takes=tuple(SUFFIX_SECOND),
@@ -337,7 +321,7 @@ METHODS = (
                 write=lambda w: w.chain_of_levels("The PyTorch backend drafts until 1.2"),
             ),
             *WEIGHTS,
-            _layers("eagle3_layers_to_capture"),
+            CAPTURED,
         ),
         until=CURRENT,
     ),
@@ -360,8 +344,11 @@ METHODS = (
             *same(*RELAXED.split(), given="use_relaxed_acceptance_for_thinking"),
         ),
         takes=tuple(SUFFIX_SECOND),
-        known=MTP_KEYS,
-        refuses=dict.fromkeys(TREES, Refusal("MTP layers draft a tree, here a chain")),
+        known=frozenset({"use_mtp_vanilla", "mtp_eagle_one_model"}),
+        refuses=dict.fromkeys(
+            ("use_dynamic_tree", "dynamic_tree_max_topK"),
+            Refusal("MTP layers draft a tree, here a chain"),
+        ),
     ),
     Method(
         "PARD",
@@ -378,7 +365,7 @@ METHODS = (
                 SCHEDULE,
                 *WEIGHTS,
                 *same("mask_token_id"),
-                _layers("target_layer_ids"),
+                Field("target_layer_ids", "target_layer_ids", out=list),
                 fields.drops_block_tree("TensorRT-LLM"),
             ),
             since=CURRENT,
@@ -427,13 +414,22 @@ def document(writer: Writer, values: Values) -> Values:
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
     serve = f"trtllm-serve {shlex.quote(writer.target)}"
     if not values:
-        return (File("serve.sh", command(serve, "--backend pytorch"), "bash"),)
-    backend = "tensorrt" if writer.config.decoding_type in LEGACY else "pytorch"
+        plain = File("serve.sh", command(serve, "--backend pytorch"), "bash")
+        return plain, serving.benchmark(writer.target)
+    kind = writer.config.decoding_type
+    backend = "tensorrt" if kind in LEGACY else "pytorch"
     option = "--config" if writer.at_least(*CURRENT) else "--extra_llm_api_options"
-    return (
-        File("config.yaml", yaml_block(document(writer, values)), "yaml"),
-        File("serve.sh", command(serve, f"--backend {backend}", (option, "config.yaml")), "bash"),
-    )
+    config, whole = (option, "config.yaml"), document(writer, values)
+    files = [
+        File("config.yaml", yaml_block(whole), "yaml"),
+        File("serve.sh", command(serve, f"--backend {backend}", config), "bash"),
+    ]
+    if backend == "pytorch":
+        files.append(serving.benchmark(writer.target, config))
+    if kind in serving.DISAGGREGATED:
+        writer.notes.append(serving.TRANSFER_NOTE)
+        files += serving.disaggregated(writer.target, whole, option)
+    return tuple(files)
 
 
 def parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
@@ -486,7 +482,11 @@ ENGINE = Engine(
         "ReDrafter": (
             "TensorRT-LLM's LLM API never had ReDrafter; it was an engine built for Triton.",
             "Export to Triton for TensorRT-LLM 1.2, or use EAGLE-3 heads.",
-        )
+        ),
+        "MTP_Assistant": (
+            "TensorRT-LLM 1.3 has no Gemma 4 assistant; its sources have one since (#15833).",
+            "vLLM and SGLang run it.",
+        ),
     },
     files=_files,
     parse=parse,

@@ -69,6 +69,7 @@ NO_COUNTERPART = {
     "custom_class": "a proposer class of your own; register a drafter here instead",
     "extract_hidden_states": "no drafting at all, it writes training data",
 }
+ASSISTANT = "gemma4_mtp"
 BLOCKS = ("dflash", "dspark")
 """Methods that draft in one forward whether the config says so or not."""
 SAMPLED = (
@@ -249,38 +250,35 @@ METHODS = (
         "eagle3",
         (WEIGHTS, Field("max_draft_len", LENGTH, write=lambda w: w.chain_of_levels("vLLM drafts"))),
     ),
-    Method(
-        "PARD",
-        "draft_model",
-        (WEIGHTS, LENGTH_ROW, const("parallel_drafting", True), drops_block_tree("vLLM")),
-        since=(0, 16),
-    ),
-    Method(
-        "P_EAGLE",
-        "eagle3",
-        (WEIGHTS, LENGTH_ROW, const("parallel_drafting", True), drops_block_tree("vLLM")),
-        since=(0, 16),
+    *(
+        Method(
+            ours,
+            theirs,
+            (WEIGHTS, LENGTH_ROW, const("parallel_drafting", True), drops_block_tree("vLLM")),
+            since=(0, 16),
+        )
+        for ours, theirs in (("PARD", "draft_model"), ("P_EAGLE", "eagle3"))
     ),
     Method("MTP", "mtp", (LENGTH_ROW,)),
     Method(
-        "DFlash",
-        "dflash",
-        (
-            WEIGHTS,
-            Field("max_draft_len", LENGTH, needed=fields.BLOCK),
-            drops_block_tree("vLLM"),
-        ),
-        since=(0, 20),
+        "MTP_Assistant",
+        ASSISTANT,
+        (WEIGHTS, LENGTH_ROW),
+        since=(0, 21),
+        notes=("vLLM's guide spells the method mtp; the name of the assistant makes it this one.",),
     ),
-    Method(
-        "DSpark",
-        "dspark",
-        (
-            WEIGHTS,
-            Field("max_draft_len", LENGTH, needed=fields.BLOCK),
-            drops_block_tree("vLLM"),
-        ),
-        since=(0, 32),
+    *(
+        Method(
+            ours,
+            ours.lower(),
+            (
+                WEIGHTS,
+                Field("max_draft_len", LENGTH, needed=fields.BLOCK),
+                drops_block_tree("vLLM"),
+            ),
+            since=since,
+        )
+        for ours, since in (("DFlash", (0, 20)), ("DSpark", (0, 32)))
     ),
 )
 
@@ -356,7 +354,9 @@ def _parallel(reader: Reader, name: str) -> Method | None:
 def _name(reader: Reader) -> str:
     if reader.find("method"):
         method = str(reader.values["method"]).strip("[]")
-        return "mtp" if method.endswith("_mtp") else method
+        if "assistant" in str(reader.values.get("model", "")).lower() and method == "mtp":
+            return ASSISTANT
+        return "mtp" if method.endswith("_mtp") and method != ASSISTANT else method
     if reader.find("model") is None:
         raise ConfigError("The config names neither method nor model. Add one of them.")
     model = str(reader.values["model"]).lower()
@@ -390,4 +390,17 @@ ENGINE = Engine(
     known=KNOWN,
     refuses=REFUSES,
     reasons={"max_total_draft_tokens": "It only matters with use_tree_spec."},
+    hybrid=(
+        Loss(
+            "",
+            "With this target's recurrent layers, prefix caching and drafts go together only under "
+            "--mamba-cache-mode align (vllm#39809).",
+        ),
+        Loss(
+            "",
+            "N-gram drafts have damaged the text of targets with gated delta layers (vllm#39273, "
+            "open); compare a greedy text with plain decoding first.",
+            lambda config: config.decoding_type == "NGram",
+        ),
+    ),
 )

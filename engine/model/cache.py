@@ -7,12 +7,13 @@
     committed 0 1 2 3 5 7 |                                   length 3 → 6
 
 Rotary positions need no repair, because each row was computed at its final position. Recurrent
-layers have a state where attention has rows: `engine.model.recurrent` keeps one for every row until
-the path is known.
+layers have a state where attention has rows: `engine.model.states` keeps those, and
+`engine.model.recurrent` has one for every row until the path is known.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,11 +21,34 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
-from engine.model.recurrent import RecurrentStates
+from engine.model.states import RecurrentStates, RollBack, States
 from engine.tree import upload
 
 GROWTH = 512
 """Capacity grows to the next multiple of this many rows, at least doubling."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCopy:
+    """Committed rows of a cache, apart from it.
+
+    Attributes:
+        buffers, free, slots: as `TreeCache` keeps them, without room for more rows.
+        states: of recurrent layers, by the number of rows that they are after; None without any.
+    """
+
+    length: int
+    buffers: tuple[Tensor, ...]
+    free: tuple[int, ...]
+    slots: dict[int, tuple[tuple[int, int], tuple[int, int]]]
+    states: dict[int, dict[int, States]] | None
+
+    def usable(self, length: int) -> int:
+        """How many of the first `length` rows a text can go on from."""
+        length = min(length, self.length)
+        if self.states is None:
+            return length
+        return max((at for at in self.states if at <= length), default=0)
 
 
 class TreeCache(Cache):
@@ -90,6 +114,11 @@ class TreeCache(Cache):
         key_slot, value_slot = self._slots[layer_idx]
         return self._write(key_slot, key_states), self._write(value_slot, value_states)
 
+    def rows_of(self, layer_idx: int) -> tuple[Tensor, Tensor]:
+        """One layer's keys and values, to the buffers' ends: `(1, kv_heads, capacity, width)`."""
+        (keys, i), (values, j) = self._slots[layer_idx]
+        return self._buffers[keys][None, i], self._buffers[values][None, j]
+
     def _write(self, slot: tuple[int, int], states: Tensor) -> Tensor:
         buffer = self._buffers[slot[0]][slot[1]]
         end = self.length + states.shape[2]
@@ -147,6 +176,10 @@ class TreeCache(Cache):
         if self.recurrent is not None and path:
             self.recurrent.commit(path, self.length, lasting=lasting)
 
+    def rollback(self) -> RollBack:
+        """What rolling recurrent states back took since the last forward began."""
+        return RollBack() if self.recurrent is None else self.recurrent.clock.read()
+
     def truncate(self, length: int) -> None:
         """Forget committed rows from `length` on, and more where a recurrent state needs it.
 
@@ -155,6 +188,39 @@ class TreeCache(Cache):
         """
         if length < self.length:
             self.length = length if self.recurrent is None else self.recurrent.rewind(length)
+
+    @property
+    def copied_bytes(self) -> int:
+        """What `copy` takes."""
+        states = 0 if self.recurrent is None else self.recurrent.num_bytes
+        return states + sum(b.nbytes // b.shape[2] * self.length for b in self._buffers)
+
+    @torch.inference_mode()
+    def copy(self) -> CacheCopy:
+        """The committed rows, and all states that it could go back to."""
+        return CacheCopy(
+            self.length,
+            tuple(buffer[:, :, : self.length].clone() for buffer in self._buffers),
+            tuple(self._free),
+            dict(self._slots),
+            None if self.recurrent is None else self.recurrent.copied(self.length),
+        )
+
+    @torch.inference_mode()
+    def paste(self, copy: CacheCopy, length: int) -> None:
+        """Begin with the first rows of a copy, `usable` ones; the cache is empty."""
+        self.reserve(length)
+        if not self._buffers:
+            for like in copy.buffers:
+                shape = (*like.shape[:2], self.capacity, like.shape[3])
+                self._buffers.append(self._allocate(like, *shape))
+            self._free.extend(copy.free)
+            self._slots.update(copy.slots)
+        for mine, theirs in zip(self._buffers, copy.buffers, strict=True):
+            mine[:, :, :length] = theirs[:, :, :length]
+        if self.recurrent is not None and copy.states is not None:
+            self.recurrent.paste(copy.states, length)
+        self.length = length
 
     def free(self) -> None:
         """Release the buffers; the cache is empty and usable again."""

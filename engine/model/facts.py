@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 from transformers.utils.hub import cached_file
 
 from engine.errors import OutOfMemoryError, PlaygroundError, TargetError
-from engine.model.files import check_parameters
+from engine.model.files import check_sizes, read_settings
+from engine.model.kinds import is_recurrent
 from engine.model.loading import all_free_bytes, free_bytes, opened, pick_device, pick_dtype
 from engine.model.placement import Share, first_of, is_placement, placed
-from engine.model.reading import explained, num_parameters, reading
+from engine.model.reading import checked_parameters, explained, read_config
 from engine.model.sources import TargetSpec, Weights, locate, without_telemetry
-from engine.model.target import check_can_roll_back
 
 LICENCE = re.compile(r"^license(?:_name)?:\s*['\"]?([\w.+ -]{1,80})", re.MULTILINE)
 MOST_CARD_CHARS = 20_000
@@ -82,11 +81,8 @@ def _shares(
     weights: Weights, device: str, dtype: torch.dtype
 ) -> tuple[tuple[Share, ...], str | None]:
     """What lies on which device, or why the model cannot be placed."""
-    config = AutoConfig.from_pretrained(
-        weights.location, revision=weights.revision, **reading(weights)
-    )
     try:
-        return placed(config, device, dtype, all_free_bytes()).shares, None
+        return placed(read_config(weights), device, dtype, all_free_bytes()).shares, None
     except OutOfMemoryError as error:
         return (), str(error)
 
@@ -106,21 +102,30 @@ def _of_header(metadata: Mapping[str, Any], count: int) -> _Known:
 
 
 def _of_config(spec: TargetSpec, weights: Weights, num_bytes: int | None) -> _Known:
-    config: Any = AutoConfig.from_pretrained(
-        weights.location, revision=weights.revision, **reading(weights)
-    )
+    config = read_config(weights)
     names = getattr(config, "architectures", None) or [config.model_type]
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
     count, fault = 0, None
     try:
-        check_can_roll_back(config.get_text_config(), spec.name)
-        count = num_parameters(config)
-        check_parameters(count, num_bytes, spec.name)
+        count = checked_parameters(config, num_bytes, spec.name)
     except PlaygroundError as error:
         fault = str(error)
     except ValueError as error:  # transformers has no causal language model of this kind
         raise TargetError(f"{spec.name} is no causal language model: {names[0]}.") from error
     return str(names[0]), count, context, fault, None
+
+
+def recurrent_by_config(folder: Path) -> bool:
+    """Whether the model whose config.json lies in a folder has recurrent layers, as far as that
+    can be read."""
+    spec = TargetSpec(name=folder.name, path=str(folder))
+    try:
+        check_sizes(read_settings(folder / "config.json"), spec.name)
+        with explained(spec):
+            config = read_config(Weights(str(folder), None, None, True, None))
+    except PlaygroundError:
+        return False
+    return is_recurrent(config.get_text_config())
 
 
 def _licence(weights: Weights) -> str | None:

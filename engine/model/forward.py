@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from engine.model.cache import TreeCache
+from engine.model.kinds import CHUNKED, FULL, KEYLESS, SLIDING, attends
 from engine.proposal import Needs, TargetOutput
 
 
@@ -119,8 +120,9 @@ class ModulesForward(Forward):
             self.name = f"{self.name}, {weights}"
         self._model: PreTrainedModel | None = model
         self._masks = MaskBuilder(model)
-        self._takes_mask = takes_mask(model.config.get_text_config())
+        self._takes_mask = attends(model.config.get_text_config())
         self._features = FeatureTap(model)
+        self._cuts_rows = bool(getattr(model.config.get_text_config(), "num_kv_shared_layers", 0))
         self._counts_rows = model.config.get_text_config().model_type in COUNT_ROWS
         takes = inspect.signature(type(model).forward).parameters
         self._takes_positions = "position_ids" in takes
@@ -163,10 +165,14 @@ class ModulesForward(Forward):
         if self._counts_rows:
             numbers = torch.arange(len(positions), device=positions.device)
             cache.shifts = positions - numbers - cache.length
+        kept: int | Tensor = 1 if last_only else 0
+        if last_only and self._cuts_rows and (needs.hidden or needs.layers):
+            # Told as a number, Gemma's shared layers leave out all rows but the last.
+            kept = torch.tensor([len(tokens) - 1], device=tokens.device)
         out = self._model(
             input_ids=tokens[None],
             attention_mask=mask,
-            logits_to_keep=1 if last_only else 0,
+            logits_to_keep=kept,
             # With `use_cache` MiniMax takes its own class of cache only; what is given, all write.
             use_cache=self._model.config.model_type != "minimax",
             **{self._cache_name: cache},
@@ -184,13 +190,6 @@ class ModulesForward(Forward):
         self._model = None
 
 
-FULL = ("full_attention", "hybrid")
-SLIDING = ("sliding_attention", "hybrid_sliding")
-CHUNKED = ("chunked_attention",)
-UNMASKED = ("linear_attention", "conv", "mamba")
-"""Layer types under transformers' names; recurrent ones follow the rows by their states."""
-
-
 class MaskBuilder:
     """Knows whether a model wants one mask or one per layer type, boolean or additive.
 
@@ -203,7 +202,7 @@ class MaskBuilder:
         kinds = set(getattr(config, "layer_types", None) or ())
         self.per_kind = bool(kinds) and _looks_up_by_kind(model)
         self.window, self.chunk = _window(config), getattr(config, "attention_chunk_size", None)
-        self.all_sliding = self.window is not None and kinds <= {*SLIDING, *UNMASKED}
+        self.all_sliding = self.window is not None and kinds <= {*SLIDING, *KEYLESS}
         self.additive = config._attn_implementation == "eager"
 
     def build(
@@ -245,7 +244,7 @@ class MaskBuilder:
     def _by_kind(
         self, full: Tensor | None, sliding: Tensor | None, chunked: Tensor | None
     ) -> dict[str, Tensor | None]:
-        kinds = ((FULL, full), (SLIDING, sliding), (CHUNKED, chunked), (UNMASKED, None))
+        kinds = ((FULL, full), (SLIDING, sliding), (CHUNKED, chunked), (KEYLESS, None))
         return {name: mask for names, mask in kinds for name in names}
 
     def _finish(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -274,16 +273,10 @@ EAGER_ONLY = ("gpt_oss", "inkling_text", "inkling2_text")
 """Their attention takes sinks or a bias by position besides the mask."""
 
 
-def takes_mask(config: Any) -> bool:
-    """Whether any layer is one of attention."""
-    kinds = set(getattr(config, "layer_types", None) or FULL)
-    return not kinds <= {*UNMASKED, "moe", "mlp"}
-
-
 def prepare_attention(model: PreTrainedModel) -> None:
     """Select `tree_attention` where the model has nothing that it lacks."""
     config = model.config.get_text_config()
-    if not takes_mask(config):
+    if not attends(config):
         return
     softcap = getattr(config, "attn_logit_softcapping", None) is not None
     if softcap or config.model_type in EAGER_ONLY:

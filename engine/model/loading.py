@@ -16,10 +16,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-from transformers import (
-    AutoConfig,
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
@@ -34,20 +31,19 @@ from engine.kernels.cuda.graphs import CudaGraphs
 from engine.model.audit import disagreement, reference_logits
 from engine.model.files import (
     check_folder,
-    check_parameters,
     check_sizes,
     read_settings,
 )
 from engine.model.forward import Forward, ModulesForward, prepare_attention
 from engine.model.placement import Placement, first_of, is_placement, placed
 from engine.model.reading import (
+    checked_parameters,
     converted,
     explained,
     gguf_file,
-    num_parameters,
+    read_config,
     read_tokenizer,
     read_weights,
-    reading,
 )
 from engine.model.sources import (
     ProgressCallback,
@@ -56,7 +52,7 @@ from engine.model.sources import (
     locate,
     without_telemetry,
 )
-from engine.model.target import Target, check_can_roll_back
+from engine.model.target import Target
 from engine.plain import short
 
 LOG = logging.getLogger(__name__)
@@ -90,7 +86,6 @@ def load_target(
     tell = progress or (lambda message, fraction: None)
     _freeze_modules()
     _quiet_libraries()
-    several = device if is_placement(device) else None
     where = pick_device(first_of(device))
     pick_dtype(dtype, where)
     tell(f"Looking for {spec.title or spec.name}", None)
@@ -99,44 +94,49 @@ def load_target(
         file, num_bytes = opened(weights)
     coded = _coded(spec, file, dtype, where, cache_dir)
     kind = torch.bfloat16 if coded is not None else pick_dtype(dtype, where)
-
-    def read() -> PreTrainedModel:
-        with explained(spec):
-            return _read_model(spec, weights, kind, where if placement is None else placement)
-
     with explained(spec):
         if file is not None:
             weights = converted(spec, weights, cache_dir, tell)
         tell("Reading its config", 0.2)
-        config = AutoConfig.from_pretrained(
-            weights.location, revision=weights.revision, **reading(weights)
-        )
-        check_can_roll_back(config.get_text_config(), spec.name)
-        count = num_parameters(config)
-        check_parameters(count, num_bytes, spec.name)
-        placement = None
-        if several is None:
-            _check_memory(spec, count, kind, where)
+        config = read_config(weights)
+        count = checked_parameters(config, num_bytes, spec.name)
+        placement: Placement | torch.device = where
+        if is_placement(device):
+            placement = placed(config, device, kind, all_free_bytes())
         else:
-            placement = placed(config, several, kind, all_free_bytes())
+            _check_memory(spec, count, kind, where)
+        read = functools.partial(_read_model, spec, weights, kind, placement)
         tell("Loading weights", 0.4)
         model = read()
         tell("Loading its tokenizer", 0.9)
         tokenizer = read_tokenizer(weights)
     tell("Packing the weights for this device", 0.95)
-    codes = None if coded is None else Codes(model, bits=coded.bits, file=coded.file)
     revision = weights.revision or getattr(config, "_commit_hash", None)
     provenance = {"weights": weights.fingerprint, "revision": revision}
-    target = Target(model, tokenizer, name=spec.name, provenance=provenance)
-    forward, note = _fast_forward(spec, model, codes, cache_dir)
-    provenance |= note
-    if forward is not None:
-        dtype_name = None if codes is None else f"q{codes.bits}"
-        target = _checked(target, forward, dtype_name, read)
+    if spec.random is not None:
+        provenance["random_weights"] = True
+    plain = Target(model, tokenizer, name=spec.name, provenance=provenance)
+    target = _packed(plain, spec, coded, cache_dir, read)
     _return_memory()
     LOG.info("%s runs by %s", spec.name, target.environment()["forward"])
     tell("Ready", 1.0)
     return target
+
+
+def _packed(
+    plain: Target,
+    spec: TargetSpec,
+    coded: _Coded | None,
+    cache_dir: Path,
+    read_again: Callable[[], PreTrainedModel],
+) -> Target:
+    """The target as its device runs it fastest."""
+    codes = None if coded is None else Codes(plain.model, bits=coded.bits, file=coded.file)
+    forward, note = _fast_forward(spec, plain.model, codes, cache_dir)
+    plain.provenance |= note
+    if forward is None:
+        return plain
+    return _checked(plain, forward, None if codes is None else f"q{codes.bits}", read_again)
 
 
 def _checked(
@@ -197,16 +197,17 @@ def opened(weights: Weights) -> tuple[GGUFFile | None, int | None]:
 def _read_model(
     spec: TargetSpec, weights: Weights, dtype: torch.dtype, where: torch.device | Placement
 ) -> PreTrainedModel:
-    if isinstance(where, Placement):
-        folder = tempfile.mkdtemp(prefix="offloaded-")
-        placing = {"device_map": dict(where.device_map), "offload_folder": folder}
-        model = read_weights(spec, weights, dtype, **placing)
-        weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
-    else:
-        model = read_weights(spec, weights, dtype)
-        model.to(where)  # type: ignore[arg-type]
-    prepare_attention(model)
-    return model
+    with explained(spec):
+        if isinstance(where, Placement):
+            folder = tempfile.mkdtemp(prefix="offloaded-")
+            placing = {"device_map": dict(where.device_map), "offload_folder": folder}
+            model = read_weights(spec, weights, dtype, **placing)
+            weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
+        else:
+            model = read_weights(spec, weights, dtype)
+            model.to(where)  # type: ignore[arg-type]
+        prepare_attention(model)
+        return model
 
 
 def _quiet_libraries() -> None:

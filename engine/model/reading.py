@@ -27,6 +27,7 @@ from transformers.utils.hub import cached_file
 
 from engine.errors import OutOfMemoryError, SourceError, TargetError, first_line
 from engine.model.files import UNREADABLE, check_complete, check_parameters
+from engine.model.kinds import check_can_roll_back
 from engine.model.sources import ProgressCallback, TargetSpec, Weights, hub_error, partial_folder
 
 LOG = logging.getLogger(__name__)
@@ -86,6 +87,25 @@ def read_weights(
     assert isinstance(model, PreTrainedModel)
     check_complete(model, info, spec.name)
     return model
+
+
+def read_config(weights: Weights) -> Any:
+    """The model's config as transformers has it."""
+    return AutoConfig.from_pretrained(
+        weights.location, revision=weights.revision, **reading(weights)
+    )
+
+
+def checked_parameters(config: Any, num_bytes: int | None, name: str) -> int:
+    """How many parameters a model has that can serve as a target.
+
+    Raises:
+        TargetError: it cannot, or its weights have not as many bytes as that.
+    """
+    check_can_roll_back(config.get_text_config(), name)
+    count = num_parameters(config)
+    check_parameters(count, num_bytes, name)
+    return count
 
 
 def num_parameters(config: Any) -> int:
@@ -200,7 +220,7 @@ def _digest(file: Path) -> str:
 
 
 def _convert(spec: TargetSpec, weights: Weights, folder: Path) -> None:
-    config = AutoConfig.from_pretrained(weights.location, **reading(weights))
+    config = read_config(weights)
     check_parameters(num_parameters(config), gguf_file(weights).stat().st_size, spec.name)
     tokenizer = read_tokenizer(weights)
     assert tokenizer is not None

@@ -21,20 +21,17 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
+from engine.model.states import AsText, RecurrentStates, States
+
 Way = Literal["levels", "branches"]
-States = dict[tuple[str, int], Tensor]
-"""`(kind, number)` → `(batch, …)`: what a layer carries from token to token."""
-AfterPath = Callable[[tuple[int, ...]], States]
-"""The state `(1, …)` after these rows of the last forward."""
 Inputs = dict[str, Any]
 """What a layer is called with; tensors of rows are `(batch, rows, …)`."""
 
@@ -44,81 +41,9 @@ KEEPS_STATE = re.compile(
 CANNOT_GO_ON = re.compile(r"mamba_selective_scan\(")
 """Kernels that start several tokens from nothing, whatever state there is."""
 SHORT = 4
-"""Chains of more rows are read as one branch, everything else by levels: what was faster, measured
-by `benchmarks/hybrid.py`. Kernels fill every branch up to a whole chunk."""
-LASTING = 4
-"""So many states after texts that were read are kept to come back to."""
-
-
-class RecurrentStates:
-    """The recurrent half of a cache: committed states, those of the last forward, and older ones.
-
-    Attributes:
-        committed: by layer, after all committed rows; its tensors are never changed.
-        working: of the layer that is running, which reads and writes it through the cache.
-        seen: what its convolutions saw, their state in front.
-        pending_bytes: that the last forward holds until its path is known.
-    """
-
-    def __init__(self, rewinds: int = 0) -> None:
-        """`rewinds`: so many of the last commits can be taken back exactly."""
-        self.committed: dict[int, States] = {}
-        self.working: States = {}
-        self.seen: States = {}
-        self.pending_bytes = 0
-        self._rewinds = rewinds
-        self._after: dict[int, AfterPath] = {}
-        self._earlier: dict[int, dict[int, States]] = {}
-        self._lasting: list[int] = []
-
-    def ran(self, layer: int, after: AfterPath, *held: Mapping[str, Any] | States) -> None:
-        """A layer ran over the rows of a forward; `held`: the tensors that `after` needs."""
-        self.pending_bytes = 0 if layer == 0 else self.pending_bytes
-        tensors = (value for each in held for value in each.values() if isinstance(value, Tensor))
-        self.pending_bytes += sum(tensor.nbytes for tensor in tensors)
-        self._after[layer] = after
-
-    def commit(self, path: tuple[int, ...], length: int, *, lasting: bool) -> None:
-        """Go on from after these rows, of `length` in all."""
-        self.committed = {layer: after(path) for layer, after in self._after.items()}
-        self._after.clear()
-        self.seen = {}
-        if lasting:
-            self._lasting = [*self._lasting, length][-LASTING:]
-        self._earlier[length] = self.committed
-        kept = {*self._lasting, *list(self._earlier)[len(self._earlier) - self._rewinds :]}
-        self._earlier = {at: states for at, states in self._earlier.items() if at in kept}
-
-    def rewind(self, length: int) -> int:
-        """Go back to the newest state kept of at most `length` rows; return how many it is of."""
-        self._after.clear()
-        at = max((at for at in self._earlier if at <= length), default=0)
-        self.committed = self._earlier.get(at, {})
-        self._earlier = {old: states for old, states in self._earlier.items() if old <= at}
-        self._lasting = [old for old in self._lasting if old <= at]
-        return at
-
-    @property
-    def num_bytes(self) -> int:
-        of_layers = (self.committed, *self._earlier.values())
-        held = {id(t): t for layers in of_layers for s in layers.values() for t in s.values()}
-        return sum(tensor.numel() * tensor.element_size() for tensor in held.values())
-
-    # ---- what transformers' layers call, through the cache
-
-    def convolve(self, number: int, new: Tensor, width: int | None) -> Tensor:
-        """`new` `(batch, channels, rows)` behind the state; its last `width` are the next one."""
-        key = ("conv", number)
-        old = self.working.get(key)
-        if old is None:
-            width = width or new.shape[-1]
-            full = pad(new, (max(0, width - new.shape[-1]), 0))
-        else:
-            width = old.shape[-1]
-            full = torch.cat([old, new], dim=-1)
-        self.working[key] = full[..., full.shape[-1] - width :].clone()
-        self.seen[key] = full
-        return full
+"""Chains of more rows are read as one branch, and so is every tree by layers that only convolve,
+whose state after any row can be cut out of what they saw; everything else by levels: what was
+faster, measured by `benchmarks/hybrid.py`. Kernels fill every branch up to a whole chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +97,7 @@ class RecurrentLayers:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.run: _Run | None = None
+        self.as_text: AsText = {}
         self._mixers: list[_Mixer] = []
         inside: set[nn.Module] = set()
         code = inspect.getsource(sys.modules[type(model).__module__])
@@ -203,6 +129,8 @@ class RecurrentLayers:
     ) -> Iterator[None]:
         """Let the forward within read and write these states."""
         self.run = None if states is None else _Run(states, parents)
+        if states is not None:
+            states.begin(self.as_text)
         try:
             yield
         finally:
@@ -244,10 +172,19 @@ class _Mixer:
             output, last = self._read(run.states, inputs, before)
             run.states.ran(self._number, lambda path: last)
             return output
-        rows = next(value for value in inputs.values() if isinstance(value, Tensor))
-        layout = _layout(run.parents, rows.device)
+        kind = type(self._module).__name__, len(run.parents)
+        if run.states.clock.wants(kind):
+            with run.states.clock.text(kind):
+                self._read(run.states, inputs, before)
+        with run.states.clock.layer(kind):
+            return self._follow(run, run.parents, inputs, before)
+
+    def _follow(self, run: _Run, parents: tuple[int, ...], inputs: Inputs, before: States) -> Any:
+        """Read the rows of a tree, the way that suits its shape."""
+        layout = _layout(parents, _rows(inputs).device)
         one_long = len(layout.branches) == 1 and len(layout.levels) > SHORT
-        way = self.way or ("branches" if one_long else "levels")
+        convolves = bool(before) and all(kind == "conv" for kind, _ in before)
+        way = self.way or ("branches" if one_long or convolves else "levels")
         go = self._by_branches if way == "branches" else self._by_levels
         return go(run, layout, inputs, before)
 
@@ -277,7 +214,9 @@ class _Mixer:
         zeros = layout.branches.new_zeros(count)
         run.states.seen = {}
         output, ends = self._once(run.states, fed, _copied(before, zeros))
-        seen = run.states.seen if before and run.states.seen.keys() == ends.keys() else {}
+        seen, run.states.seen = run.states.seen, {}  # the next layer's are its own
+        if not before or seen.keys() != ends.keys():
+            seen = {}
 
         def after(path: tuple[int, ...]) -> States:
             branch, depth = layout.place[path[-1]]
@@ -296,7 +235,7 @@ class _Mixer:
 
     def _read(self, states: RecurrentStates, inputs: Inputs, before: States) -> tuple[Any, States]:
         """Read the rows of one text; its output, and the state after the last."""
-        first = next(value for value in inputs.values() if isinstance(value, Tensor))
+        first = _rows(inputs)
         index = torch.arange(first.shape[1], device=first.device)
         if len(index) == 1 or not before or self.goes_on:
             return self._once(states, inputs, _copied(before, index[:1]))
@@ -366,6 +305,11 @@ def _kind(module: type[nn.Module]) -> type[_Mixer] | None:
     return _MambaTwoMixer if "self.chunk_size" in source else _Mixer
 
 
+def _rows(inputs: Inputs) -> Tensor:
+    """What a layer reads, `(batch, rows, …)`."""
+    return next(value for value in inputs.values() if isinstance(value, Tensor))
+
+
 def _copied(states: States, index: Tensor) -> States:
     """These entries of the batch, to be changed at will."""
     return {key: state[index.to(state.device)] for key, state in states.items()}
@@ -373,7 +317,7 @@ def _copied(states: States, index: Tensor) -> States:
 
 def _picked(inputs: Inputs, index: Tensor) -> Inputs:
     """The same call for rows `(batch, rows)` of one text."""
-    n = next(value for value in inputs.values() if isinstance(value, Tensor)).shape[1]
+    n = _rows(inputs).shape[1]
 
     def pick(value: Any) -> Any:
         if isinstance(value, Tensor) and value.ndim > 1 and value.shape[:2] == (1, n):

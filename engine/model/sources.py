@@ -1,4 +1,4 @@
-"""Where weights come from: a local folder, a GGUF file, a hub id, or a wheel of the index."""
+"""Where weights come from: a folder, a GGUF file, a hub id, a wheel of the index, or chance."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import ClassVar, Literal, Protocol, Self
 
 from pydantic import Field, field_validator, model_validator
 from safetensors import SafetensorError
 
 from engine.config import Settings
 from engine.errors import ConfigError, SourceError
+from engine.model.random_weights import RandomSource, save_source
 
 try:
     import fcntl
@@ -72,7 +73,9 @@ class WheelSource(Settings):
 
 
 class TargetSpec(Settings):
-    """A model by name: exactly one of `hub`, `path` and `wheel` says where its weights are."""
+    """A model by name: exactly one of its `SOURCES` says where its weights are."""
+
+    SOURCES: ClassVar[tuple[str, ...]] = ("hub", "path", "wheel", "random")
 
     name: str
     title: str = ""
@@ -82,6 +85,10 @@ class TargetSpec(Settings):
     path: str | None = Field(None, description="local folder in transformers' layout, or .gguf")
     gguf_file: str | None = Field(None, description="GGUF file inside the hub repository or folder")
     wheel: WheelSource | None = None
+    random: RandomSource | None = Field(None, description="made on first use, from a seed")
+    recurrent: bool = Field(
+        False, description="has layers with a recurrent state; engines treat those apart"
+    )
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto", description="on CUDA: verify by CUDA graphs where they can be captured"
     )
@@ -98,10 +105,10 @@ class TargetSpec(Settings):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        given = [k for k in ("hub", "path", "wheel") if getattr(self, k) is not None]
+        given = [k for k in self.SOURCES if getattr(self, k) is not None]
         if len(given) != 1:
             raise ValueError(
-                f"target {self.name} must have exactly one of hub, path and wheel, "
+                f"target {self.name} must have exactly one of {', '.join(self.SOURCES)}, "
                 f"got {', '.join(given) or 'none'}"
             )
         return self
@@ -139,7 +146,7 @@ class Weights:
 
 
 def locate(spec: TargetSpec, cache_dir: Path, progress: ProgressCallback | None = None) -> Weights:
-    """Find the weights, fetching them into the cache if they come from the package index.
+    """Find the weights, fetching or making them in the cache where they lie nowhere else.
 
     Raises:
         SourceError: nothing there, or the fetch failed; says what was tried.
@@ -149,8 +156,24 @@ def locate(spec: TargetSpec, cache_dir: Path, progress: ProgressCallback | None 
         return Weights(str(file.parent), file.name, None, True, spec.wheel.member_sha256)
     if spec.path is not None:
         return _locate_path(Path(spec.path).expanduser(), spec)
+    if spec.random is not None:
+        return _make(spec.random, cache_dir / "random", spec.name)
     assert spec.hub is not None
     return Weights(spec.hub, spec.gguf_file, spec.revision, False, spec.revision)
+
+
+def _make(source: RandomSource, folder: Path, name: str) -> Weights:
+    digest = hashlib.sha256(source.model_dump_json().encode()).hexdigest()
+    done = folder / f"{name}-{digest[:12]}"
+    if not done.is_dir():
+        with partial_folder(folder) as temp, writing(done):
+            save_source(source, temp / name)
+            try:
+                os.replace(temp / name, done)
+            except OSError:
+                if not done.is_dir():  # as no faster process left it
+                    raise
+    return Weights(str(done), None, None, True, digest)
 
 
 def _locate_path(path: Path, spec: TargetSpec) -> Weights:

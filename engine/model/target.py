@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from ctypes import CDLL
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,24 +23,16 @@ from engine.errors import ConfigError, PromptError, TargetError, first_line
 from engine.grammar import TokenTexts
 from engine.model.cache import TreeCache
 from engine.model.forward import Forward, ModulesForward, RaggedBatch
-from engine.model.recurrent import RecurrentStates, recurrent_layers
+from engine.model.kinds import KEYLESS, attends, check_can_roll_back, kinds_of
+from engine.model.prefixes import PrefixCache
+from engine.model.random_weights import NOTE
+from engine.model.recurrent import recurrent_layers
+from engine.model.states import RecurrentStates
 from engine.plain import as_text
 from engine.proposal import Needs, Proposal, TargetOutput
 
 TEMPLATE_S = 2.0
 """Rendering a conversation takes milliseconds."""
-SUPPORTED_LAYERS = {"full_attention", "sliding_attention"}
-ROLLED_BACK = SUPPORTED_LAYERS | {
-    "chunked_attention",
-    "conv",
-    "hybrid",
-    "hybrid_sliding",
-    "linear_attention",
-    "mlp",
-    "moe",
-}
-STATE_ONLY = {"linear_attention", "conv", "moe", "mlp"}
-"""Layers without keys and values."""
 
 
 class Target:
@@ -76,6 +69,7 @@ class Target:
         check_takes_positions(model, name)
         self._forward = forward or ModulesForward(model)
         self.recurrent = recurrent_layers(model)
+        self.prefixes = PrefixCache()
 
     # ---- what it is
 
@@ -115,20 +109,23 @@ class Target:
         return int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
 
     @property
-    def _num_attending(self) -> int:
-        """Layers with keys and values."""
-        kinds = getattr(self.config, "layer_types", None) or ("full_attention",) * self.num_layers
-        return sum(kind not in STATE_ONLY for kind in kinds)
+    def _attending(self) -> list[int]:
+        """Layers with keys and values of their own."""
+        kinds = kinds_of(self.config)
+        own = len(kinds) - int(getattr(self.config, "num_kv_shared_layers", 0) or 0)
+        return [i for i, kind in enumerate(kinds[:own]) if kind not in KEYLESS]
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of a token's keys and values."""
-        if not self._num_attending:
-            return 0
-        config, heads = self.config, int(self.config.num_attention_heads)
-        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-        width = int(getattr(config, "head_dim", None) or self.hidden_size // heads)
-        return 2 * self._num_attending * kv_heads * width * self.dtype.itemsize
+        layers = getattr(self.config, "per_layer_config", None) or [self.config] * self.num_layers
+        total = 0
+        for config in (layers[i] for i in self._attending):
+            heads = int(config.num_attention_heads)
+            kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+            width = int(getattr(config, "head_dim", None) or self.hidden_size // heads)
+            total += 2 * kv_heads * width * self.dtype.itemsize
+        return total
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -227,8 +224,8 @@ class Target:
         own = self._forward.new_cache(rows)
         if own is not None:
             return own
-        states = RecurrentStates(rewinds) if len(self.recurrent) else None
-        return TreeCache(self._num_attending, capacity=max(64, rows), recurrent=states)
+        states = RecurrentStates(self.device, rewinds) if len(self.recurrent) else None
+        return TreeCache(len(self._attending), capacity=max(64, rows), recurrent=states)
 
     @torch.inference_mode()
     def prefill(
@@ -245,7 +242,7 @@ class Target:
         with self.recurrent.following(cache.recurrent, None):
             output = self._forward(tokens, positions, None, cache, needs, last_only=True)
         cache.extend(n)
-        return output
+        return _with_shared(output, cache, needs)
 
     @torch.inference_mode()
     def verify(self, proposal: Proposal, cache: TreeCache, needs: Needs) -> TargetOutput:
@@ -256,7 +253,8 @@ class Target:
         positions = depths + cache.length
         parents = proposal.parents() if cache.recurrent is not None else None
         with self.recurrent.following(cache.recurrent, parents):
-            return self._forward(tokens, positions, among, cache, needs, last_only=False)
+            output = self._forward(tokens, positions, among, cache, needs, last_only=False)
+        return _with_shared(output, cache, needs)
 
     @torch.inference_mode()
     def draft_chain(
@@ -282,6 +280,11 @@ class Target:
 
     # ---- life
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What people must know of its figures."""
+        return (NOTE,) if self.provenance.get("random_weights") else ()
+
     def environment(self) -> dict[str, Any]:
         """What a run must store to be repeated: weights and device."""
         return {
@@ -297,9 +300,16 @@ class Target:
     def close(self) -> None:
         """Drop the weights."""
         self._forward.close()
+        self.prefixes.clear()
         self.model = None
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def _with_shared(output: TargetOutput, cache: TreeCache, needs: Needs) -> TargetOutput:
+    if not needs.shared:
+        return output
+    return replace(output, shared=tuple(cache.rows_of(layer) for layer in needs.shared))
 
 
 @contextlib.contextmanager
@@ -325,28 +335,11 @@ def _limited(seconds: float) -> Iterator[None]:
         sys.settrace(before)
 
 
-def check_can_roll_back(config: Any, name: str) -> None:
-    """TargetError for a model whose state cannot be rolled back to the accepted path."""
-    model_type = str(getattr(config, "model_type", ""))
-    bad = set(getattr(config, "layer_types", None) or ()) - ROLLED_BACK
-    if model_type in ("rwkv", "xlstm"):
-        bad.add(model_type)
-    if "local" in (getattr(config, "attention_layers", None) or ()):
-        bad.add("local attention")
-    if bad:
-        raise TargetError(
-            f"{name} has {', '.join(sorted(bad))} layers, whose state cannot be rolled back after "
-            "a rejected draft. Choose a model with attention, state-space, linear-attention or "
-            "convolution layers that transformers gives a common cache."
-        )
-
-
 def check_takes_positions(model: PreTrainedModel, name: str) -> None:
     """TargetError for models that derive positions from row numbers: siblings share one."""
     config = model.config.get_text_config()
     takes = "position_ids" in inspect.signature(type(model).forward).parameters
-    needs_none = set(getattr(config, "layer_types", None) or ("",)) <= STATE_ONLY
-    if not (takes or needs_none) or getattr(config, "alibi", False):
+    if (attends(config) and not takes) or getattr(config, "alibi", False):
         raise TargetError(
             f"{name} ({type(model).__name__}) takes no explicit positions (ALiBi), so it cannot "
             "verify a draft tree. Choose a model with rotary or learned positions."

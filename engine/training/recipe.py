@@ -146,9 +146,9 @@ class Student(nn.Module):
     def published(self) -> Mapping[str, Tensor]:
         """Weights under their published names; writing to them changes the student."""
 
+    @abstractmethod
     def config(self) -> dict[str, Any]:
         """What `config.json` says."""
-        raise NotImplementedError
 
     @abstractmethod
     def describe(self) -> Mapping[str, Any]:

@@ -106,13 +106,7 @@ class Trainer:
             "corpus seed": corpus.manifest["settings"]["seed"],
         }
         state = load_state(folder, self._identity, target.device)
-        count = state["run"]["dialogues"] if state else len(corpus.entries)
-        if count > len(corpus.entries):
-            raise ConfigError(
-                f"The run in {folder} began with {count} dialogues, but the corpus in "
-                f"{corpus.folder} has {len(corpus.entries)}. Give the corpus it began with."
-            )
-        self._identity["dialogues"] = count
+        count = self._identity["dialogues"] = self._num_dialogues(state)
         self.train, self.held_out = split(corpus, count)
         self._packs = arrange(self.train, settings.pack_tokens, settings.seed)
         self._order: tuple[int, list[int]] = (-1, [])
@@ -140,6 +134,17 @@ class Trainer:
             self.student.load_state_dict(state["student"])
             self._optimizers.load_state_dict(state["optimizer"])
             self.average.values = state["average"]
+
+    def _num_dialogues(self, state: Mapping[str, Any] | None) -> int:
+        """How many the run began with; ConfigError if the corpus has fewer."""
+        held = len(self.corpus.entries)
+        count = int(state["run"]["dialogues"]) if state else held
+        if count > held:
+            raise ConfigError(
+                f"The run in {self.folder} began with {count} dialogues, but the corpus in "
+                f"{self.corpus.folder} has {held}. Give the corpus it began with."
+            )
+        return count
 
     @property
     def num_steps(self) -> int:

@@ -4,7 +4,7 @@ Before each step the controller asks, for every draft depth d and tree size n, w
 bring and cost:
 
     tokens(d, n) = 1 + sum of the n highest estimated path probabilities among nodes of depth ≤ d
-    ms(d, n)     = draft_ms(d) + verify_ms(n + 1) + other_ms
+    ms(d, n)     = draft_ms(d) + verify_ms(n + 1, d) + other_ms
     plain        = 1 token in verify_ms(1) + other_ms
 
 and takes the best ratio; where plain decoding wins, it drafts nothing and looks again later. The
@@ -21,6 +21,7 @@ own steps took: long texts and busy machines make rows dearer than the curve say
 
 from __future__ import annotations
 
+import functools
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ from engine.proposal import Outcome, Proposal
 from engine.tuning.latency import LatencyCurve
 from engine.tuning.timing import measure_curve
 
-CONTROLLER_ROWS = (1, 2, 4, 8, 16, 32, 64)
+CONTROLLER_ROWS, CONTROLLER_TREES = (1, 2, 4, 8, 16, 32, 64), (4, 16, 64)
 """Row counts that the controller measures: coarser than the chart's, done in a second or two."""
 WARM_UP_STEPS = 3
 """Steps with the whole draft at the start, to have something to estimate from."""
@@ -160,7 +161,7 @@ class AdaptiveDrafter(Drafter):
         self.needs, self.notes = inner.needs, inner.notes
         self._device = target.device
         self._curve = curve
-        self._by_rows = np.empty(0)
+        self._ms_at = functools.cache(curve.at)
         self._reset()
 
     def _reset(self) -> None:
@@ -236,7 +237,7 @@ class AdaptiveDrafter(Drafter):
         """Draft while that may pay, keep the nodes that do."""
         self.inner.least_prob = self._least_prob()
         proposal, taken_ms = self._drafted(max_depth)
-        self._rows, self._asked_at = 1, self._clock()
+        self._kept, self._asked_at = (1, 0), self._clock()
         if len(proposal.shape) == 1:
             return replace(proposal, decision="nothing was drafted")
         if not _says(proposal):
@@ -245,7 +246,8 @@ class AdaptiveDrafter(Drafter):
         self._learn_draft_ms(proposal.shape.max_depth, taken_ms)
         probs = self._calibration.path_probabilities(proposal)
         order = _likeliest(probs)
-        curve_ms = self._curve_ms(len(probs))
+        deepest = np.maximum.accumulate(proposal.shape.depths.numpy()[order]).tolist()
+        curve_ms = np.array([self._ms_at(n, depth) for n, depth in enumerate(deepest, start=1)])
         # The curve, as far as this run bears it out.
         verify_ms = self._base * curve_ms[0] + self._slope * (curve_ms - curve_ms[0])
         ms = self._draft_ms.get(proposal.shape.max_depth, 0.0) + verify_ms
@@ -260,7 +262,7 @@ class AdaptiveDrafter(Drafter):
             decision += "; over the last steps drafting did not pay"
         elif best > MARGIN:
             self._next_pause = FIRST_PAUSE
-        self._rows = num_nodes + 1
+        self._kept = num_nodes + 1, deepest[num_nodes]
         return proposal.keep(sorted(order[: num_nodes + 1].tolist()), decision)
 
     def _least_prob(self) -> float:
@@ -281,17 +283,11 @@ class AdaptiveDrafter(Drafter):
         low, high = min(self._draft_ms), max(self._draft_ms)
         return max(0.0, (self._draft_ms[high] - self._draft_ms[low]) / (high - low))
 
-    def _curve_ms(self, count: int) -> np.ndarray:
-        """Of 1 … `count` rows, by the curve."""
-        if len(self._by_rows) < count:
-            self._by_rows = np.array([self._curve.at(n) for n in range(1, count + 1)])
-        return self._by_rows[:count]
-
     def _learn_time(self) -> None:
         """By what the step took since it was proposed: verification, and little else."""
         taken_ms = 1000 * (self._clock() - self._asked_at)
-        one, curve_ms = self._curve.at(1), self._curve.at(self._rows)
-        if self._rows == 1:
+        one, curve_ms = self._curve.at(1), self._ms_at(*self._kept)
+        if self._kept[0] == 1:
             self._base = 0.9 * self._base + 0.1 * _bounded(taken_ms / one)
         elif curve_ms > 1.02 * one:  # else nothing can be told of what further rows cost
             # Sums, not a mean of ratios: where a row costs little, a ratio is mostly noise.
@@ -319,12 +315,12 @@ class AdaptiveDrafter(Drafter):
     def _budget(self, template: Proposal) -> DraftBudget:
         probs = path_probabilities(template, self._estimate)
         depths = template.shape.depths.numpy()
-        curve_ms = self._curve_ms(len(probs))
         best = DraftBudget(1, 1, 0.0)
         for depth in range(1, template.shape.max_depth + 1):
             inside = np.sort(probs[(depths > 0) & (depths <= depth)])[::-1]
-            ms = self._draft_at(depth) + curve_ms[1 : len(inside) + 1]
-            gain = (1 + np.cumsum(inside)) / ms * curve_ms[0]
+            curve_ms = np.array([self._ms_at(n + 2, depth) for n in range(len(inside))])
+            ms = self._draft_at(depth) + curve_ms
+            gain = (1 + np.cumsum(inside)) / ms * self._curve.at(1)
             at = int(gain.argmax())
             if gain[at] > best.speedup:
                 best = DraftBudget(depth, at + 1, float(gain[at]))
@@ -395,4 +391,4 @@ def build_drafter(
 
 def controller_curve(target: Target) -> LatencyCurve:
     """What the controller needs to know of a target, measured."""
-    return measure_curve(target, rows=CONTROLLER_ROWS, repeats=3)
+    return measure_curve(target, rows=CONTROLLER_ROWS, tree_rows=CONTROLLER_TREES, repeats=3)

@@ -103,9 +103,10 @@ def fit_size(
         for size in table.sizes:
             if found and time.monotonic() - began > SECONDS:
                 break
-            drafter = inner.replace(**size.settings).build_sharing(built, context)
+            sized = inner.replace(**size.settings)
+            drafter, depth = sized.build_sharing(built, context), sized.draft_shape().depth
             draft_ms, other_ms = _beside_verifying(drafter, context.target)
-            verify_ms = sum(share * verify.at(rows) for rows, share in size.rows)
+            verify_ms = sum(share * verify.at(rows, depth) for rows, share in size.rows)
             prediction = Prediction(size.mat, draft_ms, verify_ms, other_ms, plain_tok_s)
             found.append(SizePrediction(size.settings, prediction))
     found.sort(key=lambda one: -one.prediction.tok_s)
@@ -120,7 +121,7 @@ def _beside_verifying(drafter: Drafter, target: Target) -> tuple[float, float]:
     steps = [s for s in islice(records, NUM_STEPS + 2) if isinstance(s, Step)][1:]
     records.close()  # type: ignore[attr-defined]
     drafting = statistics.median(step.draft_s for step in steps)
-    rest = statistics.median(step.accept_s + step.other_s for step in steps)
+    rest = statistics.median(step.accept_s + step.other_s - step.rollback_s for step in steps)
     return 1000 * drafting, 1000 * rest
 
 

@@ -1,7 +1,8 @@
 """What a step costs on a machine, and the speed that follows; `engine.tuning.timing` measures it.
 
 A step is a verify forward, the draft (a start, then level by level), and the loop's own work. Each
-is a curve over rows, linear between the row counts that were measured.
+is a curve over rows, linear between the row counts that were measured. Recurrent layers read a
+tree level by level or branch by branch: there a verify forward goes by depth as well.
 """
 
 from __future__ import annotations
@@ -66,13 +67,38 @@ def _check(rows: Sequence[int], ms: Sequence[float]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class TreeLatency(_Stored):
+    """Median milliseconds of trees that are no chains, where they go by depth.
+
+    Attributes:
+        rows: ascending row counts, root included.
+        star_ms: of trees that are one level deep, one per row count.
+        level_ms: what a level more costs.
+    """
+
+    rows: tuple[int, ...]
+    star_ms: tuple[float, ...]
+    level_ms: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        _check(self.rows, self.star_ms)
+        _check(self.rows, self.level_ms)
+
+    def at(self, n: float, depth: int) -> float:
+        """Milliseconds for n rows whose deepest path drafts so many tokens."""
+        level_ms = interpolate(self.rows, self.level_ms, n)
+        return interpolate(self.rows, self.star_ms, n) + (depth - 1) * level_ms
+
+
+@dataclass(frozen=True, slots=True)
 class LatencyCurve(_Stored):
     """Median milliseconds at a few row counts.
 
     Attributes:
         rows: ascending row counts, root included.
-        ms: one per row count.
+        ms: one per row count; of chains.
         context_len: committed rows in the cache while measuring.
+        trees: of other trees; None where only the rows count.
     """
 
     rows: tuple[int, ...]
@@ -81,13 +107,16 @@ class LatencyCurve(_Stored):
         tuple[float, ...], Field(validation_alias=AliasChoices("ms", "verify_ms", "other_ms"))
     ]
     context_len: int = 0
+    trees: TreeLatency | None = None
 
     def __post_init__(self) -> None:
         _check(self.rows, self.ms)
 
-    def at(self, n: float) -> float:
-        """Milliseconds for n rows."""
-        return interpolate(self.rows, self.ms, n)
+    def at(self, n: float, depth: int | None = None) -> float:
+        """Milliseconds for n rows, whose deepest path drafts so many tokens; None = a chain."""
+        if self.trees is None or depth is None or depth >= n - 1:
+            return interpolate(self.rows, self.ms, n)
+        return self.trees.at(n, depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,16 +215,22 @@ class StepLatency:
     other: LatencyCurve
     draft: DraftLatency
 
-    def predict(self, mat: float, *, levels: Sequence[int], num_nodes: int) -> Prediction:
-        """Speed of a draft with this MAT, which runs so many rows per level."""
-        verify_ms, other_ms = self.verify.at(num_nodes + 1), self.other.at(num_nodes + 1)
+    def predict(
+        self, mat: float, *, levels: Sequence[int], num_nodes: int, depth: int | None = None
+    ) -> Prediction:
+        """Speed of a draft with this MAT, which runs so many rows per level.
+
+        Args:
+            depth: of the deepest node; None = a chain.
+        """
+        verify_ms, other_ms = self.verify.at(num_nodes + 1, depth), self.other.at(num_nodes + 1)
         plain_ms = self.verify.at(1) + self.other.at(1)
         return Prediction(mat, self.draft.at(levels), verify_ms, other_ms, 1000 / plain_ms)
 
     def predict_config(self, config: MethodConfig, mat: float) -> Prediction:
         """Speed of a method with these settings, if its drafts are as large as they may be."""
         shape = config.draft_shape()
-        return self.predict(mat, levels=shape.levels, num_nodes=shape.num_nodes)
+        return self.predict(mat, levels=shape.levels, num_nodes=shape.num_nodes, depth=shape.depth)
 
     def at_batch(self, batched: BatchLatency, batch: int) -> StepLatency:
         """The same for so many texts in lock-step; a prediction's tok/s is then that of each text.

@@ -242,12 +242,7 @@ def measure_ranks(
     if depths < 1:
         raise ConfigError(f"depths must be at least 1, got {depths}. Set it higher.")
     wanted = with_steps(texts)
-    if not config.offline:
-        known = [cls.title for cls in methods().values() if cls.parse({}).offline]
-        raise ConfigError(
-            f"{config.title} has no rank table: it does not rank tokens per depth. "
-            f"Choose one of {', '.join(known)}."
-        )
+    _check_ranks(config)
     drafter = None if config.looks_up else config.with_tree(ChoiceTree.chain(1)).build(context)
     num_ranks = 1 if drafter is None else min(NUM_RANKS, drafter.num_ranks or NUM_RANKS)
     needs = Needs() if drafter is None else drafter.needs
@@ -279,6 +274,16 @@ def measure_ranks(
         table = replace(table, chains=chains)
     on_progress(1.0)
     return table
+
+
+def _check_ranks(config: MethodConfig) -> None:
+    if config.offline:
+        return
+    known = [cls.title for cls in methods().values() if cls.parse({}).offline]
+    raise ConfigError(
+        f"{config.title} has no rank table: it does not rank tokens per depth. "
+        f"Choose one of {', '.join(known)}."
+    )
 
 
 @torch.inference_mode()

@@ -23,11 +23,14 @@ from engine.sampling import SeededDraws
 from engine.steps import Step
 from engine.tree import TreeShape
 from engine.tuning import OnProgress, ignore
-from engine.tuning.latency import BatchLatency, DraftLatency, LatencyCurve
+from engine.tuning.latency import BatchLatency, DraftLatency, LatencyCurve, TreeLatency
 from engine.tuning.redraft import require_offline
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 112, 128)
+TREE_ROWS = (4, 8, 16, 32, 64)
 OTHER_ROWS = (1, 16, 64)
+DEEP = 4
+"""Depth of the trees that say what a level costs; less where there are few rows."""
 BATCHES, BATCH_ROWS = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64)
 MAX_BATCH_ROWS = 256
 """Rows of all texts of a batch together, at most; beyond it, the slope goes on."""
@@ -39,35 +42,64 @@ def measure_curve(
     target: Target,
     *,
     rows: tuple[int, ...] = ROWS,
+    tree_rows: tuple[int, ...] = TREE_ROWS,
     context_len: int = 256,
     repeats: int = 5,
     on_progress: OnProgress = ignore,
 ) -> LatencyCurve:
-    """Time verify forwards; sizes take turns within each repeat, so drift hits all alike.
+    """Time verify forwards; shapes take turns within each repeat, so drift hits all alike.
 
-    Where layers have a state, the time includes its way back to the accepted path.
+    Where layers have a state, the time includes its way back to the accepted path, and trees are
+    timed beside chains.
     """
     context_len = max(1, min(context_len, target.context_len - max(rows) - 1))
     cache = target.new_cache(context_len + max(rows))
-    seconds = np.empty((repeats + 1, len(rows)))
+    tree_rows = () if cache.recurrent is None else tuple(n for n in tree_rows if n <= max(rows))
+    shapes = [TreeShape.chain(n - 1) for n in rows]
+    shapes += [grown(n, depth) for n in tree_rows for depth in (1, _deep(n))]
+    order = sorted(range(len(shapes)), key=lambda i: -len(shapes[i]))
+    seconds = np.empty((repeats + 1, len(shapes)))
     try:
         tokens = torch.arange(context_len) % target.vocab_size
         target.prefill(tokens.tolist(), cache, Needs())
         for repeat in range(repeats + 1):
             # Largest first: many rows turn the caches over, which one row after them would pay for.
-            for done, (i, n) in enumerate(reversed(list(enumerate(rows)))):
-                on_progress((repeat + done / len(rows)) / (repeats + 1))
-                seconds[repeat, i] = _time_verify(target, cache, n)
+            for done, i in enumerate(order):
+                on_progress((repeat + done / len(shapes)) / (repeats + 1))
+                seconds[repeat, i] = _time_verify(target, cache, shapes[i])
     finally:
         cache.free()
-    medians = 1000 * np.median(seconds[1:], axis=0)
-    return LatencyCurve(rows, tuple(medians.tolist()), context_len)
-
-
-def _time_verify(target: Target, cache: TreeCache, n: int) -> float:
-    proposal = Proposal(
-        torch.arange(n, device=target.device) % target.vocab_size, TreeShape.chain(n - 1)
+    medians: list[float] = (1000 * np.median(seconds[1:], axis=0)).tolist()
+    chains, stars, deeper = (
+        tuple(medians[: len(rows)]),
+        tuple(medians[len(rows) :: 2]),
+        medians[len(rows) + 1 :: 2],
     )
+    if not tree_rows:
+        return LatencyCurve(rows, chains, context_len)
+    levels = zip(tree_rows, stars, deeper, strict=True)
+    level_ms = tuple((deep - star) / (_deep(n) - 1) for n, star, deep in levels)
+    return LatencyCurve(rows, chains, context_len, TreeLatency(tree_rows, stars, level_ms))
+
+
+def _deep(rows: int) -> int:
+    return min(DEEP, rows - 2)
+
+
+def grown(rows: int, depth: int) -> TreeShape:
+    """A tree like those fitted to texts: a path of this depth, off which others branch.
+
+    Example: 8 rows of depth 3 are 0-1-2-3, with 4-5 below 0, 6-7 below 1.
+    """
+    parents = list(range(-1, depth))
+    while len(parents) < rows:
+        at = (len(parents) - depth - 1) // 2 % max(1, depth - 1)
+        parents += [at, at if depth == 1 else len(parents)]
+    return TreeShape(parents[:rows])
+
+
+def _time_verify(target: Target, cache: TreeCache, shape: TreeShape) -> float:
+    proposal = Proposal(torch.arange(len(shape), device=target.device) % target.vocab_size, shape)
     synchronise(target.device)
     began = time.perf_counter()
     target.verify(proposal, cache, Needs()).logits.argmax(dim=-1).tolist()
@@ -75,7 +107,7 @@ def _time_verify(target: Target, cache: TreeCache, n: int) -> float:
         return time.perf_counter() - began
     # A recurrent state goes back to where the accepted path ended: say, in the middle.
     length = cache.length
-    cache.commit(tuple(range(-(-n // 2))))
+    cache.commit(tuple(range(1 + shape.max_depth // 2)))
     synchronise(target.device)
     taken_s = time.perf_counter() - began
     cache.truncate(length)
@@ -184,7 +216,7 @@ def measure_other(
     repeats: int = 8,
     on_progress: OnProgress = ignore,
 ) -> LatencyCurve:
-    """Time what real steps of the loop spend on neither drafting nor verifying."""
+    """Time what real steps spend on neither drafting nor verifying, nor on rolling back."""
     room = repeats + 2
     context_len = max(1, min(context_len, target.context_len - (max(rows) + 1) * room))
     prompt = [i % target.vocab_size for i in range(context_len)]
@@ -195,7 +227,7 @@ def measure_other(
         records = decode(target, _FixedChain(n, target), prompt, limits=limits)
         steps = [s for s in islice(records, repeats + 2) if isinstance(s, Step)]
         records.close()  # type: ignore[attr-defined]
-        taken = [step.accept_s + step.other_s for step in steps]
+        taken = [step.accept_s + step.other_s - step.rollback_s for step in steps]
         medians.append(1000 * statistics.median(taken[1:] or taken))
     on_progress(1.0)
     return LatencyCurve(rows, tuple(medians), context_len)

@@ -36,14 +36,15 @@ def timings(run: LiveRun) -> dict[str, Any]:
     figures, first = run.metrics, run.first
     if figures is None or first is None:
         return {}
-    prompt_ms = 1000 * first.ttft_s
+    prompt_ms, prompt_n = 1000 * first.ttft_s, first.num_prompt_tokens - first.num_cached
     predicted_n = figures.num_new_tokens
     decode_ms = 1000 * (predicted_n - 1) / figures.tok_s if figures.tok_s else 0.0
     return {
-        "prompt_n": first.num_prompt_tokens,
+        "cache_n": first.num_cached,
+        "prompt_n": prompt_n,
         "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": prompt_ms / first.num_prompt_tokens,
-        "prompt_per_second": 1000 * first.num_prompt_tokens / prompt_ms if prompt_ms else 0.0,
+        "prompt_per_token_ms": prompt_ms / prompt_n,
+        "prompt_per_second": 1000 * prompt_n / prompt_ms if prompt_ms else 0.0,
         "predicted_n": predicted_n,
         "predicted_ms": decode_ms,
         "predicted_per_token_ms": decode_ms / max(1, predicted_n - 1),
@@ -55,15 +56,25 @@ def timings(run: LiveRun) -> dict[str, Any]:
 
 
 def _split_ms(split: TimeSplit | None) -> dict[str, float] | None:
-    """Mean of a step by what it went into; not of llama-server's."""
+    """Mean of a step by what it went into, as the page shows it; not of llama-server's."""
     if split is None:
         return None
-    parts = ("draft", "verify", "accept", "other")
-    return {part: 1000 * getattr(split, f"{part}_s") for part in parts}
+    return {
+        "draft": 1000 * split.draft_s,
+        "verify": 1000 * split.verify_s,
+        "accept": 1000 * split.accept_s,
+        "other": 1000 * (split.other_s - split.rollback_s),
+        "rollback": 1000 * split.rollback_s,
+    }
 
 
-def usage(run: LiveRun) -> dict[str, int]:
+def usage(run: LiveRun) -> dict[str, Any]:
     """Tokens of the prompt and of the answer, counted after any cut."""
     read = run.first.num_prompt_tokens if run.first else 0
     written = run.metrics.num_new_tokens if run.metrics else 0
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    return {
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": run.first.num_cached if run.first else 0},
+    }

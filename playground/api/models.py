@@ -63,7 +63,8 @@ def offered(catalog: Catalog, loaded: str | None) -> list[str]:
     Args:
         loaded: name of the target in memory.
     """
-    near = [t for t, spec in catalog.targets.items() if not spec.hub or t == loaded]
+    targets = catalog.targets.items()
+    near = [t for t, spec in targets if not (spec.hub or spec.random) or t == loaded]
     presets = {
         target: [key for _, key in catalog.method_choices(target) if key in catalog.presets]
         for target in near

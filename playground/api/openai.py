@@ -179,12 +179,13 @@ class Chat(Completing):
 
     messages: list[Said] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
-    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] = "auto"
+    """`tools` are read over: chat clients send theirs unasked, and a model may use none of them."""
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
-        if self.tools:
-            raise ValueError("tools are not offered here; leave them out")
+        if self.tool_choice not in ("auto", "none"):
+            raise ValueError("tool_choice must be auto or none: no tool is ever called here")
         return self
 
     @property

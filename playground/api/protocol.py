@@ -71,7 +71,7 @@ class Endpoint:
         """What `answer` returns, or why there is none."""
         try:
             return await answer()
-        except Exception as error:
+        except Exception as error:  # a bug, too, is answered in the protocol's form
             return self.refusal(*status_of(error))
 
     def stream(self, events: AsyncIterator[Mapping[str, Any] | str]) -> Response:
@@ -81,7 +81,7 @@ class Endpoint:
             try:
                 async for event in events:
                     yield _event(event)
-            except Exception as error:
+            except Exception as error:  # the status is sent already: an event is all there is
                 yield _event(self.fault(*status_of(error)))
 
         return EventStream(lines(), media_type="text/event-stream")

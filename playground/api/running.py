@@ -15,7 +15,9 @@ from playground.host.request import GenerateRequest
 from playground.host.runner import EngineHost
 
 POLL_S = 0.005
-"""How often a run is looked at: well below the time of a step."""
+"""How often a run is looked at for its first token."""
+TEXT_POLL_S = 0.02
+"""And for what follows it, which comes in pieces of 50 ms; a look costs the engine's time."""
 
 
 class RunFailedError(PlaygroundError):
@@ -89,7 +91,7 @@ class Answer:
                 if told < (safe := _num_safe(text, self._stop)):
                     yield text[told:safe]
                     told = safe
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(TEXT_POLL_S)
             self._check()
             if self.run.finish is not None and self.run.finish.text[told:]:
                 yield self.run.finish.text[told:]

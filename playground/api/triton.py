@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from engine.config import Limits, Sampling
 from playground.api import figures
-from playground.api.models import Model, model_of
+from playground.api.models import model_of
 from playground.api.protocol import Asked, Endpoint, body_of, while_connected
 from playground.api.running import Answer
 from playground.host.request import MAX_PROMPT_CHARS
@@ -35,6 +35,7 @@ INPUTS = (
     ("top_k", "INT32"),
     ("top_p", "FP32"),
     ("random_seed", "UINT64"),
+    ("exclude_input_in_output", "BOOL"),
 )
 
 
@@ -83,6 +84,17 @@ class Generating(Asked):
                 "seed": seed,
             }
         )
+
+    @property
+    def before(self) -> str:
+        """What stands before the answer when it is given whole."""
+        return "" if self.exclude_input_in_output else self.text_input
+
+    def begin(self, host: EngineHost, model: str) -> Answer:
+        """Queue the run on the model of that name."""
+        limits = Limits.parse({"max_new_tokens": self.max_tokens, "stop": self.stop_words})
+        named = model_of(host.catalog, model)
+        return Answer(host, named, prompt=self.text_input, sampling=self.sampling, limits=limits)
 
 
 def fault(_: int, sentence: str) -> dict[str, Any]:
@@ -144,8 +156,7 @@ class Triton(Endpoint):
         async def answer() -> Response:
             asked, run = await self._begin(request)
             text = await while_connected(request, run.text())
-            before = "" if asked.exclude_input_in_output else asked.text_input
-            return JSONResponse(self._written(request, before + (text or ""), run))
+            return JSONResponse(self._written(request, asked.before + (text or ""), run))
 
         return await self.answered(answer)
 
@@ -160,11 +171,7 @@ class Triton(Endpoint):
     async def _begin(self, request: Request) -> tuple[Generating, Answer]:
         body = await body_of(request, _Body)
         asked = Generating.parse({**body.parameters, **(body.model_extra or {})})
-        model: Model = model_of(self._host.catalog, request.path_params["name"])
-        limits = Limits.parse({"max_new_tokens": asked.max_tokens, "stop": asked.stop_words})
-        sampling = asked.sampling
-        run = Answer(self._host, model, prompt=asked.text_input, sampling=sampling, limits=limits)
-        return asked, run
+        return asked, asked.begin(self._host, request.path_params["name"])
 
     async def _events(self, request: Request, run: Answer) -> AsyncIterator[dict[str, Any]]:
         async with aclosing(run.texts()) as pieces:

@@ -53,10 +53,10 @@ class WorkloadOptions(LogOptions, SamplingOptions, TargetOptions):
 
     def items(self) -> tuple[Item, ...]:
         """Raises ConfigError: a suite or category that is not there."""
-        import presets
+        from playground.experiments.public import known_suites
         from playground.experiments.suites import choose_items, choose_suite
 
-        known = presets.suites()
+        known = known_suites()
         return choose_items(
             [choose_suite(name, known) for name in self.suites],
             categories=parts(self.categories),
@@ -87,7 +87,9 @@ class BenchOptions(WorkloadOptions, RayOptions):
     max_new_tokens: int = option(128, "Most tokens of an answer.")
     name: str = option("", "What the benchmark is called in the log.")
     resume: str | None = option(None, "Go on with a benchmark of the log.", metavar="ID")
-    output: Path | None = option(None, "Write report.json and CSV tables here.", metavar="DIR")
+    output: Path | None = option(
+        None, "Write report.json, CSV tables and genai-perf's files here.", metavar="DIR"
+    )
     as_json: bool = option(False, "Print the report as JSON.", "--json")
     csv: Path | None = option(
         None, "Write the speedups as CSV here; - prints them.", metavar="FILE.csv"
@@ -181,7 +183,13 @@ def _show(
 ) -> None:
     from playground.cli.tables import print_wide, tables
     from playground.experiments.benchmarks import read_results
-    from playground.experiments.report.export import FILES, json_text, page_html, speedup_csv
+    from playground.experiments.report.export import (
+        FILES,
+        genai_perf_files,
+        json_text,
+        page_html,
+        speedup_csv,
+    )
 
     results = read_results(log, benchmark_id)
     if options.as_json:
@@ -202,6 +210,7 @@ def _show(
             console.print(f"wrote {path}")
     if options.output is not None:
         texts = {name: text_of(results) for name, text_of in FILES.items()}
+        texts |= genai_perf_files(results)
         for path in write_files(options.output, texts):
             console.print(f"wrote {path}")
     if summary.cancelled and options.save:

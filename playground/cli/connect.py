@@ -26,8 +26,8 @@ class ConnectOptions(LogOptions, JsonOptions):
     plain: str = option("", "Address of the same model without speculation.", metavar="URL")
     replay: bool = option(False, "Send prompts, instead of reading its counters.", "--replay")
     suite: str = option("tasks", "Prompts to send: a suite or a file.")
-    prompts: int = option(12, "How many prompts.", min=1, max=1000)
-    concurrency: str = option("1,2,4,8,16", "How many at a time, one level after another.")
+    prompts: int = option(12, "Number of prompts.", min=1, max=1000)
+    concurrency: str = option("1,2,4,8,16", "Concurrency levels, run one after another.")
     max_new_tokens: int = option(128, "Most new tokens of an answer.", min=1)
     seconds: float = option(300.0, "Most seconds of a level.", min=1.0)
     every: float = option(2.0, "Seconds between two readings.", min=0.1)
@@ -80,15 +80,15 @@ def _line(reading: Reading, seconds: float | None) -> str:
 async def _replay(options: ConnectOptions, address: Address) -> None:
     import json
 
-    import presets
     from playground.cli.tables import print_wide, table
     from playground.connect.replay import Load, asked_of, read_concurrencies
     from playground.connect.report import COLUMNS
     from playground.connect.session import visit
+    from playground.experiments.public import known_suites
     from playground.experiments.suites import choose_suite
     from storage import RunLog
 
-    suite = choose_suite(options.suite, presets.suites())
+    suite = choose_suite(options.suite, known_suites())
     load = Load(
         tuple(asked_of(suite, options.prompts)),
         read_concurrencies(options.concurrency),

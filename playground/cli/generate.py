@@ -73,7 +73,7 @@ def generate(options: GenerateOptions) -> None:
         fit = models.fit(config)
         config = fit.config
         target, drafter = models.bench().target, models.drafter(config)
-        for note in filter(None, (fit.reason, *drafter.notes)):
+        for note in filter(None, (*target.notes, fit.reason, *drafter.notes)):
             typer.echo(note, err=True)
         messages, prompt_text, prompt_ids = _prompt(options, target)
         recording = stack.enter_context(

@@ -14,8 +14,10 @@ from playground.cli.generate import generate
 from playground.cli.options import CommandGroup
 from playground.cli.runs import runs
 from playground.cli.serve import methods, models, serve
+from playground.cli.suites import suites
 from playground.cli.sweep import sweep
 from playground.cli.train import train
+from playground.cli.triton import triton
 from playground.cli.tune import tune
 
 app = typer.Typer(
@@ -28,7 +30,8 @@ app = typer.Typer(
 )
 app.add_typer(tune)
 app.add_typer(runs)
-for command in (serve, generate, bench, sweep, connect, train, export, models, methods):
+app.add_typer(suites)
+for command in (serve, triton, generate, bench, sweep, connect, train, export, models, methods):
     app.command()(command)
 app.command("import")(import_)
 

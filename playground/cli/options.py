@@ -70,7 +70,7 @@ class CommandGroup(TyperGroup):
             what = error.filename or "The output"
             typer.echo(f"error: {visible(str(what)):.2000}: {error.strerror or error}.", err=True)
             raise typer.Exit(EXIT_USER_ERROR) from error
-        except Exception as error:
+        except Exception as error:  # ours are imported only once one is raised: --help is fast
             from engine.errors import PlaygroundError
             from storage import StorageError
 
@@ -188,8 +188,8 @@ def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
     from engine.errors import ConfigError
 
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--output: {folder} cannot be written: {error.strerror}.") from error
@@ -240,18 +240,18 @@ class DeviceOptions:
         """Ray workers that hold the target ready."""
         from playground.cli.tables import Terminal
         from playground.experiments.cluster import workers
-        from playground.experiments.worker import Duty
+        from playground.experiments.worker import WorkerConfig
 
         console = Terminal(stderr=True)
-        duty = Duty(spec, dtype or "auto", log_url, self.device, self.cache_dir)
+        config = WorkerConfig(spec, dtype or "auto", log_url, self.device, self.cache_dir)
         with ExitStack() as stack:
             with console.status(f"starting workers with {spec.name}"):
-                hired = stack.enter_context(workers(pool, duty, **more))
-            for sentence in hired.refused:
+                running = stack.enter_context(workers(pool, config, **more))
+            for sentence in running.refused:
                 console.print(sentence, highlight=False)
-            for name, device, _ in hired.rows():
+            for name, device, _ in running.rows():
                 console.print(f"worker {name}: {device}", highlight=False)
-            yield hired
+            yield running
 
 
 @dataclass(kw_only=True)

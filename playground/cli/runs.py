@@ -83,6 +83,7 @@ class ListOptions(JsonOptions, FilterOptions):
 @takes(ListOptions)
 def list_(options: ListOptions) -> None:
     """Print runs, the newest first."""
+    from playground.runs.table import at_least
     from playground.runs.transfer import run_values
 
     query = options.query(sort=options.sort, descending=not options.ascending, limit=options.limit)
@@ -93,7 +94,7 @@ def list_(options: ListOptions) -> None:
         return
     for run in page.rows:
         typer.echo(visible(_line(run)))
-    shown = f"{len(page.rows)} of {page.total} runs"
+    shown = f"{len(page.rows)} of {at_least(page)} runs"
     typer.echo(shown if page.total else "No run matches.", err=True)
 
 

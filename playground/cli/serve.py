@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import typer
 
@@ -33,6 +33,9 @@ class ServeOptions(LogOptions, DeviceOptions):
     allow_path: list[str] = option(
         [], "Drafters and corpora that the page may name: folder, file or hub id.", metavar="PATH"
     )
+    ray: list[str] = option(
+        [], "Offer a Ray cluster to experiments, beside this machine's own.", metavar="ADDRESS"
+    )
     open_browser: bool = option(False, "Open the page.", "--open")
 
 
@@ -41,6 +44,7 @@ def serve(options: ServeOptions) -> None:
     """Serve the page."""
     import logging
 
+    from playground.experiments.public import known_suites
     from playground.host.catalog import Catalog
     from playground.host.reach import catalog_within
     from playground.web.door import Access
@@ -55,7 +59,10 @@ def serve(options: ServeOptions) -> None:
     )
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("playground").setLevel(logging.INFO)
-    catalog = with_own_drafters(Catalog.shipped(), options.drafter)
+    shipped = Catalog.shipped()
+    clusters = tuple(dict.fromkeys([*shipped.clusters, *options.ray]))
+    catalog = replace(shipped, suites=known_suites(), clusters=clusters)
+    catalog = with_own_drafters(catalog, options.drafter)
     serve(
         access=access,
         port=options.port,
@@ -84,7 +91,8 @@ def models(options: JsonOptions) -> None:
         typer.echo(json.dumps([s.model_dump(mode="json") for s in specs.values()], indent=2))
         return
     for spec in specs.values():
-        where = spec.hub or spec.path or (spec.wheel and f"wheel {spec.wheel.package}")
+        wheel = spec.wheel and f"wheel {spec.wheel.package}"
+        where = spec.hub or spec.path or wheel or "random weights, made on first use"
         typer.echo(f"{spec.name:26}{spec.title}  [{where}]\n{'':26}{spec.description.strip()}")
     typer.echo("\nAny local folder, .gguf file or hub id works too: --target PATH_OR_ID")
 

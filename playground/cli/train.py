@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from engine.training.session import Evaluation, Score, SessionSettings
     from engine.training.trainer import TrainMetrics
     from playground.experiments.cluster import Workers
-    from playground.experiments.worker import Desk
+    from playground.experiments.worker import TaskContext
 
 
 @dataclass(kw_only=True)
@@ -254,20 +254,20 @@ def _train_on(
     return {Path(name): scores for name, scores in found.items()}
 
 
-def _grow_at(desk: Desk, corpora: Corpora) -> str:
+def _grow_at(context: TaskContext, corpora: Corpora) -> str:
     """The task of a worker: the corpus."""
-    return corpora.grow(desk.bench.target, desk.tell)
+    return corpora.grow(context.bench.target, context.tell)
 
 
-def _train_at(desk: Desk, drafter: Drafter) -> dict[str, Score]:
+def _train_at(context: TaskContext, drafter: Drafter) -> dict[str, Score]:
     """The task of a worker: one drafter."""
     from engine.training.trainer import TrainMetrics
 
     def tell(event: object) -> None:
         if isinstance(event, TrainMetrics):
-            desk.tell(event)
+            context.tell(event)
 
-    return drafter.train(desk.bench.target, tell, desk.cancelled)
+    return drafter.train(context.bench.target, tell, context.cancelled)
 
 
 def read_prompts(files: Sequence[Path]) -> list[GivenPrompt]:

@@ -71,8 +71,8 @@ class Report:
     def sentences(self) -> list[str]:
         """What the figures say, and which length to set."""
         said = [_verdict(own, plain) for own, plain in self.pairs if plain is not None]
-        said += [f"A restart fell into the level of {lv.concurrency} at a time: its counters are "
-                 "of what came after." for lv in self.drafting if lv.restarted]  # fmt: skip
+        said += [f"The engine restarted at concurrency {lv.concurrency}: its counters are "
+                 "cover only what came after." for lv in self.drafting if lv.restarted]  # fmt: skip
         said += self._advice()
         return [*filter(None, said), *failures([*self.plain, *self.drafting])]
 
@@ -86,16 +86,16 @@ class Report:
             f"{len(self.position_rates)} tokens: an approximation."
         )
         if not best:
-            said = [f"No draft length is predicted to pay at {first.concurrency} at a time."]
+            said = [f"No draft length is predicted to pay at concurrency {first.concurrency}."]
         else:
             said = [
-                f"Predicted fastest at {first.concurrency} at a time: {best} drafted tokens, "
+                f"Predicted fastest at concurrency {first.concurrency}: {best} drafted tokens, "
                 f"{first.tok_s:.0f} tok/s, {first.speedup:.2f} × plain decoding "
                 f"({self.engine.flag.format(k=best, k1=best + 1)})."
             ]
         if stops is not None and best:
             said.append(
-                f"From {stops} at a time on, drafting is predicted to cost more than it gains."
+                f"From concurrency {stops} on, drafting is predicted to cost more than it gains."
             )
         if self.engine.name == "vllm" and len(self.choices) > 1:
             table = json.dumps(schedule(self.choices))
@@ -154,7 +154,7 @@ def _ratio(own: Level, plain: Level | None) -> str:
 
 def _verdict(own: Level, plain: Level | None) -> str:
     """Speedup = MAT / what a step costs in plain steps."""
-    speedup, where = _speedup(own, plain), f"{own.concurrency} at a time"
+    speedup, where = _speedup(own, plain), f"Concurrency {own.concurrency}"
     if speedup is None or own.mat is None:
         return ""
     return (
@@ -165,7 +165,7 @@ def _verdict(own: Level, plain: Level | None) -> str:
 
 def _row(level: Level, what: str, ratio: str, same: Sequence[int] | None) -> list[str]:
     return [
-        f"{level.concurrency} at a time, {what}",
+        f"concurrency {level.concurrency}, {what}",
         _figure(level.tok_s, 1),
         _figure(level.throughput, 1),
         _figure(level.ttft_ms(50), 0),

@@ -39,7 +39,7 @@ def _store(
         NewRun(
             target=client.model,
             method={"decoding_type": EXTERNAL, "engine": client.engine.name, "url": client.url},
-            method_title=f"{title} · {concurrency} at a time",
+            method_title=f"{title} · concurrency {concurrency}",
             lossless=None,
             sampling={"temperature": 0.0},
             limits={},

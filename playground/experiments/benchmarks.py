@@ -9,13 +9,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from engine.config import Limits, Sampling, Settings
 from engine.errors import ConfigError, PlaygroundError
-from engine.model.target import Target
+from playground.experiments.cluster import Pool, workers_of
 from playground.experiments.finished import FinishedRequest, RunGroup, finished_requests
 from playground.experiments.job import Job, Jobs, Progress, State, submit
 from playground.experiments.measurement import Measurement, Summary, check_same_target
@@ -24,6 +25,7 @@ from playground.experiments.prompt_files import read_suite_text
 from playground.experiments.report.audits import audits_of
 from playground.experiments.report.export import FILES, Results
 from playground.experiments.report.report import make_report
+from playground.experiments.shards import measure_shards
 from playground.experiments.suites import choose_items
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
@@ -266,8 +268,8 @@ class Benchmarks:
         check_size(form)
         return BenchmarkForm.parse(form).plan(self._catalog, self.suites)
 
-    def start(self, form: Mapping[str, Any]) -> str:
-        """Begin a benchmark and queue it; returns its id.
+    def start(self, form: Mapping[str, Any], pool: Pool | None = None) -> str:
+        """Begin a benchmark and queue it, or have workers measure it; returns its id.
 
         Raises:
             ConfigError: the form is wrong.
@@ -275,16 +277,16 @@ class Benchmarks:
         """
         plan = self.plan(form)
         benchmark_id = begin(self._log, plan)
-        self._launch(benchmark_id, plan)
+        self._launch(benchmark_id, plan, pool)
         return benchmark_id
 
-    def resume(self, benchmark_id: str) -> None:
+    def resume(self, benchmark_id: str, pool: Pool | None = None) -> None:
         """Go on with a benchmark."""
         plan = plan_to_resume(self._log, benchmark_id, self._catalog.types)
         if self._jobs.get(benchmark_id) is not None:
             raise ConfigError("This benchmark is running already.")
         self._log.benchmarks.resume(benchmark_id)
-        self._launch(benchmark_id, plan)
+        self._launch(benchmark_id, plan, pool)
 
     def stop(self, benchmark_id: str) -> None:
         """End a benchmark that runs here; what is done is kept."""
@@ -312,46 +314,64 @@ class Benchmarks:
 
     # ---- running
 
-    def _launch(self, benchmark_id: str, plan: ExperimentPlan) -> None:
+    def _launch(self, benchmark_id: str, plan: ExperimentPlan, pool: Pool | None) -> None:
         job = Job(benchmark_id, owner=f"benchmark {benchmark_id}")
-        requests = finished_requests(self._log, benchmark_id)
-        drawn_s = time.monotonic()
+        tell = self._teller(job, benchmark_id)
+        told: dict[str, Any] = {"tell": tell, "cancelled": job.cancelled}
 
-        def tell(progress: Progress) -> None:
-            """A report every few seconds, made between two requests so that it slows none."""
-            nonlocal drawn_s
-            job.tell(progress)
-            if progress.last is not None:
-                requests.append(progress.last)
-                if time.monotonic() - drawn_s >= REPORT_EVERY_S or len(requests) == 1:
-                    results = read_results(self._log, benchmark_id, requests)
-                    self._keep(f"running here {len(requests)}", results)
-                    drawn_s = time.monotonic()
+        def check(environment: Mapping[str, Any]) -> None:
+            check_same_target(environment_of(self._log, benchmark_id), environment)
 
-        measurement = Measurement(
-            plan=plan,
-            log=self._log,
-            group=RunGroup(benchmark_id),
-            tell=tell,
-            cancelled=job.cancelled,
-        )
-
-        def check(target: Target) -> None:
-            check_same_target(environment_of(self._log, benchmark_id), target.environment())
+        def by_workers(pool: Pool) -> Summary:
+            with workers_of(self._host, job, pool, plan) as running:
+                check(running.environment)
+                return measure_shards(running, plan, benchmark_id, **told)
 
         try:
-            result = submit(self._host, job, plan, measurement.run, check=check)
+            if pool is None:
+                group = RunGroup(benchmark_id)
+                measurement = Measurement(plan=plan, log=self._log, group=group, **told)
+                queued = submit(
+                    self._host,
+                    job,
+                    plan,
+                    measurement.run,
+                    check=lambda target: check(target.environment()),
+                )
+            else:
+                queued = partial(by_workers, pool)
         except PlaygroundError as error:
             self._log.benchmarks.finish(benchmark_id, "cancelled", {"error": str(error)})
             raise
 
         def work() -> State:
             try:
-                return conduct(self._log, benchmark_id, result).status
+                return conduct(self._log, benchmark_id, queued).status
             except CancelledError:
                 return "cancelled"
 
         self._jobs.start(job, work)
+
+    def _teller(self, job: Job, benchmark_id: str) -> Callable[[Progress], None]:
+        """Takes a job's progress; a report every few seconds, between two requests."""
+        requests = finished_requests(self._log, benchmark_id)
+        drawn_s = time.monotonic()
+
+        turn = threading.Lock()
+
+        def tell(progress: Progress) -> None:
+            nonlocal drawn_s
+            job.tell(progress)
+            if progress.last is None:
+                return
+            with turn:  # workers report side by side
+                requests.append(progress.last)
+                if time.monotonic() - drawn_s >= REPORT_EVERY_S or len(requests) == 1:
+                    results = read_results(self._log, benchmark_id, requests)
+                    self._keep(f"running here {len(requests)}", results)
+                    drawn_s = time.monotonic()
+
+        return tell
 
     # ---- what is shown
 
@@ -367,8 +387,8 @@ class Benchmarks:
         """The report; of a benchmark that runs here, the last that was made."""
         with self._lock:
             kept = self._kept.get(benchmark.id)
-        done = RunQuery(benchmark_id=benchmark.id, status="completed", limit=1)
-        version = f"{benchmark.status} {self._log.find(done).total}"
+        done = RunQuery(benchmark_id=benchmark.id, status="completed")
+        version = f"{benchmark.status} {self._log.count(done)}"
         if kept is not None and (running or kept[0] == version):
             return kept
         known = () if kept is None else kept[1].requests

@@ -4,17 +4,19 @@
        ▲                      │ the loop that measures without Ray, too; its runs go to the log
        └── what it tells ◄────┘
 
-A task is any function of a `Desk`. Ray brings it there, says where there is room, and notices who
-dies; what is lost with a worker is for the caller to do again, from what the log has of it.
+A task is any function of a `TaskContext`. Ray sends it to a worker, schedules it, and reports a
+worker that dies; the caller repeats what was lost, starting from what the log already has.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -22,19 +24,30 @@ from queue import SimpleQueue
 from typing import Any
 
 from engine.errors import ConfigError, PlaygroundError, first_line
+from playground.experiments.job import Job, Progress
 from playground.experiments.measurement import check_same_target
-from playground.experiments.worker import About, Duty, Task, Worker, program
+from playground.experiments.plan import Workload
+from playground.experiments.worker import About, Task, Worker, WorkerConfig, program
+from playground.host.runner import EngineHost
 
 LOG = logging.getLogger(__name__)
 LOCAL = "local"
 LOOK_S = 0.3
 """So often the driver asks a worker how far it is."""
-START_S = 120.0
-"""Longest wait for Ray to start an actor."""
+QUEUE_S = 120.0
+"""Longest wait for cores that others hold."""
+START_S = 900.0
+"""Longest wait for a process that has its cores: a busy machine imports for minutes."""
 MAX_LOST = 3
 """Workers that a task may lose in a row without getting any further."""
+MAX_WORKERS = 1000
 WORK = "work"
 """The actor's one thread that computes; others answer for it meanwhile."""
+
+
+_USING = threading.Lock()
+_USERS: list[str] = []
+"""Addresses that are in use, once for each user: Ray is one for a process."""
 
 
 class WorkerLostError(PlaygroundError):
@@ -62,7 +75,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Hired:
+class _Handle:
     """A worker from the driver's side."""
 
     actor: Any
@@ -76,19 +89,43 @@ class Workers:
         refused: why workers are not used, a sentence each.
     """
 
-    def __init__(self, pool: Pool, duty: Duty, *, one_device: bool) -> None:
-        """`one_device`: use only workers on the kind of device that the first one has."""
-        self._duty, self._one_device = duty, one_device
+    def __init__(
+        self,
+        pool: Pool,
+        config: WorkerConfig,
+        *,
+        one_device: bool = False,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Start them; what cannot be used is left out.
+
+        Args:
+            one_device: use only workers on the kind of device that the first one has.
+            cancelled: give up while they start.
+
+        Raises:
+            ConfigError: no worker can be used.
+            CancelledError: it was given up.
+        """
+        self._config, self._one_device = config, one_device
+        self._cancelled, self._closing = cancelled, threading.Event()
         self._gpus, self._cpus, size = room_of(pool)
         self._lock = threading.Lock()
-        self._free: SimpleQueue[_Hired | None] = SimpleQueue()
-        self._hired: list[_Hired] = []
+        self._free: SimpleQueue[_Handle | None] = SimpleQueue()
+        self._handles: list[_Handle] = []
         self._busy: dict[str, object] = {}
         self.refused: list[str] = []
+        self._patience_s = START_S if _are_free(size * self._cpus, size * self._gpus) else QUEUE_S
         try:
             with ThreadPoolExecutor(size) as threads:
-                list(threads.map(lambda _: self._hire(), range(size)))
-            if not self._hired:
+                try:
+                    list(threads.map(lambda _: self._start(), range(size)))
+                except BaseException:  # the threads end before this does
+                    self._closing.set()
+                    raise
+            if cancelled():
+                raise CancelledError
+            if not self._handles:
                 raise ConfigError(f"No worker can be used. {' '.join(self.refused)}")
         except BaseException:
             self.close()
@@ -96,20 +133,20 @@ class Workers:
 
     @property
     def size(self) -> int:
-        return len(self._hired)
+        return len(self._handles)
 
     @property
     def environment(self) -> Mapping[str, Any]:
         """Where the first worker runs."""
-        return self._hired[0].about.environment
+        return self._handles[0].about.environment
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Every worker: name, device, what it does."""
         with self._lock:
-            hired = list(self._hired)
+            handles = list(self._handles)
         return [
             (one.about.name, one.about.device, str(self._busy.get(one.about.name, "idle")))
-            for one in hired
+            for one in handles
         ]
 
     def do(
@@ -136,22 +173,30 @@ class Workers:
         if worker is None:
             self._free.put(None)
             raise NoWorkerError(f"No worker is left. {' '.join(self.refused)}")
-        self._busy[worker.about.name] = title
+        self._busy[name := worker.about.name] = title
+
+        def heard(message: Any) -> None:
+            if isinstance(message, Progress):
+                self._busy[name] = f"{title}: {message.num_done} of {message.num_planned}"
+            tell(message)
+
         try:
             taken(worker.about)
-            return self._followed(worker, task, tell, cancelled)
+            return self._followed(worker, task, heard, cancelled)
         except WorkerLostError as error:
             LOG.warning("%s", error)
             with self._lock:
-                self._hired.remove(worker)
+                self._handles.remove(worker)
+                if self._handles:  # they go on; it may be the node that is gone
+                    self._patience_s = QUEUE_S
             worker = None
-            self._hire()
+            self._start()
             raise
         finally:
             if worker is not None:
                 self._busy.pop(worker.about.name, None)
                 self._free.put(worker)
-            elif not self._hired:
+            elif not self._handles:
                 self._free.put(None)
 
     def do_all(
@@ -196,46 +241,62 @@ class Workers:
             return dict(zip(tasks, threads.map(guarded, tasks), strict=True))
 
     def close(self) -> None:
-        """Let all workers go."""
+        """Stop all workers."""
         import ray
 
+        self._closing.set()
         with self._lock:
-            hired, self._hired = self._hired, []
-        for worker in hired:
+            handles, self._handles = self._handles, []
+        for worker in handles:
             with suppress(Exception):  # whatever it is, the worker is gone
                 ray.kill(worker.actor)
 
     # ---- one worker
 
-    def _hire(self) -> None:
+    def _start(self) -> None:
         """Start a worker; if it cannot be used, say why."""
         import ray
 
         threads = {"OMP_NUM_THREADS": str(self._cpus)}
-        hire = ray.remote(
+        actor_class = ray.remote(
             num_cpus=self._cpus,
             num_gpus=self._gpus,
             concurrency_groups={WORK: 1},
             runtime_env={"env_vars": threads},
         )
-        actor = hire(Worker).remote()
+        actor = actor_class(Worker).remote()
         who = "A worker"
         try:
-            about: About = ray.get(actor.about.remote(), timeout=START_S)
+            about: About = self._awaited(actor.about.remote(), self._patience_s)
             who = f"Worker {about.name}"
             self._check(about)
             ready = actor.prepare.options(concurrency_group=WORK)
-            found = ray.get(ready.remote(self._duty, gpu=self._gpus > 0))
+            found = self._awaited(ready.remote(self._config, gpu=self._gpus > 0))
             about = About(about.name, about.node, about.program, found)
             with self._lock:
-                if self._hired:
-                    self._check_like(about, self._hired[0].about)
-                self._hired.append(worker := _Hired(actor, about))
+                if self._handles:
+                    self._check_like(about, self._handles[0].about)
+                self._handles.append(worker := _Handle(actor, about))
             self._free.put(worker)
+        except CancelledError:
+            ray.kill(actor)
         except (ray.exceptions.RayError, PlaygroundError) as error:
             self.refused.append(f"{who} is not used: {_sentence(error)}")
             LOG.warning("%s", self.refused[-1])
             ray.kill(actor)
+
+    def _awaited(self, answer: Any, most_s: float = math.inf) -> Any:
+        """What a worker answers; raises CancelledError when nobody waits for it any more."""
+        import ray
+
+        until = time.monotonic() + most_s
+        while not ray.wait([answer], timeout=LOOK_S)[0]:
+            if self._closing.is_set() or self._cancelled():
+                raise CancelledError
+            if time.monotonic() > until:
+                why = "others may hold its cores" if most_s == QUEUE_S else "its machine is busy"
+                raise ConfigError(f"Ray has not started it within {most_s:g} s; {why}.")
+        return ray.get(answer)
 
     def _check(self, about: About) -> None:
         """Raises ConfigError: it has another version, or cannot reach the log."""
@@ -246,7 +307,7 @@ class Workers:
                 f"it runs version {about.program}, this is {program()}. Install the same version "
                 "on every node."
             )
-        url, here = self._duty.log_url or "", ray.get_runtime_context().get_node_id()
+        url, here = self._config.log_url or "", ray.get_runtime_context().get_node_id()
         if url.startswith("sqlite") and about.node != here:
             raise ConfigError(
                 "it is on another machine, where it cannot write to a SQLite file. Give "
@@ -263,7 +324,7 @@ class Workers:
 
     def _followed(
         self,
-        worker: _Hired,
+        worker: _Handle,
         task: Task,
         tell: Callable[[Any], object],
         cancelled: Callable[[], bool],
@@ -297,8 +358,6 @@ def _sentence(error: Exception) -> str:
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = error.cause
         return str(cause) if isinstance(cause, PlaygroundError) else f"{first_line(cause)}."
-    if isinstance(error, ray.exceptions.GetTimeoutError):
-        return f"Ray has not started it within {START_S:g} s; others may hold its cores."
     if "ModuleNotFoundError" in str(error):
         return "this program is not installed on its node. Install the same version on every node."
     return _died(error) if isinstance(error, ray.exceptions.RayError) else str(error)
@@ -349,32 +408,81 @@ def room_of(pool: Pool) -> tuple[float, int, int]:
     return gpus, cpus, wanted
 
 
+def _are_free(cpus: float, gpus: float) -> bool:
+    """Whether nobody holds so much of the cluster."""
+    import ray
+
+    free = ray.available_resources()
+    return bool(free.get("CPU", 0) >= cpus and free.get("GPU", 0) >= gpus)
+
+
 def check_installed() -> None:
     """Raises ConfigError: Ray is not there."""
     try:
         metadata.version("ray")
     except metadata.PackageNotFoundError as error:
-        raise ConfigError("--ray needs Ray. Install it: pip install 'ray>=2.50,<3'.") from error
+        raise ConfigError(
+            "Ray is not installed. Install it: pip install 'speculative-decoding-playground[ray]'."
+        ) from error
+
+
+def pool_of(address: object, num: object, offered: Collection[str]) -> Pool | None:
+    """The workers that a page asks for; None = it runs in this process.
+
+    Raises:
+        ConfigError: this address is not offered, or there is no Ray.
+    """
+    if not address:
+        return None
+    if not isinstance(address, str) or address not in offered:
+        known = ", ".join(offered)
+        raise ConfigError(
+            f"Run on must be this machine or Ray at one of {known}, got {address!r:.60}. Start the "
+            "server with --ray ADDRESS to offer another cluster."
+        )
+    check_installed()
+    if num is not None and not (isinstance(num, int) and 1 <= num <= MAX_WORKERS):
+        raise ConfigError(f"Workers must be a number in [1, {MAX_WORKERS}], got {num!r:.40}.")
+    return Pool(address, num)
 
 
 @contextmanager
 def connected(address: str, *, cpus: int | None = None) -> Iterator[None]:
-    """This process as a driver of a cluster; one that is connected already stays so.
+    """This process as a driver of a cluster, until the last of those who use it is done.
 
     Args:
         cpus: cores that a local one counts with; by default all.
 
     Raises:
-        ConfigError: there is no Ray, or no cluster at the address.
+        ConfigError: there is no Ray, no cluster at the address, or another one is in use.
     """
     check_installed()
     # Ray asks for these in the environment only: report nothing home, leave device choice to us.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    with _USING:
+        _join(address, cpus)
+        _USERS.append(address)
+    try:
+        yield
+    finally:
+        with _USING:
+            _USERS.remove(address)
+            if not _USERS:
+                import ray
+
+                ray.shutdown()
+
+
+def _join(address: str, cpus: int | None) -> None:
     import ray
 
     if ray.is_initialized():
-        yield
+        if address not in _USERS:
+            raise ConfigError(
+                f"An experiment is running on Ray at {', '.join(_USERS)}. Wait until it is done: a "
+                "process uses one cluster at a time."
+            )
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == LOCAL:
@@ -386,18 +494,34 @@ def connected(address: str, *, cpus: int | None = None) -> Iterator[None]:
             f"There is no Ray cluster at {address!r:.100}: {first_line(error)}. Start one with "
             "ray start --head, or give local."
         ) from error
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 @contextmanager
-def workers(pool: Pool, duty: Duty, *, one_device: bool = False) -> Iterator[Workers]:
-    """Workers that hold the target ready; let go in the end."""
+def workers(pool: Pool, config: WorkerConfig, **more: Any) -> Iterator[Workers]:
+    """Workers that have loaded the target, `more` as `Workers` takes it; stopped at the end."""
     with connected(pool.address):
-        hired = Workers(pool, duty, one_device=one_device)
+        running = Workers(pool, config, **more)
         try:
-            yield hired
+            yield running
         finally:
-            hired.close()
+            running.close()
+
+
+@contextmanager
+def workers_of(
+    host: EngineHost, job: Job, pool: Pool, workload: Workload, *, one_device: bool = False
+) -> Iterator[Workers]:
+    """Workers for a job of a server, which tells what they do.
+
+    Raises:
+        ConfigError: no worker could write to the log.
+    """
+    url = host.log.url
+    if url.database in (None, "", ":memory:"):
+        raise ConfigError("Workers need a run log that they reach. Start the server with --db.")
+    dtype, where = workload.dtype, url.render_as_string(hide_password=False)
+    config = WorkerConfig(workload.target, dtype, where, host.device, host.cache_dir)
+    job.waiting = lambda: "starting the workers"
+    with workers(pool, config, one_device=one_device, cancelled=job.cancelled) as running:
+        job.waiting, job.workers, job.refused = lambda: "starting", running.rows, running.refused
+        yield running

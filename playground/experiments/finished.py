@@ -145,20 +145,10 @@ def in_pairs(own: Iterable[FinishedRequest], plain: Iterable[FinishedRequest]) -
 def runs_of(log: RunLog, group: RunGroup | str) -> Iterator[RunSummary]:
     """Every run of an experiment, oldest first; a text is a benchmark's id."""
     by = RunGroup(group) if isinstance(group, str) else group
-    offset = 0
-    while True:
-        query = RunQuery(
-            benchmark_id=by.benchmark_id,
-            labels=by.labels,
-            descending=False,
-            limit=PAGE,
-            offset=offset,
-        )
-        page = log.find(query)
-        yield from page.rows
-        offset += PAGE
-        if offset >= page.total:
-            return
+    ids = log.ids(RunQuery(benchmark_id=by.benchmark_id, labels=by.labels, descending=False))
+    for start in range(0, len(ids), PAGE):
+        some = ids[start : start + PAGE]
+        yield from log.find(RunQuery(ids=some, descending=False, limit=PAGE)).rows
 
 
 def finished_requests(

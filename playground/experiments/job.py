@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -95,6 +95,8 @@ class Job:
         waiting: says what it waits for, until there is progress.
         watchers: pages that its messages go to.
         stopped: whether something else ended it, such as the engine.
+        workers: name, device and task of each, where others measure.
+        refused: why workers are not used, a sentence each.
     """
 
     def __init__(self, job_id: str, *, owner: str = "") -> None:
@@ -108,6 +110,8 @@ class Job:
         self._cancel = threading.Event()
         self.waiting: Callable[[], str] = lambda: "starting"
         self.stopped: Callable[[], bool] = lambda: False
+        self.workers: Callable[[], Sequence[tuple[str, str, str]]] = tuple
+        self.refused: Sequence[str] = ()
 
     def cancel(self) -> None:
         """Ask it to end; what is decoding ends within a step."""

@@ -341,8 +341,8 @@ class Measurement:
 
         def record() -> None:
             fit, sampling = self._fits[configuration.name], self.plan.sampling
-            if live is not None and fit.reason:
-                live.notes = (fit.reason,)
+            if live is not None:
+                live.notes = tuple(filter(None, (*self._target.notes, fit.reason)))
             if not sampling.greedy:
                 sampling = sampling.replace(seed=(sampling.seed + request.repeat) % 2**63)
             limits = self.plan.limits

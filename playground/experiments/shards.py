@@ -16,7 +16,7 @@ from playground.experiments.finished import RunGroup
 from playground.experiments.job import Progress
 from playground.experiments.measurement import Measurement, Summary
 from playground.experiments.plan import ExperimentPlan
-from playground.experiments.worker import Desk
+from playground.experiments.worker import TaskContext
 
 SHARDS_EACH = 2
 """Shards per worker: fewer warm-ups with one, a shorter wait for the slowest with many."""
@@ -63,16 +63,16 @@ def split(plan: ExperimentPlan, num_workers: int) -> list[ExperimentPlan]:
     return [ExperimentPlan.parse({**dict(plan), "items": part}) for part in parts]
 
 
-def _measure(desk: Desk, plan: ExperimentPlan, benchmark_id: str) -> Summary:
+def _measure(context: TaskContext, plan: ExperimentPlan, benchmark_id: str) -> Summary:
     """The task of a worker: one shard."""
     return Measurement(
         plan=plan,
-        log=desk.log,
+        log=context.log,
         group=RunGroup(benchmark_id),
-        tell=desk.tell,
-        cancelled=desk.cancelled,
-        worker=desk.name,
-    ).run(desk.bench)
+        tell=context.tell,
+        cancelled=context.cancelled,
+        worker=context.name,
+    ).run(context.bench)
 
 
 @dataclass

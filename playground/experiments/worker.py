@@ -24,8 +24,8 @@ from storage import RunLog
 
 
 @dataclass(frozen=True, slots=True)
-class Duty:
-    """What a worker is to hold ready."""
+class WorkerConfig:
+    """What a worker loads and where it writes."""
 
     target: TargetSpec
     dtype: str
@@ -49,8 +49,8 @@ class About:
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """What a task has at hand on its worker."""
+class TaskContext:
+    """What a task may use on its worker."""
 
     name: str
     bench: BuildContext
@@ -59,7 +59,7 @@ class Desk:
     cancelled: Callable[[], bool]
 
 
-Task = Callable[[Desk], Any]
+Task = Callable[[TaskContext], Any]
 
 
 @functools.cache
@@ -89,22 +89,24 @@ class Worker:
 
         return About(self._name, ray.get_runtime_context().get_node_id(), program())
 
-    def prepare(self, duty: Duty, *, gpu: bool) -> Mapping[str, Any]:
+    def prepare(self, config: WorkerConfig, *, gpu: bool) -> Mapping[str, Any]:
         """Load the target and open the log; returns where runs are made."""
         import presets
         from playground.host import paths
 
-        device = "cpu" if duty.device == "auto" and not gpu else duty.device
-        cache_dir = duty.cache_dir or paths.cache_dir()
-        self._log = RunLog.open(duty.log_url)
+        device = "cpu" if config.device == "auto" and not gpu else config.device
+        cache_dir = config.cache_dir or paths.cache_dir()
+        self._log = RunLog.open(config.log_url)
         self._models = Models(cache_dir=cache_dir, device=device, resolve=presets.resolve)
-        return environment(self._models.target(duty.target, duty.dtype, lambda words, share: None))
+        return environment(
+            self._models.target(config.target, config.dtype, lambda words, share: None)
+        )
 
     def do(self, task: Task) -> Any:
         assert self._models is not None and self._log is not None
         self._stop.clear()
         bench = self._models.bench()
-        return task(Desk(self._name, bench, self._log, self._told.append, self._stop.is_set))
+        return task(TaskContext(self._name, bench, self._log, self._told.append, self._stop.is_set))
 
     def look(self) -> list[Any]:
         """What was told since the last look."""

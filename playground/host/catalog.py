@@ -46,6 +46,8 @@ class Catalog:
     """Whether the page may add targets by their place."""
     admit: Callable[[str], None] = lambda place: None
     """Lets settings name a place from now on."""
+    clusters: tuple[str, ...] = ("local",)
+    """Addresses of Ray that experiments may run on."""
 
     @classmethod
     def shipped(cls) -> Catalog:
@@ -96,7 +98,12 @@ class Catalog:
         return self.targets.setdefault(spec.name, spec)
 
     def target_choices(self) -> list[tuple[str, str]]:
-        return [(spec.title or name, name) for name, spec in self.targets.items()]
+        """Titles and names; a title that ends with ` · random` stands last, under a heading."""
+        specs = sorted(self.targets.items(), key=lambda item: item[1].random is not None)
+        return [
+            ((spec.title or name) + (" · random" if spec.random else ""), name)
+            for name, spec in specs
+        ]
 
     def method(self, key: object) -> Method:
         """Raises ConfigError: no method is named so."""
@@ -128,10 +135,12 @@ class Catalog:
         """Where the pickers start: one that was made for the target and needs no weights, if any.
 
         Looking up costs next to nothing, so that it pays on any machine; a trained drafter may not.
+        What has random weights is there to show the methods that were made for it.
         """
         keys = [key for _, key in self.method_choices(target)]
         made = [key for key in keys if key in self.presets and self.presets[key].target == target]
-        light = [key for key in made if not self.is_trained(key)]
+        is_random = target in self.targets and self.targets[target].random is not None
+        light = [key for key in made if is_random or not self.is_trained(key)]
         return next(iter(light), FIRST_METHOD if FIRST_METHOD in keys else keys[0])
 
     def is_trained(self, key: str) -> bool:

@@ -45,6 +45,7 @@ class First:
     text: str
     num_prompt_tokens: int
     ttft_s: float
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,23 @@ from collections.abc import Sequence
 
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.plain import PLAIN, plain_step_of
+from playground.host.result import weigh
 from storage import MeasuredSetup, RunLog, RunQuery
 
 RECOMMENDED, TRAINED, NO_WEIGHTS = "recommended", "trained", "no weights"
-BASELINE, FURTHER = "baseline", "further"
+BASELINE, FURTHER, UNTRAINED = "baseline", "further", "untrained"
 GROUPS = {
     RECOMMENDED: "Recommended",
     TRAINED: "Trained for this target",
     NO_WEIGHTS: "No weights",
     BASELINE: "The baseline",
     FURTHER: "Further types",
+    UNTRAINED: "To look at, untrained",
 }
 """Groups in order, with their headings."""
 MOST_RECOMMENDED = 3
+NEWEST = 4
+"""Runs of a method among which one with a sure speedup is looked for."""
 
 Choices = list[tuple[str, str]]
 """Labels and keys. A label ends with the name of its group, which a style sheet makes a heading."""
@@ -72,28 +76,29 @@ class MethodMenu:
         return {key: found[name].speedup for key, name in named.items() if name in found}
 
     def speedup(self, target: str, key: str) -> float | None:
-        """Speedup of the newest run of a method that was compared with plain decoding."""
+        """Speedup of the newest run of a method, where it is sure to two decimals."""
         method = self._catalog.method(key)
         query = RunQuery(
             target=target,
             decoding_type=method.config.decoding_type,
             method_title=method.title,
             status="completed",
-            limit=1,
+            limit=NEWEST,
         )
         for row in () if self._is_plain(key) else self._log.find(query).rows:
             run = self._log.get(row.id)
-            plain = plain_step_of(self._log, run) if run is not None else None
-            if plain is not None and row.tok_s:
-                return row.tok_s / plain.tok_s
+            weighed = run and weigh(run.metrics, plain_step_of(self._log, run))
+            if weighed and weighed.is_sure:
+                return weighed.balance.formula
         return None
 
     def _recommended(self, target: str, speedups: dict[str, float]) -> Sequence[str]:
         """The fastest that are faster than plain decoding; before any is known, the first."""
-        faster = sorted((key for key in speedups if speedups[key] > 1), key=lambda k: -speedups[k])
-        return faster[:MOST_RECOMMENDED] or (
-            [] if speedups else [self._catalog.first_method(target)]
-        )
+        fast = [key for key in speedups if speedups[key] > 1 and self._group(key) != UNTRAINED]
+        first = [] if speedups else [self._catalog.first_method(target)]
+        return sorted(fast, key=lambda key: -speedups[key])[:MOST_RECOMMENDED] or [
+            key for key in first if self._group(key) != UNTRAINED
+        ]
 
     def _group(self, key: str) -> str:
         if self._is_plain(key):
@@ -101,6 +106,8 @@ class MethodMenu:
         if key.startswith(TYPE_PREFIX):
             return FURTHER
         preset = self._catalog.presets[key]
+        if preset.untrained:
+            return UNTRAINED
         return TRAINED if hasattr(preset.config, "speculative_model") else NO_WEIGHTS
 
     def _is_plain(self, key: str) -> bool:

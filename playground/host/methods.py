@@ -16,7 +16,7 @@ from engine.drafters.user_provided import load_user_drafter, register_user_draft
 from engine.errors import ConfigError
 from engine.interop import ENGINES, import_config
 from engine.plain import read_text
-from presets.reading import parse_yaml, read_yaml
+from presets.reading import MAX_CHARS, parse_yaml
 
 
 def choose_method(
@@ -67,7 +67,7 @@ def _base(name: str) -> dict[str, Any]:
     if name in methods():
         return {"decoding_type": name}
     if name.endswith((".yaml", ".yml")) or Path(name).is_file():
-        return _of_file(Path(name))
+        return _values_of(read_text(Path(name), most=MAX_CHARS), name)
     known = [*presets.methods(), *methods()]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f"Did you mean {near[0]}?" if near else "`app.py methods` lists them."
@@ -76,15 +76,22 @@ def _base(name: str) -> dict[str, Any]:
     )
 
 
-def _of_file(file: Path) -> dict[str, Any]:
-    """The settings of a method file: ours, or the `speculative_config` of an engine."""
-    values = read_yaml(file)
+def read_method(text: str, *, where: str) -> MethodConfig:
+    """The settings that a method's file says: ours, or the `speculative_config` of an engine.
+
+    Raises ConfigError: naming the key.
+    """
+    return parse_method(_values_of(text, where), where=where)
+
+
+def _values_of(text: str, where: str) -> dict[str, Any]:
+    read = partial(parse_yaml, where=where)
+    values = read(text)
     if not isinstance(values, dict):
-        raise ConfigError(f"{file} must be a mapping with decoding_type, got {values!r:.80}.")
+        raise ConfigError(f"{where} must be a mapping with decoding_type, got {values!r:.80}.")
     engine = _engine_of(values)
     if engine is not None:
-        read = partial(parse_yaml, where=str(file))
-        return import_config(ENGINES[engine], read_text(file), read).config.model_dump()
+        return import_config(ENGINES[engine], text, read).config.model_dump()
     inner = values.get("config", values)
     return dict(inner) if isinstance(inner, dict) else {}
 

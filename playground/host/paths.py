@@ -14,6 +14,11 @@ def cache_dir() -> Path:
     return platformdirs.user_cache_path(APP, appauthor=False)
 
 
+def suites() -> Path:
+    """Public sets of prompts that were fetched."""
+    return platformdirs.user_data_path(APP, appauthor=False) / "suites"
+
+
 def run_log() -> Path:
     """The default run log."""
     return platformdirs.user_data_path(APP, appauthor=False) / "runs.sqlite3"

@@ -1,8 +1,11 @@
-"""What a step of plain decoding takes here: from a run of the log, or measured after a text.
+"""What a step of plain decoding takes here and now: timed directly before a run, and after it.
 
-Whether a method pays is a question about plain decoding, so every run carries the figure that it is
-compared with. A recent run of the same target on the same device is best; where there is none, a
-few tokens of plain decoding are timed once the text is there, and remembered for a while.
+Whether a method pays is a question about plain decoding, so every run of a page carries the figure
+that it is compared with. A machine's speed changes within minutes, so none of an earlier run is
+good enough; and where it changed between the two timings, the comparison says that it is uncertain.
+
+A run streams while the page draws, and the first one in a cold process; what is timed around it is
+alone. So both sides are counted by their undisturbed steps (`step_parts`), not by tok/s.
 """
 
 from __future__ import annotations
@@ -10,29 +13,33 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from engine.config import Limits
-from engine.decode import decode
-from engine.drafters.autoregressive import AutoregressiveConfig
-from engine.drafters.base import BuildContext
-from engine.metrics import StepParts, measure
-from engine.model.target import Target
+from engine.metrics import StepParts, Tally, TimeSplit, percentile, undisturbed
 from engine.tuning.latency import bucket_of
-from storage import RunDetail, RunLog, RunQuery, RunSummary
+from storage import RunDetail, RunLog, RunQuery
 
-PLAIN = AutoregressiveConfig().decoding_type
-RECENT = timedelta(hours=1)
-"""A machine is faster or slower on another day."""
+if TYPE_CHECKING:  # `runs list` reads what was kept, without torch
+    from engine.drafters.base import BuildContext
+
+PLAIN = "Autoregressive"
 LEAST_STEPS = 16
-"""Steps of a run whose mean is a figure."""
-NUM_TOKENS, MOST_S, MOST_CONTEXT = 32, 1.0, 1024
-"""Bounds of a measurement. It takes a third step at least, however slow the target."""
+"""Steps of a stored run whose mean is a figure."""
+NUM_STEPS, LEAST_TIMED, MOST_S = 16, 5, 0.25
+"""Bounds of one timing: however slow the target, it takes the least."""
+NUM_WARM = 2
+"""First steps of a timing, which do not count."""
+BRIEF, MOST_CONTEXT = 128, 1024
+"""Tokens of context: the first token is not to wait for long, so what comes before it is brief."""
+DRIFT, NOISE = 1.15, 1.5
+"""Ratio of the timings before and after a run, and of the quartiles within one, that are too much
+to trust them."""
 SAME_PLACE = ("device_name", "threads", "weights", "revision", "dtype")
 """What two runs have in common, of their environments, if their clocks can be compared."""
+Doubt = Literal["apart", "drift", "noise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +47,19 @@ class PlainStep:
     """Seconds of one step, the time until the next included: 1 / tok/s.
 
     Attributes:
-        source: a run of the log, or a few tokens that were timed after a text.
+        source: timed around the run, or a run of the log; `measured` is what older versions kept.
         run_id: of that run.
+        drift: how many times as long a step took after the run as before it; 1 where the two took
+            turns, None where plain decoding was not timed on both sides of the run.
+        noise: ratio of the quartiles of its steps.
     """
 
     verify_s: float
     other_s: float
-    source: Literal["run", "measured"]
+    source: Literal["around", "run", "measured"]
     run_id: str | None = None
+    drift: float | None = None
+    noise: float = 1.0
 
     @property
     def parts(self) -> StepParts:
@@ -57,64 +69,90 @@ class PlainStep:
     def tok_s(self) -> float:
         return 1 / (self.verify_s + self.other_s)
 
+    @property
+    def doubt(self) -> Doubt | None:
+        """Why nothing should be compared with it to two decimals."""
+        if self.drift is None:
+            return "apart"
+        if not 1 / DRIFT < self.drift < DRIFT:
+            return "drift"
+        return "noise" if self.noise > NOISE else None
 
-class PlainSteps:
-    """Finds what a plain step takes, by target, device and context length."""
 
-    def __init__(self, log: RunLog, clock: Callable[[], float] = time.monotonic) -> None:
-        self._log = log
-        self._clock = clock
-        self._measured: dict[tuple[str, ...], tuple[float, PlainStep]] = {}
+class PlainAround:
+    """Plain decoding timed around one run: when it is made, and by `after`."""
 
-    def known(self, target: Target, context_len: int) -> PlainStep | None:
-        """Of a recent run, or measured a short while ago."""
-        query = RunQuery(
-            target=target.name,
-            decoding_type=PLAIN,
-            dtype=target.dtype_name,
-            device=str(target.device),
-            status="completed",
-            limit=8,
-        )
-        now, place = datetime.now(UTC), target.environment()
-        for run in self._log.find(query).rows:
-            near = bucket_of(_context_len(run)) == bucket_of(max(1, context_len))
-            if near and now - run.created_at < RECENT and (step := _of_run(run)):
-                detail = self._log.get(run.id)
-                if detail is not None and _is_same_place(detail.environment, place):
-                    return step
-        at_s, step = self._measured.get(_key(target, context_len), (0.0, None))
-        return step if step and self._clock() - at_s < RECENT.total_seconds() else None
+    def __init__(
+        self, bench: BuildContext, prompt_ids: Sequence[int], cancelled: Callable[[], bool]
+    ) -> None:
+        self._bench, self._cancelled = bench, cancelled
+        self._brief = list(prompt_ids)[-BRIEF:]
+        self._before = self._time(self._brief)
 
-    def measured(
-        self, bench: BuildContext, token_ids: Sequence[int], cancelled: Callable[[], bool]
-    ) -> PlainStep | None:
-        """Timed now, behind the end of a text; None where it was stopped."""
-        target, ids = bench.target, list(token_ids)[-MOST_CONTEXT:]
-        ids = ids[max(0, len(ids) + NUM_TOKENS - target.context_len) :]
-        limits = Limits(max_new_tokens=NUM_TOKENS, ignore_eos=True)
-        records: list[Any] = []
-        began_s = self._clock()
+    @property
+    def before(self) -> PlainStep | None:
+        """What can be said while the run goes on; None where it was stopped."""
+        return self._before.step(1.0, None) if self._before else None
+
+    def after(self, token_ids: Sequence[int]) -> PlainStep | None:
+        """A step at the end of the run's text, as fast as the machine was on its way there.
+
+        Example: 5 ms before the run and 6 ms after it make 5.5 ms. Where the text is long, its step
+        is timed by itself, and taken for 5.5 / 6 of that.
+        """
+        before, again = self._before, self._time(self._brief)
+        if before is None or again is None:
+            return self.before
+        drift = again.split.total_s / before.split.total_s
+        is_brief = bucket_of(len(token_ids)) == bucket_of(len(self._brief) + NUM_STEPS)
+        at_end = again if is_brief else self._time(list(token_ids)[-MOST_CONTEXT:])
+        noise = max(before.noise, again.noise)
+        return (at_end or again).step((1 + 1 / drift) / 2, drift, noise)
+
+    def _time(self, token_ids: Sequence[int]) -> _Timing | None:
+        """None where it was stopped, or the context leaves no room."""
+        from engine.decode import decode
+        from engine.drafters.autoregressive import AutoregressiveConfig
+
+        target = self._bench.target
+        ids = token_ids[max(0, len(token_ids) + NUM_STEPS + 1 - target.context_len) :]
+        limits = Limits(max_new_tokens=NUM_STEPS + 1, ignore_eos=True)
+        tally, began_s = Tally(), time.monotonic()
 
         def enough() -> bool:
-            return cancelled() or (len(records) > 3 and self._clock() - began_s > MOST_S)
+            late = time.monotonic() - began_s > MOST_S
+            return self._cancelled() or (late and len(tally.step_s) >= LEAST_TIMED)
 
-        drafter = AutoregressiveConfig().build(bench)
+        drafter = AutoregressiveConfig().build(self._bench)
         for record in decode(target, drafter, ids, limits=limits, cancelled=enough):
-            records.append(record)
-        found = measure(records)
-        if cancelled() or not found.tok_s or found.time_split is None:
-            return None
-        verify_s = found.time_split.verify_s
-        step = PlainStep(verify_s, max(0.0, 1 / found.tok_s - verify_s), "measured")
-        self._measured[_key(target, len(token_ids))] = self._clock(), step
-        return step
+            tally.add(record)
+        steps = tally.by_size.get(0, [])[NUM_WARM:]
+        return _Timing.of(steps) if len(steps) > 1 and not self._cancelled() else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Timing:
+    """Steps that were timed in one go: the mean of the undisturbed, the quartiles of all."""
+
+    split: TimeSplit
+    noise: float
+
+    @classmethod
+    def of(cls, steps: Sequence[TimeSplit]) -> _Timing:
+        times = [step.total_s for step in steps]
+        noise = percentile(times, 75) / percentile(times, 25)
+        return cls(TimeSplit.mean(undisturbed({0: steps})), noise)
+
+    def step(self, scale: float, drift: float | None, noise: float = 1.0) -> PlainStep:
+        other_s = self.split.total_s - self.split.verify_s
+        times = scale * self.split.verify_s, scale * other_s
+        return PlainStep(*times, "around", drift=drift, noise=noise)
 
 
 def plain_step_of(log: RunLog, run: RunDetail) -> PlainStep | None:
     """What a stored run is compared with: as it was kept, or plain decoding on its very prompt."""
-    if kept := run.metrics.get("plain"):
-        return _kept(kept)
+    if "plain" in run.metrics:
+        return kept_plain_step(run.metrics)
     query = RunQuery(
         prompt_id=run.prompt_id,
         target=run.target,
@@ -122,6 +160,7 @@ def plain_step_of(log: RunLog, run: RunDetail) -> PlainStep | None:
         dtype=run.dtype,
         device=run.device,
         benchmark_id=run.benchmark_id,
+        experiment=run.experiment,
         status="completed",
         limit=1,
     )
@@ -129,34 +168,39 @@ def plain_step_of(log: RunLog, run: RunDetail) -> PlainStep | None:
     detail = None if found is None else log.get(found.id)
     if detail is None or not _is_same_place(detail.environment, run.environment):
         return None
-    return _of_run(detail)
+    parts = step_parts(detail.metrics) if detail.num_steps >= LEAST_STEPS else None
+    if parts is None:
+        return None
+    drift = 1.0 if run.experiment else None
+    return PlainStep(parts.verify, parts.draft + parts.other, "run", detail.id, drift)
 
 
-def _kept(values: Any) -> PlainStep | None:
-    """As it was stored; a run of a file may have anything there."""
+def kept_plain_step(metrics: Mapping[str, Any]) -> PlainStep | None:
+    """What was kept with a run; None where nothing was, or a file had something else there."""
     try:
-        step = TypeAdapter(PlainStep).validate_python(values)
+        step = TypeAdapter(PlainStep).validate_python(metrics.get("plain"))
     except ValidationError:
         return None
     return step if step.verify_s > 0 and step.other_s >= 0 else None
 
 
-def _of_run(run: RunSummary) -> PlainStep | None:
-    """None where the run is too short to say."""
-    if run.num_steps < LEAST_STEPS or not run.tok_s or run.verify_s is None:
+def step_parts(metrics: Mapping[str, Any]) -> StepParts | None:
+    """What a step of a run takes until the next, disturbed ones left out; None if it had none.
+
+    Of a run that was stored without them, the mean of all, so that tokens over it are its tok/s.
+    """
+    if quiet := metrics.get("quiet_split"):
+        # Fewer rows are less to roll back: what it takes counts with what it is taken for.
+        back_s = quiet.get("rollback_s", 0.0)
+        rest_s = quiet["accept_s"] + quiet["other_s"] - back_s
+        return StepParts(quiet["draft_s"], quiet["verify_s"] + back_s, rest_s)
+    tok_s, split, steps = (metrics.get(name) for name in ("tok_s", "time_split", "num_steps"))
+    if not (tok_s and split and steps):
         return None
-    other_s = max(0.0, 1 / run.tok_s - run.verify_s)
-    return PlainStep(run.verify_s, other_s, "run", run.id)
-
-
-def _context_len(run: RunSummary) -> int:
-    return max(1, run.num_prompt_tokens + run.num_new_tokens // 2)
+    draft_s, verify_s = split["draft_s"], split["verify_s"]
+    step_s = (metrics["num_new_tokens"] - 1) / steps / tok_s
+    return StepParts(draft_s, verify_s, max(0.0, step_s - draft_s - verify_s))
 
 
 def _is_same_place(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return all(one.get(name) == other.get(name) for name in SAME_PLACE)
-
-
-def _key(target: Target, context_len: int) -> tuple[str, ...]:
-    bucket = bucket_of(max(1, context_len))
-    return target.name, target.dtype_name, str(target.device), str(bucket)

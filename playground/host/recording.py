@@ -146,8 +146,11 @@ class Recording:
     def _begin(self, prefill: Prefill) -> None:
         token = prefill.token_id
         self._output_ids.append(token)
-        first = First(token, self._pieces.push(token), prefill.num_prompt_tokens, prefill.ttft_s)
-        self._log.add_prefill(self.run_id, **asdict(first))
+        told = prefill.num_prompt_tokens, prefill.ttft_s, prefill.num_cached
+        first = First(token, self._pieces.push(token), *told)
+        stored = asdict(first)
+        del stored["num_cached"]  # among the run's figures, in the end
+        self._log.add_prefill(self.run_id, **stored)
         self._run.first = first
         self._run.state, self._run.activity = "running", "generating"
 

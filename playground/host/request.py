@@ -49,6 +49,8 @@ class GenerateRequest:
         repeats: run whose prompt and conversation are used again; prompt and parent are ignored.
         messages: the whole conversation, where it does not come from this program's own runs;
             prompt, system and parent are ignored.
+        weighed: whether plain decoding is timed before and after it, for people who want to know
+            what it is worth.
     """
 
     target: TargetSpec
@@ -63,6 +65,7 @@ class GenerateRequest:
     parent: str | None = None
     repeats: str | None = None
     messages: tuple[Message, ...] = ()
+    weighed: bool = False
 
 
 def read_request(catalog: Catalog, raw: Mapping[str, Any]) -> GenerateRequest:
@@ -89,6 +92,7 @@ def read_request(catalog: Catalog, raw: Mapping[str, Any]) -> GenerateRequest:
         prompt="" if asked.repeats else asked.prompt,
         parent=asked.parent if is_chat else None,
         repeats=asked.repeats,
+        weighed=True,
     )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from engine.metrics import HARDLY, SAME, Balance, StepParts
-from playground.host.plain import PlainStep
+from engine.metrics import SAME, Balance, hardly_drafts
+from playground.host.plain import PlainStep, step_parts
 
 LEAST_STEPS = 4
 """Steps before which there is no sentence: the first ones are not like the rest."""
+SURE_STEPS, SURE_SHARE = 16, 0.8
+"""Undisturbed steps, and their share of all, below which the sentence says that it is uncertain."""
 COSTS = {"draft": "drafting", "verify": "verifying", "other": "the rest"}
 ADVICE = {
     "draft": "Drafting costs most: draft fewer tokens, or choose a method that needs no model.",
@@ -18,9 +21,23 @@ ADVICE = {
 }
 NO_DRAFTS = "Hardly any draft is accepted on this text."
 SOURCES = {
+    "around": "Plain decoding: {:.1f} tok/s, timed for a moment before and after this run.",
     "run": "Plain decoding: {:.1f} tok/s, from a run of the log.",
     "measured": "Plain decoding: {:.1f} tok/s, timed for a moment after a run.",
 }
+CHEAPEST = 0.9
+"""Plain steps below which no step can cost: the machine was busier under plain decoding."""
+DOUBTS = {
+    "apart": "plain decoding was not timed before and after this run.",
+    "drift": "the speed of the machine changed while this ran.",
+    "noise": "the machine was busy while plain decoding was timed.",
+    "uneven": "the machine was busier while plain decoding was timed.",
+    "few": "only {quiet} steps could be compared.",
+    "busy": "the machine was busy with something else during {disturbed} of {steps} steps, which "
+    "are left out.",
+}
+UNCERTAIN = "Uncertain: {} Compare measures both in turn."
+SOME = "Left out: {disturbed} of {steps} steps, which something else on the machine held up."
 
 
 def result_of(
@@ -32,26 +49,60 @@ def result_of(
         metrics: of the run, so far or in the end.
         is_plain: whether it is plain decoding itself.
     """
-    tok_s, steps = metrics.get("tok_s"), metrics.get("num_steps") or 0
-    split = metrics.get("time_split")
-    if not tok_s or not split or steps < LEAST_STEPS:
+    tok_s = metrics.get("tok_s")
+    if not tok_s or (metrics.get("num_steps") or 0) < LEAST_STEPS:
         return None
     if is_plain:
         text = f"one token a step, {1000 / tok_s:.1f} ms each. Speedups are measured against it."
         return _said("plain", "Plain decoding:", text)
-    if plain is None:
+    weighed = weigh(metrics, plain)
+    if plain is None or weighed is None:
         return None
-    # Committed tokens and whole seconds, so that the result is the ratio of the two tok/s.
-    tokens = (metrics["num_new_tokens"] - 1) / steps
-    draft_s, verify_s = split["draft_s"], split["verify_s"]
-    own = StepParts(draft_s, verify_s, max(0.0, tokens / tok_s - draft_s - verify_s))
-    balance = Balance.of(tokens, own, plain.parts)
     source = SOURCES[plain.source].format(plain.tok_s)
-    return _compared(balance, source)
+    return _compared(weighed, " ".join(filter(None, (weighed.remark, source))))
 
 
-def _compared(balance: Balance, source: str) -> dict[str, str]:
-    head = f"{balance.formula:.2f} × plain decoding:"
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A run beside plain decoding, and how far to trust it.
+
+    Attributes:
+        is_sure: whether its speedup may be given to two decimals, and recommended.
+        remark: why not, or what was left out; empty where there is nothing to say.
+    """
+
+    balance: Balance
+    is_sure: bool
+    remark: str
+
+
+def weigh(metrics: Mapping[str, Any], plain: PlainStep | None) -> Weighed | None:
+    """A run's balance: all the tokens it committed, the time of undisturbed steps.
+
+    What it committed depends on the text alone; how long a step took, on the machine too.
+    """
+    own, steps = step_parts(metrics), metrics.get("num_steps")
+    if plain is None or own is None or not steps:
+        return None
+    balance = Balance.of((metrics["num_new_tokens"] - 1) / steps, own, plain.parts)
+    disturbed = metrics.get("num_disturbed", 0)
+    quiet = steps - disturbed
+    doubt: str | None = plain.doubt
+    if doubt is None and 1 + balance.total < CHEAPEST:
+        doubt = "uneven"
+    if doubt is None and quiet < SURE_SHARE * steps:
+        doubt = "busy"
+    if doubt is None and quiet < SURE_STEPS:
+        doubt = "few"
+    text = UNCERTAIN.format(DOUBTS[doubt]) if doubt else SOME if disturbed else ""
+    remark = text.format(steps=steps, disturbed=disturbed, quiet=quiet)
+    return Weighed(balance, doubt is None, remark)
+
+
+def _compared(weighed: Weighed, source: str) -> dict[str, str]:
+    balance = weighed.balance
+    speedup = f"{balance.formula:.2f}" if weighed.is_sure else f"About {balance.formula:.1f}"
+    head = f"{speedup} × plain decoding:"
     costs = f"a step costs {1 + balance.total:.2f} plain steps"
     if balance.formula > 1 + SAME:
         return _said("faster", head, f"{balance.mat:.2f} tokens a step, and {costs}.", source)
@@ -59,7 +110,7 @@ def _compared(balance: Balance, source: str) -> dict[str, str]:
     text = f"{balance.mat:.2f} tokens a step, but {costs} ({', '.join(parts)})."
     if balance.formula >= 1 - SAME:
         return _said("same", head, text, source)
-    advice = NO_DRAFTS if balance.mat < HARDLY else ADVICE[balance.largest]
+    advice = NO_DRAFTS if hardly_drafts(balance.mat) else ADVICE[balance.largest]
     return _said("slower", head, text, source, advice)
 
 

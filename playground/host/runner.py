@@ -30,7 +30,7 @@ from playground.host.catalog import Catalog
 from playground.host.live import LiveRun, LiveRuns, Message, State
 from playground.host.menu import MethodMenu
 from playground.host.models import Loaded, Models
-from playground.host.plain import PLAIN, PlainSteps
+from playground.host.plain import PLAIN, PlainAround
 from playground.host.recording import log_unbegun, record_run
 from playground.host.request import GenerateRequest
 from playground.host.stream import REASON_WORDS, run_meta
@@ -72,7 +72,6 @@ class EngineHost:
         self._models = Models(
             cache_dir=cache_dir, device=device, resolve=catalog.resolve, locate=catalog.locate
         )
-        self._plain_steps = PlainSteps(log)
         self._waiting: deque[Job] = deque()
         self._wake = threading.Condition()
         self._worker: threading.Thread | None = None
@@ -284,7 +283,7 @@ class EngineHost:
         run.activity, run.progress = "preparing the drafter", None
         fit = self._models.fit(request.config)
         drafter = self._models.drafter(fit.config)
-        run.notes = tuple(filter(None, (fit.reason, *drafter.notes)))
+        run.notes = tuple(filter(None, (*target.notes, fit.reason, *drafter.notes)))
         messages = run.messages
         prompt_ids = target.encode_chat(messages) if messages else target.encode(run.meta["prompt"])
         return target, fit, drafter, prompt_ids
@@ -300,8 +299,6 @@ class EngineHost:
         stored: Mapping[str, Any],
     ) -> None:
         """Run the loop here and the recording beside it; both are over when this returns."""
-        drafts = request.config.decoding_type != PLAIN
-        run.plain = self._plain_steps.known(target, len(prompt_ids)) if drafts else None
         with record_run(
             self.log,
             target,
@@ -314,6 +311,7 @@ class EngineHost:
             stored=stored,
             run=run,
         ) as recording:
+            plain = self._plain_around(run, request, prompt_ids)
             for record in decode(
                 target,
                 drafter,
@@ -321,18 +319,22 @@ class EngineHost:
                 sampling=request.sampling,
                 limits=request.limits,
                 cancelled=lambda: self._is_over(run) or recording.fault is not None,
+                prefix_caching=True,
             ):
                 recording.put(record)
-                if isinstance(record, End) and drafts and run.plain is None:
-                    self._compare(run, [*prompt_ids, *record.output_ids])
+                if isinstance(record, End) and plain and not self._is_over(run):
+                    run.activity = "timing plain decoding"
+                    run.plain = plain.after([*prompt_ids, *record.output_ids])
 
-    def _compare(self, run: LiveRun, token_ids: list[int]) -> None:
-        """Time plain decoding where nothing is known of it: the text is there already."""
-        if not self._is_over(run):
-            run.activity = "timing plain decoding"
-            run.plain = self._plain_steps.measured(
-                self.bench(), token_ids, lambda: self._is_over(run)
-            )
+    def _plain_around(
+        self, run: LiveRun, request: GenerateRequest, prompt_ids: list[int]
+    ) -> PlainAround | None:
+        """Times plain decoding before a run that is to be compared with it."""
+        if not request.weighed or request.config.decoding_type == PLAIN:
+            return None
+        plain = PlainAround(self.bench(), prompt_ids, lambda: self._is_over(run))
+        run.plain = plain.before
+        return plain
 
     def _is_over(self, run: LiveRun) -> bool:
         return run.cancel_asked.is_set() or self._closing

@@ -22,9 +22,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+import presets
 from engine.drafters import parse_method
 from engine.errors import ConfigError
-from engine.metrics import HARDLY
+from engine.interop.trees.buffers import tree_buffers
+from engine.metrics import hardly_drafts
+from engine.model.random_weights import NOTE
+from engine.tree import TreeShape
 from playground.host.live import Finish, First, LiveRun, LiveRuns
 from playground.host.plain import PLAIN, PlainStep, plain_step_of
 from playground.host.result import result_of
@@ -66,8 +70,14 @@ def step_event(run_id: str, row: StepRow) -> Event:
         kind,
         _rejected(row),
         len(row.tokens) - 1,
-        [round(1000 * s, 3) for s in (row.draft_s, row.verify_s, row.accept_s, row.other_s)],
+        [round(1000 * seconds, 3) for seconds in _parts_s(row)],
     ]
+
+
+def _parts_s(row: StepRow) -> tuple[float, ...]:
+    """As `STEP_PARTS` of the page names them."""
+    rest_s = row.other_s - row.rollback_s
+    return row.draft_s, row.verify_s, row.accept_s, rest_s, row.rollback_s
 
 
 def _last_accepted(row: StepRow) -> int:
@@ -96,8 +106,9 @@ def _rejected(row: StepRow) -> list[str]:
 
 
 def step_detail(row: StepRow) -> dict[str, Any]:
-    """Everything that the draft tree of one step shows: its row, and what its last token is."""
-    return {**asdict(row), "recovered": _recovered(row)}
+    """All that is shown of one step's draft tree: its row, what its last token is, its tables."""
+    buffers = tree_buffers(TreeShape(row.parents))
+    return {**asdict(row), "recovered": _recovered(row), "buffers": buffers}
 
 
 def end_of(num_events: int, finish: Finish) -> dict[str, Any]:
@@ -128,9 +139,8 @@ def warning_of(metrics: Mapping[str, Any], meta: Mapping[str, Any]) -> str | Non
     Methods that look up have no such excuse: their text just does not repeat itself.
     """
     mat, steps = metrics.get("mat"), metrics.get("num_steps") or 0
-    if not meta.get("trained") or steps < LEAST_STEPS or mat is None or mat >= HARDLY:
-        return None
-    if not metrics.get("num_drafted"):
+    drafted = meta.get("trained") and metrics.get("num_drafted")
+    if not drafted or steps < LEAST_STEPS or mat is None or not hardly_drafts(mat):
         return None
     return (
         f"MAT is {mat:.2f} over {steps} steps: hardly any draft was accepted, so drafting only "
@@ -162,7 +172,7 @@ def run_meta(
         "target": target,
         "badge": badge,
         "decoding_type": method.get("decoding_type"),
-        "trained": bool(method.get("speculative_model")),
+        "trained": presets.is_trained(method),
         "mode": "chat" if messages else "raw",
         "prompt": prompt,
         "history": [dict(message) for message in messages[:-1]],
@@ -409,8 +419,14 @@ def _stored_status(detail: RunDetail) -> dict[str, Any]:
         "error": detail.error,
         "warning": warning_of(detail.metrics, _stored_meta(detail)) if over else None,
         "log_id": detail.id,
-        "notes": [fit["reason"]] if (fit := detail.environment.get("fit")) else [],
+        "notes": notes_of(detail.environment),
     }
+
+
+def notes_of(environment: Mapping[str, Any]) -> list[str]:
+    """What people must know of a stored run's figures."""
+    notes = [NOTE] if environment.get("random_weights") else []
+    return notes + ([fit["reason"]] if (fit := environment.get("fit")) else [])
 
 
 def stored_badge(method: Mapping[str, Any], *, lossless: bool | None) -> str:

@@ -66,7 +66,10 @@ FIGURES: dict[str, Figure] = {
 def formula(name: str) -> str:
     """The definition of a figure, as its tooltip."""
     if name == "speedup":
-        return FORMULAS[name] + "; or over the configuration that is chosen; a dash without a run"
+        return (
+            f"{FORMULAS[name]}; or over the configuration that is chosen. Where plain decoding was "
+            "timed around a run and is sure, as the sentence of the run has it"
+        )
     split = name in ("draft_s", "verify_s", "accept_s", "other_s")
     return FORMULAS.get("time_split" if split else name, "")
 

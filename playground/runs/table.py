@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 from urllib.parse import urlencode
 
+from playground.host.plain import kept_plain_step
+from playground.host.result import weigh
 from playground.runs.columns import COLUMNS, DASH, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
 from playground.runs.query import FLAT, NUM_RUNS, PAGE_SIZE, Baseline, TableQuery
 from playground.runs.settings import Types, non_default
@@ -15,8 +17,10 @@ from storage import (
     PLAIN,
     Circumstance,
     ExperimentRow,
+    FoldedPage,
     RunGroup,
     RunLog,
+    RunPage,
     RunSummary,
     Spread,
 )
@@ -75,9 +79,9 @@ class RunTable:
         return {
             "heads": _heads(wanted, query.sort, query.descending),
             "rows": [_cells(row, wanted) for row in rows],
-            "count": f"{first + 1}–{first + len(rows)} of {found.total}" if rows else "",
+            "count": f"{first + 1}–{first + len(rows)} of {at_least(found)}" if rows else "",
             "nothing": nothing,
-            "pages": [query.page, -(-found.total // PAGE_SIZE)],
+            "pages": [query.page, -(-(found.total + (not found.whole)) // PAGE_SIZE)],
             "total": found.total,
         }
 
@@ -99,7 +103,8 @@ class RunTable:
         by = query.group or ""
         sort = query.sort if query.sort in (*GROUP_FIGURES, "created_at") else NUM_RUNS
         benchmarks = self.log.facets().benchmarks if by == "benchmark_id" else {}
-        found = _ordered(self.log.groups(query.run_query(), by, MAX_GROUPS), sort, query.descending)
+        groups = self.log.groups(query.run_query(), by, MAX_GROUPS)
+        found = _ordered(groups.rows, sort, query.descending)
         rows = [
             {
                 "id": group.value,
@@ -111,6 +116,7 @@ class RunTable:
             for group in found
         ]
         more = ", the largest" if len(rows) == MAX_GROUPS else ""
+        more += f" of the newest {groups.newest:,} requests" if groups.newest else ""
         return {
             "heads": _heads(GROUP_COLUMNS, sort, query.descending),
             "rows": [_cells(row, GROUP_COLUMNS) for row in rows],
@@ -164,6 +170,11 @@ class RunTable:
         return " · ".join(filter(None, (run.method_title, non_default(run, self.types))))
 
 
+def at_least(found: RunPage | FoldedPage) -> str:
+    """How many rows there are, as far as they are counted."""
+    return f"{found.total:,}" if found.whole else f"more than {found.total:,}"
+
+
 def experiment_row(found: ExperimentRow) -> dict[str, Any]:
     """The cells of an experiment: what it was, how much of it is done, and its speedups."""
     run = found.example
@@ -201,26 +212,37 @@ class Divisor:
     Attributes:
         setup_id: the configuration that was pinned; None = plain decoding.
         rates: its tok/s by circumstance.
+        weighed: speedups of runs that plain decoding was timed around, as the sentence under
+            their text has them; without those of which it is uncertain.
     """
 
     setup_id: str | None
     rates: Mapping[Circumstance, Spread]
+    weighed: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, log: RunLog, rows: Iterable[RunSummary], baseline: Baseline | None) -> Self:
+    def of(cls, log: RunLog, rows: Sequence[RunSummary], baseline: Baseline | None) -> Self:
         prompts = [run.prompt_id for run in rows]
         if baseline is not None:
             return cls(baseline.setup_id, log.rates(prompts, setup_id=baseline.setup_id))
-        return cls(None, log.rates(prompts, decoding_type=PLAIN))
+        weighed = {}
+        for run_id, metrics in log.metrics([run.id for run in rows if not run.experiment]).items():
+            if plain := kept_plain_step(metrics):
+                found = weigh(metrics, plain)
+                if found and found.is_sure:
+                    weighed[run_id] = found.balance.formula
+        return cls(None, log.rates(prompts, decoding_type=PLAIN), weighed)
 
     def speedup(self, run: RunSummary) -> float | None:
-        """tok/s over that on the same target, prompt, dtype and device; None without one.
+        """As its sentence says, or tok/s over those on the same target, prompt, dtype and device.
 
-        Over plain decoding also within one experiment, as machines are not as fast every day; plain
-        decoding itself has none, for its scatter is no speedup.
+        None without any. Over plain decoding also within one experiment, as machines are not as
+        fast every day; plain decoding itself has none, for its scatter is no speedup.
         """
         if self.setup_id is None and run.decoding_type == PLAIN:
             return None
+        if run.id in self.weighed:
+            return self.weighed[run.id]
         experiment = run.experiment if self.setup_id is None else None
         where = Circumstance(run.target, run.prompt_id, run.dtype, run.device, experiment)
         rate = self.rates.get(where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ from engine.config import Settings
 from engine.errors import ConfigError
 from engine.tree import MAX_NODES
 from engine.tuning.ranks import RankTable
-from engine.tuning.search import SIZES, best_tree, curve
+from engine.tuning.search import SIZES, CurvePoint
 from playground.host.runner import EngineHost
 from playground.trees.drafted import recorded
 from playground.trees.files import (
@@ -26,6 +26,8 @@ from playground.trees.files import (
     tree_rows,
     write_text,
 )
+from playground.trees.fitting import best_trees
+from playground.trees.latency import known_latency
 from playground.trees.measurements import TEXT_TOKENS, Jobs, Measurements
 from playground.trees.methods import TreeMethod, tree_method, tree_methods
 from playground.trees.sources import Sources, TreeRuns
@@ -151,20 +153,24 @@ class TreeEditor:
 
     def optimise(self, asked: Question) -> dict[str, Any]:
         """The best tree of so many nodes."""
-        tree = best_tree(self._table(asked), asked.nodes, **asked.bounds)
-        return {"tree": tree.as_lists()}
+        return {"tree": self._best(asked, (asked.nodes,))[0].tree.as_lists()}
 
     def curve(self, asked: Question) -> dict[str, Any]:
         """The best tree of every size: MAT, and what it drafts."""
-        method, table = self._method(asked), self._table(asked)
-        points: list[dict[str, Any]] = []
-        for point in curve(table, SIZES, **asked.bounds):
+        method, points = self._method(asked), list[dict[str, Any]]()
+        for point in self._best(asked, SIZES):
             if points and len(point.tree) == points[-1]["size"]:
                 continue
-            levels = method.config.with_tree(point.tree).draft_shape().levels
-            size = len(point.tree)
-            points.append({"nodes": size, "size": size, "mat": point.mat, "levels": list(levels)})
+            shape, size = method.config.with_tree(point.tree).draft_shape(), len(point.tree)
+            said = {"levels": list(shape.levels), "depth": shape.depth, "mat": point.mat}
+            points.append({"nodes": size, "size": size, **said})
         return {"points": points}
+
+    def _best(self, asked: Question, sizes: Sequence[int]) -> tuple[CurvePoint, ...]:
+        method = self._method(asked)
+        known = known_latency(self._log, method.config, method.target)
+        latency = known and known[0]
+        return best_trees(self._table(asked), method.config, sizes, latency, **asked.bounds)
 
     # ---- trees in and out
 

@@ -31,10 +31,17 @@ NOTES = {
     "triton": _TRITON,
     "pbtxt": _TRITON,
     "tuples": "vLLM took speculative_token_tree until 0.20 and has removed tree attention since.",
+    "buffers": "TensorRT-LLM's packed mask and positions, Medusa's and SGLang's indices.",
     "yaml": _LISTS,
     "lists": _LISTS,
 }
-SUFFIXES = {"yaml": "yaml", "preset": "yaml", "pbtxt": "pbtxt", "sequoia": "json"}
+SUFFIXES = {
+    "yaml": "yaml",
+    "preset": "yaml",
+    "pbtxt": "pbtxt",
+    "sequoia": "json",
+    "buffers": "json",
+}
 ANY = ChoiceLimits()
 TITLES: dict[str, str] = {form.name: form.title for form in FORMATS}
 

@@ -13,7 +13,7 @@ from engine.tree import ChoiceTree
 from engine.tuning.latency import Prediction, StepLatency
 from engine.tuning.ranks import RankTable
 from engine.tuning.replay import replay
-from engine.tuning.search import curve
+from engine.tuning.search import CurvePoint, curve, fastest
 from presets.choice_trees import Measured, TreePreset, tree_preset, tree_yaml
 
 
@@ -70,6 +70,27 @@ def hold_out(table: RankTable, every: int) -> tuple[RankTable, RankTable | None]
     return table.pick(fitted), table.pick(sorted(held))
 
 
+def best_trees(
+    table: RankTable,
+    config: MethodConfig,
+    nodes: Sequence[int],
+    latency: StepLatency | None,
+    **bounds: Any,
+) -> tuple[CurvePoint, ...]:
+    """The best tree of every size: the highest MAT, or where depth costs time the most tok/s.
+
+    Args:
+        bounds: as `engine.tuning.search.curve` takes them.
+    """
+    if latency is None or latency.verify.trees is None:
+        return curve(table, nodes, **bounds)
+
+    def tok_s(point: CurvePoint) -> float:
+        return latency.predict_config(config.with_tree(point.tree), point.mat).tok_s
+
+    return fastest(table, nodes, tok_s, **bounds)
+
+
 def fit_trees(
     table: RankTable,
     config: MethodConfig,
@@ -89,7 +110,7 @@ def fit_trees(
     Raises ConfigError: a constraint is out of range, or too few texts.
     """
     fitted, other = hold_out(table.only(category), held_out)
-    points = curve(fitted, nodes, max_depth=max_depth, max_width=max_width)
+    points = best_trees(fitted, config, nodes, latency, max_depth=max_depth, max_width=max_width)
     return [
         _judged(f"fitted, {p.num_nodes}", p.tree, fitted, other, config, latency) for p in points
     ]

@@ -181,8 +181,14 @@ def speed_row(
 
 def _curves(latency: StepLatency) -> dict[str, Any]:
     verify, other, draft = latency.verify, latency.other, latency.draft
+    trees = verify.trees
     return {
         "verify": _points(verify.rows, verify.ms),
+        "trees": trees
+        and {
+            "star": _points(trees.rows, trees.star_ms),
+            "level": _points(trees.rows, trees.level_ms),
+        },
         "other": _points(other.rows, other.ms),
         "draft": {"start_ms": draft.start_ms, "points": _points(draft.rows, draft.level_ms)},
     }

@@ -17,6 +17,7 @@ from engine.plain import read_text
 from playground.deploy import Question
 from playground.errors import Fault, attempt
 from playground.experiments.benchmarks import Benchmarks, BenchmarkState, Extent
+from playground.experiments.cluster import Pool
 from playground.experiments.job import Job, time_left
 from playground.experiments.report.export import FILES
 from playground.experiments.report.plots import PLOTS, report_figure
@@ -60,13 +61,13 @@ class BenchmarkPage(ExperimentPage):
         with gr.Row(equal_height=False, elem_id="pg-benchmark"):
             with gr.Column(scale=1, elem_classes="pg-side"):
                 self._setup()
-                self._foot()
+                self._foot(self.catalog.clusters)
             with gr.Column(scale=4, elem_classes="pg-main"):
                 self._bar()
                 with gr.Column(visible=False, elem_id="pg-benchmark-report") as self.report_column:
                     self._report()
         self._listen_to_setup()
-        self._listen(tab, stop=self.benchmarks.stop, resume=self.benchmarks.resume)
+        self._listen(tab, stop=self.benchmarks.stop)
         for name, button in self.files.items():
             saves(button, partial(self._file, name), [self.picker], self.message)
 
@@ -94,7 +95,7 @@ class BenchmarkPage(ExperimentPage):
                 self._kinds([first]),
                 value=[],
                 multiselect=True,
-                label="Kinds of task (none picked: all)",
+                label="Task categories (none selected = all)",
                 elem_id="pg-benchmark-kinds",
             )
             self.file = gr.UploadButton("Add a file of prompts …", file_count="multiple", size="sm")
@@ -135,7 +136,7 @@ class BenchmarkPage(ExperimentPage):
         by_group = gr.HTML(elem_id="pg-benchmark-groups")
         choices = [(plot.title, kind) for kind, plot in PLOTS.items()]
         plot_kind = gr.Radio(choices, value="speedup", label="Plot")
-        plot = gr.Plot(show_label=False, elem_id="pg-benchmark-plot")
+        plot = gr.Plot(visible=False, show_label=False, elem_id="pg-benchmark-plot")
         with gr.Row(elem_classes="pg-bar"):
             self.configuration = gr.Dropdown(
                 [], label="Configuration", elem_id="pg-benchmark-configuration"
@@ -183,7 +184,9 @@ class BenchmarkPage(ExperimentPage):
 
     def outlook(self, held: Mapping[str, Any]) -> str:
         plan = self.benchmarks.plan(form_of(held))
-        return f"{plan.extent}, one at a time (concurrency 1)."
+        pool = self.pool(held["place"], held["workers"])
+        how = "one at a time (concurrency 1)" if pool is None else "one at a time on each worker"
+        return f"{plan.extent}, {how}."
 
     def list_kinds(self, suites: Any, picked: Any) -> Any:
         """The kinds of task of the ticked suites; those that are picked stay so."""
@@ -224,7 +227,10 @@ class BenchmarkPage(ExperimentPage):
     # ---- what was measured
 
     def begin(self, held: Mapping[str, Any]) -> str:
-        return self.benchmarks.start(form_of(held))
+        return self.benchmarks.start(form_of(held), self.pool(held["place"], held["workers"]))
+
+    def go_on(self, key: str, pool: Pool | None) -> None:
+        self.benchmarks.resume(key, pool)
 
     def choices(self) -> list[tuple[str, str]]:
         return [
@@ -249,6 +255,7 @@ class BenchmarkPage(ExperimentPage):
             here=job is not None,
             share=(now.num_done / max(1, now.num_planned) if now else 0.0) if job else None,
             error=found.benchmark.summary.get("error") or "",
+            job=job,
         )
 
     def report(self, found: BenchmarkState, *asked: Any) -> list[Any]:
@@ -260,7 +267,7 @@ class BenchmarkPage(ExperimentPage):
             tables.head(found),
             tables.summary(report),
             tables.by_group(report, kind),
-            report_figure(report, found.results.requests, plot),
+            gr.Plot(report_figure(report, found.results.requests, plot), visible=True),
             gr.Dropdown(names, value=configuration),
             tables.latency(report.section(configuration)),
             tables.differing(found),

@@ -8,6 +8,7 @@ from playground.experiments.plan import extent
 from playground.experiments.report import report as figures
 from playground.experiments.report.report import FORMULAS, Report, Section
 from playground.experiments.report.statistics import LATENCY_ROWS
+from playground.experiments.report.verdict import NEAR_TIES
 from playground.experiments.suites import GROUPS
 from playground.web.results import (
     DASH,
@@ -28,11 +29,6 @@ CAUSES = {
     "unknown": ("unexplained", "warn"),
 }
 """Why answers differ from plain decoding's, and how bad that is."""
-NEAR_TIE = {
-    None: "not looked into",
-    True: "a near-tie, which rounding alone flips",
-    False: "no rounding does this",
-}
 STATISTICS = ("avg", "min", "max", "p99", "p90", "p75")
 HEAD = HTML.from_string("""
 <div class="pg-card">
@@ -177,7 +173,7 @@ def latency(section: Section) -> str:
 def differing(found: BenchmarkState) -> str:
     """Answers that are not plain decoding's, and turns that were left out."""
     answers = [
-        (section.name, one, NEAR_TIE[one.near_tie])
+        (section.name, one, NEAR_TIES[one.near_tie])
         for section in found.results.report.configurations
         if section.verdict
         for one in section.verdict.divergences

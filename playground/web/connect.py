@@ -103,10 +103,10 @@ class ConnectPage:
                 label="Address", placeholder="http://127.0.0.1:8000", elem_id="pg-connect-url"
             )
             self.key = gr.Textbox(
-                label="API key", type="password", info="if it asks for one", max_lines=1
+                label="API key", type="password", info="only if required", max_lines=1
             )
             self.model = gr.Textbox(
-                label="Model", info="empty = the first that it lists", max_lines=1
+                label="Model", info="empty = the first model that it lists", max_lines=1
             )
         with gr.Row():
             self.watch = gr.Button("Watch", variant="primary", elem_id="pg-connect-watch")
@@ -121,14 +121,14 @@ class ConnectPage:
                 elem_id="pg-connect-plain",
             )
             self.suite = gr.Dropdown(suites, value=suites[0][1], label="Prompts")
-            self.count = gr.Slider(1, MAX_PROMPTS, value=12, step=1, label="How many prompts")
+            self.count = gr.Slider(1, MAX_PROMPTS, value=12, step=1, label="Number of prompts")
             self.tokens = gr.Slider(1, MAX_TOKENS, value=128, step=1, label="New tokens per answer")
             self.levels = gr.Textbox(
                 "1,2,4,8,16",
-                label="Requests at a time",
+                label="Concurrency",
                 info=f"one level after another, each at most {MAX_CONCURRENCY}",
             )
-            self.seconds = gr.Slider(10, 1800, value=120, step=10, label="Most seconds per level")
+            self.seconds = gr.Slider(10, 1800, value=120, step=10, label="Time limit per level (s)")
             with gr.Row():
                 self.start = gr.Button("Measure", variant="primary", elem_id="pg-connect-start")
                 self.stop = gr.Button("Stop", elem_id="pg-connect-stop")
@@ -245,7 +245,7 @@ def advice_figure(report: Report) -> go.Figure | None:
         figure.add_scatter(
             x=lengths,
             y=choice.tok_s_by_len,
-            name=f"{choice.concurrency} at a time",
+            name=f"concurrency {choice.concurrency}",
             line={"color": hue},
             mode="lines+markers",
         )

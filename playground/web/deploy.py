@@ -30,7 +30,8 @@ from playground.web.generate import GeneratePage
 from playground.web.results import HTML
 
 MARKS = {"exact": "✓", "with losses": "~", "not supported": "✕"}
-MAX_FILES = 2
+FIRST_FILES, MAX_FILES = 2, 8
+"""Files that are shown at once, and with those that are folded away."""
 LANGUAGES: dict[str, Any] = {"json": "json", "yaml": "yaml", "bash": "shell", "python": "python"}
 Updates = dict[Any, Any]
 """New values by component."""
@@ -57,14 +58,14 @@ class DeployPage:
 
     def __init__(self, host: EngineHost, tab: gr.Tab) -> None:
         self._log, self._catalog, self._menu = host.log, host.catalog, host.menu
-        with gr.Row(equal_height=False):
+        with gr.Row(equal_height=False, elem_id="pg-deploy"):
             with gr.Column(scale=1, elem_id="pg-deploy-side", min_width=290):
                 self._choice()
                 self._reader()
             with gr.Column(scale=3, elem_id="pg-deploy-main"):
                 self._result()
         self.asked = [self.kind, self.run, self.target, self.method, self.engine, self.version]
-        self.shown = [self.summary, self.told, *self.files, self.downloads, self.notes]
+        self.shown = [self.summary, self.told, *self.files, self.more, self.downloads, self.notes]
         self.outputs = [*self.asked, *self.shown, self.command, self.link]
         self._listen(tab)
 
@@ -94,12 +95,12 @@ class DeployPage:
     def _reader(self) -> None:
         engines = [(engine.title, engine.name) for engine in ENGINES.values()]
         hidden: dict[str, Any] = {"visible": False}
-        with gr.Group():
+        with gr.Group(elem_id="pg-deploy-reader"):
             self.source = gr.Dropdown(
                 engines, value="vllm", label="Read a config of", elem_id="pg-deploy-source"
             )
             self.paste = gr.Textbox(
-                label="Its file or command, as a method here",
+                label="Its file or command line",
                 lines=5,
                 max_lines=16,
                 placeholder=SAMPLES["vllm"],
@@ -129,7 +130,11 @@ class DeployPage:
             elem_id="pg-deploy-version",
         )
         self.told = gr.HTML(visible=False, elem_id="pg-deploy-told")
-        self.files = [code(f"pg-deploy-file-{i}", buttons=["copy"]) for i in range(MAX_FILES)]
+        places = [f"pg-deploy-file-{i}" for i in range(MAX_FILES)]
+        self.files = [code(place, buttons=["copy"]) for place in places[:FIRST_FILES]]
+        self.more = gr.Accordion("", open=False, visible=False, elem_id="pg-deploy-more")
+        with self.more:
+            self.files += [code(place, buttons=["copy"]) for place in places[FIRST_FILES:]]
         self.downloads = gr.File(
             label="Download",
             file_count="multiple",
@@ -155,17 +160,12 @@ class DeployPage:
         def look_at_engine(*held: Any) -> Updates:
             return self._answer(*held[:-1], "")
 
-        def come_into_view(link: Any, *held: Any) -> Updates:
-            if link:
-                return {self.run: gr.Dropdown(self._runs(held[1]))}
-            return self._answer("run" if offered_runs(self._log) else "method", *held[1:])
-
         parts = (self.kind, self.run, self.target, self.method, self.version)
         inputs = [part.input for part in parts]
         looks = [
             gr.on(inputs, self._answer, self.asked, self.outputs, **QUIET),
             self.engine.input(look_at_engine, self.asked, self.outputs, **QUIET),
-            tab.select(come_into_view, [self.link, *self.asked], self.outputs, **QUIET),
+            tab.select(self.come_into_view, [self.link, *self.asked], self.outputs, **QUIET),
         ]
         for event in looks:
             event.then(None, self.link, None, js=WRITE_LINK, **QUIET)
@@ -184,12 +184,8 @@ class DeployPage:
         """Open the page for addresses with `deploy`."""
 
         def load(request: gr.Request) -> Updates:
-            params = dict(request.query_params)
-            asked = attempt(lambda: Question.of_link(params), where="opening a link")
-            if asked is None:
-                return {tabs: gr.skip()}
-            opened = self._fault(asked.sentence) if isinstance(asked, Fault) else self.open(asked)
-            return {tabs: gr.Tabs(selected="deploy"), **opened}
+            linked = self._linked(request)
+            return {tabs: gr.Tabs(selected="deploy") if linked else gr.skip(), **linked}
 
         page.load(load, None, [tabs, *self.outputs], **QUIET)
 
@@ -210,6 +206,21 @@ class DeployPage:
         self.use.click(take, [self.source, self.paste, generate.target], outputs, **QUIET)
 
     # ---- answers
+
+    def come_into_view(self, request: gr.Request, link: Any, *held: Any) -> Updates:
+        """The first answer, unless there is one; its answer may come before that of the address."""
+        if link:
+            return {self.run: gr.Dropdown(self._runs(held[1]))}
+        first = "run" if offered_runs(self._log) else "method"
+        return self._linked(request) or self._answer(first, *held[1:])
+
+    def _linked(self, request: gr.Request) -> Updates:
+        """What the address of the page opens; nothing for that of another page."""
+        params = dict(request.query_params)
+        asked = attempt(lambda: Question.of_link(params), where="opening a link")
+        if isinstance(asked, Fault):
+            return self._fault(asked.sentence)
+        return {} if asked is None else self.open(asked)
 
     def open(self, asked: Question) -> Updates:
         """Updates of `outputs` that show a run or a method in an engine."""
@@ -279,6 +290,8 @@ class DeployPage:
         for code, file in zip(self.files, files, strict=False):
             language = LANGUAGES.get(file.language)
             updates[code] = gr.Code(file.text, language, label=file.name, visible=True)
+        more = [file.name for file in files[FIRST_FILES:]]
+        updates[self.more] = gr.Accordion(label=", ".join(more), visible=bool(more))
         paths = [self._saved(file.name, file.text) for file in files]
         return updates | {self.downloads: gr.File(paths or None, visible=bool(paths))}
 

@@ -11,10 +11,14 @@ import gradio as gr
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
+from playground.experiments.cluster import Pool, pool_of
+from playground.experiments.job import Job
 from playground.web.forms import QUIET, RAW
-from playground.web.results import address_js, saying, state_html
+from playground.web.results import address_js, saying, state_html, table_html
 
 MAX_KEY = 100
+PLACES = {"local": "Ray on this machine"}
+WORKERS = {"worker": "machine and process id", "device": "", "measures": ""}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class Standing:
         found: what the report is drawn from; `version` tells it from what it was before.
         resume: what going on is called; empty where it cannot be.
         here: whether this server runs it.
+        job: what runs it here.
     """
 
     found: Any
@@ -35,6 +40,15 @@ class Standing:
     here: bool
     share: float | None = None
     error: str = ""
+    job: Job | None = None
+
+    @property
+    def state(self) -> str:
+        """As HTML, with the workers that measure it."""
+        head = state_html(self.status, self.text, share=self.share, error=self.error)
+        rows = self.job.workers() if self.job else ()
+        refused = "".join(map(saying, self.job.refused)) if self.job else ""
+        return head + (table_html("Workers", WORKERS, rows) if rows else "") + refused
 
 
 class ExperimentPage(ABC):
@@ -77,10 +91,26 @@ class ExperimentPage(ABC):
     def begin(self, held: Mapping[str, Any]) -> str:
         """Start what the form asks for; returns its key."""
 
+    @abstractmethod
+    def go_on(self, key: str, pool: Pool | None) -> Any:
+        """Resume one; by workers, where there is a pool."""
+
     # ---- layout
 
-    def _foot(self) -> None:
-        """Under the form."""
+    def _foot(self, clusters: Sequence[str]) -> None:
+        """Under the form: where to run it, and the button that starts it."""
+        places = [("This process", ""), *((PLACES.get(a, f"Ray at {a}"), a) for a in clusters)]
+        self.place = gr.Dropdown(places, value="", label="Run on", elem_id=f"pg-{self.name}-place")
+        self.num_workers = gr.Number(
+            None,
+            label="Workers",
+            info="empty = as many as fit",
+            precision=0,
+            visible=False,
+            elem_id=f"pg-{self.name}-workers",
+        )
+        self.clusters = clusters
+        self.fields |= {"place": self.place, "workers": self.num_workers}
         self.message = gr.HTML(elem_id=f"pg-{self.name}-outlook")
         self.start = gr.Button(
             f"Start {self.name}", variant="primary", elem_id=f"pg-{self.name}-start"
@@ -100,9 +130,7 @@ class ExperimentPage(ABC):
 
     # ---- listeners
 
-    def _listen(
-        self, tab: gr.Tab, *, stop: Callable[[str], Any], resume: Callable[[str], Any]
-    ) -> None:
+    def _listen(self, tab: gr.Tab, *, stop: Callable[[str], Any]) -> None:
         fields = list(self.fields.values())
         for field in fields:
             field.change(self._look_ahead, fields, [self.message, self.start], **RAW)
@@ -117,7 +145,17 @@ class ExperimentPage(ABC):
             look(self.look, self.held, self.shown, **RAW)
         self.picker.change(None, self.picker, None, js=address_js(self.name, self.name), **RAW)
         self.stop.click(self.acting(stop), self.held, self.shown, **RAW)
-        self.resume.click(self.acting(resume), self.held, self.shown, **RAW)
+        placed = [self.place, self.num_workers]
+        self.resume.click(self._resume, [*placed, *self.held], self.shown, **RAW)
+        self.place.change(_show_workers, self.place, self.num_workers, **RAW)
+
+    def pool(self, place: Any, num_workers: Any) -> Pool | None:
+        """The workers that are asked for; None = it is measured in this process."""
+        return pool_of(place, num_workers, self.clusters)
+
+    def _resume(self, place: Any, num_workers: Any, *held: Any) -> list[Any]:
+        act = self.acting(lambda key: self.go_on(key, self.pool(place, num_workers)))
+        return act(*held)
 
     def _look_ahead(self, *held: Any) -> tuple[str, Any]:
         """What would be run, or why it cannot."""
@@ -159,7 +197,7 @@ class ExperimentPage(ABC):
             else:
                 menu, parts = self.menu(key), self.report(now.found, *asked)
             return [
-                state_html(now.status, now.text, share=now.share, error=now.error),
+                now.state,
                 gr.Button(visible=now.here),
                 gr.Button(now.resume or "Resume", visible=bool(now.resume)),
                 gr.Timer(active=now.here or now.status == "running"),
@@ -208,6 +246,10 @@ class ExperimentPage(ABC):
             return gr.Tabs(selected=self.name), self.menu(asked[self.name][:MAX_KEY])
 
         page.load(load, None, [tabs, self.picker], **QUIET)
+
+
+def _show_workers(place: Any) -> Any:
+    return gr.Number(visible=bool(place))
 
 
 def read_key(raw: object) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ from playground.trees.methods import tree_method
 from playground.web.forms import RAW
 from playground.web.results import Cell, figure, saying, speedup_cell, state_html, table_html
 
-MAX_KEPT = 32
 OWNER = "fastest"
 """A search takes the whole machine: the server has one, and another one ends it."""
 HEADS = {
@@ -27,7 +25,7 @@ HEADS = {
     "× plain": "tok/s over plain decoding's on the same prompts, with its 95 % interval",
     "MAT": "1 + accepted draft tokens / steps, of its last answer",
     "answers": "how often it answered everything; the slower half drops out each time",
-    "": "",
+    "state": "running, dropped because it was slower, or answered",
 }
 Raw = Callable[..., dict[str, Any]]
 
@@ -42,8 +40,8 @@ class FastestPanel:
     def __init__(self, host: EngineHost) -> None:
         self.host = host
         self._jobs = Jobs(host)
-        self._searches: OrderedDict[str, Search] = OrderedDict()
-        self._newest = ""
+        self._search: Search | None = None
+        self._closed = True
 
     # ---- layout
 
@@ -64,7 +62,6 @@ class FastestPanel:
                 }
                 self.stop = gr.Button("Stop", elem_id="pg-fastest-stop")
                 self.close = gr.Button("Close", visible=False, elem_id="pg-fastest-close")
-        self.key = gr.Textbox(visible=False)
         self.timer = gr.Timer(0.5, active=False)
 
     # ---- listeners
@@ -80,48 +77,49 @@ class FastestPanel:
                 hidden = [gr.Button(visible=False)] * (len(self.leads) + 1)
                 said = state_html("failed", "", error=found.sentence)
                 closed = [gr.Button(visible=True), gr.Timer(active=False)]
-                return ["", gr.Column(visible=True), said, "", *hidden, *closed]
-            return [found.id, *self.look(found.id)]
+                return [gr.Column(visible=True), said, "", *hidden, *closed]
+            return self.look()
 
-        self.start.click(begin, list(fields), [self.key, *self.shown], **RAW)
-        self.timer.tick(self.look, self.key, self.shown, **RAW)
-        self.stop.click(self._stop, self.key, self.shown, **RAW)
-        self.close.click(self._forget, self.key, [self.key, self.column], **RAW)
+        self.start.click(begin, list(fields), self.shown, **RAW)
+        self.timer.tick(self.look, None, self.shown, **RAW)
+        self.stop.click(self._stop, None, self.shown, **RAW)
+        self.close.click(self._close, None, self.column, **RAW)
 
     def listen_to_page(self, page: gr.Blocks) -> None:
         """Show the server's search where the page is opened, until somebody closes it."""
 
-        page.load(self.reopened, None, [self.key, *self.shown], **RAW)
+        page.load(self.reopened, None, self.shown, **RAW)
 
     def reopened(self) -> list[Any]:
-        return [self._newest, *self.look(self._newest)]
+        """What a page shows that was opened now.
+
+        Its answer may come after that of a click on the button: only a search that goes on starts
+        the timer, and nothing stops it.
+        """
+        if self._closed:
+            return [gr.skip()] * len(self.shown)
+        *shown, _ = self.look()
+        over = self._search is None or self._search.over.is_set()
+        return [*shown, gr.skip() if over else gr.Timer(active=True)]
 
     def _begin(self, asked: dict[str, Any]) -> Search:
         plan = plan_of(self.host.catalog, asked)
-        search = Search.start(self.host, self._jobs, plan, owner=OWNER)
-        self._newest = search.id
-        self._searches[search.id] = search
-        while len(self._searches) > MAX_KEPT:
-            self._searches.popitem(last=False)
-        return search
+        self._search = Search.start(self.host, self._jobs, plan, owner=OWNER)
+        self._closed = False
+        return self._search
 
-    def _forget(self, key: Any) -> list[Any]:
-        if key == self._newest:
-            self._newest = ""
-        return ["", gr.Column(visible=False)]
+    def _close(self) -> Any:
+        self._closed = True
+        return gr.Column(visible=False)
 
-    def _search(self, key: Any) -> Search | None:
-        """The search of a key; anybody may have sent it."""
-        return self._searches.get(key) if isinstance(key, str) else None
+    def _stop(self) -> list[Any]:
+        if self._search is not None:
+            self._search.cancel()
+        return self.look()
 
-    def _stop(self, key: Any) -> list[Any]:
-        if (search := self._search(key)) is not None:
-            search.cancel()
-        return self.look(key)
-
-    def look(self, key: Any) -> list[Any]:
-        """Values of `shown`."""
-        search = self._search(key)
+    def look(self) -> list[Any]:
+        """Values of `shown`: always the newest search, whichever the page was told of last."""
+        search = self._search
         if search is None:
             return [gr.skip()] * (len(self.shown) - 1) + [gr.Timer(active=False)]
         over, leader = search.over.is_set(), search.leader
@@ -151,12 +149,12 @@ class FastestPanel:
 
     # ---- the way to other pages
 
-    def picked(self, key: Any) -> tuple[Search, Contender, str]:
-        """What a search found to be fastest, and its key in the method picker."""
-        search = self._search(key)
+    def picked(self) -> tuple[Search, Contender, str]:
+        """What the search found to be fastest, and its key in the method picker."""
+        search = self._search
         leader = search.leader if search else None
         if search is None or leader is None:
-            raise ConfigError("That search is over and forgotten. Start it again.")
+            raise ConfigError("The search has found nothing yet. Wait for it, or start it again.")
         target = search.plan.target.name
         return search, leader, methods_to_try(self.host.catalog, target)[leader.name]
 
@@ -179,28 +177,28 @@ class FastestPanel:
     ) -> None:
         """Put what was found into the form (`take` fills it), the tree editor or Deploy."""
 
-        def leading(lead: Callable[[Any], dict[Any, Any]]) -> Callable[[Any], dict[Any, Any]]:
-            def go(key: Any) -> dict[Any, Any]:
-                found = attempt(lambda: lead(key), where="opening another page")
+        def leading(lead: Callable[[], dict[Any, Any]]) -> Callable[[], dict[Any, Any]]:
+            def go() -> dict[Any, Any]:
+                found = attempt(lead, where="opening another page")
                 if isinstance(found, Fault):
                     return {self.state: saying(found)}
                 return found
 
             return go
 
-        def use(key: Any) -> dict[Any, Any]:
-            search, _, method = self.picked(key)
+        def use() -> dict[Any, Any]:
+            search, _, method = self.picked()
             filled = zip(form, take(search.plan.target.name, method, {}), strict=True)
             return {self.column: gr.Column(visible=False), **dict(filled)}
 
-        def tune(key: Any) -> dict[Any, Any]:
-            search, _, method = self.picked(key)
+        def tune() -> dict[Any, Any]:
+            search, _, method = self.picked()
             link = {"tree": "", "method": method, "target": search.plan.target.name}
             value = {"rev": secrets.token_urlsafe(6), "link": link}
             return {tabs: gr.Tabs(selected="tree"), tree: value}
 
-        def hand_over(key: Any) -> dict[Any, Any]:
-            _, leader, _ = self.picked(key)
+        def hand_over() -> dict[Any, Any]:
+            _, leader, _ = self.picked()
             opened = deploy(Question(run=leader.run_id or ""))
             return {tabs: gr.Tabs(selected="deploy"), **opened}
 
@@ -210,7 +208,7 @@ class FastestPanel:
             "deploy": (hand_over, [tabs, *deploy_outputs]),
         }
         for name, (lead, changed) in outputs.items():
-            self.leads[name].click(leading(lead), self.key, [self.state, *changed], **RAW)
+            self.leads[name].click(leading(lead), None, [self.state, *changed], **RAW)
 
 
 def _row(one: Contender) -> list[Cell | str]:

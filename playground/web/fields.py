@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from engine.grammar import TITLES
 from playground.host.controls import Control, FormState
 from playground.web.tree_picture import tree_picture
 
@@ -98,7 +99,7 @@ def component(control: Control, value: Any, state: FormState) -> Any:
     if kind == "flag":
         return gr.Checkbox(value, **common)
     if kind == "choice":
-        choices = [("none" if one is None else str(one), one) for one in control.choices]
+        choices = [(in_words(one), one) for one in control.choices]
         return gr.Dropdown(choices, value=value, **common)
     if kind == "ticks":
         titles = [str(choice) for choice in control.choices]
@@ -109,6 +110,14 @@ def component(control: Control, value: Any, state: FormState) -> Any:
         return gr.Number(value, **bounds, **common)
     lines = 2 if kind in ("lines", "tree") else 1
     return gr.Textbox(value, lines=lines, placeholder=control.placeholder, **common)
+
+
+def in_words(choice: object) -> str:
+    """A choice of a setting as menus show it; names of methods stay as they are."""
+    if choice is None:
+        return "none"
+    text = str(choice)
+    return TITLES.get(text) or (text.replace("_", " ") if text.islower() else text)
 
 
 def about(control: Control, state: FormState) -> dict[str, Any]:

@@ -166,6 +166,8 @@ class SettingsForm:
         if isinstance(asked, Fault):
             gr.Markdown(asked.sentence, elem_classes="pg-note")
             return
+        if not asked.groups:
+            gr.Markdown("Nothing is added yet.", elem_classes="pg-note")
         for group in asked.groups:
             values = group.values(asked.values)
             state = self._state(group, values)
@@ -274,7 +276,7 @@ class PromptForm:
             [("Chat", "chat"), ("Completion", "raw")],
             value="chat",
             elem_id=f"{self._prefix}-mode",
-            label="kind of prompt",
+            label="prompt format",
             **BARE,
         )
         self.example = gr.Dropdown(
@@ -301,6 +303,7 @@ class PromptForm:
             elem_id=f"{self._prefix}-prompt",
             label="prompt",
             placeholder="Prompt",
+            value=self._catalog.first_prompt(),
             autofocus=autofocus,
             **BARE,
         )

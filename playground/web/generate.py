@@ -38,6 +38,7 @@ from playground.web.memory import (
     kept_text,
     owner_of,
 )
+from playground.web.method_file import MethodFile
 from playground.web.results import HTML, address_js, saying
 from playground.web.target import TargetOpener
 from storage import RunDetail
@@ -116,6 +117,7 @@ class GeneratePage:
             picked = self.catalog.first_method(first)
             self.method = gr.Dropdown(methods, value=picked, label="Method", elem_id="pg-method")
             self.unfit = gr.HTML(self.describe_unfit(first), elem_id="pg-unfit")
+            self.file = MethodFile()
         start = self.catalog.method(picked)
         form = method_form(start, picked)
         types = self.catalog.types.values()
@@ -131,7 +133,6 @@ class GeneratePage:
         )
         self.mode, self.example = self.prompts.mode, self.prompts.example
         self.system, self.prompt = self.prompts.system, self.prompts.prompt
-        self.prompt.value = self.catalog.first_prompt()
         self._buttons()
         self.fastest.panel()
         gr.HTML(static_text("welcome.html"), elem_id="pg-welcome", padding=False)
@@ -199,6 +200,7 @@ class GeneratePage:
         self.method.change(
             self.pick_method, [self.method, self.form.asked], self.form.asked, queue=False, **QUIET
         )
+        self.file.listen(self.target, self.take_read, [self.method, self.form.asked])
         self.example.input(
             self.prompts.pick_example, self.example, [self.prompt, self.mode], queue=False, **QUIET
         )
@@ -433,6 +435,15 @@ class GeneratePage:
         settings = asked.config.model_dump(exclude={"decoding_type"})
         picked = self.take(asked.target.name, key, settings)
         return *picked, asked.dtype, form, asked.mode, asked.system, asked.prompt
+
+    def take_read(self, target: Any, config: MethodConfig) -> tuple[Any, Any]:
+        """Values of method and form that show settings that were read.
+
+        Raises ConfigError: the target or the method is not offered here.
+        """
+        name = self.catalog.target(target).name
+        key = nearest_method(self.catalog, name, "", config)
+        return self.take(name, key, config.model_dump(exclude={"decoding_type"}))[1:]
 
     def take(self, target: str, method: str, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
         """Values of target, method and form that show a method with settings of another page.

@@ -35,7 +35,8 @@ HTML.filters["term"] = term
 TABLE = HTML.from_string("""
 <div class="pg-table" tabindex="0" role="region" aria-label="{{ label }}"><table>
 <thead><tr>
-{% for title, formula in heads.items() %}<th scope="col">{{ title | term(formula) }}</th>
+{% for title, formula in heads.items() %}
+  {% if title %}<th scope="col">{{ title | term(formula) }}</th>{% else %}<td></td>{% endif %}
 {% endfor %}
 </tr></thead>
 <tbody>

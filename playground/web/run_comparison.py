@@ -20,7 +20,7 @@ NUM_CHARTS = 6
 TABLE = HTML.from_string("""
 <h3>{{ title }}</h3>
 <div class="frame"><table>
-<thead><tr><th></th>
+<thead><tr><td></td>
 {% for each in configurations %}
   <th class="setup"><span class="swatch" style="background: {{ color(loop.index0) }}"></span>
   {% if each.setup_id == baseline %}<span class="star" title="baseline">★ </span>{% endif %}
@@ -35,7 +35,8 @@ TABLE = HTML.from_string("""
 {% for part, rows in parts if rows %}
   <tr class="part"><th colspan="{{ configurations | length + 1 }}">{{ part }}</th></tr>
   {% for name, title, help, cells in rows %}
-    <tr data-name="{{ name }}"><th>{{ title | term(help) }}</th>
+    <tr data-name="{{ name }}">
+    {% if title %}<th>{{ title | term(help) }}</th>{% else %}<td></td>{% endif %}
     {% for text, best in cells %}
       <td title="{{ text }}"{% if best %} class="best"{% endif %}>{{ text }}</td>
     {% endfor %}

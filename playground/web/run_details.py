@@ -55,7 +55,7 @@ class OpenRun:
         self.id = gr.Textbox(visible=False)
         with gr.Row(elem_id="pg-run-head"):
             self.name = gr.Textbox(label="Name", elem_id="pg-run-name")
-            self.tags = gr.Textbox(label="Tags, with commas", elem_id="pg-run-tags")
+            self.tags = gr.Textbox(label="Tags (comma-separated)", elem_id="pg-run-tags")
             self.note = gr.Textbox(label="Note", lines=1, max_lines=8, elem_id="pg-run-note")
         with gr.Row(elem_id="pg-run-buttons"):
             self.again = gr.Button("run again", elem_id="pg-run-again", size="sm")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -70,7 +70,7 @@ class RunFiles:
 
         Raises ConfigError: there are none, or they are not exported as this.
         """
-        ticked = held[0].get("ticked")
+        ticked = held[0].get("ticked") if isinstance(held[0], Mapping) else None
         query = TableQuery.parse({"ids": ticked}) if ticked else self.query(held)
         ids = self.log.ids(query.run_query(sort="created_at", descending=False))
         if not ids or kind not in get_args(Kind):

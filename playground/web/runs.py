@@ -98,7 +98,7 @@ class RunsPage:
 
         self.compare = button("do-compare", "compare", variant="primary", interactive=False)
         self.tag_names = gr.Textbox(
-            label="tags", placeholder="tags, with commas", show_label=False, container=False
+            label="tags", placeholder="comma-separated tags", show_label=False, container=False
         )
         self.tag = button("tag", "tag", interactive=False)
         self.untag = button("untag", "untag", interactive=False)

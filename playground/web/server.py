@@ -21,6 +21,8 @@ from playground.web.door import Access
 from presets import MethodPreset
 from storage import RunLog
 
+QUEUE_LOOK_S = 0.02
+"""How often Gradio looks for events; its own millisecond costs a tenth of the engine's core."""
 END_S = 1.0
 """Most seconds that ending waits for what is under way: a load cannot be stopped."""
 
@@ -53,6 +55,7 @@ def serve(
         engine = EngineHost(log, catalog, cache_dir=cache_dir, device=device)
         page = build_shell(engine, log)
         page.queue(default_concurrency_limit=None, max_size=64)
+        page._queue.sleep_when_free = QUEUE_LOOK_S
         stack.callback(page.close, verbose=False)
         stack.callback(engine.close, END_S)  # before the page: streams end by themselves
         # Those that do not are cut off after a second, which is no error then.
@@ -61,8 +64,8 @@ def serve(
             launch(page, access, port, Path(files.name), api_routes(engine, log))
         except OSError as error:
             raise ConfigError(
-                f"Cannot listen on port {port} of {access.address}: it is taken, or not ours to "
-                "take. Choose another one with --port."
+                f"Cannot listen on port {port} of {access.address}: it is in use, or permission is "
+                "denied. Choose another one with --port."
             ) from error
         if not access.is_loopback:
             print(f"Warning: {access.address} is not this machine's alone; others reach the page.")

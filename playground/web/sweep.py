@@ -13,6 +13,7 @@ from pydantic import Field
 from engine.config import Settings
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
+from playground.experiments.cluster import Pool
 from playground.experiments.sweep.plan import OBJECTIVES, SweepForm, plan_of_form
 from playground.experiments.sweep.plots import NOTES, sweep_figure
 from playground.experiments.sweep.report import FORMULAS, preset_yaml, state_of
@@ -49,13 +50,13 @@ class SweepPage(ExperimentPage):
         with gr.Row(equal_height=False, elem_id="pg-sweep"):
             with gr.Column(scale=1, elem_classes="pg-side"):
                 self._setup()
-                self._foot()
+                self._foot(self.catalog.clusters)
             with gr.Column(scale=4, elem_classes="pg-main"):
                 self._bar()
                 with gr.Column(visible=False, elem_id="pg-sweep-report") as self.report_column:
                     self._report()
         self._listen_to_setup()
-        self._listen(tab, stop=service.stop, resume=self._go_on)
+        self._listen(tab, stop=service.stop)
         forgets = self.acting(service.delete, gone=True)
         self.forget.click(forgets, self.held, self.shown, js=CONFIRM, **RAW)
         saves(self.export, self.file_of, [self.picker, self.trial], self.message)
@@ -146,6 +147,7 @@ class SweepPage(ExperimentPage):
 
     def outlook(self, held: Mapping[str, Any]) -> str:
         plan = plan_of_form(self.catalog, form_of(held))
+        self.pool(held["place"], held["workers"])  # refuses what cannot be
         points = plan.space.num_points
         many = "Any number of combinations" if points is None else plural(points, "combination")
         return (
@@ -178,7 +180,8 @@ class SweepPage(ExperimentPage):
     # ---- what it found
 
     def begin(self, held: Mapping[str, Any]) -> str:
-        return self.service.start(form_of(held))
+        pool = self.pool(held["place"], held["workers"])
+        return self.service.start(form_of(held), pool=pool)
 
     def choices(self) -> list[tuple[str, str]]:
         return [
@@ -201,6 +204,7 @@ class SweepPage(ExperimentPage):
             here=job is not None,
             share=done / planned if status == "running" and planned else None,
             error=found["fault"],
+            job=job,
         )
 
     def report(self, found: tuple[Sweep, Mapping[str, Any]], *asked: Any) -> list[Any]:
@@ -218,11 +222,11 @@ class SweepPage(ExperimentPage):
             None if isinstance(drawn, Fault) else drawn,
         ]
 
-    def _go_on(self, name: str) -> None:
+    def go_on(self, key: str, pool: Pool | None) -> None:
         """Resume a sweep; one that is done gets more trials."""
-        state = state_of(self.service.store.load(name))
+        state = state_of(self.service.store.load(key))
         more = state["num_trials"] + MORE_TRIALS if state["status"] == "completed" else None
-        self.service.resume(name, more)
+        self.service.resume(key, more, pool)
 
     def file_of(self, picked: Any, trial: Any) -> tuple[str, str]:
         name = read_key(picked)

@@ -61,7 +61,7 @@ def trials_html(found: Mapping[str, Any]) -> str:
         for name, title, digits in FIGURES
         if name != objective["key"] or name == "tok_s"
     ]
-    heads = dict.fromkeys(("trial", "", *found["fields"]), "")
+    heads = dict.fromkeys(("trial", "state", *found["fields"]), "")
     heads |= {title: formula for _, title, _, formula in columns}
     rows: list[list[Cell | str]] = []
     for trial in sorted(found["trials"], key=lambda trial: int(trial["number"])):

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from playground.trees.tables import keep_table
 from storage import RunLog
 from tests.browser.pages import GeneratePage
-from tests.playground.serving import Served, serving
-from tests.playground.tiny import save_tiny_llama, tiny_catalog
+from tests.browser.trees import PROMPTS, TreePage, Tuned
+from tests.playground.asks import finished, start
+from tests.playground.serving import Served, serving, serving_tiny
+from tests.playground.tree_tiny import made_up_table, tree_catalog
 
 CHROMIUM = (
     os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -43,11 +47,8 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="package")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("browser")
-    log = RunLog.open(str(folder / "runs.db"))
-    with serving(tiny_catalog(save_tiny_llama(folder / "tiny")), log, folder / "cache") as served:
+    with serving_tiny(tmp_path_factory.mktemp("browser")) as served:
         yield served
-    log.close()
 
 
 @pytest.fixture
@@ -63,6 +64,32 @@ def other(chromium: Any, served: Served) -> Iterator[GeneratePage]:
     """A second tab."""
     with GeneratePage.opened(chromium, served.url) as page:
         yield page
+        page.check_clean()
+
+
+@pytest.fixture(scope="package")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tuned]:
+    folder = tmp_path_factory.mktemp("tree-page")
+    log = RunLog.open(str(folder / "runs.db"))
+    with torch.inference_mode():
+        catalog = tree_catalog(folder)
+    table = made_up_table()
+    keep_table(log, catalog.method("medusa").config, table)
+    with serving(catalog, log, folder / "cache") as served:
+        for prompt in PROMPTS:
+            finished(start(served.host, method="plain", mode="raw", prompt=prompt))
+        yield Tuned(served, table)
+    log.close()
+
+
+@pytest.fixture
+def tree(chromium: Any, tuned: Tuned) -> Iterator[TreePage]:
+    """A fresh tab on the Tree page, on the Medusa method."""
+    with GeneratePage.opened(chromium, tuned.served.url) as page:
+        page.tab.get_by_role("tab", name="Tree", exact=True).click()
+        editor = TreePage(page)
+        editor.ready()
+        yield editor
         page.check_clean()
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 from tests.playground.serving import with_token
 
-WAIT_MS = 15_000
+WAIT_MS = 30_000
+NARROW = {"width": 420, "height": 1000}
 
 
 @dataclass
@@ -111,6 +113,22 @@ class GeneratePage:
             ".map(c => c.textContent).join('')"
         )
         return str(text)
+
+    def show_theme(self, theme: str) -> None:
+        """Light or dark, once colours that fade have faded."""
+        self.tab.evaluate("dark => document.body.classList.toggle('dark', dark)", theme == "dark")
+        self.tab.wait_for_timeout(300)
+
+    def check_width(self, shots: Path, name: str) -> None:
+        """Nothing scrolls sideways, wide or narrow, light or dark; takes a picture of each."""
+        wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        for width in (1400, NARROW["width"]):
+            self.tab.set_viewport_size({**NARROW, "width": width})
+            for theme in ("light", "dark"):
+                self.show_theme(theme)
+                file = shots / f"{name}-{theme}-{width}.png"
+                self.tab.screenshot(path=file, full_page=width < 600)
+                assert self.tab.evaluate(wide) <= 0, (width, theme)
 
     def count(self, selector: str) -> int:
         return int(self.tab.locator(selector).count())

@@ -1,18 +1,42 @@
-"""Names, roles and contrast of every page, as axe-core judges them, light and dark."""
+"""Names, roles and contrast of every page, as axe-core judges them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
 import pytest
 
+from playground.experiments.benchmarks import Benchmarks
+from playground.experiments.sweep.service import Sweeps
 from tests.browser.pages import GeneratePage
+from tests.playground.asks import finished, start
+from tests.playground.bench.test_service import asked as benchmark_form
+from tests.playground.bench.test_service import finished as benchmarked
+from tests.playground.compare.running import begun, ended
 from tests.playground.serving import Served
+from tests.playground.sweeps.test_service import asked as sweep_form
+from tests.playground.sweeps.test_service import ended as swept
 
 pytestmark = pytest.mark.browser
 TABS = ("Generate", "Compare", "Tree", "Benchmark", "Sweep", "Runs", "Deploy", "Connect")
 RUN = "axe.run(document, { resultTypes: ['violations'] })"
+
+
+@pytest.fixture(scope="module")
+def filled(served: Served) -> Iterator[str]:
+    """A log with runs, a comparison, a benchmark and a sweep; the comparison's id."""
+    host = served.host
+    for _ in "12":
+        finished(start(host))
+    comparison = begun(host, ("scripted", {}))
+    ended(comparison)
+    benchmarks, sweeps = Benchmarks(host), Sweeps(host)
+    benchmarked(benchmarks, benchmarks.start(benchmark_form()))
+    swept(sweeps, sweeps.start(sweep_form(method="scripted")))
+    sweeps.close()
+    yield comparison.id
 
 
 @pytest.fixture(scope="module")
@@ -25,17 +49,22 @@ def axe() -> str:
 
 def violations(tab: Any) -> list[str]:
     """Each with the first of the elements that it is about."""
+    found = tab.evaluate(RUN)["violations"]
+    firsts = [one["nodes"][0] for one in found]
     return [
-        f"{one['id']}: {one['help']} ({len(one['nodes'])} ×, {one['nodes'][0]['target']})"
-        for one in tab.evaluate(RUN)["violations"]
+        f"{one['id']}: {one['help']} ({len(one['nodes'])} ×, {first['html']:.200})"
+        for one, first in zip(found, firsts, strict=True)
     ]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_no_page_violates_what_axe_checks(
-    chromium: Any, served: Served, axe: str, theme: str
+    chromium: Any, served: Served, filled: str, axe: str, theme: str
 ) -> None:
-    with GeneratePage.opened(chromium, served.url, path=f"/?__theme={theme}") as page:
+    path = f"/?compare={filled}&__theme={theme}"
+    with GeneratePage.opened(chromium, served.url, path=path) as page:
+        page.tab.wait_for_selector("#pg-cmp-table table")
+        page.tab.get_by_role("tab", name="Generate", exact=True).click()
         page.short(12)
         page.generate("Say hello.")
         page.tab.evaluate(axe)
@@ -43,5 +72,20 @@ def test_no_page_violates_what_axe_checks(
         for name in TABS:
             page.tab.get_by_role("tab", name=name, exact=True).click()
             page.tab.wait_for_timeout(1500)  # what a page draws when it is first opened
+            if name == "Runs":
+                compare_two(page.tab)
+            if name in ("Benchmark", "Sweep"):
+                page.tab.wait_for_selector(f"#pg-{name.lower()}-plot .js-plotly-plot")
             found[name] = violations(page.tab)
         assert found == {name: [] for name in TABS}
+
+
+def compare_two(tab: Any) -> None:
+    """Have a run open, and two compared."""
+    ticks = tab.locator("#pg-runs tbody .tick input")
+    for nth in (0, 1):
+        ticks.nth(nth).check()
+    tab.click("#pg-runs-do-compare:enabled")
+    tab.wait_for_selector("#pg-runs-table table")
+    tab.locator("#pg-runs tbody tr[data-id]").first.click()
+    tab.wait_for_selector('#pg-run-panel [data-done="true"]', state="attached")

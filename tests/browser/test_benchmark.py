@@ -168,7 +168,7 @@ def test_answers_that_a_fault_changed_are_called_so(bench: Any) -> None:
     assert "0 of 2" in verdict.inner_text()
     bench.click("#pg-benchmark-differing summary >> text=2 answers that differ")
     lines = bench.locator("#pg-benchmark-differing li")
-    assert "no rounding does this" in lines.first.inner_text()
+    assert "rounding is not the cause" in lines.first.inner_text()
     assert "float32: top-2 logit gap" in lines.first.locator(".gap").inner_text()
     href = bench.locator("#pg-benchmark-head a").get_attribute("href")
     assert "benchmark=" in href

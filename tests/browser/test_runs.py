@@ -78,9 +78,8 @@ def test_a_permalink_opens_the_run(chromium: Any, served: Served) -> None:
         page.check_clean()
 
 
-@pytest.mark.parametrize("link", ["nothing", "%3Cimg%20src=x%3E", "x" * 300, "%00"])
-def test_a_dead_link_says_so(chromium: Any, served: Served, link: str) -> None:
-    with GeneratePage.opened(chromium, served.url, path=f"/?run={link}") as page:
+def test_a_dead_link_says_so(chromium: Any, served: Served) -> None:
+    with GeneratePage.opened(chromium, served.url, path="/?run=%3Cimg%20src=x%3E") as page:
         page.wait_state("failed", panel="pg-run-panel")
         assert "run" in page.tab.inner_text("#pg-run-panel .alert").lower()
         page.check_clean()
@@ -175,7 +174,7 @@ def test_a_comparison_shows_only_what_differs(page: GeneratePage, served: Served
     finished(start(served.host, prompt="Compare.", method="plain"))
     opened(page, "Compare.")
     shows(page, "Compare.", rows=5)
-    page.tab.check("#pg-runs th.tick input")
+    page.tab.check("#pg-runs thead .tick input")
     page.tab.click("#pg-runs-do-compare:enabled")
     page.tab.wait_for_selector("#pg-runs-table table")
     names = page.tab.locator("#pg-runs-table tr[data-name] th").all_inner_texts()

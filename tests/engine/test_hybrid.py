@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from engine.drafters import parse_method
 from engine.errors import TargetError
+from engine.metrics import measure
+from engine.model.kinds import check_can_roll_back, is_recurrent
 from engine.model.loading import load_target
 from engine.model.recurrent import Way
 from engine.model.sources import TargetSpec
-from engine.model.target import Target, check_can_roll_back
+from engine.model.target import Target
 from engine.proposal import Needs, Proposal
+from engine.steps import Step
 from engine.tree import TreeShape
 from engine.tuning.timing import measure_curve
 from tests.engine.drafters.fitted import save_medusa
@@ -87,8 +91,10 @@ def same_states(target: Target, ours: Any, text: list[int]) -> None:
     fresh = target.new_cache(8)
     target.prefill(text, fresh, Needs())
     assert ours.length == fresh.length == len(text)
-    for mine, other in zip(ours._buffers, fresh._buffers, strict=True):
-        assert_close(mine[:, :, : len(text)], other[:, :, : len(text)])
+    assert ours._slots.keys() == fresh._slots.keys()
+    for layer in fresh._slots:  # buffers can have slots that no layer fills
+        for mine, other in zip(ours.rows_of(layer), fresh.rows_of(layer), strict=True):
+            assert_close(mine[:, :, : len(text)], other[:, :, : len(text)])
     if ours.recurrent is not None:
         assert len(ours.recurrent.committed) == len(target.recurrent)
         for layer, states in fresh.recurrent.committed.items():
@@ -100,6 +106,7 @@ def same_states(target: Target, ours: Any, text: list[int]) -> None:
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_a_row_follows_its_own_path_and_a_commit_leaves_its_state(family: str) -> None:
     target, rng = target_of(family), random.Random(7)
+    assert is_recurrent(target.config) == (len(target.recurrent) > 0)
     for way in ways_of(target):
         target.recurrent.go(way)
         text, cache = list(PROMPT), target.new_cache(8)
@@ -230,7 +237,7 @@ def test_sampled_texts_follow_the_targets_law(family: str, method: str) -> None:
 
 
 def test_timing_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Roll-back is timed with the forward, from one state for every size."""
+    """Roll-back is timed with the forward, from one state for every shape; trees are timed too."""
     target, lengths = target_of("lfm2"), list[int]()
     verify = Target.verify
 
@@ -241,7 +248,9 @@ def test_timing_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Target, "verify", watched)
     curve = measure_curve(target, rows=(1, 4), context_len=20, repeats=1)
-    assert lengths == [4, 1] * 2 and min(curve.ms) > 0
+    assert lengths == [4, 4, 4, 1] * 2 and min(curve.ms) > 0
+    trees = curve.trees
+    assert trees is not None and trees.rows == (4,) and trees.star_ms[0] > 0
 
 
 @pytest.mark.parametrize(
@@ -249,6 +258,7 @@ def test_timing_leaves_the_state_as_it_was(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ("qwen3_5", "qwen3_5_text", "Qwen3_5ForCausalLM"),
         ("llama4", "llama4_text", "Llama4ForCausalLM"),
+        ("gemma4", "gemma4_text", "Gemma4ForConditionalGeneration"),
     ],
 )
 def test_a_model_that_also_sees_loads_as_its_language_model(
@@ -276,3 +286,31 @@ def test_a_model_that_also_sees_loads_as_its_language_model(
 def test_what_cannot_be_rolled_back_is_refused(model_type: str, reason: str) -> None:
     with pytest.raises(TargetError, match=f"{reason} layers, whose state cannot be rolled back"):
         check_can_roll_back(AutoConfig.for_model(model_type), "it")
+
+
+def steps_of(target: Target, shape: TreeShape) -> list[Step]:
+    drafter = ScriptedDrafter([], vocab=VOCAB, shape=lambda rng: list(shape.parents), truth=0.0)
+    return write(target, drafter, PROMPT, tokens=NEW_TOKENS).steps
+
+
+def test_what_roll_back_takes_is_a_part_of_the_rest() -> None:
+    steps = steps_of(target_of("qwen3_5_text"), TreeShape([-1, 0, 0, 1, 2]))
+    assert all(0 < step.rollback_s < step.other_s and step.verify_s > 0 for step in steps)
+    split = measure(steps).time_split
+    assert split is not None
+    assert split.rollback_s == pytest.approx(sum(s.rollback_s for s in steps) / len(steps))
+    assert split.total_s == pytest.approx(sum(step.total_s for step in steps) / len(steps))
+    without = steps_of(tiny_target(eos_token_id=None), TreeShape([-1, 0, 0, 1, 2]))
+    assert {step.rollback_s for step in without} == {0.0}
+
+
+def test_more_levels_take_more_to_roll_back() -> None:
+    """Of as many rows."""
+    target = target_of("qwen3_5_text")
+    target.recurrent.go("levels")
+    few, many = (
+        statistics.median(step.rollback_s for step in steps_of(target, shape))
+        for shape in (TreeShape([-1, *[0] * 11]), TreeShape.chain(11))
+    )
+    target.recurrent.go(None)
+    assert many > 2 * few

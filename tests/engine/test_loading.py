@@ -28,10 +28,11 @@ from engine.errors import (
 from engine.kernels.cpu.weights import PackedLinear, pack
 from engine.model import loading
 from engine.model.forward import ModulesForward
+from engine.model.kinds import check_can_roll_back
 from engine.model.loading import load_target, pick_device, pick_dtype
 from engine.model.reading import explain, num_parameters
 from engine.model.sources import TargetSpec
-from engine.model.target import Target, check_can_roll_back
+from engine.model.target import Target
 from engine.proposal import TargetOutput
 from engine.steps import End
 from tests.engine.cpu.tiny_gguf import write_gguf

@@ -13,6 +13,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -222,9 +223,9 @@ def test_a_path_wins_and_owner_slash_model_is_a_hub_id(tmp_path: Path) -> None:
     assert TargetSpec.of_path_or_hub("owner/model").hub == "owner/model"
 
 
-@pytest.mark.parametrize("given", [{}, {"hub": "a/b", "path": "/x"}])
-def test_a_target_has_exactly_one_source(given: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="exactly one of hub, path and wheel"):
+@pytest.mark.parametrize("given", [{}, {"hub": "a/b", "path": "/x"}, {"hub": "a/b", "random": {}}])
+def test_a_target_has_exactly_one_source(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="exactly one of hub, path, wheel, random"):
         TargetSpec.parse({"name": "x", **given})
 
 

@@ -33,7 +33,8 @@ from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.steps import End
-from tests.hostile.model_files import DRAFTERS, TARGETS, Case, drafter_cases, target_cases
+from tests.hostile.damages import Case
+from tests.hostile.model_files import DRAFTERS, TARGETS, drafter_cases, target_cases
 from tests.models import build_context, tiny_target
 
 SHARE = 8

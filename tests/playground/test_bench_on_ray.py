@@ -1,20 +1,34 @@
-"""`app.py bench --ray`: the same answers as in one process, every one by a named worker."""
+"""Experiments on Ray: the same answers as in one process, every one by a named worker."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
 import pytest
 from typer.testing import CliRunner
 
 from playground.cli.main import app
+from playground.experiments.cluster import connected
 from playground.experiments.finished import finished_requests, in_pairs
+from playground.experiments.sweep.service import Sweeps
+from playground.host.runner import EngineHost
+from playground.web.benchmark import BenchmarkPage
+from playground.web.experiment import ExperimentPage, Standing
+from playground.web.sweep import SweepPage
 from storage import RunLog
+from tests.playground.bench import test_service as benchmarks
+from tests.playground.sweeps import test_service as sweeps
+from tests.playground.sweeps.conftest import ngram_catalog
 
 pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = pytest.mark.slow
+WAIT_S = 400.0
 
 
 def bench(tiny_folder: Path, db: Path, *more: object, code: int = 0) -> Any:
@@ -52,3 +66,48 @@ def test_what_workers_could_not_write_to_is_refused(tiny_folder: Path, tmp_path:
     assert "--ray needs a run log that its workers reach" in result.output
     result = bench(tiny_folder, tmp_path / "a.db", "--workers", "2", code=2)
     assert "need --ray ADDRESS" in result.output
+
+
+def followed(page: ExperimentPage, key: str) -> tuple[Standing, str]:
+    """How an experiment ended, and what the page showed while it was measured."""
+    shown, until = "", time.monotonic() + WAIT_S
+    while (now := page.standing(key)).job is not None or now.status == "running":
+        assert time.monotonic() < until, now.text
+        shown += now.state
+        time.sleep(0.05)
+    return now, shown
+
+
+def test_the_pages_have_workers_measure_and_show_them(
+    tiny_folder: Path, tmp_path: Path, log: RunLog
+) -> None:
+    with ExitStack() as stack:
+        catalog = ngram_catalog(tiny_folder)
+        host = EngineHost(log, catalog, cache_dir=tmp_path / "cache", device="cpu")
+        stack.callback(host.close)
+        stack.enter_context(connected("local", cpus=2))
+        service = Sweeps(host)
+        stack.callback(service.close)
+
+        async def drawn() -> tuple[BenchmarkPage, SweepPage]:
+            """Gradio leaves event loops unclosed unless one is running."""
+            with gr.Blocks(), gr.Tab() as tab:
+                return BenchmarkPage(host, tab), SweepPage(service, tab)
+
+        bench, sweep = asyncio.run(drawn())
+        two = bench.pool("local", 2)
+        ngram = [{"method": "ngram", "name": "ngram", "settings": {}}]
+        form = benchmarks.asked(configurations=ngram, extent={"repeats": "3"})
+        key = bench.benchmarks.start(form, two)
+        now, shown = followed(bench, key)
+        found = finished_requests(host.log, key)
+        assert (now.status, len(found)) == ("completed", 12)
+        names = {request.worker for request in found}
+        assert len(names) == 2 and all(f">{name}<" in shown.replace("\n", "") for name in names)
+        assert "shard 1: " in shown and host.log.get(found[0].run_id) is not None
+
+        name = service.start(sweeps.asked("max_draft_len=1:4"), pool=two)
+        now, shown = followed(sweep, name)
+        assert now.status == "completed" and "trial 0" in shown and "Workers" in shown
+        tried = sweeps.look(service, name)["trials"]
+        assert [trial["outcome"] for trial in tried] == ["measured"] * 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from engine.errors import ConfigError, OutOfMemoryError
 from engine.model.sources import TargetSpec
 from playground.experiments import cluster
 from playground.experiments.cluster import Pool, Workers, connected, workers
-from playground.experiments.worker import Desk, Duty, program
+from playground.experiments.worker import TaskContext, WorkerConfig, program
 
 pytest.importorskip("ray", reason="Ray is not installed")
 pytestmark = pytest.mark.slow
@@ -31,21 +32,21 @@ def local_ray() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def duty(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Duty:
+def worker_config(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> WorkerConfig:
     folder = tmp_path_factory.mktemp("cluster")
     spec = TargetSpec(name="tiny", path=str(tiny_folder))
-    return Duty(spec, "float32", str(folder / "runs.db"), "cpu", folder / "cache")
+    return WorkerConfig(spec, "float32", str(folder / "runs.db"), "cpu", folder / "cache")
 
 
 @pytest.fixture(scope="module")
-def two(local_ray: None, duty: Duty) -> Iterator[Workers]:
-    with workers(TWO, duty) as hired:
-        yield hired
+def two(local_ray: None, worker_config: WorkerConfig) -> Iterator[Workers]:
+    with workers(TWO, worker_config) as running:
+        yield running
 
 
-def where(desk: Desk, number: int) -> tuple[str, int, str]:
-    desk.tell(number)
-    return desk.name, torch.get_num_threads(), desk.bench.target.name
+def where(context: TaskContext, number: int) -> tuple[str, int, str]:
+    context.tell(number)
+    return context.name, torch.get_num_threads(), context.bench.target.name
 
 
 def test_every_worker_keeps_a_target_and_its_own_cores(two: Workers) -> None:
@@ -58,11 +59,11 @@ def test_every_worker_keeps_a_target_and_its_own_cores(two: Workers) -> None:
     assert sorted(told) == [(str(n), n) for n in range(4)]
 
 
-def dies_once(desk: Desk, mark: Path) -> str:
+def dies_once(context: TaskContext, mark: Path) -> str:
     if not mark.exists():
-        mark.write_text(desk.name)
+        mark.write_text(context.name)
         os.kill(os.getpid(), signal.SIGKILL)
-    return desk.name
+    return context.name
 
 
 def test_a_task_whose_worker_dies_is_done_by_another(
@@ -76,7 +77,7 @@ def test_a_task_whose_worker_dies_is_done_by_another(
     assert f"Worker {mark.read_text()} is gone: its process died." in caplog.messages
 
 
-def dies(desk: Desk) -> None:
+def dies(context: TaskContext) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -89,7 +90,7 @@ def test_a_task_that_kills_every_worker_is_given_up(
     assert two.size == 2
 
 
-def out_of_memory(desk: Desk) -> None:
+def out_of_memory(context: TaskContext) -> None:
     raise OutOfMemoryError("tiny needs 900 GiB.")
 
 
@@ -100,35 +101,56 @@ def test_what_a_task_raises_is_raised_here(two: Workers) -> None:
 
 
 def test_workers_of_another_version_are_refused_with_both(
-    duty: Duty, monkeypatch: pytest.MonkeyPatch
+    worker_config: WorkerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "program", lambda: "0.0.9 (sources 00000000)")
-    with pytest.raises(ConfigError) as caught, workers(Pool("local", 1, 1), duty):
+    with pytest.raises(ConfigError) as caught, workers(Pool("local", 1, 1), worker_config):
         pass
     assert program() in str(caught.value) and "this is 0.0.9 (sources 00000000)" in str(
         caught.value
     )
 
 
-def test_workers_without_the_model_are_refused(duty: Duty, tmp_path: Path) -> None:
+def test_workers_without_the_model_are_refused(worker_config: WorkerConfig, tmp_path: Path) -> None:
     nowhere = TargetSpec(name="gone", path=str(tmp_path / "gone"))
-    lacking = Duty(nowhere, "float32", duty.log_url, "cpu", duty.cache_dir)
+    lacking = WorkerConfig(
+        nowhere, "float32", worker_config.log_url, "cpu", worker_config.cache_dir
+    )
     with pytest.raises(ConfigError, match=r"No worker can be used\. Worker .* is not used: .*gone"):
         with workers(Pool("local", 1, 1), lacking):
             pass
 
 
-def test_more_than_the_cluster_has_is_refused_at_once(duty: Duty) -> None:
+def test_more_than_the_cluster_has_is_refused_at_once(worker_config: WorkerConfig) -> None:
     for pool in (Pool("local", workers=99, cpus=1), Pool("local", gpus=1)):
-        with pytest.raises(ConfigError, match="Ask for fewer or smaller ones"), workers(pool, duty):
+        with (
+            pytest.raises(ConfigError, match="Ask for fewer or smaller ones"),
+            workers(pool, worker_config),
+        ):
             pass
 
 
-def test_an_experiment_without_workers_ends_and_blames_no_task(
-    duty: Duty, monkeypatch: pytest.MonkeyPatch
+def test_cores_that_others_hold_are_not_waited_for_long(
+    two: Workers, worker_config: WorkerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with workers(Pool("local", 1, 1), duty) as alone:
-        monkeypatch.setattr(Workers, "_hire", lambda self: None)
+    ray = pytest.importorskip("ray")
+    held = ray.util.placement_group([{"CPU": 1}])
+    assert held.wait(60)
+    monkeypatch.setattr(cluster, "QUEUE_S", 0.5)
+    try:
+        with pytest.raises(ConfigError, match=r"within 0\.5 s; others may hold its cores"):
+            Workers(TWO, worker_config)
+        with pytest.raises(CancelledError):
+            Workers(TWO, worker_config, cancelled=lambda: True)
+    finally:
+        ray.util.remove_placement_group(held)
+
+
+def test_an_experiment_without_workers_ends_and_blames_no_task(
+    worker_config: WorkerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with workers(Pool("local", 1, 1), worker_config) as alone:
+        monkeypatch.setattr(Workers, "_start", lambda self: None)
         with pytest.raises(cluster.WorkerLostError):
             alone.do(dies)
         for _ in range(2):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 from urllib.parse import parse_qsl
 
+import gradio as gr
+import huggingface_hub
 import pytest
 import yaml
 
@@ -33,8 +37,12 @@ from playground.deploy import (
 )
 from playground.host.catalog import Catalog
 from playground.host.methods import choose_method
+from playground.host.runner import EngineHost
+from playground.web.deploy import DeployPage
 from storage import NewRun, RunLog
 from tests.engine.interop.schemas import same_effect
+from tests.models import tiny_model
+from tests.playground.asks import finished, start
 
 
 @pytest.fixture
@@ -309,5 +317,76 @@ def test_exact_means_that_the_method_comes_back_as_it_went(name: str, engine: st
         return
     back = read_config(engine, export.files[0].text).config
     drafter = getattr(config, "speculative_model", None)
-    named = {} if drafter is None else {"speculative_model": model_name(drafter)}
+    model = "" if drafter is None else model_name(drafter)
+    if engine == "llamacpp" and not model.endswith(".gguf"):
+        model = f"{model.split('/')[-1]}.gguf"
+    named = {} if drafter is None else {"speculative_model": model}
     assert same_effect(back, config.replace(**named))
+
+
+HYBRID = {
+    "vllm": "--mamba-cache-mode align",
+    "sglang": "--mamba-scheduler-strategy extra_buffer",
+    "llamacpp": "Measure with and without drafts",
+}
+
+
+@pytest.mark.parametrize("engine", HYBRID)
+def test_what_an_engine_cannot_do_on_a_hybrid_target_is_said(engine: str) -> None:
+    ngram = parse_method({"decoding_type": "NGram"})
+
+    def notes(target: str, config: MethodConfig = ngram, version: str | None = None) -> str:
+        return " ".join(hand_over(Handed(config, target, ""), engine, version).notes)
+
+    assert HYBRID[engine] in notes("qwen3.5-4b")
+    assert HYBRID[engine] not in notes("qwen3-8b")
+    assert HYBRID[engine] not in notes("qwen3.5-4b", methods()["Autoregressive"]())
+    if engine == "llamacpp":
+        assert "before late April 2026 do not draft" in notes("qwen3.5-4b", version="b8000")
+
+
+def test_a_folder_s_config_says_that_it_is_hybrid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By path, and by hub id where the hub's cache has its config."""
+    ngram = parse_method({"decoding_type": "NGram"})
+    for family in ("lfm2", "llama"):
+        folder = tmp_path / f"models--owner--{family}" / "snapshots" / "0"
+        tiny_model(family).config.save_pretrained(folder)
+        (folder.parents[1] / "refs").mkdir()
+        (folder.parents[1] / "refs" / "main").write_text("0")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.json").write_text("{")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    found = {}
+    for target in (str(folder), "owner/lfm2", "owner/llama", "owner/unknown", tmp_path / "damaged"):
+        said = hand_over(Handed(ngram, str(target), ""), "vllm").notes
+        found[str(target)] = HYBRID["vllm"] in " ".join(said)
+    assert [name for name, hybrid in found.items() if hybrid] == ["owner/lfm2"]
+    by_path = hand_over(
+        Handed(ngram, str(tmp_path / "models--owner--lfm2/snapshots/0"), ""), "vllm"
+    )
+    assert HYBRID["vllm"] in " ".join(by_path.notes)
+
+
+def test_targets_with_recurrent_layers_are_marked_as_such() -> None:
+    """Their descriptions say what their layers are."""
+    words = ("linear", "mamba", "convolution")
+    for target in presets.targets().values():
+        said = any(word in target.description.lower() for word in words)
+        assert target.recurrent == said, target.name
+
+
+def test_an_address_opens_the_same_whichever_answer_comes_last(host: EngineHost) -> None:
+    async def drawn() -> DeployPage:  # Gradio leaves event loops unclosed unless one is running
+        with gr.Blocks(analytics_enabled=False), gr.Tab() as tab:
+            return DeployPage(host, tab)
+
+    finished(start(host))
+    page = asyncio.run(drawn())
+    held = ["run", None, "tiny", "scripted", "trtllm", ""]
+    asked: Any = SimpleNamespace(query_params={"deploy": "vllm", "of": "method:scripted"})
+    shown = page.come_into_view(asked, "", *held)
+    assert shown[page.kind] == "method" and shown[page.engine].value == "vllm"
+    plain: Any = SimpleNamespace(query_params={})
+    assert page.come_into_view(plain, "", *held)[page.kind] == "run"

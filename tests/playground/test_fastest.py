@@ -146,14 +146,20 @@ def test_search_is_found_from_any_tab_until_it_is_closed(host: EngineHost) -> No
         return panel
 
     panel = asyncio.run(drawn())
-    assert panel.reopened()[0] == ""
-    search = panel._begin(ask(method="plain"))
-    key, column, *_ = panel.reopened()
-    assert key == search.id and column.visible
-    panel._stop(key)
-    assert search.over.wait(120)
-    panel._forget(key)
-    assert panel.reopened()[0] == ""
+    nothing = [gr.skip()] * len(panel.shown)
+    assert panel.reopened() == nothing
+    first = panel._begin(ask(method="plain"))
+    column, *_, timer = panel.reopened()
+    assert column.visible and timer.active
+    panel._stop()
+    assert first.over.wait(120)
+    assert panel.reopened()[-1] == gr.skip(), "a late answer stops no timer that a click started"
+    second = panel._begin(ask(method="plain"))
+    assert panel.look()[-1].active, "a page that followed the first follows the second"
+    panel._stop()
+    assert second.over.wait(120) and not panel.look()[-1].active
+    panel._close()
+    assert panel.reopened() == nothing
 
 
 def test_advice_has_figure_interval_reason_and_what_it_was_tried_on(host: EngineHost) -> None:

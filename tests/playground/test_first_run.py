@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import gradio as gr
 import pytest
 
 from engine.metrics import FORMULAS
 from playground.experiments.compare.links import first_methods
 from playground.host.catalog import Catalog
 from playground.host.menu import RECOMMENDED, MethodMenu
+from playground.web.forms import PromptForm
 from storage import RunLog
 
 EMBEDDED = "smollm2-135m-instruct"
@@ -22,8 +26,14 @@ def test_start_is_made_for_the_target_and_needs_no_weights(log: RunLog) -> None:
     assert first_methods(catalog, catalog.method_choices(EMBEDDED))[0] == key
 
 
-def test_prompt_starts_with_an_example_that_repeats_itself() -> None:
-    assert Catalog.shipped().first_prompt().startswith("Summarise this text")
+def test_every_prompt_starts_with_an_example_that_repeats_itself() -> None:
+    async def drawn() -> PromptForm:  # Gradio leaves event loops unclosed unless one is running
+        with gr.Blocks(analytics_enabled=False):
+            form = PromptForm(Catalog.shipped(), "pg-cmp")
+            form.body(about_system="optional", lines=2)
+        return form
+
+    assert asyncio.run(drawn()).prompt.value.startswith("Summarise this text")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import pytest
 
@@ -43,15 +42,31 @@ def test_shipped_methods_are_in_the_groups_that_people_look_for(log: RunLog) -> 
     found = grouped(MethodMenu(Catalog.shipped(), log), EMBEDDED)
     assert found[RECOMMENDED] == ["suffix-smollm2-135m"] and found[BASELINE] == ["plain"]
     assert "eagle2-smollm2-135m" in found["trained"]
+    assert found["untrained"] == ["pard-smollm2-135m"]
     assert "suffix" in found["no weights"] and "type:Medusa" in found[FURTHER]
 
 
-def measured(log: RunLog, title: str, tok_s: float, plain_tok_s: float, **changes: Any) -> None:
+def test_random_targets_stand_last_and_start_with_their_own_drafter(log: RunLog) -> None:
+    catalog = Catalog.shipped()
+    labels = [label.rpartition(" · ")[2] for label, _ in catalog.target_choices()]
+    assert labels[-3:] == ["random"] * 3 and "random" not in labels[:-3]
+    for name, spec in catalog.targets.items():
+        key = catalog.first_method(name)
+        first = catalog.presets[key]
+        assert spec.random is None or (first.untrained and first.target == name)
+        assert spec.random is None or key in grouped(MethodMenu(catalog, log), name)["untrained"]
+
+
+def measured(
+    log: RunLog, title: str, tok_s: float, plain_tok_s: float, *, drift: float = 1.0
+) -> None:
     """A run that was compared with plain decoding."""
     method = {"decoding_type": "NGram"}
-    run_id = log.begin(new_run(target=EMBEDDED, method=method, method_title=title, **changes))
-    plain = PlainStep(1 / plain_tok_s, 0.0, "measured")
-    metrics = {"tok_s": tok_s, "mat": 2.0, "plain": asdict(plain)}
+    run_id = log.begin(new_run(target=EMBEDDED, method=method, method_title=title))
+    plain = PlainStep(1 / plain_tok_s, 0.0, "around", drift=drift)
+    split = {"draft_s": 0.0, "verify_s": 2 / tok_s, "accept_s": 0.0, "other_s": 0.0}
+    counts = {"mat": 2.0, "num_steps": 20, "num_new_tokens": 41}
+    metrics = {"tok_s": tok_s, "time_split": split, "plain": asdict(plain), **counts}
     log.finish(
         run_id,
         status="completed",
@@ -68,6 +83,7 @@ def test_last_measured_speedup_stands_with_a_method(log: RunLog) -> None:
     assert menu.speedup(EMBEDDED, "ngram") is None
     measured(log, title, 30.0, 10.0)
     measured(log, title, 15.0, 10.0)
+    measured(log, title, 90.0, 10.0, drift=1.4)  # uncertain: the machine's speed changed
     labels = {key: label for label, key in menu.choices(EMBEDDED)}
     assert labels["ngram"] == f"{title} · 1.50 × · {RECOMMENDED}"
     assert menu.speedup("vicuna-7b-v1.3", "ngram") is None

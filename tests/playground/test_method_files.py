@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from engine.drafters import parse_method
 from engine.errors import ConfigError
-from playground.host.methods import choose_method
+from playground.host.catalog import Catalog
+from playground.host.methods import choose_method, read_method
+from playground.web.generate import GeneratePage
 
 EAGLE3 = {"decoding_type": "Eagle3", "speculative_model": "/path/to/eagle3"}
 
@@ -82,3 +87,19 @@ def test_what_nobody_wrote_is_one_sentence(tmp_path: Path, text: str, words: str
     with pytest.raises(ConfigError) as caught:
         choose_method(written(tmp_path, text))
     assert words in str(caught.value)
+
+
+def test_the_page_takes_the_same_file_and_shows_it_in_the_form() -> None:
+    """`MethodFile` hands what it read to this; a preset of the same settings is picked."""
+    page = SimpleNamespace(catalog=Catalog.shipped(), host=SimpleNamespace(menu=NO_MENU))
+    page.take = partial(GeneratePage.take, page)
+    text = "speculative_config:\n  decoding_type: NGram\n  max_draft_len: 4\n"
+    config = read_method(text, where="the file")
+    picked, form = GeneratePage.take_read(cast(GeneratePage, page), "smollm2-135m-instruct", config)
+    assert picked["value"] == "type:NGram" == form["method"]
+    assert form["values"]["method"] == {"max_draft_len": 4}
+    with pytest.raises(ConfigError, match="max_draft_length.*did you mean max_draft_len"):
+        read_method(text.replace("max_draft_len", "max_draft_length"), where="the file")
+
+
+NO_MENU = SimpleNamespace(choices=lambda target: [])

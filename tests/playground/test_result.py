@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
+import presets
+from engine.metrics import TimeSplit, measure, undisturbed
+from engine.steps import End, Prefill, Record, Step
 from playground.host.live import LiveRuns
-from playground.host.plain import PlainStep, PlainSteps, plain_step_of
+from playground.host.plain import PlainAround, PlainStep, plain_step_of
+from playground.host.request import read_request
 from playground.host.result import NO_DRAFTS, result_of
 from playground.host.runner import EngineHost
-from playground.host.stream import History, warning_of
+from playground.host.stream import History, run_meta, warning_of
 from storage import RunLog
-from tests.playground.asks import finished, start
+from tests.playground.asks import ask, finished, start
 
-PLAIN = PlainStep(0.009, 0.001, "measured")
+PLAIN = PlainStep(0.009, 0.001, "around", drift=1.0)
 """100 tok/s."""
 
 
 def metrics(tokens: float, draft_s: float, verify_s: float, other_s: float) -> dict[str, Any]:
-    """Of 10 steps that commit so many tokens each."""
+    """Of 20 steps that commit so many tokens each."""
     seconds = draft_s + verify_s + other_s
     split = {"draft_s": draft_s, "verify_s": verify_s, "accept_s": other_s, "other_s": 0.0}
-    new = int(1 + 10 * tokens)
+    new = round(1 + 20 * tokens)
     return {
         "num_new_tokens": new,
-        "num_steps": 10,
+        "num_steps": 20,
         "tok_s": tokens / seconds,
         "time_split": split,
     }
@@ -44,6 +49,64 @@ def test_result_is_the_ratio_of_the_two_rates() -> None:
     assert found["head"] == "2.10 × plain decoding:" and found["mood"] == "faster"
     assert found["text"] == "2.60 tokens a step, and a step costs 1.24 plain steps."
     assert "100.0 tok/s" in found["source"]
+
+
+def timed(ms: Sequence[float], num_tokens: int) -> dict[str, Any]:
+    """The figures of steps that drafted four tokens and committed so many, verifying all the time.
+
+    Each is followed by 1 ms in which the loop waits for whoever takes its records.
+    """
+    return asdict(measure(timed_records(ms, num_tokens, num_drafted=4)))
+
+
+def timed_records(ms: Sequence[float], num_tokens: int, num_drafted: int = 0) -> list[Record]:
+    nodes, at_s = 1 + num_drafted, 0.1
+    tree = {"tokens": (5,) * nodes, "parents": tuple(range(-1, nodes - 1)), "ranks": (0,) * nodes}
+    probs = {"draft_probs": (None,) * nodes, "target_probs": (None,) * nodes}
+    records: list[Record] = [Prefill(5, 8, at_s)]
+    for index, verify_ms in enumerate(ms):
+        at_s += (verify_ms + 1) / 1000
+        times = {"draft_s": 0.0, "verify_s": verify_ms / 1000, "accept_s": 0.0, "other_s": 0.0}
+        path = tuple(range(1, num_tokens))
+        about: Any = {"accepted": path, "num_committed": num_tokens, "num_extra_rows": 0}
+        records.append(Step(index, 8, bonus=5, at_s=at_s, **times, **tree, **probs, **about))
+    return [*records, End((5,) * (1 + num_tokens * len(ms)), "length", len(ms))]
+
+
+def test_disturbed_steps_count_on_neither_side() -> None:
+    quiet = said(timed([9.0] * 20, 2))
+    assert quiet["head"] == "2.00 × plain decoding:" and "left out" not in quiet["source"]
+    cold = said(timed([300.0, 60.0, *[9.0] * 18], 2))
+    assert cold["head"] == quiet["head"] and cold["text"] == quiet["text"]
+    assert "Left out: 2 of 20 steps" in cold["source"]
+    busy = said(timed([60.0] * 8 + [9.0] * 16, 2))
+    assert busy["head"] == "About 2.0 × plain decoding:" and "Uncertain" in busy["source"]
+    assert "busier while plain" in said(timed([3.0] * 20, 2))["source"]
+    assert "only 6 steps" in said(timed([9.0] * 6, 2))["source"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"drift": 1.4}, "speed of the machine changed"),
+        ({"drift": 0.7}, "speed of the machine changed"),
+        ({"noise": 1.6}, "busy while plain decoding was timed"),
+        ({"drift": None, "source": "measured"}, "not timed before and after"),
+    ],
+)
+def test_plain_steps_that_differ_make_it_uncertain(changes: dict[str, Any], words: str) -> None:
+    values = timed([9.0] * 20, 2)
+    assert said(values, replace(PLAIN, drift=1.1, noise=1.4))["head"].startswith("2.00 ×")
+    found = said(values, replace(PLAIN, **changes))
+    assert found["head"] == "About 2.0 × plain decoding:"
+    assert found["source"].startswith("Uncertain: ") and words in found["source"]
+
+
+def test_longer_draft_may_take_longer() -> None:
+    short, long = TimeSplit(0.0, 0.005, 0.0, 0.0), TimeSplit(0.0, 0.030, 0.0, 0.0)
+    late = TimeSplit(0.0, 0.090, 0.0, 0.0)
+    kept = undisturbed({0: [short] * 4 + [late], 8: [long] * 3})
+    assert kept == [long] * 3 + [short] * 4
 
 
 def test_slow_run_says_what_costs_most() -> None:
@@ -71,47 +134,61 @@ def test_nothing_is_said_of_what_is_not_known() -> None:
     assert result_of({"tok_s": None}, PLAIN, is_plain=False) is None
 
 
-def test_first_run_is_compared_with_a_moment_of_plain_decoding(
-    host: EngineHost, log: RunLog
-) -> None:
+def test_a_run_is_compared_with_plain_steps_timed_around_it(host: EngineHost, log: RunLog) -> None:
     run = finished(start(host))
-    assert run.plain is not None and run.plain.source == "measured" and run.plain.tok_s > 0
+    assert run.plain is not None and run.plain.source == "around" and run.plain.drift is not None
     live = History(host.runs, log).since(run.id, 0)["figures"]["result"]
     stored = History(LiveRuns(), log).since(run.log_id or "", 0)["figures"]["result"]
     assert live == stored and "× plain decoding" in live["head"]
-    again = start(host)
-    assert finished(again).plain is run.plain, "measured once"
+    again = finished(start(host))
+    assert again.plain is not None and again.plain != run.plain, "timed anew"
+    programs = replace(read_request(host.catalog, ask()), weighed=False)
+    assert finished(host.generate(programs, owner="api")).plain is None
+    assert finished(start(host, method="plain")).plain is None
 
 
-def test_recent_plain_run_comes_first(host: EngineHost, log: RunLog) -> None:
+def test_plain_steps_are_as_fast_as_the_machine_was_in_between(
+    host: EngineHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished(start(host))
+    ms = iter([10.0, 10.0, 30.0, 30.0])
+
+    def steps(*_: Any, **__: Any) -> list[Record]:
+        """One timing: each of its steps takes what its turn says."""
+        return timed_records([next(ms)] * 20, 1)
+
+    monkeypatch.setattr("playground.host.plain.decode", steps)
+    prompt = list(range(5, 40))
+    even = PlainAround(host.bench(), prompt, lambda: False).after(prompt)
+    assert even is not None and even.verify_s == pytest.approx(0.010) and even.doubt is None
+    ms = iter([10.0, 30.0])
+    slower = PlainAround(host.bench(), prompt, lambda: False)
+    assert slower.before is not None and slower.before.doubt == "apart"
+    step = slower.after(prompt)
+    assert step is not None and step.doubt == "drift" and step.drift == pytest.approx(31 / 11)
+    assert 1 / step.tok_s == pytest.approx((0.011 + 0.031) / 2)
+
+
+def test_a_stored_run_is_compared_with_plain_decoding_of_its_experiment(
+    host: EngineHost, log: RunLog
+) -> None:
     plain = finished(start(host, method="plain"))
-    assert plain.plain is None and log.get(plain.log_id or "") is not None
-    run = finished(start(host))
-    assert run.plain is not None and run.plain.run_id == plain.log_id
-    stored = log.get(run.log_id or "")
-    assert stored is not None and plain_step_of(log, stored) == run.plain
-    assert plain.metrics is not None and plain.metrics.tok_s is not None
-    assert run.plain.tok_s == pytest.approx(plain.metrics.tok_s)
+    programs = replace(read_request(host.catalog, ask()), weighed=False)
+    stored = log.get(finished(host.generate(programs, owner="api")).log_id or "")
+    assert stored is not None
+    step = plain_step_of(log, stored)
+    assert step is not None and step.run_id == plain.log_id and step.doubt == "apart"
+    assert plain.metrics is not None and plain.metrics.quiet_split is not None
+    assert 1 / step.tok_s == pytest.approx(plain.metrics.quiet_split.total_s)
 
 
-def test_stopped_run_measures_nothing(host: EngineHost) -> None:
+def test_stopped_run_is_compared_with_what_was_timed_before_it(host: EngineHost) -> None:
     run = start(host, settings={"delay_ms": "50"}, limits={"max_new_tokens": "400"})
     while len(run.rows) < 2:
         pass
     run.cancel()
-    assert finished(run).plain is None
-
-
-def test_measurement_grows_old(host: EngineHost, log: RunLog) -> None:
-    now = [0.0]
-    steps = PlainSteps(log, clock=lambda: now[0])
-    finished(start(host))
-    bench = host.bench()
-    assert steps.known(bench.target, 20) is None
-    found = steps.measured(bench, list(range(20)), lambda: False)
-    assert found is not None and steps.known(bench.target, 20) is found
-    now[0] = 4000.0
-    assert steps.known(bench.target, 20) is None
+    step = finished(run).plain
+    assert step is not None and step.doubt == "apart"
 
 
 @pytest.mark.parametrize("kept", [{}, {"verify_s": "x"}, [], {"verify_s": 0, "other_s": -1}])
@@ -124,5 +201,17 @@ def test_strange_figures_of_a_file_are_no_result(host: EngineHost, log: RunLog, 
 
 def test_only_trained_drafters_are_another_targets() -> None:
     poor = {"mat": 1.0, "num_steps": 50, "num_drafted": 9}
-    assert warning_of(poor, {"trained": False}) is None
-    assert "another target" in (warning_of(poor, {"trained": True}) or "")
+    words = {
+        key: warning_of(poor, meta_of(presets.methods()[key].config.model_dump()))
+        for key in METHODS
+    }
+    assert "another target" in (words.pop("draft-smollm2-135m") or "")
+    assert set(words.values()) == {None}
+
+
+METHODS = ("draft-smollm2-135m", "pard-smollm2-135m", "ngram")
+"""Trained, with weights that were never trained for it, without weights."""
+
+
+def meta_of(method: dict[str, Any]) -> dict[str, Any]:
+    return run_meta("r", title="", target="t", badge="", method=method, prompt="", messages=())

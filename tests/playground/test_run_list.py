@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from playground.runs import columns
 from playground.runs.query import TableQuery, filter_texts, read_filters, read_link
 from playground.runs.table import RunTable
 from storage import RunLog
+from tests.playground.test_result import PLAIN as STEADY
+from tests.playground.test_result import metrics
 from tests.storage.conftest import finished_run, new_run
 
 PLAIN = {"decoding_type": "Autoregressive"}
@@ -32,6 +35,18 @@ def timed(log: RunLog, tok_s: float, *, num: int = 0, **changes: Any) -> str:
         metrics={"tok_s": tok_s},
     )
     return run_id
+
+
+def test_a_run_has_the_speedup_of_its_own_sentence(log: RunLog) -> None:
+    timed(log, 50.0, method=PLAIN)  # on the same prompt, another day
+    own, doubtful = timed(log, 200.0, num=8), timed(log, 200.0, num=8)
+    for run_id, plain in ((own, STEADY), (doubtful, replace(STEADY, drift=2.0))):
+        kept = {**metrics(2.6, 0.002, 0.0094, 0.001), "plain": asdict(plain)}
+        log.finish(
+            run_id, status="completed", output_ids=(), text="", finish_reason="eos", metrics=kept
+        )
+    speedups = {row["id"]: row["speedup"] for row in cells(log, {})}
+    assert (speedups[own], speedups[doubtful]) == ("2.10×", "4.19×")
 
 
 COLUMNS = [column.key for column in columns.COLUMNS]

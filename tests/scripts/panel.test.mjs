@@ -69,7 +69,7 @@ const STEPS = [step(1, 0, 1, 8, 0, 1), step(4, 3, 1, 8, 0, 1), step(2, 1, 1, 8, 
 
 test("a column is a step, or several with the most tokens of them", () => {
   assert.deepEqual(columnsOf(STEPS, 100).map(({ tokens }) => tokens), [1, 4, 2]);
-  assert.deepEqual(columnsOf(STEPS, 1), [{ tokens: 4, ms: [3, 24, 0, 13] }]);
+  assert.deepEqual(columnsOf(STEPS, 1), [{ tokens: 4, ms: [3, 24, 0, 13, 0] }]);
   assert.deepEqual(columnsOf([], 100), []);
   assert.equal(columnsOf(Array(10_000).fill(STEPS[0]), 900.5).length, 900);
 });
@@ -77,6 +77,7 @@ test("a column is a step, or several with the most tokens of them", () => {
 test("selected steps are added up before they are divided", () => {
   assert.equal(sumsOf(STEPS), "3 steps: 7 tokens in 40 ms \u00b7 175.0 tok/s \u00b7 MAT 2.33 \u00b7 "
     + "draft 8 %, verify 60 %, accept 0 %, other 33 %");
+  assert.match(sumsOf([step(2, 1, 1, 8, 0, 1, 10)]), /other 5 %, roll-back 50 %$/);
 });
 
 test("the best step has the most tokens for its time", () => {

@@ -13,7 +13,13 @@ from engine.drafters.draft_target import DraftTargetConfig
 from engine.drafters.eagle.methods import EagleConfig
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.tree import ChoiceTree
-from engine.tuning.latency import BatchLatency, DraftLatency, LatencyCurve, StepLatency
+from engine.tuning.latency import (
+    BatchLatency,
+    DraftLatency,
+    LatencyCurve,
+    StepLatency,
+    TreeLatency,
+)
 from engine.tuning.ranks import ChainSteps, RankTable
 from engine.tuning.replay import replay, replay_chain
 from playground.trees.latency import levels_kind, speed_row
@@ -100,12 +106,15 @@ def looked_up(table: RankTable) -> RankTable:
 CONFIGS = (MedusaConfig(), EagleConfig(), DraftTargetConfig(max_draft_len=3))
 
 
+@pytest.mark.parametrize("trees", [None, TreeLatency((4, 16), (23.0, 40.0), (5.0, 7.0))])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: str(config.decoding_type))
-def test_the_prediction_equals_the_engines(scripts: Scripts, config: Any) -> None:
+def test_the_prediction_equals_the_engines(
+    scripts: Scripts, config: Any, trees: TreeLatency | None
+) -> None:
     chain = isinstance(config, DraftTargetConfig)
     method = TreeMethod("m", "M", config)
     clock = StepLatency(
-        LatencyCurve((1, 4, 16, 64), (20.0, 21.5, 30.0, 71.0), 256),
+        LatencyCurve((1, 4, 16, 64), (20.0, 21.5, 30.0, 71.0), 256, trees),
         LatencyCurve((1, 16), (0.4, 1.1)),
         DraftLatency(config.decoding_type, 0.7, (1, 4, 16), (0.2, 0.3, 1.0)),
     )
@@ -131,13 +140,13 @@ def test_the_prediction_equals_the_engines(scripts: Scripts, config: Any) -> Non
             """([speed, paths], { model, replay }) => {
               const made = new model.Choices(paths), levels = replay.levelsOf(made, speed.levels);
               return [speed, ...speed.batches].map((at) =>
-                replay.predict(at, 2.5, levels, [[made.size, 1]]));
+                replay.predict(at, 2.5, levels, [[made.size, 1]], made.depth));
             }""",
             [speed, tree.as_lists()],
             *MODULES,
         )
         for at, found in zip(clocks, all_found, strict=True):
-            wanted = at.predict(2.5, levels=shape.levels, num_nodes=len(tree))
+            wanted = at.predict(2.5, levels=shape.levels, num_nodes=len(tree), depth=tree.depth)
             assert found["tok_s"] == pytest.approx(wanted.tok_s, rel=1e-12)
             assert found["step_ms"] == pytest.approx(wanted.step_ms, rel=1e-12)
             assert found["speedup"] == pytest.approx(wanted.speedup, rel=1e-12)

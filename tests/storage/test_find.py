@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from itertools import product
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from storage import RunLog, RunQuery, StorageError, UnknownRunError
-from storage.query import ids_statement
+from storage import (
+    RunLog,
+    RunQuery,
+    SortKey,
+    StorageError,
+    UnknownRunError,
+    finding,
+    names_of,
+)
 from tests.storage.conftest import finished_run, new_run
 
 
@@ -57,16 +66,49 @@ def test_page_out_of_range_is_refused(log: RunLog, query: RunQuery) -> None:
         log.find(query)
 
 
-@pytest.mark.parametrize(
-    "query", [RunQuery(), RunQuery(target="t"), RunQuery(status="completed"), RunQuery(sort="mat")]
-)
-def test_common_pages_use_an_index(path: str, query: RunQuery) -> None:
-    log = RunLog.open(path)
-    with log._database.transaction() as connection:
-        sql = ids_statement(query).compile(connection, compile_kwargs={"literal_binds": True})
-        plan = connection.execute(sa.text(f"EXPLAIN QUERY PLAN {sql}")).all()
-    log.close()
-    assert any(" INDEX " in row[-1] for row in plan), plan
+def test_a_page_of_a_long_log_is_read_from_the_index_of_its_order(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finding, "COUNTED", -1)
+    plans: list[str] = []
+    with RunLog.open(path) as log:
+
+        @sa.event.listens_for(log._database.engine, "before_cursor_execute")
+        def explain(connection: Any, cursor: Any, sql: str, values: Any, *_: object) -> None:
+            if "LIMIT" in sql and "count(" not in sql:
+                plan = cursor.connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)
+                plans.extend(row[-1] for row in plan)
+
+        asked = (({"text": "x"}, "INDEX"), ({"include_deleted": True}, "COVERING INDEX"))
+        for sort, descending, (more, read) in product(names_of(SortKey), (True, False), asked):
+            plans.clear()
+            log.find(RunQuery(sort=sort, descending=descending, **more))
+            order = [plan for plan in plans if " runs" in plan]
+            assert order and all(f"{read} ix_runs_{sort}_" in plan for plan in order), plans
+            assert not any("TEMP B-TREE" in plan for plan in plans), plans
+
+
+def test_filters_that_exclude_each_other_are_told_by_an_index(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finding, "COUNTED", 2)
+    asked: list[str] = []
+    with RunLog.open(path) as log:
+        for target, title in (("a", "A"), ("b", "B")) * 3:
+            finished_run(log, target=target, method_title=title)
+
+        @sa.event.listens_for(log._database.engine, "before_cursor_execute")
+        def explain(connection: Any, cursor: Any, sql: str, values: Any, *_: object) -> None:
+            if "FROM runs" in sql and "method_title" in sql and "target" in sql:
+                plan = cursor.connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)
+                asked.append(" ".join(row[-1] for row in plan))
+
+        for sort in ("created_at", "mat"):
+            asked.clear()
+            none = log.find(RunQuery(target="a", method_title="B", sort=sort))
+            assert (none.rows, none.total, none.whole) == ((), 0, True)
+            assert "COVERING INDEX ix_runs_target_order (target=?)" in asked[0]
+        assert log.find(RunQuery(target="a", method_title="A", limit=2)).total == 2
 
 
 @pytest.mark.parametrize(
@@ -135,18 +177,51 @@ def test_ids_and_deleted_runs_can_be_asked_for(log: RunLog) -> None:
     assert log.find().total == 2, "all of them or none"
 
 
-@pytest.mark.parametrize("descending", [True, False])
-def test_the_table_as_it_opens_is_what_a_filter_would_find(log: RunLog, descending: bool) -> None:
-    """It is read by another way than filtered ones."""
-    for number in range(12):
-        finished_run(log, benchmark_id=(None, "a", "b-1", "b-2")[number % 4])
-    log.delete(log.find().rows[0].id)
-    for offset in (0, 1, 3, 9):
-        asked = RunQuery(descending=descending, limit=2, offset=offset)
-        opened, filtered = (
-            log.experiments.page(query) for query in (asked, replace(asked, target="tiny"))
+ASKED: list[dict[str, Any]] = [
+    {},
+    {"target": "b", "tag": "t"},
+    {"labels": {"turn": "1"}, "text": "odd"},
+    {"ranges": {"num_prompt_tokens": (2.5, None), "mat": (None, 3)}},
+    {"only_deleted": True},
+]
+
+
+def test_many_runs_are_found_as_few_are(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are read by another way: in order, a batch at a time, until the page is full."""
+    monkeypatch.setattr(finding, "BATCH", 3)
+    mats = (2.0, None, 1.5, math.nan, 2.0, 3.5)
+    for number in range(18):
+        run_id = log.begin(
+            new_run(
+                target="ab"[number % 2],
+                tags=("t",) if number % 3 else (),
+                labels={"turn": str(number % 4 // 2)},
+                prompt_text="odd" if number % 5 else "even",
+                prompt_ids=(1,) * (number % 7),
+                benchmark_id=(None, "one", "two-1", "two-2")[number % 4],
+            )
         )
-        assert opened.total == filtered.total == 5
-        assert [getattr(row, "key", row) for row in opened.rows] == [
-            getattr(row, "key", row) for row in filtered.rows
-        ]
+        ended: dict[str, Any] = {"status": "completed", "output_ids": [], "text": ""}
+        metrics = {"mat": mats[number % len(mats)]}
+        log.finish(run_id, **ended, finish_reason=None, metrics=metrics)
+        if number % 6 == 5:
+            log.delete(run_id)
+
+    def pages(counted: int) -> list[tuple[list[str], int]]:
+        monkeypatch.setattr(finding, "COUNTED", counted)
+        queries = (
+            RunQuery(**asked, sort=sort, descending=descending, limit=4, offset=offset)
+            for asked in ASKED
+            for sort in ("created_at", "mat", "target", "num_prompt_tokens", "finish_reason")
+            for descending in (True, False)
+            for offset in (0, 3, 8)
+        )
+        found = [page(q) for q in queries for page in (log.find, log.experiments.page)]
+        ends = [one.total for one in found if one.whole]
+        assert len(ends) == len(found) or counted < 0
+        return [([getattr(row, "key", row.id) for row in one.rows], one.total) for one in found]
+
+    few, many = pages(100), pages(-1)
+    assert [rows for rows, _ in few] == [rows for rows, _ in many]
+    assert all(least <= exact for (_, exact), (_, least) in zip(few, many, strict=True))
+    assert any(least < exact for (_, exact), (_, least) in zip(few, many, strict=True))

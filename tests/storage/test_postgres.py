@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from playground.experiments.sweep.store import open_storage
 from storage import RunLog, RunQuery, StorageError, database, dialects
 from storage.records import OutOfReachError
+from storage.schema import runs
 from tests.postgres import Server
 from tests.storage.conftest import finished_run, new_run, step
 
@@ -102,11 +103,15 @@ def test_the_released_schema_migrates(postgres: Server) -> None:
         engine = sa.create_engine(url)
         with engine.begin() as connection:
             connection.execute(sa.text("ALTER TABLE runs ALTER device TYPE VARCHAR(64)"))
+            connection.execute(sa.text("DROP INDEX ix_runs_status_order"))
+            connection.execute(sa.text("CREATE INDEX ix_runs_status_created_at ON runs (status)"))
             connection.execute(sa.text("UPDATE alembic_version SET version_num = '0004'"))
-        engine.dispose()
         log = RunLog.open(url)
         log.begin(new_run(device="d" * 65))
         log.close()
+        indexes = {str(index["name"]) for index in sa.inspect(engine).get_indexes("runs")}
+        assert indexes == {index.name for index in runs.indexes}
+        engine.dispose()
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from engine.proposal import Proposal
 
 TREE = "dynamic_tree_max_topK max_total_draft_tokens"
 """Settings of a block's tree."""
+AT_ONCE = ", all in one forward"
 
 
 class BlockMethod(MethodConfig):
@@ -35,6 +36,12 @@ class BlockMethod(MethodConfig):
     size_settings: ClassVar[str] = f"max_draft_len {TREE}"
     without_effect: ClassVar[Any] = (({"use_dynamic_tree": False}, TREE),)
 
+    mask_token_id: int | None = Field(
+        None,
+        ge=0,
+        title="Mask token",
+        description="token id of the mask; None = what the checkpoint says",
+    )
     use_dynamic_tree: bool = Field(
         False,
         title="Dynamic tree",

@@ -21,15 +21,17 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from engine.drafters.base import BuildContext, Start, root_only
+from engine.drafters.base import BuildContext, root_only
 from engine.drafters.blocks.base import BlockMethod
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.features import FeatureDrafter
 from engine.drafters.heads.layer import HeadCache, HeadLayer, HeadSpec
 from engine.drafters.heads.vocabulary import Vocabulary
+from engine.drafters.method import draft_len
 from engine.errors import DrafterError
 from engine.kernels.cpu.operators import pack_linears
-from engine.model.target import SUPPORTED_LAYERS, Target
+from engine.model.kinds import ATTENTION
+from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 
 _Setting = TypeVar("_Setting")
@@ -43,19 +45,7 @@ class FeatureBlockMethod(BlockMethod):
     speculative_model: str | None = Field(
         None, title="Block model", description="the draft model of this target: folder or hub id"
     )
-    max_draft_len: int | None = Field(
-        None,
-        ge=1,
-        le=64,
-        title="Draft length",
-        description="maximum number of tokens drafted per step; None = the whole block",
-    )
-    mask_token_id: int | None = Field(
-        None,
-        ge=0,
-        title="Mask token",
-        description="token id of the mask; None = what the checkpoint says",
-    )
+    max_draft_len: int | None = draft_len(None, "; None = the whole block")
     target_layer_ids: tuple[int, ...] | None = Field(
         None,
         strict=False,
@@ -95,10 +85,10 @@ class BlockShape:
         spec = found.layer_spec(target.hidden_size)
         count = found.stated("num_hidden_layers", found.layers.num_hidden_layers)
         kinds = found.options.layer_types or ("full_attention",) * count
-        if len(kinds) != count or not set(kinds) <= SUPPORTED_LAYERS:
+        if len(kinds) != count or not set(kinds) <= ATTENTION:
             raise DrafterError(
                 f"{found.location}: layer_types in config.json must name {count} layers, each one "
-                f"of {', '.join(sorted(SUPPORTED_LAYERS))}."
+                f"of {', '.join(sorted(ATTENTION))}."
             )
         window = found.options.sliding_window
         return cls(
@@ -172,9 +162,9 @@ class DFlashDrafter(FeatureDrafter):
     def _load(self, found: HeadCheckpoint, shape: BlockShape) -> DFlashModel:
         return found.load(lambda: DFlashModel(shape), self._target)
 
-    def start(self, start: Start) -> None:
-        super().start(start)
-        self._cache.free()
+    def _resume(self, rows: int) -> int:
+        self._cache.truncate(rows)
+        return self._cache.length
 
     def propose(self, max_depth: int) -> Proposal:
         most = len(self._masks) + 1 - self._first
@@ -202,12 +192,9 @@ class DFlashDrafter(FeatureDrafter):
         )
         return rows
 
-    def finish(self) -> None:
-        super().finish()
-        self._cache.free()
-
     def close(self) -> None:
         self.finish()
+        self._cache.free()
         self._model = None
 
 

@@ -10,14 +10,15 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from engine.drafters.base import BuildContext, Start, root_only
-from engine.drafters.blocks.base import BlockMethod
+from engine.drafters.base import BuildContext, root_only
+from engine.drafters.blocks.base import AT_ONCE, BlockMethod
 from engine.drafters.eagle.checkpoint import load_parallel, remarks
 from engine.drafters.eagle.methods import CapturedLayers
 from engine.drafters.eagle.parallel_head import ParallelHead
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.features import FeatureDrafter
 from engine.drafters.heads.layer import HeadCache
+from engine.drafters.method import draft_len
 from engine.kernels.cpu.operators import pack_linears
 from engine.proposal import Needs, Proposal
 
@@ -39,19 +40,7 @@ class ParallelEagleConfig(BlockMethod):
         title="P-EAGLE head",
         description="the P-EAGLE head of this target: folder, file or hub id",
     )
-    max_draft_len: int = Field(
-        7,
-        ge=1,
-        le=64,
-        title="Draft length",
-        description="tokens drafted per step, all in one forward",
-    )
-    mask_token_id: int | None = Field(
-        None,
-        ge=0,
-        title="Mask token",
-        description="token id of the mask; None = what the checkpoint says",
-    )
+    max_draft_len: int = draft_len(7, AT_ONCE)
     eagle3_layers_to_capture: CapturedLayers = None
 
     def build(self, context: BuildContext) -> ParallelEagleDrafter:
@@ -81,9 +70,9 @@ class ParallelEagleDrafter(FeatureDrafter):
         self.needs, self.notes = needs, notes
         self._cache = HeadCache(1 + len(head.layers))
 
-    def start(self, start: Start) -> None:
-        super().start(start)
-        self._cache.free()
+    def _resume(self, rows: int) -> int:
+        self._cache.truncate(rows)
+        return self._cache.length
 
     def propose(self, max_depth: int) -> Proposal:
         length = min(self._config.max_draft_len, max_depth)
@@ -93,10 +82,7 @@ class ParallelEagleDrafter(FeatureDrafter):
         logits = self._head.fill(*unread, self._mask, self._cache, length)
         return self._config.fill(self.text[-1], logits, self._head.vocabulary)
 
-    def finish(self) -> None:
-        super().finish()
-        self._cache.free()
-
     def close(self) -> None:
         self.finish()
+        self._cache.free()
         del self._head

@@ -20,10 +20,10 @@ from pydantic import Field
 from torch import Tensor
 
 from engine.drafters.base import BuildContext, Drafter, Start, root_only
-from engine.drafters.blocks.base import BlockMethod
+from engine.drafters.blocks.base import AT_ONCE, BlockMethod
 from engine.drafters.draft_target import DraftDevice, DraftDtype, load_draft_model
 from engine.drafters.heads.vocabulary import Vocabulary
-from engine.drafters.method import DraftShape
+from engine.drafters.method import DraftShape, draft_len
 from engine.drafters.texts import BEYOND, ROWS, Reading
 from engine.errors import DrafterError
 from engine.model.target import Target
@@ -49,19 +49,7 @@ class PardConfig(BlockMethod):
         description="a draft model trained with mask tokens: a target preset's name, a local path "
         "or a hub id",
     )
-    max_draft_len: int = Field(
-        12,
-        ge=1,
-        le=64,
-        title="Draft length",
-        description="tokens drafted per step, all in one forward",
-    )
-    mask_token_id: int | None = Field(
-        None,
-        ge=0,
-        title="Mask token",
-        description="token id of the mask; None = what the checkpoint says (pard_token)",
-    )
+    max_draft_len: int = draft_len(12, AT_ONCE)
     draft_dtype: DraftDtype = "target"
     draft_device: DraftDevice = "target"
 
@@ -86,12 +74,15 @@ class PardDrafter(Drafter):
         self.model, self._config, self._device = model, config, target.device
         self._mask = _mask_of(config, model)
         self._vocabulary = Vocabulary(None, common_vocabulary(target, model))
-        self._cache = model.new_cache(0)
+        self._cache, self._keeps = model.new_cache(0), False
 
     def start(self, start: Start) -> None:
         super().start(start)
         room = min(len(self.text) + 512, self.model.context_len)
         self._cache = self.model.new_cache(room)
+        self._keeps = start.num_cached is not None
+        if self._keeps:
+            self.model.prefixes.restore(self.text, self._cache)
 
     def propose(self, max_depth: int) -> Proposal:
         """Nothing where the model's context ends before the target's."""
@@ -151,6 +142,9 @@ class PardDrafter(Drafter):
         return torch.where(offered, ranks, BEYOND)
 
     def finish(self) -> None:
+        if self._keeps:
+            self.model.prefixes.keep(self.text, self._cache)
+        self._keeps = False
         self._cache.free()
 
 

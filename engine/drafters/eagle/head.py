@@ -298,6 +298,12 @@ class HeadSession:
         self._cache = HeadCache(1)
         self._num_base = 0
 
+    def resume(self, rows: int) -> int:
+        """Keep at most so many base entries, for another text; returns how many."""
+        self._cache.truncate(min(rows, self._num_base))
+        self._num_base = self._cache.length
+        return self._num_base
+
     def feed_base(self, features: Tensor, tokens: Tensor) -> None:
         """Add base entries and forget the tree of the last step.
 

@@ -280,10 +280,13 @@ class EagleDrafter(FeatureDrafter):
         self.head, self.tree, self.needs, self.notes = head, tree, needs, notes
         self.num_ranks = head.vocabulary.size
         self._device = head.embedding_weight.device
+        self._session = HeadSession(head)
+
+    def _resume(self, rows: int) -> int:
+        return self._session.resume(rows)
 
     def start(self, start: Start) -> None:
         super().start(start)
-        self._session = HeadSession(self.head)
         self._sampling, self._draws = start.sampling, start.draws
 
     def propose(self, max_depth: int) -> Proposal:
@@ -343,10 +346,6 @@ class EagleDrafter(FeatureDrafter):
         cache.truncate(base)
         return torch.stack(columns, dim=1)
 
-    def finish(self) -> None:
-        super().finish()
-        self._session = HeadSession(self.head)
-
     def close(self) -> None:
         self.finish()
-        del self.head
+        del self.head, self._session

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -28,8 +30,13 @@ class FeatureDrafter(Drafter):
 
     def start(self, start: Start) -> None:
         super().start(start)
-        features = features_of(start.output)
-        self._unread = ((features, torch.tensor(self.text[1:], device=features.device)),)
+        features, rows = features_of(start.output), self._resume(max(0, self.num_known - 1))
+        tokens = torch.tensor(self.text[1 + rows :], device=features.device)
+        self._unread = ((features[rows:], tokens),)
+
+    @abstractmethod
+    def _resume(self, rows: int) -> int:
+        """Keep at most so many rows of the run before; returns how many are kept."""
 
     def observe(self, outcome: Outcome) -> None:
         super().observe(outcome)

@@ -30,13 +30,14 @@ from engine.accept import Lossless, Relaxed, Rule, ThinkingPhase
 from engine.config import Sampling
 from engine.drafters.base import BuildContext, Start, chain, root_only
 from engine.drafters.heads.features import FeatureDrafter
-from engine.drafters.method import MethodConfig
+from engine.drafters.method import MethodConfig, draft_len
 from engine.errors import DrafterError, first_line
 from engine.kernels.cpu.operators import likeliest
 from engine.model.cache import TreeCache
 from engine.model.files import UNREADABLE
 from engine.model.forward import MaskBuilder
-from engine.model.target import SUPPORTED_LAYERS, Target
+from engine.model.kinds import ATTENTION
+from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal
 
 
@@ -62,13 +63,7 @@ class MTPConfig(MethodConfig):
     )
 
     decoding_type: Literal["MTP"] = "MTP"
-    max_draft_len: int = Field(
-        1,
-        ge=1,
-        le=16,
-        title="Draft length",
-        description="tokens drafted per step; at most one per layer, unless there is only one",
-    )
+    max_draft_len: int = draft_len(1, "; at most one per layer, unless there is only one", most=16)
     use_relaxed_acceptance_for_thinking: bool = Field(
         False,
         title="Relaxed acceptance while thinking",
@@ -128,6 +123,12 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
             "Install a newer release: pip install -U transformers."
         ) from error
     kind: Any = MtpModel
+    unread = UNREAD.get(target.config.model_type)
+    if unread is not None:
+        raise DrafterError(
+            f"{target.name}'s MTP layers cannot be used: transformers {transformers.__version__} "
+            f"{unread}. Choose another method."
+        )
     if target.config.model_type in QWEN:
         kind = _qwen_layers(target, MtpModel)
     count = int(getattr(target.config, "num_mtp_layers", None) or 0)
@@ -149,7 +150,7 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
         ) from error
     finally:
         del model._keys_to_ignore_on_load_unexpected
-    kinds = set(getattr(layers.config, "layer_types", None) or ()) - SUPPORTED_LAYERS
+    kinds = set(getattr(layers.config, "layer_types", None) or ()) - ATTENTION
     if kinds:
         raise DrafterError(
             f"{target.name}'s MTP layers are of kind {', '.join(sorted(kinds))}, whose state "
@@ -158,6 +159,11 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
     return layers.eval()
 
 
+UNREAD = {
+    "bailing_hybrid": "builds them with a norm that they do not have",
+    "nemotron_h": "does not read them",
+}
+"""Families whose checkpoints may have such layers."""
 QWEN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 """Their checkpoints have such a layer, which transformers leaves unread."""
 QWEN_NAMES = {
@@ -221,9 +227,13 @@ class MTPDrafter(FeatureDrafter):
 
     def start(self, start: Start) -> None:
         super().start(start)
-        self._cache.free()
         self._thinking.active = False
         self._thinking.read(self.text)
+
+    def _resume(self, rows: int) -> int:
+        """Rows that are final for all layers within the common beginning."""
+        self._cache.truncate(max(0, rows - self._num_layers + 1))
+        return self._cache.length
 
     def propose(self, max_depth: int) -> Proposal:
         length = min(self.config.max_draft_len, max_depth)
@@ -304,10 +314,7 @@ class MTPDrafter(FeatureDrafter):
         logs = config.relaxed_rule == "log_probability"
         return Relaxed(strict, topk, delta, lambda: self._thinking.active, logs)
 
-    def finish(self) -> None:
-        super().finish()
-        self._cache.free()
-
     def close(self) -> None:
         self.finish()
+        self._cache.free()
         self._layers = None

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 
 from engine.drafters.base import BuildContext, Drafter, Start
-from engine.drafters.method import DraftShape, MethodConfig
+from engine.drafters.method import DraftShape, MethodConfig, draft_len
 from engine.proposal import Proposal
 from engine.tree import TreeShape
 
@@ -42,13 +42,7 @@ class NGramConfig(MethodConfig):
     )
 
     decoding_type: Literal["NGram"] = "NGram"
-    max_draft_len: int = Field(
-        10,
-        ge=1,
-        le=64,
-        title="Draft length",
-        description="maximum number of tokens drafted per step",
-    )
+    max_draft_len: int = draft_len(10)
     max_matching_ngram_size: int = Field(
         2,
         ge=1,

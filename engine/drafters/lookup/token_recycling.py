@@ -116,12 +116,15 @@ class TokenRecyclingDrafter(Drafter):
         super().start(start)
         if not self.config.keep_matrix:
             self._matrix = self._empty()
+        known = self.num_known if self.config.keep_matrix else 0
         prompt = torch.tensor(start.prompt_ids, device=self._target.device)
         if start.output.hidden is None or not self.config.recycle_prompt:
             self._write(prompt[-1:], start.output.logits)
             return
         for tokens, hidden in zip(
-            prompt.split(_PROMPT_ROWS), start.output.hidden.split(_PROMPT_ROWS), strict=True
+            prompt[known:].split(_PROMPT_ROWS),
+            start.output.hidden[known:].split(_PROMPT_ROWS),
+            strict=True,
         ):
             self._write(tokens, self._target.output(hidden))
 

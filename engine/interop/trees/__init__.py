@@ -8,6 +8,7 @@
     [1, 7, 6]                                 Cartesian: 1 root, 7 choices below it, 6 below each
     {"Successors": [[1, 2], [3], [], []]}     Sequoia's growmap as JSON
     medusa_choices: [[0], [0, 0], [1]]        YAML, in flow or block style
+    {"choices": …, "retrieve_indices": …}     what an engine computes of it (`buffers`), as JSON
 
 Lists hold every candidate, or only the ends of paths (`ChoiceTree.parse` says which is which).
 """
@@ -19,6 +20,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from engine.errors import ConfigError, TreeError
 from engine.interop.trees.brackets import (
@@ -28,6 +30,7 @@ from engine.interop.trees.brackets import (
     read_cartesian,
     tree_of,
 )
+from engine.interop.trees.buffers import tree_buffers
 from engine.interop.trees.growmap import read_growmap, write_growmap
 from engine.plain import read_json
 from engine.tree import ChoiceTree
@@ -69,6 +72,12 @@ def _preset(tree: ChoiceTree) -> str:
     )
 
 
+def _buffers(tree: ChoiceTree) -> str:
+    values = {"choices": tree.as_lists(), **tree_buffers(tree.shape)}
+    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in values.items()]
+    return "{" + ",\n ".join(lines) + "}"
+
+
 def _cartesian(tree: ChoiceTree) -> str:
     counts = children_per_depth(tree)
     if counts is None:
@@ -87,6 +96,17 @@ def children_per_depth(tree: ChoiceTree) -> list[int] | None:
     sizes = [sum(len(path) == depth for path in tree.paths) for depth in range(1, tree.depth + 1)]
     widths = [size // above for above, size in itertools.pairwise([1, *sizes])]
     return widths if set(product_paths(widths)) == set(tree.paths) else None
+
+
+def tensorrt_sizes(tree: ChoiceTree) -> dict[str, Any]:
+    """What the TensorRT backend must know of a drawn tree; its draft length counts nodes."""
+    shape = tree.shape
+    inner = [int(shape.depths[node]) for node, kids in enumerate(shape.children) if kids]
+    return {
+        "max_draft_len": len(tree),
+        "num_eagle_layers": tree.depth,
+        "max_non_leaves_per_layer": max(inner.count(depth) for depth in set(inner)),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +135,7 @@ FORMATS: tuple[TreeFormat, ...] = (
     ),
     TreeFormat("cartesian", "Cartesian shorthand", _cartesian),
     TreeFormat("sequoia", "Sequoia growmap (JSON)", lambda tree: json.dumps(write_growmap(tree))),
+    TreeFormat("buffers", "Mask, positions and indices of a step (JSON)", _buffers),
     TreeFormat("preset", "Preset of this playground (YAML)", _preset),
 )
 
@@ -215,7 +236,7 @@ def _read(text: str, format: str) -> Placed:
         return tree, {path: f"node {node}" for node, path in enumerate(tree.paths, 1)}
     if format == "pbtxt":
         return tree_of(read_brackets(_in_pbtxt(text)), "triton")
-    if format in ("yaml", "preset"):
+    if format in ("yaml", "preset", "buffers"):
         found = _in_json(text) if text.lstrip().startswith("{") else _in_yaml(text)
         return tree_of(read_brackets(found), "lists")
     items = read_brackets(_bare(text))

@@ -128,6 +128,9 @@ class DraftModelStudent(Student):
     def published(self) -> Mapping[str, Tensor]:
         return dict(self.model.named_parameters())
 
+    def config(self) -> dict[str, Any]:
+        return dict(self.model.config.to_dict())
+
     def save(self, folder: Path, dtype: torch.dtype) -> None:
         """transformers' own layout, with the target's tokenizer."""
         stored = copy.deepcopy(self.model)

@@ -14,7 +14,7 @@ from playground.experiments.plan import Types, stored_config
 from playground.experiments.report.audits import audits_of_pairs
 from playground.experiments.report.report import Section, make_report
 from playground.experiments.report.statistics import speedup_of
-from playground.experiments.report.verdict import Divergence
+from playground.experiments.report.verdict import NEAR_TIES, Divergence
 from playground.host.stream import stored_badge
 from storage import RunDetail, RunLog
 
@@ -38,11 +38,6 @@ LOSSY_SAMPLED: tuple[Kind, str, str] = (
     *("lossy", "lossy"),
     "Lossy by design, and sampled: texts cannot be compared by token.",
 )
-NEAR_TIE = {
-    None: "Not looked into.",
-    True: "The target is all but undecided there: rounding alone can flip it.",
-    False: "No rounding does this: the method is at fault. Please report it.",
-}
 
 
 @dataclass(slots=True)
@@ -266,10 +261,11 @@ def verdict_sentence(section: Section) -> tuple[Kind, str, str]:
     texts = (
         f"{compared - verdict.num_identical} of {compared} texts" if compared > 1 else "the text"
     )
-    where = f"Differs from plain decoding in {texts}, first at token {first.at + 1}."
+    where = f"Differs from plain decoding in {texts}, first at token {first.at + 1}"
     if not section.lossless:
-        return "lossy", "lossy", f"{LOSSY} {where}"
-    return "diverged", f"differs at token {first.at + 1}", f"{where} {NEAR_TIE[first.near_tie]}"
+        return "lossy", "lossy", f"{LOSSY} {where}."
+    why = f"{where}: {NEAR_TIES[first.near_tie]}."
+    return "diverged", f"differs at token {first.at + 1}", why
 
 
 def _parting(log: RunLog, first: Divergence) -> dict[str, Any]:

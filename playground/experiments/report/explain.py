@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.metrics import HARDLY, SAME, Balance, StepParts
+from engine.metrics import SAME, Balance, StepParts, hardly_drafts
 from playground.experiments.finished import Pair
 from playground.experiments.report.statistics import Pool
 
@@ -21,7 +21,7 @@ AGREES = 0.005
 COSTS = {
     "draft": "drafting",
     "verify": "verifying more rows than one",
-    "other": "accepting and everything else",
+    "other": "accepting, rolling back and everything else",
 }
 
 
@@ -87,7 +87,7 @@ def _because(balance: Balance, measured: float) -> str:
         f"(1 {listed})"
     )
     without = f"without it the speedup would be {balance.without_largest:.2f}."
-    if balance.mat < HARDLY:
+    if hardly_drafts(balance.mat):
         end = "It costs little, and gains nothing." if measured > 1 - SAME else "That is a loss."
         return f"Hardly any draft is accepted: {account}. {end}"
     if measured > 1 + SAME:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -12,10 +13,13 @@ from typing import Any
 from playground.experiments.finished import SPLIT, FinishedRequest
 from playground.experiments.report.page import report_page
 from playground.experiments.report.report import FORMULAS, Cell, Report, Section
-from playground.experiments.report.statistics import LATENCY_ROWS, Statistic
+from playground.experiments.report.statistics import LATENCY_ROWS, LatencyTable, Statistic
 from storage import Benchmark
 
 OVERALL = "overall"
+GENAI_PERF = "profile_export_genai_perf"
+GENAI_UNITS = {"ms": "ms", "length": "tokens"}
+"""By the end of a row's name."""
 _STATISTICS = tuple(field.name for field in fields(Statistic))
 
 
@@ -95,6 +99,50 @@ def latency_csv(results: Results) -> str:
             title = key.replace("_", " ").capitalize() + " (per sec)"
             rows.append([section.name, title, getattr(table, key)])
     return _csv(["configuration", "metric", *_STATISTICS], rows)
+
+
+def genai_perf_files(results: Results) -> dict[str, str]:
+    """What genai-perf leaves of a run, JSON and CSV, in a folder per configuration."""
+    files: dict[str, str] = {}
+    config = {"model": results.environment.get("target"), "concurrency": 1}
+    for section in results.report.configurations:
+        if section.latency is None:
+            continue
+        folder = "genai-perf/" + re.sub(r"[^\w.-]+", "-", section.name)
+        values, table = _genai_perf(section.latency)
+        whole = {**values, "input_config": {**config, "method": section.name}}
+        files[f"{folder}/{GENAI_PERF}.json"] = json.dumps(whole, indent=2)
+        files[f"{folder}/{GENAI_PERF}.csv"] = table
+    return files
+
+
+def _genai_perf(latency: LatencyTable) -> tuple[dict[str, Any], str]:
+    """The values as its JSON has them, and its two tables one under the other.
+
+    Source: genai-perf, export_data/json_exporter.py and csv_exporter.py.
+    """
+    totals = {
+        "output_token_throughput": ("tokens/sec", latency.output_token_throughput),
+        "request_throughput": ("requests/sec", latency.request_throughput),
+        "request_count": ("count", latency.num_requests),
+    }
+    values: dict[str, Any] = {
+        name: {"unit": unit, "avg": value} for name, (unit, value) in totals.items()
+    }
+    rows: list[list[Any]] = []
+    names = ("avg", "min", "max", "p99", "p95", "p90", "p75", "p50", "p25")
+    for key, row in latency.rows.items():
+        if row is None:
+            continue
+        name, unit = key.removesuffix("_ms"), GENAI_UNITS[key.rsplit("_", 1)[1]]
+        values[name] = {"unit": unit, **asdict(row)}
+        title = f"{name.replace('_', ' ').title()} ({unit})"
+        rows.append([title, *(round(getattr(row, one), 2) for one in names)])
+    below = [
+        [f"{name.replace('_', ' ').title()} ({unit})", round(value, 2)]
+        for name, (unit, value) in totals.items()
+    ]
+    return values, _csv(["Metric", *names], rows) + "\n" + _csv(["Metric", "Value"], below)
 
 
 def requests_csv(results: Results) -> str:

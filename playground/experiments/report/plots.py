@@ -183,6 +183,6 @@ PLOTS: dict[str, Plot] = {
 
 def report_figure(report: Report, requests: Sequence[FinishedRequest], kind: str) -> go.Figure:
     """One of `PLOTS`."""
-    if kind not in PLOTS:
+    if not isinstance(kind, str) or kind not in PLOTS:  # pages send what they like
         raise ConfigError(f"plot must be one of {', '.join(PLOTS)}, got {kind!r:.60}.")
     return styled(PLOTS[kind].draw(report, requests))

@@ -14,7 +14,7 @@ from typing import Self
 from engine.metrics import mat, percentile, tok_s
 from playground.experiments.finished import SPLIT, FinishedRequest, Pair
 
-PERCENTILES = (99, 90, 75)
+PERCENTILES = (99, 90, 75, 95, 50, 25)
 _T = "12.71 4.30 3.18 2.78 2.57 2.45 2.36 2.31 2.26 2.23 2.20 2.18 2.16 2.14 2.13 2.12 2.11 2.10"
 QUANTILES = tuple(map(float, _T.split()))
 """Student's t at 97.5 % for 1, 2, … degrees of freedom."""
@@ -232,7 +232,7 @@ def student_t(freedom: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
-    """A row of genai-perf's table."""
+    """A row of genai-perf's table, and of its files beside it."""
 
     avg: float
     min: float
@@ -240,14 +240,18 @@ class Statistic:
     p99: float
     p90: float
     p75: float
+    p95: float
+    p50: float
+    p25: float
+    std: float | None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self | None:
         """None where there is no value."""
         if not values:
             return None
-        high = (percentile(values, q) for q in PERCENTILES)
-        return cls(mean(values), min(values), max(values), *high)
+        shares = {f"p{q}": percentile(values, q) for q in PERCENTILES}
+        return cls(mean(values), min(values), max(values), std=std(values), **shares)
 
 
 LATENCY_ROWS: dict[str, tuple[str, str]] = {

@@ -29,6 +29,12 @@ CAUSES: dict[Cause, str] = {
     "fault": "rounding is not the cause: the method is at fault",
     "unknown": "the cause has not been examined",
 }
+NEAR_TIES: dict[bool | None, str] = {
+    None: "the cause has not been examined",
+    True: "a near-tie, which rounding alone can flip",
+    False: "rounding is not the cause, so the method is at fault",
+}
+"""What is said of one answer, by `Divergence.near_tie`."""
 ONCE = "A single measurement has no interval: add prompts or repeats to see its uncertainty."
 MORE = "more prompts or repeats would"
 
@@ -38,7 +44,7 @@ class Divergence:
     """The first token that differs from plain decoding's, counted from 0 in the answer.
 
     Attributes:
-        near_tie: whether rounding explains it; None = not looked into.
+        near_tie: whether rounding explains it; None = not examined.
         gap: what the target says of the two tokens there, in sentences.
     """
 
@@ -60,7 +66,7 @@ class Verdict:
     Attributes:
         num_tokens: of all answers compared.
         divergences: the first answers that differ.
-        cause: one answer that no rounding explains is a fault; else all that were looked into
+        cause: one answer that no rounding explains is a fault; else all that were examined
             count. None if nothing differs.
     """
 

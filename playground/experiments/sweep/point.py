@@ -15,7 +15,7 @@ from playground.experiments.finished import Pair, RunGroup
 from playground.experiments.job import Progress
 from playground.experiments.measurement import Measurement
 from playground.experiments.sweep.plan import METHOD, SweepPlan
-from playground.experiments.worker import Desk
+from playground.experiments.worker import TaskContext
 from storage import RunLog
 
 
@@ -76,30 +76,34 @@ def measure_on(
 
 
 @dataclass(slots=True)
-class _Afar:
+class _RemoteTrial:
     """A trial on a worker: what it is told goes to the driver, which says when it is over."""
 
-    desk: Desk
+    context: TaskContext
     num_pairs: int = 0
 
     def say(self, message: str) -> None:
-        self.desk.tell(("say", message))
+        self.context.tell(("say", message))
 
     def answered(self, num_requests: int) -> None:
-        self.desk.tell(("answered", num_requests))
+        self.context.tell(("answered", num_requests))
 
     def report(self, pairs: Sequence[Pair]) -> None:
         self.num_pairs = len(pairs)
-        self.desk.tell(("report", pairs))
+        self.context.tell(("report", pairs))
 
     def is_over(self) -> bool:
-        return self.desk.cancelled()
+        return self.context.cancelled()
 
 
-def _point(desk: Desk, plan: SweepPlan, config: MethodConfig, run_group: str) -> Sequence[Pair]:
+def _point(
+    context: TaskContext, plan: SweepPlan, config: MethodConfig, run_group: str
+) -> Sequence[Pair]:
     """The task of a worker: one point."""
-    trial = _Afar(desk)
-    return measure_on(desk.bench, desk.log, plan, config, run_group, trial, worker=desk.name)
+    trial = _RemoteTrial(context)
+    return measure_on(
+        context.bench, context.log, plan, config, run_group, trial, worker=context.name
+    )
 
 
 def measure_by(

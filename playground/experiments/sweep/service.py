@@ -11,19 +11,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any
 
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, PlaygroundError
+from playground.experiments.cluster import Pool, workers_of
 from playground.experiments.finished import Pair
 from playground.experiments.job import Job, Jobs, State, submit
 from playground.experiments.sweep.plan import plan_of_form
-from playground.experiments.sweep.point import measure_on
+from playground.experiments.sweep.point import measure_by, measure_on
 from playground.experiments.sweep.report import config_of
 from playground.experiments.sweep.run import RunningTrial, run_sweep
 from playground.experiments.sweep.store import Sweep, SweepStore
 from playground.host.environment import environment
 from playground.host.runner import ClosingError, EngineHost
+from storage import StorageError
 
 STATES: dict[str, State] = {"completed": "completed", "stopped": "cancelled"}
 
@@ -56,14 +59,14 @@ class Sweeps:
                 self._store.close()
                 self._store = None
 
-    def start(self, form: Mapping[str, Any], name: str = "") -> str:
-        """Begin a sweep and run it; returns its name."""
+    def start(self, form: Mapping[str, Any], name: str = "", pool: Pool | None = None) -> str:
+        """Begin a sweep and run it, here or by workers; returns its name."""
         plan = plan_of_form(self.catalog, form)
-        return self._launch(lambda store: store.create(plan, name or None))
+        return self._launch(lambda store: store.create(plan, name or None), pool)
 
-    def resume(self, name: str, trials: int | None = None) -> str:
+    def resume(self, name: str, trials: int | None = None, pool: Pool | None = None) -> str:
         """Go on with a sweep."""
-        return self._launch(lambda store: store.reopen(name, trials))
+        return self._launch(lambda store: store.reopen(name, trials), pool)
 
     def stop(self, name: str) -> None:
         """End a sweep that this server runs; it can be gone on with."""
@@ -91,7 +94,7 @@ class Sweeps:
 
     # ---- running
 
-    def _launch(self, make: Callable[[SweepStore], Sweep]) -> str:
+    def _launch(self, make: Callable[[SweepStore], Sweep], pool: Pool | None) -> str:
         store = self.store
         with self._lock:
             running = next(iter(self._jobs.running()), None)
@@ -103,13 +106,32 @@ class Sweeps:
             sweep.claim()
             job = Job(sweep.name, owner=f"sweep {sweep.name}")
             try:
-                self._jobs.start(job, lambda: self._run(job, sweep))
+                run = self._run if pool is None else partial(self._run_by_workers, pool)
+                self._jobs.start(job, lambda: STATES.get(run(job, sweep), "failed"))
             except ClosingError:
                 sweep.release("stopped")
                 raise
         return sweep.name
 
-    def _run(self, job: Job, sweep: Sweep) -> State:
+    def _run_by_workers(self, pool: Pool, job: Job, sweep: Sweep) -> str:
+        told: dict[str, Any] = {"tell": job.tell, "cancelled": job.cancelled}
+        fault = "Its workers could not be started; the program's log says why."
+        try:
+            with workers_of(self._host, job, pool, sweep.plan, one_device=True) as running:
+                sweep.check_target(running.environment)
+                measure = measure_by(running, sweep.plan)
+                return run_sweep(sweep, measure, parallel=running.size, **told)
+        except CancelledError:
+            sweep.release("stopped")
+            return "stopped"
+        except (PlaygroundError, StorageError) as error:
+            fault = str(error)
+            raise
+        finally:
+            if sweep.claimed:  # it never began
+                sweep.release("failed", fault)
+
+    def _run(self, job: Job, sweep: Sweep) -> str:
         plan = sweep.plan
 
         def measure(config: MethodConfig, run_group: str, trial: RunningTrial) -> Sequence[Pair]:
@@ -128,5 +150,4 @@ class Sweeps:
                 job.cancel()
                 return []
 
-        ended = run_sweep(sweep, measure, tell=job.tell, cancelled=job.cancelled)
-        return STATES.get(ended, "failed")
+        return run_sweep(sweep, measure, tell=job.tell, cancelled=job.cancelled)

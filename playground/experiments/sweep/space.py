@@ -322,7 +322,7 @@ class Space:
                 )
         if (count := _count(axes) or 0) > MAX_GRID:
             raise ConfigError(
-                f"The grid has {count:,} combinations; at most {MAX_GRID:,} are taken. "
+                f"The grid has {count:,} combinations; at most {MAX_GRID:,} are allowed. "
                 "Narrow a range, set a step, or search instead."
             )
         return _points(axes)

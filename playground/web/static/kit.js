@@ -121,6 +121,16 @@ export function download(name, text) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
+/** Whether the browser let the page copy a text. */
+export async function toClipboard(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
 /**
  * The server's answer to a question. Where none comes, one that says so: Gradio answers nothing when
  * a call fails.
@@ -173,11 +183,18 @@ export function probability(value) {
   return value >= 0.9995 ? "1.0" : value.toFixed(value < 0.1 ? 3 : 2).replace(/^0/, "");
 }
 
-export const STEP_PARTS = ["draft", "verify", "accept", "other"];
+export const STEP_PARTS = ["draft", "verify", "accept", "other", "roll-back"];
 
-/** Seconds of a step by what they went into. */
+/** Seconds of each of these parts; steps written by earlier versions do not tell roll-back apart. */
+export function partsOf(split) {
+  const rollback = split.rollback_s ?? 0;
+  return [split.draft_s, split.verify_s, split.accept_s, split.other_s - rollback, rollback];
+}
+
+/** Milliseconds of a step by what they went into; of roll-back where there is any. */
 export function splitText(split) {
-  return STEP_PARTS.map((name) => `${name} ${milliseconds(1000 * split[`${name}_s`])}`)
+  const seconds = partsOf(split), told = seconds.slice(0, seconds[4] > 0 ? 5 : 4);
+  return told.map((part, i) => `${STEP_PARTS[i]} ${milliseconds(1000 * part)}`)
     .join(" \u00b7 ") + " ms";
 }
 

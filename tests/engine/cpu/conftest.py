@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.kernels.cpu import compile
+from engine.kernels.cpu.compile import NotNative, library
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,3 +39,11 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(compile, "_compile", compile_once)
         yield
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    try:
+        return library(tmp_path_factory.mktemp("kernels"))
+    except NotNative as error:
+        pytest.skip(f"no compiled kernels here: {error}")

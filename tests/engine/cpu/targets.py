@@ -9,6 +9,17 @@ from engine.model.forward import ModulesForward, prepare_attention
 from engine.model.target import Target
 from tests.models import tiny_model, tiny_tokenizer
 
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
+WIDE: dict[str, dict[str, Any]] = {
+    "llama": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "llama-tied": {"num_attention_heads": 2, "num_key_value_heads": 2},
+    "llama-no-groups-biased": {"num_attention_heads": 2, "num_key_value_heads": 2},
+    "llama3-rotary": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "qwen2": {"num_attention_heads": 2, "num_key_value_heads": 1},
+    "qwen3": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 96},
+    "qwen3-wide-heads": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128},
+}
+
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10_000.0,

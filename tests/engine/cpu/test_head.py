@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import random
 from pathlib import Path
@@ -26,7 +27,6 @@ from engine.drafters.heads.layer import HeadCache, HeadSpec
 from engine.drafters.heads.output import DraftOutput
 from engine.drafters.heads.vocabulary import FILE, Vocabulary
 from engine.errors import ConfigError, DrafterError
-from engine.kernels.cpu.compile import NotNative, library
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.steps import End, Step
@@ -38,11 +38,7 @@ SPEC = {"hidden": 64, "intermediate": 96, "heads": 2, "kv_heads": 1, "head_dim":
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
-    try:
-        kernels = library(tmp_path_factory.mktemp("kernels"))
-    except NotNative as error:
-        pytest.skip(f"no compiled kernels here: {error}")
+def target(kernels: ctypes.CDLL) -> Target:
     return native(wide_model("llama"), kernels, 8)
 
 

@@ -6,7 +6,6 @@ import copy
 import ctypes
 import math
 import random
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from engine.errors import TargetError
 from engine.kernels.cpu import compile
 from engine.kernels.cpu import decoder as decoder_module
 from engine.kernels.cpu.compile import AVX512, NEEDED, NotNative, best_instructions, library
-from engine.kernels.cpu.decoder import Decoder
 from engine.kernels.cpu.gguf import BLOCK, Blocks
 from engine.kernels.cpu.native import NativeForward, why_not
 from engine.kernels.cpu.operators import MOST, Matrix, NativeLinear, likeliest, pack_linears
@@ -37,31 +35,13 @@ from engine.proposal import Needs, Proposal
 from engine.steps import End
 from engine.training.corpus.dialogues import ChatFormat, Completion, CorpusSettings
 from engine.tree import TreeShape
-from tests.engine.cpu.targets import plain, variant_model
+from tests.engine.cpu.targets import SIZES, WIDE, plain, variant_model
 from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.engine.scripted import ScriptedDrafter, random_parents
 from tests.engine.training.conftest import grow
-from tests.models import VOCAB, build_context, save_tiny, tiny_model, tiny_tokenizer
+from tests.models import VOCAB, build_context, tiny_model, tiny_tokenizer
 
-SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
-WIDE: dict[str, dict[str, Any]] = {
-    "llama": {"num_attention_heads": 2, "num_key_value_heads": 1},
-    "llama-tied": {"num_attention_heads": 2, "num_key_value_heads": 2},
-    "llama-no-groups-biased": {"num_attention_heads": 2, "num_key_value_heads": 2},
-    "llama3-rotary": {"num_attention_heads": 2, "num_key_value_heads": 1},
-    "qwen2": {"num_attention_heads": 2, "num_key_value_heads": 1},
-    "qwen3": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 96},
-    "qwen3-wide-heads": {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 128},
-}
 ALL = Needs(hidden=True, layers=(0, 2, 3))
-
-
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    try:
-        return library(tmp_path_factory.mktemp("kernels"))
-    except NotNative as error:
-        pytest.skip(f"no compiled kernels here: {error}")
 
 
 def wide_model(name: str) -> Any:
@@ -369,20 +349,6 @@ def test_a_files_own_codes_are_multiplied(kind: str, name: str, tmp_path: Path) 
     assert torch.equal(layer.mlp.up_proj.weight, weight.bfloat16())
 
 
-@pytest.mark.usefixtures("kernels")
-def test_wrong_kernels_step_aside_and_the_run_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
-    spec = TargetSpec(name="tiny", title="tiny", path=str(folder))
-    rows = Decoder._rotary_rows
-    monkeypatch.setattr(Decoder, "_rotary_rows", lambda *args: rows(*args).flip(-1))
-    target = load_target(spec, dtype="bfloat16", device="cpu", cache_dir=tmp_path)
-    found = target.environment()
-    assert found["forward"] == "transformers' modules" and target.kernels is None
-    assert "other logits than transformers' modules" in found["fast_forward"]
-
-
 def test_positions_beyond_the_rotary_table_extend_it(
     kernels: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,103 +373,6 @@ def test_the_best_instructions_of_a_processor() -> None:
         best_instructions({"avx2", "f16c"})
 
 
-@pytest.fixture
-def fresh_library() -> Iterator[None]:
-    """As in a process that has not asked for the kernels yet."""
-    library.cache_clear()
-    yield
-    library.cache_clear()
-
-
-@pytest.mark.usefixtures("fresh_library", "kernels")
-def test_without_a_compiler_torch_does_the_work_and_the_log_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
-    spec = TargetSpec(name="tiny", title="tiny", path=str(folder))
-    names = {}
-    for compilers in (compile.COMPILERS, ("no-such-compiler",)):
-        library.cache_clear()
-        monkeypatch.setattr(compile, "COMPILERS", compilers)
-        target = load_target(spec, dtype="bfloat16", device="cpu", cache_dir=tmp_path)
-        names[compilers] = target.environment()
-    assert names[compile.COMPILERS]["native_kernels"] == (
-        "not used: there is no C++ compiler (g++)"
-    )
-    first = next(iter(names.values()))
-    assert first["forward"] == "native" and "native_kernels" not in first
-
-
-@pytest.mark.usefixtures("kernels")
-def test_a_target_can_do_without(tmp_path: Path) -> None:
-    folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
-    spec = TargetSpec(name="tiny", title="tiny", path=str(folder), native_kernels="off")
-    target = load_target(spec, dtype="bfloat16", device="cpu", cache_dir=tmp_path)
-    assert target.environment()["native_kernels"] == "not used: switched off"
-    assert target.environment()["forward"] != "native"
-
-
-@pytest.mark.usefixtures("fresh_library", "kernels")
-def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile, "FLAGS", ("--no-such-flag",))
-    with pytest.raises(NotNative, match="failed: .*no-such-flag"):
-        library(tmp_path)
-
-
-@pytest.mark.usefixtures("fresh_library", "kernels")
-@pytest.mark.parametrize("said", [rb"\377\376 broken", b"", rb"\033[2J\a broken"])
-def test_what_a_compiler_says_in_any_bytes_is_one_line(
-    said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "odd").write_text(f"#!/bin/sh\nprintf '{said.decode()}' >&2; exit 1\n")
-    (tmp_path / "odd").chmod(0o700)
-    monkeypatch.setattr(compile, "COMPILERS", (str(tmp_path / "odd"),))
-    with pytest.raises(NotNative, match="failed: (.*broken|no message)") as caught:
-        library(tmp_path)
-    assert str(caught.value).isprintable()
-
-
-@pytest.mark.usefixtures("fresh_library", "kernels")
-@pytest.mark.parametrize("made", ["true", "touch", "echo no library >"])
-def test_a_compiler_that_makes_no_library_is_refused(
-    made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = f'while [ "$1" != -o ]; do shift; done\n{made} "$2"'
-    (tmp_path / "odd").write_text(f"#!/bin/sh\n{lines}\n")
-    (tmp_path / "odd").chmod(0o700)
-    monkeypatch.setattr(compile, "COMPILERS", (str(tmp_path / "odd"),))
-    with pytest.raises(NotNative, match="could not be (made|loaded)"):
-        library(tmp_path)
-
-
-DAMAGES: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda data: b"",
-    "halved": lambda data: data[: len(data) // 2],
-    "zeros behind": lambda data: data[:4096] + bytes(len(data) - 4096),
-    "another byte": lambda data: data[:9000] + bytes([data[9000] ^ 1]) + data[9001:],
-}
-
-
-@pytest.mark.usefixtures("fresh_library", "kernels")
-def test_a_damaged_library_is_compiled_again_and_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    library(tmp_path)
-    (made,) = (tmp_path / "native").iterdir()
-    whole = made.read_bytes()
-    for damage in DAMAGES.values():
-        # Another file: the mapped one must not change under those who run it.
-        made.unlink()
-        made.write_bytes(damage(whole))
-        made.chmod(0o700)
-        library.cache_clear()
-        caplog.clear()
-        assert library(tmp_path).scratch_bytes
-        assert "is damaged; the kernels are compiled again" in caplog.text
-        (made,) = (tmp_path / "native").iterdir()
-        assert compile._digest(made) in made.name
-
-
 @pytest.mark.parametrize("bits", [16, 8])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_greedy_decoding_ends_where_logits_are_not_finite(
@@ -517,30 +386,6 @@ def test_greedy_decoding_ends_where_logits_are_not_finite(
         target.model.model.norm.weight[5] = value
     with pytest.raises(TargetError, match="not finite"):
         list(records)
-
-
-@pytest.mark.usefixtures("fresh_library", "kernels")
-def test_the_library_is_compiled_once_and_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library(tmp_path)
-    (made,) = (tmp_path / "native").iterdir()
-    library.cache_clear()
-    monkeypatch.setattr("subprocess.run", lambda *a, **k: pytest.fail("compiled again"))
-    library(tmp_path)
-    assert made.is_file()
-
-
-@pytest.mark.usefixtures("fresh_library", "kernels")
-def test_a_library_that_others_may_write_is_not_run(tmp_path: Path) -> None:
-    library(tmp_path)
-    (made,) = (tmp_path / "native").iterdir()
-    for place in (made, tmp_path / "native"):
-        library.cache_clear()
-        place.chmod(0o777)
-        with pytest.raises(NotNative, match="others may write"):
-            library(tmp_path)
-        place.chmod(0o700)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "llama3-rotary"])

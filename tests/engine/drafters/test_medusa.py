@@ -15,6 +15,7 @@ from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.heads.medusa import MedusaConfig, MedusaDrafter, choice_slots, read_heads
 from engine.errors import ConfigError, DrafterError, SourceError, TreeError, VocabularyError
+from engine.interop.trees.buffers import tree_buffers
 from engine.metrics import Tally
 from engine.model.target import Target
 from engine.proposal import Needs
@@ -72,10 +73,12 @@ def test_tree_buffers_equal_the_reference(name: str) -> None:
     assert torch.equal(choice_slots(tree, 10), golden["tree_indices"])
     assert torch.equal(tree.shape.depths, golden["position_ids"])
     assert torch.equal(tree.shape.ancestors.long(), golden["attn_mask"])
-    leaves = [1 + tree.paths.index(leaf) for leaf in reversed(tree.leaves)]
-    rows = [[0, *tree.shape.path_to(leaf)] for leaf in leaves]
-    padded = [row + [-1] * (tree.depth + 1 - len(row)) for row in rows]
-    assert padded == golden["retrieve_indices"].tolist()
+    buffers = tree_buffers(tree.shape)
+    assert buffers["retrieve_indices"] == golden["retrieve_indices"].tolist()
+    words = torch.tensor(buffers["spec_decoding_packed_mask"])
+    bits = words[:, :, None] >> torch.arange(32) & 1
+    assert torch.equal(bits.flatten(1)[:, : len(tree) + 1], golden["attn_mask"])
+    assert not bits.flatten(1)[:, len(tree) + 1 :].any()
 
 
 @pytest.mark.parametrize("number", range(10))

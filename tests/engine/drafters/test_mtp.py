@@ -180,6 +180,12 @@ def test_a_target_without_mtp_layers_is_refused():
         MTPConfig().build(build_context(tiny_target("llama")))
 
 
+@pytest.mark.parametrize("family", ["bailing_hybrid", "nemotron_h"])
+def test_layers_that_transformers_cannot_use_are_refused(family: str):
+    with pytest.raises(DrafterError, match=rf"tiny-{family}'s MTP layers cannot be used: transf"):
+        MTPConfig().build(build_context(tiny_target(family)))
+
+
 def test_a_checkpoint_without_mtp_weights_is_refused(tmp_path: Path):
     folder = tiny_mtp.save_deepseek(tmp_path / "bare", num_mtp_layers=1, with_mtp=False)
     target = tiny_mtp.load_deepseek(folder)

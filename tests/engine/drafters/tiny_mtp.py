@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.modeling_layers import MtpModel
 
+import presets
 from engine.model.forward import prepare_attention
+from engine.model.random_weights import add_tensors, random_model
 from engine.model.target import Target
 
 VOCAB = 12
@@ -18,43 +19,16 @@ NUM_LAYERS = 2
 
 
 def save_deepseek(folder: Path, *, num_mtp_layers: int, with_mtp: bool = True) -> Path:
-    """Main model and MTP layers in one file, experts apart, MTP behind the last layer."""
-    config = AutoConfig.for_model(
-        "deepseek_v3",
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        moe_intermediate_size=16,
-        num_hidden_layers=NUM_LAYERS,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        n_shared_experts=1,
-        n_routed_experts=4,
-        kv_lora_rank=16,
-        q_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=8,
-        v_head_dim=8,
-        n_group=2,
-        topk_group=1,
-        num_experts_per_tok=2,
-        first_k_dense_replace=1,
-        max_position_embeddings=320,
-        num_mtp_layers=num_mtp_layers,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    layers = MtpModel(model, num_mtp_layers)
-    with torch.no_grad():
-        for parameter in [*model.parameters(), *layers.layers.parameters()]:
-            if parameter.ndim > 1:
-                parameter.normal_(0.0, 0.3)
-    model.save_pretrained(folder)
-    if with_mtp:
-        file = folder / "model.safetensors"
-        save_file({**load_file(file), **published(layers)}, file, metadata={"format": "pt"})
+    """The shipped tiny target with few tokens and any number of MTP layers."""
+    made = presets.targets()["tiny-random-deepseek-v3"].random
+    assert made is not None
+    sizes = {"vocab_size": VOCAB, "max_position_embeddings": 320, "eos_token_id": None}
+    config = {**made.config, **sizes, "num_mtp_layers": num_mtp_layers}
+    random_model(config, seed=0).save_pretrained(folder)
+    for layer in range(num_mtp_layers if with_mtp else 0):
+        prefix = f"layers.{NUM_LAYERS + layer}."
+        shapes = {n.replace(f"layers.{NUM_LAYERS}.", prefix): s for n, s in made.tensors.items()}
+        add_tensors(folder, shapes, seed=layer)
     return folder
 
 

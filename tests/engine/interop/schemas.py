@@ -132,6 +132,10 @@ def _trtllm(export: Export, files: dict[str, str]) -> None:
         assert set(values) <= {"speculative_config", "disable_overlap_scheduler"}
         _speculative(values, export.version)
         assert "config.yaml" in command
+    for role in ("prefill", "decode"):
+        if f"{role}.yaml" in files:
+            worker = yaml.safe_load(files[f"{role}.yaml"])
+            assert worker["speculative_config"] == values["speculative_config"]
 
 
 def _triton(export: Export, files: dict[str, str]) -> None:
@@ -145,11 +149,14 @@ def _triton(export: Export, files: dict[str, str]) -> None:
             _speculative(values, export.version)
         return
     assert export.version != "1.3"
+    assert "trtllm-build" in files["build.sh"] and "world_size" in files["serve.sh"]
+    if "request.json" in files:
+        assert json.loads(files["request.json"])["num_draft_tokens"] > 0
+        return
     lines = files["config.pbtxt"].splitlines()
     assert lines[0].startswith('parameters: { key: "decoding_mode"')
     known = {"medusa", "redrafter", "lookahead", "eagle"}
     assert lines[0].split('"')[3] in known
-    assert "trtllm-build" in files["build.sh"]
 
 
 def _llamacpp(export: Export, files: dict[str, str]) -> None:

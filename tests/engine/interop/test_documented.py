@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -154,6 +157,96 @@ def test_triton_s_documented_parameters() -> None:
         '{ string_value: "{0}, {1}, {0, 0}, {0, 1}" } }\n'
     )
     assert "--speculative_decoding_mode medusa" in files["build.sh"]
+    assert "--gemm_plugin float16" in files["build.sh"]
+
+
+TEMPLATES = {
+    "preprocessing": "tokenizer_dir tokenizer_type triton_max_batch_size",
+    "postprocessing": "tokenizer_dir triton_max_batch_size",
+    "ensemble": "triton_max_batch_size logits_datatype",
+    "tensorrt_llm_bls": "tensorrt_llm_model_name tensorrt_llm_draft_model_name bls_instance_count",
+    "tensorrt_llm": "engine_dir decoding_mode medusa_choices gpu_device_ids participant_ids "
+    "speculative_decoding_fast_logits enable_kv_cache_reuse",
+}
+FILL = """import string, sys
+name, pairs = sys.argv[2:]
+values = dict(pair.split(":") for pair in pairs.split(","))
+text = open(name).read()
+open(name, "w").write(string.Template(text).safe_substitute(values))
+"""
+"""Parts values as the container's fill_template.py does."""
+
+
+def repository(script: str, folder: Path) -> dict[str, dict[str, str]]:
+    """What serve.sh makes of the container's templates: parameters by model."""
+    app = folder / "app"
+    for model, names in TEMPLATES.items():
+        file = app / "all_models/inflight_batcher_llm" / model / "config.pbtxt"
+        file.parent.mkdir(parents=True)
+        lines = [f"{name}=${{{name}}}" for name in names.split()]
+        file.write_text("\n".join([f'name: "{model}"', *lines]))
+    for name, text in (("tools/fill_template.py", FILL), ("scripts/launch_triton_server.py", "")):
+        (app / name).parent.mkdir()
+        (app / name).write_text(text)
+    run = {"cwd": folder, "env": {**os.environ, "APP": str(app)}, "check": True}
+    subprocess.run(["bash", "-c", script], **run)  # type: ignore[call-overload]
+    files = (folder / "model_repository").glob("*/config.pbtxt")
+    made = {file.parent.name: file.read_text().split("\n") for file in files}
+    assert all(lines[0] == f'name: "{model}"' for model, lines in made.items())
+    return {m: dict(line.split("=", 1) for line in lines[1:]) for m, lines in made.items()}
+
+
+def test_triton_s_repository_is_filled_with_mode_and_tree(tmp_path: Path) -> None:
+    config = parse_method({"decoding_type": "Medusa", "speculative_model": "a/b"})
+    files = written("triton", config.replace(medusa_choices=[[0], [0, 0], [1]]), "1.2")
+    made = repository(files["serve.sh"], tmp_path)
+    assert made["preprocessing"]["tokenizer_dir"] == LLAMA
+    engine = made["tensorrt_llm"]
+    assert engine["decoding_mode"] == "medusa"
+    assert engine["medusa_choices"] == "{0}, {1}, {0, 0}"
+    assert engine["engine_dir"] == f"{tmp_path}/engine"
+
+
+@pytest.mark.parametrize("logits", [True, False])
+def test_triton_s_two_models_of_the_documented_example(logits: bool, tmp_path: Path) -> None:
+    """Rank 1 drafts, rank 2 verifies, rank 0 directs; without logits nobody needs a rank."""
+    values = {"speculative_model": "small", "max_draft_len": 10, "use_draft_probs": logits}
+    config = parse_method({"decoding_type": "Draft_Target", **values})
+    export = export_method(config, ENGINES["triton"], target=LLAMA, version="1.2")
+    assert export.verdict == "exact"
+    files = {file.name: file.text for file in export.files}
+    back = read("triton", files["request.json"])
+    assert back == config.replace(speculative_model=None)
+    assert "--speculative_decoding_mode draft_tokens_external" in files["build.sh"]
+    assert "--model_dir small" in files["build.sh"] and "--max_draft_len 10" in files["build.sh"]
+    ranks = "--disable-spawn-processes --world_size=3" if logits else "--world_size=1"
+    assert f"--multi-model {ranks}" in files["serve.sh"]
+    made = repository(files["serve.sh"], tmp_path)
+    assert made["tensorrt_llm_bls"]["tensorrt_llm_model_name"] == "tensorrt_llm"
+    assert made["tensorrt_llm_bls"]["tensorrt_llm_draft_model_name"] == "tensorrt_llm_draft"
+    for rank, model, gpu in ((1, "tensorrt_llm_draft", "0"), (2, "tensorrt_llm", "1")):
+        own = made[model]
+        assert (own["gpu_device_ids"], own["enable_kv_cache_reuse"]) == (gpu, "true")
+        assert (own["participant_ids"] == str(rank)) == logits
+        assert (own["speculative_decoding_fast_logits"] == "1") == logits
+
+
+def test_prefill_and_decode_workers_draft_alike() -> None:
+    """As Dynamo's and TensorRT-LLM's examples: both sides have the speculative block."""
+    files = written("trtllm", parse_method({**EAGLE3, "max_draft_len": 3}))
+    block = yaml.safe_load(files["config.yaml"])["speculative_config"]
+    for role in ("prefill", "decode"):
+        worker = yaml.safe_load(files[f"{role}.yaml"])
+        assert worker["speculative_config"] == block
+        assert worker["cache_transceiver_config"]["backend"] == "DEFAULT"
+        for script in ("disaggregated.sh", "dynamo.sh"):
+            assert f"{role}.yaml" in files[script]
+    router = yaml.safe_load(files["disagg_config.yaml"])
+    for name in ("context_servers", "generation_servers"):
+        (url,) = router[name]["urls"]
+        assert f"--port {url.split(':')[1]}" in files["disaggregated.sh"]
+    assert "latency" in files["bench.sh"] and "--config config.yaml" in files["bench.sh"]
+    assert "prefill.yaml" not in written("trtllm", parse_method({"decoding_type": "NGram"}))
 
 
 def test_triton_s_lookahead_parameters_and_their_build() -> None:
@@ -207,7 +300,7 @@ def test_sglang_s_default_sizes_are_a_chain_of_three() -> None:
     text = "--speculative-algorithm EAGLE --speculative-draft-model-path x/y"
     found = import_config(ENGINES["sglang"], text, yaml.safe_load)
     assert found.config.model_dump()["eagle_choices"] == ChoiceTree.chain(3).paths
-    assert any("3, 1, 4 is taken here" in note for note in found.notes)
+    assert any("3, 1, 4 is used here" in note for note in found.notes)
 
 
 def test_llama_cpp_s_new_and_old_names() -> None:

@@ -46,7 +46,8 @@ def main_files(export: Export) -> list[str]:
         keep = (".yaml", ".json", ".pbtxt")
     else:
         keep = (".sh", ".py")
-    return [file.text for file in export.files if file.name.endswith(keep)]
+    files = [file for file in export.files if file.name.endswith(keep)]
+    return [file.text for file in files if file.name != "disagg_config.yaml"]
 
 
 def as_engine_names_it(config: MethodConfig, export: Export) -> MethodConfig:
@@ -54,7 +55,7 @@ def as_engine_names_it(config: MethodConfig, export: Export) -> MethodConfig:
     named = getattr(config, "speculative_model", None)
     if named is None:
         return config
-    if any(file.name == "config.pbtxt" for file in export.files):
+    if any(file.name in ("config.pbtxt", "request.json") for file in export.files):
         return config.replace(speculative_model=None)
     model = resolve(named)
     if export.engine == "llamacpp":

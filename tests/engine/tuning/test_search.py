@@ -12,7 +12,7 @@ from engine.training.methods.medusa import choices_by_rates
 from engine.tree import ChoiceTree, Path
 from engine.tuning.ranks import RankTable
 from engine.tuning.replay import reach, replay
-from engine.tuning.search import best_tree, curve, grow
+from engine.tuning.search import CurvePoint, best_tree, curve, fastest, grow
 from tests.engine.tuning.tables import made_up
 
 
@@ -30,6 +30,24 @@ def all_trees(paths: list[Path], n: int) -> list[ChoiceTree]:
         for chosen in itertools.combinations(paths, n)
         if all(path[:-1] in chosen or len(path) == 1 for path in chosen)
     ]
+
+
+def test_where_levels_cost_time_the_fastest_tree_is_flatter_and_where_siblings_do_a_chain() -> None:
+    table = made_up(np.random.default_rng(0), [400], depths=4, num_ranks=6)
+    best = curve(table, (6, 12))
+
+    def levels(point: CurvePoint) -> float:
+        return point.mat / (1 + point.tree.depth)
+
+    def siblings(point: CurvePoint) -> float:
+        return point.mat / (1 + len(point.tree) - point.tree.depth)
+
+    flat, chains = fastest(table, (6, 12), levels), fastest(table, (6, 12), siblings)
+    for whole, one, chain in zip(best, flat, chains, strict=True):
+        assert one.tree.depth < whole.tree.depth and levels(one) > levels(whole)
+        assert chain.tree.depth == len(chain.tree) < len(whole.tree)
+    as_good = fastest(table, (6, 12), lambda point: point.mat)
+    assert all(one.mat >= whole.mat for one, whole in zip(as_good, best, strict=True))
 
 
 def test_worked_example() -> None:

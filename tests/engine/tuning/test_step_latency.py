@@ -22,11 +22,13 @@ from engine.tuning.latency import (
     DraftLatency,
     LatencyCurve,
     StepLatency,
+    TreeLatency,
     bucket_of,
     interpolate,
 )
 from engine.tuning.search import CurvePoint, curve
 from engine.tuning.timing import (
+    grown,
     measure_batch,
     measure_curve,
     measure_draft,
@@ -43,6 +45,26 @@ LATENCY = StepLatency(
     LatencyCurve((1, 101), (1.0, 2.0)),
     DraftLatency("Eagle", 2.0, (1, 5), (1.0, 3.0)),
 )
+
+
+def test_a_tree_s_time_goes_by_its_depth_where_that_was_measured() -> None:
+    by_depth = replace(LATENCY.verify, trees=TreeLatency((4, 16), (30.0, 60.0), (5.0, 10.0)))
+    assert LatencyCurve.from_dict(by_depth.to_dict()) == by_depth
+    assert by_depth.at(11) == by_depth.at(11, 10) == LATENCY.verify.at(11, 3) == 20.0
+    assert [by_depth.at(16, depth) for depth in (1, 2, 4)] == [60.0, 70.0, 90.0]
+    assert by_depth.at(10, 3) == 45.0 + 2 * 7.5
+    timed = replace(LATENCY, verify=by_depth)
+    config = EagleConfig()
+    wide, chain = ChoiceTree.parse([[0], [1], [0, 0], [2]]), ChoiceTree.chain(4)
+    assert timed.predict_config(config.with_tree(chain), 2.0).verify_ms == by_depth.at(5)
+    assert timed.predict_config(config.with_tree(wide), 2.0).verify_ms == by_depth.at(5, 2)
+
+
+@pytest.mark.parametrize(("rows", "depth"), [(4, 1), (4, 2), (8, 3), (16, 4), (64, 4)])
+def test_trees_that_are_timed_are_as_deep_and_large_as_said(rows: int, depth: int) -> None:
+    shape = grown(rows, depth)
+    assert (len(shape), shape.max_depth) == (rows, depth) and not shape.is_chain
+    assert shape.path_to(depth) == tuple(range(1, depth + 1))
 
 
 def test_curves_survive_json() -> None:
@@ -145,7 +167,7 @@ def test_prediction_of_settings_counts_their_levels() -> None:
     tree = ChoiceTree.parse([[0], [1], [0, 0], [1, 0], [0, 0, 0]])
     config = EagleConfig().with_tree(tree)
     found = LATENCY.predict_config(config, 2.0)
-    assert found == LATENCY.predict(2.0, levels=(1, 2, 1), num_nodes=5)
+    assert found == LATENCY.predict(2.0, levels=(1, 2, 1), num_nodes=5, depth=3)
 
 
 def test_the_fastest_size_weighs_mat_against_time() -> None:

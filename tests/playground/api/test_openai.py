@@ -49,7 +49,7 @@ def test_an_answer_is_the_run_of_the_log(http: httpx.Client, served: Served, pat
     answer = http.post(path, json=COMPLETIONS[path]).raise_for_status().json()
     run = served.log.get(answer["run_id"])
     assert run is not None and run.status == "completed"
-    (choice,) = answer["choices"]
+    (choice,), figures = answer["choices"], run.metrics
     assert text_of(choice) == run.text
     assert choice["finish_reason"] == "length"
     kind = "chat.completion" if "chat" in path else "text_completion"
@@ -58,8 +58,9 @@ def test_an_answer_is_the_run_of_the_log(http: httpx.Client, served: Served, pat
         "prompt_tokens": run.num_prompt_tokens,
         "completion_tokens": 24,
         "total_tokens": run.num_prompt_tokens + 24,
+        "prompt_tokens_details": {"cached_tokens": figures["num_cached"]},
     }
-    told, figures = answer["metrics"]["speculative_decoding"], run.metrics
+    told = answer["metrics"]["speculative_decoding"]
     assert told["mean_acceptance_length"] == figures["mat"]
     assert told["draft_acceptance_rate"] == figures["draft_acceptance"]
     assert told["num_spec_steps"] == sum(told["acceptance_histogram"]) == figures["num_steps"]
@@ -70,6 +71,18 @@ def test_an_answer_is_the_run_of_the_log(http: httpx.Client, served: Served, pat
     assert answer["timings"]["draft_n_accepted"] == accepted
     assert answer["timings"]["predicted_per_second"] == figures["tok_s"]
     assert answer["timings"]["prompt_ms"] == 1000 * figures["ttft_s"]
+
+
+def test_a_conversation_s_next_turn_reads_what_is_new(http: httpx.Client) -> None:
+    """Both protocols' words for it, and the log's."""
+    first = http.post("/v1/chat/completions", json={**CHAT, "ignore_eos": False}).json()
+    said = {"role": "assistant", "content": text_of(first["choices"][0])}
+    turns = [*CHAT["messages"], said, {"role": "user", "content": "And now goodbye."}]
+    answer = http.post("/v1/chat/completions", json={**CHAT, "messages": turns}).json()
+    usage, timings = answer["usage"], answer["timings"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert first["usage"]["prompt_tokens"] <= cached < usage["prompt_tokens"]
+    assert (timings["cache_n"], timings["prompt_n"]) == (cached, usage["prompt_tokens"] - cached)
 
 
 @pytest.mark.parametrize("path", COMPLETIONS)
@@ -84,7 +97,12 @@ def test_a_stream_is_the_same_text_in_pieces(http: httpx.Client, path: str) -> N
     assert {chunk["object"] for chunk in [*chunks, last]} == (
         {"chat.completion.chunk"} if "chat" in path else {"text_completion"}
     )
+    (read, last_read) = (
+        one.pop("prompt_tokens_details") for one in (whole["usage"], last["usage"])
+    )
     assert last["choices"] == [] and last["usage"] == whole["usage"]
+    # The second time all but the prompt's last token, which the answer begins with, is cached.
+    assert last_read == {"cached_tokens": last["usage"]["prompt_tokens"] - 1} and read != {}
     assert last["metrics"] == whole["metrics"]
     assert len({chunk["id"] for chunk in [*chunks, last]}) == 1
 
@@ -162,7 +180,12 @@ REFUSED: list[tuple[str, object, int, str]] = [
     ("/v1/chat/completions", {**CHAT, "max_tokens": 0}, 400, "max_tokens"),
     ("/v1/chat/completions", {**CHAT, "n": 2}, 400, "n must be 1"),
     ("/v1/chat/completions", {**CHAT, "logprobs": True}, 400, "logprobs"),
-    ("/v1/chat/completions", {**CHAT, "tools": [{}]}, 400, "tools"),
+    (
+        "/v1/chat/completions",
+        {**CHAT, "tools": [{}], "tool_choice": "required"},
+        400,
+        "tool_choice",
+    ),
     ("/v1/chat/completions", {**CHAT, "response_format": {"type": "other"}}, 400, "format"),
     (
         "/v1/chat/completions",
@@ -203,7 +226,7 @@ SCHEMA = {
     "properties": {"ok": {"enum": ["yes", "no"]}, "n": {"enum": [1, 22, 333]}},
     "required": ["ok", "n"],
     "additionalProperties": False,
-    "x-guidance": {"whitespace_flexible": False},
+    "x-guidance": {"whitespace_pattern": " {0,2}"},  # a random model likes blanks
 }
 FOLLOWED = [
     {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},

@@ -57,6 +57,10 @@ def test_latency_table_equals_hand_computed_values() -> None:
         p99=pytest.approx(1100 + 0.98 * 900),
         p90=pytest.approx(1100 + 0.8 * 900),
         p75=pytest.approx(1100 + 0.5 * 900),
+        p95=pytest.approx(1100 + 0.9 * 900),
+        p50=pytest.approx(1100),
+        p25=pytest.approx(500 + 0.5 * 600),
+        std=pytest.approx(float(np.std([500, 1100, 2000], ddof=1))),
     )
     inter = table.rows["inter_token_latency_ms"]
     assert inter is not None, "the answer of one token has none, the others have"

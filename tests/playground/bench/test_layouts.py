@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+from typer.testing import CliRunner
 
 import presets
 from engine.errors import ConfigError
-from playground.experiments.prompt_files import read_suite_file
+from playground.cli.main import app
+from playground.experiments import public
+from playground.experiments.prompt_files import read_suite_file, read_suite_text
 from playground.experiments.suites import GROUPS, choose_items, choose_suite, group_of, items_of
 
 
@@ -54,6 +61,81 @@ def test_humaneval_prompts_are_continued_as_they_are(tmp_path: Path) -> None:
     )
     (item,) = items_of(read_suite_file(file))
     assert (item.id, item.group, item.raw, item.turns) == ("HumanEval/0", "code", True, (prompt,))
+
+
+ROWS = [
+    {"task_id": f"HumanEval/{n}", "prompt": f"def f{n}():\n", "canonical_solution": "…",
+     "test": "…", "entry_point": f"f{n}"}
+    for n in range(7)
+]  # fmt: skip
+
+
+class DatasetServer(BaseHTTPRequestHandler):
+    """Answers as the hub's /rows does, at most `length` rows at once."""
+
+    def do_GET(self) -> None:
+        asked = dict(parse_qsl(urlsplit(self.path).query))
+        start = int(asked["offset"])
+        rows = [{"row_idx": n, "row": row, "truncated_cells": []} for n, row in enumerate(ROWS)][
+            start : start + int(asked["length"])
+        ]
+        known = asked["dataset"] == "openai/openai_humaneval"
+        self.send_response(200 if known else 404)
+        self.end_headers()
+        answer = {"features": [], "rows": rows, "num_rows_total": len(ROWS), "partial": False}
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+
+
+@pytest.mark.usefixtures("own_data")
+def test_humaneval_comes_page_by_page_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), DatasetServer) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(public, "ROWS", f"http://127.0.0.1:{server.server_port}/rows")
+        monkeypatch.setattr(public, "PAGE", 3)
+        public.fetch("humaneval")
+        server.shutdown()
+    suite = public.known_suites()["humaneval"]
+    assert (suite.title, [p.turns[0] for p in suite.prompts]) == (
+        "HumanEval",
+        [row["prompt"] for row in ROWS],
+    )
+    assert all(prompt.raw for prompt in suite.prompts)
+    with pytest.raises(ConfigError, match="did not send it: .* give it with --file"):
+        public.fetch("humaneval")
+    lines = public.input_lines(suite, "trtllm-bench", 64).splitlines()
+    assert json.loads(lines[6]) == {"task_id": 6, "prompt": "def f6():\n", "output_tokens": 64}
+    again = read_suite_text(
+        public.input_lines(suite, "genai-perf", 64), "inputs.jsonl", where="inputs"
+    )
+    assert [p.turns for p in again.prompts] == [p.turns for p in suite.prompts]
+
+
+@pytest.mark.usefixtures("own_data")
+def test_a_copy_may_be_packed_and_must_have_prompts(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.jsonl.gz"
+    question = {"question_id": 81, "category": "writing", "turns": ["One.", "Two."]}
+    copy.write_bytes(gzip.compress(json.dumps(question).encode()))
+    assert public.fetch("spec-bench", copy).prompts[0].turns == ("One.", "Two.")
+    assert "spec-bench" in public.known_suites()
+    copy.write_bytes(copy.read_bytes()[:-9])
+    for file, words in ((copy, "cannot be read"), (write(tmp_path / "x.jsonl"), "no prompts")):
+        with pytest.raises(ConfigError, match=words):
+            public.fetch("humaneval", file)
+    assert "humaneval" not in public.known_suites()
+    listed = CliRunner().invoke(app, ["suites", "list"]).stdout
+    assert "spec-bench      Spec-Bench: 1 prompts" in listed and "suites fetch humaneval" in listed
+    asked = ["suites", "export", "spec-bench", "--to", "trtllm-bench", "--max-new-tokens", "9"]
+    line = json.loads(CliRunner().invoke(app, asked).stdout)
+    assert line == {"task_id": 0, "prompt": "One.", "output_tokens": 9}
+    with pytest.raises(ConfigError, match="must be one of humaneval, spec-bench"):
+        public.fetch("mt-bench")
 
 
 def test_genai_perf_lines_and_sessions(tmp_path: Path) -> None:

@@ -122,7 +122,11 @@ def cost(**ms: float) -> FinishedRequest:
     [
         (cost(draft=1.0, verify=6.0), "Faster", "verifying more rows"),
         (cost(draft=9.0, verify=6.0), "Slower", "drafting; without it the speedup would be 2.08"),
-        (cost(draft=2.0, verify=6.0, other=9.0), "Slower", "accepting and everything else"),
+        (
+            cost(draft=2.0, verify=6.0, other=9.0),
+            "Slower",
+            "accepting, rolling back and everything else",
+        ),
         (cost(draft=20.0, verify=18.0), "Slower", "even without it too little is accepted"),
         (cost(draft=5.0, verify=7.4), "As fast as plain", "drafting"),
     ],

@@ -1,5 +1,6 @@
 // The draft tree of a step as SVG, depth on x, leaves on y; zoom, and a threshold for its nodes.
 import { clip, h, neighbourOf, placeInSlots, plural, probability, s, visible } from "../kit.js";
+import { MaskView } from "../mask.js";
 
 const ROOMY = { row: 40, pill: 20, gap: 30, probs: true };
 const COMPACT = { row: 22, pill: 18, gap: 22, probs: false };
@@ -24,6 +25,8 @@ const THRESHOLDS = [0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3];
  * @property {number} bonus the token that the target added
  * @property {string} bonus_text
  * @property {boolean} recovered whether it follows a rejection
+ * @property {import("../mask.js").Buffers} [buffers]
+ * @property {number} [num_extra_rows]
  */
 
 /**
@@ -214,10 +217,13 @@ export class StepTree {
     /** @type {(text: string, name: string, work: () => void) => HTMLElement} */
     const button = (text, name, work) => h("button", { type: "button", class: "quiet", title: name,
       "aria-label": name, onclick: work }, text);
+    this.mask = new MaskView();
+    this.mask.show(null);
     this.host = h("div", { class: "tree" }, h("div", { class: "tree-tools" },
       button("fit", "fit the tree into its space", () => this.zoom(null)),
       button("\u2212", "smaller", () => this.zoom(1 / ZOOM)), button("+", "larger", () => this.zoom(ZOOM)),
-      h("label", {}, "hide below ", this.least), this.hidden), this.view, this.info);
+      h("label", {}, "hide below ", this.least), this.hidden), this.view, this.info,
+    this.mask.host);
     this.view.addEventListener("wheel", (event) => {
       if (!event.ctrlKey) return;
       event.preventDefault();
@@ -229,6 +235,7 @@ export class StepTree {
     this.step = null;
     this.view.replaceChildren(h("div", { class: "tree-hint" }, text));
     this.info.textContent = this.hidden.textContent = "";
+    this.mask.show(null);
   }
 
   /**
@@ -240,6 +247,9 @@ export class StepTree {
     this.rest = rest;
     this.draw();
     this.info.textContent = rest;
+    const extra = step.num_extra_rows;
+    this.mask.show(step.buffers ?? null, step.token_texts, [0, ...step.accepted],
+      extra ? `Without the ${plural(extra, "row")} that the method verified beside its tree.` : "");
   }
 
   /** @param {number | null} factor null to fit */

@@ -1,7 +1,7 @@
 // A panel: one run's title and state, its figures with their formulas, its text and its steps.
 import {
-  DASH, STEP_PARTS, duration, durations, figure, h, milliseconds, number, percent, plural,
-  showProgress, splitText,
+  DASH, STEP_PARTS, duration, durations, figure, h, milliseconds, number, partsOf, percent, plural,
+  showProgress, splitText, toClipboard,
 } from "../kit.js";
 import { Scrubber } from "./scrubber.js";
 import { TokenText } from "./text.js";
@@ -12,6 +12,8 @@ const FIGURES = [
   ["mat", "MAT", (m) => number(m.mat, 2)],
   ["draft_acceptance", "accepted", (m) => percent(m.draft_acceptance)],
   ["ttft_s", "TTFT", (m) => duration(1000 * (m.ttft_s ?? NaN))],
+  ["num_prompt_tokens", "read / cached", (m) =>
+    `${m.num_prompt_tokens - (m.num_cached ?? 0)} / ${m.num_cached ?? 0}`],
   ["itl_ms", "ITL", (m) => duration(m.itl_ms)],
   ["step_p95_ms", "step p50 / p95", (m) => durations(m.step_p50_ms, m.step_p95_ms)],
   ["num_new_tokens", "tokens / steps", (m) => `${m.num_new_tokens} / ${m.num_steps}`],
@@ -64,7 +66,7 @@ class Figures {
    * @param {number} numCut drafts that were cut before they were verified
    */
   showSplit(split, numCut) {
-    const seconds = STEP_PARTS.map((name) => split?.[`${name}_s`] ?? 0);
+    const seconds = split ? partsOf(split) : STEP_PARTS.map(() => 0);
     const total = seconds.reduce((sum, part) => sum + part, 0);
     STEP_PARTS.forEach((name, i) => {
       this.parts[i].style.width = `${total > 0 ? 100 * seconds[i] / total : 0}%`;
@@ -161,13 +163,8 @@ export class Panel {
   }
 
   async copyText() {
-    let said = "copied";
-    try {
-      await navigator.clipboard.writeText(this.track?.text ?? "");
-    } catch {
-      said = "not copied: the browser does not allow it here";
-    }
-    this.copy.textContent = said;
+    const copied = await toClipboard(this.track?.text ?? "");
+    this.copy.textContent = copied ? "copied" : "not copied: the browser does not allow it here";
     setTimeout(() => { this.copy.textContent = "copy text"; }, SAID_MS);
   }
 

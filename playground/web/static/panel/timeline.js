@@ -6,7 +6,7 @@ import { STEP_PARTS, duration, h, number, percent, plural } from "../kit.js";
 /** @typedef {import("./text.js").Track} Track */
 
 const HEIGHT = 54, TOP = 3, GAP_FROM = 4, CLICK_PX = 4, LEAST_SHOWN = 8, ZOOM = 2;
-const COLOURS = { draft: "--pg-prob", verify: "--pg-target", accept: "--pg-draft", other: "--pg-dim" };
+const COLOURS = ["--pg-prob", "--pg-target", "--pg-draft", "--pg-dim", "--pg-reject"];
 
 /** @param {number[]} parts */
 const total = (parts) => parts.reduce((sum, part) => sum + part, 0);
@@ -22,7 +22,7 @@ export function columnsOf(steps, width) {
   return Array.from({ length: count }, (_, i) => {
     const from = Math.floor(i * steps.length / count);
     const to = Math.floor((i + 1) * steps.length / count);
-    const column = { tokens: 0, ms: [0, 0, 0, 0] };
+    const column = { tokens: 0, ms: STEP_PARTS.map(() => 0) };
     for (const step of steps.slice(from, to)) {
       column.tokens = Math.max(column.tokens, step[2].length);
       step[7].forEach((ms, part) => { column.ms[part] += ms; });
@@ -39,7 +39,8 @@ export function sumsOf(steps) {
   const ms = STEP_PARTS.map((_, part) => total(steps.map((step) => step[7][part] ?? 0)));
   const tokens = total(steps.map((step) => step[2].length));
   const mat = 1 + total(steps.map((step) => step[3])) / steps.length;
-  const shares = STEP_PARTS.map((name, part) => `${name} ${percent(ms[part] / total(ms))}`);
+  const told = STEP_PARTS.slice(0, ms[4] > 0 ? 5 : 4);
+  const shares = told.map((name, part) => `${name} ${percent(ms[part] / total(ms))}`);
   return `${plural(steps.length, "step")}: ${plural(tokens, "token")} in ${duration(total(ms))} \u00b7 `
     + `${number(1000 * tokens / total(ms), 1)} tok/s \u00b7 MAT ${number(mat, 2)} \u00b7 ${shares.join(", ")}`;
 }
@@ -198,7 +199,7 @@ export class Timeline {
     const { from, count } = this.range, style = getComputedStyle(this.canvas);
     const columns = columnsOf(this.steps.slice(from, from + count), width);
     if (!columns.length) return;
-    const colours = STEP_PARTS.map((name) => style.getPropertyValue(COLOURS[name]));
+    const colours = COLOURS.map((name) => style.getPropertyValue(name));
     const most = Math.max(...columns.map((column) => column.tokens), 1), each = width / columns.length;
     const wide = each >= GAP_FROM ? Math.min(each - 1, 24) : Math.max(1, each);
     columns.forEach((column, i) => {

@@ -50,7 +50,7 @@ class RunTable {
     if (!heads) return;
     if ("opened" in this.value) this.opened = this.value.opened;
     if (this.value.untick) this.ticked.clear();
-    this.head.replaceChildren(...(grouped ? [] : [h("th", { class: "tick" }, this.all)]),
+    this.head.replaceChildren(...(grouped ? [] : [h("td", { class: "tick" }, this.all)]),
       ...heads.map((/** @type {Head} */ head) => this.headCell(head)));
     this.body.replaceChildren(...this.rows.map((row) => grouped
       || row.experiment !== undefined ? this.groupRow(row, heads, grouped) : this.runRow(row, heads)));

@@ -3,9 +3,12 @@
 // drafted: { text, settings, mat, rates, steps, tokens, nodes, levels, counts: { nodes, depths:
 // [[value, steps], …] }, paths: [[path, drafted, accepted], …], redrafted }
 import { clip, h, milliseconds, number, part, plural } from "../kit.js";
-import { Choices } from "./model.js";
+import { MaskView } from "../mask.js";
+import { Choices, pathText } from "./model.js";
 import { Chart, Job, debounced, named, newest } from "./parts.js";
-import { curveAt, draftMs, levelsOf, predict, predictDrafted } from "./replay.js";
+import {
+  curveAt, draftMs, levelsOf, predict, predictDrafted, verifyMs,
+} from "./replay.js";
 import { READABLE } from "./view.js";
 
 const SETTLED_MS = 250;
@@ -14,7 +17,7 @@ const NO_TABLE = "Needs a rank table: pick or measure one above.";
 export function makeCards(editor) {
   const cards = { length: new LengthCard(editor), dynamic: new DynamicCard(editor),
     optimise: new OptimiseCard(editor), latency: new LatencyCard(editor), batch: new BatchCard(editor),
-    runs: new RunsCard(editor) };
+    runs: new RunsCard(editor), mask: new MaskCard(editor) };
   const all = Object.values(cards);
   return { ...cards, changed: () => all.forEach((one) => one.changed()),
     edited: () => all.forEach((one) => one.edited()) };
@@ -106,7 +109,8 @@ class LengthCard extends Card {
 
   choices() {
     return this.host.hidden ? [] : this.rows.map(({ x, mat, replay }) => ({ name: plural(x, "token"),
-      worth: (speed, kind) => predict(speed, mat, levelsOf(Choices.chain(x), kind), replay?.sizes) }));
+      worth: (speed, kind) =>
+        predict(speed, mat, levelsOf(Choices.chain(x), kind), replay?.sizes, x) }));
   }
 
   take(length) {
@@ -291,7 +295,8 @@ class OptimiseCard extends Card {
   async fetchCurve() {
     const { editor } = this;
     if (!editor.table || this.host.hidden) return;
-    const bounds = this.bounds(), asked = JSON.stringify([editor.method.key, bounds]);
+    const bounds = this.bounds();
+    const asked = JSON.stringify([editor.method.key, bounds, editor.speed?.trees ?? null]);
     if (asked === this.asked) { this.drawCurve(); return; }
     this.asked = asked;
     this.points = this.bestSize = null;
@@ -305,21 +310,23 @@ class OptimiseCard extends Card {
   }
 
   choices() {
-    return this.host.hidden ? [] : (this.points ?? []).map(({ mat, levels, size }) => ({
-      name: plural(size, "node"), worth: (speed) => predict(speed, mat, levels, [[size, 1]]) }));
+    return this.host.hidden ? [] : (this.points ?? []).map(({ mat, levels, size, depth }) => ({
+      name: plural(size, "node"),
+      worth: (speed) => predict(speed, mat, levels, [[size, 1]], depth) }));
   }
 
   drawCurve() {
     const { speed, now, tree, cards } = this.editor;
     if (!this.points?.length) return;
     cards?.batch.edited();
-    const rows = this.points.map(({ nodes, mat, levels, size }) =>
-      ({ x: nodes, mat, tok_s: predict(speed, mat, levels, [[size, 1]]).tok_s }));
+    const rows = this.points.map(({ nodes, mat, levels, size, depth }) =>
+      ({ x: nodes, depth, mat, tok_s: predict(speed, mat, levels, [[size, 1]], depth).tok_s }));
     const best = this.bestSize = speed && fastest(rows);
     this.chart.showWorth(rows, { at: tree.size, now, speed }, "nodes",
-      `Green: MAT of the best tree of n nodes.${speed ? " Blue: its predicted tok/s." : ""} Dots: `
+      `Green: MAT of the ${speed?.trees ? "fastest" : "best"} tree of n nodes.`
+      + `${speed ? " Blue: its predicted tok/s." : ""} Dots: `
       + "the tree as it is now. Click a size to see its best tree." + (best ? ` Best for this machine: `
-      + `${plural(best.x, "node")}, MAT ${number(best.mat, 2)}, ${number(best.tok_s, 1)} tok/s.` : ""));
+      + `${plural(best.x, "node")}${best.depth === best.x ? " in a row" : ""}, MAT ${number(best.mat, 2)}, ${number(best.tok_s, 1)} tok/s.` : ""));
   }
 }
 
@@ -347,14 +354,19 @@ class LatencyCard extends Card {
     const rows = now.nodes + 1, points = [...speed.verify];
     if (points[points.length - 1][0] < rows) points.push([rows, curveAt(points, rows)]);
     const parts = now.parts ?? { draft: draftMs(speed.draft, levelsOf(tree, speed.levels)),
-      verify: curveAt(speed.verify, rows), other: curveAt(speed.other, rows) };
+      verify: verifyMs(speed, now.nodes, now.depth), other: curveAt(speed.other, rows) };
+    const shape = plural(Math.round(rows), "row")
+      + (speed.trees ? `, ${plural(now.depth + 1, "level")}` : "");
     chart.show([
-      { name: "ms", x: points.map(([n]) => n), y: points.map(([, ms]) => ms), colour: "--pg-target",
+      { name: speed.trees ? "ms: chain" : "ms", x: points.map(([n]) => n), y: points.map(([, ms]) => ms), colour: "--pg-target",
         mode: "lines+markers" },
+      ...!speed.trees ? [] : [{ name: "ms: 3 levels", x: speed.trees.star.map(([n]) => n),
+        y: speed.trees.star.map(([n]) => verifyMs(speed, n - 1, 2)), colour: "--pg-reject",
+        mode: "lines+markers" }],
       { name: "ms: this tree", x: [rows], y: [parts.verify], colour: "--pg-prob", mode: "markers" },
     ], { x: "rows of a verify forward", y: "ms" },
     `This tree: draft ${milliseconds(parts.draft)} ms + verify ${milliseconds(parts.verify)} ms `
-      + `(${plural(Math.round(rows), "row")}) + other ${milliseconds(parts.other)} ms. ${speed.text}`);
+      + `(${shape}) + other ${milliseconds(parts.other)} ms. ${speed.text}`);
   }
 }
 
@@ -375,7 +387,7 @@ class BatchCard extends Card {
     const { chart, editor: { speed, now, drafted, cards, tree } } = this;
     const rows = now.mat === null ? [] : (speed?.batches ?? []).map((at) => {
       const own = drafted ? predictDrafted(at, drafted)
-        : predict(at, now.mat, levelsOf(tree, speed.levels), now.replay.sizes);
+        : predict(at, now.mat, levelsOf(tree, speed.levels), now.replay.sizes, tree.depth);
       const others = [cards?.length, cards?.dynamic, cards?.optimise].flatMap((one) =>
         one?.choices() ?? []).map(({ name, worth }) => ({ name, ...worth(at, speed.levels) }));
       return { batch: at.batch, own, best: fastest([{ name: "this draft", ...own }, ...others]) };
@@ -400,6 +412,27 @@ class BatchCard extends Card {
     "Predicted for lock-step batching: all texts draft, then one forward verifies all drafts; "
       + `plain decoding is batched too. Verify forwards are measured (${speed.by}); a drafting `
       + "network is assumed to slow down as the target does.");
+  }
+}
+
+// What an engine computes of the tree, and is handed at every step.
+class MaskCard extends Card {
+  constructor(editor) {
+    super(editor, "mask");
+    this.newest = newest();
+    this.edited = this.changed = debounced(() => this.fetch(), SETTLED_MS);
+    this.view = new MaskView((open) => { if (open) this.edited(); });
+    this.host.append(this.view.host);
+  }
+
+  async fetch() {
+    const { editor, view } = this, { keys, paths } = editor.tree;
+    this.host.hidden = editor.grown;  // the drafter grows another tree at every step
+    if (editor.grown || !view.isOpen) return;
+    const { text, error } = await this.newest(editor.ask("write",
+      { tree: paths, format: "buffers" })) ?? {};
+    this.state.textContent = error ?? "";
+    if (text) view.show(JSON.parse(text), ["root", ...keys.map(pathText)]);
   }
 }
 

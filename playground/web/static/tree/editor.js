@@ -205,7 +205,7 @@ export class TreeEditor {
       rates: replay?.rates ?? null, steps: replay ? replay.numSteps : null,
       tokens: replay ? replay.numSteps + replay.numAccepted : null,
       ...predict(this.speed, replay?.mat ?? null, levelsOf(tree, this.speed?.levels),
-        replay?.sizes ?? []) };
+        replay?.sizes ?? [], tree.depth) };
   }
 
   draw() {
@@ -421,5 +421,5 @@ export function mount({ element, props, server, trigger, watch }) {
     await pickers.fill(menus, link);
     await editor.openLink(link);
     await openNew();
-  });
+  }).finally(() => { editor.host.dataset.ready = ""; });
 }

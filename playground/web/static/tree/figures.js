@@ -2,7 +2,7 @@
 import { DASH, duration, figure, h, number, percent, plural, visible } from "../kit.js";
 import { depthOf, keyOf, parentOf, pathText, rankOf } from "./model.js";
 import { debounced, newest } from "./parts.js";
-import { predictDrafted } from "./replay.js";
+import { deepest, predictDrafted } from "./replay.js";
 
 /**
  * Name, title, value, formula; digits of those whose difference to the tree begun with is shown.
@@ -71,8 +71,7 @@ export function factsOf(tree, replay, table) {
 
 // Figures of trees that a drafter grew, as the editor's `worth` gives them.
 export function worthOf(drafted, speed) {
-  const { mat, rates, nodes, steps, tokens, counts } = drafted;
-  const depth = Math.max(0, ...counts.depths.map(([depth]) => depth));
+  const { mat, rates, nodes, steps, tokens, counts } = drafted, depth = deepest(counts);
   return { replay: null, mat, rates, nodes: Math.round(10 * nodes) / 10, depth, steps, tokens,
     ...predictDrafted(speed, drafted) };
 }

@@ -1,5 +1,5 @@
 // Trees in and out: presets, saving, import with the place of every fault, export, link.
-import { download, plural } from "../kit.js";
+import { download, plural, toClipboard } from "../kit.js";
 import { Choices } from "./model.js";
 import { fillMenu, named } from "./parts.js";
 
@@ -138,13 +138,4 @@ function selectFault(text, sentence) {
   const start = lines.reduce((sum, line) => sum + line.length + 1, 0) + Number(found[2]) - 1;
   text.setSelectionRange(start,
     start + Math.max(1, text.value.slice(start).search(/[\s,\])}]|$/)));
-}
-
-async function toClipboard(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    return false;
-  }
 }

@@ -23,7 +23,8 @@ import { depthOf, isWithin, parentOf, rankOf } from "./model.js";
 
 /**
  * Times measured on this machine; `levels` says how a tree's levels count, see `levelsOf`.
- * @typedef {{ verify: Points, other: Points, draft: { start_ms: number, points: Points } }} Times
+ * @typedef {{ verify: Points, trees: { star: Points, level: Points } | null, other: Points,
+ *   draft: { start_ms: number, points: Points } }} Times
  * `batches` are the times of so many texts in lock-step, null where they were not measured.
  * @typedef {Times & { levels: string, text: string, by: string | null,
  *   batches: (Times & { batch: number })[] | null }} Speed
@@ -159,23 +160,37 @@ export function draftMs(draft, levels) {
 }
 
 /**
+ * A verify forward of so many nodes beside the root; recurrent layers read a tree by its depth too.
+ * @type {(speed: Times, nodes: number, depth: number) => number}
+ */
+export function verifyMs({ verify, trees }, nodes, depth) {
+  if (!trees || depth >= nodes) return curveAt(verify, nodes + 1);
+  return curveAt(trees.star, nodes + 1) + (depth - 1) * curveAt(trees.level, nodes + 1);
+}
+
+/**
  * What a step takes and what that comes to; nulls while nothing is measured.
  * @param {Times | null} speed
  * @param {number | null} mat
  * @param {number[]} levels rows per level of the draft
  * @param {Points} sizes drafted nodes, and the share of the steps that drafted so many
+ * @param {number} depth of the deepest node
  */
-export function predict(speed, mat, levels, sizes) {
+export function predict(speed, mat, levels, sizes, depth) {
   if (!speed || mat === null) return { step_ms: null, tok_s: null, speedup: null, parts: null };
-  const mean = (points) => sizes.reduce((sum, [n, share]) => sum + share * curveAt(points, n + 1), 0);
-  const parts = { draft: draftMs(speed.draft, levels), verify: mean(speed.verify),
-    other: mean(speed.other) };
+  const mean = (msOf) => sizes.reduce((sum, [n, share]) => sum + share * msOf(n), 0);
+  const parts = { draft: draftMs(speed.draft, levels),
+    verify: mean((n) => verifyMs(speed, n, depth)), other: mean((n) => curveAt(speed.other, n + 1)) };
   const step = parts.draft + parts.verify + parts.other;
   const plain = curveAt(speed.verify, 1) + curveAt(speed.other, 1);
   return { step_ms: step, tok_s: 1000 * mat / step, speedup: mat * plain / step, parts };
 }
 
+/** Depth of the deepest of the trees that a drafter grew. */
+export function deepest({ depths }) { return Math.max(0, ...depths.map(([depth]) => depth)); }
+
 /** The prediction for trees that a drafter grew, whose sizes were counted. */
 export function predictDrafted(speed, { mat, levels, counts, steps }) {
-  return predict(speed, mat, levels, counts.nodes.map(([n, count]) => [n, count / steps]));
+  return predict(speed, mat, levels, counts.nodes.map(([n, count]) => [n, count / steps]),
+    deepest(counts));
 }

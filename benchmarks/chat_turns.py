@@ -1,0 +1,93 @@
+"""Time to first token of a chat's second turn: everything read again, or only what is new.
+
+    python -m benchmarks.chat_turns [--tokens 1500] [--rounds 5] [--methods plain,ngram,…]
+
+One target in one process; within each round every method answers the second question cold, then
+cached. Prints medians of the time to first token and of the first step's draft, in which a drafter
+reads the prompt, and whether both texts are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import Any
+
+import presets
+from engine.config import Limits
+from engine.decode import decode
+from engine.drafters.base import BuildContext, Drafter
+from engine.model.loading import load_target
+from engine.model.target import Target
+from playground.host import paths
+
+METHODS = (
+    "plain,ngram,suffix,token-recycling,medusa-smollm2-135m,eagle-smollm2-135m,pard-smollm2-135m"
+)
+SENTENCE = "The harbour had three old cranes, and each of them had a name of its own. "
+QUESTIONS = ("Tell the story again.", "Which of them would you have repaired first, and why?")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--target", default="smollm2-135m-instruct")
+    parser.add_argument("--tokens", type=int, default=1500)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--methods", default=METHODS)
+    options = parser.parse_args()
+    target = load_target(presets.resolve(options.target), cache_dir=paths.cache_dir())
+    small = load_target(presets.resolve("smollm2-135m-instruct"), cache_dir=paths.cache_dir())
+    context = BuildContext(target, presets.resolve, lambda spec, **where: small, presets.locate)
+    print(f"{target.name} {target.dtype_name} on {target.device_name}")
+    print(
+        f"{'method':22}{'prompt':>8}{'cached':>8}{'cold TTFT':>12}{'cached':>10}"
+        f"{'cold draft':>12}{'cached':>10}  text"
+    )
+    for name in options.methods.split(","):
+        drafter = presets.methods()[name].config.build(context)
+        taken: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+        texts, num_cached, prompt = set[tuple[int, ...]](), 0, list[int]()
+        for _ in range(options.rounds):
+            target.prefixes.clear()
+            small.prefixes.clear()
+            prompt = second_prompt(target, drafter, options.tokens)
+            for cached in (True, False):
+                first, step, *_, end = answer(target, drafter, prompt, cached=cached)
+                texts.add(end.output_ids)
+                taken[cached].append((first.ttft_s, step.draft_s))
+                num_cached = max(num_cached, first.num_cached)
+        drafter.close()
+        cold, kept = (
+            [1000 * statistics.median(each) for each in zip(*taken[cached], strict=True)]
+            for cached in (False, True)
+        )
+        print(
+            f"{name:22}{len(prompt):8}{num_cached:8}{cold[0]:9.0f} ms{kept[0]:7.0f} ms"
+            f"{cold[1]:9.1f} ms{kept[1]:7.1f} ms  {'same' if len(texts) == 1 else 'DIFFERS'}"
+        )
+
+
+def answer(
+    target: Target, drafter: Drafter, prompt: list[int], *, cached: bool, tokens: int = 24
+) -> list[Any]:
+    """Records of one answer."""
+    limits = Limits(max_new_tokens=tokens)
+    return list(decode(target, drafter, prompt, limits=limits, prefix_caching=cached))
+
+
+def second_prompt(target: Target, drafter: Drafter, tokens: int) -> list[int]:
+    """Have the first question answered, and ask the second."""
+    question, text = {"role": "user", "content": QUESTIONS[0]}, ""
+    while len(target.encode_chat([question])) < tokens:
+        text += SENTENCE
+        question = {"role": "user", "content": text + QUESTIONS[0]}
+    first = answer(target, drafter, target.encode_chat([question]), cached=True, tokens=64)
+    assert target.tokenizer is not None
+    said = target.tokenizer.decode(first[-1].output_ids, skip_special_tokens=True)
+    turns = [question, {"role": "assistant", "content": str(said)}]
+    return target.encode_chat([*turns, {"role": "user", "content": QUESTIONS[1]}])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""One grid in one process and by workers of a local Ray: wall time, best settings, speedups.
+
+    python -m benchmarks.sweep_on_ray [--workers 2] [options of `app.py sweep`]
+
+24 trials of prompt look-up by default, every process and worker with one thread. A speedup is the
+geometric mean over the prompts, with Student's 95 % interval; two agree where their prompts' log
+speedups, paired, do not differ by more than they scatter, which one trial in twenty does by chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from playground.experiments.report.statistics import mean, std, student_t
+from playground.experiments.sweep.report import as_good, best_of, differ, shown_trials
+from playground.experiments.sweep.store import SweepStore
+from playground.experiments.sweep.trials import Trial
+from storage import RunLog
+
+ROOT = Path(__file__).resolve().parents[1]
+GRID = ("--vary", "max_draft_len=1:8", "--vary", "max_matching_ngram_size=1:3")
+ASKED = ("--method", "ngram", *GRID, "--suite", "starter", "--max-new-tokens", "32")
+
+
+def main() -> None:
+    """Measure both ways, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", type=int, default=2)
+    options, asked = parser.parse_known_args()
+    ray = ("--ray", "local", "--workers", str(options.workers), "--worker-cpus", "1")
+    with tempfile.TemporaryDirectory() as folder:
+        ways = {"one process": (), f"{options.workers} workers": ray}
+        found = [
+            swept(str(Path(folder) / f"{number}.db"), (*(asked or ASKED), *more))
+            for number, more in enumerate(ways.values())
+        ]
+    for name, (seconds, trials) in zip(ways, found, strict=True):
+        best = best_of(trials)
+        assert best is not None
+        done = sum(trial.outcome == "measured" for trial in trials)
+        ties = [settings(trial.point) for trial in as_good(best, trials, "speedup")]
+        print(f"{name}: {seconds:.0f} s, {done} of {len(trials)} trials measured")
+        print(f"  best: {settings(best.point)}; as good: {'; '.join(ties) or 'none'}")
+    compare(list(ways), [{settings(t.point): t for t in trials} for _, trials in found])
+
+
+def swept(db: str, asked: tuple[str, ...]) -> tuple[float, list[Trial]]:
+    """Seconds of a sweep from the command to its end, and its trials."""
+    command = [sys.executable, "app.py", "sweep", "--grid", "--name", "s", "--db", db, *asked]
+    began_s = time.monotonic()
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(command, cwd=ROOT, env=env, check=True, stdout=subprocess.DEVNULL)
+    seconds = time.monotonic() - began_s
+    with RunLog.open(db) as log:
+        store = SweepStore.beside(log)
+        try:
+            return seconds, shown_trials(store.load("s"))
+        finally:
+            store.close()
+
+
+def compare(ways: list[str], found: list[dict[str, Trial]]) -> None:
+    """A line per point that both have measured."""
+    print(f"\n{'settings':46}{ways[0]:>20}{ways[1]:>20}  agree")
+    num_agree = num = 0
+    for point, one in found[0].items():
+        other = found[1].get(point)
+        if other is None or one.figures is None or other.figures is None:
+            continue
+        agree = not differ(one.figures.ratios, other.figures.ratios)
+        num, num_agree = num + 1, num_agree + agree
+        shown = (interval(trial.figures.ratios) for trial in (one, other) if trial.figures)
+        print(f"{point:46}{''.join(f'{text:>20}' for text in shown)}  {'yes' if agree else 'no'}")
+    print(f"{num_agree} of {num} agree")
+
+
+def settings(point: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in point.items())
+
+
+def interval(ratios: Mapping[str, float]) -> str:
+    """`1.50 (1.41 … 1.60)`."""
+    logs = [math.log(ratio) for ratio in ratios.values()]
+    reach = student_t(max(1, len(logs) - 1)) * (std(logs) or 0.0) / math.sqrt(len(logs))
+    low, middle, high = (math.exp(mean(logs) + k * reach) for k in (-1, 0, 1))
+    return f"{middle:.2f} ({low:.2f} … {high:.2f})"
+
+
+if __name__ == "__main__":
+    main()

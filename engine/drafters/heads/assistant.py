@@ -1,0 +1,197 @@
+"""Gemma 4's assistants: next-token layers that read the target's own keys and values.
+
+An assistant keeps nothing. All of its layers look at what the target's last layers of full and of
+sliding-window attention have cached, so there is nothing to read before it drafts. It writes a
+chain from one place, the root's: every token follows from the one before and from the assistant's
+own output there.
+
+    root r at position n     reads  embedding(r), the target's last hidden state of row n - 1,
+                                    the target's keys and values of rows 0 … n - 1
+                             drafts d1, then from embedding(d1) and its own output d2, …
+
+Lossless under sampling: drafts are argmaxes, so they follow from the committed text.
+Source: transformers' `SinglePositionMultiTokenCandidateGenerator`, whose windows these are;
+https://ai.google.dev/gemma/docs/mtp/mtp
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from transformers import AutoConfig
+
+from engine.drafters.base import BuildContext, Start, chain, root_only
+from engine.drafters.heads.features import LastRowDrafter
+from engine.drafters.method import MethodConfig, draft_len
+from engine.errors import DrafterError
+from engine.kernels.cpu.operators import likeliest
+from engine.model.files import check_folder
+from engine.model.forward import prepare_attention
+from engine.model.kinds import FULL, SLIDING
+from engine.model.reading import explained, read_weights, reading
+from engine.model.sources import TargetSpec, Weights
+from engine.model.target import Target
+from engine.proposal import Needs, Outcome, Proposal, SharedRows
+
+KINDS = (FULL[0], SLIDING[0])
+MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
+
+
+class AssistantConfig(MethodConfig):
+    """Settings of an assistant."""
+
+    title: ClassVar[str] = "Gemma 4 assistant"
+    summary: ClassVar[str] = (
+        "A few layers published beside the target draft a chain from the target's own keys and "
+        "values."
+    )
+    paper: ClassVar[str | None] = "Gemma 4 MTP"
+    main_settings: ClassVar[str] = "max_draft_len"
+    size_settings: ClassVar[str] = "max_draft_len"
+    requires: ClassVar[str | None] = "an assistant, as Gemma 4 has"
+
+    decoding_type: Literal["MTP_Assistant"] = "MTP_Assistant"
+    speculative_model: str | None = Field(
+        None, title="Assistant", description="the assistant of this target: folder or hub id"
+    )
+    max_draft_len: int = draft_len(4, most=32)
+
+    def build(self, context: BuildContext) -> AssistantDrafter:
+        location = context.weights(self.speculative_model, "the target's assistant")
+        return AssistantDrafter(self, context.target, load_assistant(location, context.target))
+
+
+def load_assistant(location: str, target: Target) -> Any:
+    """transformers' assistant model, where and as the target is.
+
+    Raises:
+        DrafterError: it is none, or one for another target.
+        SourceError, TargetError: it cannot be read.
+    """
+    spec = TargetSpec.of_path_or_hub(location)
+    weights = Weights(spec.path or location, None, None, spec.path is not None, None)
+    if weights.local:
+        check_folder(Path(weights.location))
+    with explained(spec):
+        config = AutoConfig.from_pretrained(weights.location, **reading(weights))
+    if config.model_type not in MODEL_TYPES:
+        raise DrafterError(
+            f"{location} is of the type {config.model_type}; an assistant is of one of "
+            f"{', '.join(MODEL_TYPES)}. Use Draft_Target for an ordinary small model."
+        )
+    own, theirs = _sizes(config.get_text_config()), _sizes(target.config)
+    wanted = (config.backbone_hidden_size, config.get_text_config().vocab_size)
+    if wanted != (target.hidden_size, target.vocab_size) or own.items() - theirs.items():
+        raise DrafterError(
+            f"{location} reads keys and values of another model than {target.name}. Use the "
+            "assistant that was published for this target."
+        )
+    with explained(spec), _all_shared(type(config.get_text_config())):
+        model = read_weights(spec, weights, target.dtype)
+    prepare_attention(model)
+    return model.to(target.device).requires_grad_(False).eval()  # type: ignore[arg-type]
+
+
+@contextmanager
+def _all_shared(config: Any) -> Iterator[None]:
+    """Lets all layers of a model read keys and values of others, as an assistant's do.
+
+    `config` is a class. transformers 5.23 makes assistants with such a config, and then refuses it:
+    no layer is left to write what the others read.
+    """
+    own = config.kv_sharing_modes
+
+    def modes(self: Any) -> list[str | None]:
+        if self.num_kv_shared_layers < self.num_hidden_layers:
+            return list(own.fget(self))
+        return ["reuse"] * self.num_hidden_layers
+
+    config.kv_sharing_modes = property(modes)
+    try:
+        yield
+    finally:
+        config.kv_sharing_modes = own
+
+
+def _sizes(config: Any) -> dict[str, int]:
+    """Width of a head per kind of attention."""
+    kinds = getattr(config, "layer_types", None) or ()
+    per_layer = getattr(config, "per_layer_config", None)
+    if per_layer is None:
+        return {}
+    return {kind: int(per_layer[i].head_dim) for i, kind in enumerate(kinds) if kind in KINDS}
+
+
+def shared_layers(target: Target) -> tuple[int, ...]:
+    """The last layer of each of `KINDS` that has keys and values of its own.
+
+    DrafterError if the target lacks one.
+    """
+    config = target.config
+    kinds = list(getattr(config, "layer_types", None) or ())
+    own = kinds[: len(kinds) - int(getattr(config, "num_kv_shared_layers", 0) or 0)]
+    if not set(KINDS) <= set(own):
+        raise DrafterError(
+            f"{target.name} has no layers of both full and sliding-window attention, whose keys "
+            "and values an assistant reads. Choose another method."
+        )
+    return tuple(len(own) - 1 - own[::-1].index(kind) for kind in KINDS)
+
+
+class AssistantDrafter(LastRowDrafter):
+    """Runs the assistant over one row, as often as it drafts tokens."""
+
+    def __init__(self, config: AssistantConfig, target: Target, model: Any) -> None:
+        """Raises DrafterError: the target's layers are of other kinds."""
+        self._config, self._target, self._model = config, target, model
+        self._window = int(model.config.get_text_config().sliding_window)
+        self.needs = Needs(hidden=True, shared=shared_layers(target))
+        self._rows: tuple[SharedRows, ...] = ()
+
+    def start(self, start: Start) -> None:
+        super().start(start)
+        self._rows = start.output.shared
+
+    def observe(self, outcome: Outcome) -> None:
+        super().observe(outcome)
+        self._rows = outcome.output.shared
+
+    def propose(self, max_depth: int) -> Proposal:
+        length = min(self._config.max_draft_len, max_depth)
+        if length < 1:
+            return root_only(self.text[-1], self._target.device)
+        device, place = self._target.device, len(self.text) - 1
+        rows = [tuple(part[:, :, :place] for part in pair) for pair in self._rows]
+        # The root's row and so many before it: the window as transformers counts it here.
+        near = tuple(part[:, :, -(self._window + 1) :] for part in rows[1])
+        shared = dict(zip(KINDS, (rows[0], near), strict=True))
+        position = torch.full((1, 1), place, device=device)
+        token = torch.full((1,), self.text[-1], device=device)
+        hidden, tokens, probs = self.hidden, list[Tensor](), list[Tensor]()
+        while len(tokens) < length:
+            embedded = self._target.embedding(token).to(hidden.dtype)
+            out = self._model(
+                inputs_embeds=torch.cat([embedded, hidden], dim=-1)[None],
+                position_ids=position,
+                shared_kv_states=shared,
+                use_cache=False,
+            )
+            best = likeliest(out.logits[0], 1)
+            token, hidden = best.ids[0], out.last_hidden_state[0]
+            tokens.append(token)
+            probs.append(best.log_probs[0].exp())
+        return chain(self.text[-1], torch.cat(tokens), torch.cat(probs))
+
+    def finish(self) -> None:
+        super().finish()
+        self._rows = ()
+
+    def close(self) -> None:
+        self.finish()
+        self._model = None

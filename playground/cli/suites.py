@@ -1,0 +1,90 @@
+"""`app.py suites`: `list`, `fetch`, `export`: sets of prompts for `--suite`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from playground.cli.options import (
+    REQUIRED,
+    JsonOptions,
+    argument,
+    option,
+    takes,
+    write_files,
+)
+
+suites = typer.Typer(
+    name="suites",
+    help="List the sets of prompts, fetch public ones, write them for other benchmarks.",
+    no_args_is_help=True,
+)
+
+
+@dataclass(kw_only=True)
+class FetchOptions:
+    """Options of `suites fetch`."""
+
+    name: str = argument(REQUIRED, "humaneval or spec-bench.")
+    file: Path | None = option(
+        None, "A copy of its file instead of the network; may be packed (.gz).", metavar="FILE"
+    )
+
+
+@dataclass(kw_only=True)
+class ExportSuiteOptions:
+    """Options of `suites export`."""
+
+    name: str = argument(REQUIRED, "Suite or file of prompts.")
+    to: str = option("genai-perf", "genai-perf or trtllm-bench.")
+    output: Path | None = option(None, "Write the file here.", metavar="FILE.jsonl")
+    max_new_tokens: int = option(128, "Tokens of an answer, for trtllm-bench.", min=1)
+
+
+@suites.command("list")
+@takes(JsonOptions)
+def list_(options: JsonOptions) -> None:
+    """List what --suite takes: the shipped sets of prompts, and those that were fetched."""
+    import json
+
+    from playground.experiments.public import PUBLIC, known_suites
+
+    known = known_suites()
+    if options.as_json:
+        rows = [
+            {"name": s.name, "title": s.title, "prompts": len(s.prompts)} for s in known.values()
+        ]
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for suite in known.values():
+        typer.echo(f"{suite.name:16}{suite.title}: {len(suite.prompts)} prompts")
+    for name in [name for name in PUBLIC if name not in known]:
+        typer.echo(f"{name:16}not fetched yet: app.py suites fetch {name}")
+
+
+@suites.command("fetch")
+@takes(FetchOptions)
+def fetch(options: FetchOptions) -> None:
+    """Fetch HumanEval or Spec-Bench, or read a copy, and keep it for --suite and the page."""
+    from playground.experiments import public
+
+    suite = public.fetch(options.name, options.file)
+    typer.echo(f"{len(suite.prompts)} prompts: bench --suite {suite.name}")
+
+
+@suites.command("export")
+@takes(ExportSuiteOptions)
+def export(options: ExportSuiteOptions) -> None:
+    """Write a suite as the input file of another benchmark: the first turn of every prompt."""
+    from playground.experiments.public import input_lines, known_suites
+    from playground.experiments.suites import choose_suite
+
+    suite = choose_suite(options.name, known_suites())
+    text = input_lines(suite, options.to, options.max_new_tokens)
+    if options.output is None:
+        typer.echo(text, nl=False)
+    else:
+        (path,) = write_files(options.output.parent, {options.output.name: text})
+        typer.echo(str(path))

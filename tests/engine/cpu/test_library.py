@@ -1,0 +1,151 @@
+"""The library of compiled kernels: how it is made, kept, trusted and done without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.kernels.cpu import compile
+from engine.kernels.cpu.compile import NotNative, library
+from engine.kernels.cpu.decoder import Decoder
+from engine.model.loading import load_target
+from engine.model.sources import TargetSpec
+from tests.engine.cpu.targets import SIZES, WIDE
+from tests.models import save_tiny
+
+
+@pytest.fixture
+def fresh_library() -> Iterator[None]:
+    """As in a process that has not asked for the kernels yet."""
+    library.cache_clear()
+    yield
+    library.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh_library", "kernels")
+def test_without_a_compiler_torch_does_the_work_and_the_log_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
+    spec = TargetSpec(name="tiny", title="tiny", path=str(folder))
+    names = {}
+    for compilers in (compile.COMPILERS, ("no-such-compiler",)):
+        library.cache_clear()
+        monkeypatch.setattr(compile, "COMPILERS", compilers)
+        target = load_target(spec, dtype="bfloat16", device="cpu", cache_dir=tmp_path)
+        names[compilers] = target.environment()
+    assert names[compile.COMPILERS]["native_kernels"] == (
+        "not used: there is no C++ compiler (g++)"
+    )
+    first = next(iter(names.values()))
+    assert first["forward"] == "native" and "native_kernels" not in first
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_target_can_do_without(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
+    spec = TargetSpec(name="tiny", title="tiny", path=str(folder), native_kernels="off")
+    target = load_target(spec, dtype="bfloat16", device="cpu", cache_dir=tmp_path)
+    assert target.environment()["native_kernels"] == "not used: switched off"
+    assert target.environment()["forward"] != "native"
+
+
+@pytest.mark.usefixtures("fresh_library", "kernels")
+def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile, "FLAGS", ("--no-such-flag",))
+    with pytest.raises(NotNative, match="failed: .*no-such-flag"):
+        library(tmp_path)
+
+
+@pytest.mark.usefixtures("fresh_library", "kernels")
+@pytest.mark.parametrize("said", [rb"\377\376 broken", b"", rb"\033[2J\a broken"])
+def test_what_a_compiler_says_in_any_bytes_is_one_line(
+    said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "odd").write_text(f"#!/bin/sh\nprintf '{said.decode()}' >&2; exit 1\n")
+    (tmp_path / "odd").chmod(0o700)
+    monkeypatch.setattr(compile, "COMPILERS", (str(tmp_path / "odd"),))
+    with pytest.raises(NotNative, match="failed: (.*broken|no message)") as caught:
+        library(tmp_path)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.usefixtures("fresh_library", "kernels")
+@pytest.mark.parametrize("made", ["true", "touch", "echo no library >"])
+def test_a_compiler_that_makes_no_library_is_refused(
+    made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = f'while [ "$1" != -o ]; do shift; done\n{made} "$2"'
+    (tmp_path / "odd").write_text(f"#!/bin/sh\n{lines}\n")
+    (tmp_path / "odd").chmod(0o700)
+    monkeypatch.setattr(compile, "COMPILERS", (str(tmp_path / "odd"),))
+    with pytest.raises(NotNative, match="could not be (made|loaded)"):
+        library(tmp_path)
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda data: b"",
+    "halved": lambda data: data[: len(data) // 2],
+    "zeros behind": lambda data: data[:4096] + bytes(len(data) - 4096),
+    "another byte": lambda data: data[:9000] + bytes([data[9000] ^ 1]) + data[9001:],
+}
+
+
+@pytest.mark.usefixtures("fresh_library", "kernels")
+def test_a_damaged_library_is_compiled_again_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    library(tmp_path)
+    (made,) = (tmp_path / "native").iterdir()
+    whole = made.read_bytes()
+    for damage in DAMAGES.values():
+        # Another file: the mapped one must not change under those who run it.
+        made.unlink()
+        made.write_bytes(damage(whole))
+        made.chmod(0o700)
+        library.cache_clear()
+        caplog.clear()
+        assert library(tmp_path).scratch_bytes
+        assert "is damaged; the kernels are compiled again" in caplog.text
+        (made,) = (tmp_path / "native").iterdir()
+        assert compile._digest(made) in made.name
+
+
+@pytest.mark.usefixtures("fresh_library", "kernels")
+def test_the_library_is_compiled_once_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library(tmp_path)
+    (made,) = (tmp_path / "native").iterdir()
+    library.cache_clear()
+    monkeypatch.setattr("subprocess.run", lambda *a, **k: pytest.fail("compiled again"))
+    library(tmp_path)
+    assert made.is_file()
+
+
+@pytest.mark.usefixtures("fresh_library", "kernels")
+def test_a_library_that_others_may_write_is_not_run(tmp_path: Path) -> None:
+    library(tmp_path)
+    (made,) = (tmp_path / "native").iterdir()
+    for place in (made, tmp_path / "native"):
+        library.cache_clear()
+        place.chmod(0o777)
+        with pytest.raises(NotNative, match="others may write"):
+            library(tmp_path)
+        place.chmod(0o700)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_wrong_kernels_step_aside_and_the_run_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_tiny(tmp_path / "model", **SIZES, **WIDE["llama"])
+    spec = TargetSpec(name="tiny", title="tiny", path=str(folder))
+    rows = Decoder._rotary_rows
+    monkeypatch.setattr(Decoder, "_rotary_rows", lambda *args: rows(*args).flip(-1))
+    target = load_target(spec, dtype="bfloat16", device="cpu", cache_dir=tmp_path)
+    found = target.environment()
+    assert found["forward"] == "transformers' modules" and target.kernels is None
+    assert "other logits than transformers' modules" in found["fast_forward"]

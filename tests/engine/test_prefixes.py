@@ -1,0 +1,194 @@
+"""A chat's next turn reads only what is new, and says what it would have said anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import Limits
+from engine.decode import decode
+from engine.drafters import parse_method
+from engine.drafters.base import Drafter
+from engine.model.prefixes import MAX_TEXTS, PrefixCache
+from engine.model.target import Target
+from engine.proposal import Needs
+from engine.steps import End, Prefill, Step
+from tests.engine.drafters import tiny_mtp
+from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
+from tests.engine.drafters.fitted import save_medusa
+from tests.engine.drafters.test_p_eagle import save_parallel
+from tests.engine.scripted import ScriptedDrafter
+from tests.engine.test_hybrid import same_states
+from tests.engine.test_verify_tree import SHAPES
+from tests.models import VOCAB, build_context, plain_greedy, tiny_target
+
+FIRST = [3, 4, 5, 6, 7, 8, 9, 3, 4, 5, 6, 7, 8, 9, 3, 4, 5, 6, 2, 1]
+OTHER = [9, 8, 7, 9, 8, 7, 9, 8]
+QUESTION = [10, 11, 3, 4, 5, 6, 7, 10, 11]
+TOKENS = 14
+
+
+@dataclass(frozen=True)
+class Turn:
+    prefill: Prefill
+    steps: list[Step]
+    output: list[int]
+
+
+def turn(
+    target: Target, drafter: Drafter, prompt: Sequence[int], *, cached: bool, stop_after: int = 99
+) -> Turn:
+    """One answer; cancelled before so many steps."""
+    limits, asked = Limits(max_new_tokens=TOKENS, ignore_eos=True), iter(range(1000))
+    records = list(
+        decode(
+            target,
+            drafter,
+            prompt,
+            limits=limits,
+            prefix_caching=cached,
+            cancelled=lambda: next(asked) >= stop_after,
+        )
+    )
+    first, end = records[0], records[-1]
+    assert isinstance(first, Prefill) and isinstance(end, End)
+    return Turn(first, [r for r in records if isinstance(r, Step)], list(end.output_ids))
+
+
+def scripted(target: Target, prompt: list[int], shape: str = "any") -> ScriptedDrafter:
+    """Right now and then, in trees; its last draft goes on behind the end of the text."""
+    output = plain_greedy(target, prompt, TOKENS + 8)
+    return ScriptedDrafter(output, vocab=VOCAB, shape=SHAPES[shape], truth=0.8)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_5_text", "lfm2", "jamba"])
+def test_the_next_turn_reads_only_what_is_new(family: str) -> None:
+    """Full and sliding attention, delta rule, convolution and state space; also a long way back."""
+    target = tiny_target(family, eos_token_id=None)
+    recurrent = len(target.recurrent) > 0
+
+    def ask(prompt: list[int], **how: Any) -> tuple[int, list[int]]:
+        answer = turn(target, scripted(target, prompt), prompt, cached=True, **how)
+        assert answer.output == plain_greedy(target, prompt, len(answer.output))
+        assert answer.prefill.num_prompt_tokens == len(prompt)
+        return answer.prefill.num_cached, answer.output
+
+    cached, text = ask(FIRST)
+    assert cached == 0
+    second = [*FIRST, *text, *QUESTION]
+    assert ask(OTHER)[0] == 0  # another chat in between
+    cached, text = ask(second)
+    assert cached - len(FIRST) - TOKENS in (-1, 0)
+    # Stopped after two steps: what it said until then is the beginning of the next prompt.
+    third = [*second, *text, 5]
+    cached, text = ask(third, stop_after=2)
+    assert cached - len(second) - TOKENS in (-1, 0) and len(text) < TOKENS
+    assert ask([*third, *text, 4])[0] >= len(third) + len(text) - 1
+    # The last question asked otherwise, then the first: states are kept of a few ends only.
+    assert ask([*third[:-1], 6, 6])[0] - len(third) in (-2, -1)
+    assert ask([*FIRST[:-3], 12])[0] == (0 if recurrent else len(FIRST) - 3)
+
+
+@pytest.mark.parametrize("family", ["gemma3_text", "granitemoehybrid"])
+def test_what_is_pasted_is_what_would_have_been_read(family: str) -> None:
+    target = tiny_target(family, eos_token_id=None)
+    for prompt in (FIRST, OTHER):
+        turn(target, scripted(target, prompt), prompt, cached=True)
+    text = [*FIRST, *plain_greedy(target, FIRST, TOKENS)]
+    cache = target.new_cache(4)
+    target.prefixes.restore([*text, 1, 2], cache)
+    assert cache.length >= len(text) - 1
+    same_states(target, cache, text[: cache.length])
+    target.prefill([1, 2, 3], cache, Needs())
+    same_states(target, cache, [*text[: cache.length - 3], 1, 2, 3])
+
+
+def _saved(name: str) -> Callable[[Path, Target], Path]:
+    return {
+        "Medusa": lambda folder, target: save_medusa(folder, target, 3),
+        "Eagle": save_eagle,
+        "Eagle3": lambda folder, target: save_eagle3(folder, target, (1, 2, 3), draft_vocab=64),
+        "P_EAGLE": save_parallel,
+    }[name]
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "NGram": {"is_public_pool": False},
+    "Suffix": {"use_tree_spec": True},
+    "Token_Recycling": {"keep_matrix": False},
+    "Medusa": {"medusa_choices": [[0, 0], [1]]},
+    "Eagle": {"eagle_choices": [[0, 0], [0, 1], [1]]},
+    "Eagle3": {"eagle3_layers_to_capture": [0, 1, 2]},
+    "P_EAGLE": {},
+    "Draft_Target": {"speculative_model": "small", "max_draft_len": 3},
+    "text": {"speculative_model": "small", "max_draft_len": 3, "vocabulary": "text"},
+    "PARD": {"speculative_model": "small", "max_draft_len": 3, "mask_token_id": 270},
+    "DFlash": {},
+    "MTP": {"max_draft_len": 2},
+    "Combined": {"model": {"decoding_type": "Draft_Target", "speculative_model": "small"}},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_drafter_goes_on_too_and_drafts_what_it_would_have(name: str, tmp_path: Path) -> None:
+    """Of the same text a drafter that read it from its beginning drafts the same tokens."""
+    settings, target = METHODS[name], tiny_target("llama", eos_token_id=None)
+    small = tiny_target("llama", seed=5, hidden_size=16, num_hidden_layers=1, eos_token_id=None)
+    kind = {"text": "Draft_Target"}.get(name, name)
+    if name == "DFlash":
+        dflash = pytest.importorskip("tests.engine.drafters.test_dflash")
+        settings = {"speculative_model": dflash.save_as_published(tmp_path / "published")}
+    if name in ("Medusa", "Eagle", "Eagle3", "P_EAGLE"):
+        settings = {**settings, "speculative_model": str(_saved(name)(tmp_path, target))}
+    if name == "MTP":
+        target = tiny_mtp.load_deepseek(tiny_mtp.save_deepseek(tmp_path, num_mtp_layers=2))
+    method = parse_method({"decoding_type": kind, **settings})
+    context = build_context(target, small=small)
+    warm, cold = method.build(context), method.build(context)
+    first = turn(target, warm, FIRST, cached=True)
+    prompt = [*FIRST, *first.output, *QUESTION]
+    goes_on = turn(target, warm, prompt, cached=True)
+    assert goes_on.prefill.num_cached >= len(FIRST) + TOKENS - 1
+    if name in ("Draft_Target", "text", "PARD", "Combined"):
+        assert 0 < len(small.prefixes) <= 2  # text may be tokenized anew at its end
+    anew = turn(target, cold, prompt, cached=False)
+    assert goes_on.output == anew.output == plain_greedy(target, prompt, TOKENS)
+    assert [s.tokens for s in goes_on.steps] == [s.tokens for s in anew.steps]
+    assert any(len(step.tokens) > 1 for step in goes_on.steps)
+
+
+def test_the_texts_used_last_are_kept_within_a_bound() -> None:
+    target = tiny_target(eos_token_id=None)
+
+    def kept(prefixes: PrefixCache, text: list[int]) -> int:
+        cache = target.new_cache(4)
+        prefixes.restore([*text, 0], cache)
+        return cache.length
+
+    def read(prefixes: PrefixCache, text: list[int]) -> None:
+        cache = target.new_cache(4)
+        target.prefill(text, cache, Needs())
+        prefixes.keep(text, cache)
+
+    texts = [[number, *FIRST] for number in range(20, 20 + MAX_TEXTS + 1)]
+    many = PrefixCache()
+    for text in texts:
+        read(many, text)
+        assert kept(many, texts[0]) == len(text)
+    assert len(many) == MAX_TEXTS
+    assert kept(many, texts[0]) == len(texts[0])  # used again and again
+    assert kept(many, texts[1]) == 0
+    each = many.num_bytes // MAX_TEXTS
+    few = PrefixCache(max_bytes=4 * each - 1)
+    for text in texts:
+        read(few, text)
+    assert (len(few), few.num_bytes) == (3, 3 * each)
+    read(few, texts[0] * 4)  # larger than all that is allowed
+    assert [kept(few, text) > 0 for text in texts[-4:]] == [False, True, True, True]
+    longer = [*texts[-1], 5, 6]
+    read(few, longer)  # holds the shorter one
+    assert kept(few, [*texts[-1], 5, 6]) == len(longer) and len(few) == 3

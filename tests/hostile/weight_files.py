@@ -1,0 +1,363 @@
+"""Damaged and hostile weight files: safetensors, pickles and GGUF."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.hostile.damages import (
+    Case,
+    Damage,
+    as_folder,
+    as_pipe,
+    change,
+    gone,
+    linked,
+    reshaped,
+    rewrite,
+    tensors,
+    without,
+)
+from tests.models import tiny_model
+
+WEIGHTS = "model.safetensors"
+
+
+def header(edit: Callable[[dict[str, Any]], Any]) -> Damage:
+    """Another header of a safetensors file."""
+
+    def change_header(data: bytes) -> bytes:
+        (size,) = struct.unpack("<Q", data[:8])
+        values = json.loads(data[8 : 8 + size])
+        text = edit(values)
+        text = text if isinstance(text, bytes) else json.dumps(text or values).encode()
+        return struct.pack("<Q", len(text)) + text + data[8 + size :]
+
+    return change(WEIGHTS, change_header)
+
+
+def entry(**fields: Any) -> Damage:
+    name = "model.norm.weight"
+    return header(lambda values: {**values, name: {**values[name], **fields}})
+
+
+DAMAGED: dict[str, Damage] = {
+    "empty": rewrite(WEIGHTS, b""),
+    "eight bytes": rewrite(WEIGHTS, bytes(8)),
+    "a header of 2^63 bytes": change(WEIGHTS, lambda d: struct.pack("<Q", 1 << 63) + d[8:]),
+    "a header of 2^27 bytes": change(WEIGHTS, lambda d: struct.pack("<Q", 1 << 27) + d[8:]),
+    "halved": change(WEIGHTS, lambda d: d[: len(d) // 2]),
+    "one byte short": change(WEIGHTS, lambda d: d[:-1]),
+    "one byte long": change(WEIGHTS, lambda d: d + b"\0"),
+    "text": rewrite(WEIGHTS, b"no weights at all " * 100),
+    "a pickle": lambda folder: torch.save({"a": torch.ones(2)}, folder / WEIGHTS),
+    "a list for a header": header(lambda values: b"[]"),
+    "a deep header": header(lambda values: b'{"a":' * 50_000),
+    "a header with a deep value": header(
+        lambda values: b'{"x":' + b"[" * 9000 + b"]" * 9000 + b"," + json.dumps(values).encode()[1:]
+    ),
+    "offsets that overlap": entry(data_offsets=[0, 128]),
+    "offsets that go back": entry(data_offsets=[128, 0]),
+    "offsets beyond the end": entry(data_offsets=[1 << 60, (1 << 60) + 128]),
+    "a shape that overflows": entry(shape=[1 << 32, 1 << 32, 2]),
+    "a negative shape": entry(shape=[-32]),
+    "a shape of texts": entry(shape=["32"]),
+    "a dtype that is not": entry(dtype="F7"),
+    "a folder": as_folder(WEIGHTS),
+    "a pipe": as_pipe(WEIGHTS),
+    "endless": linked(WEIGHTS, "/dev/zero"),
+    "gone": gone(WEIGHTS),
+}
+
+
+INDEXES: dict[str, bytes] = {
+    "names no file": b'{"weight_map": {}}',
+    "names a file that is not": b'{"weight_map": {"lm_head.weight": "gone.safetensors"}}',
+    "names a file outside": b'{"weight_map": {"lm_head.weight": "../../../etc/passwd"}}',
+    "names numbers": b'{"weight_map": {"lm_head.weight": 5}}',
+    "has no map": b"{}",
+    "is null": b"null",
+    "is a list": b"[]",
+    "is cut": b'{"weight_map": {',
+    "is deep": b"[" * 100_000,
+}
+
+
+def weight_cases() -> Iterator[Case]:
+    names = tuple(tiny_model().state_dict())
+    for name in names:
+        yield Case("target", f"it lacks {name}", without(name), refused=True)
+    for name in names[:4] + names[-2:]:
+        yield Case("target", f"{name} has another shape", reshaped(name))
+    yield Case("target", "it has no tensors", tensors(lambda found: {}))
+    yield Case(
+        "target", "all names are others", tensors(lambda f: {f"x.{k}": v for k, v in f.items()})
+    )
+    extra = {"model.layers.0.self_attn.q_proj.bias": torch.ones(32)}
+    damage = tensors(lambda f: f | extra)
+    yield Case("target", "it has a bias that is not added", damage, refused=True)
+    yield Case(
+        "target",
+        "it has a layer more",
+        tensors(lambda f: f | {"model.layers.3.mlp.up_proj.weight": torch.ones(48, 32)}),
+        refused=True,
+    )
+    for kind in (torch.int64, torch.bool, torch.complex64, torch.float64):
+        yield Case(
+            "target",
+            f"a matrix is {kind}",
+            tensors(lambda f, kind=kind: f | {"lm_head.weight": f["lm_head.weight"].to(kind)}),
+            another=True,
+        )
+    for value in (float("nan"), float("inf"), float("-inf")):
+        for name in ("model.norm.weight", "lm_head.weight", "model.embed_tokens.weight"):
+            yield Case(
+                "target",
+                f"{name} is {value}",
+                tensors(lambda f, n=name, v=value: f | {n: torch.full_like(f[n], v)}),
+                refused=True,
+            )
+    for what, damage in DAMAGED.items():
+        yield Case("target", f"its weights are {what}", damage)
+    index = "model.safetensors.index.json"
+    for what, text in INDEXES.items():
+
+        def damage(folder: Path, text: bytes = text) -> None:
+            (folder / WEIGHTS).rename(folder / "other.safetensors")
+            (folder / index).write_bytes(text)
+
+        yield Case("target", f"its index {what}", damage)
+
+
+class Runs:
+    """Runs a command when it is unpickled without care."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("true",)
+
+
+class Allocates:
+    """Takes a terabyte when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bytearray, (1 << 40,)
+
+
+def pickled(name: str, value: Any) -> Damage:
+    return lambda folder: torch.save(value, folder / name)
+
+
+def bomb(name: str) -> Damage:
+    """An archive whose parts are compressed a thousandfold."""
+
+    def damage(folder: Path) -> None:
+        with zipfile.ZipFile(folder / name, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("archive/data.pkl", b"\x80\x02" + b"N0" * (50 << 20))
+            archive.writestr("archive/version", b"3\n")
+
+    return damage
+
+
+def expanded(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors that say to be huge over a storage of one number."""
+    return {name: torch.zeros(1).expand(1 << 20, 1 << 20) for name in found}
+
+
+def pickle_cases(base: str, name: str) -> Iterator[Case]:
+    for what, damage in {
+        "runs a command": pickled(name, {"a": Runs()}),
+        "takes a terabyte": pickled(name, {"a": Allocates()}),
+        "is a list": pickled(name, [1, 2]),
+        "is a tensor": pickled(name, torch.ones(2)),
+        "is null": pickled(name, None),
+        "has numbers for names": pickled(name, {1: torch.ones(2)}),
+        "has no tensors": pickled(name, {"a": 1, "b": "c"}),
+        "has lists among tensors": pickled(name, {"a": torch.ones(2), "b": [1]}),
+        "is expanded": lambda folder: torch.save(
+            expanded(torch.load(folder / name)), folder / name
+        ),
+        "is on no device": pickled(name, {"a": torch.empty(4, device="meta")}),
+        "is sparse": pickled(name, {"a": torch.eye(4).to_sparse()}),
+        "is a bomb": bomb(name),
+        "is empty": rewrite(name, b""),
+        "is zeros": rewrite(name, bytes(5000)),
+        "is text": rewrite(name, b"no weights " * 50),
+        "is half an archive": change(name, lambda data: data[: len(data) // 2]),
+        "is an archive with nothing": rewrite(name, b"PK\x05\x06" + bytes(18)),
+        "is a plain pickle": lambda folder: (
+            (folder / name).write_bytes(pickle.dumps({"a": Runs()})) and None
+        ),
+        "is deep": lambda folder: (
+            (folder / name).write_bytes(b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".")
+            and None
+        ),
+        "is an old pickle": lambda folder: torch.save(
+            {"a": Runs()}, folder / name, _use_new_zipfile_serialization=False
+        ),
+        "is endless": linked(name, "/dev/zero"),
+        "is a pipe": as_pipe(name),
+        "is a folder": as_folder(name),
+    }.items():
+        yield Case(base, f"{name} {what}", damage)
+    every = 997
+    for at in range(every, 12 * every, every):
+
+        def flip(data: bytes, at: int = at) -> bytes:
+            place = at % len(data)
+            return data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]
+
+        yield Case(base, f"{name} has another byte at {at}", change(name, flip), another=True)
+
+
+# ---- GGUF
+
+
+def u32(value: int) -> bytes:
+    return struct.pack("<I", value)
+
+
+def u64(value: int) -> bytes:
+    return struct.pack("<Q", value)
+
+
+def text(value: bytes) -> bytes:
+    return u64(len(value)) + value
+
+
+def gguf(*fields: bytes, tensors: int = 0, count: int | None = None, rest: bytes = b"") -> Damage:
+    head = b"GGUF" + u32(3) + u64(tensors) + u64(len(fields) if count is None else count)
+    return rewrite("tiny.gguf", head + b"".join(fields) + rest)
+
+
+def with_field(field: bytes) -> Damage:
+    """One more field, the first."""
+
+    def edit(data: bytes) -> bytes:
+        (count,) = struct.unpack_from("<Q", data, 16)
+        return data[:16] + u64(count + 1) + field + data[24:]
+
+    return change("tiny.gguf", edit)
+
+
+def number(key: str, value: int) -> Damage:
+    """Another value of a field of 32 bits."""
+
+    def edit(data: bytes) -> bytes:
+        at = data.index(text(key.encode())) + 8 + len(key) + 4
+        return data[:at] + u32(value) + data[at + 4 :]
+
+    return change("tiny.gguf", edit)
+
+
+def tensor_field(offset: int, value: bytes) -> Damage:
+    """Something else behind the name of the second tensor; 0 = its number of dimensions."""
+
+    def edit(data: bytes) -> bytes:
+        name = text(b"output_norm.weight")
+        at = data.index(name) + len(name) + offset
+        return data[:at] + value + data[at + len(value) :]
+
+    return change("tiny.gguf", edit)
+
+
+def renamed(old: bytes, new: bytes) -> Damage:
+    assert len(old) == len(new)
+    return change("tiny.gguf", lambda data: data.replace(old, new))
+
+
+ARRAY, STRING = 9, 8
+KEY = text(b"key")
+NESTED = KEY + u32(ARRAY) + (u32(ARRAY) + u64(1)) * 50_000
+GGUF_DAMAGES: dict[str, Damage] = {
+    "is empty": rewrite("tiny.gguf", b""),
+    "is four bytes": rewrite("tiny.gguf", b"GGUF"),
+    "is zeros": rewrite("tiny.gguf", bytes(4096)),
+    "is text": rewrite("tiny.gguf", b"no gguf at all" * 50),
+    "is of version 1": change("tiny.gguf", lambda d: d[:4] + u32(1) + d[8:]),
+    "is of version 2^32 - 1": change("tiny.gguf", lambda d: d[:4] + b"\xff" * 4 + d[8:]),
+    "is big-endian": change("tiny.gguf", lambda d: d[:4] + struct.pack(">I", 3) + d[8:]),
+    "is halved": change("tiny.gguf", lambda d: d[: len(d) // 2]),
+    "is one block short": change("tiny.gguf", lambda d: d[:-32]),
+    "has 2^64 - 1 tensors": change("tiny.gguf", lambda d: d[:8] + b"\xff" * 8 + d[16:]),
+    "has 2^64 - 1 fields": change("tiny.gguf", lambda d: d[:16] + b"\xff" * 8 + d[24:]),
+    "has no tensors": gguf(),
+    "has a name of 2^63 bytes": gguf(u64(1 << 63) + b"key"),
+    "has a name of 2^64 - 1 bytes": gguf(b"\xff" * 8 + b"key" + bytes(100)),
+    "has a text of 2^63 bytes": gguf(KEY + u32(STRING) + u64(1 << 63) + b"x"),
+    "has a name that is no utf-8": with_field(text(b"\xff\xfe") + u32(4) + u32(1)),
+    "has an unknown type": gguf(KEY + u32(99) + bytes(100)),
+    "has an array of 2^60 bytes": gguf(KEY + u32(ARRAY) + u32(0) + u64(1 << 60)),
+    "has an array of 2^61 numbers": gguf(KEY + u32(ARRAY) + u32(10) + u64(1 << 61)),
+    "has an array of 2^60 texts": gguf(KEY + u32(ARRAY) + u32(STRING) + u64(1 << 60)),
+    "has an array of an unknown type": gguf(KEY + u32(ARRAY) + u32(77) + u64(5)),
+    "has an array of 2^60 empty arrays": with_field(
+        KEY + u32(ARRAY) + u32(ARRAY) + u64(1 << 60) + (u32(0) + u64(0)) * 1000
+    ),
+    "is nested 50,000 deep": gguf(NESTED),
+    "is nested and goes on": with_field(NESTED + u32(0) + u64(0)),
+    "has alignment 0": with_field(text(b"general.alignment") + u32(4) + u32(0)),
+    "has alignment 3": with_field(text(b"general.alignment") + u32(4) + u32(3)),
+    "has alignment 2^31": with_field(text(b"general.alignment") + u32(4) + u32(1 << 31)),
+    "has a text for alignment": with_field(text(b"general.alignment") + u32(8) + text(b"32")),
+    "has -1 for alignment": with_field(text(b"general.alignment") + u32(5) + b"\xff" * 4),
+    "has a field twice": with_field(text(b"llama.block_count") + u32(4) + u32(3)),
+    "has 0 layers": number("llama.block_count", 0),
+    "has 2 layers of 3": number("llama.block_count", 2),
+    "has 4 layers of 3": number("llama.block_count", 4),
+    "has 10^6 layers": number("llama.block_count", 10**6),
+    "has 2^32 - 1 layers": number("llama.block_count", 2**32 - 1),
+    "has 0 heads": number("llama.attention.head_count", 0),
+    "has 5 heads": number("llama.attention.head_count", 5),
+    "has 0 key heads": number("llama.attention.head_count_kv", 0),
+    "has 3 key heads": number("llama.attention.head_count_kv", 3),
+    "is 0 wide": number("llama.embedding_length", 0),
+    "is 128 wide": number("llama.embedding_length", 128),
+    "is 2^31 wide": number("llama.embedding_length", 1 << 31),
+    "has an MLP of width 0": number("llama.feed_forward_length", 0),
+    "has an MLP of width 2^31": number("llama.feed_forward_length", 1 << 31),
+    "has a context of 0": number("llama.context_length", 0),
+    "has a vocabulary of 0": number("llama.vocab_size", 0),
+    "has a vocabulary of 2^31": number("llama.vocab_size", 1 << 31),
+    "is of no architecture": renamed(b"general.architecture", b"general.architectura"),
+    "is of an unknown architecture": renamed(text(b"llama"), text(b"lalma")),
+    "has no tokenizer": renamed(b"tokenizer.ggml.", b"tokenizer.ggnl."),
+    "has an unknown tokenizer": renamed(text(b"gpt2"), text(b"gpt9")),
+    "has no merges": renamed(b"ggml.merges", b"ggml.margas"),
+    "lacks a norm": renamed(b"output_norm.weight", b"output_narm.weight"),
+    "lacks a matrix": renamed(b"blk.1.ffn_up.weight", b"blk.1.ffn_ub.weight"),
+    "lacks a layer": renamed(b"blk.2.", b"blk.7."),
+    "has a tensor twice": renamed(b"blk.1.ffn_up.weight", b"blk.0.ffn_up.weight"),
+    "has a tensor of 0 dimensions": tensor_field(0, u32(0)),
+    "has a tensor of 2^32 - 1 dimensions": tensor_field(0, b"\xff" * 4),
+    "has a tensor of 2^63 numbers": tensor_field(4, u64(1 << 63)),
+    "has a tensor of 2^61 numbers": tensor_field(4, u64(1 << 61)),
+    "has a tensor of 0 numbers": tensor_field(4, u64(0)),
+    "has a tensor of 63 numbers": tensor_field(4, u64(63)),
+    "has a tensor of an unknown type": tensor_field(12, u32(9999)),
+    "has a tensor of another type": tensor_field(12, u32(2)),
+    "has a tensor beyond the end": tensor_field(16, u64(1 << 40)),
+    "has a tensor before the beginning": tensor_field(16, u64((1 << 64) - 64)),
+    "has a tensor that is not aligned": tensor_field(16, u64(7)),
+    "is a folder": as_folder("tiny.gguf"),
+    "is a pipe": as_pipe("tiny.gguf"),
+    "is endless": linked("tiny.gguf", "/dev/zero"),
+}
+
+
+def gguf_cases() -> Iterator[Case]:
+    for what, damage in GGUF_DAMAGES.items():
+        yield Case("gguf", what, damage)
+    yield Case("gguf", "is half zeros", change("tiny.gguf", _half_zeros), another=True)
+
+
+def _half_zeros(data: bytes) -> bytes:
+    return data[: len(data) // 2] + bytes(len(data) - len(data) // 2)

@@ -1,0 +1,161 @@
+"""NVIDIA's Triton server in front of the engine, asked by Triton's own client over gRPC."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import site
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import presets
+from engine.interop import ENGINES, export_method
+from storage import RunLog
+from tests.playground.serving import free_port
+
+pytestmark = [pytest.mark.network, pytest.mark.slow]
+APP = Path(__file__).parents[3] / "app.py"
+PROMPT = "The capital of France is"
+CLIENT = """
+import json, queue, sys
+import numpy as np
+import tritonclient.grpc as grpc
+client = grpc.InferenceServerClient(sys.argv[1])
+def tensor(name, value, kind):
+    numpy = {"BYTES": object, "INT32": np.int32, "BOOL": bool}[kind]
+    made = grpc.InferInput(name, [1, 1], kind)
+    made.set_data_from_numpy(np.array([[value]], dtype=numpy))
+    return made
+def inputs(text, bad=""):  # those of the tutorial's client
+    return [tensor("text_input", text, "BYTES"), tensor("max_tokens", 12, "INT32"),
+            tensor("stop_words", "", "BYTES"), tensor("bad_words", bad, "BYTES"),
+            tensor("stream", True, "BOOL"), tensor("beam_width", 1, "INT32")]
+def refused(call, *given):
+    try:
+        call(*given)
+    except grpc.InferenceServerException as error:
+        return str(error)
+prompt = sys.argv[2]
+whole = client.infer("ensemble", inputs(prompt)).as_numpy("text_output").item().decode()
+answers = queue.Queue()
+client.start_stream(lambda result, error: answers.put((result, error)))
+client.async_stream_infer("tensorrt_llm_bls", inputs(prompt), enable_empty_final_response=True)
+pieces = []
+while True:
+    result, error = answers.get(timeout=120)
+    assert error is None, error
+    text = result.as_numpy("text_output")
+    if text is not None:
+        pieces.append(text.item().decode())
+    if result.get_response().parameters["triton_final_response"].bool_param:
+        break
+client.stop_stream()
+print(json.dumps([whole, pieces, refused(client.infer, "ensemble", inputs(prompt, "no")),
+                  refused(client.unload_model, "ensemble")]))
+"""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter with nvidia-pytriton (which wants an older numpy) before what is here."""
+    folder = tmp_path_factory.mktemp("triton")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    own = next(folder.glob("lib/python*/site-packages"))
+    (own / "ours.pth").write_text("\n".join([*site.getsitepackages(), str(APP.parent)]))
+    pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, "nvidia-pytriton>=0.7,<1", "numpy<2"], check=True, timeout=600)
+    return folder / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def triton(
+    python: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[int, int, str, str]]:
+    """Ports of HTTP and gRPC, the header HTTP wants, and the log of the runs."""
+    log = str(tmp_path_factory.mktemp("log") / "runs.sqlite3")
+    http, grpc, metrics = (free_port() for _ in range(3))
+    line = f"triton --http-port {http} --grpc-port {grpc} --metrics-port {metrics} --db {log}"
+    model = ["--model", "smollm2-135m-instruct:suffix"]
+    process = subprocess.Popen(
+        [python, APP, *line.split(), *model], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")  # Triton writes there too
+        header = next(line for line in lines if "send the header" in line).partition("header")[2]
+        yield http, grpc, header, log
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+        process.stdout.close()  # type: ignore[union-attr]
+    with pytest.raises(httpx.ConnectError):  # Triton has ended too
+        httpx.get(f"http://127.0.0.1:{http}/v2/health/live")
+
+
+def test_grpc_client_of_the_tutorial(triton: tuple[int, int, str, str], python: Path) -> None:
+    _, grpc, _, log = triton
+    done = subprocess.run(
+        [python, "-c", CLIENT, f"127.0.0.1:{grpc}", PROMPT],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "GRPC_VERBOSITY": "NONE"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    whole, pieces, refusal, administration = json.loads(done.stdout)
+    assert len(pieces) > 1 and whole == PROMPT + "".join(pieces)
+    assert "bad_words are not offered here; leave them out." in refusal
+    assert "restricted" in administration
+    with RunLog.open(log) as runs:
+        stored = [runs.get(row.id) for row in runs.find().rows]
+    assert [PROMPT + run.text for run in stored if run is not None] == [whole, whole]
+
+
+def test_http_wants_the_key(triton: tuple[int, int, str, str]) -> None:
+    http, _, header, _ = triton
+    address = f"http://127.0.0.1:{http}/v2/models/ensemble/generate"
+    body = {"text_input": PROMPT, "max_tokens": 12, "bad_words": "", "stop_words": ""}
+    assert httpx.post(address, json=body).status_code == 403
+    name, _, key = header.strip().partition(": ")
+    told = httpx.post(address, json=body, headers={name: key}, timeout=60).raise_for_status().json()
+    assert told["text_output"].startswith(PROMPT) and told["model_name"] == "ensemble"
+
+
+def test_triton_reads_what_is_exported(python: Path, tmp_path: Path) -> None:
+    """It has no TensorRT-LLM backend to run it with, and says so only after it has read it."""
+    own = next(python.parents[1].glob("lib/python*/site-packages"))
+    model = tmp_path / "models" / "tensorrt_llm"
+    (model / "1").mkdir(parents=True)
+    medusa = presets.methods()["medusa-smollm2-135m"].config
+    (exported,) = (
+        file.text
+        for file in export_method(medusa, ENGINES["triton"], version="1.2", target="llama").files
+        if file.name == "config.pbtxt"
+    )
+
+    def told(text: str) -> str:
+        (model / "config.pbtxt").write_text(text)
+        binary = own / "pytriton" / "tritonserver" / "bin" / "tritonserver"
+        ports = f"--http-port {free_port()} --grpc-port {free_port()} --allow-metrics false"
+        done = subprocess.run(
+            [binary, "--model-repository", tmp_path / "models", *ports.split()],
+            env={**os.environ, "LD_LIBRARY_PATH": str(own / "nvidia_pytriton.libs")},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return done.stdout + done.stderr
+
+    head = 'name: "tensorrt_llm" backend: "tensorrtllm" max_batch_size: 4\n'
+    tensors = "input [{name: 'input_ids' data_type: TYPE_INT32 dims: [-1]}]\n"
+    tensors += "output [{name: 'output_ids' data_type: TYPE_INT32 dims: [-1]}]\n"
+    assert "unable to find backend library for backend 'tensorrtllm'" in told(
+        head + tensors + exported
+    )
+    assert "failed to read text proto" in told(head + tensors + exported[:-4])
