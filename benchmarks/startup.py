@@ -31,6 +31,8 @@ from engine.drafters import parse_method
 from engine.drafters.base import BuildContext
 from engine.model.loading import load_target
 from playground.host import paths
+import transformers
+transformers.PreTrainedModel
 imported = time.perf_counter()
 
 def resident(key):

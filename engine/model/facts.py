@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 from transformers.utils.hub import cached_file
 
 from engine.errors import OutOfMemoryError, PlaygroundError, TargetError
@@ -92,6 +91,8 @@ _Known = tuple[str, int, int | None, str | None, str | None]
 
 
 def _of_header(metadata: Mapping[str, Any], count: int) -> _Known:
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
     name = str(metadata["general.architecture"])
     context = metadata.get(f"{name}.context_length")
     fault = None

@@ -14,17 +14,19 @@ import struct
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from engine import plain
 from engine.errors import SourceError, TargetError, first_line
 from engine.model.forward import decoder_layers
+
+if TYPE_CHECKING:  # seconds of importing, which the page's start does without
+    from transformers import PreTrainedModel
 
 UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, ImportError),

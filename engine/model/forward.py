@@ -9,16 +9,19 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from ctypes import CDLL
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PreTrainedModel
 
 from engine.model.cache import TreeCache
 from engine.model.kinds import CHUNKED, FULL, KEYLESS, SLIDING, attends
 from engine.proposal import Needs, TargetOutput
+
+if TYPE_CHECKING:  # seconds of importing, which the page's start does without
+    from transformers import PreTrainedModel
 
 
 class Forward(ABC):
@@ -282,7 +285,7 @@ def prepare_attention(model: PreTrainedModel) -> None:
     if softcap or config.model_type in EAGER_ONLY:
         model.set_attn_implementation("eager")
         return
-    AttentionInterface.register("tree_sdpa", tree_attention)
+    transformers.AttentionInterface.register("tree_sdpa", tree_attention)
     model.set_attn_implementation("tree_sdpa")
 
 

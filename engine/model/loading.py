@@ -13,10 +13,9 @@ from collections.abc import Callable
 from ctypes import CDLL
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
-from transformers import PreTrainedModel
 from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
@@ -54,6 +53,9 @@ from engine.model.sources import (
 )
 from engine.model.target import Target
 from engine.plain import short
+
+if TYPE_CHECKING:  # seconds of importing, which the page's start does without
+    from transformers import PreTrainedModel
 
 LOG = logging.getLogger(__name__)
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "q8", "q4"]

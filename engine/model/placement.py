@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from accelerate.utils import compute_module_sizes, get_balanced_memory, infer_auto_device_map
-from transformers import AutoModelForCausalLM
 
 from engine.errors import ConfigError, OutOfMemoryError
 
@@ -73,7 +73,7 @@ def placed(config: Any, device: str, dtype: torch.dtype, free: Mapping[str, int]
     """
     rooms = _rooms(device, free)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     model.tie_weights()
     whole = list(model._no_split_modules or [])
     own = {_key(name): 1 << 62 if room is None else room for name, room in rooms.items()}

@@ -13,22 +13,20 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+import transformers
+from transformers import PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from engine.errors import OutOfMemoryError, SourceError, TargetError, first_line
 from engine.model.files import UNREADABLE, check_complete, check_parameters
 from engine.model.kinds import check_can_roll_back
 from engine.model.sources import ProgressCallback, TargetSpec, Weights, hub_error, partial_folder
+
+if TYPE_CHECKING:  # seconds of importing, which the page's start does without
+    from transformers import PreTrainedModel
 
 LOG = logging.getLogger(__name__)
 CONVERT_BELOW_BYTES = 2 << 30
@@ -74,7 +72,7 @@ def read_weights(
     Raises:
         TargetError: the checkpoint lacks some of them.
     """
-    found: Any = AutoModelForCausalLM.from_pretrained(
+    found: Any = transformers.AutoModelForCausalLM.from_pretrained(
         weights.location,
         revision=weights.revision,
         dtype=dtype,
@@ -84,14 +82,14 @@ def read_weights(
         **placing,
     )
     model, info = found
-    assert isinstance(model, PreTrainedModel)
+    assert isinstance(model, transformers.PreTrainedModel)
     check_complete(model, info, spec.name)
     return model
 
 
 def read_config(weights: Weights) -> Any:
     """The model's config as transformers has it."""
-    return AutoConfig.from_pretrained(
+    return transformers.AutoConfig.from_pretrained(
         weights.location, revision=weights.revision, **reading(weights)
     )
 
@@ -111,7 +109,7 @@ def checked_parameters(config: Any, num_bytes: int | None, name: str) -> int:
 def num_parameters(config: Any) -> int:
     """How many a model has, counted on one without storage."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     return sum(p.numel() for p in model.parameters())
 
 
@@ -127,7 +125,7 @@ def read_tokenizer(weights: Weights) -> PreTrainedTokenizerBase | None:
         if not any((folder / name).is_file() for name in names):
             return None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
             weights.location, revision=weights.revision, **reading(weights)
         )
     except Exception as error:

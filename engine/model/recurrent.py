@@ -23,13 +23,15 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from engine.model.states import AsText, RecurrentStates, States
+
+if TYPE_CHECKING:  # seconds of importing, which the page's start does without
+    from transformers import PreTrainedModel
 
 Way = Literal["levels", "branches"]
 Inputs = dict[str, Any]

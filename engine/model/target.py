@@ -13,11 +13,11 @@ from ctypes import CDLL
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from engine.errors import ConfigError, PromptError, TargetError, first_line
 from engine.grammar import TokenTexts
@@ -30,6 +30,9 @@ from engine.model.recurrent import recurrent_layers
 from engine.model.states import RecurrentStates
 from engine.plain import as_text
 from engine.proposal import Needs, Proposal, TargetOutput
+
+if TYPE_CHECKING:  # seconds of importing, which the page's start does without
+    from transformers import PreTrainedModel
 
 TEMPLATE_S = 2.0
 """Rendering a conversation takes milliseconds."""

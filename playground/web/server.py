@@ -23,6 +23,8 @@ from storage import RunLog
 
 QUEUE_LOOK_S = 0.02
 """How often Gradio looks for events; its own millisecond costs a tenth of the engine's core."""
+DRAWN_S = 2.0
+"""After this the first page has been drawn, and nobody waits for the program's start."""
 END_S = 1.0
 """Most seconds that ending waits for what is under way: a load cannot be stopped."""
 
@@ -76,7 +78,16 @@ def serve(
         )
         if open_browser:
             webbrowser.open(url)
+        threading.Event().wait(DRAWN_S)
+        import_models()
         threading.Event().wait()
+
+
+def import_models() -> None:
+    """Import what the first target needs: seconds in which a person reads the page."""
+    import transformers
+
+    transformers.PreTrainedModel  # noqa: B018  # transformers imports by attribute
 
 
 def quiet_gradio() -> None:

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
+import transformers
 from pydantic import Field
 from torch import Tensor
-from transformers import AutoConfig
 
 from engine.drafters.base import BuildContext, Start, chain, root_only
 from engine.drafters.heads.features import LastRowDrafter
@@ -79,7 +79,7 @@ def load_assistant(location: str, target: Target) -> Any:
     if weights.local:
         check_folder(Path(weights.location))
     with explained(spec):
-        config = AutoConfig.from_pretrained(weights.location, **reading(weights))
+        config = transformers.AutoConfig.from_pretrained(weights.location, **reading(weights))
     if config.model_type not in MODEL_TYPES:
         raise DrafterError(
             f"{location} is of the type {config.model_type}; an assistant is of one of "

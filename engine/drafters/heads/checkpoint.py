@@ -19,7 +19,6 @@ from typing import Annotated, Any, Self, TypeVar
 import torch
 from pydantic import ConfigDict, Field
 from torch import Tensor, nn
-from transformers.activations import ACT2FN
 
 from engine.config import Settings
 from engine.drafters.heads.layer import HeadLayer, HeadSpec
@@ -162,6 +161,8 @@ class HeadCheckpoint:
 
     def layer_spec(self, width: int) -> HeadSpec:
         """The layers' sizes and constants; DrafterError for what such layers cannot compute."""
+        from transformers.activations import ACT2FN  # seconds, which the page's start saves
+
         if self.options.quantization_config:
             raise DrafterError(f"{self.location} is quantized. Use its bf16 or fp16 original.")
         layers = self.layers

@@ -11,9 +11,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
-from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from engine.kernels.cpu.decoder import Layer
 from engine.kernels.cpu.operators import EVEN, NativeLinear
@@ -76,6 +73,8 @@ class HeadLayer(nn.Module):
     """Attention, then a SwiGLU MLP; query, key, value and gate, up are one matrix each."""
 
     def __init__(self, spec: HeadSpec, attention_input: int, index: int = 0) -> None:
+        from transformers.activations import ACT2FN  # seconds, which the page's start saves
+
         super().__init__()
         self.spec, self.index = spec, index
         width = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
@@ -188,6 +187,9 @@ def attention(
 
 def _frequencies(spec: HeadSpec) -> tuple[Tensor, float]:
     """Rotary frequencies `(head_dim / 2,)` float32 and the scale of cos and sin."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
     config = LlamaConfig(
         hidden_size=spec.heads * spec.head_dim,
         num_attention_heads=spec.heads,

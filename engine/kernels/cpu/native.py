@@ -9,17 +9,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from torch import Tensor
-from transformers import (
-    LlamaForCausalLM,
-    MistralForCausalLM,
-    PreTrainedModel,
-    Qwen2ForCausalLM,
-    Qwen3ForCausalLM,
-)
 
 from engine.kernels.cpu.decoder import Decoder, Layer, Parts, Place
 from engine.kernels.cpu.gguf import Blocks
@@ -29,7 +23,10 @@ from engine.model.cache import TreeCache
 from engine.model.forward import Forward, RaggedBatch
 from engine.proposal import Needs, TargetOutput
 
-KNOWN = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+if TYPE_CHECKING:  # seconds of importing, which the page's start does without
+    from transformers import PreTrainedModel
+
+KNOWN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Exactly these: a subclass may differ in any line."""
 FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
 """Kinds of rotary positions whose frequencies do not depend on the length of the text."""
@@ -38,7 +35,7 @@ FIXED_ROTARY = {"default", "linear", "llama3", "yarn"}
 def why_not(model: PreTrainedModel) -> str | None:
     """What the kernels lack for this model, in words; None if nothing."""
     config, base = model.config.get_text_config(), _base(model)
-    if type(model) not in KNOWN:
+    if type(model) not in (getattr(transformers, name) for name in KNOWN):
         return f"{type(model).__name__} is computed by transformers' modules"
     if model.dtype != torch.bfloat16:
         return f"they compute in bfloat16, not {str(model.dtype).removeprefix('torch.')}"

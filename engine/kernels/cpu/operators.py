@@ -15,14 +15,17 @@ import ctypes
 from collections.abc import Sequence
 from ctypes import Structure, c_int32, c_int64, c_void_p
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from engine.kernels.cpu.compile import loaded_library
 from engine.kernels.cpu.gguf import BLOCK, Blocks
 from engine.kernels.cpu.weights import Codes, PackedLinear, replace_linears
+
+if TYPE_CHECKING:  # seconds of importing, which the page's start does without
+    from transformers import PreTrainedModel
 
 LANES = 16
 EVEN = 32

@@ -11,14 +11,16 @@ import contextlib
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
-from transformers import PreTrainedModel
 
 from engine.kernels.cpu.gguf import Blocks, GGUFFile
+
+if TYPE_CHECKING:  # seconds of importing, which the page's start does without
+    from transformers import PreTrainedModel
 
 
 class PackedLinear(nn.Module, ABC):

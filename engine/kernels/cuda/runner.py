@@ -10,11 +10,10 @@ left; the log says so once.
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from engine.kernels.cuda.graphs import CaptureError, Capturer, Graph
 from engine.kernels.cuda.static_cache import CacheStore, StaticCache, context_bucket
@@ -22,6 +21,9 @@ from engine.model.cache import TreeCache
 from engine.model.forward import Forward, MaskBuilder, ModulesForward
 from engine.model.recurrent import recurrent_layers
 from engine.proposal import Needs, TargetOutput
+
+if TYPE_CHECKING:  # seconds of importing, which the page's start does without
+    from transformers import PreTrainedModel
 
 LOG = logging.getLogger(__name__)
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
