@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,6 +25,7 @@ from storage.records import Figure, StepRow, StorageError, names_of
 
 FIGURES = names_of(Figure)
 _STEP_FIELDS = tuple(field.name for field in fields(StepRow))
+_STEP_VALUES = attrgetter(*_STEP_FIELDS)
 DAMAGED = "A value in the run log is damaged. Take the log from a copy, or delete this run."
 NAMES = (
     *("benchmark_id", "target", "method_title", "decoding_type", "status"),
@@ -46,13 +48,19 @@ def dump(value: Any, *, sort_keys: bool = False) -> str:
 
     With sorted keys it is equal for equal values.
     """
-    return json.dumps(value, separators=(",", ":"), sort_keys=sort_keys, default=_plain)
+    return (_SORTED if sort_keys else _AS_IT_IS).encode(value)
 
 
 def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"{type(value).__name__} is not a plain value")
+
+
+_AS_IT_IS, _SORTED = (
+    json.JSONEncoder(separators=(",", ":"), sort_keys=sort_keys, default=_plain)
+    for sort_keys in (False, True)
+)
 
 
 def digest(value: Any) -> str:
@@ -109,7 +117,7 @@ class Packed(sa.types.TypeDecorator[StepRow]):
     def process_bind_param(self, value: StepRow | None, dialect: sa.Dialect) -> bytes | None:
         if value is None:
             return None
-        values = {name: getattr(value, name) for name in _STEP_FIELDS}  # asdict copies all it has
+        values = dict(zip(_STEP_FIELDS, _STEP_VALUES(value), strict=True))  # asdict copies deeply
         return zlib.compress(dump(values).encode(), 1)
 
     def process_result_value(self, value: Any, dialect: sa.Dialect) -> StepRow | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
 from functools import lru_cache, partial
+from operator import attrgetter
 from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
@@ -35,6 +36,10 @@ MAX_WAITING = 5000
 """Steps held in memory while the log is out of reach; with trees of 64 nodes some 50 MB."""
 MAX_LABELS = 20_000
 """Token labels remembered within one run."""
+
+
+_STEP_FIELDS = [field.name for field in fields(Step)]
+_STEP_VALUES = attrgetter(*_STEP_FIELDS)
 
 
 class RecordingError(StorageError):
@@ -157,9 +162,8 @@ class Recording:
     def _row(self, step: Step) -> StepRow:
         kept = step.committed[: step.num_committed]
         self._output_ids.extend(kept)
-        values: dict[str, Any] = {f.name: getattr(step, f.name) for f in fields(step)}
         return StepRow(
-            **values,
+            **dict(zip(_STEP_FIELDS, _STEP_VALUES(step), strict=True)),
             token_texts=tuple(self._label(token) for token in step.tokens),
             bonus_text=self._label(step.bonus),
             committed_texts=tuple(self._pieces.push(token) for token in kept),
