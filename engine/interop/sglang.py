@@ -5,7 +5,9 @@ What changed between releases, read from the releases' own server_args.py:
     0.5.2   STANDALONE (a draft model)
     0.5.3   NGRAM, with match window and branch length; 0.5.10 has one --…-max-trie-depth instead
     0.5.11  DFLASH, --speculative-adaptive
-    0.5.14  --speculative-use-rejection-sampling (EAGLE family, topk 1)
+    0.5.14  --speculative-use-rejection-sampling (EAGLE family, topk 1); FROZEN_KV_MTP, to which
+            EAGLE and NEXTN turn by themselves where the draft model is an assistant (#24436)
+    0.5.16  DSPARK, a block of gamma tokens: --speculative-dspark-block-size (#30261)
 
 SGLang grows its own tree from three numbers: steps (depth), topk (children of a node) and draft
 tokens (nodes verified, the root counted).
@@ -179,6 +181,7 @@ def _read_eagle(reader: Reader) -> None:
         reader.settings["eagle_choices"] = chain.paths
 
 
+TRIE = "here one continuation is drafted, by the pool's rules."
 WEIGHTS = fields.weights(*MODEL)
 ONE_MORE: dict[str, Any] = {"out": lambda length: length + 1, "back": lambda tokens: tokens - 1}
 """SGLang's draft tokens count the root."""
@@ -220,7 +223,11 @@ METHODS = (
         "NGRAM",
         (
             Field("max_draft_len", TOKENS, absent=11, **ONE_MORE),
-            const(PREFIX + "ngram-max-bfs-breadth", 1),
+            const(PREFIX + "ngram-max-bfs-breadth", 1, note=TRIE),
+            *(
+                Field("", PREFIX + name, write=lambda w: None, back=lambda v: IGNORED, note=TRIE)
+                for name in ("ngram-min-bfs-breadth", "ngram-match-type", "ngram-max-trie-depth")
+            ),
             const(PREFIX + "ngram-min-match-window-size", 1, until=(0, 5, 10)),
             Field("max_matching_ngram_size", WINDOW, until=(0, 5, 10)),
             Field(
@@ -259,6 +266,21 @@ METHODS = (
         ),
         since=(0, 5, 11),
     ),
+    Method(
+        "DSpark",
+        "DSPARK",
+        (
+            WEIGHTS,
+            Field("max_draft_len", PREFIX + "dspark-block-size"),
+            Field("max_draft_len", TOKENS, write=lambda writer: None, back=ONE_MORE["back"]),
+            fields.drops_block_tree("SGLang"),
+        ),
+        since=(0, 5, 16),
+        notes=(
+            "With SGLANG_RAGGED_VERIFY_MODE=compact, SGLang verifies as much of a block as its "
+            "confidence head finds worth it.",
+        ),
+    ),
 )
 
 
@@ -275,8 +297,11 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
 
 def _pick(reader: Reader) -> Method:
     name = str(reader.values.get(ALGORITHM, "")).upper()
+    model = reader.find(*MODEL)
+    if name in ("EAGLE", "NEXTN") and model and "assistant" in reader.values[model].lower():
+        name = "FROZEN_KV_MTP"
     found = fields.require_named(METHODS, ALGORITHM, name)
-    if found.ours == "Eagle" and reader.find(*MODEL) is None:
+    if found.ours == "Eagle" and model is None:
         reader.notes.append("EAGLE without a draft model is the target's own MTP layer.")
         return fields.require_named(METHODS, ALGORITHM, "NEXTN")
     return found

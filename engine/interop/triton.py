@@ -371,6 +371,7 @@ ENGINE = Engine(
     parse=_parse,
     pick=_pick,
     known=trtllm.COMMON | {"speculative_decoding_fast_logits"},
+    refuses=trtllm.REFUSES,
     reasons={
         **trtllm.ENGINE.reasons,
         "acceptance": "Triton's parameters know no typical acceptance.",

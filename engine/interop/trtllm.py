@@ -44,6 +44,10 @@ EAGLE_KEYS = frozenset(
     "posterior_threshold use_dynamic_tree dynamic_tree_max_topK num_eagle_layers "
     "max_non_leaves_per_layer eagle3_one_model eagle3_layers_to_capture eagle3_model_arch".split()
 )
+REFUSES = dict.fromkeys(
+    ("acceptance_rate_threshold", "acceptance_length_threshold"),
+    Refusal("drafting ends for good once less is accepted", ("0", "0.0", "none")),
+)
 TYPICAL = {"greedy_sampling": Refusal("false accepts any plausible token", ("true", "none"))}
 NO_TREE = {"eagle_choices": Refusal("EAGLE-3 drafts a drawn tree, here a chain or a dynamic one")}
 RELAXED = "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token"
@@ -69,12 +73,13 @@ def _write_draft_target(writer: Writer, values: Values) -> None:
 
 
 def _for_one(schedule: dict[Any, Any]) -> object:
-    """The draft length that a schedule by batch size has for one request: its first."""
+    """The draft length that a schedule by batch size has for one request."""
     try:
-        return min((int(size), int(length)) for size, length in schedule.items())[1]
-    except (TypeError, ValueError) as error:
+        return {int(size): int(length) for size, length in schedule.items()}[1]
+    except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"draft_len_schedule must map batch sizes to lengths, got {schedule!r:.80}."
+            f"draft_len_schedule must map batch sizes, 1 among them, to lengths, got "
+            f"{schedule!r:.80}."
         ) from error
 
 
@@ -444,6 +449,8 @@ def parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None
 def pick(reader: Reader) -> Method:
     """The method of a `speculative_config`."""
     method = _named(reader)
+    if reader.find("draft_len_schedule"):
+        reader.notes.append("draft_len_schedule: the length for one request is drafted here.")
     grown = reader.find("dynamic_tree_max_topK") and not reader.find("eagle_choices")
     if method.ours in ("Eagle", "Eagle3") and grown:
         reader.values = {**reader.values, "use_dynamic_tree": True}  # as TensorRT-LLM takes it
@@ -492,6 +499,7 @@ ENGINE = Engine(
     parse=parse,
     pick=pick,
     known=COMMON,
+    refuses=REFUSES,
     reasons={
         "lookup": "TensorRT-LLM looks up by its pool's rules (lookup=pool here).",
         "relaxed_rule": "TensorRT-LLM compares probabilities, whatever its guide says.",

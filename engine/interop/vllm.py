@@ -69,6 +69,8 @@ NO_COUNTERPART = {
     "custom_class": "a proposer class of your own; register a drafter here instead",
     "extract_hidden_states": "no drafting at all, it writes training data",
 }
+DRAWN = {TREE: Refusal("it drafts a drawn tree, here a chain")}
+FEWER = {"dspark_draft_topk": Refusal("its small head corrects few tokens only", ("0", "none"))}
 ASSISTANT = "gemma4_mtp"
 BLOCKS = ("dflash", "dspark")
 """Methods that draft in one forward whether the config says so or not."""
@@ -183,6 +185,7 @@ METHODS = (
             "vLLM's V1 engine refuses draft models until 0.14.",
             "Use 0.16 or newer, or NGram.",
         ),
+        refuses=DRAWN,
     ),
     Method(
         "NGram",
@@ -249,6 +252,7 @@ METHODS = (
         "Eagle3",
         "eagle3",
         (WEIGHTS, Field("max_draft_len", LENGTH, write=lambda w: w.chain_of_levels("vLLM drafts"))),
+        refuses=DRAWN,
     ),
     *(
         Method(
@@ -259,7 +263,7 @@ METHODS = (
         )
         for ours, theirs in (("PARD", "draft_model"), ("P_EAGLE", "eagle3"))
     ),
-    Method("MTP", "mtp", (LENGTH_ROW,)),
+    Method("MTP", "mtp", (LENGTH_ROW,), refuses=DRAWN),
     Method(
         "MTP_Assistant",
         ASSISTANT,
@@ -277,8 +281,9 @@ METHODS = (
                 drops_block_tree("vLLM"),
             ),
             since=since,
+            refuses=refuses,
         )
-        for ours, since in (("DFlash", (0, 20)), ("DSpark", (0, 32)))
+        for ours, since, refuses in (("DFlash", (0, 20), {}), ("DSpark", (0, 32), FEWER))
     ),
 )
 

@@ -334,3 +334,31 @@ def test_llama_cpp_s_documented_commands() -> None:
         "--spec-ngram-map-k4v-size-m 8 --spec-ngram-map-k4v-min-hits 2",
     )
     assert lookup.model_dump()["max_matching_ngram_size"] == 8
+
+
+def test_one_dspark_block_for_three_engines() -> None:
+    """As each engine's guide launches it."""
+    block = "deepseek-ai/dspark_qwen3_4b_block7"
+    config = parse_method(
+        {"decoding_type": "DSpark", "speculative_model": block, "max_draft_len": 7}
+    )
+    sglang = f"DSPARK --speculative-draft-model-path {block} --speculative-dspark-block-size 7"
+    llama = "-m Qwen3-4B.gguf -md {} --spec-type draft-dspark --spec-draft-n-max 7"
+    assert read("sglang", f"--speculative-algorithm {sglang}") == config
+    assert read("sglang", written("sglang", config)["launch.sh"]) == config
+    assert read("llamacpp", f"llama-server {llama.format(block)}") == config
+    file = f"{block.split('/')[1]}.gguf"
+    assert f"-md {file}" in written("llamacpp", config)["serve.sh"]
+
+
+def test_an_assistant_is_told_by_its_name_as_the_engines_do() -> None:
+    model = "google/gemma-4-E4B-it-assistant"
+    assistant = parse_method(
+        {"decoding_type": "MTP_Assistant", "speculative_model": model, "max_draft_len": 5}
+    )
+    size = "--speculative-num-steps 5 --speculative-num-draft-tokens 6 --speculative-eagle-topk 1"
+    for name in ("NEXTN", "EAGLE", "FROZEN_KV_MTP"):
+        flags = f"--speculative-algorithm {name} --speculative-draft-model-path {model} {size}"
+        assert read("sglang", flags) == assistant
+    vllm = f'{{"method":"mtp","model":"{model}","num_speculative_tokens":5}}'
+    assert read("vllm", vllm) == assistant

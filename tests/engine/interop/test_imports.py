@@ -70,8 +70,9 @@ def test_tensorrt_llm_s_guide_and_code_name_suffix_look_up_differently() -> None
 
 
 def test_tensorrt_llm_s_other_spellings() -> None:
-    schedule = "decoding_type: NGram\ndraft_len_schedule: {8: 2, 4: 6}\n"
-    assert read("trtllm", schedule).config.model_dump()["max_draft_len"] == 6
+    schedule = read("trtllm", "decoding_type: NGram\ndraft_len_schedule: {8: 2, 1: 6}\n")
+    assert schedule.config.model_dump()["max_draft_len"] == 6
+    assert "for one request" in schedule.notes[0]
     auto = read("trtllm", "decoding_type: AUTO").config.model_dump()
     assert (auto["max_draft_len"], auto["max_matching_ngram_size"]) == (5, 3)
     own = read("trtllm", "decoding_type: UserProvided\nmax_draft_len: 3").config
@@ -140,7 +141,7 @@ def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
         ("vllm", "vllm serve x --speculative-config", "has no --speculative-config"),
         ("vllm", "vllm serve 'x --spec", "cannot be taken apart"),
         ("sglang", "--model-path x", "--speculative-algorithm must be one of EAGLE"),
-        ("sglang", "--speculative-algorithm DSPARK", "got DSPARK"),
+        ("sglang", "--speculative-algorithm DOMINO", "got DOMINO"),
         ("sglang", "--speculative-algorithm EAGLE3 --speculative-num-steps 3", "wants all of"),
         ("sglang", "--speculative-algorithm A --speculative-algorithm B", "is given twice"),
         ("trtllm", "a: 1", "must have speculative_config with decoding_type"),
@@ -173,6 +174,14 @@ def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
         ("trtllm", f"{EAGLE3}relaxed_topk: 3", "has no setting relaxed_topk"),
         ("trtllm", f"{EAGLE3}sa_config: {{treshold: 3}}", "no setting sa_config.treshold"),
         ("trtllm", "decoding_type: NGram\ndraft_len_schedule: {a: 1}", "must map batch sizes"),
+    ("trtllm", "decoding_type: NGram\ndraft_len_schedule: {4: 1}", "batch sizes, 1 among them"),
+    ("trtllm", "decoding_type: NGram\nacceptance_rate_threshold: 0.3", "drafting ends for good"),
+    ("vllm", '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 2, '
+     '"speculative_token_tree": "[(0,), (1,)]"}', "speculative_token_tree=[(0,), (1,)] has no"),
+    ("vllm", '{"method": "dspark", "model": "a/b", "num_speculative_tokens": 7, '
+     '"dspark_draft_topk": 32}', "dspark_draft_topk=32 has no counterpart"),
+    ("llamacpp", "llama-server -m a.gguf --spec-default", "--spec-default has no counterpart"),
+    ("llamacpp", "-md d.gguf --spec-draft-conf-min 0.4", "--spec-draft-conf-min=0.4 has no"),
         ("trtllm", "decoding_type: MTP\nmax_draft_len: 2\nnum_nextn_predict_layers: 3",
          "num_nextn_predict_layers contradicts another key"),
         ("trtllm", f"{EAGLE3}speculative_model: c/d", "speculative_model contradicts"),
