@@ -72,6 +72,15 @@ class Settings(BaseModel):
         return names
 
 
+def setting(default: Any, title: str, description: str, **rules: Any) -> Any:
+    """A field that people set: every one has a name and a line of explanation.
+
+    Args:
+        rules: as of pydantic's `Field`.
+    """
+    return Field(default, title=title, description=description, **rules)
+
+
 def _at(where: str) -> str:
     return f" (in {where})" if where else ""
 
@@ -115,39 +124,30 @@ class Sampling(Settings):
         ({"structured_output": "none"}, "grammar"),
     )
 
-    temperature: float = Field(
-        0.0,
-        ge=0.0,
-        le=10.0,
-        allow_inf_nan=False,
-        title="Temperature",
-        description="0 = greedy (argmax)",
+    temperature: float = setting(
+        0.0, "Temperature", "0 = greedy (argmax)", ge=0.0, le=10.0, allow_inf_nan=False
     )
-    top_k: int = Field(
-        0, ge=0, le=1_000_000, title="Top-k", description="keep the k likeliest tokens; 0 = all"
-    )
-    top_p: float = Field(
+    top_k: int = setting(0, "Top-k", "keep the k likeliest tokens; 0 = all", ge=0, le=1_000_000)
+    top_p: float = setting(
         1.0,
+        "Top-p",
+        "keep the smallest set with this much probability",
         gt=0.0,
         le=1.0,
         allow_inf_nan=False,
-        title="Top-p",
-        description="keep the smallest set with this much probability",
     )
-    seed: int = Field(
-        0, ge=0, le=2**63 - 1, title="Seed", description="seed of every random draw of the run"
-    )
-    structured_output: GrammarKind = Field(
+    seed: int = setting(0, "Seed", "seed of every random draw of the run", ge=0, le=2**63 - 1)
+    structured_output: GrammarKind = setting(
         "none",
-        title="Structured output",
-        description="hold the text to a JSON schema, a regular expression or a grammar (Lark or "
+        "Structured output",
+        "hold the text to a JSON schema, a regular expression or a grammar (Lark or "
         "GBNF); the text can still be cut short by its length limit",
     )
-    grammar: str = Field(
+    grammar: str = setting(
         "",
+        "Schema, expression or grammar",
+        "what the text has to follow; an empty JSON schema allows any object",
         max_length=MAX_CHARS,
-        title="Schema, expression or grammar",
-        description="what the text has to follow; an empty JSON schema allows any object",
     )
 
     @model_validator(mode="after")
@@ -188,20 +188,14 @@ class Limits(Settings):
 
     main_settings: ClassVar[str] = "max_new_tokens ignore_eos"
 
-    max_new_tokens: int = Field(
-        256,
-        ge=1,
-        le=1_000_000,
-        title="New tokens",
-        description="maximum number of tokens to generate",
+    max_new_tokens: int = setting(
+        256, "New tokens", "maximum number of tokens to generate", ge=1, le=1_000_000
     )
-    ignore_eos: bool = Field(
-        False, title="Ignore end of text", description="continue past the end-of-text token"
-    )
-    stop: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
+    ignore_eos: bool = setting(False, "Ignore end of text", "continue past the end-of-text token")
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = setting(
         (),
+        "Stop strings",
+        "strings that end the text; they are not part of it",
         strict=False,
         max_length=16,
-        title="Stop strings",
-        description="strings that end the text; they are not part of it",
     )

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo
 
 from engine.accept import Rule
-from engine.config import Limits, Sampling
+from engine.config import Limits, Sampling, setting
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
@@ -62,22 +62,16 @@ class CombinedConfig(MethodConfig):
 
     decoding_type: Literal["Combined"] = "Combined"
     size: Literal["set"] = Field("set", description="its two methods are as large as they are set")
-    retrieval: Nested = Field(
-        SuffixConfig(),
-        title="Retrieval",
-        description="the retrieval method: NGram or Suffix with its settings",
+    retrieval: Nested = setting(
+        SuffixConfig(), "Retrieval", "the retrieval method: NGram or Suffix with its settings"
     )
-    model: Nested = Field(
+    model: Nested = setting(
         TokenRecyclingConfig(),
-        title="Where retrieval finds nothing",
-        description="the method that drafts elsewhere, with its settings",
+        "Where retrieval finds nothing",
+        "the method that drafts elsewhere, with its settings",
     )
-    min_match_len: int = Field(
-        2,
-        ge=1,
-        le=64,
-        title="Shortest match",
-        description="retrieval drafts only where this many last tokens match",
+    min_match_len: int = setting(
+        2, "Shortest match", "retrieval drafts only where this many last tokens match", ge=1, le=64
     )
 
     @property

@@ -19,6 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
 from engine.drafters.draft_by_text import TextDrafter
 from engine.drafters.method import DraftShape, MethodConfig, draft_len
@@ -60,32 +61,30 @@ class DraftTargetConfig(MethodConfig):
     without_effect: ClassVar[Any] = (({"vocabulary": "text"}, "use_draft_probs"),)
 
     decoding_type: Literal["Draft_Target"] = "Draft_Target"
-    speculative_model: str | None = Field(
-        None,
-        title="Draft model",
-        description="draft model: a target preset's name, a local path or a hub id",
+    speculative_model: str | None = setting(
+        None, "Draft model", "draft model: a target preset's name, a local path or a hub id"
     )
     max_draft_len: int = draft_len(4)
-    use_draft_probs: bool = Field(
+    use_draft_probs: bool = setting(
         True,
-        title="Sample the drafts",
-        description="when sampling: sample the drafts too and verify them with their "
+        "Sample the drafts",
+        "when sampling: sample the drafts too and verify them with their "
         "probabilities; off = likeliest tokens",
     )
-    confidence_threshold: float = Field(
+    confidence_threshold: float = setting(
         0.0,
+        "Confidence threshold",
+        "stop drafting where the draft model's best token is less likely; 0 = never",
         ge=0.0,
         le=1.0,
-        title="Confidence threshold",
-        description="stop drafting where the draft model's best token is less likely; 0 = never",
     )
 
     draft_dtype: DraftDtype = "target"
     draft_device: DraftDevice = "target"
-    vocabulary: Literal["same", "intersection", "text"] = Field(
+    vocabulary: Literal["same", "intersection", "text"] = setting(
         "same",
-        title="Vocabulary of the draft model",
-        description="same = the target's, checked; for another one: intersection = the draft model "
+        "Vocabulary of the draft model",
+        "same = the target's, checked; for another one: intersection = the draft model "
         "proposes only tokens that both have (arXiv 2502.05202); text = it proposes any, and its "
         "text is tokenized again",
     )

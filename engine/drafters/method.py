@@ -10,9 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field
-
-from engine.config import Settings
+from engine.config import Settings, setting
 from engine.errors import ConfigError
 
 if TYPE_CHECKING:  # settings are read where nothing is drafted: without torch
@@ -27,7 +25,7 @@ def draft_len(default: int | None, more: str = "", *, most: int = 64) -> Any:
         more: said of it besides.
     """
     about = "tokens drafted per step" + more
-    return Field(default, ge=1, le=most, title="Draft length", description=about)
+    return setting(default, "Draft length", about, ge=1, le=most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +76,15 @@ class MethodConfig(Settings):
     """Settings (separated by blanks) that say how much is drafted, and nothing else."""
 
     decoding_type: str
-    adaptive: bool = Field(
+    adaptive: bool = setting(
         False,
-        title="Adaptive drafting",
-        description="draft only as much as recent acceptance and measured latency justify",
+        "Adaptive drafting",
+        "draft only as much as recent acceptance and measured latency justify",
     )
-    size: Literal["set", "fit"] = Field(
+    size: Literal["set", "fit"] = setting(
         "set",
-        title="Draft size",
-        description="how much to draft: set = as set below; fit = the size predicted to be fastest "
+        "Draft size",
+        "how much to draft: set = as set below; fit = the size predicted to be fastest "
         "on this machine, if acceptance was measured at several sizes",
     )
 

@@ -22,7 +22,7 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from engine.config import Limits, Sampling
+from engine.config import Limits, Sampling, setting
 from engine.constraint import Constraint, constraint_of
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig, draft_len
@@ -63,28 +63,28 @@ class SyntheticConfig(MethodConfig):
     adaptive: Literal[False] = Field(False, description="its acceptance is set, not learned")
     size: Literal["set"] = Field("set", description="how much it drafts is set")
     max_draft_len: int = draft_len(4)
-    acceptance_rate: float = Field(
+    acceptance_rate: float = setting(
         0.8,
+        "Acceptance rate",
+        "probability that a drafted token is right if those before it are",
         ge=0.0,
         le=1.0,
-        title="Acceptance rate",
-        description="probability that a drafted token is right if those before it are",
     )
-    acceptance_rates: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] | None = Field(
+    acceptance_rates: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] | None = setting(
         None,
+        "Rate per position",
+        "one such probability per position, e.g. [0.9, 0.7]; the last holds for all "
+        "further ones; none = acceptance_rate everywhere",
         strict=False,
         min_length=1,
         max_length=64,
-        title="Rate per position",
-        description="one such probability per position, e.g. [0.9, 0.7]; the last holds for all "
-        "further ones; none = acceptance_rate everywhere",
     )
-    draft_ms: float = Field(
+    draft_ms: float = setting(
         0.0,
+        "Drafting time",
+        "time that drafting takes at every step, in milliseconds",
         ge=0.0,
         le=1000.0,
-        title="Drafting time",
-        description="time that drafting takes at every step, in milliseconds",
     )
 
     @property

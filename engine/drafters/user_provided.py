@@ -31,6 +31,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from engine.config import setting
 from engine.drafters import trtllm_drafter
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
@@ -194,21 +195,18 @@ class UserProvidedConfig(MethodConfig):
 
     decoding_type: Literal["User_Provided"] = "User_Provided"
     size: Literal["set"] = Field("set", description="the drafter itself decides")
-    drafter: str | None = Field(
-        None,
-        max_length=200,
-        title="Drafter",
-        description="name under which the drafter was registered at the start",
+    drafter: str | None = setting(
+        None, "Drafter", "name under which the drafter was registered at the start", max_length=200
     )
-    max_draft_len: int = Field(
-        8, ge=1, le=64, title="Draft length", description="maximum number of tokens per candidate"
+    max_draft_len: int = setting(
+        8, "Draft length", "maximum number of tokens per candidate", ge=1, le=64
     )
-    max_total_draft_tokens: int = Field(
+    max_total_draft_tokens: int = setting(
         64,
+        "Draft tokens",
+        "maximum number of nodes of the draft tree; the rest is dropped",
         ge=1,
         le=1024,
-        title="Draft tokens",
-        description="maximum number of nodes of the draft tree; the rest is dropped",
     )
 
     def build(self, context: BuildContext) -> UserProvidedDrafter:

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import field_validator
 
-from engine.config import Limits, Sampling, Settings
+from engine.config import Limits, Sampling, Settings, setting
 from engine.errors import ConfigError, PlaygroundError
 from playground.experiments.cluster import Pool, workers_of
 from playground.experiments.finished import FinishedRequest, RunGroup, finished_requests
@@ -125,19 +125,15 @@ def num_planned(plan: Mapping[str, Any]) -> int:
 class Extent(Settings):
     """How much of the suites is run, and how often."""
 
-    limit_per_category: int | None = Field(
+    limit_per_category: int | None = setting(
         None,
+        "Prompts of each kind",
+        "maximum number of prompts of each kind of task; empty = all",
         ge=1,
         le=10_000,
-        title="Prompts of each kind",
-        description="maximum number of prompts of each kind of task; empty = all",
     )
-    repeats: int = Field(
-        2,
-        ge=1,
-        le=20,
-        title="Repeats",
-        description="how often each prompt is run; more repeats narrow the interval",
+    repeats: int = setting(
+        2, "Repeats", "how often each prompt is run; more repeats narrow the interval", ge=1, le=20
     )
 
 

@@ -15,9 +15,9 @@ from __future__ import annotations
 from typing import Any, ClassVar, Self
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from engine.config import setting
 from engine.drafters.base import chain
 from engine.drafters.eagle.trees import Candidates, kept_tree
 from engine.drafters.heads.vocabulary import Vocabulary
@@ -36,26 +36,19 @@ class BlockMethod(MethodConfig):
     size_settings: ClassVar[str] = f"max_draft_len {TREE}"
     without_effect: ClassVar[Any] = (({"use_dynamic_tree": False}, TREE),)
 
-    mask_token_id: int | None = Field(
-        None,
-        ge=0,
-        title="Mask token",
-        description="token id of the mask; None = what the checkpoint says",
+    mask_token_id: int | None = setting(
+        None, "Mask token", "token id of the mask; None = what the checkpoint says", ge=0
     )
-    use_dynamic_tree: bool = Field(
+    use_dynamic_tree: bool = setting(
         False,
-        title="Dynamic tree",
-        description="draft the likeliest paths through the block (DDTree) instead of one chain",
+        "Dynamic tree",
+        "draft the likeliest paths through the block (DDTree) instead of one chain",
     )
-    dynamic_tree_max_topK: int = Field(
-        8,
-        ge=1,
-        le=64,
-        title="Children per node",
-        description="tree: likeliest tokens considered at each position",
+    dynamic_tree_max_topK: int = setting(
+        8, "Children per node", "tree: likeliest tokens considered at each position", ge=1, le=64
     )
-    max_total_draft_tokens: int = Field(
-        32, ge=1, le=1024, title="Draft tokens", description="tree: drafted nodes kept"
+    max_total_draft_tokens: int = setting(
+        32, "Draft tokens", "tree: drafted nodes kept", ge=1, le=1024
     )
 
     def with_chain(self, length: int) -> Self:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from engine.config import setting
 from engine.drafters.base import BuildContext, root_only
 from engine.drafters.blocks.base import BlockMethod
 from engine.drafters.heads.checkpoint import HeadCheckpoint
@@ -42,15 +42,15 @@ class FeatureBlockMethod(BlockMethod):
 
     main_settings: ClassVar[str] = "size max_draft_len use_dynamic_tree"
 
-    speculative_model: str | None = Field(
-        None, title="Block model", description="the draft model of this target: folder or hub id"
+    speculative_model: str | None = setting(
+        None, "Block model", "the draft model of this target: folder or hub id"
     )
     max_draft_len: int | None = draft_len(None, "; None = the whole block")
-    target_layer_ids: tuple[int, ...] | None = Field(
+    target_layer_ids: tuple[int, ...] | None = setting(
         None,
+        "Target layers",
+        "target layers to read; None = what the checkpoint says",
         strict=False,
-        title="Target layers",
-        description="target layers to read; None = what the checkpoint says",
     )
 
 

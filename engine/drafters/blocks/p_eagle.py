@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
+from engine.config import setting
 from engine.drafters.base import BuildContext, root_only
 from engine.drafters.blocks.base import AT_ONCE, BlockMethod
 from engine.drafters.eagle.checkpoint import load_parallel, remarks
@@ -35,10 +34,8 @@ class ParallelEagleConfig(BlockMethod):
     main_settings: ClassVar[str] = "size max_draft_len use_dynamic_tree"
 
     decoding_type: Literal["P_EAGLE"] = "P_EAGLE"
-    speculative_model: str | None = Field(
-        None,
-        title="P-EAGLE head",
-        description="the P-EAGLE head of this target: folder, file or hub id",
+    speculative_model: str | None = setting(
+        None, "P-EAGLE head", "the P-EAGLE head of this target: folder, file or hub id"
     )
     max_draft_len: int = draft_len(7, AT_ONCE)
     eagle3_layers_to_capture: CapturedLayers = None

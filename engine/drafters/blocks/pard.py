@@ -16,9 +16,9 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start, root_only
 from engine.drafters.blocks.base import AT_ONCE, BlockMethod
 from engine.drafters.draft_target import DraftDevice, DraftDtype, load_draft_model
@@ -43,11 +43,10 @@ class PardConfig(BlockMethod):
     main_settings: ClassVar[str] = "size max_draft_len use_dynamic_tree"
 
     decoding_type: Literal["PARD"] = "PARD"
-    speculative_model: str | None = Field(
+    speculative_model: str | None = setting(
         None,
-        title="PARD model",
-        description="a draft model trained with mask tokens: a target preset's name, a local path "
-        "or a hub id",
+        "PARD model",
+        "a draft model trained with mask tokens: a target preset's name, a local path or a hub id",
     )
     max_draft_len: int = draft_len(12, AT_ONCE)
     draft_dtype: DraftDtype = "target"

@@ -13,6 +13,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
 from engine.drafters.eagle.checkpoint import load_eagle1, load_eagle3, remarks
 from engine.drafters.eagle.head import DraftHead, HeadSession
@@ -54,43 +55,33 @@ DYNAMIC = "dynamic_tree_max_topK max_total_draft_tokens max_non_leaves_per_layer
 class _EagleMethod(MethodConfig):
     """What EAGLE's generations share: a head, and a tree that may be grown by confidence."""
 
-    speculative_model: str | None = Field(
-        None,
-        title="EAGLE head",
-        description="the EAGLE head of this target: folder, file or hub id",
+    speculative_model: str | None = setting(
+        None, "EAGLE head", "the EAGLE head of this target: folder, file or hub id"
     )
-    use_dynamic_tree: bool = Field(
+    use_dynamic_tree: bool = setting(
         False,
-        title="Dynamic tree",
-        description="grow the tree by confidence, as EAGLE-2 does, instead of a fixed draft",
+        "Dynamic tree",
+        "grow the tree by confidence, as EAGLE-2 does, instead of a fixed draft",
     )
-    max_draft_len: int = Field(
-        6,
-        ge=1,
-        le=32,
-        title="Draft depth",
-        description="dynamic tree: drafted levels (EAGLE's depth + 1)",
+    max_draft_len: int = setting(
+        6, "Draft depth", "dynamic tree: drafted levels (EAGLE's depth + 1)", ge=1, le=32
     )
-    dynamic_tree_max_topK: int = Field(
-        10,
-        ge=1,
-        le=64,
-        title="Children per node",
-        description="dynamic tree: children of every expanded node",
+    dynamic_tree_max_topK: int = setting(
+        10, "Children per node", "dynamic tree: children of every expanded node", ge=1, le=64
     )
-    max_total_draft_tokens: int = Field(
+    max_total_draft_tokens: int = setting(
         59,
+        "Draft tokens",
+        "dynamic tree: drafted nodes kept (EAGLE's total_token - 1)",
         ge=1,
         le=1024,
-        title="Draft tokens",
-        description="dynamic tree: drafted nodes kept (EAGLE's total_token - 1)",
     )
-    max_non_leaves_per_layer: int | None = Field(
+    max_non_leaves_per_layer: int | None = setting(
         None,
+        "Expanded nodes per level",
+        "dynamic tree: nodes expanded per level; None = the top K",
         ge=1,
         le=64,
-        title="Expanded nodes per level",
-        description="dynamic tree: nodes expanded per level; None = the top K",
     )
 
     @model_validator(mode="after")
@@ -176,17 +167,15 @@ class EagleConfig(_EagleMethod):
     )
 
     decoding_type: Literal["Eagle"] = "Eagle"
-    eagle_choices: ChoicePaths = Field(
-        MC_SIM_7B_63.paths,
-        title="Choice tree",
-        description="static tree of ranks (EAGLE-1), e.g. [[0], [0, 0], [1]]",
+    eagle_choices: ChoicePaths = setting(
+        MC_SIM_7B_63.paths, "Choice tree", "static tree of ranks (EAGLE-1), e.g. [[0], [0, 0], [1]]"
     )
 
     draft_vocab: DraftVocab = None
-    speculative_token_map: str | None = Field(
+    speculative_token_map: str | None = setting(
         None,
-        title="Token map",
-        description="file with the ids of the tokens that are drafted, the most frequent first "
+        "Token map",
+        "file with the ids of the tokens that are drafted, the most frequent first "
         "(FR-Spec, .pt or .json): a path, or owner/repository/file on the hub; None = the one "
         "beside the head",
     )
@@ -240,12 +229,12 @@ class Eagle3Config(_EagleMethod):
     without_effect: ClassVar[Any] = (({"use_dynamic_tree": False}, DYNAMIC),)
 
     decoding_type: Literal["Eagle3"] = "Eagle3"
-    max_draft_len: int = Field(
+    max_draft_len: int = setting(
         5,
+        "Draft length",
+        "length of the chain, or levels of the tree (EAGLE's depth + 1)",
         ge=1,
         le=32,
-        title="Draft length",
-        description="length of the chain, or levels of the tree (EAGLE's depth + 1)",
     )
     eagle3_layers_to_capture: CapturedLayers = None
 

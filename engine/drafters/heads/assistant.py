@@ -23,9 +23,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import transformers
-from pydantic import Field
 from torch import Tensor
 
+from engine.config import setting
 from engine.drafters.base import BuildContext, Start, chain, root_only
 from engine.drafters.heads.features import LastRowDrafter
 from engine.drafters.method import MethodConfig, draft_len
@@ -57,8 +57,8 @@ class AssistantConfig(MethodConfig):
     requires: ClassVar[str | None] = "an assistant, as Gemma 4 has"
 
     decoding_type: Literal["MTP_Assistant"] = "MTP_Assistant"
-    speculative_model: str | None = Field(
-        None, title="Assistant", description="the assistant of this target: folder or hub id"
+    speculative_model: str | None = setting(
+        None, "Assistant", "the assistant of this target: folder or hub id"
     )
     max_draft_len: int = draft_len(4, most=32)
 

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import silu
 
 from engine.accept import Rule, Typical
-from engine.config import Sampling
+from engine.config import Sampling, setting
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.heads.features import LastRowDrafter
 from engine.drafters.heads.output import DraftOutput
@@ -53,42 +52,34 @@ class MedusaConfig(MethodConfig):
     )
 
     decoding_type: Literal["Medusa"] = "Medusa"
-    speculative_model: str | None = Field(
-        None,
-        title="Medusa heads",
-        description="the heads: folder, weight file or hub id; a merged model counts too",
+    speculative_model: str | None = setting(
+        None, "Medusa heads", "the heads: folder, weight file or hub id; a merged model counts too"
     )
-    medusa_choices: ChoicePaths = Field(
+    medusa_choices: ChoicePaths = setting(
         ((0, 0, 0, 0), (0, 1, 0), (1, 0), (1, 1)),
-        title="Choice tree",
-        description="choice tree: paths of ranks, one head per depth; candidates or leaves only",
+        "Choice tree",
+        "choice tree: paths of ranks, one head per depth; candidates or leaves only",
     )
-    num_medusa_heads: int | None = Field(
-        None,
-        ge=1,
-        le=64,
-        title="Number of heads",
-        description="heads the checkpoint must have; None = any number",
+    num_medusa_heads: int | None = setting(
+        None, "Number of heads", "heads the checkpoint must have; None = any number", ge=1, le=64
     )
     draft_vocab: DraftVocab = None
-    acceptance: Literal["lossless", "typical"] = Field(
-        "lossless",
-        title="Acceptance",
-        description="typical accepts any plausible token: longer drafts, lossy",
+    acceptance: Literal["lossless", "typical"] = setting(
+        "lossless", "Acceptance", "typical accepts any plausible token: longer drafts, lossy"
     )
-    posterior_threshold: float = Field(
+    posterior_threshold: float = setting(
         0.09,
+        "Typical acceptance: threshold",
+        "typical: a token this probable is always accepted",
         ge=0.0,
         le=1.0,
-        title="Typical acceptance: threshold",
-        description="typical: a token this probable is always accepted",
     )
-    posterior_alpha: float = Field(
+    posterior_alpha: float = setting(
         0.3,
+        "Typical acceptance: alpha",
+        "typical: where the target is unsure, the bar falls to alpha · exp(-entropy)",
         ge=0.0,
         le=1.0,
-        title="Typical acceptance: alpha",
-        description="typical: where the target is unsure, the bar falls to alpha · exp(-entropy)",
     )
 
     @property

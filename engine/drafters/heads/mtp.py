@@ -23,11 +23,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import transformers
-from pydantic import Field
 from torch import Tensor
 
 from engine.accept import Lossless, Relaxed, Rule, ThinkingPhase
-from engine.config import Sampling
+from engine.config import Sampling, setting
 from engine.drafters.base import BuildContext, Start, chain, root_only
 from engine.drafters.heads.features import FeatureDrafter
 from engine.drafters.method import MethodConfig, draft_len
@@ -64,42 +63,42 @@ class MTPConfig(MethodConfig):
 
     decoding_type: Literal["MTP"] = "MTP"
     max_draft_len: int = draft_len(1, "; at most one per layer, unless there is only one", most=16)
-    use_relaxed_acceptance_for_thinking: bool = Field(
+    use_relaxed_acceptance_for_thinking: bool = setting(
         False,
-        title="Relaxed acceptance while thinking",
-        description="lossy: while the model thinks, accept any plausible token",
+        "Relaxed acceptance while thinking",
+        "lossy: while the model thinks, accept any plausible token",
     )
-    relaxed_topk: int = Field(
+    relaxed_topk: int = setting(
         1,
+        "Relaxed acceptance: candidates",
+        "relaxed: how many of the likeliest tokens may pass",
         ge=1,
         le=1000,
-        title="Relaxed acceptance: candidates",
-        description="relaxed: how many of the likeliest tokens may pass",
     )
-    relaxed_delta: float = Field(
+    relaxed_delta: float = setting(
         0.0,
+        "Relaxed acceptance: gap",
+        "relaxed: how much less likely than the best they may be",
         ge=0.0,
         le=100.0,
-        title="Relaxed acceptance: gap",
-        description="relaxed: how much less likely than the best they may be",
     )
-    relaxed_rule: Literal["probability", "log_probability"] = Field(
+    relaxed_rule: Literal["probability", "log_probability"] = setting(
         "probability",
-        title="Relaxed acceptance: what the gap measures",
-        description="relaxed: relaxed_delta is a difference of probabilities, as TensorRT-LLM "
+        "Relaxed acceptance: what the gap measures",
+        "relaxed: relaxed_delta is a difference of probabilities, as TensorRT-LLM "
         "computes it, or of their logarithms, as its guide says",
     )
-    begin_thinking_phase_token: int = Field(
+    begin_thinking_phase_token: int = setting(
         128798,
+        "Token that begins thinking",
+        "token id that begins thinking (DeepSeek-R1: <think>)",
         ge=0,
-        title="Token that begins thinking",
-        description="token id that begins thinking (DeepSeek-R1: <think>)",
     )
-    end_thinking_phase_token: int = Field(
+    end_thinking_phase_token: int = setting(
         128799,
+        "Token that ends thinking",
+        "token id that ends thinking (DeepSeek-R1: </think>)",
         ge=0,
-        title="Token that ends thinking",
-        description="token id that ends thinking (DeepSeek-R1: </think>)",
     )
 
     @property

@@ -15,10 +15,10 @@ import math
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.features import LastRowDrafter
@@ -48,20 +48,12 @@ class ReDrafterConfig(MethodConfig):
     size_settings: ClassVar[str] = "beam_width beam_length"
 
     decoding_type: Literal["ReDrafter"] = "ReDrafter"
-    speculative_model: str | None = Field(
-        None,
-        title="Recurrent head",
-        description="the recurrent head: folder, weight file or hub id",
+    speculative_model: str | None = setting(
+        None, "Recurrent head", "the recurrent head: folder, weight file or hub id"
     )
-    beam_width: int = Field(
-        4, ge=1, le=NUM_CANDIDATES, title="Beam width", description="beams kept by the search"
-    )
-    beam_length: int = Field(
-        5,
-        ge=2,
-        le=17,
-        title="Beam length",
-        description="tokens of a beam, including the root: one fewer is drafted",
+    beam_width: int = setting(4, "Beam width", "beams kept by the search", ge=1, le=NUM_CANDIDATES)
+    beam_length: int = setting(
+        5, "Beam length", "tokens of a beam, including the root: one fewer is drafted", ge=2, le=17
     )
     draft_vocab: DraftVocab = None
 

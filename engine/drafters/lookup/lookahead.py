@@ -23,9 +23,9 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
+from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.proposal import ExtraRows, Outcome, Proposal
@@ -49,31 +49,19 @@ class LookaheadConfig(MethodConfig):
     size_settings: ClassVar[str] = "max_window_size max_ngram_size max_verification_set_size"
 
     decoding_type: Literal["Lookahead"] = "Lookahead"
-    max_window_size: int = Field(
-        4,
-        ge=1,
-        le=64,
-        title="Window size (W)",
-        description="W: columns of the window = n-grams found per step",
+    max_window_size: int = setting(
+        4, "Window size (W)", "W: columns of the window = n-grams found per step", ge=1, le=64
     )
-    max_ngram_size: int = Field(
-        3,
-        ge=2,
-        le=16,
-        title="N-gram size (N)",
-        description="N: n-gram length; a guess has N - 1 tokens",
+    max_ngram_size: int = setting(
+        3, "N-gram size (N)", "N: n-gram length; a guess has N - 1 tokens", ge=2, le=16
     )
-    max_verification_set_size: int = Field(
-        4,
-        ge=1,
-        le=64,
-        title="Guesses per step (G)",
-        description="G: guesses kept per token, and verified per step",
+    max_verification_set_size: int = setting(
+        4, "Guesses per step (G)", "G: guesses kept per token, and verified per step", ge=1, le=64
     )
-    pool_from_text: bool = Field(
+    pool_from_text: bool = setting(
         True,
-        title="N-grams from the text",
-        description="also fill the pool with n-grams of the prompt and of the output",
+        "N-grams from the text",
+        "also fill the pool with n-grams of the prompt and of the output",
     )
 
     def build(self, context: BuildContext) -> LookaheadDrafter:

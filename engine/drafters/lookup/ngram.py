@@ -16,8 +16,8 @@ from itertools import takewhile
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-from pydantic import Field
 
+from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import DraftShape, MethodConfig, draft_len
 from engine.proposal import Proposal
@@ -43,32 +43,30 @@ class NGramConfig(MethodConfig):
 
     decoding_type: Literal["NGram"] = "NGram"
     max_draft_len: int = draft_len(10)
-    max_matching_ngram_size: int = Field(
+    max_matching_ngram_size: int = setting(
         2,
+        "Longest n-gram",
+        "longest suffix that is looked up; shorter ones come after it",
         ge=1,
         le=32,
-        title="Longest n-gram",
-        description="longest suffix that is looked up; shorter ones come after it",
     )
-    lookup: Literal["pool", "transformers", "spec_bench"] = Field(
+    lookup: Literal["pool", "transformers", "spec_bench"] = setting(
         "pool",
-        title="Lookup rules",
-        description="whose rules: TensorRT-LLM's pool, transformers' or Spec-Bench's prompt lookup",
+        "Lookup rules",
+        "whose rules: TensorRT-LLM's pool, transformers' or Spec-Bench's prompt lookup",
     )
-    is_keep_all: bool = Field(
-        True,
-        title="Keep every continuation",
-        description="pool: keep every continuation of a pattern, not only one",
+    is_keep_all: bool = setting(
+        True, "Keep every continuation", "pool: keep every continuation of a pattern, not only one"
     )
-    is_use_oldest: bool = Field(
+    is_use_oldest: bool = setting(
         True,
-        title="Oldest continuation first",
-        description="pool: propose the oldest continuation of a pattern, not the newest",
+        "Oldest continuation first",
+        "pool: propose the oldest continuation of a pattern, not the newest",
     )
-    is_public_pool: bool = Field(
+    is_public_pool: bool = setting(
         True,
-        title="Share the pool between runs",
-        description="pool: share it between all runs of this method, not one per run",
+        "Share the pool between runs",
+        "pool: share it between all runs of this method, not one per run",
     )
 
     def build(self, context: BuildContext) -> NGramDrafter:

@@ -22,8 +22,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field
-
+from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.lookup.array import SuffixArray
 from engine.drafters.lookup.automaton import ROOT, Cursor, SuffixAutomaton
@@ -59,75 +58,61 @@ class SuffixConfig(MethodConfig):
     )
 
     decoding_type: Literal["Suffix"] = "Suffix"
-    max_draft_len: int = Field(
-        16, ge=1, le=64, title="Draft length", description="deepest draft, in tokens"
+    max_draft_len: int = setting(16, "Draft length", "deepest draft, in tokens", ge=1, le=64)
+    use_tree_spec: bool = setting(False, "Draft a tree", "draft a tree of likely continuations")
+    max_total_draft_tokens: int = setting(
+        32, "Draft tokens", "nodes of the tree at most (with use_tree_spec)", ge=1, le=256
     )
-    use_tree_spec: bool = Field(
-        False, title="Draft a tree", description="draft a tree of likely continuations"
-    )
-    max_total_draft_tokens: int = Field(
-        32,
-        ge=1,
-        le=256,
-        title="Draft tokens",
-        description="nodes of the tree at most (with use_tree_spec)",
-    )
-    max_tree_depth: int = Field(
+    max_tree_depth: int = setting(
         24,
+        "Longest context",
+        "longest context that is matched, including the draft, in tokens",
         ge=2,
         le=256,
-        title="Longest context",
-        description="longest context that is matched, including the draft, in tokens",
     )
-    max_spec_factor: float = Field(
-        1.0,
-        gt=0.0,
-        le=16.0,
-        title="Draft tokens per matched token",
-        description="drafted tokens per matched token",
+    max_spec_factor: float = setting(
+        1.0, "Draft tokens per matched token", "drafted tokens per matched token", gt=0.0, le=16.0
     )
-    min_token_prob: float = Field(
+    min_token_prob: float = setting(
         0.1,
+        "Least path probability",
+        "least estimated probability of a drafted path",
         ge=0.0,
         le=1.0,
-        title="Least path probability",
-        description="least estimated probability of a drafted path",
     )
-    mix_contexts: bool = Field(
+    mix_contexts: bool = setting(
         False,
-        title="Mix contexts",
-        description="estimate from long and short contexts together, and draft as many tokens as "
+        "Mix contexts",
+        "estimate from long and short contexts together, and draft as many tokens as "
         "are likely (with use_tree_spec; max_spec_factor has no effect)",
     )
-    escape: float = Field(
+    escape: float = setting(
         3.0,
+        "Caution with rare contexts",
+        "mixed contexts: the higher, the less a rarely seen context counts",
         gt=0.0,
         le=100.0,
-        title="Caution with rare contexts",
-        description="mixed contexts: the higher, the less a rarely seen context counts",
     )
-    text_weight: float = Field(
+    text_weight: float = setting(
         4.0,
+        "Weight of the text itself",
+        "mixed contexts: how much an occurrence in the prompt or output counts",
         gt=0.0,
         le=1000.0,
-        title="Weight of the text itself",
-        description="mixed contexts: how much an occurrence in the prompt or output counts",
     )
-    use_global_pool: bool = Field(
-        False, title="Match earlier runs", description="also match texts of earlier runs"
-    )
-    global_pool_size: int = Field(
+    use_global_pool: bool = setting(False, "Match earlier runs", "also match texts of earlier runs")
+    global_pool_size: int = setting(
         100_000,
+        "Tokens of earlier runs",
+        "how many tokens of earlier runs to keep at most",
         ge=1000,
         le=10_000_000,
-        title="Tokens of earlier runs",
-        description="how many tokens of earlier runs to keep at most",
     )
 
-    datastore: str | None = Field(
+    datastore: str | None = setting(
         None,
-        title="Corpus",
-        description="a corpus that `app.py train` made, to match as well: its folder, or the name "
+        "Corpus",
+        "a corpus that `app.py train` made, to match as well: its folder, or the name "
         "of a shipped one",
     )
 

@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
+from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import ChoiceLimits, MethodConfig
 from engine.kernels.cpu.operators import likeliest
@@ -64,25 +65,25 @@ class TokenRecyclingConfig(MethodConfig):
     size_settings: ClassVar[str] = "recycling_choices"
 
     decoding_type: Literal["Token_Recycling"] = "Token_Recycling"
-    matrix_top_k: int = Field(
+    matrix_top_k: int = setting(
         8,
+        "Successors per token",
+        "successors kept per token; ranks of the tree are below this",
         ge=1,
         le=32,
-        title="Successors per token",
-        description="successors kept per token; ranks of the tree are below this",
     )
-    recycling_choices: ChoicePaths = Field(
+    recycling_choices: ChoicePaths = setting(
         likeliest_tree(40, RANK_PROBS).paths,
-        title="Choice tree",
-        description="choice tree: paths of ranks; all candidates, or only the ends of paths",
+        "Choice tree",
+        "choice tree: paths of ranks; all candidates, or only the ends of paths",
     )
-    recycle_prompt: bool = Field(
+    recycle_prompt: bool = setting(
         True,
-        title="Learn from the prompt",
-        description="fill the matrix from the prompt's rows too, before the first step",
+        "Learn from the prompt",
+        "fill the matrix from the prompt's rows too, before the first step",
     )
-    keep_matrix: bool = Field(
-        True, title="Keep the matrix between runs", description="keep the matrix from run to run"
+    keep_matrix: bool = setting(
+        True, "Keep the matrix between runs", "keep the matrix from run to run"
     )
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from engine.config import Settings
+from engine.config import Settings, setting
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
@@ -33,19 +33,15 @@ PLACEHOLDER = "x"
 class CompareOptions(Settings):
     """How often and on how much a comparison runs."""
 
-    repeats: int = Field(
-        3,
-        ge=1,
-        le=10,
-        title="Repeats",
-        description="how often each prompt is run; more repeats narrow the interval",
+    repeats: int = setting(
+        3, "Repeats", "how often each prompt is run; more repeats narrow the interval", ge=1, le=10
     )
-    num_prompts: int = Field(
+    num_prompts: int = setting(
         6,
+        "Prompts of the suite",
+        "prompts of a suite, taken from its categories in turn",
         ge=1,
         le=20,
-        title="Prompts of the suite",
-        description="prompts of a suite, taken from its categories in turn",
     )
 
 
