@@ -89,8 +89,7 @@ class Verified:
         On the CPU only the rows that are asked for are searched: over a whole vocabulary it costs
         as much as the rest of accepting.
 
-        Raises:
-            TargetError: it is not finite; of a row that has NaN or infinity, it is the largest.
+        Raises TargetError: it is not finite; of a row that has NaN or infinity, it is the largest.
         """
         best = int(self.logits[node].argmax()) if self.best is None else self.best[node]
         largest = float(self.logits[node, best]) if self.largest is None else self.largest[node]

@@ -46,8 +46,7 @@ class Settings(BaseModel):
     def parse(cls, values: Mapping[str, Any], *, where: str = "") -> Self:
         """Build from plain data.
 
-        Raises:
-            ConfigError: naming key, value and rule; `where` (a file, a page) is appended.
+        Raises ConfigError: naming key, value and rule; `where` (a file, a page) is appended.
         """
         if not isinstance(values, Mapping):
             raise ConfigError(

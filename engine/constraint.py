@@ -71,8 +71,6 @@ def allowed_after(target: Target, sampling: Sampling, output: Sequence[int]) -> 
 
 
 class Free:
-    """No constraint."""
-
     def prune(self, proposal: Proposal, max_depth: int) -> Proposal:
         return proposal
 

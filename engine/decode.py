@@ -86,8 +86,7 @@ def decode(
 def check_prompt(target: Target, prompt_ids: Sequence[int]) -> None:
     """Refuse a prompt that the target cannot take.
 
-    Raises:
-        PromptError: naming the number that is wrong.
+    Raises PromptError: naming the number that is wrong.
     """
     if not prompt_ids:
         raise PromptError("The prompt must have at least one token, got none. Write something.")

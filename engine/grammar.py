@@ -36,8 +36,7 @@ TITLES = {"json_schema": "JSON schema", "regex": "regular expression", "grammar"
 def compiled(kind: GrammarKind, text: str) -> str:
     """A grammar in llguidance's own form.
 
-    Raises:
-        ConfigError: it is malformed or has what cannot be held to, or llguidance is missing.
+    Raises ConfigError: it is malformed or has what cannot be held to, or llguidance is missing.
     """
     try:
         from llguidance import LLMatcher, grammar_from
@@ -109,8 +108,7 @@ class Matcher:
     def allowed(self) -> NDArray[np.bool_]:
         """`(vocab,)` bool: which tokens may come next; the end of the text where it may end.
 
-        Raises:
-            TargetError: the grammar has become too large to follow.
+        Raises TargetError: the grammar has become too large to follow.
         """
         bits = np.frombuffer(self._own.compute_bitmask(), dtype=np.uint8)
         self._check()

@@ -31,8 +31,7 @@ _SIGNS = {"[": 1, "{": 1, "]": -1, "}": -1}
 def read_text(path: Path, *, most: int = MAX_CHARS) -> str:
     """The text of a file; a mark of its byte order is left out.
 
-    Raises:
-        ConfigError: unreadable, no UTF-8, or larger than `most` bytes.
+    Raises ConfigError: unreadable, no UTF-8, or larger than `most` bytes.
     """
     try:
         with path.open("rb") as file:
@@ -46,8 +45,7 @@ def read_text(path: Path, *, most: int = MAX_CHARS) -> str:
 def as_text(given: str | bytes, *, what: str, most: int = MAX_CHARS) -> str:
     """Text that can be written again.
 
-    Raises:
-        ConfigError: it is no UTF-8, has half a surrogate pair, or is longer than `most`.
+    Raises ConfigError: it is no UTF-8, has half a surrogate pair, or is longer than `most`.
     """
     if len(given) > most:
         raise ConfigError(f"{what} has more than {most} characters; no more is read.")
@@ -66,8 +64,7 @@ def read_json(
         what: the text in the sentence of a fault, e.g. a file's name.
         object_hook: as in `json.loads`; what it returns must be plain, too.
 
-    Raises:
-        ConfigError: malformed, or larger, deeper or with longer integers than anybody writes.
+    Raises ConfigError: malformed, or larger, deeper or with longer integers than anybody writes.
     """
     text = as_text(text, what=what)
     bare = _STRING.sub("", text)

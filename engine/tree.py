@@ -56,9 +56,8 @@ class ChoiceTree:
                 prefixes are added. `auto` takes a list in which no path is a prefix of another as
                 leaves, anything else as candidates.
 
-        Raises:
-            TreeError: not lists, an empty or repeated path, a negative rank, a gap (a node whose
-                parent is missing) or too many nodes. The message names the path.
+        Raises TreeError: not lists, an empty or repeated path, a negative rank, a gap (a node whose
+        parent is missing) or too many nodes. The message names the path.
         """
         paths = _listed(value)
         seen: set[Path] = set()
@@ -119,8 +118,7 @@ class ChoiceTree:
     def check_fits(self, *, depth: int, ranks: int, what: str) -> None:
         """Refuse a tree that is deeper than `depth` or uses a rank ≥ `ranks`.
 
-        Raises:
-            TreeError: naming the path and both numbers.
+        Raises TreeError: naming the path and both numbers.
         """
         for path in self.paths:
             if len(path) > depth:

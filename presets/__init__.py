@@ -121,8 +121,7 @@ def read_suite_folder(folder: Path) -> PromptSuite:
     A category's file is a list: a text is a prompt of one turn, a list is one of several turns, a
     mapping has `turns` and other fields of `Prompt`.
 
-    Raises:
-        ConfigError: naming file, key and value.
+    Raises ConfigError: naming file, key and value.
     """
     where = f"presets/prompts/{folder.name}"
     prompts: list[dict[str, Any]] = []
@@ -154,8 +153,7 @@ def is_trained(method: Mapping[str, Any]) -> bool:
 def resolve(name: str) -> TargetSpec:
     """A target by preset name, local path or hub id.
 
-    Raises:
-        SourceError: it is none of them.
+    Raises SourceError: it is none of them.
     """
     preset = targets().get(name)
     return preset if preset is not None else TargetSpec.of_path_or_hub(name)
@@ -171,8 +169,7 @@ def locate(name: str, kind: Shipped = "drafters") -> str:
 def method_preset(values: Mapping[str, Any], *, where: str) -> MethodPreset:
     """A method preset from plain data.
 
-    Raises:
-        ConfigError: naming file, key and value.
+    Raises ConfigError: naming file, key and value.
     """
     config = parse_method(values.get("config", {}), where=where)
     return MethodPreset.parse({**values, "config": config}, where=where)

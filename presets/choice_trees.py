@@ -14,8 +14,6 @@ from engine.tree import ChoicePaths, ChoiceTree
 
 
 class Measured(Settings):
-    """What a fitted tree was measured on, and what it brought there."""
-
     target: str
     dtype: str = ""
     drafter: str = Field("", description="weights of the drafter")
@@ -30,8 +28,6 @@ class Measured(Settings):
 
 
 class TreePreset(Settings):
-    """A choice tree under a name."""
-
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$")
     title: str
     description: str = ""
@@ -58,8 +54,7 @@ class TreePreset(Settings):
 def tree_preset(values: Mapping[str, Any], *, where: str) -> TreePreset:
     """A tree preset from plain data.
 
-    Raises:
-        ConfigError: naming file, key and value.
+    Raises ConfigError: naming file, key and value.
     """
     given = dict(values) if isinstance(values, Mapping) else {}
     if isinstance(given.get("measured"), Mapping):

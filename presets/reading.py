@@ -32,8 +32,7 @@ _EXPONENT = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+\Z")
 def read_yaml(path: Path) -> Any:
     """Plain data of a YAML file.
 
-    Raises:
-        ConfigError: unreadable, or malformed; names file and line.
+    Raises ConfigError: unreadable, or malformed; names file and line.
     """
     return parse_yaml(read_text(path, most=MAX_CHARS), where=str(path))
 
@@ -41,8 +40,7 @@ def read_yaml(path: Path) -> Any:
 def parse_yaml(text: str, *, where: str) -> Any:
     """Plain data of YAML text.
 
-    Raises:
-        ConfigError: malformed; names the place and the line.
+    Raises ConfigError: malformed; names the place and the line.
     """
     try:
         return yaml.load(as_text(text, what=where, most=MAX_CHARS), Loader=_Loader)

@@ -31,8 +31,7 @@ def methods() -> dict[str, type[MethodConfig]]:
 def parse_method(values: Mapping[str, Any], *, where: str = "") -> MethodConfig:
     """A method's settings from plain data; `decoding_type` says which method.
 
-    Raises:
-        ConfigError: no or unknown `decoding_type`, or a setting that the method refuses.
+    Raises ConfigError: no or unknown `decoding_type`, or a setting that the method refuses.
     """
     known = methods()
     at = f" (in {where})" if where else ""

@@ -26,8 +26,6 @@ class AutoregressiveConfig(MethodConfig):
 
 
 class AutoregressiveDrafter(Drafter):
-    """Proposes nothing but the root."""
-
     drafts = False
 
     def __init__(self, context: BuildContext) -> None:

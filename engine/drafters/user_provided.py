@@ -122,8 +122,7 @@ def load_user_drafter(spec: str) -> UserFactory:
         spec: `module:Class`, or the name of an installed entry point of the group `ENTRY_POINTS`.
             What it names may also be a function, a drafter, or TensorRT-LLM's config of one.
 
-    Raises:
-        DrafterError: there is no such module, attribute or entry point, or it cannot be called.
+    Raises DrafterError: there is no such module, attribute or entry point, or it cannot be called.
     """
     module, colon, path = spec.partition(":")
     found = entry_points(group=ENTRY_POINTS)
@@ -159,8 +158,7 @@ def _drafts(made: Any) -> Any:
 def _make(name: str, factory: UserFactory, target: Target) -> Any:
     """What the factory makes of the target, or of nothing where it asks for nothing.
 
-    Raises:
-        DrafterError: it asks for more, or what it makes cannot draft.
+    Raises DrafterError: it asks for more, or what it makes cannot draft.
     """
     try:
         asked = list(inspect.signature(factory).parameters.values())

@@ -84,7 +84,6 @@ def disagreement(target: Target, expected: Tensor) -> str | None:
 
 
 def _trial(target: Target) -> list[TargetOutput]:
-    """A prompt, one row and a tree behind it."""
     tree = TreeShape(TRIAL_TREE)
     tokens = _trial_tokens(target, PROMPT_ROWS + 1 + len(tree))
     prompt, one, drafted = tokens.split([PROMPT_ROWS, 1, len(tree)])

@@ -161,8 +161,6 @@ Batch = NativeBatch | ModuleBatch | OneTextAtATime
 
 
 class _RowCache(Cache):
-    """Keys and values of a batch whose rows are at different positions."""
-
     def __init__(self, rows: int, max_len: int) -> None:
         super().__init__(layers=[])
         self._shape = (rows, max_len)

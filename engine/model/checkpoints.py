@@ -80,8 +80,7 @@ def read_checkpoint(
     Args:
         keep: which tensors to read, by name: a drafter inside a full model reads only its own.
 
-    Raises:
-        SourceError: nothing there, no weight file in it, or a file that cannot be read safely.
+    Raises SourceError: nothing there, no weight file in it, or a file that cannot be read safely.
     """
     path = Path(location).expanduser()
     path = path if path.exists() else _hub_snapshot(location)
@@ -96,8 +95,7 @@ def read_checkpoint(
 def local_file(named: str) -> Path:
     """A file by its path, or by `owner/repository/file` on the hub.
 
-    Raises:
-        SourceError: it is neither.
+    Raises SourceError: it is neither.
     """
     path = Path(named).expanduser()
     owner, _, rest = named.partition("/")
@@ -115,8 +113,7 @@ def local_file(named: str) -> Path:
 def tensor_names(location: str) -> tuple[str, ...]:
     """Names of all tensors of a folder or weight file on this machine; no values are read.
 
-    Raises:
-        SourceError: as `read_checkpoint`, and for a hub id.
+    Raises SourceError: as `read_checkpoint`, and for a hub id.
     """
     files = _weight_files(Path(location).expanduser(), location)
     return tuple(name for file in files for name in read_tensors(file, values=False))

@@ -15,7 +15,6 @@ Span = tuple[Moment, Moment]
 
 
 def now(device: torch.device) -> Moment:
-    """This moment on the device."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)

@@ -90,8 +90,7 @@ class Corpus:
     def open(cls, folder: Path) -> Self:
         """An existing corpus.
 
-        Raises:
-            ConfigError, SourceError: there is none, or its files are damaged.
+        Raises ConfigError, SourceError: there is none, or its files are damaged.
         """
         if not (folder / MANIFEST).exists():
             raise ConfigError(f"{folder} holds no corpus: it has no {MANIFEST}.")

@@ -67,8 +67,7 @@ PER_LAYER |= {"head_count", "head_count_kv", "feed_forward_length"}
 def check_file(file: Path, *, most_bytes: int | None = None) -> int:
     """Size of a plain file.
 
-    Raises:
-        SourceError: it is none (a folder, a pipe, a device), or larger than `most_bytes`.
+    Raises SourceError: it is none (a folder, a pipe, a device), or larger than `most_bytes`.
     """
     try:
         about = file.stat()
@@ -84,8 +83,7 @@ def check_file(file: Path, *, most_bytes: int | None = None) -> int:
 def read_json(file: Path) -> Any:
     """Plain data of a JSON file.
 
-    Raises:
-        ConfigError, SourceError: it cannot be opened, is no JSON, or is nested too deeply.
+    Raises ConfigError, SourceError: it cannot be opened, is no JSON, or is nested too deeply.
     """
     check_file(file, most_bytes=MAX_JSON_BYTES)
     return plain.read_json(file.read_bytes(), what=str(file))
@@ -108,8 +106,7 @@ def read_tensors(
         keep: which to read, by name.
         values: whether their values are wanted; without, only the names mean anything.
 
-    Raises:
-        SourceError: it is damaged, or holds anything else.
+    Raises SourceError: it is damaged, or holds anything else.
     """
     if file.suffix != ".safetensors":
         found = read_pickle(file, torch.device("cpu" if values else "meta"))
@@ -128,8 +125,7 @@ def read_tensors(
 def read_pickle(file: Path, device: torch.device) -> Any:
     """What a file of `torch.save` holds: tensors, numbers, texts and their collections.
 
-    Raises:
-        SourceError: it is damaged, or would run code; torch's own messages advise to let it.
+    Raises SourceError: it is damaged, or would run code; torch's own messages advise to let it.
     """
     size = check_file(file)
     try:
@@ -164,8 +160,7 @@ def check_folder(folder: Path) -> int | None:
 
     None where transformers finds weights by other names than its own.
 
-    Raises:
-        ConfigError, SourceError: one could not.
+    Raises ConfigError, SourceError: one could not.
     """
     settings = ("config.json", "generation_config.json", "tokenizer_config.json")
     for file in (folder / name for name in settings):
@@ -207,8 +202,7 @@ def check_sizes(values: Mapping[str, Any], where: str, *, least: int | None = No
     Args:
         least: the least a size may be; None = as `RANGES` says. Parts of a model may be missing.
 
-    Raises:
-        SourceError: one is of another kind, or out of its range; it is named.
+    Raises SourceError: one is of another kind, or out of its range; it is named.
     """
     for key, value in values.items():
         if isinstance(value, Mapping) and key not in RANGES:
@@ -260,8 +254,7 @@ def check_complete(model: PreTrainedModel, info: Mapping[str, Any], name: str) -
     Args:
         info: what `from_pretrained` found out about its tensors.
 
-    Raises:
-        TargetError: naming the tensors.
+    Raises TargetError: naming the tensors.
     """
     kind = model.config.get_text_config().model_type
     advice = f"Give a complete checkpoint of this model ({kind}), with its own config.json."

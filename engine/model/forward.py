@@ -329,8 +329,6 @@ def tree_attention(
 
 
 class FeatureTap:
-    """Hooks on the decoder and on single decoder layers; installed only while needed."""
-
     def __init__(self, model: PreTrainedModel) -> None:
         # OPT's language model calls its decoder directly, not the base model around it.
         self._decoder = decoder_of(model)
@@ -366,7 +364,6 @@ class FeatureTap:
         )
 
     def close(self) -> None:
-        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

@@ -182,8 +182,7 @@ def _return_memory() -> None:
 def opened(weights: Weights) -> tuple[GGUFFile | None, int | None]:
     """The GGUF file if it is one, and the bytes of the weights where they are on this machine.
 
-    Raises:
-        ConfigError, SourceError: a file is damaged, or says what no model has.
+    Raises ConfigError, SourceError: a file is damaged, or says what no model has.
     """
     if weights.gguf_file is not None:
         file = GGUFFile(gguf_file(weights))
@@ -276,8 +275,7 @@ def _on_processor(
 def _kernels(spec: TargetSpec, cache_dir: Path) -> CDLL:
     """The compiled kernels.
 
-    Raises:
-        NotNative: they are switched off, or cannot be used here.
+    Raises NotNative: they are switched off, or cannot be used here.
     """
     if spec.native_kernels == "off":
         raise NotNative("switched off")
@@ -383,7 +381,6 @@ def _check_memory(spec: TargetSpec, count: int, dtype: torch.dtype, device: torc
 
 
 def all_free_bytes() -> dict[str, int]:
-    """Free memory of every device that is here."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     found = {f"cuda:{i}": free_bytes(torch.device("cuda", i)) for i in range(count)}
     found["cpu"] = free_bytes(torch.device("cpu"))

@@ -54,7 +54,6 @@ class RandomSource(RandomCheckpoint):
 
 
 def save_source(source: RandomSource, folder: Path) -> None:
-    """Write the model with its tokenizer, and its drafters, into a new folder."""
     model = random_model(source.config, seed=source.seed, decline=DECLINE)
     model.save_pretrained(folder)
     add_tensors(folder, source.tensors, seed=source.seed)
@@ -64,14 +63,12 @@ def save_source(source: RandomSource, folder: Path) -> None:
 
 
 def save_checkpoint(checkpoint: RandomCheckpoint, folder: Path, *, seed: int) -> None:
-    """Write config.json and random tensors into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(checkpoint.config), encoding="utf-8")
     add_tensors(folder, checkpoint.tensors, seed=seed)
 
 
 def add_tensors(folder: Path, shapes: Mapping[str, Shape], *, seed: int) -> None:
-    """Add random tensors to the folder's model.safetensors."""
     import torch
     from safetensors.torch import load_file, save_file
 

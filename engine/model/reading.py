@@ -69,8 +69,7 @@ def read_weights(
     Args:
         placing: `device_map` and `offload_folder` of a model over several devices.
 
-    Raises:
-        TargetError: the checkpoint lacks some of them.
+    Raises TargetError: the checkpoint lacks some of them.
     """
     found: Any = transformers.AutoModelForCausalLM.from_pretrained(
         weights.location,
@@ -97,8 +96,7 @@ def read_config(weights: Weights) -> Any:
 def checked_parameters(config: Any, num_bytes: int | None, name: str) -> int:
     """How many parameters a model has that can serve as a target.
 
-    Raises:
-        TargetError: it cannot, or its weights have not as many bytes as that.
+    Raises TargetError: it cannot, or its weights have not as many bytes as that.
     """
     check_can_roll_back(config.get_text_config(), name)
     count = num_parameters(config)
@@ -116,8 +114,7 @@ def num_parameters(config: Any) -> int:
 def read_tokenizer(weights: Weights) -> PreTrainedTokenizerBase | None:
     """The checkpoint's tokenizer; None where a local folder has none.
 
-    Raises:
-        SourceError: its files are damaged.
+    Raises SourceError: its files are damaged.
     """
     folder = Path(weights.location)
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")

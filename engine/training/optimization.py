@@ -82,7 +82,6 @@ class AveragedWeights:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Follow the weights after so many steps."""
         # Young averages follow faster, or the first weights would linger.
         decay = min(self._decay, (1 + step) / (10 + step))
         for name, average in self.values.items():

@@ -96,8 +96,7 @@ def visible(positions: Tensor, segments: Tensor) -> Tensor:
 def split(corpus: Corpus, num_dialogues: int) -> tuple[list[Entry], list[Entry]]:
     """Dialogues to train on, and held-out ones, of the first `num_dialogues`.
 
-    Raises:
-        ConfigError: too few to hold any out.
+    Raises ConfigError: too few to hold any out.
     """
     entries = corpus.entries[:num_dialogues]
     held = [e for e in entries if seed_of("held out", e.number) % HELD_OUT_EVERY == 0]
@@ -167,8 +166,6 @@ class FeatureStore:
 
 
 class Teacher:
-    """Reads packs through the target."""
-
     def __init__(
         self,
         target: Target,

@@ -158,8 +158,7 @@ class Student(nn.Module):
     def load(self, folder: Path) -> None:
         """Take the weights that `save` wrote there.
 
-        Raises:
-            DrafterError, SourceError: there are none, or they are of another shape.
+        Raises DrafterError, SourceError: there are none, or they are of another shape.
         """
         found = read_checkpoint(str(folder))
         for name, value in self.published().items():
@@ -173,7 +172,6 @@ class Student(nn.Module):
         }
 
     def save(self, folder: Path, dtype: torch.dtype) -> None:
-        """Write config and weights."""
         file = folder / self.weights_file
         save_file(self.stored(dtype), file, metadata={"format": "pt"})
         config = {**self.config(), "torch_dtype": str(dtype).removeprefix("torch.")}

@@ -108,8 +108,7 @@ def score(
     Args:
         cache_dir: where weights are kept if the drafter needs another model.
 
-    Raises:
-        DrafterError: the drafter does not fit the target.
+    Raises DrafterError: the drafter does not fit the target.
     """
     limits = Limits(max_new_tokens=max_new_tokens)
     where: dict[str, Any] = {"device": str(target.device), "cache_dir": cache_dir}
@@ -285,8 +284,7 @@ def train(
 ) -> Generator[TrainMetrics | Evaluation]:
     """Train one drafter into `output`, or go on with the run that is there.
 
-    Raises:
-        ConfigError: the corpus does not fit, or the run in `output` has other settings.
+    Raises ConfigError: the corpus does not fit, or the run in `output` has other settings.
     """
     if target.device.type == "cpu" and sys.platform == "linux":
         keep_freed_memory()

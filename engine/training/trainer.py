@@ -89,9 +89,8 @@ class Trainer:
         Args:
             store: keeps the target's features, so that they are computed once.
 
-        Raises:
-            ConfigError: the corpus is too small or another target's, or the run in `folder` was
-                made with other settings.
+        Raises ConfigError: the corpus is too small or another target's, or the run in `folder` was
+        made with other settings.
         """
         self.target = target
         self.corpus = corpus
@@ -284,8 +283,7 @@ def load_state(
 ) -> dict[str, Any] | None:
     """The checkpoint of the run in this folder; None where there is none.
 
-    Raises:
-        ConfigError: damaged, or of another run; names what differs.
+    Raises ConfigError: damaged, or of another run; names what differs.
     """
     file = folder / CHECKPOINT
     if not file.is_file():

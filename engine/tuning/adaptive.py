@@ -379,8 +379,7 @@ def build_drafter(
     Args:
         curve: the target's latency curve, asked for where it is needed; None = measured anew.
 
-    Raises:
-        DrafterError: the weights do not fit the target, or cannot be found.
+    Raises DrafterError: the weights do not fit the target, or cannot be found.
     """
     drafter = config.build(context)
     if not config.adaptive:

@@ -83,8 +83,7 @@ def fit_size(
         table: what was measured of the method, if anything was.
         curve: gives the latency curve of the context's target; asked where it is needed.
 
-    Raises:
-        ConfigError, DrafterError, SourceError: the method's drafter cannot be built.
+    Raises ConfigError, DrafterError, SourceError: the method's drafter cannot be built.
     """
     if config.size == "set" or not config.size_settings:
         return Fit(config)

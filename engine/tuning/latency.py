@@ -48,8 +48,7 @@ class _Stored:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """What `to_dict` made.
 
-        Raises:
-            ConfigError: it is none.
+        Raises ConfigError: it is none.
         """
         try:
             return TypeAdapter(cls).validate_python(dict(values))

@@ -174,8 +174,7 @@ class RankTable:
     def from_bytes(cls, payload: bytes) -> Self:
         """What `to_bytes` wrote.
 
-        Raises:
-            ConfigError: it is no rank table, or one of a newer version.
+        Raises ConfigError: it is no rank table, or one of a newer version.
         """
         try:
             if not zipfile.is_zipfile(io.BytesIO(payload)):

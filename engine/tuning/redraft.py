@@ -35,8 +35,7 @@ _CHUNK = 1024
 def with_steps(texts: Iterable[Text]) -> list[Text]:
     """The texts that have a step.
 
-    Raises:
-        ConfigError: none has.
+    Raises ConfigError: none has.
     """
     found = [text for text in texts if text.num_roots]
     if not found:
@@ -48,8 +47,7 @@ def with_steps(texts: Iterable[Text]) -> list[Text]:
 def read(target: Target, text: Text, needs: Needs, *, tail: int) -> Reading:
     """One forward over the whole text, and `tail` greedy tokens more (fewer at the context's end).
 
-    Raises:
-        PromptError: longer than the target's context, empty, or of another vocabulary.
+    Raises PromptError: longer than the target's context, empty, or of another vocabulary.
     """
     ids = [*text.prompt_ids, *text.output_ids]
     _check(target, text, ids)
@@ -116,8 +114,7 @@ class OfflineStep:
 def run_offline(drafter: Drafter, reading: Reading, device: torch.device) -> Iterator[OfflineStep]:
     """The steps that the drafter makes on this text.
 
-    Raises:
-        ConfigError: a draft went on where the text is not known; read it with a longer tail.
+    Raises ConfigError: a draft went on where the text is not known; read it with a longer tail.
     """
     tokens, first = reading.tokens.tolist(), reading.first
     prompt_ids, limits = reading.text.prompt_ids, reading.text.limits

@@ -35,8 +35,7 @@ class Replay(GreedySteps):
 def replay(table: RankTable, tree: ChoiceTree) -> Replay:
     """Every step that a greedy run with this tree makes on the table's texts, `adaptive` off.
 
-    Raises:
-        TreeError: the tree is deeper than the table or uses ranks that it does not tell apart.
+    Raises TreeError: the tree is deeper than the table or uses ranks that it does not tell apart.
     """
     lengths = tree.shape.depths.numpy()[reach(table, tree)]
     roots = walk(lengths, table)
@@ -46,8 +45,7 @@ def replay(table: RankTable, tree: ChoiceTree) -> Replay:
 def reach(table: RankTable, tree: ChoiceTree) -> np.ndarray:
     """The deepest node that the true path reaches from every position `(positions,)`; 0 = root.
 
-    Raises:
-        TreeError: the tree is deeper than the table or uses ranks that it does not tell apart.
+    Raises TreeError: the tree is deeper than the table or uses ranks that it does not tell apart.
     """
     tree.check_fits(depth=table.depths, ranks=table.num_ranks, what="the rank table")
     # Column rank + 1 is the child of that rank; column 0 is no child, for ranks that no path uses.
@@ -86,8 +84,7 @@ def replay_chain(table: RankTable, length: int) -> Replay:
 
     For drafters that look up these are steps made while measuring; each draft may be shorter.
 
-    Raises:
-        ConfigError: the table does not know this length.
+    Raises ConfigError: the table does not know this length.
     """
     known = chain_lengths(table)
     if length not in known:

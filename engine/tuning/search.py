@@ -69,9 +69,8 @@ def curve(
         max_depth: longest path; None = as deep as the table.
         max_width: ranks that may be used, 0 … max_width − 1; None = all of the table's.
 
-    Raises:
-        ConfigError: a constraint is out of range, no text is of this category, or the drafter was
-            never right.
+    Raises ConfigError: a constraint is out of range, no text is of this category, or the drafter
+    was never right.
     """
     if not table.depths:
         raise ConfigError("This drafter looks up chains; there is no tree to choose.")

@@ -130,8 +130,7 @@ def measure_batch(
     Every size is timed once before any is timed again, from small to large; where that takes more
     than `seconds`, the largest are left to the slope of the smaller ones.
 
-    Raises:
-        TargetError: the target cannot read several texts at once.
+    Raises TargetError: the target cannot read several texts at once.
     """
     if len(target.recurrent):
         raise TargetError(
@@ -189,8 +188,6 @@ def synchronise(device: torch.device) -> None:
 
 
 class _FixedChain(Drafter):
-    """Proposes the same chain at every step."""
-
     def __init__(self, num_rows: int, target: Target) -> None:
         self._tokens = torch.arange(num_rows, device=target.device) % target.vocab_size
         self._probs = torch.full((num_rows,), 0.5, device=target.device)

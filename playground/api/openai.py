@@ -215,7 +215,6 @@ class Completion(Completing):
 
 
 def fault(status: int, sentence: str) -> dict[str, Any]:
-    """A fault as OpenAI writes it."""
     kinds = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"error": {"message": sentence, "type": kind, "param": None, "code": status}}
@@ -375,8 +374,6 @@ class ChatForm(Form):
 
 
 class TextForm(Form):
-    """A completion."""
-
     default_tokens = COMPLETION_TOKENS
     id_prefix = "cmpl"
     kind = chunk_kind = "text_completion"

@@ -98,7 +98,6 @@ class Generating(Asked):
 
 
 def fault(_: int, sentence: str) -> dict[str, Any]:
-    """A fault as Triton writes it."""
     return {"error": sentence}
 
 

@@ -60,8 +60,8 @@ def triton_server(host: EngineHost, model: str, listening: Listening) -> Iterato
     Args:
         model: what both models decode with, named as `playground.api.models` names it.
 
-    Raises:
-        ConfigError: pytriton is not installed, or there is no such model, or Triton did not start.
+    Raises ConfigError: pytriton is not installed, or there is no such model, or Triton did not
+    start.
     """
     try:
         import numpy as np

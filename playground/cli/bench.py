@@ -73,8 +73,6 @@ class WorkloadOptions(LogOptions, SamplingOptions, TargetOptions):
 
 @dataclass(kw_only=True)
 class BenchOptions(WorkloadOptions, RayOptions):
-    """Options of `bench`."""
-
     methods: str | None = option(None, "Methods to measure, by name: ngram,suffix.", metavar="A,B")
     method: list[str] = option(
         [],
@@ -227,8 +225,7 @@ def configurations_of(
             by spaces.
         settings: `field=value` for every method, `NAME.field=value` for the one of that name.
 
-    Raises:
-        ConfigError: an unknown method, field or name.
+    Raises ConfigError: an unknown method, field or name.
     """
     import presets
     from engine.errors import ConfigError

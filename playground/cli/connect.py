@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class ConnectOptions(LogOptions, JsonOptions):
-    """Options of `connect`."""
-
     url: str = argument(..., "Address of vLLM, SGLang, TensorRT-LLM, llama-server or a playground.")
     key: str = option("", "Its API key.", envvar="OPENAI_API_KEY")
     model: str = option("", "Model to ask for; without it the first that it lists.")

@@ -32,8 +32,6 @@ NAMES = "trtllm, vllm, sglang, triton, llamacpp or transformers."
 
 @dataclass(kw_only=True)
 class ExportOptions(LogOptions, MethodOptions):
-    """Options of `export`."""
-
     to: str = option(REQUIRED, NAMES)
     run: str | None = option(None, "Run of the log: its method and target.", metavar="ID")
     method: str = option("", METHOD_HELP)
@@ -46,8 +44,6 @@ class ExportOptions(LogOptions, MethodOptions):
 
 @dataclass(kw_only=True)
 class ImportOptions:
-    """Options of `import`."""
-
     file: str = argument(REQUIRED, "The config; - reads it from stdin.")
     source: str = option(REQUIRED, NAMES, "--from")
     output: Path | None = option(None, "Write the method here.", metavar="FILE.yaml")

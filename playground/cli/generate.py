@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class GenerateOptions(LogOptions, SamplingOptions, MethodOptions, TargetOptions):
-    """Options of `generate`."""
-
     method: str = option("Autoregressive", METHOD_HELP)
     prompt: str | None = argument(None, "The prompt; - reads it from stdin.")
     prompt_ids: str | None = option(None, "The prompt as token ids: 1,2,3.", metavar="IDS")

@@ -97,7 +97,6 @@ def option(default: Any, help: str, *names: str, **more: Any) -> Any:
 
 
 def argument(default: Any, help: str, **more: Any) -> Any:
-    """A field that is an argument."""
     return _field(default, typer.Argument(help=help, **more))
 
 
@@ -264,8 +263,6 @@ class TargetOptions(DeviceOptions):
 
 @dataclass(kw_only=True)
 class MethodOptions:
-    """One method and changes to its settings."""
-
     method: str = option(REQUIRED, METHOD_HELP)
     settings: list[str] = option(
         [], "Change one setting of the method.", "--set", metavar="FIELD=VALUE"
@@ -360,8 +357,6 @@ class RayOptions:
 
 @dataclass(kw_only=True)
 class LogOptions:
-    """Which run log."""
-
     db: str | None = option(None, "Run log: a SQLite file or any SQLAlchemy URL.", metavar="URL")
 
     @property

@@ -70,8 +70,6 @@ class FilterOptions(LogOptions):
 
 @dataclass(kw_only=True)
 class ListOptions(JsonOptions, FilterOptions):
-    """Options of `runs list`."""
-
     sort: str = option(
         "created_at", "Figure or field: created_at, tok_s, mat, ttft_s, num_steps, …"
     )
@@ -113,8 +111,6 @@ def _line(run: RunSummary) -> str:
 
 @dataclass(kw_only=True)
 class ExportOptions(FilterOptions):
-    """Options of `runs export`."""
-
     file: Path = argument(
         REQUIRED, "FILE.json, FILE.json.gz or FILE.csv; - prints JSON.", metavar="FILE"
     )
@@ -150,8 +146,6 @@ def export(options: ExportOptions) -> None:
 
 @dataclass(kw_only=True)
 class ImportOptions(LogOptions):
-    """Options of `runs import`."""
-
     files: list[Path] = argument(REQUIRED, "Exported JSON files.", metavar="FILE…", exists=True)
 
 
@@ -171,8 +165,6 @@ def import_(options: ImportOptions) -> None:
 
 @dataclass(kw_only=True)
 class CopyOptions:
-    """Options of `runs copy`."""
-
     source: str | None = option(
         None, "Log to copy; default: the usual one.", "--from", metavar="URL"
     )
@@ -211,8 +203,6 @@ def copy(options: CopyOptions) -> None:
 
 @dataclass(kw_only=True)
 class TagOptions(LogOptions):
-    """Options of `runs tag`."""
-
     ids: list[str] = argument(REQUIRED, "Ids of runs.", metavar="ID…")
     add: list[str] = option([], "Add this tag; repeatable.")
     remove: list[str] = option([], "Remove this tag.")

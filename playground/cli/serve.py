@@ -11,8 +11,6 @@ from playground.cli.options import DeviceOptions, JsonOptions, LogOptions, optio
 
 @dataclass(kw_only=True)
 class ServeOptions(LogOptions, DeviceOptions):
-    """Options of `serve`."""
-
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(7860, "Port to listen on.", min=1, max=65535)
     allowed_host: list[str] = option(

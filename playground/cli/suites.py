@@ -25,8 +25,6 @@ suites = typer.Typer(
 
 @dataclass(kw_only=True)
 class FetchOptions:
-    """Options of `suites fetch`."""
-
     name: str = argument(REQUIRED, "humaneval or spec-bench.")
     file: Path | None = option(
         None, "A copy of its file instead of the network; may be packed (.gz).", metavar="FILE"
@@ -35,8 +33,6 @@ class FetchOptions:
 
 @dataclass(kw_only=True)
 class ExportSuiteOptions:
-    """Options of `suites export`."""
-
     name: str = argument(REQUIRED, "Suite or file of prompts.")
     to: str = option("genai-perf", "genai-perf or trtllm-bench.")
     output: Path | None = option(None, "Write the file here.", metavar="FILE.jsonl")

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class TrainOptions(TargetOptions, RayOptions):
-    """Options of `train`."""
-
     method: str = option(REQUIRED, "medusa, eagle, eagle3, redrafter or draft_target.")
     output: Path = option(REQUIRED, "Folder of the drafter; a run that is there goes on.")
     corpus: Path | None = option(
@@ -181,7 +179,6 @@ class Drafter:
         tell: Callable[[TrainMetrics | Evaluation], object],
         cancelled: Callable[[], bool] = lambda: False,
     ) -> dict[str, Score]:
-        """Its last scores."""
         from engine.model.corpus import Corpus
         from engine.training import session
 
@@ -260,7 +257,6 @@ def _grow_at(context: TaskContext, corpora: Corpora) -> str:
 
 
 def _train_at(context: TaskContext, drafter: Drafter) -> dict[str, Score]:
-    """The task of a worker: one drafter."""
     from engine.training.trainer import TrainMetrics
 
     def tell(event: object) -> None:
@@ -273,8 +269,7 @@ def _train_at(context: TaskContext, drafter: Drafter) -> dict[str, Score]:
 def read_prompts(files: Sequence[Path]) -> list[GivenPrompt]:
     """Prompts of files in any layout that benchmarks read.
 
-    Raises:
-        ConfigError: a file is unreadable or in no known layout.
+    Raises ConfigError: a file is unreadable or in no known layout.
     """
     from engine.training.corpus.dialogues import GivenPrompt
     from playground.experiments.prompt_files import read_suite_file

@@ -10,8 +10,6 @@ from playground.cli.options import DeviceOptions, LogOptions, option, takes
 
 @dataclass(kw_only=True)
 class TritonOptions(LogOptions, DeviceOptions):
-    """Options of `triton`."""
-
     model: str = option("ensemble", "TARGET or TARGET:METHOD; default: what the page starts with.")
     host: str = option("127.0.0.1", "Address to listen on.")
     http_port: int = option(8000, "Port of HTTP.", min=1, max=65535)

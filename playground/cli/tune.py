@@ -52,8 +52,6 @@ class MeasureOptions(LogOptions, MethodOptions, DeviceOptions):
 
 @dataclass(kw_only=True)
 class RanksOptions(MeasureOptions):
-    """Options of `tune ranks`."""
-
     runs: str | None = option(None, "Runs of the log, by id: ID,ID.", metavar="ID,ID")
     benchmark: str | None = option(None, "All runs of a benchmark of the log.", metavar="ID")
     depths: int = option(8, "How deep to rank; for lookup, the longest draft.", min=1, max=64)
@@ -61,8 +59,6 @@ class RanksOptions(MeasureOptions):
 
 @dataclass(kw_only=True)
 class FitOptions(JsonOptions, LogOptions):
-    """Options of `tune fit`."""
-
     nodes: str = option("8,16,32,63", "Sizes of tree, in drafted nodes: 8,16,32.", metavar="N,N")
     table: str | None = option(None, "Rank table; default: the newest.", metavar="ID")
     max_depth: int | None = option(None, "Longest path.", min=1)
@@ -76,8 +72,6 @@ class FitOptions(JsonOptions, LogOptions):
 
 @dataclass(kw_only=True)
 class LatencyOptions(JsonOptions, MeasureOptions):
-    """Options of `tune latency`."""
-
     context_len: int = option(
         256, "Tokens of context; the nearest bucket is measured.", "--context"
     )

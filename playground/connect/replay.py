@@ -90,7 +90,6 @@ class Level:
 
     @property
     def throughput(self) -> float:
-        """New tokens of all requests per second."""
         return sum(reply.num_new_tokens for reply in self.replies) / self.seconds
 
     @property

@@ -37,7 +37,6 @@ class Report:
 
     @property
     def pairs(self) -> list[tuple[Level, Level | None]]:
-        """Each level, and the one without drafts at the same concurrency."""
         others = {level.concurrency: level for level in self.plain}
         return [(level, others.get(level.concurrency)) for level in self.drafting]
 
@@ -103,7 +102,6 @@ class Report:
         return [*said, approximated]
 
     def to_dict(self) -> dict[str, Any]:
-        """All figures as plain values."""
         return {
             "engine": self.engine.name,
             "levels": [

@@ -58,7 +58,6 @@ def begin(log: RunLog, plan: ExperimentPlan, name: str = "") -> str:
 
 
 def stored_benchmark(log: RunLog, benchmark_id: str) -> Benchmark:
-    """A benchmark as it stands in the log."""
     found = log.benchmarks.get(benchmark_id)
     if found is None or found.plan.get("kind") != KIND:
         raise ConfigError(f"No benchmark {benchmark_id!r:.80} is in the log.")
@@ -66,7 +65,6 @@ def stored_benchmark(log: RunLog, benchmark_id: str) -> Benchmark:
 
 
 def plan_to_resume(log: RunLog, benchmark_id: str, types: Types | None = None) -> ExperimentPlan:
-    """The plan of a benchmark, to go on with."""
     return ExperimentPlan.stored(stored_benchmark(log, benchmark_id).plan, types)
 
 
@@ -138,8 +136,6 @@ class Extent(Settings):
 
 
 class ConfigurationForm(Settings):
-    """One method with settings and a name of its own."""
-
     method: str
     name: str
     settings: dict[str, Any] = {}
@@ -229,8 +225,6 @@ class BenchmarkState:
 
 
 class Benchmarks:
-    """Benchmarks of one server."""
-
     def __init__(self, host: EngineHost) -> None:
         self._log = host.log
         self._catalog = host.catalog

@@ -132,8 +132,6 @@ class Job:
 
 
 class Jobs:
-    """The jobs of one process, by id; they end before the host closes."""
-
     def __init__(self, host: EngineHost) -> None:
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}

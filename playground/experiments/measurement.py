@@ -139,8 +139,7 @@ class Measurement:
     def run(self, bench: BuildContext) -> Summary:
         """Measure on a loaded target.
 
-        Raises:
-            PlaygroundError: a drafter cannot be made, or the target cannot take text at all.
+        Raises PlaygroundError: a drafter cannot be made, or the target cannot take text at all.
         """
         self._bench, self._target = bench, bench.target
         mine = {request.key for requests in self.plan.rounds() for request in requests}
@@ -256,7 +255,6 @@ class Measurement:
             pass
 
     def _latency(self) -> LatencyCurve:
-        """The target's latency curve, measured once."""
         self._curve = self._curve or controller_curve(self._target)
         return self._curve
 
@@ -283,8 +281,7 @@ class Measurement:
     def _prompt(self, item: Item, turn: int) -> Prompt:
         """The conversation up to a turn, with plain decoding's answers of the first repeat.
 
-        Raises:
-            PromptError: an earlier turn has no answer, or the target cannot take the prompt.
+        Raises PromptError: an earlier turn has no answer, or the target cannot take the prompt.
         """
         messages = [dict(message) for message in item.history]
         for earlier in range(turn):

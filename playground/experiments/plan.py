@@ -92,8 +92,6 @@ Key = tuple[str, str, int, int, str]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One turn of one prompt, to be answered by one configuration in one repeat."""
-
     item: Item
     turn: int
     repeat: int

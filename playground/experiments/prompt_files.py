@@ -75,7 +75,6 @@ class _Row(Settings):
 
 
 def read_suite_file(path: Path) -> PromptSuite:
-    """A suite from a file, named like the file."""
     return read_suite_text(read_text(path), path.name, where=str(path))
 
 

@@ -86,8 +86,7 @@ def fetch(name: str, file: Path | None = None) -> PromptSuite:
     Args:
         file: a copy of it, perhaps packed with gzip; None = from the network.
 
-    Raises:
-        ConfigError: no such suite, it cannot be fetched or read, or has no prompts.
+    Raises ConfigError: no such suite, it cannot be fetched or read, or has no prompts.
     """
     if name not in PUBLIC:
         raise ConfigError(f"The suite must be one of {', '.join(PUBLIC)}, got {name!r:.80}.")

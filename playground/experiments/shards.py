@@ -64,7 +64,6 @@ def split(plan: ExperimentPlan, num_workers: int) -> list[ExperimentPlan]:
 
 
 def _measure(context: TaskContext, plan: ExperimentPlan, benchmark_id: str) -> Summary:
-    """The task of a worker: one shard."""
     return Measurement(
         plan=plan,
         log=context.log,

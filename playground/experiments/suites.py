@@ -51,7 +51,6 @@ def in_order(groups: Iterable[str]) -> list[str]:
 
 
 def choose_suite(name: str, known: Mapping[str, PromptSuite]) -> PromptSuite:
-    """A suite by name, or read from a file."""
     if name in known:
         return known[name]
     path = Path(name).expanduser()
@@ -109,7 +108,6 @@ def evenly(items: Sequence[Item], most: int) -> list[Item]:
 
 
 def items_of(suite: PromptSuite) -> tuple[Item, ...]:
-    """Every prompt of a suite, each under a name of its own."""
     seen: Counter[str] = Counter()
     items = []
     for place, prompt in enumerate(suite.prompts, start=1):

@@ -50,8 +50,6 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class TaskContext:
-    """What a task may use on its worker."""
-
     name: str
     bench: BuildContext
     log: RunLog
@@ -90,7 +88,6 @@ class Worker:
         return About(self._name, ray.get_runtime_context().get_node_id(), program())
 
     def prepare(self, config: WorkerConfig, *, gpu: bool) -> Mapping[str, Any]:
-        """Load the target and open the log; returns where runs are made."""
         import presets
         from playground.host import paths
 
@@ -109,7 +106,6 @@ class Worker:
         return task(TaskContext(self._name, bench, self._log, self._told.append, self._stop.is_set))
 
     def look(self) -> list[Any]:
-        """What was told since the last look."""
         told, self._told[:] = list(self._told), []
         return told
 

@@ -51,7 +51,6 @@ class Catalog:
 
     @classmethod
     def shipped(cls) -> Catalog:
-        """All presets, and every method of the engine."""
         return cls(
             dict(presets.targets()),
             dict(presets.methods()),

@@ -137,7 +137,6 @@ def state_of(cls: type[Settings], raw: Mapping[str, Any]) -> FormState:
 
 
 def _without_effect(settings: Settings) -> set[str]:
-    """Controls that have no effect."""
     found = set(type(settings).model_fields) - settings.live_settings()
     for name, method in _within(settings):
         found |= {f"{name}.{inner}" for inner in _without_effect(method)} - {
@@ -159,7 +158,6 @@ def _notes(settings: Settings) -> dict[str, str]:
 
 
 def _within(settings: Settings) -> Iterator[tuple[str, MethodConfig]]:
-    """Methods that settings hold."""
     for name in type(settings).model_fields:
         value = getattr(settings, name)
         if isinstance(value, MethodConfig):

@@ -29,8 +29,6 @@ Choices = list[tuple[str, str]]
 
 
 class MethodMenu:
-    """Methods of a catalog, with what the log knows of them."""
-
     def __init__(self, catalog: Catalog, log: RunLog) -> None:
         self._catalog, self._log = catalog, log
 

@@ -20,5 +20,4 @@ def suites() -> Path:
 
 
 def run_log() -> Path:
-    """The default run log."""
     return platformdirs.user_data_path(APP, appauthor=False) / "runs.sqlite3"

@@ -30,8 +30,7 @@ def catalog_within(
         opened: folders with all that is in them, files, or hub ids, which settings may name.
         may_open: whether the page may add targets by their place.
 
-    Raises:
-        SourceError: a target is none of these.
+    Raises SourceError: a target is none of these.
     """
     specs = {name: presets.resolve(name) for name in targets}
     configs = [preset.config.model_dump() for preset in catalog.presets.values()]

@@ -67,7 +67,6 @@ class Recording:
 
     @property
     def run_id(self) -> str:
-        """The run's id in the log."""
         assert self._run.log_id is not None
         return self._run.log_id
 
@@ -193,8 +192,7 @@ def record_run(
         stored: further fields of the log's `NewRun`, e.g. its labels.
         run: told what is recorded, for a page that follows it.
 
-    Raises:
-        RecordingError: the log cannot be written, say.
+    Raises RecordingError: the log cannot be written, say.
     """
     chosen = {"fit": fit.to_dict()} if fit.reason else {}
     new = NewRun(

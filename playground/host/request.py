@@ -103,7 +103,6 @@ def read_dtype(raw: object) -> str:
 
 
 def read_run_id(raw: object) -> str:
-    """The id of a run, from a link or an event."""
     return _RunLink.parse({"run": raw}).run
 
 

@@ -87,7 +87,6 @@ class EngineHost:
         return self._models.loaded
 
     def load(self, spec: TargetSpec, dtype: str, *, owner: str) -> LiveRun:
-        """Queue the loading of a target."""
         run = LiveRun(owner)
         return self._enqueue(Job(run, lambda run: self._load_only(run, spec, dtype)))
 

@@ -184,8 +184,6 @@ def run_meta(
 
 
 class RunStream:
-    """Builds the messages of one stream over some live runs."""
-
     def __init__(self, runs: Sequence[LiveRun], ahead_of: Callable[[LiveRun], int]) -> None:
         self._runs = list(runs)
         self._ahead_of = ahead_of
@@ -245,7 +243,6 @@ def _end(run: LiveRun) -> dict[str, Any] | None:
 
 
 def events_of(run: LiveRun, start: int, most: int) -> list[Event]:
-    """A live run's events from number `start` on."""
     first, events = run.first, []
     if first is None:
         return []

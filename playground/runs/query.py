@@ -103,7 +103,6 @@ class TableQuery(Settings):
 
     @property
     def grouped(self) -> bool:
-        """Whether the rows are groups of runs."""
         return bool(self.group) and self.group != FLAT
 
     @property

@@ -95,7 +95,6 @@ def writing(file: Path) -> Iterator[IO[str]]:
 
 
 def run_line(stored: StoredRun) -> str:
-    """A whole run as one line of JSON."""
     values = run_values(stored.run) | {"steps": [asdict(step) for step in stored.steps]}
     try:
         return json.dumps(values, allow_nan=False)

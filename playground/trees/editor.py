@@ -152,7 +152,6 @@ class TreeEditor:
     # ---- optimise
 
     def optimise(self, asked: Question) -> dict[str, Any]:
-        """The best tree of so many nodes."""
         return {"tree": self._best(asked, (asked.nodes,))[0].tree.as_lists()}
 
     def curve(self, asked: Question) -> dict[str, Any]:
@@ -182,7 +181,6 @@ class TreeEditor:
         return read_text(asked.text, limits)
 
     def write(self, asked: Question) -> dict[str, Any]:
-        """A tree as text in a format."""
         kind = self._method(asked).config.decoding_type if asked.method else "Medusa"
         return write_text(read_paths(asked.tree), asked.format, decoding_type=kind)
 
@@ -194,7 +192,6 @@ class TreeEditor:
         return {"text": f"Saved as {name}.", "trees": tree_rows(self._log)}
 
     def forget(self, asked: Question) -> dict[str, Any]:
-        """Delete a saved tree."""
         name = forget_tree(self._log, asked.name)
         return {"text": f"Deleted {name}.", "trees": tree_rows(self._log)}
 

@@ -47,7 +47,6 @@ TITLES: dict[str, str] = {form.name: form.title for form in FORMATS}
 
 
 def formats() -> list[dict[str, str]]:
-    """The formats that a tree can be written in."""
     return [{"name": form.name, "title": form.title} for form in FORMATS]
 
 

@@ -121,8 +121,7 @@ def measure_batches(
 ) -> BatchLatency:
     """Measure texts in lock-step and keep it.
 
-    Raises:
-        StoppedError: somebody stopped it.
+    Raises StoppedError: somebody stopped it.
     """
     found = measure_batch(target, context_len=bucket_of(context_len), on_progress=on_progress)
     _keep(log, _batch_key(machine_key(target, context_len)), {"batch": found.to_dict()})

@@ -52,8 +52,6 @@ class Measurements:
     # ---- ranks
 
     def ranks(self, method: TreeMethod, source: str) -> Work:
-        """Measures a rank table over a source's texts; a suite's are written first."""
-
         def work(run: LiveRun) -> dict[str, Any]:
             self._prepare(run, method.target)
             written = source.startswith("suite:")
@@ -130,8 +128,6 @@ class Measurements:
     # ---- latency
 
     def latency(self, method: TreeMethod) -> Work:
-        """Measures verify, drafting and the loop's own work."""
-
         def work(run: LiveRun) -> dict[str, Any]:
             self._prepare(run, method.target)
             tell = progress_of(run, "timing verify forwards and drafts")

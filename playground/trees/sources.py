@@ -47,8 +47,6 @@ class Source:
 
 
 class Sources:
-    """Finds sources in the log and in the presets."""
-
     def __init__(self, log: RunLog, catalog: Catalog, shipped: Path = SHIPPED) -> None:
         self._log = log
         self._catalog = catalog

@@ -282,7 +282,6 @@ class Examples:
         return {"before": before, "tokens": list(pieces[at + 1 : at + depth + 1]), "run": run_id}
 
     def _tokens(self, run_id: str) -> tuple[str, ...]:
-        """Every output token of a run as text."""
         detail = self._log.get(run_id)
         pieces = [] if detail is None else [detail.first_text]
         for step in () if detail is None else self._log.steps(run_id):

@@ -133,8 +133,7 @@ class DFlashModel(nn.Module):
 class DFlashDrafter(FeatureDrafter):
     """Keeps the context's keys and values, and fills one block per step.
 
-    Raises:
-        DrafterError: it is no DFlash model, or one for another target.
+    Raises DrafterError: it is no DFlash model, or one for another target.
     """
 
     _first = 1
@@ -201,8 +200,7 @@ class DFlashDrafter(FeatureDrafter):
 def _stated(found: HeadCheckpoint, name: str, *said: _Setting | None) -> _Setting:
     """The first that says a setting: the user, or the checkpoint's config.
 
-    Raises:
-        DrafterError: none does.
+    Raises DrafterError: none does.
     """
     value = next((value for value in said if value is not None), None)
     if value is None:
@@ -219,8 +217,7 @@ def _layers_read(
 ) -> tuple[int, ...]:
     """Layers of the target whose outputs the model reads.
 
-    Raises:
-        DrafterError: nothing says which, or the target is another one.
+    Raises DrafterError: nothing says which, or the target is another one.
     """
     said, made = found.options, "This draft model was made for another target."
     hidden = found.layers.hidden_size

@@ -132,8 +132,7 @@ class _Block:
 class DSparkDrafter(DFlashDrafter):
     """Fills a block as DFlash does, then goes through it from left to right.
 
-    Raises:
-        DrafterError: it is no DSpark model, or one for another target.
+    Raises DrafterError: it is no DSpark model, or one for another target.
     """
 
     def __init__(self, context: BuildContext, config: DSparkConfig, found: HeadCheckpoint) -> None:

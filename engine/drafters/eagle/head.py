@@ -164,7 +164,6 @@ class Eagle1Head(DraftHead):
     """
 
     def __init__(self, spec: HeadSpec, lm_head: OutputMatrix, *, vocab: int, bias: bool) -> None:
-        """`lm_head`: a `DraftOutput` where the head is to draft; `vocab`: of the target."""
         super().__init__()
         self.fc = nn.Linear(2 * spec.hidden, spec.hidden, bias=bias)
         self.layer = HeadLayer(spec, spec.hidden)

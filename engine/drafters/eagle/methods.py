@@ -96,7 +96,6 @@ class _EagleMethod(MethodConfig):
 
     @property
     def grown_tree(self) -> DynamicTree:
-        """How the dynamic tree may grow."""
         return DynamicTree(
             top_k=self.dynamic_tree_max_topK,
             levels=self.max_draft_len,
@@ -257,8 +256,6 @@ class Eagle3Config(_EagleMethod):
 
 
 class EagleDrafter(FeatureDrafter):
-    """Keeps a head's base entries in step with the target, and drafts a tree from them."""
-
     def __init__(
         self,
         head: DraftHead,

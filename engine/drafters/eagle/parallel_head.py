@@ -26,7 +26,6 @@ class ParallelHead(Eagle3Head):
     mask_hidden: Tensor
 
     def __init__(self, count: int, spec: Eagle3Spec, lm_head: OutputMatrix | None = None) -> None:
-        """`count`: layers in all."""
         super().__init__(spec, lm_head)
         layer = spec.layer
         others = range(1, count)

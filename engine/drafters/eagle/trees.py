@@ -54,8 +54,6 @@ class _Level(NamedTuple):
 
 
 class StaticTree:
-    """Drafts the nodes of a choice tree, one batch per depth."""
-
     def __init__(self, tree: ChoiceTree, device: torch.device) -> None:
         self.tree = tree
         self._levels = _levels(tree, device)

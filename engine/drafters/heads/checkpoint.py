@@ -122,7 +122,6 @@ class HeadCheckpoint:
 
     @classmethod
     def read(cls, location: str) -> Self:
-        """As `read_checkpoint`."""
         return cls(read_checkpoint(location))
 
     def has(self, name: str) -> bool:

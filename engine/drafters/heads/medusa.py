@@ -221,8 +221,6 @@ def count_heads(location: str) -> int:
 
 
 class MedusaDrafter(LastRowDrafter):
-    """Fills the choice tree from the heads' choices."""
-
     def __init__(self, config: MedusaConfig, heads: MedusaHeads, tree: ChoiceTree) -> None:
         self._config = config
         self.heads = heads

@@ -217,8 +217,6 @@ def best_candidates(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class ReDrafterDrafter(LastRowDrafter):
-    """Searches beams from the target's hidden state and merges them."""
-
     num_ranks = NUM_CANDIDATES
 
     def __init__(self, config: ReDrafterConfig, head: RecurrentHead) -> None:

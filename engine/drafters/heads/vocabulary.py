@@ -62,8 +62,7 @@ class Vocabulary:
             size: only so many of them, the most frequent; None = all.
             named: another file, as FR-Spec publishes them; by `local_file`.
 
-        Raises:
-            DrafterError: a size without a file, or a file with other things than token ids.
+        Raises DrafterError: a size without a file, or a file with other things than token ids.
         """
         path = Path(location).expanduser()
         file = (path if path.is_dir() else path.parent) / FILE

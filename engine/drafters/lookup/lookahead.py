@@ -130,7 +130,6 @@ class JacobiWindow:
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens of all rows, level by level."""
         return [token for level in self.levels for token in level]
 
     def rows(self, tokens: Tensor, num_nodes: int) -> ExtraRows:

@@ -87,8 +87,6 @@ class Lookup(Protocol):
 
 
 class NGramDrafter(Drafter):
-    """Proposes what its lookup finds, as a chain."""
-
     def __init__(self, config: NGramConfig, context: BuildContext) -> None:
         self._target = context.target
         self._lookup = LOOKUPS[config.lookup](config)

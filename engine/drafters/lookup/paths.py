@@ -31,7 +31,6 @@ class Continuation:
     probs: list[float] = field(default_factory=list)
 
     def proposal(self, root: int, device: torch.device) -> Proposal:
-        """The draft tree below a root."""
         is_chain = self.parents == list(range(len(self.tokens)))
         return Proposal(
             torch.tensor([root, *self.tokens], device=device),

@@ -172,8 +172,6 @@ class GlobalPool:
 
 
 class SuffixDrafter(Drafter):
-    """Drafts the continuation with the best score among all matched contexts."""
-
     _cursors: list[Cursor]
 
     def __init__(

@@ -103,8 +103,6 @@ class TokenRecyclingConfig(MethodConfig):
 
 
 class TokenRecyclingDrafter(Drafter):
-    """Drafts from the matrix and writes every verified row back into it."""
-
     def __init__(self, context: BuildContext, config: TokenRecyclingConfig) -> None:
         self.config = config
         self.needs = Needs(hidden=config.recycle_prompt)

@@ -48,8 +48,7 @@ def library(cache_dir: Path, instructions: tuple[str, ...] | None = None) -> cty
         instructions: compile for these, as `best_instructions` names them; None = this
             processor's best.
 
-    Raises:
-        NotNative: another processor, no compiler, or it failed.
+    Raises NotNative: another processor, no compiler, or it failed.
     """
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise NotNative(f"they are for Linux on x86-64, not {platform.system()}")
@@ -72,8 +71,7 @@ def best_instructions(flags: Collection[str]) -> tuple[str, ...]:
 
     Not all that it has (`-march=native`): the library may be in a cache that machines share.
 
-    Raises:
-        NotNative: it lacks what they need.
+    Raises NotNative: it lacks what they need.
     """
     lacking = [name for name in NEEDED if name not in flags]
     if lacking:

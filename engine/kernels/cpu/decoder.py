@@ -160,8 +160,6 @@ class Place:
 
 
 class Decoder:
-    """Runs its parts, which it holds."""
-
     def __init__(self, kernels: ctypes.CDLL, parts: Parts) -> None:
         self.kernels, self.parts = kernels, parts
         self._scratch = torch.empty(0, dtype=torch.uint8)

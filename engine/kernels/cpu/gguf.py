@@ -106,8 +106,7 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         """Read the header.
 
-        Raises:
-            SourceError: it is no GGUF file of version 2 or 3, or it is damaged.
+        Raises SourceError: it is no GGUF file of version 2 or 3, or it is damaged.
         """
         self.path, self.num_bytes = path, check_file(path)
         try:
@@ -183,8 +182,6 @@ class GGUFFile:
 
 
 class _Header:
-    """Walks the header from field to field."""
-
     def __init__(self, data: memoryview) -> None:
         self._data = data
         self._at = 0

@@ -211,7 +211,6 @@ def _fill_columns(x: Tensor) -> Tensor:
 
 
 def _fill(rows: Tensor) -> Tensor:
-    """With zero rows up to a whole block."""
     lacking = -len(rows) % LANES
     if not lacking:
         return rows

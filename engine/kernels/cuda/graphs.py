@@ -49,8 +49,7 @@ class Capturer(Protocol):
             run: reads tensors at fixed addresses. Whatever Python decides in it stays decided, and
                 it runs before it is replayed, so that it must be idempotent.
 
-        Raises:
-            CaptureError: it waits for the device, or does anything else that cannot be captured.
+        Raises CaptureError: it waits for the device, or does anything else that cannot be captured.
         """
 
 
@@ -64,8 +63,6 @@ class _CudaGraph(Generic[T]):
 
 
 class CudaGraphs:
-    """CUDA graphs, which share one pool of memory."""
-
     name = "CUDA graphs"
 
     def __init__(self, device: torch.device) -> None:

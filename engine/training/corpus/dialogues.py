@@ -83,8 +83,7 @@ class ChatFormat:
     def of(cls, target: Target) -> ChatFormat:
         """The target's format; three empty strings for a model without a chat template.
 
-        Raises:
-            PromptError: it has no tokenizer, or its template changes the turns' text.
+        Raises PromptError: it has no tokenizer, or its template changes the turns' text.
         """
         if target.tokenizer is None:
             raise PromptError(

@@ -32,8 +32,6 @@ class Dialogue:
 
 
 class BatchGenerator:
-    """Writes dialogues, many at a time."""
-
     def __init__(self, target: Target, *, rows: int, max_len: int) -> None:
         """Raises ConfigError: `max_len` exceeds the target's context."""
         if max_len > target.context_len:
@@ -86,7 +84,6 @@ class BatchGenerator:
         return spec is not None
 
     def _step(self, busy: list[tuple[int, _Sequence]]) -> None:
-        """One token for each of these rows."""
         if not busy:
             return
         read = [(i, row.tokens[row.num_read], row.num_read) for i, row in busy]
@@ -121,8 +118,6 @@ def _sample(logits: Tensor, temperatures: Tensor, uniforms: Tensor) -> Tensor:
 
 
 class _Endings:
-    """The tokens that end a text, a line, a question or a sentence."""
-
     def __init__(self, target: Target) -> None:
         tokenizer = target.tokenizer
         assert tokenizer is not None

@@ -45,8 +45,7 @@ class CorpusWriter:
     def __init__(self, folder: Path, target: Target, settings: CorpusSettings) -> None:
         """Open for appending, after cutting off what was not finished.
 
-        Raises:
-            ConfigError: it is another target's, of other settings, or open in another process.
+        Raises ConfigError: it is another target's, of other settings, or open in another process.
         """
         with writing(folder), ExitStack() as stack:
             folder.mkdir(parents=True, exist_ok=True)
@@ -179,8 +178,7 @@ def grow(
     Args:
         rows: dialogues written at a time; None = as memory allows.
 
-    Raises:
-        ConfigError, PromptError: the corpus is another target's, or the target cannot be asked.
+    Raises ConfigError, PromptError: the corpus is another target's, or the target cannot be asked.
     """
     if (folder / MANIFEST).is_file():
         # A corpus that is large enough is only read: another process may be writing to it.

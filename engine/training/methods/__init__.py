@@ -20,8 +20,7 @@ METHODS: dict[str, type[TrainSettings]] = {recipe.method: recipe for recipe in _
 def training_settings(method: str, values: Mapping[str, Any]) -> TrainSettings:
     """Settings of a method's training from plain data.
 
-    Raises:
-        ConfigError: no such method, or a setting that it refuses.
+    Raises ConfigError: no such method, or a setting that it refuses.
     """
     if method not in METHODS:
         near = difflib.get_close_matches(method, METHODS, n=1, cutoff=0.4)

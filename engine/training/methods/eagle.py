@@ -89,8 +89,6 @@ class EagleTraining(_EagleTraining):
 
 
 class Eagle3Training(_EagleTraining):
-    """An EAGLE-3 head."""
-
     method: ClassVar[str] = "eagle3"
     paper: ClassVar[str] = "2503.01840"
 

@@ -27,8 +27,6 @@ from engine.training.recipe import Student, TrainSettings
 
 
 class MedusaTraining(TrainSettings):
-    """Medusa-1 heads."""
-
     method: ClassVar[str] = "medusa"
     paper: ClassVar[str] = "2401.10774"
 

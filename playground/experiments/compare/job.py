@@ -58,8 +58,7 @@ class CompareJob(Job):
     def start(cls, host: EngineHost, jobs: Jobs, plan: ExperimentPlan, *, owner: str) -> CompareJob:
         """Queue a comparison; an unfinished one of the same owner is cancelled.
 
-        Raises:
-            QueueFullError: too many are waiting.
+        Raises QueueFullError: too many are waiting.
         """
         jobs.cancel_owner(owner)
         job = cls(host, plan, owner)

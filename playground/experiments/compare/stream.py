@@ -151,7 +151,6 @@ def _planned(job: CompareJob) -> list[dict[str, Any]]:
 
 
 def _bare() -> Message:
-    """A message about no run, of a new stream."""
     return {
         "stream": secrets.token_urlsafe(9),
         "seq": 0,

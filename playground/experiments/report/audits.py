@@ -77,7 +77,6 @@ def audit_divergences(
 
 
 def audits_of(log: RunLog, benchmark_id: str) -> Audits:
-    """Every audit of a benchmark."""
     kept = log.artifacts.find(ARTIFACT, benchmark_id=benchmark_id)
     return {(one.key["own"], one.key["plain"]): _AUDIT.validate_python(one.meta) for one in kept}
 
