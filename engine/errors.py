@@ -13,7 +13,7 @@
 Every message is one or two sentences: what is wrong with which value, then what to do.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 
 class PlaygroundError(Exception):
@@ -58,6 +58,14 @@ class VocabularyError(DrafterError):
 
 class PromptError(PlaygroundError):
     """The prompt is empty, too long for the context, or cannot be rendered."""
+
+
+def one_of(name: str, value: object, known: Iterable[str], advice: str = "") -> str:
+    """The value, which must be among those known. Raises ConfigError: it is not, with `advice`."""
+    if not isinstance(value, str) or value not in (allowed := tuple(known)):
+        said = f"{name} must be one of {', '.join(allowed)}, got {value!r:.80}."
+        raise ConfigError(f"{said} {advice}".rstrip())
+    return value
 
 
 def first_line(error: BaseException, most: int = 200) -> str:

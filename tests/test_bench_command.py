@@ -158,7 +158,7 @@ def test_no_save_leaves_no_log(folder: Path, questions: Path, tmp_path: Path) ->
     ("arguments", "words"),
     [
         (["--suite", "nothing"], "--suite must be one of"),
-        (["--suite", "quick", "--categories", "poetry"], "categories must be some of"),
+        (["--suite", "quick", "--categories", "poetry"], "categories must be one of"),
         (["--methods", "ngran"], "Did you mean ngram?"),
         (["--methods", "ngram", "--set", "other.x=1"], "no configuration is named 'other'"),
         (["--methods", "ngram,ngram"], "Two configurations are named ngram"),

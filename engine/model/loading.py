@@ -19,7 +19,7 @@ import torch
 from transformers.utils.hub import cached_file
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
-from engine.errors import ConfigError, OutOfMemoryError, TargetError
+from engine.errors import ConfigError, OutOfMemoryError, TargetError, one_of
 from engine.kernels.cpu import native
 from engine.kernels.cpu.compile import NotNative, library
 from engine.kernels.cpu.gguf import GGUFFile
@@ -347,8 +347,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
     ConfigError if it is not one of `DtypeName`, or not for this device.
     """
-    if name not in get_args(DtypeName):
-        raise ConfigError(f"dtype must be one of {', '.join(get_args(DtypeName))}, got {name!r}.")
+    one_of("dtype", name, get_args(DtypeName))
     if name in CODE_BITS:
         if device.type != "cpu":
             raise ConfigError(

@@ -32,7 +32,7 @@ from engine.drafters import methods
 from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
 from engine.drafters.texts import Reading, Text
-from engine.errors import ConfigError
+from engine.errors import ConfigError, one_of
 from engine.proposal import Needs
 from engine.tree import ChoiceTree
 from engine.tuning import OnProgress, ignore, part
@@ -119,20 +119,12 @@ class RankTable:
         text = int(np.searchsorted(self.texts, row, side="right")) - 1
         return text, row - self.texts[text]
 
-    def tokens_at(self, row: int, count: int) -> tuple[int, ...]:
-        """The root of a row and the true tokens behind it, `count` in all or as many as known."""
-        text, at = self.locate(row)
-        return tuple(self.tokens_of(text)[at : at + count].tolist())
-
     def only(self, category: str | None) -> RankTable:
         """The texts of one category; None = all of them. Raises ConfigError where there is none."""
         if category is None:
             return self
-        wanted = [i for i, name in enumerate(self.categories) if name == category]
-        if not wanted:
-            known = ", ".join(sorted(set(self.categories)))
-            raise ConfigError(f"category must be one of {known}, got {category!r:.80}.")
-        return self.pick(wanted)
+        one_of("category", category, sorted(set(self.categories)))
+        return self.pick([i for i, name in enumerate(self.categories) if name == category])
 
     def pick(self, wanted: Sequence[int]) -> RankTable:
         """These texts only, by number, in this order."""

@@ -41,18 +41,6 @@ class CurvePoint:
     mat: float
 
 
-def best_tree(
-    table: RankTable,
-    n: int,
-    *,
-    max_depth: int | None = None,
-    max_width: int | None = None,
-    category: str | None = None,
-) -> ChoiceTree:
-    """The tree of at most n nodes with the highest replayed MAT among those grown; see `curve`."""
-    return curve(table, (n,), max_depth=max_depth, max_width=max_width, category=category)[0].tree
-
-
 def curve(
     table: RankTable,
     ns: Sequence[int],

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import field_validator
 
 from engine.config import Limits, Sampling, Settings, setting
-from engine.errors import ConfigError, PlaygroundError
+from engine.errors import ConfigError, PlaygroundError, one_of
 from playground.experiments.cluster import Pool, workers_of
 from playground.experiments.finished import FinishedRequest, RunGroup, finished_requests
 from playground.experiments.job import Job, Jobs, Progress, State, submit
@@ -175,9 +175,6 @@ class BenchmarkForm(Settings):
     def plan(self, catalog: Catalog, suites: Mapping[str, PromptSuite]) -> ExperimentPlan:
         """Raises ConfigError: naming what is wrong."""
         keys = list(dict.fromkeys(self.suites))
-        unknown = next((key for key in keys if key not in suites), None)
-        if unknown is not None:
-            raise ConfigError(f"suites must be some of {', '.join(suites)}, got {unknown!r:.60}.")
         if not keys:
             raise ConfigError("No suite is ticked. Tick one, or add a file of prompts.")
         extent = settings_from(Extent, self.extent, where="extent")
@@ -192,7 +189,7 @@ class BenchmarkForm(Settings):
                 "dtype": read_dtype(self.dtype),
                 "configurations": configurations,
                 "items": choose_items(
-                    [suites[key] for key in keys],
+                    [suites[one_of("suites", key, suites)] for key in keys],
                     categories=self.categories,
                     limit_per_category=extent.limit_per_category,
                 ),
@@ -298,9 +295,7 @@ class Benchmarks:
 
     def file(self, benchmark_id: str, name: object) -> str:
         """One of the report's files, as text."""
-        if not isinstance(name, str) or name not in FILES:
-            raise ConfigError(f"name must be one of {', '.join(FILES)}, got {name!r:.60}.")
-        return FILES[name](read_results(self._log, benchmark_id))
+        return FILES[one_of("name", name, FILES)](read_results(self._log, benchmark_id))
 
     # ---- running
 

@@ -16,7 +16,7 @@ from pydantic import ConfigDict
 
 import presets
 from engine.config import Settings
-from engine.errors import ConfigError
+from engine.errors import ConfigError, one_of
 from engine.plain import MAX_CHARS, as_text, read_json
 from playground.experiments.prompt_files import read_suite_file, read_suite_text
 from playground.host import paths
@@ -88,8 +88,7 @@ def fetch(name: str, file: Path | None = None) -> PromptSuite:
 
     Raises ConfigError: no such suite, it cannot be fetched or read, or has no prompts.
     """
-    if name not in PUBLIC:
-        raise ConfigError(f"The suite must be one of {', '.join(PUBLIC)}, got {name!r:.80}.")
+    one_of("The suite", name, PUBLIC)
     try:
         raw = PUBLIC[name][1]() if file is None else file.read_bytes()
         raw = gzip.decompress(raw) if raw.startswith(GZIP_MAGIC) else raw
@@ -130,7 +129,6 @@ def input_lines(suite: PromptSuite, tool: str, tokens: int) -> str:
 
     Raises ConfigError: no such tool.
     """
-    if tool not in INPUTS:
-        raise ConfigError(f"--to must be one of {', '.join(INPUTS)}, got {tool!r:.80}.")
+    one_of("--to", tool, INPUTS)
     rows = [INPUTS[tool](n, prompt.turns[0], tokens) for n, prompt in enumerate(suite.prompts)]
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

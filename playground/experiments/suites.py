@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, one_of
 from playground.experiments.plan import Item
 from playground.experiments.prompt_files import read_suite_file
 from presets import PromptSuite
@@ -82,10 +82,7 @@ def choose_items(
     items = [item for suite in suites for item in items_of(suite)]
     known = {item.category for item in items} | {item.group for item in items}
     for name in categories:
-        if name not in known:
-            raise ConfigError(
-                f"categories must be some of {', '.join(sorted(known))}, got {name!r:.60}."
-            )
+        one_of("categories", name, sorted(known))
     wanted = set(categories) or known
     kept = [item for item in items if wanted & {item.category, item.group}]
     if limit_per_category is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import presets
 from engine.drafters import methods as decoding_types
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, one_of
 from engine.model.sources import Locate, TargetSpec
 from playground.host.heads import heads_of
 from presets import MethodPreset, PromptSuite
@@ -61,12 +61,8 @@ class Catalog:
 
     def target(self, name: object) -> TargetSpec:
         """Raises ConfigError: no target is named so."""
-        if not isinstance(name, str) or name not in self.targets:
-            raise ConfigError(
-                f"target must be one of {', '.join(self.targets)}, got {name!r:.80}. "
-                "Add a file under presets/targets for another one."
-            )
-        return self.targets[name]
+        advice = "Add a file under presets/targets for another one."
+        return self.targets[one_of("target", name, self.targets, advice)]
 
     def named(self, place: object) -> TargetSpec:
         """A target by its place: one of the list, a folder, a .gguf file or a hub id.

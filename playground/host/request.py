@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field
 
 from engine.config import Limits, Sampling, Settings
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError, PromptError
+from engine.errors import ConfigError, PromptError, one_of
 from engine.model.loading import DtypeName
 from engine.model.sources import TargetSpec
 from playground.host.catalog import Catalog, Method
@@ -97,9 +97,7 @@ def read_request(catalog: Catalog, raw: Mapping[str, Any]) -> GenerateRequest:
 
 
 def read_dtype(raw: object) -> str:
-    if not isinstance(raw, str) or raw not in DTYPES:
-        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, got {raw!r:.80}.")
-    return raw
+    return one_of("dtype", raw, DTYPES)
 
 
 def read_run_id(raw: object) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import presets
 from engine.drafters.method import ChoiceLimits
-from engine.errors import ConfigError, TreeError
+from engine.errors import ConfigError, TreeError, one_of
 from engine.interop.trees import FORMATS, detect_format, format_tree, parse_tree
 from engine.interop.trees.growmap import read_growmap_file
 from engine.tree import MAX_NODES, ChoiceTree
@@ -101,10 +101,7 @@ def write_text(tree: ChoiceTree, format: str, *, decoding_type: str) -> dict[str
         ConfigError: no such format.
         TreeError: the format cannot say this tree.
     """
-    found = next((form.name for form in FORMATS if form.name == format), None)
-    if found is None:
-        raise ConfigError(f"format must be one of {', '.join(TITLES)}, got {format!r:.80}.")
-    if found == OWN_FORMAT:
+    if (found := one_of("format", format, TITLES)) == OWN_FORMAT:
         name, title = (
             f"tree-{len(tree)}-depth-{tree.depth}",
             f"{len(tree)} nodes, {tree.depth} deep",

@@ -11,7 +11,7 @@ from pydantic import Field
 from engine.config import Settings, setting
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, one_of
 from playground.experiments.plan import (
     BASELINE,
     BASELINE_NAME,
@@ -148,8 +148,5 @@ def _typed(request: GenerateRequest) -> Item:
 
 def _items(catalog: Catalog, suite: str, most: int) -> list[Item]:
     """The first turn of a suite's first prompts, from its categories in turn."""
-    if suite not in catalog.suites:
-        known = ", ".join(catalog.suites)
-        raise ConfigError(f"suite must be one of {known}, got {suite!r:.80}.")
-    chosen = evenly(items_of(catalog.suites[suite]), most)
+    chosen = evenly(items_of(catalog.suites[one_of("suite", suite, catalog.suites)]), most)
     return [replace(item, turns=item.turns[:1]) for item in chosen]

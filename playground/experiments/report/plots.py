@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from engine.errors import ConfigError
+from engine.errors import one_of
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.report.report import Report, Section
 from playground.experiments.report.statistics import Speedup
@@ -183,6 +183,4 @@ PLOTS: dict[str, Plot] = {
 
 def report_figure(report: Report, requests: Sequence[FinishedRequest], kind: str) -> go.Figure:
     """One of `PLOTS`."""
-    if not isinstance(kind, str) or kind not in PLOTS:  # pages send what they like
-        raise ConfigError(f"plot must be one of {', '.join(PLOTS)}, got {kind!r:.60}.")
-    return styled(PLOTS[kind].draw(report, requests))
+    return styled(PLOTS[one_of("plot", kind, PLOTS)].draw(report, requests))

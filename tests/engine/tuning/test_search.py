@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,12 @@ from engine.training.methods.medusa import choices_by_rates
 from engine.tree import ChoiceTree, Path
 from engine.tuning.ranks import RankTable
 from engine.tuning.replay import reach, replay
-from engine.tuning.search import CurvePoint, best_tree, curve, fastest, grow
+from engine.tuning.search import CurvePoint, curve, fastest, grow
 from tests.engine.tuning.tables import made_up
+
+
+def best_tree(table: RankTable, n: int, **bounds: Any) -> ChoiceTree:
+    return curve(table, (n,), **bounds)[0].tree
 
 
 def table_of(ranks: list[list[int]]) -> RankTable:

@@ -208,7 +208,7 @@ def test_a_limit_takes_from_the_categories_of_a_group_in_turn(tmp_path: Path) ->
     assert [item.category for item in items] == ["writing", "writing", "stem", "qa", "qa"]
     assert {i.category for i in choose_items([suite], categories=["chat"])} == {"writing", "stem"}
     assert {i.category for i in choose_items([suite], categories=["stem"])} == {"stem"}
-    with pytest.raises(ConfigError, match="categories must be some of"):
+    with pytest.raises(ConfigError, match="categories must be one of"):
         choose_items([suite], categories=["maths"])
 
 
