@@ -7,10 +7,12 @@ which no answer, no terminal and no tokenizer can carry.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,9 @@ _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _LONG_INTEGER = re.compile(rf"(?<![.\d])\d{{{MAX_DIGITS + 1}}}")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+DASH = "–"
+"""Stands for a figure that is not known."""
 _SIGNS = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
@@ -113,3 +118,21 @@ def short(value: object, most: int = 80) -> str:
 def visible(text: str) -> str:
     """Text of others for a terminal: its control characters are shown, not obeyed."""
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def figure(value: float | None, digits: int = 2, unit: str = "") -> str:
+    return DASH if value is None else f"{value:.{digits}f}{unit}"
+
+
+def csv_line(values: Iterable[Any]) -> str:
+    """A line of CSV; text that a spreadsheet would run as a formula begins with an apostrophe."""
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerow([_cell(value) for value in values])
+    return stream.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    whole = value.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
+    return f"'{whole}" if whole.startswith(_FORMULA_STARTS) else whole

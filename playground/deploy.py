@@ -23,6 +23,7 @@ from engine.interop import ENGINES, export_method, find_engine, import_config
 from engine.interop.handoff import Export, Imported
 from engine.model.sources import TargetSpec
 from playground.host.catalog import OWN_DRAFTERS, TYPE_PREFIX, Catalog
+from playground.host.stream import stored_run
 from presets.reading import parse_yaml
 from storage import PLAIN, RunLog, RunQuery, RunSummary
 
@@ -127,9 +128,7 @@ def of_run(log: RunLog, run_id: str) -> Handed:
 
     Raises ConfigError: there is no such run, or its method is not known here.
     """
-    run = log.get(run_id)
-    if run is None:
-        raise ConfigError(f"No run {run_id} is in the log. It may be in another one.")
+    run = stored_run(log, run_id)
     config = parse_method(run.method, where=f"run {run_id}")
     return Handed(config, run.target, run.name or run.method_title, run.mat, run.tok_s)
 

@@ -25,7 +25,7 @@ from engine.errors import ConfigError
 from engine.grammar import choice_grammar
 from playground.api import figures
 from playground.api.models import SEPARATOR, Model, model_of, offered
-from playground.api.protocol import Asked, Endpoint, body_of, while_connected
+from playground.api.protocol import Asked, Endpoint, answers, body_of, while_connected
 from playground.api.running import Answer
 from playground.host.live import Message
 from playground.host.request import MAX_PROMPT_CHARS
@@ -242,33 +242,27 @@ class OpenAI(Endpoint):
         names = offered(self._host.catalog, loaded.key if loaded else None)
         return JSONResponse({"object": "list", "data": [_described(name) for name in names]})
 
+    @answers
     async def model(self, request: Request) -> Response:
-        async def answer() -> Response:
-            named = model_of(self._host.catalog, request.path_params["name"])
-            return JSONResponse(_described(named.name))
-
-        return await self.answered(answer)
+        named = model_of(self._host.catalog, request.path_params["name"])
+        return JSONResponse(_described(named.name))
 
     # ---- completions
 
+    @answers
     async def chat(self, request: Request) -> Response:
-        async def answer() -> Response:
-            asked = await body_of(request, Chat)
-            messages = [said.message for said in asked.messages]
-            if sum(len(message["content"]) for message in messages) > MAX_PROMPT_CHARS:
-                raise ConfigError(f"The messages must have at most {MAX_PROMPT_CHARS} characters.")
-            return await self._complete(request, asked, ChatForm, messages=messages)
+        asked = await body_of(request, Chat)
+        messages = [said.message for said in asked.messages]
+        if sum(len(message["content"]) for message in messages) > MAX_PROMPT_CHARS:
+            raise ConfigError(f"The messages must have at most {MAX_PROMPT_CHARS} characters.")
+        return await self._complete(request, asked, ChatForm, messages=messages)
 
-        return await self.answered(answer)
-
+    @answers
     async def completions(self, request: Request) -> Response:
-        async def answer() -> Response:
-            asked = await body_of(request, Completion)
-            if not 0 < len(asked.text) <= MAX_PROMPT_CHARS:
-                raise ConfigError(f"prompt must have 1 to {MAX_PROMPT_CHARS} characters.")
-            return await self._complete(request, asked, TextForm, prompt=asked.text)
-
-        return await self.answered(answer)
+        asked = await body_of(request, Completion)
+        if not 0 < len(asked.text) <= MAX_PROMPT_CHARS:
+            raise ConfigError(f"prompt must have 1 to {MAX_PROMPT_CHARS} characters.")
+        return await self._complete(request, asked, TextForm, prompt=asked.text)
 
     async def _complete(
         self,

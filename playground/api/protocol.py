@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
@@ -26,6 +27,7 @@ from storage import StorageError
 logger = logging.getLogger(__name__)
 BROKE = "Something broke while answering. The details are in the server's log."
 Body = TypeVar("Body", bound="Asked")
+Asks = TypeVar("Asks", bound="Endpoint")
 Result = TypeVar("Result")
 
 
@@ -67,13 +69,6 @@ class Endpoint:
         headers = {"retry-after": "1"} if status == 503 else None
         return JSONResponse(self.fault(status, sentence), status_code=status, headers=headers)
 
-    async def answered(self, answer: Callable[[], Awaitable[Response]]) -> Response:
-        """What `answer` returns, or why there is none."""
-        try:
-            return await answer()
-        except Exception as error:  # a bug, too, is answered in the protocol's form
-            return self.refusal(*status_of(error))
-
     def stream(self, events: AsyncIterator[Mapping[str, Any] | str]) -> Response:
         """Server-sent events: mappings as JSON, texts as they are; a fault is the last event."""
 
@@ -85,6 +80,19 @@ class Endpoint:
                 yield _event(self.fault(*status_of(error)))
 
         return EventStream(lines(), media_type="text/event-stream")
+
+
+def answers(method: Callable[[Asks, Request], Awaitable[Response]]) -> Any:
+    """An endpoint's method, which says why where it has no answer."""
+
+    @functools.wraps(method)
+    async def answer(self: Asks, request: Request) -> Response:
+        try:
+            return await method(self, request)
+        except Exception as error:  # a bug, too, is answered in the protocol's form
+            return self.refusal(*status_of(error))
+
+    return answer
 
 
 class EventStream(StreamingResponse):

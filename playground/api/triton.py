@@ -19,7 +19,7 @@ from starlette.routing import Route
 from engine.config import Limits, Sampling
 from playground.api import figures
 from playground.api.models import model_of
-from playground.api.protocol import Asked, Endpoint, body_of, while_connected
+from playground.api.protocol import Asked, Endpoint, answers, body_of, while_connected
 from playground.api.running import Answer
 from playground.host.request import MAX_PROMPT_CHARS
 from playground.host.runner import EngineHost
@@ -128,44 +128,36 @@ class Triton(Endpoint):
         name = "speculative-decoding-playground"
         return JSONResponse({"name": name, "version": VERSION, "extensions": extensions})
 
+    @answers
     async def model(self, request: Request) -> Response:
-        async def answer() -> Response:
-            model_of(self._host.catalog, request.path_params["name"])
-            tensors = [{"name": n, "datatype": t, "shape": [-1, 1]} for n, t in INPUTS]
-            return JSONResponse(
-                {
-                    "name": request.path_params["name"],
-                    "versions": [VERSION],
-                    "platform": "speculative_decoding_playground",
-                    "inputs": tensors,
-                    "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [-1, 1]}],
-                }
-            )
+        model_of(self._host.catalog, request.path_params["name"])
+        tensors = [{"name": n, "datatype": t, "shape": [-1, 1]} for n, t in INPUTS]
+        return JSONResponse(
+            {
+                "name": request.path_params["name"],
+                "versions": [VERSION],
+                "platform": "speculative_decoding_playground",
+                "inputs": tensors,
+                "outputs": [{"name": "text_output", "datatype": "BYTES", "shape": [-1, 1]}],
+            }
+        )
 
-        return await self.answered(answer)
-
+    @answers
     async def model_ready(self, request: Request) -> Response:
-        async def answer() -> Response:
-            model_of(self._host.catalog, request.path_params["name"])
-            return Response()
+        model_of(self._host.catalog, request.path_params["name"])
+        return Response()
 
-        return await self.answered(answer)
-
+    @answers
     async def generate(self, request: Request) -> Response:
-        async def answer() -> Response:
-            asked, run = await self._begin(request)
-            text = await while_connected(request, run.text())
-            return JSONResponse(self._written(request, asked.before + (text or ""), run))
+        asked, run = await self._begin(request)
+        text = await while_connected(request, run.text())
+        return JSONResponse(self._written(request, asked.before + (text or ""), run))
 
-        return await self.answered(answer)
-
+    @answers
     async def generate_stream(self, request: Request) -> Response:
-        async def answer() -> Response:
-            _, run = await self._begin(request)
-            await run.begun()
-            return self.stream(self._events(request, run))
-
-        return await self.answered(answer)
+        _, run = await self._begin(request)
+        await run.begun()
+        return self.stream(self._events(request, run))
 
     async def _begin(self, request: Request) -> tuple[Generating, Answer]:
         body = await body_of(request, _Body)

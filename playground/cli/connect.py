@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from engine.plain import figure
 from playground.cli.options import JsonOptions, LogOptions, argument, option, takes
 
 if TYPE_CHECKING:
@@ -66,12 +67,11 @@ def _line(reading: Reading, seconds: float | None) -> str:
     speed = ""
     if seconds and reading.generated is not None:
         speed = f"{reading.generated / seconds:.1f} tok/s  "
-    mat = "–" if reading.mat is None else f"{reading.mat:.2f}"
     accepted = reading.draft_acceptance
-    share = "–" if accepted is None else f"{100 * accepted:.0f} %"
-    running = "–" if reading.running is None else f"{reading.running:.0f}"
-    waiting = "–" if reading.waiting is None else f"{reading.waiting:.0f}"
+    share = figure(None if accepted is None else 100 * accepted, 0, " %")
+    mat, running = figure(reading.mat), figure(reading.running, 0)
     rated = f"  position rates {rates}" if rates else ""
+    waiting = figure(reading.waiting, 0)
     return f"{speed}MAT {mat}  accepted {share}  running {running}  waiting {waiting}{rated}"
 
 

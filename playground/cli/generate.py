@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engine.plain import visible
+from engine.plain import figure, visible
 from playground.cli.options import (
     EXIT_INTERRUPTED,
     METHOD_HELP,
@@ -137,16 +137,13 @@ def _summary(config: MethodConfig, run: LiveRun) -> dict[str, Any]:
 def _figures(
     config: MethodConfig, metrics: Metrics, finish_reason: str | None, run_id: str | None
 ) -> str:
-    def show(value: float | None, unit: str, digits: int = 2) -> str:
-        return "–" if value is None else f"{value:.{digits}f}{unit}"
-
     figures = [
         f"{type(config).title}{'' if config.lossless else ' (lossy)'}",
         f"{metrics.num_new_tokens} tokens in {metrics.num_steps} steps ({finish_reason})",
-        f"MAT {show(metrics.mat, '')}",
+        f"MAT {figure(metrics.mat)}",
         *([f"{metrics.num_cut} drafts cut by the grammar"] if metrics.num_cut else []),
-        show(metrics.tok_s, " tok/s", 1),
-        f"TTFT {show(metrics.ttft_s, ' s')}",
+        figure(metrics.tok_s, 1, " tok/s"),
+        f"TTFT {figure(metrics.ttft_s, 2, ' s')}",
     ]
     return " · ".join(figures) + (f" · run {run_id}" if run_id else "")
 

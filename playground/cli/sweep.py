@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from engine.plain import DASH, figure
 from playground.cli.bench import WorkloadOptions, show_progress
 from playground.cli.options import (
     EXIT_INTERRUPTED,
@@ -195,7 +196,6 @@ def _by_value(row: Mapping[str, Any]) -> tuple[bool, float]:
 
 
 def _cells(state: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
-    from playground.cli.tables import DASH, number
     from playground.experiments.sweep.space import shown
 
     figures = row["figures"] or {}
@@ -208,7 +208,7 @@ def _cells(state: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
     return [
         str(row["number"]),
         *(shown(row["point"].get(name)) for name in state["fields"]),
-        *(number(figures.get(name)) for name in names),
+        *(figure(figures.get(name)) for name in names),
         f"{figures['num_same']}/{figures['num_prompts']}" if figures else DASH,
         end,
     ]

@@ -11,12 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from engine.plain import visible
+from engine.plain import DASH, figure, visible
 from playground.experiments.report.report import Cell, Report, Section
 from playground.experiments.report.statistics import LATENCY_ROWS, LatencyTable
 from playground.experiments.report.verdict import CAUSES
 
-DASH = "–"
 MOST_RATES = 8
 WIDE = 160
 """Columns of text where no terminal says how many there are."""
@@ -69,10 +68,6 @@ def table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]] = ()
     return made
 
 
-def number(value: float | None, digits: int = 2) -> str:
-    return DASH if value is None else f"{value:.{digits}f}"
-
-
 # ---- a benchmark's report
 
 
@@ -84,7 +79,7 @@ def tables(report: Report) -> Iterator[Table | Text]:
         lambda cell: cell.speedup.text if cell.speedup else DASH,
         {
             "  95 % interval": lambda s: DASH if s.reference else _interval(s.overall),
-            "tok/s": lambda s: number(s.overall.tok_s, 1),
+            "tok/s": lambda s: figure(s.overall.tok_s, 1),
         },
     )
     yield _by_group(
@@ -99,10 +94,10 @@ def tables(report: Report) -> Iterator[Table | Text]:
         "Milliseconds of a step",
         [s.name for s in sections],
         [
-            *((part, *(number((s.split_ms or {}).get(part)) for s in sections)) for part in parts),
-            ("step", *(number(s.overall.step_ms) for s in sections)),
-            ("TTFT", *(number(s.ttft_ms, 1) for s in sections)),
-            ("ITL, mean over steps", *(number(s.itl_ms) for s in sections)),
+            *((part, *(figure((s.split_ms or {}).get(part)) for s in sections)) for part in parts),
+            ("step", *(figure(s.overall.step_ms) for s in sections)),
+            ("TTFT", *(figure(s.ttft_ms, 1) for s in sections)),
+            ("ITL, mean over steps", *(figure(s.itl_ms) for s in sections)),
         ],
     )
     for section in sections:
@@ -145,11 +140,11 @@ def _latency(name: str, latency: LatencyTable) -> Table:
     title = f"{name}: {latency.num_requests} requests, concurrency {latency.concurrency}"
     names = ("avg", "min", "max", "p99", "p90", "p75")
     rows = [
-        (row, *(number(getattr(latency.rows[key], name, None)) for name in names))
+        (row, *(figure(getattr(latency.rows[key], name, None)) for name in names))
         for key, (row, _) in LATENCY_ROWS.items()
     ]
-    rows.append(("Output token throughput (per sec)", number(latency.output_token_throughput)))
-    rows.append(("Request throughput (per sec)", number(latency.request_throughput)))
+    rows.append(("Output token throughput (per sec)", figure(latency.output_token_throughput)))
+    rows.append(("Request throughput (per sec)", figure(latency.request_throughput)))
     return table(title, names, rows)
 
 

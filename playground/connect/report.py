@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.plain import DASH, figure
 from playground.connect.advice import Choice, Measured, choose, schedule, stops_paying
 from playground.connect.readings import Engine
 from playground.connect.replay import Level, failures, same_texts
@@ -24,7 +25,6 @@ COLUMNS = {
     "failed": "requests without a whole answer",
 }
 """Columns of the table, and how each is computed."""
-DASH = "–"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,17 +164,13 @@ def _verdict(own: Level, plain: Level | None) -> str:
 def _row(level: Level, what: str, ratio: str, same: Sequence[int] | None) -> list[str]:
     return [
         f"concurrency {level.concurrency}, {what}",
-        _figure(level.tok_s, 1),
-        _figure(level.throughput, 1),
-        _figure(level.ttft_ms(50), 0),
-        _figure(level.ttft_ms(95), 0),
-        _figure(level.itl_ms, 1),
-        _figure(level.mat, 2),
+        figure(level.tok_s, 1),
+        figure(level.throughput, 1),
+        figure(level.ttft_ms(50), 0),
+        figure(level.ttft_ms(95), 0),
+        figure(level.itl_ms, 1),
+        figure(level.mat, 2),
         ratio,
         DASH if same is None else f"{same[0]} of {same[1]}",
         str(level.num_failed),
     ]
-
-
-def _figure(value: float | None, digits: int) -> str:
-    return DASH if value is None else f"{value:.{digits}f}"

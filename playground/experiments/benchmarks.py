@@ -18,7 +18,7 @@ from engine.config import Limits, Sampling, Settings, setting
 from engine.errors import ConfigError, PlaygroundError, one_of
 from playground.experiments.cluster import Pool, workers_of
 from playground.experiments.finished import FinishedRequest, RunGroup, finished_requests
-from playground.experiments.job import Job, Jobs, Progress, State, submit
+from playground.experiments.job import Job, Jobs, Progress, submit
 from playground.experiments.measurement import Measurement, Summary, check_same_target
 from playground.experiments.plan import Configuration, ExperimentPlan, Types
 from playground.experiments.prompt_files import read_suite_text
@@ -329,13 +329,7 @@ class Benchmarks:
             self._log.benchmarks.finish(benchmark_id, "cancelled", {"error": str(error)})
             raise
 
-        def work() -> State:
-            try:
-                return conduct(self._log, benchmark_id, queued).status
-            except CancelledError:
-                return "cancelled"
-
-        self._jobs.start(job, work)
+        self._jobs.start(job, lambda: conduct(self._log, benchmark_id, queued).status)
 
     def _teller(self, job: Job, benchmark_id: str) -> Callable[[Progress], None]:
         """Takes a job's progress; a report every few seconds, between two requests."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +19,7 @@ from engine.errors import ConfigError
 from engine.metrics import SAME
 from playground.experiments.benchmarks import begin, conduct
 from playground.experiments.finished import FinishedRequest, Pair, RunGroup, in_pairs
-from playground.experiments.job import Job, Jobs, Progress, State, submit
+from playground.experiments.job import Job, Jobs, Progress, submit
 from playground.experiments.measurement import Measurement, Summary
 from playground.experiments.plan import BASELINE, TYPED, Configuration, ExperimentPlan, Item
 from playground.experiments.report.explain import explain
@@ -185,13 +184,7 @@ class Search(Job):
         job = cls(host, plan, owner=owner, budget_s=budget_s)
         result = submit(host, job, plan, job.measure)
 
-        def work() -> State:
-            try:
-                return conduct(host.log, job.id, result).status
-            except CancelledError:
-                return "cancelled"
-
-        jobs.start(job, work)
+        jobs.start(job, lambda: conduct(host.log, job.id, result).status)
         return job
 
     def measure(self, bench: BuildContext) -> Summary:

@@ -147,14 +147,20 @@ class Jobs:
             return list(self._jobs.values())
 
     def start(self, job: Job, work: Callable[[], State]) -> None:
-        """Do a job's work in a thread of its own; it returns how it ended.
+        """Do a job's work in a thread of its own; it returns how it ended, or is cancelled.
 
         Raises ClosingError: nothing is taken on any more.
         """
 
+        def ended_as() -> State:
+            try:
+                return work()
+            except CancelledError:
+                return "cancelled"
+
         def run() -> None:
             job.state = "running"
-            ended = attempt(work, where=f"job {job.id}")
+            ended = attempt(ended_as, where=f"job {job.id}")
             with self._lock:
                 self._jobs.pop(job.id, None)
             if isinstance(ended, Fault):

@@ -267,17 +267,16 @@ def status_of(run: LiveRun, ahead: int) -> dict[str, Any]:
     }
 
 
+def bare(**more: Any) -> Message:
+    """A message about no run, of a new stream."""
+    nothing = {"seq": 0, "runs": [], "chat": None, "ev": NO_EVENTS}
+    return {"stream": secrets.token_urlsafe(9), **nothing, **more}
+
+
 def refusal(sentence: str, chat: object) -> Message:
     """A message that shows an error and leaves the panel's text alone."""
     status = {"state": "failed", "text": "", "progress": None, "error": sentence, "log_id": None}
-    return {
-        "stream": secrets.token_urlsafe(9),
-        "seq": 0,
-        "runs": [],
-        "chat": chat if isinstance(chat, str) else None,
-        "ev": NO_EVENTS,
-        "status": {"": status},
-    }
+    return bare(chat=chat if isinstance(chat, str) else None, status={"": status})
 
 
 async def follow(
@@ -301,6 +300,15 @@ def adopt(run: LiveRun, owner: str) -> None:
     """Give a run that nobody watches any more to the page that found it."""
     if not run.watchers:
         run.owner = owner
+
+
+def stored_run(log: RunLog, run_id: str) -> RunDetail:
+    """Raises ConfigError: there is no such run."""
+    run = log.get(run_id)
+    if run is None:
+        said = f"No run {run_id:.80} is in the log."
+        raise ConfigError(f"{said} It may have been deleted, or be in another one.")
+    return run
 
 
 class History:
@@ -331,7 +339,7 @@ class History:
                 "figures": live_figures(live),
                 "end": _end(live) if live.over.is_set() else None,
             }
-        return self._since_in_log(self._stored(run_id), have)
+        return self._since_in_log(stored_run(self._log, run_id), have)
 
     def step(self, run_id: str, index: int) -> dict[str, Any]:
         """One step with its draft tree. Raises ConfigError: there is no such run or step."""
@@ -349,21 +357,9 @@ class History:
         Raises ConfigError: there is no such run.
         """
         live = self._runs.get(run_id)
-        meta = live.meta if live is not None and live.meta else _stored_meta(self._stored(run_id))
-        return {
-            "stream": secrets.token_urlsafe(9),
-            "seq": 0,
-            "runs": [{**meta, "id": run_id, "parent": None}],
-            "chat": None,
-            "ev": NO_EVENTS,
-            "resync": True,
-        }
-
-    def _stored(self, run_id: str) -> RunDetail:
-        detail = self._log.get(run_id)
-        if detail is None:
-            raise ConfigError(f"No run {run_id} is in the log. It may have been deleted.")
-        return detail
+        meta = live.meta if live is not None else {}
+        meta = meta or _stored_meta(stored_run(self._log, run_id))
+        return bare(runs=[{**meta, "id": run_id, "parent": None}], resync=True)
 
     def _since_in_log(self, detail: RunDetail, have: int) -> dict[str, Any]:
         start = max(0, have - 1)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.metrics import FORMULAS
+from engine.plain import DASH
 from storage import Spread
 
-DASH = "–"
 Kind = Literal["text", "number", "when", "method", "prompt", "tags", "status"]
 
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from engine.config import Settings
-from engine.errors import ConfigError
 from playground.host.live import RunId
+from playground.host.stream import stored_run as stored_run
 from playground.runs.query import RunIds, Text
 from playground.runs.settings import flatten, machine, short
 from storage import MAX_NAME_CHARS, MAX_NOTE_CHARS, MAX_TAG_CHARS, MAX_TAGS, RunDetail, RunLog
@@ -63,14 +63,6 @@ class Selection(Settings):
 def split_tags(text: str | None) -> tuple[str, ...]:
     """Tags as people type them, with commas between; in order. None is what an empty box may be."""
     return tuple(sorted(_clean(tuple((text or "").split(",")))))
-
-
-def stored_run(log: RunLog, run_id: str) -> RunDetail:
-    """Raises ConfigError: there is no such run."""
-    run = log.get(run_id)
-    if run is None:
-        raise ConfigError(f"No run {run_id!r:.80} is in the log. It may be in another one.")
-    return run
 
 
 def facts(run: RunDetail) -> dict[str, Sequence[tuple[str, str]]]:

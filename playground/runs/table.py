@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 from urllib.parse import urlencode
 
+from engine.plain import DASH
 from playground.host.plain import kept_plain_step
 from playground.host.result import weigh
-from playground.runs.columns import COLUMNS, DASH, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
+from playground.runs.columns import COLUMNS, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
 from playground.runs.query import FLAT, NUM_RUNS, PAGE_SIZE, Baseline, TableQuery
 from playground.runs.settings import Types, non_default
 from storage import (

@@ -6,7 +6,6 @@ at a time. A float that JSON has no word for is {"$float": "nan"}.
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
 import json
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from engine.errors import ConfigError
-from engine.plain import MAX_CHARS, read_json, short
+from engine.plain import MAX_CHARS, csv_line, read_json, short
 from playground.runs.imports import checked_run
 from storage import Figure, RunDetail, RunLog, RunSummary, StepRow, StoredRun, names_of
 
@@ -47,7 +46,6 @@ STEP_COLUMNS = (
     "index context_len num_committed num_extra_rows draft_s verify_s accept_s other_s at_s "
     "decision num_cut num_forced rollback_s"
 ).split()
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 
 # ---- out
@@ -55,7 +53,9 @@ FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
 def export_runs(log: RunLog, run_ids: Sequence[str], stream: IO[str], kind: Kind) -> Iterator[int]:
     """Write runs; yields how many are written, after each."""
-    stream.write({"json": HEAD, "csv": _runs_header(), "steps": _steps_header()}[kind])
+    runs = [*RUN_COLUMNS, *names_of(Figure), "tags", *JSON_COLUMNS, "prompt", "text"]
+    steps = ["run_id", *STEP_COLUMNS, "num_drafted", "num_accepted", "committed_text"]
+    stream.write({"json": HEAD, "csv": csv_line(runs), "steps": csv_line(steps)}[kind])
     for number, run_id in enumerate(run_ids):
         stored = log.read_whole(run_id)
         if stored is not None:
@@ -119,41 +119,19 @@ def _without_odd_floats(value: Any) -> Any:
     return value
 
 
-def _runs_header() -> str:
-    return _csv_line([*RUN_COLUMNS, *names_of(Figure), "tags", *JSON_COLUMNS, "prompt", "text"])
-
-
 def _run_row(run: RunDetail) -> str:
     values: list[Any] = [getattr(run, name) for name in RUN_COLUMNS]
     values[1] = run.created_at.astimezone(UTC).isoformat()
     values += [getattr(run, name) for name in names_of(Figure)]
     values.append(";".join(run.tags))
     values += [json.dumps(getattr(run, name)) for name in JSON_COLUMNS]
-    return _csv_line([*values, run.prompt_text, run.text])
-
-
-def _steps_header() -> str:
-    return _csv_line(["run_id", *STEP_COLUMNS, "num_drafted", "num_accepted", "committed_text"])
+    return csv_line([*values, run.prompt_text, run.text])
 
 
 def _step_row(run_id: str, step: StepRow) -> str:
     values: list[Any] = [run_id, *(getattr(step, name) for name in STEP_COLUMNS)]
     text = "".join(step.committed_texts)
-    return _csv_line([*values, len(step.tokens) - 1, len(step.accepted), text])
-
-
-def _csv_line(values: Sequence[Any]) -> str:
-    stream = io.StringIO()
-    csv.writer(stream, lineterminator="\n").writerow([_cell(value) for value in values])
-    return stream.getvalue()
-
-
-def _cell(value: Any) -> Any:
-    """Text that a spreadsheet would run as a formula begins with an apostrophe."""
-    if isinstance(value, str):
-        whole = value.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
-        return f"'{whole}" if whole.startswith(FORMULA_STARTS) else whole
-    return value
+    return csv_line([*values, len(step.tokens) - 1, len(step.accepted), text])
 
 
 # ---- in

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from concurrent.futures import CancelledError
 from typing import NamedTuple
 
 from engine.drafters.base import BuildContext
@@ -64,13 +63,7 @@ class CompareJob(Job):
         job = cls(host, plan, owner)
         result = submit(host, job, plan, job._measure)
 
-        def work() -> State:
-            try:
-                return job._ended(result())
-            except CancelledError:
-                return "cancelled"
-
-        jobs.start(job, work)
+        jobs.start(job, lambda: job._ended(result()))
         return job
 
     @property

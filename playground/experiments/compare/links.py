@@ -14,6 +14,7 @@ from playground.experiments.plan import BASELINE, stored_config
 from playground.host.catalog import TYPE_PREFIX, Catalog, Method
 from playground.host.controls import changed_controls, group_of
 from playground.host.request import DTYPES, read_run_id
+from playground.host.stream import stored_run
 from storage import RunDetail, RunLog
 
 
@@ -73,13 +74,8 @@ def slot_of(catalog: Catalog, config: MethodConfig, target: str) -> tuple[str, d
 
 def from_runs(catalog: Catalog, log: RunLog, link: str) -> CompareForm:
     """`?runs=a,b`: the configurations of these runs, and the prompt of the first."""
-    details = []
-    for part in link.split(",")[: 2 * MAX_CONFIGURATIONS]:
-        run_id = read_run_id(part.strip())
-        detail = log.get(run_id)
-        if detail is None:
-            raise ConfigError(f"No run {run_id} is in the log. It may have been deleted.")
-        details.append(detail)
+    ids = [read_run_id(part.strip()) for part in link.split(",")[: 2 * MAX_CONFIGURATIONS]]
+    details = [stored_run(log, run_id) for run_id in ids]
     return _filled(catalog, details, suite="", options=None)
 
 

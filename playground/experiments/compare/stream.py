@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -18,7 +17,16 @@ from playground.experiments.compare.job import CompareJob
 from playground.experiments.compare.report import Comparison
 from playground.experiments.plan import Types
 from playground.host.live import LiveRuns
-from playground.host.stream import NO_EVENTS, TICK_S, History, Message, RunStream, follow, run_meta
+from playground.host.stream import (
+    TICK_S,
+    History,
+    Message,
+    RunStream,
+    bare,
+    follow,
+    run_meta,
+    stored_run,
+)
 from storage import RunLog, StepRow
 
 MAX_RUNS = 8
@@ -42,7 +50,7 @@ async def stream(
 
 async def _messages(job: CompareJob, history: History, tick_s: float) -> AsyncIterator[Message]:
     shown, last = 0, ""
-    waiting = {**_bare(), "runs": _planned(job)}
+    waiting = bare(status={}, runs=_planned(job))
     while True:
         over, now = job.over.is_set(), job.round
         if now is not None and now.number > shown:
@@ -58,7 +66,7 @@ async def _messages(job: CompareJob, history: History, tick_s: float) -> AsyncIt
             last = texts["compare"]
         await asyncio.sleep(tick_s)
     metas = _metas(job.comparison, history)
-    yield {**_bare(), "runs": metas, "resync": True, **_texts(job, final=True)}
+    yield bare(status={}, runs=metas, resync=True, **_texts(job, final=True))
 
 
 def reopened(compare_id: str, history: History, log: RunLog, types: Types) -> Message:
@@ -68,7 +76,7 @@ def reopened(compare_id: str, history: History, log: RunLog, types: Types) -> Me
     if comparison.interrupted:
         state |= {"state": "cancelled", "text": "interrupted; this is what it had measured"}
     texts = {"compare": json.dumps(state), "report": comparison.to_json(log, types)}
-    return {**_bare(), "runs": _metas(comparison, history), "resync": True, **texts}
+    return bare(status={}, runs=_metas(comparison, history), resync=True, **texts)
 
 
 def fault_message(sentence: str, shown: object = None) -> Message:
@@ -79,7 +87,7 @@ def fault_message(sentence: str, shown: object = None) -> Message:
     """
     state = {**_state("", "failed", final=True), "error": sentence}
     kept = shown if isinstance(shown, dict) and shown.get("stream") else None
-    return {**(kept or {**_bare(), "report": ""}), "compare": json.dumps(state)}
+    return {**(kept or bare(status={}, report="")), "compare": json.dumps(state)}
 
 
 def race_clocks(runs: LiveRuns, log: RunLog, run_ids: Sequence[str]) -> list[dict[str, Any]]:
@@ -99,9 +107,7 @@ def _clock(runs: LiveRuns, log: RunLog, run_id: str) -> dict[str, Any]:
     if live is not None and live.first is not None:
         ttft_s, rows = live.first.ttft_s, live.rows
     else:
-        detail = log.get(run_id)
-        if detail is None:
-            raise ConfigError(f"No run {run_id:.80} is in the log. It may have been deleted.")
+        detail = stored_run(log, run_id)
         begun = detail.first_token_id is not None
         ttft_s, rows = (detail.ttft_s or 0.0, log.steps(run_id)) if begun else (None, ())
     commits = [] if ttft_s is None else [(ttft_s, 1)]
@@ -148,14 +154,3 @@ def _planned(job: CompareJob) -> list[dict[str, Any]]:
         )
         for i, configuration in enumerate(plan.configurations)
     ]
-
-
-def _bare() -> Message:
-    return {
-        "stream": secrets.token_urlsafe(9),
-        "seq": 0,
-        "runs": [],
-        "chat": None,
-        "ev": NO_EVENTS,
-        "status": {},
-    }

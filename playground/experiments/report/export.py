@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from engine.plain import csv_line
 from playground.experiments.finished import SPLIT, FinishedRequest
 from playground.experiments.report.page import report_page
 from playground.experiments.report.report import FORMULAS, Cell, Report, Section
@@ -155,18 +154,7 @@ def requests_csv(results: Results) -> str:
 
 
 def _csv(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows([_field(value) for value in row] for row in rows)
-    return out.getvalue()
-
-
-def _field(value: Any) -> Any:
-    """A text that a spreadsheet would take for a formula is quoted with an apostrophe."""
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@"):
-        return "'" + value
-    return "" if value is None else value
+    return "".join(map(csv_line, (head, *rows)))
 
 
 def page_html(results: Results) -> str:

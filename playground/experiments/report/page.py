@@ -19,6 +19,7 @@ from jinja2 import Environment
 from engine.config import Sampling
 from engine.drafters import parse_method
 from engine.errors import ConfigError
+from engine.plain import DASH, figure
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import BASELINE, extent
 from playground.experiments.report.report import FORMULAS, Cell, Report, Section
@@ -170,7 +171,7 @@ def _bars(report: Report) -> tuple[list[Bar], float]:
 def _row(section: Section, requests: Sequence[FinishedRequest]) -> dict[str, Any]:
     """A configuration's figures as texts."""
     overall, verdict = section.overall, section.verdict
-    same = "–"
+    same = DASH
     if verdict is not None:
         same = f"{verdict.num_identical} of {verdict.num_compared} token-identical"
     return {
@@ -179,11 +180,11 @@ def _row(section: Section, requests: Sequence[FinishedRequest]) -> dict[str, Any
         "lossless": section.lossless,
         "speedup": "1.00×" if section.reference else _ratio(overall),
         "interval": "" if section.reference else _interval(overall.speedup),
-        "tok_s": _figure(overall.tok_s, 1),
-        "mat": _figure(overall.mat, 2),
-        "step_ms": _figure(overall.step_ms, 2),
-        "acceptance": _figure(section.draft_acceptance and 100 * section.draft_acceptance, 0, " %"),
-        "ttft_ms": _figure(section.ttft_ms, 0),
+        "tok_s": figure(overall.tok_s, 1),
+        "mat": figure(overall.mat, 2),
+        "step_ms": figure(overall.step_ms, 2),
+        "acceptance": figure(section.draft_acceptance and 100 * section.draft_acceptance, 0, " %"),
+        "ttft_ms": figure(section.ttft_ms, 0),
         "same": "reference" if section.reference else same,
         "digest": _digest(section.name, requests),
         "groups": {group: _ratio(cell) for group, cell in section.groups.items()},
@@ -192,20 +193,16 @@ def _row(section: Section, requests: Sequence[FinishedRequest]) -> dict[str, Any
 
 
 def _ratio(cell: Cell) -> str:
-    return "–" if cell.speedup is None else cell.speedup.text
+    return DASH if cell.speedup is None else cell.speedup.text
 
 
 def _interval(fast: Speedup | None) -> str:
     return "" if fast is None or fast.low is None else f"{fast.low:.2f} … {fast.high:.2f}"
 
 
-def _figure(value: float | None, digits: int, unit: str = "") -> str:
-    return "–" if value is None else f"{value:.{digits}f}{unit}"
-
-
 def _digest(name: str, requests: Sequence[FinishedRequest]) -> str:
     own = sorted((r.pair, r.output_ids) for r in requests if r.configuration == name)
-    return hashlib.sha256(json.dumps(own).encode()).hexdigest()[:16] if own else "–"
+    return hashlib.sha256(json.dumps(own).encode()).hexdigest()[:16] if own else DASH
 
 
 def _answers(
