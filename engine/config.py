@@ -62,6 +62,12 @@ class Settings(BaseModel):
         """A copy with some settings changed, checked again."""
         return self.parse({**self.model_dump(), **changes})
 
+    @property
+    def changed(self) -> dict[str, Any]:
+        """Settings that are not at their defaults, as plain JSON."""
+        own, usual = self.model_dump(mode="json"), type(self).parse({}).model_dump(mode="json")
+        return {name: value for name, value in own.items() if value != usual[name]}
+
     def live_settings(self) -> set[str]:
         """Settings that have an effect under the other settings."""
         names = set(type(self).model_fields)

@@ -47,6 +47,15 @@ def read_text(path: Path, *, most: int = MAX_CHARS) -> str:
     return as_text(found, what=str(path), most=most).removeprefix("\ufeff")
 
 
+def cpuinfo(key: str) -> str:
+    """First value of a key in Linux's list of processors; empty elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((ln.partition(":")[2].strip() for ln in lines if ln.startswith(key)), "")
+
+
 def as_text(given: str | bytes, *, what: str, most: int = MAX_CHARS) -> str:
     """Text that can be written again.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -59,6 +59,12 @@ class TargetOutput:
         best = self.logits.argmax(dim=-1) if self.best is None else self.best
         tokens: list[int] = best.tolist()
         return tokens
+
+
+def joined(parts: Iterable[Tensor | None]) -> Tensor | None:
+    """The rows of several tensors, one behind the other; None where there are none."""
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,19 +294,12 @@ def use(
             f"{type(config).title} does not fit the target {name}. Pick another target on the "
             "Generate page first."
         )
-    return name, key, changed_settings(config)
-
-
-def changed_settings(config: MethodConfig) -> dict[str, Any]:
-    """Settings that differ from the method's defaults, as plain JSON."""
-    values = config.model_dump(mode="json")
-    defaults = type(config).parse({}).model_dump(mode="json")
-    return {k: v for k, v in values.items() if k != "decoding_type" and v != defaults[k]}
+    return name, key, config.changed
 
 
 def shown_settings(config: MethodConfig) -> dict[str, str]:
     """Settings that differ from the defaults, short enough for a line."""
-    return {name: _short(value) for name, value in changed_settings(config).items()}
+    return {name: _short(value) for name, value in config.changed.items()}
 
 
 def _short(value: Any) -> str:
@@ -322,7 +315,7 @@ def method_yaml(config: MethodConfig, engine: str) -> str:
     values: Mapping[str, Any] = {
         "name": f"{config.decoding_type.lower().replace('_', '-')}-from-{engine}",
         "title": f"{type(config).title} from {title}",
-        "config": {"decoding_type": config.decoding_type, **changed_settings(config)},
+        "config": {"decoding_type": config.decoding_type, **config.changed},
     }
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 

@@ -37,7 +37,7 @@ from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, DrafterError
 from engine.model.target import Target
-from engine.proposal import DraftDists, Needs, Outcome, Proposal, TargetOutput
+from engine.proposal import DraftDists, Needs, Outcome, Proposal, TargetOutput, joined
 from engine.tree import TreeShape, merge_prefixes
 
 ENTRY_POINTS = "speculative_decoding_playground.drafters"
@@ -330,10 +330,8 @@ def _rows_of(output: TargetOutput, rows: Tensor) -> TargetOutput:
 
 def _joined(outputs: list[TargetOutput]) -> TargetOutput:
     """The rows of several forwards, one after the other."""
-    hidden = [output.hidden for output in outputs if output.hidden is not None]
-    layers = [output.layers for output in outputs if output.layers is not None]
     return TargetOutput(
         torch.cat([output.logits for output in outputs]),
-        torch.cat(hidden) if hidden else None,
-        torch.cat(layers) if layers else None,
+        joined(output.hidden for output in outputs),
+        joined(output.layers for output in outputs),
     )

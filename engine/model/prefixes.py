@@ -23,7 +23,7 @@ from torch import Tensor
 
 from engine.metrics import common_len
 from engine.model.cache import CacheCopy, TreeCache
-from engine.proposal import Needs, TargetOutput
+from engine.proposal import Needs, TargetOutput, joined
 from engine.tree import upload
 
 MAX_BYTES = 1 << 30
@@ -51,9 +51,7 @@ class Features:
     @classmethod
     def joined(cls, parts: Sequence[Features]) -> Features:
         """Rows of several, one behind the other."""
-        hidden = [part.hidden for part in parts if part.hidden is not None]
-        layers = [part.layers for part in parts if part.layers is not None]
-        return cls(*(torch.cat(each) if each else None for each in (hidden, layers)))
+        return cls(joined(part.hidden for part in parts), joined(part.layers for part in parts))
 
     def first(self, rows: int) -> Features:
         return Features(*(x if x is None else x[:rows] for x in (self.hidden, self.layers)))

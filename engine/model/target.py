@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from ctypes import CDLL
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ from engine.model.prefixes import PrefixCache
 from engine.model.random_weights import NOTE
 from engine.model.recurrent import recurrent_layers
 from engine.model.states import RecurrentStates
-from engine.plain import as_text
+from engine.plain import as_text, cpuinfo
 from engine.proposal import Needs, Proposal, TargetOutput
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
@@ -351,9 +350,4 @@ def check_takes_positions(model: PreTrainedModel, name: str) -> None:
 
 def cpu_name() -> str:
     """The processor's name, or at least its architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
+    return cpuinfo("model name") or platform.processor() or platform.machine()

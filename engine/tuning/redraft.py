@@ -23,7 +23,7 @@ from engine.drafters.method import MethodConfig
 from engine.drafters.texts import Reading, Text
 from engine.errors import ConfigError, PromptError
 from engine.model.target import Target
-from engine.proposal import Needs, Outcome, Proposal, TargetOutput
+from engine.proposal import Needs, Outcome, Proposal, TargetOutput, joined
 from engine.sampling import SeededDraws
 from engine.tree import Path
 from engine.tuning import OnProgress, ignore
@@ -65,13 +65,8 @@ def read(target: Target, text: Text, needs: Needs, *, tail: int) -> Reading:
             output = target.prefill(ids[-1:], cache, Needs())
     finally:
         cache.free()
-    hidden, layers = (_joined(parts) for parts in zip(*features, strict=True))
+    hidden, layers = (joined(parts) for parts in zip(*features, strict=True))
     return Reading(text, torch.tensor(ids), target.context_len, hidden, layers)
-
-
-def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    known = [part for part in parts if part is not None]
-    return torch.cat(known) if known else None
 
 
 def _check(target: Target, text: Text, ids: list[int]) -> None:

@@ -21,12 +21,12 @@ from playground.experiments.benchmarks import begin, conduct
 from playground.experiments.finished import FinishedRequest, Pair, RunGroup, in_pairs
 from playground.experiments.job import Job, Jobs, Progress, submit
 from playground.experiments.measurement import Measurement, Summary
-from playground.experiments.plan import BASELINE, TYPED, Configuration, ExperimentPlan, Item
+from playground.experiments.plan import BASELINE, TYPED, Configuration, ExperimentPlan
 from playground.experiments.report.explain import explain
 from playground.experiments.report.statistics import Speedup, speedup_of
-from playground.experiments.suites import evenly, items_of
+from playground.experiments.suites import first_turns, typed_item
 from playground.host.catalog import TYPE_PREFIX, Catalog
-from playground.host.request import GenerateRequest, read_request
+from playground.host.request import read_request
 from playground.host.runner import EngineHost
 
 BUDGET_S, MOST_S = 60.0, 120.0
@@ -82,28 +82,18 @@ def plan_of(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
     tried = [Configuration(name, name, catalog.method(key).config) for name, key in names.items()]
     plain = Configuration(PLAIN, PLAIN, parse_method({"decoding_type": BASELINE}))
     most = min(MAX_TOKENS, asked.limits.max_new_tokens)
+    suite = catalog.suites.get("quick") or next(iter(catalog.suites.values()))
     return ExperimentPlan.parse(
         {
             "target": asked.target,
             "dtype": asked.dtype,
             "configurations": [plain, *tried],
-            "items": [_typed(asked)] if own else _shipped(catalog),
+            "items": [typed_item(asked)] if own else first_turns(suite, NUM_PROMPTS),
             "repeats": MAX_REPEATS,
             "sampling": asked.sampling,
             "limits": asked.limits.replace(max_new_tokens=most),
         }
     )
-
-
-def _typed(asked: GenerateRequest) -> Item:
-    system = asked.system.strip() if asked.mode == "chat" else ""
-    history = ({"role": "system", "content": system},) if system else ()
-    return Item(TYPED, "1", TYPED, TYPED, (asked.prompt,), asked.mode == "raw", history)
-
-
-def _shipped(catalog: Catalog) -> list[Item]:
-    suite = catalog.suites.get("quick") or next(iter(catalog.suites.values()))
-    return [replace(i, turns=i.turns[:1]) for i in evenly(items_of(suite), NUM_PROMPTS)]
 
 
 # ---- the search

@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from engine.errors import ConfigError, one_of
-from playground.experiments.plan import Item
+from playground.experiments.plan import TYPED, Item
 from playground.experiments.prompt_files import read_suite_file
+from playground.host.request import GenerateRequest
 from presets import PromptSuite
 
 GROUPS: dict[str, str] = {
@@ -102,6 +104,18 @@ def evenly(items: Sequence[Item], most: int) -> list[Item]:
         seen[item.category] += 1
         ranked.append((seen[item.category], place))
     return [items[place] for place in sorted(place for _, place in sorted(ranked)[:most])]
+
+
+def first_turns(suite: PromptSuite, most: int) -> list[Item]:
+    """The first turn of a suite's first prompts, from its categories in turn."""
+    return [replace(item, turns=item.turns[:1]) for item in evenly(items_of(suite), most)]
+
+
+def typed_item(asked: GenerateRequest) -> Item:
+    """A prompt that was typed."""
+    system = asked.system.strip() if asked.mode == "chat" else ""
+    history = ({"role": "system", "content": system},) if system else ()
+    return Item(TYPED, "1", TYPED, TYPED, (asked.prompt,), asked.mode == "raw", history)
 
 
 def items_of(suite: PromptSuite) -> tuple[Item, ...]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.model.target import Target, cpu_name
+from engine.plain import cpuinfo
 
 PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "accelerate", "gguf", "gradio"),
@@ -64,13 +65,14 @@ def _digest_of(marks: tuple[tuple[str, int, int], ...]) -> str:
 @functools.cache
 def machine() -> dict[str, Any]:
     """What is the same for every run of this process: versions, processor, device, commit."""
+    flags = (cpuinfo("flags") or cpuinfo("Features")).split()
     return {
         "versions": {name: version for name in PACKAGES if (version := _version(name))},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
-        "cpu_flags": _cpu_flags(),
+        "cpu_flags": [flag for flag in CPU_FLAGS if flag in flags],
         "memory_gib": _memory_gib(),
         **_gpu(),
         "git_commit": _git_commit(),
@@ -82,21 +84,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _cpuinfo(key: str) -> str:
-    """First value of a key in Linux's list of processors; empty elsewhere."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return ""
-    values = (line.partition(":")[2].strip() for line in lines if line.startswith(key))
-    return next(values, "")
-
-
-def _cpu_flags() -> list[str]:
-    present = set((_cpuinfo("flags") or _cpuinfo("Features")).split())
-    return [flag for flag in CPU_FLAGS if flag in present]
 
 
 def _memory_gib() -> float | None:

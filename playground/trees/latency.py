@@ -24,12 +24,23 @@ TWO_PATHS = ChoiceTree(((0,), (1,), (0, 0), (1, 0)))
 
 def machine_key(target: Target, context_len: int) -> dict[str, Any]:
     """What a target's curve depends on."""
+    return _machine_key(target.name, target.dtype_name, target.environment(), context_len)
+
+
+def machine_of_run(run: RunDetail, *, context_len: int = 256) -> dict[str, Any]:
+    """`machine_key` of the target that wrote a run of the log."""
+    return _machine_key(run.target, run.dtype, run.environment, context_len)
+
+
+def _machine_key(
+    target: str, dtype: str, environment: Mapping[str, Any], context_len: int
+) -> dict[str, Any]:
     return {
         "what": "verify",
-        "target": target.name,
-        "weights": target.provenance.get("weights"),
-        "dtype": target.dtype_name,
-        "device": target.device_name,
+        "target": target,
+        "weights": environment.get("weights"),
+        "dtype": dtype,
+        "device": environment.get("device_name"),
         "context_len": bucket_of(context_len),
     }
 
@@ -132,18 +143,6 @@ def known_batches(log: RunLog, machine: Mapping[str, Any]) -> BatchLatency | Non
     """What was measured last of texts in lock-step on a machine (a key that `machine_key` made)."""
     found = _newest(log, _batch_key(machine))
     return None if found is None else BatchLatency.from_dict(found.meta["batch"])
-
-
-def machine_of_run(run: RunDetail, *, context_len: int = 256) -> dict[str, Any]:
-    """`machine_key` of the target that wrote a run of the log."""
-    return {
-        "what": "verify",
-        "target": run.target,
-        "weights": run.environment.get("weights"),
-        "dtype": run.dtype,
-        "device": run.environment.get("device_name"),
-        "context_len": bucket_of(context_len),
-    }
 
 
 def _batch_key(machine: Mapping[str, Any]) -> dict[str, Any]:

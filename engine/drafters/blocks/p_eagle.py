@@ -12,7 +12,7 @@ from engine.config import setting
 from engine.drafters.base import BuildContext, root_only
 from engine.drafters.blocks.base import AT_ONCE, BlockMethod
 from engine.drafters.eagle.checkpoint import load_parallel, remarks
-from engine.drafters.eagle.methods import CapturedLayers
+from engine.drafters.eagle.methods import CapturedLayers, inputs_of
 from engine.drafters.eagle.parallel_head import ParallelHead
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.features import FeatureDrafter
@@ -42,9 +42,7 @@ class ParallelEagleConfig(BlockMethod):
 
     def build(self, context: BuildContext) -> ParallelEagleDrafter:
         found = HeadCheckpoint.read(context.weights(self.speculative_model, "a P-EAGLE head"))
-        named = self.eagle3_layers_to_capture
-        # The output of layer i is the input of layer i + 1.
-        inputs = None if named is None else tuple(i + 1 for i in named)
+        inputs = inputs_of(self.eagle3_layers_to_capture)
         head, layers = load_parallel(found, context.target, inputs)
         mask = found.mask_token(self.mask_token_id, len(head.embedding_weight))
         pack_linears(head, context.target.kernels)

@@ -22,10 +22,10 @@ from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start, root_only
 from engine.drafters.blocks.base import AT_ONCE, BlockMethod
 from engine.drafters.draft_target import DraftDevice, DraftDtype, load_draft_model
+from engine.drafters.heads.checkpoint import mask_token
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.drafters.method import DraftShape, draft_len
 from engine.drafters.texts import BEYOND, ROWS, Reading
-from engine.errors import DrafterError
 from engine.model.target import Target
 from engine.model.text import common_vocabulary
 from engine.proposal import Needs, Proposal
@@ -71,7 +71,8 @@ class PardDrafter(Drafter):
     def __init__(self, config: PardConfig, model: Target, target: Target) -> None:
         """Raises DrafterError: the model has no mask; VocabularyError: it is of another family."""
         self.model, self._config, self._device = model, config, target.device
-        self._mask = _mask_of(config, model)
+        said = [getattr(model.config, name, None) for name in ("pard_token", "ptd_token_id")]
+        self._mask = mask_token((config.mask_token_id, *said), model.name, model.vocab_size)
         self._vocabulary = Vocabulary(None, common_vocabulary(target, model))
         self._cache, self._keeps = model.new_cache(0), False
 
@@ -157,19 +158,3 @@ def comb(length: int, teeth: int) -> TreeShape:
         begin = len(parents)
         parents += [node, *range(begin, begin + teeth - 1)][:teeth]
     return TreeShape(parents)
-
-
-def _mask_of(config: PardConfig, model: Target) -> int:
-    said = [getattr(model.config, name, None) for name in ("pard_token", "ptd_token_id")]
-    mask = next((one for one in (config.mask_token_id, *said) if one is not None), None)
-    if mask is None:
-        raise DrafterError(
-            f"{model.name}'s config.json says no pard_token: it was not trained to draft blocks. "
-            "Choose a PARD model, use Draft_Target, or set mask_token_id."
-        )
-    if not 0 <= int(mask) < model.vocab_size:
-        raise DrafterError(
-            f"The mask token is {mask}, but {model.name} has tokens 0 to {model.vocab_size - 1}. "
-            "Correct mask_token_id."
-        )
-    return int(mask)

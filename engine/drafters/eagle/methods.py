@@ -7,6 +7,7 @@ All use one drafter: it keeps the head's base entries in step with the target, a
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
@@ -48,6 +49,13 @@ CapturedLayers = Annotated[
         description="target layers whose outputs the head reads; None = as its checkpoint says",
     ),
 ]
+
+
+def inputs_of(outputs: Sequence[int] | None) -> tuple[int, ...] | None:
+    """The layers that read these layers' outputs."""
+    return None if outputs is None else tuple(i + 1 for i in outputs)
+
+
 DYNAMIC = "dynamic_tree_max_topK max_total_draft_tokens max_non_leaves_per_layer"
 """Settings of a dynamic tree's size."""
 
@@ -248,9 +256,7 @@ class Eagle3Config(_EagleMethod):
         return self.replace(max_draft_len=length, use_dynamic_tree=False)
 
     def _load(self, found: HeadCheckpoint, context: BuildContext) -> tuple[DraftHead, Needs]:
-        named = self.eagle3_layers_to_capture
-        # The output of layer i is the input of layer i + 1.
-        inputs = None if named is None else tuple(i + 1 for i in named)
+        inputs = inputs_of(self.eagle3_layers_to_capture)
         head, layers = load_eagle3(found, context.target, inputs)
         return head, Needs(layers=layers)
 

@@ -13,7 +13,7 @@ DSpark                as DFlash's, with markov_head, embed_tokens, lm_head and c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, Self, TypeVar
 
 import torch
@@ -144,19 +144,7 @@ class HeadCheckpoint:
         """
         said = self.options
         known = (named, said.mask_token_id, said.ptd_token_id, said.pard_token)
-        mask = next((one for one in known if one is not None), None)
-        if mask is None:
-            raise DrafterError(
-                f"{self.location}'s config.json says no mask token (mask_token_id, ptd_token_id or "
-                "pard_token): it does not draft blocks. Choose another method, or set "
-                "mask_token_id."
-            )
-        if mask >= size:
-            raise DrafterError(
-                f"The mask token is {mask}, but {self.location} embeds tokens 0 to {size - 1}. "
-                "Correct mask_token_id."
-            )
-        return mask
+        return mask_token(known, self.location, size)
 
     def layer_spec(self, width: int) -> HeadSpec:
         """The layers' sizes and constants; DrafterError for what such layers cannot compute."""
@@ -230,6 +218,23 @@ class HeadCheckpoint:
             tensors[name] = taken[0] if len(taken) == 1 else torch.cat(taken)
         network.load_state_dict(tensors, strict=True, assign=True)
         return network.requires_grad_(False).eval().to(device=target.device, dtype=target.dtype)
+
+
+def mask_token(said: Iterable[int | None], location: str, size: int) -> int:
+    """The first that is said of the mask of a network that embeds `size` tokens."""
+    mask = next((int(one) for one in said if one is not None), None)
+    if mask is None:
+        raise DrafterError(
+            f"{location}'s config.json says no mask token (mask_token_id, ptd_token_id or "
+            "pard_token): it was not trained to draft blocks. Choose another method, or set "
+            "mask_token_id."
+        )
+    if not 0 <= mask < size:
+        raise DrafterError(
+            f"The mask token is {mask}, but {location} embeds tokens 0 to {size - 1}. "
+            "Correct mask_token_id."
+        )
+    return mask
 
 
 def published_names(network: nn.Module) -> dict[str, dict[str, int]]:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from engine.errors import ConfigError, first_line
 from engine.model.sources import partial_folder
+from engine.plain import cpuinfo
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).parent
@@ -53,7 +54,7 @@ def library(cache_dir: Path, instructions: tuple[str, ...] | None = None) -> cty
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise NotNative(f"they are for Linux on x86-64, not {platform.system()}")
     if instructions is None:
-        instructions = best_instructions(_cpu_flags())
+        instructions = best_instructions(cpuinfo("flags").split())
     if not _shares_openmp():
         raise NotNative("this torch brings no GNU OpenMP to share threads with")
     file = _compiled(cache_dir / "native", instructions)
@@ -85,15 +86,6 @@ def best_instructions(flags: Collection[str]) -> tuple[str, ...]:
 def loaded_library() -> ctypes.CDLL | None:
     """The kernels, if this process runs a model by them."""
     return _LOADED[-1] if _LOADED else None
-
-
-def _cpu_flags() -> frozenset[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return frozenset()
-    flags = (line.partition(":")[2].split() for line in lines if line.startswith("flags"))
-    return frozenset(next(flags, ()))
 
 
 def _shares_openmp() -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -15,12 +14,10 @@ from engine.errors import ConfigError, one_of
 from playground.experiments.plan import (
     BASELINE,
     BASELINE_NAME,
-    TYPED,
     Configuration,
     ExperimentPlan,
-    Item,
 )
-from playground.experiments.suites import evenly, items_of
+from playground.experiments.suites import first_turns, typed_item
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
 from playground.host.request import GenerateRequest, HeldForm, read_request
@@ -77,7 +74,10 @@ class CompareForm(Settings):
         options = settings_from(CompareOptions, form.get("compare", {}), where="compare")
         requests = [self._request(catalog, form, *slot) for slot in self.slots[: self.count]]
         first = requests[0]
-        items = _items(catalog, self.suite, options.num_prompts) if self.suite else [_typed(first)]
+        items = [typed_item(first)]
+        if self.suite:
+            suite = catalog.suites[one_of("suite", self.suite, catalog.suites)]
+            items = first_turns(suite, options.num_prompts)
         return ExperimentPlan.parse(
             {
                 "target": first.target,
@@ -138,15 +138,3 @@ def _name(title: str, config: MethodConfig, alike: Sequence[MethodConfig]) -> st
         if short and len({str(other.get(key)) for other in others}) == len(others):
             return f"{title} · {key} {value}"
     return title
-
-
-def _typed(request: GenerateRequest) -> Item:
-    system = request.system.strip() if request.mode == "chat" else ""
-    history = ({"role": "system", "content": system},) if system else ()
-    return Item(TYPED, "1", TYPED, TYPED, (request.prompt,), request.mode == "raw", history)
-
-
-def _items(catalog: Catalog, suite: str, most: int) -> list[Item]:
-    """The first turn of a suite's first prompts, from its categories in turn."""
-    chosen = evenly(items_of(catalog.suites[one_of("suite", suite, catalog.suites)]), most)
-    return [replace(item, turns=item.turns[:1]) for item in chosen]

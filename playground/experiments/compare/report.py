@@ -200,12 +200,10 @@ def _prompt_line(labels: Mapping[str, str], text: str) -> str:
 def _settings_sentence(values: Mapping[str, Any], types: Types) -> str:
     """The settings that are not the method's defaults."""
     try:
-        config = stored_config(values, types)
+        changed = stored_config(values, types).changed
     except ConfigError:
         return "settings of another version"
-    own, fresh = config.model_dump(mode="json"), type(config).parse({}).model_dump(mode="json")
-    changed = [key for key in own if key != "decoding_type" and own[key] != fresh[key]]
-    return ", ".join(f"{key} {_short(own[key])}" for key in changed)
+    return ", ".join(f"{key} {_short(value)}" for key, value in changed.items())
 
 
 def _short(value: Any) -> str:

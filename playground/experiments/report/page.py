@@ -96,16 +96,9 @@ def command(plan: Mapping[str, Any]) -> str:
             if one["config"]["decoding_type"] == BASELINE:
                 continue
             config = parse_method(one["config"])
-            own, usual = (c.model_dump(mode="json") for c in (config, type(config).parse({})))
-            changed = [
-                f"{name}={value if isinstance(value, str) else json.dumps(value)}"
-                for name, value in own.items()
-                if name != "decoding_type" and value != usual[name]
-            ]
-            methods += [
-                "--method",
-                shlex.join([config.decoding_type, f"name={one['name']}", *changed]),
-            ]
+            said = {"name": one["name"], **config.changed}.items()
+            settings = [f"{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in said]
+            methods += ["--method", shlex.join([config.decoding_type, *settings])]
     except ConfigError:
         return ""
     target, sampling, limits = plan["target"], plan["sampling"], plan["limits"]

@@ -20,7 +20,6 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import TargetError
-from engine.kernels.cpu import compile
 from engine.kernels.cpu import decoder as decoder_module
 from engine.kernels.cpu.compile import AVX512, NEEDED, NotNative, best_instructions, library
 from engine.kernels.cpu.gguf import BLOCK, Blocks
@@ -31,6 +30,7 @@ from engine.model.corpus import Corpus
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
+from engine.plain import cpuinfo
 from engine.proposal import Needs, Proposal
 from engine.steps import End
 from engine.training.corpus.dialogues import ChatFormat, Completion, CorpusSettings
@@ -199,7 +199,7 @@ def any_kernels(
 ) -> ctypes.CDLL:
     """Compiled for each kind of processor that this one can stand for."""
     wanted = INSTRUCTIONS[request.param]
-    lacking = set(wanted) - compile._cpu_flags()
+    lacking = set(wanted) - set(cpuinfo("flags").split())
     if lacking:
         pytest.skip(f"this processor has no {', '.join(sorted(lacking))}")
     try:
