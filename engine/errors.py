@@ -62,7 +62,8 @@ class PromptError(PlaygroundError):
 
 def one_of(name: str, value: object, known: Iterable[str], advice: str = "") -> str:
     """The value, which must be among those known. Raises ConfigError: it is not, with `advice`."""
-    if not isinstance(value, str) or value not in (allowed := tuple(known)):
+    allowed = tuple(known)
+    if not isinstance(value, str) or value not in allowed:
         said = f"{name} must be one of {', '.join(allowed)}, got {value!r:.80}."
         raise ConfigError(f"{said} {advice}".rstrip())
     return value
