@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,6 +54,14 @@ class BuildContext:
         return self.locate(named)
 
 
+class Ask(NamedTuple):
+    """What a generation is asked for."""
+
+    prompt_ids: Sequence[int]
+    sampling: Sampling
+    limits: Limits
+
+
 @dataclass(frozen=True, slots=True)
 class Start:
     """What a drafter is told when a generation begins.
@@ -97,13 +106,7 @@ class Drafter(ABC):
     num_known: int = 0
     """Tokens of the prompt that the run before began with too, if what was read may be kept."""
 
-    def rehearse(  # noqa: B027 - nearly all learn what they must from the run itself
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        limits: Limits,
-        cancelled: Callable[[], bool],
-    ) -> None:
+    def rehearse(self, ask: Ask, cancelled: Callable[[], bool]) -> None:  # noqa: B027 - few do
         """Do what is no part of the generation, before its clock starts."""
 
     def start(self, start: Start) -> None:

@@ -17,8 +17,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo
 
 from engine.accept import Rule
-from engine.config import Limits, Sampling, setting
-from engine.drafters.base import BuildContext, Drafter, Start
+from engine.config import Sampling, setting
+from engine.drafters.base import Ask, BuildContext, Drafter, Start
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
 from engine.drafters.method import MethodConfig
@@ -103,14 +103,8 @@ class CombinedDrafter(Drafter):
         # Retrieval reads tokens only, so the union of what both need is what the model needs.
         self.needs = model.needs
 
-    def rehearse(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        limits: Limits,
-        cancelled: Callable[[], bool],
-    ) -> None:
-        self.model.rehearse(prompt_ids, sampling, limits, cancelled)
+    def rehearse(self, ask: Ask, cancelled: Callable[[], bool]) -> None:
+        self.model.rehearse(ask, cancelled)
 
     def start(self, start: Start) -> None:
         self.retrieval.start(start)

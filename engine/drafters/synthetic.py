@@ -22,9 +22,9 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 
-from engine.config import Limits, Sampling, setting
+from engine.config import setting
 from engine.constraint import Constraint, constraint_of
-from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.base import Ask, BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig, draft_len
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
@@ -38,14 +38,11 @@ _answers: weakref.WeakKeyDictionary[Target, Answers] = weakref.WeakKeyDictionary
 """They outlive the drafter: another rate is another drafter, and asks for the same answers."""
 
 
-def _question(prompt_ids: Sequence[int], sampling: Sampling, limits: Limits) -> Question:
+def _question(ask: Ask) -> Question:
     """What the greedy answer depends on."""
-    return (
-        tuple(prompt_ids),
-        limits.ignore_eos,
-        sampling.structured_output,
-        sampling.grammar,
-    )
+    sampling = ask.sampling
+    told = ask.limits.ignore_eos, sampling.structured_output, sampling.grammar
+    return (tuple(ask.prompt_ids), *told)
 
 
 class SyntheticConfig(MethodConfig):
@@ -108,15 +105,9 @@ class SyntheticDrafter(Drafter):
     def __init__(self, config: SyntheticConfig, target: Target) -> None:
         self._config, self._target = config, target
 
-    def rehearse(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        limits: Limits,
-        cancelled: Callable[[], bool],
-    ) -> None:
+    def rehearse(self, ask: Ask, cancelled: Callable[[], bool]) -> None:
         """Let the target answer by itself, unless it did before."""
-        key = _question(prompt_ids, sampling, limits)
+        (prompt_ids, sampling, limits), key = ask, _question(ask)
         known = _answers.setdefault(self._target, OrderedDict())
         room = self._target.context_len - len(prompt_ids)
         wanted = min(limits.max_new_tokens + self._config.max_draft_len, room)
@@ -155,10 +146,10 @@ class SyntheticDrafter(Drafter):
 
     def start(self, start: Start) -> None:
         super().start(start)
-        asked = start.prompt_ids, start.sampling, start.limits
-        self.rehearse(*asked, lambda: False)  # known, in a decode loop
+        ask = Ask(start.prompt_ids, start.sampling, start.limits)
+        self.rehearse(ask, lambda: False)  # known, in a decode loop
         self._answer_at = len(start.prompt_ids)
-        self._truth = _answers[self._target][_question(*asked)]
+        self._truth = _answers[self._target][_question(ask)]
         # Draws of its own: the target's must not depend on what is drafted.
         self._random = random.Random(f"drafts {start.sampling.seed}")
 

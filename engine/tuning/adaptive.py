@@ -24,14 +24,14 @@ from __future__ import annotations
 import functools
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from engine.accept import Rule
-from engine.config import Limits, Sampling
-from engine.drafters.base import BuildContext, Drafter, Start, root_only
+from engine.config import Sampling
+from engine.drafters.base import Ask, BuildContext, Drafter, Start, root_only
 from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.proposal import Outcome, Proposal
@@ -177,14 +177,8 @@ class AdaptiveDrafter(Drafter):
         self._root = self._num_steps = 0
         self._pause, self._next_pause, self._probe = 0, FIRST_PAUSE, False
 
-    def rehearse(
-        self,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        limits: Limits,
-        cancelled: Callable[[], bool],
-    ) -> None:
-        self.inner.rehearse(prompt_ids, sampling, limits, cancelled)
+    def rehearse(self, ask: Ask, cancelled: Callable[[], bool]) -> None:
+        self.inner.rehearse(ask, cancelled)
 
     def start(self, start: Start) -> None:
         self._reset()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from engine.errors import ConfigError
+from engine.plain import read_text
 from playground.cli.options import (
     METHOD_HELP,
     REQUIRED,
@@ -18,6 +19,7 @@ from playground.cli.options import (
     MethodOptions,
     argument,
     option,
+    put,
     read_stdin,
     takes,
     write_files,
@@ -98,13 +100,9 @@ def import_(options: ImportOptions) -> None:
     """Read another engine's config as a method file for `generate --method`."""
     from playground.deploy import method_yaml, read_config
 
-    found = read_config(options.source, _read(options.file))
-    text = method_yaml(found.config, options.source)
-    if options.output is None:
-        typer.echo(text, nl=False)
-    else:
-        (path,) = write_files(options.output.parent, {options.output.name: text})
-        typer.echo(str(path))
+    text = read_stdin() if options.file == "-" else read_text(Path(options.file))
+    found = read_config(options.source, text)
+    put(method_yaml(found.config, options.source), options.output)
     for line in _remarks(found):
         typer.echo(line, err=True)
 
@@ -115,9 +113,3 @@ def _remarks(found: Imported) -> Iterable[str]:
         yield f"note: It served {found.target}."
     yield from (f"note: {note}" for note in found.notes)
     yield from (f"ignored: {key} does not bear on what is drafted." for key in found.ignored)
-
-
-def _read(name: str) -> str:
-    from engine.plain import read_text
-
-    return read_stdin() if name == "-" else read_text(Path(name))

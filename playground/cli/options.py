@@ -20,7 +20,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -56,7 +56,8 @@ class CommandGroup(TyperGroup):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         try:
-            _check_text(ctx.args)
+            for argument in ctx.args:
+                as_text(argument, what=f"The argument {argument[:40]!r}")
             found = super().invoke(ctx)
             sys.stdout.flush()  # where it can still be said that it is full
             return found
@@ -78,11 +79,6 @@ class CommandGroup(TyperGroup):
                 raise
             typer.echo(f"error: {visible(str(error)):.2000}", err=True)
             raise typer.Exit(EXIT_USER_ERROR) from error
-
-
-def _check_text(arguments: Sequence[str]) -> None:
-    for argument in arguments:
-        as_text(argument, what=f"The argument {argument[:40]!r}")
 
 
 def _forget_output() -> None:
@@ -193,6 +189,14 @@ def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
     except OSError as error:
         raise ConfigError(f"--output: {folder} cannot be written: {error.strerror}.") from error
     return [folder / name for name in texts]
+
+
+def put(text: str, file: Path | None) -> None:
+    """Print a text; or write it to a file, whose path is printed."""
+    if file is None:
+        typer.echo(text, nl=False)
+    else:
+        typer.echo(str(write_files(file.parent, {file.name: text})[0]))
 
 
 @dataclass(kw_only=True)

@@ -12,8 +12,8 @@ from playground.cli.options import (
     JsonOptions,
     argument,
     option,
+    put,
     takes,
-    write_files,
 )
 
 suites = typer.Typer(
@@ -78,9 +78,4 @@ def export(options: ExportSuiteOptions) -> None:
     from playground.experiments.suites import choose_suite
 
     suite = choose_suite(options.name, known_suites())
-    text = input_lines(suite, options.to, options.max_new_tokens)
-    if options.output is None:
-        typer.echo(text, nl=False)
-    else:
-        (path,) = write_files(options.output.parent, {options.output.name: text})
-        typer.echo(str(path))
+    put(input_lines(suite, options.to, options.max_new_tokens), options.output)

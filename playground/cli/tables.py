@@ -78,7 +78,7 @@ def tables(report: Report) -> Iterator[Table | Text]:
         "Speedup: Σ tokens / Σ decoding time, over the same of plain decoding",
         lambda cell: cell.speedup.text if cell.speedup else DASH,
         {
-            "  95 % interval": lambda s: DASH if s.reference else _interval(s.overall),
+            "  95 % interval": _interval,
             "tok/s": lambda s: figure(s.overall.tok_s, 1),
         },
     )
@@ -126,9 +126,9 @@ def _by_group(
     return table(title, [section.name for section in sections], rows)
 
 
-def _interval(cell: Cell) -> str:
-    fast = cell.speedup
-    return DASH if fast is None or fast.low is None else f"{fast.low:.2f} … {fast.high:.2f}"
+def _interval(section: Section) -> str:
+    fast = None if section.reference else section.overall.speedup
+    return (fast and fast.interval) or DASH
 
 
 def _rates(section: Section) -> str:

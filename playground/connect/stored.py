@@ -9,6 +9,8 @@ from playground.connect.client import Client
 from playground.connect.replay import Answered, Level
 from storage import EXTERNAL, NewRun, RunLog
 
+REASONS = {"stop": "eos", "length": "length"}
+
 
 def new_replay() -> str:
     """An id that keeps the runs of one replay together."""
@@ -61,14 +63,10 @@ def _store(
         status="failed" if reply is None else "completed",
         output_ids=(),
         text="" if reply is None else reply.text,
-        finish_reason=None if reply is None else _reason(reply.finish_reason),
+        finish_reason=None if reply is None else REASONS.get(reply.finish_reason or ""),
         metrics={} if reply is None else _metrics(answered),
         error=answered.error or None,
     )
-
-
-def _reason(said: str | None) -> str | None:
-    return {"stop": "eos", "length": "length"}.get(said or "")
 
 
 def _metrics(answered: Answered) -> dict[str, Any]:

@@ -112,15 +112,10 @@ def known_suites() -> dict[str, PromptSuite]:
     return found
 
 
-def _for_genai_perf(number: int, text: str, tokens: int) -> dict[str, Any]:
-    return {"text": text}
-
-
-def _for_trtllm_bench(number: int, text: str, tokens: int) -> dict[str, Any]:
-    return {"task_id": number, "prompt": text, "output_tokens": tokens}
-
-
-INPUTS = {"genai-perf": _for_genai_perf, "trtllm-bench": _for_trtllm_bench}
+INPUTS: dict[str, Callable[[int, str, int], dict[str, Any]]] = {
+    "genai-perf": lambda number, text, tokens: {"text": text},
+    "trtllm-bench": lambda n, text, tokens: {"task_id": n, "prompt": text, "output_tokens": tokens},
+}
 """A prompt as the input file of a benchmark has it."""
 
 

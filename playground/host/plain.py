@@ -166,7 +166,8 @@ def plain_step_of(log: RunLog, run: RunDetail) -> PlainStep | None:
     )
     found = next(iter(log.find(query).rows), None)
     detail = None if found is None else log.get(found.id)
-    if detail is None or not _is_same_place(detail.environment, run.environment):
+    places = [one and [one.environment.get(name) for name in SAME_PLACE] for one in (run, detail)]
+    if detail is None or places[0] != places[1]:
         return None
     parts = step_parts(detail.metrics) if detail.num_steps >= LEAST_STEPS else None
     if parts is None:
@@ -200,7 +201,3 @@ def step_parts(metrics: Mapping[str, Any]) -> StepParts | None:
     draft_s, verify_s = split["draft_s"], split["verify_s"]
     step_s = (metrics["num_new_tokens"] - 1) / steps / tok_s
     return StepParts(draft_s, verify_s, max(0.0, step_s - draft_s - verify_s))
-
-
-def _is_same_place(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return all(one.get(name) == other.get(name) for name in SAME_PLACE)

@@ -97,6 +97,7 @@ class Recording:
     def _finish(self, fault: Fault | None) -> None:
         reason = "cancelled" if self._end is None else self._end.finish_reason
         text = whole_text(self._tokenizer, self._output_ids, self._stop)
+        plain = self._run.plain
         status: Literal["completed", "cancelled", "failed"]
         status = "failed" if fault else "cancelled" if reason == "cancelled" else "completed"
         self._log.finish(
@@ -105,15 +106,11 @@ class Recording:
             output_ids=self._output_ids,
             text=text,
             finish_reason=None if fault else reason,
-            metrics={**asdict(self._tally.metrics), **self._plain()},
+            metrics=asdict(self._tally.metrics) | ({"plain": asdict(plain)} if plain else {}),
             error=fault.sentence if fault else None,
         )
         self._run.metrics = self._tally.metrics
         self._run.finish = Finish(None if fault else reason, text)
-
-    def _plain(self) -> dict[str, Any]:
-        """What the run is compared with, kept beside its figures."""
-        return {"plain": asdict(self._run.plain)} if self._run.plain else {}
 
     # ---- on the recording's own thread
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.decode import decode
 from engine.drafters.base import BuildContext, Drafter
@@ -50,12 +50,11 @@ class ClosingError(PlaygroundError):
         super().__init__("The playground is closing. Start it again to go on.")
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """A run, and what the worker does for it."""
 
     run: LiveRun
-    work: Callable[[LiveRun], None] = field(repr=False)
+    work: Callable[[LiveRun], None]
 
 
 class EngineHost:

@@ -51,13 +51,11 @@ def _one_of(name: str, allowed: Iterable[str], prefix: str = "\x00") -> Callable
     return check
 
 
-def _different(ids: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(ids))
-
-
 Text = Annotated[str, Field(max_length=600), AfterValidator(_storable)]
 RunIds = Annotated[
-    tuple[RunId, ...], Field(strict=False, max_length=500), AfterValidator(_different)
+    tuple[RunId, ...],
+    Field(strict=False, max_length=500),
+    AfterValidator(lambda ids: tuple(dict.fromkeys(ids))),
 ]
 Bound = Annotated[float, Field(allow_inf_nan=False)] | None
 Range = Annotated[tuple[Bound, Bound], Field(strict=False)]

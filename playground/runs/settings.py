@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import to_jsonable_python
+
 from engine.drafters.method import MethodConfig
 from storage import RunDetail, RunSummary
 
@@ -85,11 +87,7 @@ def defaults(decoding_type: str, types: Types) -> dict[str, Any]:
     cls = types.get(decoding_type)
     fields = cls.model_fields.items() if cls else ()
     usual = {name: field.get_default() for name, field in fields}
-    return dict(json.loads(json.dumps(usual, default=_plain)))
-
-
-def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)
+    return dict(to_jsonable_python(usual, serialize_unknown=True))
 
 
 @dataclass(frozen=True, slots=True)

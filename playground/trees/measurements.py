@@ -101,6 +101,7 @@ class Measurements:
         return evenly(items_of(self._host.catalog.suites[suite]), RECENT)
 
     def _answer(self, run: LiveRun, config: MethodConfig, target: str, item: Item) -> str:
+        loaded = self._host.loaded
         request = GenerateRequest(
             target=self._host.catalog.target(target),
             dtype=self._dtype(target),
@@ -108,7 +109,7 @@ class Measurements:
             config=config,
             sampling=Sampling(),
             limits=Limits(max_new_tokens=self._text_tokens),
-            mode="raw" if item.raw or not self._chats() else "chat",
+            mode="chat" if loaded and loaded.chat and not item.raw else "raw",
             system="",
             prompt=item.turns[0],
         )
@@ -198,10 +199,6 @@ class Measurements:
         spec, loaded = self._host.catalog.target(target), self._host.loaded
         same = loaded is not None and loaded.name == (spec.title or spec.name)
         return loaded.dtype if loaded is not None and same else "auto"
-
-    def _chats(self) -> bool:
-        loaded = self._host.loaded
-        return loaded is not None and loaded.chat
 
 
 class Jobs:

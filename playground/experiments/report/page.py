@@ -23,7 +23,6 @@ from engine.plain import DASH, figure
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import BASELINE, extent
 from playground.experiments.report.report import FORMULAS, Cell, Report, Section
-from playground.experiments.report.statistics import Speedup
 from playground.plots import GREY, HUES
 
 MAX_ANSWERS = 40
@@ -172,7 +171,7 @@ def _row(section: Section, requests: Sequence[FinishedRequest]) -> dict[str, Any
         "reference": section.reference,
         "lossless": section.lossless,
         "speedup": "1.00×" if section.reference else _ratio(overall),
-        "interval": "" if section.reference else _interval(overall.speedup),
+        "interval": overall.speedup.interval if overall.speedup and not section.reference else "",
         "tok_s": figure(overall.tok_s, 1),
         "mat": figure(overall.mat, 2),
         "step_ms": figure(overall.step_ms, 2),
@@ -187,10 +186,6 @@ def _row(section: Section, requests: Sequence[FinishedRequest]) -> dict[str, Any
 
 def _ratio(cell: Cell) -> str:
     return DASH if cell.speedup is None else cell.speedup.text
-
-
-def _interval(fast: Speedup | None) -> str:
-    return "" if fast is None or fast.low is None else f"{fast.low:.2f} … {fast.high:.2f}"
 
 
 def _digest(name: str, requests: Sequence[FinishedRequest]) -> str:

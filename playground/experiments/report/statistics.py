@@ -125,6 +125,11 @@ class Speedup:
         return f"{self.ratio:.2f}×"
 
     @property
+    def interval(self) -> str:
+        """Empty where there is none."""
+        return "" if self.low is None else f"{self.low:.2f} … {self.high:.2f}"
+
+    @property
     def faster(self) -> bool:
         """Whether the interval lies above 1."""
         return self.low is not None and self.low > 1

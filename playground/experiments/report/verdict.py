@@ -173,16 +173,12 @@ def headline(
     if not fast.faster:
         return Headline(f"No measurable gain over plain decoding: {reached}.")
     trust = TRUST_SENTENCES[best.trust]
-    level = [name for name in others if not _beats(over(best.name, name))]
+    level = [name for name in others if not ((ahead := over(best.name, name)) and ahead.faster)]
     if level:
         apart = f"The measurements do not separate it from {', '.join(level)}; {MORE}."
         return Headline(" ".join(filter(None, (f"{reached}, the highest figure.", apart, trust))))
     said = f"{best.name} is the fastest: {fast.text} plain decoding{_measured(fast)}."
     return Headline(" ".join(filter(None, (said, trust))), best.name)
-
-
-def _beats(over: Speedup | None) -> bool:
-    return over is not None and over.faster
 
 
 def _measured(fast: Speedup) -> str:

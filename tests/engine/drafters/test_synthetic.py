@@ -9,6 +9,7 @@ import pytest
 
 from engine.config import Limits, Sampling
 from engine.decode import decode
+from engine.drafters.base import Ask
 from engine.drafters.combined import CombinedConfig
 from engine.drafters.synthetic import SyntheticConfig, SyntheticDrafter, _answers, _question
 from engine.errors import ConfigError
@@ -130,5 +131,5 @@ def test_the_answer_is_known_before_the_clock_starts_under_a_controller_too() ->
         config, build_context(target), lambda: LatencyCurve((1, 8), (1.0, 1.0), 8)
     )
     limits = Limits(max_new_tokens=8, ignore_eos=True)
-    drafter.rehearse([5, 6], Sampling(), limits, lambda: False)
+    drafter.rehearse(Ask([5, 6], Sampling(), limits), lambda: False)
     assert _question([5, 6], Sampling(), limits) in _answers[target]
