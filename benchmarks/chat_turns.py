@@ -9,11 +9,11 @@ reads the prompt, and whether both texts are the same.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from typing import Any
 
 import presets
+from benchmarks import TARGET, read_options
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.base import BuildContext, Drafter
@@ -30,12 +30,7 @@ QUESTIONS = ("Tell the story again.", "Which of them would you have repaired fir
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", default="smollm2-135m-instruct")
-    parser.add_argument("--tokens", type=int, default=1500)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--methods", default=METHODS)
-    options = parser.parse_args()
+    options = read_options(__doc__, target=TARGET, tokens=1500, rounds=5, methods=METHODS)
     target = load_target(presets.resolve(options.target), cache_dir=paths.cache_dir())
     small = load_target(presets.resolve("smollm2-135m-instruct"), cache_dir=paths.cache_dir())
     context = BuildContext(target, presets.resolve, lambda spec, **where: small, presets.locate)

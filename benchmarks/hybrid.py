@@ -21,6 +21,7 @@ from collections.abc import Sequence
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from benchmarks import read_options
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.base import Drafter, Start
@@ -180,13 +181,9 @@ def predicted(target: Target, options: argparse.Namespace) -> None:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--families", default=",".join(FAMILIES))
-    parser.add_argument("--tokens", type=int, default=40)
-    parser.add_argument("--predict", action="store_true")
-    options = parser.parse_args()
+    options = read_options(
+        __doc__, context=256, rounds=9, families=",".join(FAMILIES), tokens=40, predict=False
+    )
     ways: tuple[Way, ...] = ("levels", "branches")
     for family in options.families.split(","):
         target = random_target(family)

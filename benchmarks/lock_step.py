@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 import presets
+from benchmarks import TARGET, read_options
 from engine.drafters.base import BuildContext
 from engine.drafters.heads.medusa import MedusaDrafter, MedusaHeads
 from engine.model.forward import RaggedBatch
@@ -116,14 +117,9 @@ class LockStep:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", default="smollm2-135m-instruct")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--batches", default="1,4,16")
-    parser.add_argument("--length", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+    options = read_options(
+        __doc__, target=TARGET, dtype="auto", batches="1,4,16", length=3, steps=24, rounds=3
+    )
     spec = presets.resolve(options.target)
     target = load_target(spec, dtype=options.dtype, cache_dir=paths.cache_dir())
     bench = BuildContext(target, presets.resolve, lambda _: target, locate=presets.locate)

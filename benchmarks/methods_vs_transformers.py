@@ -15,7 +15,6 @@ all that `generate` shows of its steps. Prints totals, and ratios round by round
 
 from __future__ import annotations
 
-import argparse
 import copy
 import statistics
 import time
@@ -26,6 +25,7 @@ import torch
 from transformers import PreTrainedModel
 
 import presets
+from benchmarks import read_options
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
@@ -41,12 +41,7 @@ PAIRS = (("plain", "generate"), ("NGram", "prompt lookup"), ("Draft_Target", "as
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--per-category", type=int, default=1)
-    options = parser.parse_args()
+    options = read_options(__doc__, dtype="auto", rounds=3, tokens=96, per_category=1)
     target = load_target(
         presets.resolve("smollm2-135m-instruct"), dtype=options.dtype, cache_dir=paths.cache_dir()
     )

@@ -11,7 +11,6 @@ which takes minutes to warm up on a processor.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import statistics
 import time
@@ -22,6 +21,7 @@ import torch
 from transformers import CompileConfig, PreTrainedModel
 
 import presets
+from benchmarks import TARGET, read_options
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
@@ -37,13 +37,9 @@ Contestant = tuple[PreTrainedModel, dict[str, Any]]
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", default="smollm2-135m-instruct")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--compiled", action="store_true")
-    options = parser.parse_args()
+    options = read_options(
+        __doc__, target=TARGET, dtype="auto", rounds=7, tokens=96, compiled=False
+    )
     target = load_target(
         presets.resolve(options.target), dtype=options.dtype, cache_dir=paths.cache_dir()
     )

@@ -8,7 +8,6 @@ of converted weights; its very first load converts them, once.
 
 from __future__ import annotations
 
-import argparse
 import json
 import socket
 import statistics
@@ -18,6 +17,8 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
+
+from benchmarks import read_options
 
 ROOT = Path(__file__).resolve().parents[1]
 WAIT_S = 120.0
@@ -58,9 +59,7 @@ print(json.dumps({
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = read_options(__doc__, rounds=5)
     gradio = [_imports("gradio") for _ in range(options.rounds)]
     app = [_imports("playground.cli.main") for _ in range(options.rounds)]
     pages = [_first_page() for _ in range(options.rounds)]

@@ -17,6 +17,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+from benchmarks import TARGET, read_options
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.metrics import measure
@@ -31,14 +32,9 @@ from storage import RunLog
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", default="smollm2-135m-instruct")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--method", default="plain")
-    parser.add_argument("--panels", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--tokens", type=int, default=192)
-    options = parser.parse_args()
+    options = read_options(
+        __doc__, target=TARGET, dtype="auto", method="plain", panels=4, rounds=7, tokens=192
+    )
     catalog = Catalog.shipped()
     method = catalog.method(options.method)
     prompt = catalog.suites["starter"].prompts[0].turns[0]

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 import presets
-from benchmarks import random_heads
+from benchmarks import TARGET, random_heads, read_options
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import methods, parse_method
@@ -32,12 +32,7 @@ HEADS = ("Medusa", "ReDrafter", "Eagle", "Eagle3")
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", default="smollm2-135m-instruct")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+    options = read_options(__doc__, target=TARGET, dtype="auto", tokens=64, rounds=3)
     target = load_target(
         presets.resolve(options.target), dtype=options.dtype, cache_dir=paths.cache_dir()
     )

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import presets
+from benchmarks import TARGET, read_options
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
@@ -29,7 +30,7 @@ from engine.model.target import Target
 from engine.tree import ChoiceTree
 from engine.tuning.latency import Prediction, StepLatency, bucket_of
 from engine.tuning.ranks import RankTable
-from engine.tuning.search import SIZES, CurvePoint, best_tree, curve
+from engine.tuning.search import SIZES, CurvePoint, curve
 from engine.tuning.timing import measure_curve, measure_draft, measure_other
 from playground.host import paths
 from playground.trees.fitting import hold_out, stock_trees
@@ -59,13 +60,7 @@ class Contestant:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", default="smollm2-135m-instruct")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--prompts", type=int, default=12)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+    options = read_options(__doc__, target=TARGET, dtype="auto", prompts=12, tokens=96, rounds=3)
     target = load_target(
         presets.resolve(options.target), dtype=options.dtype, cache_dir=paths.cache_dir()
     )
@@ -108,7 +103,9 @@ def _report(
     for title, tree in pairs:
         made[title] = _contestant(title, config, tree, bench)
         title = f"fitted, {len(tree)}"
-        made.setdefault(title, _contestant(title, config, best_tree(fitted, len(tree)), bench))
+        made.setdefault(
+            title, _contestant(title, config, curve(fitted, (len(tree),))[0].tree, bench)
+        )
     made["best"] = _contestant(f"best here, {len(best)}", config, best, bench)
     plain = Contestant("plain", AutoregressiveConfig().build(bench), 0)
     _run([*made.values(), plain], target, prompts, tokens=options.tokens)

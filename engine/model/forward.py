@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from ctypes import CDLL
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import transformers
@@ -22,6 +22,19 @@ from engine.proposal import Needs, TargetOutput
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
+
+
+class Rows(NamedTuple):
+    """New rows of a forward.
+
+    Attributes:
+        tokens, positions: `(n,)` int64.
+        visible: `(n, n)` bool, who sees whom among the rows; None = causal.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    visible: Tensor | None = None
 
 
 class Forward(ABC):
@@ -37,22 +50,9 @@ class Forward(ABC):
 
     @abstractmethod
     def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        visible: Tensor | None,
-        cache: TreeCache,
-        needs: Needs,
-        *,
-        last_only: bool,
+        self, rows: Rows, cache: TreeCache, needs: Needs, *, last_only: bool
     ) -> TargetOutput:
-        """Run n rows.
-
-        Args:
-            tokens, positions: `(n,)` int64; the cache has room for n rows.
-            visible: `(n, n)` bool, who sees whom among the rows; None = causal.
-            last_only: logits of the last row only.
-        """
+        """Run n rows, for which the cache has room; `last_only`: logits of the last row only."""
 
     @abstractmethod
     def output(self, hidden: Tensor) -> Tensor:
@@ -137,33 +137,20 @@ class ModulesForward(Forward):
         return bool(self._masks.additive)
 
     def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        visible: Tensor | None,
-        cache: TreeCache,
-        needs: Needs,
-        *,
-        last_only: bool,
+        self, rows: Rows, cache: TreeCache, needs: Needs, *, last_only: bool
     ) -> TargetOutput:
         assert self._model is not None
         mask = None
         if self._takes_mask:
-            mask = self._masks.build(positions, visible, cache.length, self._model.dtype)
-        return self.masked(tokens, positions, mask, cache, needs, last_only=last_only)
+            mask = self._masks.build(*rows[1:], cache.length, self._model.dtype)
+        return self.masked(rows, mask, cache, needs, last_only=last_only)
 
     def masked(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        mask: Any,
-        cache: TreeCache,
-        needs: Needs,
-        *,
-        last_only: bool,
+        self, rows: Rows, mask: Any, cache: TreeCache, needs: Needs, *, last_only: bool
     ) -> TargetOutput:
         """The same with the mask that the model takes."""
         assert self._model is not None
+        tokens, positions, _ = rows
         self._features.capture(needs)
         if self._counts_rows:
             numbers = torch.arange(len(positions), device=positions.device)

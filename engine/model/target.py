@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from engine.errors import ConfigError, PromptError, TargetError, first_line
 from engine.grammar import TokenTexts
 from engine.model.cache import TreeCache
-from engine.model.forward import Forward, ModulesForward, RaggedBatch
+from engine.model.forward import Forward, ModulesForward, RaggedBatch, Rows
 from engine.model.kinds import KEYLESS, attends, check_can_roll_back, kinds_of
 from engine.model.prefixes import PrefixCache
 from engine.model.random_weights import NOTE
@@ -242,7 +242,7 @@ class Target:
         cache.reserve(n)
         positions = torch.arange(cache.length, cache.length + n, device=self.device)
         with self.recurrent.following(cache.recurrent, None):
-            output = self._forward(tokens, positions, None, cache, needs, last_only=True)
+            output = self._forward(Rows(tokens, positions), cache, needs, last_only=True)
         cache.extend(n)
         return _with_shared(output, cache, needs)
 
@@ -251,11 +251,10 @@ class Target:
         """One forward over all rows of the proposal; nothing is committed yet."""
         tokens, depths, visible = proposal.rows()
         cache.reserve(len(tokens))
-        among = visible if len(tokens) > 1 else None
-        positions = depths + cache.length
+        rows = Rows(tokens, depths + cache.length, visible if len(tokens) > 1 else None)
         parents = proposal.parents() if cache.recurrent is not None else None
         with self.recurrent.following(cache.recurrent, parents):
-            output = self._forward(tokens, positions, among, cache, needs, last_only=False)
+            output = self._forward(rows, cache, needs, last_only=False)
         return _with_shared(output, cache, needs)
 
     @torch.inference_mode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from engine.model.target import Target
 from engine.tuning import OnProgress, StoppedError
 from engine.tuning.redraft import Redrafter
 from playground.experiments.plan import Item
-from playground.experiments.suites import evenly, items_of
+from playground.experiments.suites import items_of
 from playground.host.catalog import Method
 from playground.host.live import LiveRun
 from playground.host.request import GenerateRequest
@@ -95,10 +96,14 @@ class Measurements:
         return done
 
     def _items(self, suite: str) -> Sequence[Item]:
-        """So many of a suite's prompts as are measured, of all categories."""
+        """A suite's prompts, its categories in turn, so many as are measured."""
         if suite not in self._host.catalog.suites:
             raise ConfigError(f"No suite is named {suite!r:.80}. Pick one of the list.")
-        return evenly(items_of(self._host.catalog.suites[suite]), RECENT)
+        waiting: dict[str, list[Item]] = {}
+        for item in items_of(self._host.catalog.suites[suite]):
+            waiting.setdefault(item.category, []).append(item)
+        rows = itertools.zip_longest(*waiting.values())
+        return [item for row in rows for item in row if item is not None][:RECENT]
 
     def _answer(self, run: LiveRun, config: MethodConfig, target: str, item: Item) -> str:
         loaded = self._host.loaded

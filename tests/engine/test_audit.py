@@ -156,14 +156,14 @@ class Changed(ModulesForward):
         super().__init__(model)
         self.fault = fault
 
-    def __call__(self, tokens, positions, visible, cache, needs, *, last_only) -> TargetOutput:  # type: ignore[no-untyped-def]
-        if self.fault == "siblings seen" and visible is not None:
-            visible = torch.ones_like(visible).tril()
-        if self.fault == "positions" and visible is not None:
-            positions = torch.arange(len(tokens)) + cache.length
+    def __call__(self, rows, cache, needs, *, last_only) -> TargetOutput:  # type: ignore[no-untyped-def]
+        if self.fault == "siblings seen" and rows.visible is not None:
+            rows = rows._replace(visible=torch.ones_like(rows.visible).tril())
+        if self.fault == "positions" and rows.visible is not None:
+            rows = rows._replace(positions=torch.arange(len(rows.tokens)) + cache.length)
         if self.fault == "raises":
             raise RuntimeError("no such instruction\nat 0x0")
-        output = super().__call__(tokens, positions, visible, cache, needs, last_only=last_only)
+        output = super().__call__(rows, cache, needs, last_only=last_only)
         logits = output.logits
         if self.fault == "one row" and len(logits) == 1 and not last_only:
             logits = logits.roll(1, dims=-1)

@@ -20,7 +20,7 @@ from engine.kernels.cpu.gguf import Blocks
 from engine.kernels.cpu.operators import EVEN, Matrix, NativeLinear
 from engine.kernels.cpu.weights import Codes
 from engine.model.cache import TreeCache
-from engine.model.forward import Forward, RaggedBatch
+from engine.model.forward import Forward, RaggedBatch, Rows
 from engine.proposal import Needs, TargetOutput
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
@@ -171,17 +171,10 @@ class NativeForward(Forward):
     # ---- forwards
 
     def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        visible: Tensor | None,
-        cache: TreeCache,
-        needs: Needs,
-        *,
-        last_only: bool,
+        self, rows: Rows, cache: TreeCache, needs: Needs, *, last_only: bool
     ) -> TargetOutput:
-        place = Place(self._buffer(cache), cache.length, visible)
-        return self.run(tokens, positions, place, needs, 1 if last_only else len(tokens))
+        place, num_logits = Place(self._buffer(cache), cache.length, rows.visible), len(rows.tokens)
+        return self.run(*rows[:2], place, needs, 1 if last_only else num_logits)
 
     def _buffer(self, cache: TreeCache) -> Tensor:
         parts = self._held.parts

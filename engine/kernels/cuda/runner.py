@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.kernels.cuda.graphs import CaptureError, Capturer, Graph
 from engine.kernels.cuda.static_cache import CacheStore, StaticCache, context_bucket
 from engine.model.cache import TreeCache
-from engine.model.forward import Forward, MaskBuilder, ModulesForward
+from engine.model.forward import Forward, MaskBuilder, ModulesForward, Rows
 from engine.model.recurrent import recurrent_layers
 from engine.proposal import Needs, TargetOutput
 
@@ -142,25 +142,18 @@ class GraphRunner(Forward):
         return None if self._fault is not None else self._store.lend(rows)
 
     def __call__(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        visible: Tensor | None,
-        cache: TreeCache,
-        needs: Needs,
-        *,
-        last_only: bool,
+        self, rows: Rows, cache: TreeCache, needs: Needs, *, last_only: bool
     ) -> TargetOutput:
-        n, output = len(tokens), None
+        n, output = len(rows.tokens), None
         if isinstance(cache, StaticCache) and cache.has_room and self._fault is None:
             size = self._size(n, cache, needs, few=last_only)
             if size is not None:
                 if size.rows not in self._inputs:
                     self._inputs[size.rows] = Inputs(size.rows, self._device)
-                self._inputs[size.rows].load(tokens, positions, visible, cache.length)
+                self._inputs[size.rows].load(*rows, cache.length)
                 output = self._replayed(size, self._inputs[size.rows], cache)
         if output is None:
-            return self._modules(tokens, positions, visible, cache, needs, last_only=last_only)
+            return self._modules(rows, cache, needs, last_only=last_only)
         # Copies: the next replay, of whatever graph, writes over the results.
         return TargetOutput(
             output.logits[n - 1 if last_only else 0 : n].clone(),
@@ -188,9 +181,9 @@ class GraphRunner(Forward):
             def run() -> TargetOutput:
                 additive = self._modules.adds_mask
                 mask = inputs.mask(size.context, self._dtype, additive=additive)
-                rows = (inputs.tokens, inputs.positions, mask)
+                rows = Rows(inputs.tokens, inputs.positions)
                 with cache.fixed(inputs.places(), size.context):
-                    return self._modules.masked(*rows, cache, size.needs, last_only=False)
+                    return self._modules.masked(rows, mask, cache, size.needs, last_only=False)
 
             try:
                 self._graphs[size] = self._capturer.capture(run)

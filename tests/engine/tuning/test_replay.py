@@ -12,7 +12,7 @@ from engine.errors import ConfigError, TreeError
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import ChainSteps, RankTable
 from engine.tuning.replay import chain_lengths, replay, replay_chain
-from engine.tuning.search import best_tree
+from engine.tuning.search import curve
 from tests.engine.tuning.runs import random_tree
 from tests.engine.tuning.tables import made_up, slow_steps
 
@@ -94,7 +94,7 @@ def test_chains_of_ranks_are_chain_trees_and_looked_up_ones_are_the_steps_made()
 @pytest.mark.parametrize("texts", [1, 100])
 def test_64_nodes_over_10000_positions_take_less_than_50_ms(texts: int) -> None:
     table = made_up(np.random.default_rng(0), [10_000 // texts] * texts, depths=6, num_ranks=64)
-    tree = best_tree(table, 64)
+    tree = curve(table, (64,))[0].tree
     assert len(tree) == 64
 
     def seconds() -> float:
