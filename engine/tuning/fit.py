@@ -103,7 +103,8 @@ def fit_size(
             if found and time.monotonic() - began > SECONDS:
                 break
             sized = inner.replace(**size.settings)
-            drafter, depth = sized.build_sharing(built, context), sized.draft_shape().depth
+            drafter = sized.build_sharing(built, context)
+            depth = sized.draft_shape().depth if sized.offline else None
             draft_ms, other_ms = _beside_verifying(drafter, context.target)
             verify_ms = sum(share * verify.at(rows, depth) for rows, share in size.rows)
             prediction = Prediction(size.mat, draft_ms, verify_ms, other_ms, plain_tok_s)

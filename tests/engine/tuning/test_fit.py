@@ -46,6 +46,17 @@ def test_where_rows_are_dear_little_is_drafted(
     assert f"max_draft_len {length} is predicted to be the fastest of 2 sizes" in fit.reason
 
 
+@pytest.mark.parametrize("name", ["lookahead", "token-recycling"])
+def test_a_method_that_learns_from_the_target_is_fitted_too(case: Case, name: str) -> None:
+    config = presets.methods()[name].config
+    sizes = presets.size_tables()[name].sizes
+    measured = SizeTable(
+        target=case.bench.target.name, method=config.model_dump(), sizes=(sizes[0], sizes[-1])
+    )
+    fit = fit_size(config, measured, case.bench, lambda: STEEP)
+    assert len(fit.sizes) == 2 and fit.config.size == "fit"
+
+
 def test_prediction_is_the_shares_of_rows_times_the_curve(case: Case) -> None:
     fit = fit_size(FIT, table(case.bench.target.name), case.bench, lambda: STEEP)
     by_length = {one.settings["max_draft_len"]: one.prediction for one in fit.sizes}
