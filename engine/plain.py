@@ -33,8 +33,11 @@ DASH = "–"
 _SIGNS = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
-def read_text(path: Path, *, most: int = MAX_CHARS) -> str:
+def read_text(path: Path, *, most: int = MAX_CHARS, what: str = "") -> str:
     """The text of a file; a mark of its byte order is left out.
+
+    Args:
+        what: its name in sentences; empty = the whole path.
 
     Raises ConfigError: unreadable, no UTF-8, or larger than `most` bytes.
     """
@@ -43,8 +46,8 @@ def read_text(path: Path, *, most: int = MAX_CHARS) -> str:
             found = file.read(most + 1)
     except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path} could not be read: {reason}.") from error
-    return as_text(found, what=str(path), most=most).removeprefix("\ufeff")
+        raise ConfigError(f"{what or path} could not be read: {reason}.") from error
+    return as_text(found, what=what or str(path), most=most).removeprefix("\ufeff")
 
 
 def cpuinfo(key: str) -> str:

@@ -69,6 +69,7 @@ def nearest_method(catalog: Catalog, target: str, title: str, config: MethodConf
     def rank(key: str) -> tuple[bool, bool, bool]:
         method = catalog.method(key)
         other_title = method.title != title
-        return method.config != config, other_title, key != TYPE_PREFIX + config.decoding_type
+        other, is_type = method.config != config, key.startswith(TYPE_PREFIX)
+        return other, other_title, is_type != other  # the picker hides a type that equals a preset
 
     return min(same, key=rank)

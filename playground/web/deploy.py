@@ -10,9 +10,8 @@ from typing import Any
 import gradio as gr
 
 from engine.interop import ENGINES, find_engine
-from engine.interop.handoff import MAX_CHARS, Export, File, Imported
+from engine.interop.handoff import Export, File, Imported
 from engine.metrics import FORMULAS
-from engine.plain import read_text
 from playground.deploy import (
     Handed,
     Question,
@@ -27,6 +26,7 @@ from playground.deploy import (
 from playground.errors import Fault, attempt
 from playground.host.runner import EngineHost
 from playground.web.generate import GeneratePage
+from playground.web.method_file import uploaded_text
 from playground.web.results import HTML
 
 MARKS = {"exact": "✓", "with losses": "~", "not supported": "✕"}
@@ -328,7 +328,7 @@ def shown(text: str) -> Any:
 
 def _text_of(path: str) -> tuple[Any, Any]:
     """The text that was uploaded, or why it is none."""
-    read = attempt(lambda: read_text(Path(path), most=MAX_CHARS), where="reading a config")
+    read = attempt(lambda: uploaded_text(path), where="reading a config")
     if isinstance(read, Fault):
         return gr.skip(), shown(ALERT.render(kind="alert", text=read.sentence))
     return read, gr.skip()

@@ -13,8 +13,8 @@ from engine.interop.handoff import MAX_CHARS
 from engine.plain import read_text
 from playground.errors import Fault, attempt
 from playground.host.methods import read_method
+from playground.web.fields import unlinked
 from playground.web.forms import RAW
-from playground.web.results import saying
 
 SAMPLE = """speculative_config:
   decoding_type: NGram
@@ -32,9 +32,9 @@ class MethodFile:
                 max_lines=12,
                 placeholder=SAMPLE,
                 elem_id="pg-method-file-text",
+                **_about(""),
             )
             self._open = gr.UploadButton("Open file", size="sm", elem_id="pg-method-file-open")
-            self._said = gr.HTML(elem_id="pg-method-file-said")
 
     def listen(
         self, target: gr.Dropdown, take: Callable[[Any, MethodConfig], Any], filled: Sequence[Any]
@@ -48,25 +48,38 @@ class MethodFile:
         def read(text: Any, picked: Any) -> list[Any]:
             nothing = [gr.skip() for _ in filled]
             if not isinstance(text, str) or not text.strip():
-                return ["", *nothing]
+                return [gr.Textbox(**_about("")), *nothing]
             found = attempt(lambda: self._read(text, picked, take), where="reading a method file")
-            return [saying(found), *nothing] if isinstance(found, Fault) else found
+            return [gr.Textbox(**_about(found)), *nothing] if isinstance(found, Fault) else found
 
-        def opened(path: Any) -> tuple[Any, Any]:
-            text = attempt(lambda: read_text(Path(path), most=MAX_CHARS), where="opening a file")
-            return (gr.skip(), saying(text)) if isinstance(text, Fault) else (text, gr.skip())
+        def opened(path: Any) -> Any:
+            text = attempt(lambda: uploaded_text(path), where="opening a file")
+            return gr.Textbox(**_about(text)) if isinstance(text, Fault) else text
 
         self._open.upload(
             opened,
             self._open,
-            [self._text, self._said],
+            self._text,
             show_progress="hidden",
             api_visibility="private",
         )
-        self._text.change(read, [self._text, target], [self._said, *filled], **RAW)
+        self._text.change(read, [self._text, target], [self._text, *filled], **RAW)
 
     @staticmethod
     def _read(text: str, picked: Any, take: Callable[[Any, MethodConfig], Any]) -> list[Any]:
         config = read_method(text, where="the file")
-        said = saying(f"Read as {type(config).title}; its settings are in the form below.")
-        return [said, *take(picked, config)]
+        said = f"Read as {type(config).title}; its settings are in the form below."
+        return [gr.Textbox(**_about(said)), *take(picked, config)]
+
+
+def uploaded_text(path: str) -> str:
+    """Raises ConfigError: it is no text; names the file without the folder that it was sent to."""
+    return read_text(Path(path), most=MAX_CHARS, what=Path(path).name)
+
+
+def _about(said: str | Fault) -> dict[str, Any]:
+    """What is said of the box, as of a setting."""
+    faulty = isinstance(said, Fault)
+    text = said.sentence if isinstance(said, Fault) else said
+    classes = ["pg-field", "pg-field-method_file", *["faulty"] * faulty]
+    return {"info": unlinked(text), "elem_classes": classes}

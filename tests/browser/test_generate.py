@@ -400,3 +400,26 @@ def test_nothing_moves_while_the_page_loads(chromium: Any, served: Served) -> No
     tab.wait_for_timeout(1500)
     assert tab.locator("#pg-welcome section").is_hidden()
     context.close()
+
+
+def test_a_method_file_is_pasted_opened_and_run(page: GeneratePage, tmp_path: Path) -> None:
+    """What is wrong in it stands at the box, as at any other control."""
+    tab, file = page.tab, tmp_path / "method.yaml"
+    page.pick_method("Scripted tree", "max_draft_len")
+    tab.click("#pg-method-file button")
+    box, said = tab.locator("#pg-method-file-text textarea"), ".pg-field-method_file{} .info-text"
+    box.fill("speculative_config:\n  decoding_type: NGram\n  max_draft_len: 0\n")
+    tab.locator(said.format(".faulty"), has_text="max_draft_len must be").wait_for()
+    for content, mark, told, method in (
+        (b"\xff\xfe\x00", ".faulty", "method.yaml must be UTF-8", "Scripted tree"),
+        (b"decoding_type: Autoregressive\n", ":not(.faulty)", "Read as Plain", "Plain"),
+    ):
+        file.write_bytes(content)
+        with tab.expect_file_chooser() as chooser:
+            tab.click("#pg-method-file-open")
+        chooser.value.set_files(file)
+        tab.locator(said.format(mark), has_text=told).wait_for()
+        assert method in tab.input_value("#pg-method input")
+    page.short()
+    page.generate("Say it.")
+    assert page.count(DRAFTS) == 0 < page.count(OWN)
