@@ -3,10 +3,10 @@
     python -m benchmarks.structured [--methods eagle2-smollm2-135m,suffix] [--limit 50]
 
 Fifty prompts ask for JSON, ten of each of five kinds with a schema each. Every prompt is answered
-greedily under its schema by plain decoding and by every method in turn, so that all have the same
-machine. Prints per method how many texts are plain decoding's, how many are valid by `jsonschema`
-(another program than the one that holds the text), tok/s over plain decoding's, MAT, the share of
-drafts that is accepted, and the drafts that were cut because the schema forbids them.
+greedily under its schema by plain decoding and by every method in turn, fitted to this machine.
+Prints per method how many texts are plain decoding's, how many are valid by `jsonschema` (another
+program than the one that holds the text), tok/s over plain decoding's, MAT, the share of drafts
+that is accepted, and the drafts that were cut because the schema forbids them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 import jsonschema
 
 import presets
+from benchmarks.vs_llama_cpp import fitted
 from engine.config import Limits, Sampling
 from engine.decode import decode
-from engine.drafters.base import BuildContext
 from engine.metrics import Metrics, measure, tok_s
 from engine.model.loading import load_target
 from engine.model.text import whole_text
@@ -72,9 +72,8 @@ def main() -> None:
         device="auto",
         cache_dir=paths.cache_dir(),
     )
-    context = BuildContext(target, presets.resolve, load=lambda spec: target, locate=presets.locate)
     names = [PLAIN, *options.methods.split(",")]
-    drafters = {name: presets.methods()[name].config.build(context) for name in names}
+    drafters = {name: fitted(target, name) for name in names}
     found: dict[str, list[tuple[str, bool, Metrics]]] = defaultdict(list)
     for asked, schema in list(prompts())[: options.limit]:
         ids = target.encode_chat([{"role": "user", "content": asked}])
