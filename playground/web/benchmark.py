@@ -79,15 +79,10 @@ class BenchmarkPage(ExperimentPage):
         suites = self._suites()
         first = FIRST_SUITE if FIRST_SUITE in self.catalog.suites else suites[0][1]
         with gr.Group():
-            with gr.Row():
-                self.target = gr.Dropdown(targets, value=targets[0][1], label="Target")
-                self.dtype = gr.Dropdown(
-                    list(DTYPES),
-                    value="auto",
-                    label="dtype",
-                    min_width=90,
-                    elem_id="pg-benchmark-dtype",
-                )
+            self.target = gr.Dropdown(targets, value=targets[0][1], label="Target")
+            self.dtype = gr.Dropdown(
+                list(DTYPES), value="auto", label="dtype", elem_id="pg-benchmark-dtype"
+            )
             self.suites = gr.CheckboxGroup(
                 suites, value=[first], label="Suites", elem_id="pg-benchmark-suites"
             )

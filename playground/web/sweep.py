@@ -74,14 +74,13 @@ class SweepPage(ExperimentPage):
         suite = suite if suite in self.catalog.suites else suites[0][1]
         with gr.Group():
             self.target = gr.Dropdown(targets, value=targets[0][1], label="Target")
-            with gr.Row():
-                self.method = gr.Dropdown(
-                    methods, value=first, label="Method", elem_id="pg-sweep-method"
-                )
-                self.dtype = gr.Dropdown(list(DTYPES), value="auto", label="dtype", min_width=90)
+            self.method = gr.Dropdown(
+                methods, value=first, label="Method", elem_id="pg-sweep-method"
+            )
+            self.suite = gr.Dropdown(suites, value=suite, label="Prompts")
             with gr.Row():
                 self.objective = gr.Dropdown(titles, value="tok_s", label="Maximise", min_width=90)
-                self.suite = gr.Dropdown(suites, value=suite, label="Prompts", min_width=120)
+                self.dtype = gr.Dropdown(list(DTYPES), value="auto", label="dtype", min_width=90)
             tunables, varied = self._tunables(first)
             self.vary = gr.CheckboxGroup(
                 tunables, value=varied, label="Settings to vary", elem_id="pg-sweep-vary"

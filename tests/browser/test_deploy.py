@@ -83,6 +83,12 @@ def test_the_newest_run_becomes_every_engine_s_config(page: GeneratePage, served
     tab = opened(page)
     assert "max_draft_len: 7" in file_text(page, "config.yaml")
     assert tab.locator(ENGINE).count() == 6
+    texts = "spans => spans.every(span => span.scrollWidth <= span.clientWidth)"
+    for width in (1440, 390):
+        tab.set_viewport_size({"width": width, "height": 1000})
+        spans = tab.locator("#pg-deploy-engine label > span")
+        assert spans.evaluate_all(texts), "a verdict is cut off"
+    tab.set_viewport_size({"width": 1400, "height": 1000})
     assert "tok/s" in tab.locator("#pg-deploy-summary").inner_text()
     title = tab.locator("#pg-deploy-summary .pg-term").last
     title = title.get_attribute("data-about")

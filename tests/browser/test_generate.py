@@ -115,7 +115,7 @@ def test_rejected_drafts_show_without_moving_the_text(page: GeneratePage) -> Non
     page.tab.locator("#pg-panel .tokens .recovered").first.hover()
     assert "rejected" in page.tab.inner_text("#pg-panel .tip")
     page.tab.reload()
-    page.tab.wait_for_selector("#pg-panel .toggle input")
+    page.tab.wait_for_selector("#pg-panel .toggle input", state="attached")
     assert not page.tab.locator("#pg-panel .toggle input").is_checked()
 
 
@@ -394,6 +394,7 @@ def test_nothing_moves_while_the_page_loads(chromium: Any, served: Served) -> No
     tab.wait_for_selector("#pg-panel .panel")
     tab.wait_for_timeout(1500)
     assert tab.evaluate("window.shift") < 0.02
+    assert not tab.is_visible("#pg-panel .timeline, #pg-panel .tree"), "an idle page shows steps"
     tab.click("#pg-welcome button")
     tab.reload()
     tab.wait_for_selector("#pg-panel .panel")

@@ -145,7 +145,7 @@ export class Panel {
       this.root.classList.toggle("show-rejected", showRejected.checked);
       remember(REJECTED, showRejected.checked ? "shown" : "hidden");
     } });
-    this.root = h("section", { class: shows ? "panel show-rejected" : "panel" },
+    this.root = h("section", { class: shows ? "panel idle show-rejected" : "panel idle" },
       h("header", {}, this.title, this.badge, this.state, this.progress,
         h("span", { class: "spring" }), this.copy, this.link, this.clock),
       this.figures.host, this.alert, this.text.frame, this.result.host, this.notes,
@@ -177,6 +177,7 @@ export class Panel {
 
   open(meta) {
     if (!this.text.tracks.size) this.text.host.replaceChildren();
+    this.root.classList.remove("idle");
     this.track = this.text.open(meta);
     this.title.textContent = meta.title;
     this.title.title = meta.target ? `${meta.title} on ${meta.target}` : meta.title;
