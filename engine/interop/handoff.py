@@ -71,6 +71,12 @@ class Imported:
     notes: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a person should know of how it was read."""
+        unread = (f"ignored: {key} does not bear on what is drafted." for key in self.ignored)
+        return (*(f"note: {note}" for note in self.notes), *unread)
+
 
 def yaml_block(values: Mapping[str, Any], indent: int = 0) -> str:
     """Nested mappings as YAML; lists in flow style, texts quoted only where they must be."""

@@ -20,6 +20,7 @@ from playground.cli.options import (
     TargetOptions,
     option,
     parts,
+    remark,
     takes,
     until_interrupt,
     write_files,
@@ -246,7 +247,7 @@ def configurations_of(
             own[name].append(f"{setting}{equals}{value}")
     found = []
     for name, method, inline in specs:
-        config = choose_method(method, [*inline, *own[name]])
+        config = choose_method(method, [*inline, *own[name]], tell=remark)
         preset = presets.methods().get(method)
         title = type(config).title
         if preset is not None and name == method:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,12 +20,12 @@ from playground.cli.options import (
     option,
     put,
     read_stdin,
+    remark,
     takes,
     write_files,
 )
 
 if TYPE_CHECKING:
-    from engine.interop.handoff import Imported
     from playground.deploy import Handed
 
 NAMES = "trtllm, vllm, sglang, triton, llamacpp or transformers."
@@ -103,13 +102,7 @@ def import_(options: ImportOptions) -> None:
     text = read_stdin() if options.file == "-" else read_text(Path(options.file))
     found = read_config(options.source, text)
     put(method_yaml(found.config, options.source), options.output)
-    for line in _remarks(found):
-        typer.echo(line, err=True)
-
-
-def _remarks(found: Imported) -> Iterable[str]:
-    """What a person should know of how a config was read."""
     if found.target is not None:
-        yield f"note: It served {found.target}."
-    yield from (f"note: {note}" for note in found.notes)
-    yield from (f"ignored: {key} does not bear on what is drafted." for key in found.ignored)
+        remark(f"note: It served {found.target}.")
+    for line in found.remarks:
+        remark(line)

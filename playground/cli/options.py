@@ -279,7 +279,12 @@ class MethodOptions:
         """Raises ConfigError: an unknown method or setting."""
         from playground.host.methods import choose_method
 
-        return choose_method(self.method, self.settings, self.drafter)
+        return choose_method(self.method, self.settings, self.drafter, tell=remark)
+
+
+def remark(text: str) -> None:
+    """A line beside the output."""
+    typer.echo(text, err=True)
 
 
 @dataclass(kw_only=True)

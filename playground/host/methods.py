@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,16 @@ from engine.interop import ENGINES, import_config
 from engine.plain import read_text
 from presets.reading import MAX_CHARS, parse_yaml
 
+Read = tuple[dict[str, Any], tuple[str, ...]]
+"""Settings, and remarks on how they were read."""
+
 
 def choose_method(
-    name: str, overrides: Sequence[str] = (), drafter: str | None = None
+    name: str,
+    overrides: Sequence[str] = (),
+    drafter: str | None = None,
+    *,
+    tell: Callable[[str], None] = lambda remark: None,
 ) -> MethodConfig:
     """The method's settings.
 
@@ -30,6 +37,7 @@ def choose_method(
         overrides: `field=value`, the value read as YAML.
         drafter: weights of the drafter; sets `speculative_model`. For a drafter of the user's own
             it is `module:Class` or an entry point, which is imported here.
+        tell: hears how an engine's file was read, and what of it is ignored.
 
     Raises ConfigError: unknown name, key or value.
     """
@@ -37,7 +45,10 @@ def choose_method(
     if own and name == "Autoregressive":
         name = "User_Provided"
     changed = read_overrides(overrides)
-    values = {**_base(name), **changed}
+    base, remarks = _base(name)
+    values = {**base, **changed}
+    for remark in remarks:
+        tell(remark)
     if drafter is not None and values.get("decoding_type") == "User_Provided":
         values["drafter"] = register_own(drafter)
     elif drafter is not None:
@@ -60,12 +71,12 @@ def register_own(place: str) -> str:
     return place
 
 
-def _base(name: str) -> dict[str, Any]:
+def _base(name: str) -> Read:
     preset = presets.methods().get(name)
     if preset is not None:
-        return preset.config.model_dump()
+        return preset.config.model_dump(), ()
     if name in methods():
-        return {"decoding_type": name}
+        return {"decoding_type": name}, ()
     if name.endswith((".yaml", ".yml")) or Path(name).is_file():
         return _values_of(read_text(Path(name), most=MAX_CHARS), name)
     known = [*presets.methods(), *methods()]
@@ -76,24 +87,26 @@ def _base(name: str) -> dict[str, Any]:
     )
 
 
-def read_method(text: str, *, where: str) -> MethodConfig:
-    """The settings that a method's file says: ours, or the `speculative_config` of an engine.
+def read_method(text: str, *, where: str) -> tuple[MethodConfig, tuple[str, ...]]:
+    """The settings that a method's file says, ours or an engine's, and remarks on its reading.
 
     Raises ConfigError: naming the key.
     """
-    return parse_method(_values_of(text, where), where=where)
+    values, remarks = _values_of(text, where)
+    return parse_method(values, where=where), remarks
 
 
-def _values_of(text: str, where: str) -> dict[str, Any]:
+def _values_of(text: str, where: str) -> Read:
     read = partial(parse_yaml, where=where)
     values = read(text)
     if not isinstance(values, dict):
         raise ConfigError(f"{where} must be a mapping with decoding_type, got {values!r:.80}.")
     engine = _engine_of(values)
     if engine is not None:
-        return import_config(ENGINES[engine], text, read).config.model_dump()
+        found = import_config(ENGINES[engine], text, read)
+        return found.config.model_dump(), found.remarks
     inner = values.get("config", values)
-    return dict(inner) if isinstance(inner, dict) else {}
+    return (dict(inner) if isinstance(inner, dict) else {}), ()
 
 
 def _engine_of(values: dict[str, Any]) -> str | None:

@@ -25,7 +25,9 @@ class MethodFile:
     """A box under the method picker; what is pasted or opened there fills the form."""
 
     def __init__(self) -> None:
-        with gr.Accordion("Read a method file …", open=False, elem_id="pg-method-file"):
+        with gr.Accordion(
+            "Read a method file …", open=False, elem_id="pg-method-file", elem_classes="pg-group"
+        ):
             self._text = gr.Textbox(
                 label="speculative_config of TensorRT-LLM or vLLM, or a method file of this page",
                 lines=4,
@@ -67,8 +69,9 @@ class MethodFile:
 
     @staticmethod
     def _read(text: str, picked: Any, take: Callable[[Any, MethodConfig], Any]) -> list[Any]:
-        config = read_method(text, where="the file")
+        config, remarks = read_method(text, where="the file")
         said = f"Read as {type(config).title}; its settings are in the form below."
+        said = " ".join([said, *(remark.removeprefix("note: ") for remark in remarks)])
         return [gr.Textbox(**_about(said)), *take(picked, config)]
 
 

@@ -70,7 +70,9 @@ def test_a_file_is_read_as_whoever_wrote_it_means_it(
 
 def test_settings_of_the_command_line_come_on_top(tmp_path: Path) -> None:
     file = written(tmp_path, "speculative_config:\n  decoding_type: AUTO\n")
-    config = choose_method(file, ["max_draft_len=7"]).model_dump()
+    heard: list[str] = []
+    config = choose_method(file, ["max_draft_len=7"], tell=heard.append).model_dump()
+    assert heard == ["note: AUTO is NGram, with these sizes for up to 4 requests at once."]
     assert (config["max_draft_len"], config["max_matching_ngram_size"]) == (7, 3)
 
 
@@ -94,7 +96,8 @@ def test_the_page_takes_the_same_file_and_shows_it_in_the_form() -> None:
     page = SimpleNamespace(catalog=Catalog.shipped(), host=SimpleNamespace(menu=NO_MENU))
     page.take = partial(GeneratePage.take, page)
     text = "speculative_config:\n  decoding_type: NGram\n  max_draft_len: 4\n"
-    config = read_method(text, where="the file")
+    config, remarks = read_method(f"{text}  max_concurrency: 4\n", where="the file")
+    assert remarks == ("ignored: max_concurrency does not bear on what is drafted.",)
     picked, form = GeneratePage.take_read(cast(GeneratePage, page), "smollm2-135m-instruct", config)
     assert picked["value"] == "type:NGram" == form["method"]
     assert form["values"]["method"] == {"max_draft_len": 4}
