@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import presets
 from playground.cli.main import app
+from playground.cli.options import EMBEDDED
 from storage import RunLog, RunQuery
 from tests.models import save_tiny
 
@@ -204,3 +206,30 @@ def test_what_cannot_be_followed_is_said_before_anything_is_loaded(
     asked: tuple[str, ...], why: str
 ) -> None:
     assert why in invoke("generate", "hello", "--target", "nowhere", *asked, code=2).stderr
+
+
+WITHOUT_HUB = {
+    name: preset.target or EMBEDDED
+    for name, preset in presets.methods().items()
+    if presets.targets()[preset.target or EMBEDDED].hub is None
+}
+
+
+def test_every_method_with_a_preset_has_one_that_runs_without_a_hub() -> None:
+    kinds = {presets.methods()[name].config.decoding_type for name in WITHOUT_HUB}
+    assert kinds == {preset.config.decoding_type for preset in presets.methods().values()}
+
+
+@pytest.mark.network  # the embedded model, from the package index
+@pytest.mark.parametrize("name", WITHOUT_HUB)
+def test_a_preset_that_needs_no_hub_drafts_as_it_is(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the size fitted to the machine, which the shipped files ask for."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    common = ["--target", WITHOUT_HUB[name], "--method", name, "--db", tmp_path / "runs.sqlite3"]
+    common += ["--max-new-tokens", 24, "--ignore-eos", "--json"]
+    made = invoke("generate", "Count: one two three one two three one two", *common)
+    metrics = json.loads(made.stdout)["metrics"]
+    assert metrics["num_new_tokens"] == 24
+    assert (metrics["num_drafted"] > 0) == (name != "plain")
