@@ -145,7 +145,7 @@ class Sampling(Settings):
     structured_output: GrammarKind = setting(
         "none",
         "Structured output",
-        "hold the text to a JSON schema, a regular expression or a grammar (Lark or "
+        "constrain the text to a JSON schema, a regular expression or a grammar (Lark or "
         "GBNF); the text can still be cut short by its length limit",
     )
     grammar: str = setting(
@@ -200,7 +200,7 @@ class Limits(Settings):
     stop: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = setting(
         (),
         "Stop strings",
-        "strings that end the text; they are not part of it",
+        "strings that end the text and are left out of it",
         strict=False,
         max_length=16,
     )

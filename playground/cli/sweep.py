@@ -50,7 +50,9 @@ class SweepOptions(WorkloadOptions, MethodOptions, RayOptions):
     trials: int | None = option(None, "Combinations that the search measures; default 20.", min=1)
     grid: bool = option(False, "Measure all combinations.", "--grid")
     objective: str = option("tok_s", "What to maximise: tok_s, speedup or mat.")
-    prune: bool = option(False, "Break off trials that are below the median.", "--prune")
+    prune: bool = option(
+        False, "Stop a trial early when it falls below the median of the others.", "--prune"
+    )
     settings: list[str] = option(
         [], "Change a setting that is not varied.", "--set", metavar="FIELD=VALUE"
     )

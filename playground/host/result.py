@@ -37,7 +37,7 @@ DOUBTS = {
     "are left out.",
 }
 UNCERTAIN = "Uncertain: {} Compare measures both in turn."
-SOME = "Left out: {disturbed} of {steps} steps, which something else on the machine held up."
+SOME = "Left out: {disturbed} of {steps} steps, slowed by other work on the machine."
 
 
 def result_of(

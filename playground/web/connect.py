@@ -30,9 +30,9 @@ MAX_PROMPTS, MAX_TOKENS = 200, 2048
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 TIMED: dict[str, Any] = {**QUIET, "queue": False}
 ABOUT = (
-    "Watches or measures an engine that is running: "
+    "Watches or measures a running engine: "
     + ", ".join(engine.title for engine in ENGINES)
-    + ". Nothing is sent anywhere but to the address given."
+    + ". Requests go only to the address that you give."
 )
 LIVE = HTML.from_string("""
 <dl class="pg-live" role="status">
@@ -117,7 +117,7 @@ class ConnectPage:
         with gr.Accordion("Measure under load", open=True):
             self.plain = gr.Textbox(
                 label="Address without speculation",
-                info="the same model and engine, not drafting: for speedups and advice",
+                info="same model and engine with drafting off; needed for speedups and advice",
                 elem_id="pg-connect-plain",
             )
             self.suite = gr.Dropdown(suites, value=suites[0][1], label="Prompts")

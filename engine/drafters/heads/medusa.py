@@ -58,7 +58,7 @@ class MedusaConfig(MethodConfig):
     medusa_choices: ChoicePaths = setting(
         ((0, 0, 0, 0), (0, 1, 0), (1, 0), (1, 1)),
         "Choice tree",
-        "choice tree: paths of ranks, one head per depth; candidates or leaves only",
+        "paths of ranks, one head per depth; list every path, or only those to the leaves",
     )
     num_medusa_heads: int | None = setting(
         None, "Number of heads", "heads the checkpoint must have; None = any number", ge=1, le=64

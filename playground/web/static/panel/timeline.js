@@ -50,8 +50,8 @@ export function sumsOf(steps) {
  * @param {Commit[]} steps
  */
 export function ranked(steps) {
-  const rate = (step) => step[2].length / Math.max(1e-9, total(step[7]));
-  return steps.map((_, i) => i).sort((a, b) => rate(steps[b]) - rate(steps[a]));
+  const rates = steps.map((step) => step[2].length / Math.max(1e-9, total(step[7])));
+  return steps.map((_, i) => i).sort((a, b) => rates[b] - rates[a]);
 }
 
 export class Timeline {
