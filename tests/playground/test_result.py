@@ -157,7 +157,7 @@ def test_plain_steps_are_as_fast_as_the_machine_was_in_between(
         """One timing: each of its steps takes what its turn says."""
         return timed_records([next(ms)] * 20, 1)
 
-    monkeypatch.setattr("playground.host.plain.decode", steps)
+    monkeypatch.setattr("engine.decode.decode", steps)
     prompt = list(range(5, 40))
     even = PlainAround(host.bench(), prompt, lambda: False).after(prompt)
     assert even is not None and even.verify_s == pytest.approx(0.010) and even.doubt is None
