@@ -1,7 +1,7 @@
 """Which runs a question is about, in which order, and how a database gets there.
 
 Few runs that match are all read. Of many, the index of their order is read from its beginning, and
-each run is tested, until the page is full: so every page of a long log takes about as long.
+each run is tested, until the page is full. An order without an index sorts all that match.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from storage.dialects import Unindexed
 from storage.records import LABEL_PREFIX, RunQuery, SortKey, StorageError, names_of
 from storage.schema import (
-    COVERED,
     FIGURES,
-    NAMES,
+    FILTERED,
+    INDEXED,
     ORDERS,
     fold,
     labels,
@@ -183,15 +183,14 @@ def way_of(connection: sa.Connection, query: RunQuery) -> _Way:
     nums = {name: _count(connection, one.ids) for name, one in filters.items()}
     by = min(nums, key=lambda name: nums[name], default="")
     num, least = nums.get(by, 0), 0
-    named = [name for name in NAMES if name in filters]
     if not filters:
         num = least = together("")
-    elif num > COUNTED and len(filters) > 1 and set(filters) <= set(COVERED):
-        # Each lets many through, all together perhaps none: that an index tells, in any order.
-        by = named[0]
+    elif num > COUNTED and len(filters) > 1 and {"target"} <= set(filters) <= set(FILTERED):
+        # Each lets many through, all together perhaps none: that an index tells.
+        by = "target"
         num = least = together(by)
-    if num > COUNTED:
-        orders = [query.sort, *(named if query.sort == "created_at" else ())]
+    if num > COUNTED and query.sort in INDEXED:
+        orders = (query.sort, *(("method_title",) if query.sort == "created_at" else ()))
         by = next((name for name in orders if name in filters), "")
     return _Way(where(by), num <= COUNTED, least)
 
@@ -218,19 +217,20 @@ def order_of(query: RunQuery) -> list[sa.ColumnElement[Any]]:
 def in_order(
     connection: sa.Connection, query: RunQuery, where: Sequence[Any], skipped: Mapping[str, Any]
 ) -> Iterator[sa.Row[Any]]:
-    """Ids and experiments of runs in their order, read from its index, those with no value last.
+    """Ids and experiments of runs in their order, those with no value last.
 
     Args:
         skipped: experiments that are left out from the next batch on.
     """
     edge, keys = (sa.desc if query.descending else sa.asc), _keys(query)
-    first = keys[0]
+    first, indexed = keys[0], query.sort in INDEXED
+    first_size = min(FIRST, BATCH) if indexed else BATCH
     parts = [(where, keys)]
     if first.nullable:
         parts = [([*where, first.is_not(None)], keys), ([*where, first.is_(None)], keys[1:])]
     for its, by in parts:
         wanted = sa.select(runs.c.id, runs.c.experiment, *by[:-1]).where(*its)
-        ordered, size = wanted.order_by(*map(edge, by)), min(FIRST, BATCH)
+        ordered, size = wanted.order_by(*map(edge, by)), first_size
         after: list[Any] = []
         while True:
             left_out = sa.or_(runs.c.experiment.is_(None), runs.c.experiment.not_in(skipped))
@@ -239,7 +239,7 @@ def in_order(
             yield from rows
             if len(rows) < size:
                 break
-            size = min(4 * size, BATCH)
+            size = min(4 * size, BATCH) if indexed else 4 * size  # each sorts all that match
             last = [sa.literal(rows[-1]._mapping[key.name], key.type) for key in by]
             here, there = sa.tuple_(*by), sa.tuple_(*last)
             after = [here < there if query.descending else here > there]

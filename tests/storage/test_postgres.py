@@ -103,7 +103,7 @@ def test_the_released_schema_migrates(postgres: Server) -> None:
         engine = sa.create_engine(url)
         with engine.begin() as connection:
             connection.execute(sa.text("ALTER TABLE runs ALTER device TYPE VARCHAR(64)"))
-            connection.execute(sa.text("DROP INDEX ix_runs_status_order"))
+            connection.execute(sa.text("DROP INDEX ix_runs_mat_order"))
             connection.execute(sa.text("CREATE INDEX ix_runs_status_created_at ON runs (status)"))
             connection.execute(sa.text("UPDATE alembic_version SET version_num = '0004'"))
         log = RunLog.open(url)
