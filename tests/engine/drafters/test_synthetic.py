@@ -132,4 +132,4 @@ def test_the_answer_is_known_before_the_clock_starts_under_a_controller_too() ->
     )
     limits = Limits(max_new_tokens=8, ignore_eos=True)
     drafter.rehearse(Ask([5, 6], Sampling(), limits), lambda: False)
-    assert _question([5, 6], Sampling(), limits) in _answers[target]
+    assert _question(Ask([5, 6], Sampling(), limits)) in _answers[target]
