@@ -161,7 +161,7 @@ def refused(words: str, model: Target, **settings: Any) -> None:
 def test_an_ordinary_draft_model_is_refused_unless_a_mask_is_named() -> None:
     plain = judges.target_of("llama")
     refused("says no mask token.*Choose another method", plain)
-    refused("mask token is 288, but tiny-llama has tokens 0 to 287", plain, mask_token_id=288)
+    refused("mask token is 288, but tiny-llama embeds tokens 0 to 287", plain, mask_token_id=288)
     assert config(mask_token_id=3).build(context(plain, plain))
 
 
