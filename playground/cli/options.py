@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from engine.config import Limits, Sampling
     from engine.drafters.method import MethodConfig
     from engine.model.sources import TargetSpec
-    from playground.experiments.cluster import Pool, Workers
+    from playground.experiments.cluster import Workers
+    from playground.experiments.pool import Pool
     from playground.host.models import Models
     from storage import RunLog
 
@@ -354,7 +355,7 @@ class RayOptions:
         Raises ConfigError: there are options of workers without it.
         """
         from engine.errors import ConfigError
-        from playground.experiments.cluster import Pool
+        from playground.experiments.pool import Pool
 
         own = self.workers, self.worker_cpus, self.worker_gpus
         if self.ray is not None:

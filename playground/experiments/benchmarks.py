@@ -16,11 +16,12 @@ from pydantic import field_validator
 
 from engine.config import Limits, Sampling, Settings, setting
 from engine.errors import ConfigError, PlaygroundError, one_of
-from playground.experiments.cluster import Pool, workers_of
+from playground.experiments.cluster import workers_of
 from playground.experiments.finished import FinishedRequest, RunGroup, finished_requests
 from playground.experiments.job import Job, Jobs, Progress, submit
 from playground.experiments.measurement import Measurement, Summary, check_same_target
 from playground.experiments.plan import Configuration, ExperimentPlan, Types
+from playground.experiments.pool import Pool
 from playground.experiments.prompt_files import read_suite_text
 from playground.experiments.report.audits import audits_of
 from playground.experiments.report.export import FILES, Results

@@ -17,8 +17,8 @@ from engine.plain import read_text
 from playground.deploy import Question
 from playground.errors import Fault, attempt
 from playground.experiments.benchmarks import Benchmarks, BenchmarkState, Extent
-from playground.experiments.cluster import Pool
 from playground.experiments.job import Job, time_left
+from playground.experiments.pool import Pool
 from playground.experiments.report.export import FILES
 from playground.experiments.report.plots import PLOTS, report_figure
 from playground.experiments.report.report import FORMULAS

@@ -11,8 +11,8 @@ import gradio as gr
 
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
-from playground.experiments.cluster import Pool, pool_of
 from playground.experiments.job import Job
+from playground.experiments.pool import Pool, pool_of
 from playground.web.forms import QUIET, RAW
 from playground.web.results import address_js, saying, state_html, table_html
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from engine.config import Settings
 from engine.errors import ConfigError
 from playground.errors import Fault, attempt
-from playground.experiments.cluster import Pool
+from playground.experiments.pool import Pool
 from playground.experiments.sweep.plan import OBJECTIVES, SweepForm, plan_of_form
 from playground.experiments.sweep.plots import NOTES, sweep_figure
 from playground.experiments.sweep.report import FORMULAS, preset_yaml, state_of

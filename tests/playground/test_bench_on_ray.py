@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from playground.cli.main import app
-from playground.experiments.cluster import connected
 from playground.experiments.finished import finished_requests, in_pairs
+from playground.experiments.pool import connected
 from playground.experiments.sweep.service import Sweeps
 from playground.host.runner import EngineHost
 from playground.web.benchmark import BenchmarkPage

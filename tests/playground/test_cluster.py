@@ -16,7 +16,8 @@ import torch
 from engine.errors import ConfigError, OutOfMemoryError
 from engine.model.sources import TargetSpec
 from playground.experiments import cluster
-from playground.experiments.cluster import Pool, Workers, connected, workers
+from playground.experiments.cluster import Workers, workers
+from playground.experiments.pool import Pool, connected
 from playground.experiments.worker import TaskContext, WorkerConfig, program
 
 pytest.importorskip("ray", reason="Ray is not installed")

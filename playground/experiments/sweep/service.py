@@ -16,9 +16,10 @@ from typing import Any
 
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, PlaygroundError
-from playground.experiments.cluster import Pool, workers_of
+from playground.experiments.cluster import workers_of
 from playground.experiments.finished import Pair
 from playground.experiments.job import Job, Jobs, State, submit
+from playground.experiments.pool import Pool
 from playground.experiments.sweep.plan import plan_of_form
 from playground.experiments.sweep.point import measure_by, measure_on
 from playground.experiments.sweep.report import config_of

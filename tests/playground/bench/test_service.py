@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ConfigError
-from playground.experiments import cluster
+from playground.experiments import pool
 from playground.experiments.benchmarks import Benchmarks, BenchmarkState, num_planned
 from playground.experiments.finished import runs_of
 from playground.experiments.report.export import json_text
@@ -205,7 +205,6 @@ def test_an_unknown_benchmark_is_one_sentence(service: Benchmarks, benchmark_id:
 SERVER = """
 import sys, time
 from pathlib import Path
-from playground.experiments import cluster
 from playground.experiments.benchmarks import Benchmarks
 from playground.host.runner import EngineHost
 from storage import RunLog
@@ -266,16 +265,16 @@ def test_a_killed_server_loses_one_request_and_a_new_one_completes_the_rest(
 def test_ray_is_refused_where_it_is_not_installed_or_not_offered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert cluster.pool_of("", None, ("local",)) is None
+    assert pool.pool_of("", None, ("local",)) is None
     with pytest.raises(ConfigError, match=r"Start the server with --ray ADDRESS to offer"):
-        cluster.pool_of("ray://elsewhere:10001", None, ("local",))
+        pool.pool_of("ray://elsewhere:10001", None, ("local",))
 
     def missing(name: str) -> str:
-        raise cluster.metadata.PackageNotFoundError(name)
+        raise pool.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(cluster.metadata, "version", missing)
+    monkeypatch.setattr(pool.metadata, "version", missing)
     with pytest.raises(ConfigError, match=r"pip install '.*\[ray\]'"):
-        cluster.pool_of("local", 2, ("local",))
-    monkeypatch.setattr(cluster.metadata, "version", lambda name: "2.60")
+        pool.pool_of("local", 2, ("local",))
+    monkeypatch.setattr(pool.metadata, "version", lambda name: "2.60")
     with pytest.raises(ConfigError, match="Workers must be a number"):
-        cluster.pool_of("local", 0, ("local",))
+        pool.pool_of("local", 0, ("local",))
