@@ -129,7 +129,7 @@ class DeployPage:
             label="Release",
             elem_id="pg-deploy-version",
         )
-        self.told = gr.HTML(visible=False, elem_id="pg-deploy-told")
+        self.told = gr.HTML(elem_id="pg-deploy-told")
         places = [f"pg-deploy-file-{i}" for i in range(MAX_FILES)]
         self.files = [code(place, buttons=["copy"]) for place in places[:FIRST_FILES]]
         self.more = gr.Accordion("", open=False, visible=False, elem_id="pg-deploy-more")

@@ -129,7 +129,7 @@ class GeneratePage:
         with gr.Row(elem_id="pg-kind"):
             self.prompts.head()
         self.prompts.body(
-            about_system="optional; a chat keeps the one it began with", lines=3, autofocus=True
+            about_system="optional; kept all through a chat", lines=3, autofocus=True
         )
         self.mode, self.example = self.prompts.mode, self.prompts.example
         self.system, self.prompt = self.prompts.system, self.prompts.prompt
