@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from engine.metrics import SAME, Balance, StepParts, hardly_drafts
 from playground.experiments.finished import Pair
-from playground.experiments.report.statistics import Pool
+from playground.experiments.report.statistics import Pool, speedup_of
 
 AGREES = 0.005
 COSTS = {
@@ -60,7 +60,10 @@ def explain(pairs: Sequence[Pair]) -> Explanation | None:
         f"{balance.formula:.2f}"
     )
     differs = _differs(own, plain, measured, balance.formula)
-    return Explanation(measured, balance.formula, terms, _because(balance, measured), differs)
+    speedup = speedup_of(both)
+    sure = speedup is None or speedup.low is None or speedup.faster or speedup.slower
+    because = _because(balance, measured, "" if sure else ", within the noise")
+    return Explanation(measured, balance.formula, terms, because, differs)
 
 
 def balance_of(own: Pool, plain: Pool) -> Balance:
@@ -78,7 +81,7 @@ def _ms(ms: float) -> str:
     return f"{ms:.2f}" if ms < 10 else f"{ms:.1f}"
 
 
-def _because(balance: Balance, measured: float) -> str:
+def _because(balance: Balance, measured: float, noise: str) -> str:
     largest = COSTS[balance.largest]
     names = {"draft": "drafting", "verify": "verification", "other": "the rest"}
     listed = ", ".join(f"{value:+.2f} {names[part]}" for part, value in balance.paid.items())
@@ -92,7 +95,9 @@ def _because(balance: Balance, measured: float) -> str:
         return f"Hardly any draft is accepted: {account}. {end}"
     if measured > 1 + SAME:
         small = balance.paid[balance.largest] <= 0
-        return f"Faster: {account}." + ("" if small else f" Most goes into {largest}; {without}")
+        return f"Faster{noise}: {account}." + (
+            "" if small else f" Most goes into {largest}; {without}"
+        )
     if measured >= 1 - SAME:
         return f"As fast as plain decoding: {account}. Most goes into {largest}."
     if balance.without_largest <= 1:
@@ -100,7 +105,7 @@ def _because(balance: Balance, measured: float) -> str:
             "even without it too little is accepted. At these costs MAT must be "
             f"{1 + balance.total:.2f}."
         )
-    return f"Slower: {account}. Most goes into {largest}; {without}"
+    return f"Slower{noise}: {account}. Most goes into {largest}; {without}"
 
 
 def _differs(own: Pool, plain: Pool, measured: float, formula: float) -> str:

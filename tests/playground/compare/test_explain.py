@@ -137,6 +137,12 @@ def test_the_sentence_names_what_costs_most(own: FinishedRequest, begins: str, n
     assert names in found.because
 
 
+def test_what_the_interval_does_not_hold_is_said_to_be_noise() -> None:
+    runs = [run(prompt="1"), run(prompt="2", decode_s=0.2, split_s=(0.04, 0.14, 0.01, 0.01))]
+    found = explain([(own, plain(prompt=own.prompt)) for own in [run(prompt="0"), *runs]])
+    assert found is not None and found.because.startswith("Slower, within the noise: ")
+
+
 def test_drafts_that_are_hardly_accepted_are_said_so() -> None:
     useless = replace(run(), num_accepted=0, num_steps=20, num_drafted=60, at_least=())
     found = why(useless, plain())
