@@ -29,13 +29,13 @@ constexpr int STRIP = 48;  // rows of x whose sums are held at once
 template <int BITS>
 struct Tile {
 #ifdef __AVX512F__
-    static constexpr int panel = 4, rows = BITS == 16 ? 6 : 3;
+    static constexpr int panel = BITS == 16 ? 4 : 2, rows = 6;
 #else
     static constexpr int panel = 1, rows = BITS == 16 ? 4 : 3;
 #endif
     // Rows of the matrix that are taken at once: with them, STRIP rows of x and their sums, a panel
     // fits the nearest cache, whatever the number of groups of rows that read it.
-    static constexpr int chunk = BITS == 16 ? 128 : 256;
+    static constexpr int chunk = BITS == 16 ? 128 : 512;
 };
 
 struct Matrix {
@@ -105,7 +105,7 @@ struct Ahead {
 
     void fetch() {
         for (due += lines; due >= iterations; due -= iterations) {
-            _mm_prefetch((const char*)at, _MM_HINT_T1);
+            _mm_prefetch((const char*)at, _MM_HINT_T0);
             at += 64;
         }
     }
@@ -168,6 +168,7 @@ void integer_tile(const Matrix& m, const uint8_t* w, Rows x, int first, int dept
         for (int r = 0; r < R; ++r)
             for (int c = 0; c < C; ++c)
                 part[r][c] = Sum<BITS>::begin(x.blocks[r * blocks + b].middle);
+#pragma GCC unroll 8  // as a loop it spills, and takes a third longer
         for (int g = 0; g < 8; ++g) {
             I weights[C];
             for (int c = 0; c < C; ++c) {
@@ -258,7 +259,8 @@ void product_of(const Matrix& m, Range blocks, Rows x, float* y, int64_t stride,
                 const uint8_t* then) {
     constexpr int PANEL = Tile<BITS>::panel;
     for (int block = blocks.begin; block < blocks.end;) {
-        const int count = std::min(PANEL, blocks.end - block);
+        // Few rows wait for memory, which is fastest in one stream.
+        const int count = std::min(n <= 4 ? 1 : PANEL, blocks.end - block);
         const uint8_t* after = block + count < blocks.end ? column(m, block + count) : then;
         with_constant<PANEL>(count, [&](auto constant) {
             all_rows<BITS, decltype(constant)::value, into>(m, block, x, y, stride, n, after);
