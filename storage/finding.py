@@ -1,7 +1,7 @@
 """Which runs a question is about, in which order, and how a database gets there.
 
 Few runs that match are all read. Of many, the index of their order is read from its beginning, and
-each run is tested, until the page is full. An order without an index sorts all that match.
+each run is tested, until the page is full.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from storage.records import LABEL_PREFIX, RunQuery, SortKey, StorageError, names
 from storage.schema import (
     FIGURES,
     FILTERED,
-    INDEXED,
     ORDERS,
     fold,
     labels,
@@ -189,7 +188,7 @@ def way_of(connection: sa.Connection, query: RunQuery) -> _Way:
         # Each lets many through, all together perhaps none: that an index tells.
         by = "target"
         num = least = together(by)
-    if num > COUNTED and query.sort in INDEXED:
+    if num > COUNTED:
         orders = (query.sort, *(("method_title",) if query.sort == "created_at" else ()))
         by = next((name for name in orders if name in filters), "")
     return _Way(where(by), num <= COUNTED, least)
@@ -223,14 +222,13 @@ def in_order(
         skipped: experiments that are left out from the next batch on.
     """
     edge, keys = (sa.desc if query.descending else sa.asc), _keys(query)
-    first, indexed = keys[0], query.sort in INDEXED
-    first_size = min(FIRST, BATCH) if indexed else BATCH
+    first = keys[0]
     parts = [(where, keys)]
     if first.nullable:
         parts = [([*where, first.is_not(None)], keys), ([*where, first.is_(None)], keys[1:])]
     for its, by in parts:
         wanted = sa.select(runs.c.id, runs.c.experiment, *by[:-1]).where(*its)
-        ordered, size = wanted.order_by(*map(edge, by)), first_size
+        ordered, size = wanted.order_by(*map(edge, by)), min(FIRST, BATCH)
         after: list[Any] = []
         while True:
             left_out = sa.or_(runs.c.experiment.is_(None), runs.c.experiment.not_in(skipped))
@@ -239,7 +237,7 @@ def in_order(
             yield from rows
             if len(rows) < size:
                 break
-            size = min(4 * size, BATCH) if indexed else 4 * size  # each sorts all that match
+            size = min(4 * size, BATCH)
             last = [sa.literal(rows[-1]._mapping[key.name], key.type) for key in by]
             here, there = sa.tuple_(*by), sa.tuple_(*last)
             after = [here < there if query.descending else here > there]

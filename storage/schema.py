@@ -38,9 +38,8 @@ ORDERS = {
     **{name: (name, "id") for name in FIGURES},
     **{name: (name, "created_at", "id") for name in NAMES},
 }
-"""What each order of runs goes by; the id breaks ties, so that paging never shows a run twice."""
-INDEXED = ("created_at", "tok_s", "mat", "ttft_s", "method_title")
-"""Orders that have an index; the others sort what matches."""
+"""What each order of runs goes by, and its index; the id breaks ties, so that paging never shows a
+run twice."""
 FILTERED = ("target", "method_title", "decoding_type", "status")
 """What is filtered by together: one index tells whether any run meets all of them."""
 
@@ -204,11 +203,9 @@ runs = Table(  # narrow: what is filtered, sorted and grouped; the rest is in ru
     Column("finish_reason", Name(32)),
     Column("name", Name(255), nullable=False, default=""),
     Column("deleted_at", DateTime),
-    *(Index(f"ix_runs_{name}_order", *ORDERS[name]) for name in INDEXED),
+    *(Index(f"ix_runs_{name}_order", *columns) for name, columns in ORDERS.items()),
     Index("ix_runs_filtered", *FILTERED, "deleted_at"),
     Index(None, "experiment", "created_at", "id"),
-    Index(None, "status"),
-    Index(None, "benchmark_id"),
     Index(
         "ix_runs_deleted_at",
         "deleted_at",

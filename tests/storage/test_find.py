@@ -18,7 +18,6 @@ from storage import (
     finding,
     names_of,
 )
-from storage.schema import INDEXED
 from tests.storage.conftest import finished_run, new_run
 
 
@@ -85,9 +84,8 @@ def test_a_page_of_a_long_log_is_read_from_the_index_of_its_order(
             plans.clear()
             log.find(RunQuery(sort=sort, descending=descending, **more))
             order = [plan for plan in plans if " runs" in plan]
-            if sort in INDEXED:
-                assert order and all(f"INDEX ix_runs_{sort}_order" in plan for plan in order), plans
-            assert any("TEMP B-TREE" in plan for plan in plans) == (sort not in INDEXED), plans
+            assert order and all(f"INDEX ix_runs_{sort}_order" in plan for plan in order), plans
+            assert not any("TEMP B-TREE" in plan for plan in plans), plans
 
 
 def test_filters_that_exclude_each_other_are_told_by_an_index(
