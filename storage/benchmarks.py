@@ -261,12 +261,11 @@ class Experiments:
             newest = in_order(connection, RunQuery(), [runs.c.experiment.is_not(None)], keys)
             while len(keys) < limit and (row := next(newest, None)) is not None:
                 keys.setdefault(row.experiment, len(keys))
-            ratios = {
-                ratio.setup_id: ratio
-                for ratio in sorted(
-                    _ratios(connection, list(keys)), key=lambda one: -keys[one.experiment]
-                )
-            }
+            newest_last = sorted(
+                _ratios(_setups(connection, list(keys), sa.false())),
+                key=lambda ratio: -keys[ratio.experiment],
+            )
+            ratios = {ratio.setup_id: ratio for ratio in newest_last}
             examples = read_summaries(connection, [one.run_id for one in ratios.values()])
         found = [MeasuredSetup(ratios[run.setup_id].speedup, run) for run in examples]
         return tuple(sorted(found, key=lambda one: one.speedup, reverse=True))
@@ -276,34 +275,59 @@ def _rows(
     connection: sa.Connection, query: RunQuery, heads: Sequence[RunSummary]
 ) -> dict[str | None, ExperimentRow]:
     """The experiments that these runs stand for, by key; counted are requests that match."""
-    keys = [run.experiment for run in heads]
-    done = sa.func.sum(sa.case((runs.c.status == "completed", 1), else_=0))
-    counted = sa.select(
-        runs.c.experiment, sa.func.count(), done, sa.func.max(runs.c.created_at)
-    ).where(runs.c.experiment.in_(keys), *conditions(query))
-    counts = {row[0]: row[1:] for row in connection.execute(counted.group_by(runs.c.experiment))}
-    ids = [str(key).partition(":")[2] for key in keys]
+    keys = [str(run.experiment) for run in heads]
+    ids = [key.partition(":")[2] for key in keys]
     named = sa.select(benchmarks.c.id, benchmarks.c.name).where(benchmarks.c.id.in_(ids))
     names = {row.id: row.name for row in connection.execute(named)}
-    speedups: dict[str, list[float]] = defaultdict(list)
-    for ratio in _ratios(connection, keys):
-        speedups[ratio.experiment].append(ratio.speedup)
+    setups: dict[str, list[sa.Row[Any]]] = defaultdict(list)
+    for setup in _setups(connection, keys, sa.and_(*conditions(query))):
+        setups[setup.experiment].append(setup)
     return {
         run.experiment: ExperimentRow(
-            key=str(run.experiment),
-            name=names.get(str(run.experiment).partition(":")[2], ""),
-            num_runs=counts[run.experiment][0],
-            num_completed=counts[run.experiment][1],
-            newest_at=counts[run.experiment][2],
-            speedups=_ends(speedups[str(run.experiment)]),
+            key=key,
+            name=names.get(key.partition(":")[2], ""),
+            num_runs=sum(setup.num_runs for setup in setups[key]),
+            num_completed=sum(setup.num_completed for setup in setups[key]),
+            newest_at=max(setup.newest_at for setup in setups[key] if setup.newest_at),
+            speedups=_ends([ratio.speedup for ratio in _ratios(setups[key])]),
             example=run,
         )
-        for run in heads
+        for run, key in zip(heads, keys, strict=True)
     }
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float] | None:
     return (min(values), max(values)) if values else None
+
+
+def _setups(
+    connection: sa.Connection, keys: Sequence[str], counted: sa.ColumnElement[bool]
+) -> Sequence[sa.Row[Any]]:
+    """The configurations of these experiments, with sums over their runs.
+
+    Args:
+        counted: of which runs `num_runs`, `num_completed` and `newest_at` tell. Tokens and seconds
+            are those of all `num_timed` runs that were completed and not deleted.
+    """
+    completed = runs.c.status == "completed"
+    timed = sa.and_(completed, runs.c.tok_s > 0, runs.c.deleted_at.is_(None))
+    tokens = sa.cast(runs.c.num_new_tokens - 1, sa.Float)
+    within = (runs.c.experiment, runs.c.benchmark_id, runs.c.decoding_type, runs.c.setup_id)
+
+    def count(where: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+        return sa.func.sum(sa.case((where, 1), else_=0))
+
+    wanted = sa.select(
+        *within,
+        count(counted).label("num_runs"),
+        count(sa.and_(counted, completed)).label("num_completed"),
+        sa.func.max(sa.case((counted, runs.c.created_at))).label("newest_at"),
+        count(timed).label("num_timed"),
+        sa.func.max(sa.case((timed, runs.c.id))).label("run_id"),
+        sa.func.sum(sa.case((timed, tokens))).label("tokens"),
+        sa.func.sum(sa.case((timed, tokens / runs.c.tok_s))).label("seconds"),
+    )
+    return connection.execute(wanted.where(runs.c.experiment.in_(keys)).group_by(*within)).all()
 
 
 class _Ratio(NamedTuple):
@@ -315,26 +339,22 @@ class _Ratio(NamedTuple):
     speedup: float
 
 
-def _ratios(connection: sa.Connection, keys: Sequence[str | None]) -> list[_Ratio]:
-    """Ratios of pooled tok/s of the configurations of these experiments.
+def _ratios(setups: Sequence[sa.Row[Any]]) -> list[_Ratio]:
+    """Ratios of pooled tok/s of the configurations of experiments.
 
     Sums of unequal requests are no comparison: a configuration counts that completed as many as
     plain decoding did; in a sweep, those of its trial.
     """
-    tokens = sa.cast(runs.c.num_new_tokens - 1, sa.Float)
-    within = (runs.c.experiment, runs.c.benchmark_id, runs.c.decoding_type, runs.c.setup_id)
-    totals = (sa.func.count(), sa.func.sum(tokens), sa.func.sum(tokens / runs.c.tok_s))
-    wanted = (
-        sa.select(*within, sa.func.max(runs.c.id), *totals)
-        .where(runs.c.experiment.in_(keys), runs.c.status == "completed", runs.c.tok_s > 0)
-        .where(runs.c.deleted_at.is_(None))
-        .group_by(*within)
-    )
-    rows = connection.execute(wanted).all()
-    plain = {(r[0], r[1]): (r[5], r[6] / r[7]) for r in rows if r[2] == PLAIN and r[7] and r[6]}
+    timed = [one for one in setups if one.seconds]
+    plain = {
+        (one.experiment, one.benchmark_id): (one.num_timed, one.tokens / one.seconds)
+        for one in timed
+        if one.decoding_type == PLAIN and one.tokens
+    }
     found = []
-    for experiment, benchmark, decoding_type, setup, run_id, num, total, seconds in rows:
-        num_plain, rate = plain.get((experiment, benchmark), (0, 0.0))
-        if decoding_type != PLAIN and num == num_plain and seconds:
-            found.append(_Ratio(experiment, run_id, setup, total / seconds / rate))
+    for one in timed:
+        num_plain, rate = plain.get((one.experiment, one.benchmark_id), (0, 0.0))
+        if one.decoding_type != PLAIN and one.num_timed == num_plain:
+            speedup = one.tokens / one.seconds / rate
+            found.append(_Ratio(one.experiment, one.run_id, one.setup_id, speedup))
     return found
