@@ -56,7 +56,7 @@ def compiled(kind: GrammarKind, text: str) -> str:
     except ValueError as error:
         fault = str(error)
     if fault:
-        raise ConfigError(f"grammar is no {what} that can be followed: {_reason(fault)}.")
+        raise ConfigError(f"grammar is not a usable {what}: {_reason(fault)}.")
     return found
 
 

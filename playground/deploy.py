@@ -252,8 +252,9 @@ def _losses(handed: Handed, engine: str, resolve: Resolve) -> tuple[str, ...]:
         return ()
     models = {"target": handed.target, "drafter": getattr(handed.config, "speculative_model", None)}
     return tuple(
-        f"The {role} is a GGUF file, which few engines besides llama.cpp load. Give this one the "
-        "model's original weights; they are not quantized in the same way, so speed and acceptance "
+        f"The {role} is a GGUF file, which few engines besides llama.cpp load. Give this engine "
+        "the "
+        "model's original weights; they are quantized differently, so speed and acceptance "
         "differ."
         for role, name in models.items()
         if name is not None and _is_gguf(name, resolve)

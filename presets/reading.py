@@ -112,7 +112,7 @@ class _Loader(Composer, _Events, SafeConstructor, Resolver):  # type: ignore[mis
         try:
             value = build(self, node)
         except (ValueError, LookupError, OverflowError):  # PyYAML lets Python's own errors out
-            self._refuse(f"{node.value[:40]!r} is no {kind}", node)
+            self._refuse(f"{node.value[:40]!r} is not {kind}", node)
         if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:
             self._refuse(f"an integer has at most {MAX_DIGITS} digits", node)
         return value

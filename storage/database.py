@@ -159,8 +159,8 @@ class Database:
         if timed_out(error):
             return StorageError(f"{where} did not answer within {MAX_READING_S:g} s. Ask for less.")
         if is_lost(error):
-            remedy = "Check that its server is running and lets this machine in."
-            return OutOfReachError(f"{where} is out of reach: {reason}. {remedy}")
+            remedy = "Check that its server is running and accepts this machine."
+            return OutOfReachError(f"{where} cannot be reached: {reason}. {remedy}")
         what = "file" if self.url.get_backend_name() == "sqlite" else "server"
         return StorageError(
             f"{where} cannot be used: {reason}. Check the {what}, or give another --db."
@@ -180,7 +180,7 @@ def _url(url: str | None) -> sa.URL:
         made = sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError) as error:  # never printed: it may hold a password
         raise StorageError(
-            "--db is no database URL. Write one such as sqlite:///runs.db or "
+            "--db is not a database URL. Write one such as sqlite:///runs.db or "
             "postgresql+psycopg://user@host/runs."
         ) from error
     if made.drivername in ("postgres", "postgresql"):

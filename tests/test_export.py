@@ -80,7 +80,7 @@ def test_losses_and_remarks_go_to_stderr() -> None:
     assert "warning" not in lost.stdout
     text = '{"method": "ngram", "num_speculative_tokens": 2, "enforce_eager": true}'
     read = invoke("import", "-", "--from", "vllm", text=text)
-    assert "ignored: enforce_eager does not bear on what is drafted." in read.stderr
+    assert "ignored: enforce_eager has no effect on drafting." in read.stderr
     assert set(yaml.safe_load(read.stdout)) == {"name", "title", "config"}
 
 

@@ -106,7 +106,7 @@ def register_user_drafter(name: str, factory: UserFactory) -> None:
     if not name.strip():
         raise ConfigError("The name of a user-provided drafter must not be empty. Give it one.")
     if _factories.get(name, factory) != factory:
-        raise ConfigError(f"A drafter named {name!r} is registered already. Choose another name.")
+        raise ConfigError(f"A drafter named {name!r} is already registered. Choose another name.")
     _factories[name] = factory
 
 

@@ -249,7 +249,7 @@ class Reader:
         unknown = [key for key in left if key not in known]
         if unknown:
             named = ", ".join(key + _nearest(key, known) for key in unknown[:8])
-            raise ConfigError(f"{title} has no setting {named:.400}. Correct it or take it out.")
+            raise ConfigError(f"{title} has no setting {named:.400}. Correct or remove it.")
         return tuple(left)
 
     def _read(self, row: Field, ours: str) -> None:

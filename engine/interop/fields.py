@@ -142,7 +142,7 @@ class Refusal:
         if str(value).strip().lower() not in self.neutral:
             shown = f"{key}={value}"[:80] if str(value) else key
             raise ConfigError(
-                f"{shown} has no counterpart here: in {title}, {self.why}. Take it out to read "
+                f"{shown} has no counterpart here: in {title}, {self.why}. Remove it to read "
                 "the rest."
             )
 

@@ -74,7 +74,7 @@ class Imported:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What a person should know of how it was read."""
-        unread = (f"ignored: {key} does not bear on what is drafted." for key in self.ignored)
+        unread = (f"ignored: {key} has no effect on drafting." for key in self.ignored)
         return (*(f"note: {note}" for note in self.notes), *unread)
 
 
@@ -125,7 +125,7 @@ def read_flags(text: str, *, switches: frozenset[str] = frozenset()) -> Flags:
     try:
         tokens = shlex.split(re.sub(r"\\\s*\n", " ", text), comments=True)
     except ValueError as error:
-        raise ConfigError(f"The command cannot be taken apart: {error}.") from error
+        raise ConfigError(f"The command cannot be parsed: {error}.") from error
     options: dict[str, str] = {}
     arguments: list[str] = []
     tokens.reverse()

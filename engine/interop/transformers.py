@@ -245,7 +245,7 @@ def _pick(reader: Reader) -> Method:
         return MTP
     if reader.find(ASSISTANT) is None:
         raise ConfigError(
-            "The call drafts nothing: it has neither assistant_model, prompt_lookup_num_tokens nor "
+            "The call drafts nothing: it has none of assistant_model, prompt_lookup_num_tokens and "
             "use_mtp."
         )
     return DFLASH if reader.values.get("speculation_type") == "dflash" else DRAFT_MODEL

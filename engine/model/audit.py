@@ -73,10 +73,10 @@ def disagreement(target: Target, expected: Tensor) -> str | None:
     spread = (expected - expected.mean(dim=-1, keepdim=True)).square().mean(dim=-1)
     off = float(((logits - expected).square().mean(dim=-1) / spread).sqrt().max())
     if not off <= 4 * math.sqrt(torch.finfo(target.dtype).eps):
-        return f"it computes other logits than transformers' modules (off by {off:.0%})"
+        return f"its logits differ from those of transformers' modules (by {off:.0%})"
     for output in found:
         if output.argmax() != output.logits.argmax(dim=-1).tolist():
-            return "it finds another likeliest token than its logits say"
+            return "its likeliest token is not the one its logits say"
         totals = output.logits.float().logsumexp(dim=-1)
         if output.log_totals is not None and not torch.allclose(output.log_totals, totals, 1e-3):
             return "it normalises its logits wrongly"

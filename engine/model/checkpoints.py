@@ -102,7 +102,7 @@ def local_file(named: str) -> Path:
     repository, _, file = rest.partition("/")
     if path.is_file() or not file:
         if not path.is_file():
-            raise SourceError(f"{named[:200]!r} is no file here, nor owner/repository/file.")
+            raise SourceError(f"{named[:200]!r} is neither a local file nor owner/repository/file.")
         return path
     from huggingface_hub import hf_hub_download
 
@@ -146,7 +146,7 @@ def _hub_errors(location: str) -> Iterator[None]:
     try:
         yield
     except HFValidationError as error:
-        raise SourceError(f"{location!r:.200} is neither a path here nor a hub id.") from error
+        raise SourceError(f"{location!r:.200} is neither a local path nor a hub id.") from error
     except OSError as error:
         said = SourceError(f"{location}: {first_line(error)}.")
         raise hub_error(location, error) or said from error

@@ -93,7 +93,7 @@ class Corpus:
         Raises ConfigError, SourceError: there is none, or its files are damaged.
         """
         if not (folder / MANIFEST).exists():
-            raise ConfigError(f"{folder} holds no corpus: it has no {MANIFEST}.")
+            raise ConfigError(f"{folder} is not a corpus: it has no {MANIFEST}.")
         manifest = read_settings(folder / MANIFEST)
         _Manifest.parse(manifest, where=str(folder / MANIFEST))
         entries: list[Entry] = []
@@ -161,13 +161,13 @@ def _read_index(file: Path) -> list[Entry]:
     check_file(file)
     number = file.stem.removeprefix("shard-")
     if not (number.isdecimal() and len(number) <= MAX_DIGITS):
-        raise SourceError(f"{file} is no shard of a corpus: shards are numbered. Remove it.")
+        raise SourceError(f"{file} is not a shard of a corpus: shards are numbered. Remove it.")
     entries = []
     for n, line in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
         try:
             entries.append(_Line.model_validate_json(line).entry(int(number)))
         except ValidationError as error:
             raise ConfigError(
-                f"{file}, line {n} is no dialogue: {first_line(error)}. Copy it again."
+                f"{file}, line {n} is not a dialogue: {first_line(error)}. Copy it again."
             ) from error
     return entries

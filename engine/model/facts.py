@@ -97,7 +97,7 @@ def _of_header(metadata: Mapping[str, Any], count: int) -> _Known:
     context = metadata.get(f"{name}.context_length")
     fault = None
     if name not in GGUF_SUPPORTED_ARCHITECTURES:
-        fault = f"transformers reads no GGUF file of the architecture {name}."
+        fault = f"transformers cannot read GGUF files of the architecture {name}."
     licence = metadata.get("general.license")
     return name, count, context, fault, licence if isinstance(licence, str) else None
 
@@ -112,7 +112,7 @@ def _of_config(spec: TargetSpec, weights: Weights, num_bytes: int | None) -> _Kn
     except PlaygroundError as error:
         fault = str(error)
     except ValueError as error:  # transformers has no causal language model of this kind
-        raise TargetError(f"{spec.name} is no causal language model: {names[0]}.") from error
+        raise TargetError(f"{spec.name} is not a causal language model: {names[0]}.") from error
     return str(names[0]), count, context, fault, None
 
 

@@ -74,7 +74,7 @@ def check_file(file: Path, *, most_bytes: int | None = None) -> int:
     except OSError as error:
         raise SourceError(f"{file} could not be opened: {error.strerror}.") from error
     if not stat.S_ISREG(about.st_mode):
-        raise SourceError(f"{file} is no plain file. Give a copy of the original.")
+        raise SourceError(f"{file} is not a regular file. Give a copy of the original.")
     if most_bytes is not None and about.st_size > most_bytes:
         raise SourceError(f"{file} has {about.st_size} bytes; {most_bytes} are allowed.")
     return about.st_size
@@ -136,7 +136,7 @@ def read_pickle(file: Path, device: torch.device) -> Any:
         return torch.load(file, map_location=device, weights_only=True)
     except UNREADABLE as error:
         raise SourceError(
-            f"{file} is damaged, or holds more than tensors, and no code of a file is ever run. "
+            f"{file} is damaged, or holds more than tensors, and code in a file is never run. "
             "Copy it again, or use its .safetensors."
         ) from error
 
@@ -149,7 +149,7 @@ def _check_tensors(file: Path, found: Any, *, values: bool) -> None:
         usual = isinstance(tensor, Tensor) and tensor.layout == torch.strided
         usual = usual and not tensor.is_quantized and tensor.is_meta != values
         if not usual or tensor.nbytes > tensor.untyped_storage().nbytes():
-            raise SourceError(f"{file}: {plain.short(name)} is no plain tensor with values.")
+            raise SourceError(f"{file}: {plain.short(name)} is not a plain tensor with values.")
 
 
 # ---- a model's folder
@@ -264,7 +264,9 @@ def check_complete(model: PreTrainedModel, info: Mapping[str, Any], name: str) -
     if info["mismatched_keys"]:
         tensor, *shapes = min(info["mismatched_keys"], key=lambda one: str(one[0]))
         got, want = ("×".join(map(str, shape)) for shape in shapes)
-        raise TargetError(f"{name}: {tensor} is {got}, but its config makes it {want}. {advice}")
+        raise TargetError(
+            f"{name}: {tensor} is {got}, but by its config it must be {want}. {advice}"
+        )
     left = [tensor for tensor in info["unexpected_keys"] if _belongs(model, tensor)]
     if left:
         raise TargetError(f"{name} has {listed(left)}, which its config leaves out. {advice}")

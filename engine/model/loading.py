@@ -38,6 +38,7 @@ from engine.model.placement import Placement, first_of, is_placement, placed
 from engine.model.reading import (
     checked_parameters,
     converted,
+    counted,
     explained,
     gguf_file,
     read_config,
@@ -108,8 +109,8 @@ def load_target(
         else:
             _check_memory(spec, count, kind, where)
         read = functools.partial(_read_model, spec, weights, kind, placement)
-        tell("Loading weights", 0.4)
-        model = read()
+        with counted(lambda share: tell("Loading weights", 0.3 + 0.6 * share)):
+            model = read()
         tell("Loading its tokenizer", 0.9)
         tokenizer = read_tokenizer(weights)
     tell("Packing the weights for this device", 0.95)

@@ -11,14 +11,15 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, modeling_gguf_pytorch_utils
 from transformers.utils.hub import cached_file
+from transformers.utils.logging import set_tqdm_hook
 
 from engine.errors import OutOfMemoryError, SourceError, TargetError, first_line
 from engine.model.files import UNREADABLE, check_complete, check_parameters
@@ -46,6 +47,32 @@ def explained(spec: TargetSpec) -> Iterator[None]:
         raise explain(spec, error) from error
 
 
+@contextlib.contextmanager
+def counted(tell: Callable[[float], None]) -> Iterator[None]:
+    """Within it, `tell` gets the share of a checkpoint's tensors that transformers has read."""
+    most = 0.0
+
+    def bar(tensors: Any, **_: Any) -> Iterator[Any]:
+        nonlocal most
+        for done, tensor in enumerate(tensors, 1):
+            yield tensor
+            most = max(most, done / len(tensors))
+            tell(most)
+
+    def hooked(factory: Any, args: Any, kwargs: Any) -> Any:
+        is_weights = kwargs.get("desc") == "Loading weights"
+        return (bar if is_weights else factory)(*args, **kwargs)
+
+    gguf: Any = modeling_gguf_pytorch_utils
+    hook = set_tqdm_hook(hooked)
+    plain, gguf.tqdm = gguf.tqdm, bar
+    try:
+        yield
+    finally:
+        set_tqdm_hook(hook)
+        gguf.tqdm = plain
+
+
 def explain(spec: TargetSpec, error: Exception) -> SourceError | TargetError:
     """transformers' exception as one sentence."""
     text = str(error)
@@ -56,7 +83,7 @@ def explain(spec: TargetSpec, error: Exception) -> SourceError | TargetError:
     if "trust_remote_code" in text:
         return TargetError(f"{where} needs its own code (trust_remote_code), which is never run.")
     if "weights_only" in text:
-        return TargetError(f"{where} holds more than tensors, and no code of a model is ever run.")
+        return TargetError(f"{where} holds more than tensors, and a model's code is never run.")
     said = first_line(error, 300)
     return TargetError(f"{where} could not be loaded as a causal language model: {said}.")
 
@@ -169,10 +196,12 @@ def converted(
     damaged = _damaged_file(folder)
     if damaged is not None:
         if folder.is_dir():
-            LOG.warning("%s in the cache is damaged or unknown; it is made again.", damaged)
-        tell("Unpacking 4-bit weights (once; about half a minute)", None)
+            LOG.warning("%s in the cache is damaged or unknown; making it again.", damaged)
+        said = "Unpacking 4-bit weights (once; about half a minute)"
+        tell(said, None)
         with partial_folder(folder.parent) as temp:
-            _convert(spec, weights, temp / key)
+            with counted(lambda share: tell(said, 0.2 * share)):
+                _convert(spec, weights, temp / key)
             _write_digests(temp / key)
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(temp / key, folder)

@@ -35,7 +35,7 @@ class TrainSettings(Settings):
     paper: ClassVar[str]
 
     seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of order, noise and first weights")
-    epochs: float = Field(2.0, gt=0.0, le=1000.0, description="how often the corpus is read")
+    epochs: float = Field(2.0, gt=0.0, le=1000.0, description="number of passes over the corpus")
     pack_tokens: int = Field(
         1024, ge=16, le=1 << 17, description="tokens per forward; more needs more memory"
     )

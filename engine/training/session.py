@@ -260,7 +260,7 @@ class SessionSettings(Settings):
     )
     eval_tokens: int = Field(128, ge=2, le=8192, description="new tokens per prompt then")
     evals: int = Field(
-        1, ge=1, le=100, description="how often MAT is measured, evenly over the run"
+        1, ge=1, le=100, description="how many times MAT is measured, evenly over the run"
     )
 
 

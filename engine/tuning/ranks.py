@@ -189,7 +189,7 @@ class RankTable:
                     head["about"],
                 )
         except _DAMAGED as error:
-            raise ConfigError("This is no rank table. Measure it again.") from error
+            raise ConfigError("This is not a rank table. Measure it again.") from error
 
 
 def _starts(parts: Sequence[Any]) -> tuple[int, ...]:

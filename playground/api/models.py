@@ -45,7 +45,7 @@ def model_of(catalog: Catalog, name: str) -> Model:
             key = TYPE_PREFIX + key
         return Model(asked, catalog.target(target), catalog.method(key))
     except ConfigError as error:
-        raise UnknownModelError(f"There is no model {name!r:.80}: {error}") from error
+        raise UnknownModelError(f"No model {name!r:.80}: {error}") from error
 
 
 def _split(catalog: Catalog, name: str) -> tuple[str, str]:

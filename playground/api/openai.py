@@ -116,7 +116,7 @@ class Completing(Asked):
     def _check_possible(self) -> Self:
         """Refuse what would change the answer and is not done here."""
         if self.n not in (None, 1):
-            raise ValueError(f"n must be 1, got {self.n}: a request has one answer here")
+            raise ValueError(f"n must be 1, got {self.n}: a request has a single answer here")
         for name in ("logprobs", "logit_bias", "presence_penalty", "frequency_penalty"):
             if getattr(self, name):
                 raise ValueError(f"{name} is not offered here; leave it out")
@@ -160,7 +160,7 @@ class Completing(Asked):
             *(("grammar", choice_grammar(texts)) for texts in choices),
         ]
         if len(asked) > 1:
-            raise ConfigError("A text follows one schema, expression, choice or grammar; name one.")
+            raise ConfigError("Give only one of schema, regular expression, choice and grammar.")
         return dict(zip(("structured_output", "grammar"), *asked, strict=True)) if asked else {}
 
     def limits(self, default: int) -> Limits:
@@ -206,7 +206,7 @@ class Completion(Completing):
         if self.echo or self.suffix or self.best_of not in (None, 1):
             raise ValueError("echo, suffix and best_of are not offered here; leave them out")
         if not isinstance(self.prompt, str) and len(self.prompt) != 1:
-            raise ValueError("prompt must be one text; send a request for each")
+            raise ValueError("prompt must be a single text; send one request per prompt")
         return self
 
     @property

@@ -48,9 +48,9 @@ class WorkloadOptions(LogOptions, SamplingOptions, TargetOptions):
     )
     categories: str | None = option(None, "Only these kinds of task: chat,maths.", metavar="A,B")
     limit_per_category: int | None = option(
-        None, "At most so many prompts of each kind of task.", min=1
+        None, "Maximum number of prompts of each kind of task.", min=1
     )
-    repeats: int = option(1, "How often everything is run.", min=1)
+    repeats: int = option(1, "How many times everything is run.", min=1)
 
     def items(self) -> tuple[Item, ...]:
         """Raises ConfigError: a suite or category that is not there."""
@@ -77,15 +77,15 @@ class BenchOptions(WorkloadOptions, RayOptions):
     methods: str | None = option(None, "Methods to measure, by name: ngram,suffix.", metavar="A,B")
     method: list[str] = option(
         [],
-        "One more, with settings of its own: 'NGram name=short max_draft_len=3'.",
+        "One more, with its own settings: 'NGram name=short max_draft_len=3'.",
         metavar="METHOD",
     )
     settings: list[str] = option(
         [], "Change a setting of every method, or of one.", "--set", metavar="[NAME.]FIELD=V"
     )
-    max_new_tokens: int = option(128, "Most tokens of an answer.")
-    name: str = option("", "What the benchmark is called in the log.")
-    resume: str | None = option(None, "Go on with a benchmark of the log.", metavar="ID")
+    max_new_tokens: int = option(128, "Maximum number of tokens per answer.")
+    name: str = option("", "Name of the benchmark in the log.")
+    resume: str | None = option(None, "Resume a benchmark of the log.", metavar="ID")
     output: Path | None = option(
         None, "Write report.json, CSV tables and genai-perf's files here.", metavar="DIR"
     )
@@ -94,7 +94,7 @@ class BenchOptions(WorkloadOptions, RayOptions):
         None, "Write the speedups as CSV here; - prints them.", metavar="FILE.csv"
     )
     html: Path | None = option(
-        None, "Write the report as one HTML page, to share.", metavar="FILE.html"
+        None, "Write the report as a single HTML page, to share.", metavar="FILE.html"
     )
     save: bool = option(True, "Keep the runs in the run log.", "--save/--no-save")
 
@@ -131,9 +131,9 @@ def bench(options: BenchOptions) -> None:
 
     console = Terminal(stderr=True)
     if options.resume and not options.save:
-        raise ConfigError("--resume needs the log that --no-save would not keep. Drop one of them.")
+        raise ConfigError("--resume needs the log, which --no-save switches off. Drop one of them.")
     if options.ray and not options.save:
-        raise ConfigError("--ray needs a run log that its workers reach. Drop --no-save.")
+        raise ConfigError("--ray needs a run log that its workers can reach. Drop --no-save.")
     with ExitStack() as stack:
         log = stack.enter_context(RunLog.open(options.log_url if options.save else None))
         resumed = options.resume
@@ -213,7 +213,7 @@ def _show(
         for path in write_files(options.output, texts):
             console.print(f"wrote {path}")
     if summary.cancelled and options.save:
-        console.print(f"Stopped. Go on with: app.py bench --resume {benchmark_id}")
+        console.print(f"Stopped. Resume with: app.py bench --resume {benchmark_id}")
 
 
 def configurations_of(

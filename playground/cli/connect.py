@@ -19,18 +19,20 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class ConnectOptions(LogOptions, JsonOptions):
-    url: str = argument(..., "Address of vLLM, SGLang, TensorRT-LLM, llama-server or a playground.")
+    url: str = argument(
+        ..., "Address of a vLLM, SGLang, TensorRT-LLM, llama-server or playground server."
+    )
     key: str = option("", "Its API key.", envvar="OPENAI_API_KEY")
-    model: str = option("", "Model to ask for; without it the first that it lists.")
+    model: str = option("", "Model to use; default: the first that it lists.")
     plain: str = option("", "Address of the same model without speculation.", metavar="URL")
-    replay: bool = option(False, "Send prompts, instead of reading its counters.", "--replay")
+    replay: bool = option(False, "Send prompts instead of reading its counters.", "--replay")
     suite: str = option("tasks", "Prompts to send: a suite or a file.")
     prompts: int = option(12, "Number of prompts.", min=1, max=1000)
     concurrency: str = option("1,2,4,8,16", "Concurrency levels, run one after another.")
-    max_new_tokens: int = option(128, "Most new tokens of an answer.", min=1)
-    seconds: float = option(300.0, "Most seconds of a level.", min=1.0)
+    max_new_tokens: int = option(128, "Maximum number of new tokens per answer.", min=1)
+    seconds: float = option(300.0, "Maximum number of seconds per level.", min=1.0)
     every: float = option(2.0, "Seconds between two readings.", min=0.1)
-    readings: int = option(0, "Readings to take; 0 = until Ctrl+C.", min=0)
+    readings: int = option(0, "Number of readings; 0 = until Ctrl+C.", min=0)
 
 
 @takes(ConnectOptions)
@@ -57,7 +59,7 @@ async def _watch(options: ConnectOptions, address: Address) -> None:
             await asyncio.sleep(options.every)
             now, after = time.monotonic(), await client.read()
             grown, restarted = between(before, after)
-            note = "  (it was started anew)" if restarted else ""
+            note = "  (it was restarted)" if restarted else ""
             typer.echo(_line(grown, now - began) + note)
             began, before, taken = now, after, taken + 1
 

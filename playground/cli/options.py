@@ -296,8 +296,8 @@ class SamplingOptions:
     top_k: int = option(0, "Keep the k likeliest tokens; 0 = all.")
     top_p: float = option(1.0, "Nucleus sampling; 1 = off.")
     seed: int = option(0, "Seed of every random draw.")
-    max_new_tokens: int = option(256, "Most tokens of an answer.")
-    ignore_eos: bool = option(False, "Go on after EOS.", "--ignore-eos")
+    max_new_tokens: int = option(256, "Maximum number of tokens per answer.")
+    ignore_eos: bool = option(False, "Continue past EOS.", "--ignore-eos")
     json_schema: str | None = option(
         None, "JSON schema that the text must follow: FILE, or the schema.", metavar="FILE|TEXT"
     )
@@ -342,7 +342,7 @@ class RayOptions:
     ray: str | None = option(
         None, "Run on a Ray cluster: local, auto or its address.", metavar="ADDRESS"
     )
-    workers: int | None = option(None, "Ray workers; default: all there is room for.", min=1)
+    workers: int | None = option(None, "Ray workers; default: as many as fit.", min=1)
     worker_cpus: int | None = option(None, "Cores of a Ray worker; default: a node's.", min=1)
     worker_gpus: float | None = option(
         None, "GPUs of a Ray worker; default: 1 where there is one.", min=0.0

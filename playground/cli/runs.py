@@ -36,7 +36,7 @@ runs = typer.Typer(
 class FilterOptions(LogOptions):
     """Which runs of the log."""
 
-    search: str = option("", "Text of prompt, name, note, method or target, whatever the case.")
+    search: str = option("", "Text in the prompt, name, note, method or target, ignoring case.")
     target: str | None = option(None, "Only runs of this target.")
     method: str | None = option(None, "Only runs of this method, by title.")
     status: str | None = option(
@@ -74,7 +74,7 @@ class ListOptions(JsonOptions, FilterOptions):
         "created_at", "Figure or field: created_at, tok_s, mat, ttft_s, num_steps, …"
     )
     ascending: bool = option(False, "Smallest first.", "--ascending")
-    limit: int = option(20, "Most runs to print.", min=1, max=1000)
+    limit: int = option(20, "Maximum number of runs to print.", min=1, max=1000)
 
 
 @runs.command("list")
@@ -160,7 +160,7 @@ def import_(options: ImportOptions) -> None:
             *_, total = Imported(), *import_runs(log, read_lines(file))
             for given, own in total.renamed.items():
                 typer.echo(f"{given}: another run has this id; imported as {own}")
-            typer.echo(f"{file}: {total.added} runs imported, {total.known} were here already")
+            typer.echo(f"{file}: {total.added} runs imported, {total.known} were already here")
 
 
 @dataclass(kw_only=True)
@@ -168,7 +168,7 @@ class CopyOptions:
     source: str | None = option(
         None, "Log to copy; default: the usual one.", "--from", metavar="URL"
     )
-    into: str = option(REQUIRED, "Log to copy into; made if there is none.", "--to", metavar="URL")
+    into: str = option(REQUIRED, "Log to copy into; created if missing.", "--to", metavar="URL")
 
 
 @runs.command()
@@ -194,11 +194,11 @@ def copy(options: CopyOptions) -> None:
     for given, own in found.renamed.items():
         typer.echo(f"{given}: another run has this id; copied as {own}")
     typer.echo(
-        f"{found.runs} runs copied, {found.known} were there already; {found.benchmarks} "
+        f"{found.runs} runs copied, {found.known} were already there; {found.benchmarks} "
         f"benchmarks, {found.artifacts} measurements, {sweeps} sweeps"
     )
     if found.running:
-        typer.echo(f"{found.running} runs are going on. Copy again when they are over.", err=True)
+        typer.echo(f"{found.running} runs go on. Copy again when they have ended.", err=True)
 
 
 @dataclass(kw_only=True)

@@ -14,25 +14,25 @@ class ServeOptions(LogOptions, DeviceOptions):
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(7860, "Port to listen on.", min=1, max=65535)
     allowed_host: list[str] = option(
-        [], "A further host name under which the page may be asked for.", metavar="NAME"
+        [], "Another host name by which the page may be reached.", metavar="NAME"
     )
     api_key: str = option(
         "",
-        "Key for programs that call the endpoints; without it they need none on loopback.",
+        "Key for programs that call the endpoints; without it, none is needed on loopback.",
         envvar="PLAYGROUND_API_KEY",
     )
-    no_token: bool = option(False, "Ask callers for no token; on loopback only.", "--no-token")
+    no_token: bool = option(False, "Require no token; on loopback only.", "--no-token")
     drafter: list[str] = option(
         [], "Offer your own drafter on the page: module:Class.", metavar="M:C"
     )
     target: list[str] = option(
-        [], "Offer a further target on the page: local folder, .gguf file or hub id."
+        [], "Offer another target on the page: local folder, .gguf file or hub id."
     )
     allow_path: list[str] = option(
         [], "Drafters and corpora that the page may name: folder, file or hub id.", metavar="PATH"
     )
     ray: list[str] = option(
-        [], "Offer a Ray cluster to experiments, beside this machine's own.", metavar="ADDRESS"
+        [], "Offer a Ray cluster to experiments, besides this machine.", metavar="ADDRESS"
     )
     open_browser: bool = option(False, "Open the page.", "--open")
 

@@ -27,7 +27,7 @@ suites = typer.Typer(
 class FetchOptions:
     name: str = argument(REQUIRED, "humaneval or spec-bench.")
     file: Path | None = option(
-        None, "A copy of its file instead of the network; may be packed (.gz).", metavar="FILE"
+        None, "A local copy instead of a download; may be gzipped (.gz).", metavar="FILE"
     )
 
 
@@ -36,7 +36,7 @@ class ExportSuiteOptions:
     name: str = argument(REQUIRED, "Suite or file of prompts.")
     to: str = option("genai-perf", "genai-perf or trtllm-bench.")
     output: Path | None = option(None, "Write the file here.", metavar="FILE.jsonl")
-    max_new_tokens: int = option(128, "Tokens of an answer, for trtllm-bench.", min=1)
+    max_new_tokens: int = option(128, "Tokens per answer, for trtllm-bench.", min=1)
 
 
 @suites.command("list")

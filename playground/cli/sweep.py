@@ -47,7 +47,9 @@ class SweepOptions(WorkloadOptions, MethodOptions, RayOptions):
         "Setting to vary: f=1:16, f=1:16:3, f=1:64:log or f=a,b; repeatable.",
         metavar="FIELD=RANGE",
     )
-    trials: int | None = option(None, "Combinations that the search measures; default 20.", min=1)
+    trials: int | None = option(
+        None, "Number of combinations that the search measures; default 20.", min=1
+    )
     grid: bool = option(False, "Measure all combinations.", "--grid")
     objective: str = option("tok_s", "What to maximise: tok_s, speedup or mat.")
     prune: bool = option(
@@ -57,14 +59,14 @@ class SweepOptions(WorkloadOptions, MethodOptions, RayOptions):
         [], "Change a setting that is not varied.", "--set", metavar="FIELD=VALUE"
     )
     limit_per_category: int | None = option(
-        1, "At most so many prompts of each kind of task.", min=1
+        1, "Maximum number of prompts of each kind of task.", min=1
     )
-    repeats: int = option(1, "How often a trial asks every prompt.", min=1)
-    max_new_tokens: int = option(64, "Most tokens of an answer.")
+    repeats: int = option(1, "How many times a trial runs each prompt.", min=1)
+    max_new_tokens: int = option(64, "Maximum number of tokens per answer.")
     seed: int = option(0, "Seed of the search and of every random draw.")
-    name: str = option("", "What the sweep is called.")
+    name: str = option("", "Name of the sweep.")
     resume: str | None = option(
-        None, "Go on with a sweep; --trials may raise its number.", metavar="NAME"
+        None, "Resume a sweep; --trials may raise the number of trials.", metavar="NAME"
     )
     output: Path | None = option(None, "Write the best settings here.", metavar="FILE.yaml")
     as_json: bool = option(False, "Print everything as JSON.", "--json")
@@ -152,7 +154,7 @@ def sweep(options: SweepOptions) -> None:
             )
         _show(options, found, console)
     if ended == "stopped":
-        console.print(f"Stopped. Go on with: app.py sweep --resume {found.name}")
+        console.print(f"Stopped. Resume with: app.py sweep --resume {found.name}")
         raise typer.Exit(EXIT_INTERRUPTED)
 
 

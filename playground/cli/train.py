@@ -29,15 +29,19 @@ if TYPE_CHECKING:
 @dataclass(kw_only=True)
 class TrainOptions(TargetOptions, RayOptions):
     method: str = option(REQUIRED, "medusa, eagle, eagle3, redrafter or draft_target.")
-    output: Path = option(REQUIRED, "Folder of the drafter; a run that is there goes on.")
+    output: Path = option(REQUIRED, "Folder of the drafter; a run found there is resumed.")
     corpus: Path | None = option(
         None, "Folder of the target's texts; default: corpus, beside the output."
     )
-    tokens: int = option(1000000, "Tokens of corpus; what is missing is written first.", min=1)
-    rows: int | None = option(
-        None, "Texts written at a time; default 64, on CUDA 512, if they fit.", min=1
+    tokens: int = option(
+        1000000, "Size of the corpus in tokens; what is missing is written first.", min=1
     )
-    prompts: list[Path] = option([], "Prompts in Spec-Bench's layout, besides self-made ones.")
+    rows: int | None = option(
+        None, "Texts written at a time; default 64, or 512 on CUDA, if they fit.", min=1
+    )
+    prompts: list[Path] = option(
+        [], "Prompts in Spec-Bench's layout, besides those the target makes."
+    )
     eval_prompts: list[Path] = option([], "Prompts to measure on, instead of held-out dialogues.")
     features: float = option(
         0.0,
@@ -45,13 +49,13 @@ class TrainOptions(TargetOptions, RayOptions):
         "drafters, and several epochs, then read it once.",
         min=0.0,
     )
-    evals: int = option(1, "How often acceptance is measured, evenly over the run.", min=1)
+    evals: int = option(1, "How many times acceptance is measured, evenly over the run.", min=1)
     settings: list[str] = option(
         [], "Change a setting of the training.", "--set", metavar="FIELD=VALUE"
     )
     grid: list[str] = option(
         [],
-        "Train once with each of these values, in folders of their own; repeatable.",
+        "Train once with each of these values, in separate folders; repeatable.",
         metavar="FIELD=A,B",
     )
     seed: int = option(0, "Seed of corpus and training.")
@@ -220,7 +224,7 @@ def _train_here(
                 tell = partial(_show, console=console, bar=bar)
                 scores[drafter.output] = drafter.train(target, tell)
         except KeyboardInterrupt:
-            console.print("The same command goes on from here.")
+            console.print("Run the same command to resume.")
             raise
     return scores
 
@@ -246,7 +250,7 @@ def _train_on(
 
         found = workers.do_all(tasks, tell=heard, cancelled=stopped)
     if stopped():
-        console.print("The same command goes on from here.")
+        console.print("Run the same command to resume.")
         raise KeyboardInterrupt
     return {Path(name): scores for name, scores in found.items()}
 

@@ -10,17 +10,17 @@ from playground.cli.options import DeviceOptions, LogOptions, option, takes
 
 @dataclass(kw_only=True)
 class TritonOptions(LogOptions, DeviceOptions):
-    model: str = option("ensemble", "TARGET or TARGET:METHOD; default: what the page starts with.")
+    model: str = option("ensemble", "TARGET or TARGET:METHOD; default: the page's first choice.")
     host: str = option("127.0.0.1", "Address to listen on.")
     http_port: int = option(8000, "Port of HTTP.", min=1, max=65535)
     grpc_port: int = option(8001, "Port of gRPC.", min=1, max=65535)
     metrics_port: int = option(8002, "Port of Triton's own metrics.", min=1, max=65535)
     api_key: str = option(
         "",
-        "Key that generating over HTTP and gRPC wants; without it gRPC needs none on loopback.",
+        "Key for generation over HTTP and gRPC; without it, gRPC needs none on loopback.",
         envvar="PLAYGROUND_API_KEY",
     )
-    no_token: bool = option(False, "Ask for no key over HTTP; on loopback only.", "--no-token")
+    no_token: bool = option(False, "Require no key over HTTP; on loopback only.", "--no-token")
 
 
 @takes(TritonOptions)

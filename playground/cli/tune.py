@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 tune = typer.Typer(
     cls=CommandGroup,
     name="tune",
-    help="Fit draft trees to what a drafter really ranked, and measure what they cost.",
+    help="Fit draft trees to a drafter's measured ranks, and measure what they cost.",
     no_args_is_help=True,
 )
 
@@ -54,20 +54,20 @@ class MeasureOptions(LogOptions, MethodOptions, DeviceOptions):
 class RanksOptions(MeasureOptions):
     runs: str | None = option(None, "Runs of the log, by id: ID,ID.", metavar="ID,ID")
     benchmark: str | None = option(None, "All runs of a benchmark of the log.", metavar="ID")
-    depths: int = option(8, "How deep to rank; for lookup, the longest draft.", min=1, max=64)
+    depths: int = option(8, "Depths to rank; for lookup, the longest draft.", min=1, max=64)
 
 
 @dataclass(kw_only=True)
 class FitOptions(JsonOptions, LogOptions):
-    nodes: str = option("8,16,32,63", "Sizes of tree, in drafted nodes: 8,16,32.", metavar="N,N")
+    nodes: str = option("8,16,32,63", "Tree sizes, in drafted nodes: 8,16,32.", metavar="N,N")
     table: str | None = option(None, "Rank table; default: the newest.", metavar="ID")
     max_depth: int | None = option(None, "Longest path.", min=1)
     max_width: int | None = option(None, "Ranks used: 0 up to one less than this.", min=1)
     category: str | None = option(None, "Only texts of this kind of task.")
-    held_out: int = option(0, "Judge by one text in so many, fit to the others; 0 = off.", min=0)
-    output: Path | None = option(None, "Write a preset per size here.", metavar="DIR")
+    held_out: int = option(0, "Hold out one text in this many for judging; 0 = off.", min=0)
+    output: Path | None = option(None, "Write one preset per size here.", metavar="DIR")
     name: str | None = option(None, "First part of the presets' names.", metavar="NAME")
-    prompts: str = option("", "What the texts answer, for the preset: a suite's name.")
+    prompts: str = option("", "What the texts answer, noted in the preset: a suite's name.")
 
 
 @dataclass(kw_only=True)
@@ -75,7 +75,7 @@ class LatencyOptions(JsonOptions, MeasureOptions):
     context_len: int = option(
         256, "Tokens of context; the nearest bucket is measured.", "--context"
     )
-    again: bool = option(False, "Measure what is known as well.", "--again")
+    again: bool = option(False, "Measure again what is already known.", "--again")
 
 
 @tune.command()

@@ -145,7 +145,7 @@ class Client:
                 # An engine may close a connection that waited just when it is used again.
                 is_stale = isinstance(error, httpx.RemoteProtocolError) and not heard.anything
                 if is_last or not is_stale:
-                    raise EngineError(f"{self.url} broke off: {first_line(error)}.") from error
+                    raise EngineError(f"{self.url} hung up: {first_line(error)}.") from error
         raise AssertionError
 
     async def _hear(self, asked: Mapping[str, Any], heard: _Heard) -> None:
@@ -174,7 +174,7 @@ class Client:
         try:
             return answer.json()
         except ValueError as error:
-            raise EngineError(f"{self.url}{path} is no JSON; an engine must answer.") from error
+            raise EngineError(f"{self.url}{path} is not JSON; is it an engine's?") from error
 
 
 class _Heard:
@@ -201,12 +201,12 @@ class _Heard:
         try:
             chunk = json.loads(data)
             if "error" in chunk:
-                raise EngineError(f"The engine broke off: {chunk['error']!r:.200}.")
+                raise EngineError(f"The engine gave up: {chunk['error']!r:.200}.")
             for choice in chunk.get("choices") or ():
                 self._choice(choice)
             self._told |= {k: v for k, v in chunk.items() if k in ("usage", "metrics", "timings")}
         except (ValueError, TypeError, AttributeError) as error:
-            raise EngineError(f"The engine sent no chunk of an answer: {data[:80]!r}.") from error
+            raise EngineError(f"The engine sent no valid chunk: {data[:80]!r}.") from error
 
     def _choice(self, choice: Mapping[str, Any]) -> None:
         self._reason = choice.get("finish_reason") or self._reason

@@ -160,7 +160,7 @@ async def _level(client: Client, load: Load, concurrency: int, ends: float) -> l
             except EngineError as error:
                 answered.append(Answered(asked, None, str(error)))
             except TimeoutError:
-                answered.append(Answered(asked, None, "The time was up."))
+                answered.append(Answered(asked, None, "The time limit was reached."))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(min(concurrency, len(load.asked))):

@@ -15,13 +15,13 @@ from playground.connect.replay import Level, failures, same_texts
 COLUMNS = {
     "": "requests under way at the same time, and whether the engine drafts",
     "tok/s each": "(new tokens - 1) / (last piece - first piece), pooled over requests",
-    "tok/s in all": "new tokens of all requests / time from the first request to the last answer",
+    "total tok/s": "new tokens of all requests / time from the first request to the last answer",
     "TTFT p50 ms": "request sent → first piece of text, median",
     "TTFT p95 ms": "request sent → first piece of text, 95th percentile",
     "ITL ms": "mean over requests of (latency - TTFT) / (new tokens - 1)",
-    "MAT": "1 + accepted draft tokens / steps, as the engine tells",
-    "× plain": "tok/s each, over that without drafts at the same concurrency",
-    "same texts": "answers that are letter for letter those without drafts",
+    "MAT": "1 + accepted draft tokens / steps, from the engine's counters",
+    "× plain": "tok/s per request, over that without drafts at the same concurrency",
+    "same texts": "answers identical, character for character, to those without drafts",
     "failed": "requests without a whole answer",
 }
 """Columns of the table, and how each is computed."""

@@ -132,7 +132,11 @@ class Extent(Settings):
         le=10_000,
     )
     repeats: int = setting(
-        2, "Repeats", "how often each prompt is run; more repeats narrow the interval", ge=1, le=20
+        2,
+        "Repeats",
+        "runs of each prompt; more repeats narrow the interval",
+        ge=1,
+        le=20,
     )
 
 
@@ -168,7 +172,7 @@ class BenchmarkForm(Settings):
     def _some(cls, given: list[ConfigurationForm]) -> list[ConfigurationForm]:
         if not 1 <= len(given) <= MAX_CONFIGURATIONS:
             raise ValueError(
-                f"A benchmark takes 1 to {MAX_CONFIGURATIONS} configurations beside plain "
+                f"A benchmark takes 1 to {MAX_CONFIGURATIONS} configurations besides plain "
                 "decoding. Add a method"
             )
         return given
@@ -177,7 +181,7 @@ class BenchmarkForm(Settings):
         """Raises ConfigError: naming what is wrong."""
         keys = list(dict.fromkeys(self.suites))
         if not keys:
-            raise ConfigError("No suite is ticked. Tick one, or add a file of prompts.")
+            raise ConfigError("No suite is selected. Select one, or add a file of prompts.")
         extent = settings_from(Extent, self.extent, where="extent")
         configurations = []
         for one in self.configurations:
@@ -280,7 +284,7 @@ class Benchmarks:
         """End a benchmark that runs here; what is done is kept."""
         job = self._jobs.get(benchmark_id)
         if job is None:
-            raise ConfigError("This benchmark is not run by this server. Stop it where it runs.")
+            raise ConfigError("Another server runs this benchmark. Stop it there.")
         job.cancel()
 
     def newest(self) -> list[Benchmark]:

@@ -280,7 +280,7 @@ class Workers:
 
         if about.program != program():
             raise ConfigError(
-                f"it runs version {about.program}, this is {program()}. Install the same version "
+                f"it runs version {about.program}; this is {program()}. Install the same version "
                 "on every node."
             )
         url, here = self._config.log_url or "", ray.get_runtime_context().get_node_id()
@@ -343,7 +343,7 @@ def _died(error: Exception) -> str:
     """Why, as far as Ray knows."""
     text = str(error)
     if "low on memory" in text or "memory pressure" in text:
-        return "it was killed because its node had run out of memory."
+        return "it was killed because its node ran out of memory."
     if "node" in text.lower() and "died" in text.lower() and "process" not in text.lower():
         return "its node is gone."
     return "its process died."
@@ -371,7 +371,7 @@ def workers_of(
     """
     url = host.log.url
     if url.database in (None, "", ":memory:"):
-        raise ConfigError("Workers need a run log that they reach. Start the server with --db.")
+        raise ConfigError("Workers need a run log that they can reach. Start the server with --db.")
     dtype, where = workload.dtype, url.render_as_string(hide_password=False)
     config = WorkerConfig(workload.target, dtype, where, host.device, host.cache_dir)
     job.waiting = lambda: "starting the workers"

@@ -268,7 +268,7 @@ class Search(Job):
         rounds = first.speedup.num_repeats
         tried = f"Tried on {on}, {tokens} tokens each, {rounds} time{'s' * (rounds != 1)}."
         if waiting := [c.name for c in self.contenders() if c.state == "waiting"]:
-            tried += f" There was no time for {', '.join(waiting)}."
+            tried += f" Time ran out before {', '.join(waiting)}."
         if first.speedup.low is None:
             return (
                 f"Not confirmed: {first.name} reached {first.ratio:.2f} × plain decoding, once. "

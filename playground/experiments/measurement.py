@@ -53,7 +53,7 @@ def check_same_target(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         if then and then.get(key) != now.get(key):
             raise ConfigError(
                 f"The experiment began with {key} {then.get(key)!r}, but the target here has "
-                f"{now.get(key)!r}: the figures could not be compared. Begin a new one."
+                f"{now.get(key)!r}: the figures could not be compared. Start a new one."
             )
 
 
@@ -287,7 +287,7 @@ class Measurement:
         for earlier in range(turn):
             key = (item.suite, item.id, earlier, 0, self.plan.reference.name)
             if (answer := self._done.get(key)) is None:
-                raise PromptError(f"Turn {earlier + 1} has no answer to go on from.")
+                raise PromptError(f"Turn {earlier + 1} has no answer to continue from.")
             messages.append({"role": "user", "content": item.turns[earlier]})
             messages.append({"role": "assistant", "content": answer.text})
         messages.append({"role": "user", "content": item.turns[turn]})

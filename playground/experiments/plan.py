@@ -57,7 +57,7 @@ def stored_config(values: Mapping[str, Any], types: Types, *, where: str = "") -
     """A method's settings as the log has them."""
     kind = types.get(str(values.get("decoding_type")))
     if kind is None:
-        raise ConfigError(f"No method is called {values.get('decoding_type')!r:.60} here.")
+        raise ConfigError(f"There is no method {values.get('decoding_type')!r:.60} here.")
     return kind.parse(values, where=where)
 
 
@@ -149,7 +149,7 @@ class Workload(Settings):
     @classmethod
     def _some(cls, items: tuple[Item, ...]) -> tuple[Item, ...]:
         if not items:
-            raise ValueError("There is no prompt to run. Choose a suite, or fewer restrictions")
+            raise ValueError("There is no prompt to run. Choose a suite, or loosen the limits")
         return items
 
     @field_validator("repeats")
@@ -189,9 +189,7 @@ class ExperimentPlan(Workload):
         names = [c.name for c in found]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(
-                    f"Two configurations are named {name}. Give each a name of its own"
-                )
+                raise ValueError(f"Two configurations are named {name}. Give each its own name")
         return found
 
     @field_serializer("configurations")
@@ -238,5 +236,5 @@ class ExperimentPlan(Workload):
         try:
             made = [Configuration.from_dict(c, known) for c in values["configurations"]]
         except (KeyError, TypeError) as error:
-            raise ConfigError(f"The stored plan is not one of a benchmark: {error!r}.") from error
+            raise ConfigError(f"The stored plan is not a benchmark's: {error!r}.") from error
         return cls.parse({**values, "configurations": made}, where="the stored plan")

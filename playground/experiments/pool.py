@@ -66,7 +66,8 @@ def room_of(pool: Pool) -> tuple[float, int, int]:
     if not 0 < wanted <= room:
         raise ConfigError(
             f"The cluster has {sum(cores)} cores and {sum(cards)} GPUs: room for {room} workers "
-            f"of {cpus} cores and {gpus:g} GPUs, not for {wanted}. Ask for fewer or smaller ones."
+            f"of {cpus} cores and {gpus:g} GPUs, not for {wanted}. Ask for fewer or smaller "
+            "workers."
         )
     return gpus, cpus, wanted
 
@@ -154,6 +155,6 @@ def _join(address: str, cpus: int | None) -> None:
         ray.init(address, **quiet)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise ConfigError(
-            f"There is no Ray cluster at {address!r:.100}: {first_line(error)}. Start one with "
+            f"No Ray cluster answers at {address!r:.100}: {first_line(error)}. Start one with "
             "ray start --head, or give local."
         ) from error

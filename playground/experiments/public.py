@@ -58,7 +58,7 @@ def _get(url: str, **params: Any) -> bytes:
     except httpx.HTTPError as error:
         where = url.split("/")[2]
         raise ConfigError(
-            f"{where} did not send it: {error}. Fetch the file yourself and give it with --file."
+            f"{where} did not send the file: {error}. Download it yourself and give it with --file."
         ) from error
 
 

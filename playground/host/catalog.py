@@ -76,13 +76,14 @@ class Catalog:
             return self.targets[name]
         if not self.may_open:
             raise ConfigError(
-                "This page opens no targets by their place. Start the server with --target, or on "
+                "This page opens no targets by path or hub id. Start the server with --target, "
+                "or on "
                 "loopback with its token."
             )
         try:
             return presets.resolve(name)
         except (OSError, ValueError, RuntimeError) as error:  # a NUL, too long, ~nobody
-            raise ConfigError(f"{name[:80]!r} is no place to look for a model.") from error
+            raise ConfigError(f"{name[:80]!r} is not a place to look for a model.") from error
 
     def open(self, place: object) -> TargetSpec:
         """The same, on offer from now on with the heads in its folder; it raises as `named`."""
@@ -185,7 +186,7 @@ class Catalog:
         name, _, index = key.rpartition("/") if isinstance(key, str) else ("", "", "")
         suite = self.suites.get(name)
         if suite is None or not index.isdigit() or int(index) >= len(suite.prompts):
-            raise ConfigError(f"No example prompt is named {key!r:.80}.")
+            raise ConfigError(f"There is no example prompt {key!r:.80}.")
         prompt = suite.prompts[int(index)]
         return prompt.turns[0], prompt.raw
 

@@ -39,7 +39,7 @@ FITTED = (
     "Fitted to this machine when a run starts: the fastest of {} measured sizes; choose set to "
     "set it by hand"
 )
-NOT_MEASURED = "No other sizes were measured with these settings: as much as is set below"
+NOT_MEASURED = "No other sizes were measured with these settings: uses the size set below"
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class Recording:
             return
         self._run.activity = "waiting for the run log, which is out of reach"
         if self._inbox.qsize() > MAX_WAITING and self.fault is None:
-            sentence = f"The run log was out of reach for {MAX_WAITING} steps, so the run ended."
+            sentence = f"The run log was unreachable for {MAX_WAITING} steps, so the run ended."
             self.fault = Fault(sentence, expected=True)
 
     def stop(self, fault: Fault | None) -> None:

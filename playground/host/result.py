@@ -17,7 +17,7 @@ COSTS = {"draft": "drafting", "verify": "verifying", "other": "the rest"}
 ADVICE = {
     "draft": "Drafting costs most: draft fewer tokens, or choose a method that needs no model.",
     "verify": "Verifying costs most: draft fewer tokens, or make the tree smaller.",
-    "other": "The time goes neither into drafting nor into verifying.",
+    "other": "Neither drafting nor verifying takes most of the time.",
 }
 NO_DRAFTS = "Hardly any draft is accepted on this text."
 SOURCES = {

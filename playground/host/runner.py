@@ -160,7 +160,7 @@ class EngineHost:
                 raise ClosingError
             if len(self._waiting) >= MAX_WAITING:
                 raise QueueFullError(
-                    f"{MAX_WAITING} runs are waiting for the engine. Try again in a while."
+                    f"{MAX_WAITING} runs are waiting for the engine. Try again later."
                 )
             self.runs.add(job.run)
             self._waiting.append(job)

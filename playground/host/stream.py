@@ -307,7 +307,7 @@ def stored_run(log: RunLog, run_id: str) -> RunDetail:
     run = log.get(run_id)
     if run is None:
         said = f"No run {run_id!s:.80} is in the log."  # a page may send anything
-        raise ConfigError(f"{said} It may have been deleted, or be in another one.")
+        raise ConfigError(f"{said} It may have been deleted, or be in another log.")
     return run
 
 

@@ -67,8 +67,8 @@ def formula(name: str) -> str:
     """The definition of a figure, as its tooltip."""
     if name == "speedup":
         return (
-            f"{FORMULAS[name]}; or over the configuration that is chosen. Where plain decoding was "
-            "timed around a run and is sure, as the sentence of the run has it"
+            f"{FORMULAS[name]}; or over the chosen configuration. Where plain decoding was "
+            "timed around a run and is reliable, it is the figure in the run's own sentence"
         )
     split = name in ("draft_s", "verify_s", "accept_s", "other_s")
     return FORMULAS.get("time_split" if split else name, "")
@@ -105,7 +105,7 @@ NAMED = "the run's name, if it has one, and its prompt; sorts by name"
 COLUMNS: tuple[Column, ...] = (
     Column("created_at", "when", "when", "created_at", usual=True),
     Column("method_title", "method", "method", "method_title", usual=True),
-    Column("settings", "settings", help="settings that are not at their default", usual=True),
+    Column("settings", "settings", help="settings that differ from their defaults", usual=True),
     _field("target"),
     Column("prompt", "prompt", "prompt", "name", NAMED, usual=True),
     Column("tags", "tags", "tags", usual=True),

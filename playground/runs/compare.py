@@ -92,7 +92,7 @@ def compare_runs(
         raise ConfigError(f"At most {MAX_RUNS} runs can be compared, got {len(ids)}.")
     runs = [run for run_id in ids if (run := log.get(run_id)) is not None]
     if len(runs) < 2:
-        raise ConfigError("Tick at least two runs to compare them.")
+        raise ConfigError("Select at least two runs to compare.")
     base = Divisor.of(log, runs, baseline)
     groups: dict[str, list[RunDetail]] = {}
     for run in runs:

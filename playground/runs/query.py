@@ -164,7 +164,7 @@ class TableQuery(Settings):
 def read_link(text: str) -> TableQuery:
     """The query that a link's `runs` holds. Raises ConfigError: it is malformed."""
     if len(text) > MAX_LINK_CHARS:
-        raise ConfigError("The link is too long. Open the Runs page and filter there.")
+        raise ConfigError("The link is too long. Open the Runs page and set the filters there.")
     return TableQuery.parse(read_json(text, what="The link"), where="the link")
 
 

@@ -233,12 +233,12 @@ def read_runs(lines: Iterable[str]) -> Iterator[StoredRun]:
             return
         if text or number > 1:  # an export of nothing has an empty line
             yield _stored(_json(text, f"Run {number} of the file"), number)
-    raise ConfigError("The file ends in the middle. Copy or export it again.")
+    raise ConfigError("The file is incomplete. Copy or export it again.")
 
 
 def _check_head(document: Any) -> None:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ConfigError(f"The file must be an export of runs (format {FORMAT}); this is not.")
+        raise ConfigError(f"The file is not an export of runs (format {FORMAT}).")
     version = document.get("version")
     if version != VERSION or not isinstance(document.get("runs"), list):
         raise ConfigError(

@@ -58,7 +58,9 @@ def remaining(log: RunLog, catalog: Catalog, compare_id: str) -> Remaining | Non
         for config in [stored_config(c["config"], catalog.types)]
     ]
     if not rows:
-        raise ConfigError("Nothing beside plain decoding is finished yet. Compare something first.")
+        raise ConfigError(
+            "Nothing besides plain decoding has finished yet. Compare something first."
+        )
     return Remaining(batched.batches, tuple(rows), batched.by)
 
 
@@ -90,7 +92,7 @@ def measure_for(host: EngineHost, jobs: Jobs, compare_id: str, *, owner: str) ->
     """
     run = stored_runs(host.log, compare_id)[0]
     if run.target not in host.catalog.targets:
-        raise ConfigError(f"{run.target} is not on offer here any more, so it cannot be measured.")
+        raise ConfigError(f"{run.target} is no longer offered here, so it cannot be measured.")
     spec = host.catalog.target(run.target)
 
     def work(job: LiveRun) -> dict[str, str]:

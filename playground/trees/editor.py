@@ -34,7 +34,7 @@ from playground.trees.sources import Sources, TreeRuns
 from playground.trees.tables import Examples, describe, pack
 
 TABLES_KEPT = 4
-NOT_DRAFTED = "Drafted by other methods so far. \u201cRe-draft the texts\u201d measures this one."
+NOT_DRAFTED = "Another method drafted these. \u201cRe-draft the texts\u201d measures this one."
 Id = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
 
@@ -65,7 +65,7 @@ class Question(Settings):
         """A field that this question cannot do without. Raises ConfigError: it is not there."""
         value: str | None = getattr(self, field)
         if value is None:
-            raise ConfigError(f"{field} must be given. Pick one of the page's list.")
+            raise ConfigError(f"{field} is missing. Pick one from the list.")
         return value
 
     @property

@@ -27,7 +27,7 @@ _LISTS = (
     "repositories of Medusa and EAGLE take the lists."
 )
 NOTES = {
-    OWN_FORMAT: "Put it into presets/trees/NAME.yaml and give it a name of its own.",
+    OWN_FORMAT: "Save it as presets/trees/NAME.yaml and give it its own name.",
     "triton": _TRITON,
     "pbtxt": _TRITON,
     "tuples": "vLLM took speculative_token_tree until 0.20 and has removed tree attention since.",
@@ -78,7 +78,7 @@ def read_growmap(raw: str, limits: ChoiceLimits = ANY) -> dict[str, Any]:
     try:
         payload = base64.b64decode(raw, validate=True)
     except ValueError as error:
-        raise TreeError("The file did not arrive whole. Try again.") from error
+        raise TreeError("The upload was incomplete. Try again.") from error
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "growmap.pt"
         file.write_bytes(payload)
@@ -172,5 +172,5 @@ def forget_tree(log: RunLog, name: str) -> str:
 def _name(raw: str) -> str:
     name = " ".join(raw.split())
     if not 1 <= len(name) <= MAX_NAME_CHARS or not name.isprintable():
-        raise ConfigError(f"The name must have 1 to {MAX_NAME_CHARS} characters. Write one.")
+        raise ConfigError(f"The name must have 1 to {MAX_NAME_CHARS} characters.")
     return name

@@ -89,7 +89,7 @@ class Measurements:
         done = []
         for number, item in enumerate(items):
             if run.cancel_asked.is_set():
-                raise StoppedError(f"Stopped; {number} texts are written and in the log.")
+                raise StoppedError(f"Stopped; {number} texts were written and are in the log.")
             run.state, run.activity = "running", f"writing text {number + 1} of {len(items)}"
             run.progress = share * number / len(items)
             done.append(self._answer(run, config, method.target, item))
@@ -98,7 +98,7 @@ class Measurements:
     def _items(self, suite: str) -> Sequence[Item]:
         """A suite's prompts, its categories in turn, so many as are measured."""
         if suite not in self._host.catalog.suites:
-            raise ConfigError(f"No suite is named {suite!r:.80}. Pick one of the list.")
+            raise ConfigError(f"There is no suite {suite!r:.80}. Pick one from the list.")
         waiting: dict[str, list[Item]] = {}
         for item in items_of(self._host.catalog.suites[suite]):
             waiting.setdefault(item.category, []).append(item)
@@ -121,7 +121,7 @@ class Measurements:
         labels = {"suite": item.suite, "category": item.category, "prompt": item.id}
         inner = self._host.perform(request, owner=run.owner, stored={"labels": labels})
         if run.cancel_asked.is_set():
-            raise StoppedError("Stopped; what was written until then is in the log.")
+            raise StoppedError("Stopped; what was written so far is in the log.")
         if inner.error or inner.log_id is None:
             raise ConfigError(inner.error or "A text could not be written. Try again.")
         return inner.log_id
@@ -172,7 +172,7 @@ class Measurements:
             row = drafted_row(
                 wanted, result.trees, result.accepted_lengths.tolist(), result.node_counts.tolist()
             )
-            text = f"{row['steps']} steps drafted again; the target was not run for them."
+            text = f"{row['steps']} steps drafted again, without running the target."
             return {"drafted": {**row, "redrafted": True, "text": text}, "text": "drafted"}
 
         return work
@@ -253,7 +253,7 @@ class Jobs:
     def _of(self, job: str) -> LiveRun:
         run = self._host.runs.get(job)
         if run is None:
-            raise ConfigError("That measurement is no longer known. Start it again.")
+            raise ConfigError("That measurement is gone. Start it again.")
         return run
 
 

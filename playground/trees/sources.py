@@ -133,7 +133,7 @@ class Sources:
             return load_table(self._log, name)
         if kind == "shipped" and (shipped := self._shipped_table(name)) is not None:
             return shipped
-        raise ConfigError(f"No rank table is named {source!r:.80}. Pick one of the list.")
+        raise ConfigError(f"There is no rank table {source!r:.80}. Pick one from the list.")
 
     # ---- to measure
 
@@ -186,7 +186,7 @@ class Sources:
             return [row.id for row in page.rows], name
         if kind == "table":
             return [str(run) for run in load_table(self._log, name).about.get("sources", ())], None
-        raise ConfigError(f"No texts are named {source!r:.80}. Pick one of the list.")
+        raise ConfigError(f"There are no texts {source!r:.80}. Pick one from the list.")
 
 
 MEASURE = "Measure over"

@@ -125,7 +125,7 @@ def make_table(
         StoppedError: somebody stopped it.
     """
     if bool(run_ids) == (benchmark_id is not None):
-        raise ConfigError("A rank table needs runs or a benchmark, and not both. Give one of them.")
+        raise ConfigError("A rank table needs either runs or a benchmark. Give one of them.")
     name = bench.target.name
     if benchmark_id is not None:
         texts = texts_of_benchmark(log, benchmark_id, target=name)

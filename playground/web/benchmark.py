@@ -98,7 +98,7 @@ class BenchmarkPage(ExperimentPage):
         with gr.Group():
             self.adder = gr.Dropdown(
                 methods,
-                label="Configurations beside plain decoding",
+                label="Configurations besides plain decoding",
                 elem_id="pg-benchmark-method",
             )
             self.add = gr.Button("Add", size="sm", elem_id="pg-benchmark-add")

@@ -283,13 +283,13 @@ class ComparePage:
             self.count = gr.Radio(
                 list(range(1, MAX_CONFIGURATIONS + 1)),
                 value=STARTS_WITH,
-                label="configurations beside plain decoding",
+                label="configurations besides plain decoding",
                 elem_id="pg-cmp-count",
                 show_label=False,
                 container=False,
             )
             gr.HTML(
-                "configurations beside plain decoding, which always runs", elem_id="pg-cmp-note"
+                "configurations besides plain decoding, which always runs", elem_id="pg-cmp-note"
             )
         with gr.Row(elem_id="pg-cmp-slots", equal_height=False):
             self._slots()
@@ -317,7 +317,7 @@ class ComparePage:
         """The comparison on show as a file."""
         compare_id = compare_of(shown)
         if not compare_id:
-            raise ConfigError("There is no comparison to save yet. Compare something first.")
+            raise ConfigError("There is no comparison to save yet. Run one first.")
         page = comparison_page(self.host.log, read_run_id(compare_id))
         return f"comparison-{compare_id}.html", page
 

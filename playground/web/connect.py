@@ -184,7 +184,7 @@ class ConnectPage:
         grown, restarted = (after, False) if drained else between(before, after)
         if not grown.steps and not grown.generated and not restarted:
             return saying(where), gr.skip(), (now, after), gr.skip()
-        note = "The engine was started anew." if restarted else f"In the last {now - began:.0f} s."
+        note = "The engine was restarted." if restarted else f"In the last {now - began:.0f} s."
         shown = live_html(grown, now - began, note)
         return saying(where), shown, (now, after), gr.skip()
 

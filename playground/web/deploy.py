@@ -393,7 +393,7 @@ def told(export: Export) -> str:
     """Why the engine cannot take the method, or what is lost."""
     if export.refusal:
         return str(SAID.refusal(export))
-    return str(SAID.list("warning", "What this engine cannot take over", export.warnings))
+    return str(SAID.list("warning", "Not supported by this engine", export.warnings))
 
 
 def summary(handed: Handed) -> str:
@@ -408,7 +408,7 @@ def remarks(read: Imported) -> str:
     served = f"It served {read.target}." if read.target else ""
     said = [
         SAID.about(type(read.config).title, read.config, (), served),
-        SAID.list("ignored", "Ignored, no bearing on what is drafted", read.ignored),
+        SAID.list("ignored", "Ignored: no effect on drafting", read.ignored),
         SAID.list("note", "Notes", read.notes),
     ]
     return "".join(map(str, said))

@@ -57,10 +57,10 @@ CLOSED = {"connection": "close"}
 """A refusal leaves the request's body unread, so its connection serves no other."""
 UNFIT = "The call does not fit the page that is served now: reload it. The log says more."
 LOCKED = """<!doctype html><html lang="en"><title>Speculative decoding playground</title>
-<p>This page wants its token: open the address that the program printed when it started.</p>
+<p>This page needs its token: open the address that the program printed when it started.</p>
 <form><label>Token <input name="token" type="password" autofocus></label>
 <button>Open</button></form>
-<p>Came here by a link, and opened the page before? <a href="">Go on</a>.</p></html>"""
+<p>Followed a link, and opened the page before? <a href="">Continue</a>.</p></html>"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +171,13 @@ class Door:
         """Why the request does not pass; None = it does."""
         path = request.scope["path"]
         if not self._is_named(request):
-            return _refused(400, "This page has another name; add one with --allowed-host.", path)
+            return _refused(
+                400,
+                "The page is not served under this host name; add it with --allowed-host.",
+                path,
+            )
         if is_foreign(request):
-            return _refused(403, "Only the playground's own pages may ask for this.", path)
+            return _refused(403, "Only the playground's own pages may request this.", path)
         if path == "/" and "token" in request.query_params:
             return self._exchange(request)
         if path != STARTED and not self._may_call(request):
@@ -290,7 +294,7 @@ def counted(receive: Receive, most: int) -> Receive:
         message = await receive()
         total += len(message.get("body", b""))
         if total > most:
-            raise HTTPException(413, f"A request has at most {most} bytes.", CLOSED)
+            raise HTTPException(413, f"A request may have at most {most} bytes.", CLOSED)
         return message
 
     return receive_some

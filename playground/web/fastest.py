@@ -24,7 +24,7 @@ HEADS = {
     "method": "every shipped method that fits the target and needs no download",
     "× plain": "tok/s over plain decoding's on the same prompts, with its 95 % interval",
     "MAT": "1 + accepted draft tokens / steps, of its last answer",
-    "answers": "how often it answered everything; the slower half drops out each time",
+    "answers": "how many times it answered everything; the slower half drops out each time",
     "state": "running, dropped because it was slower, or answered",
 }
 Raw = Callable[..., dict[str, Any]]
@@ -154,7 +154,7 @@ class FastestPanel:
         search = self._search
         leader = search.leader if search else None
         if search is None or leader is None:
-            raise ConfigError("The search has found nothing yet. Wait for it, or start it again.")
+            raise ConfigError("The search has no result yet. Wait, or start it again.")
         target = search.plan.target.name
         return search, leader, methods_to_try(self.host.catalog, target)[leader.name]
 

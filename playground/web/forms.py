@@ -167,7 +167,7 @@ class SettingsForm:
             gr.Markdown(asked.sentence, elem_classes="pg-note")
             return
         if not asked.groups:
-            gr.Markdown("Nothing is added yet.", elem_classes="pg-note")
+            gr.Markdown("Nothing added yet.", elem_classes="pg-note")
         for group in asked.groups:
             values = group.values(asked.values)
             state = self._state(group, values)

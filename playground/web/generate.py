@@ -128,7 +128,7 @@ class GeneratePage:
         self.prompts = PromptForm(self.catalog, "pg")
         with gr.Row(elem_id="pg-kind"):
             self.prompts.head()
-        self.prompts.body(about_system="optional; kept all through a chat", lines=3, autofocus=True)
+        self.prompts.body(about_system="optional; kept throughout a chat", lines=3, autofocus=True)
         self.mode, self.example = self.prompts.mode, self.prompts.example
         self.system, self.prompt = self.prompts.system, self.prompts.prompt
         self._buttons()

@@ -113,7 +113,7 @@ class RunFiles:
 def _imported(imported: Imported) -> str:
     parts = [f"Imported {plural(imported.added, 'run')}"]
     if imported.known:
-        parts.append(f"{imported.known} were here already")
+        parts.append(f"{imported.known} were already here")
     if imported.renamed:
-        parts.append(f"{len(imported.renamed)} got a new id, as another run has theirs")
+        parts.append(f"{len(imported.renamed)} got a new id, because their own was taken")
     return "; ".join(parts) + "."

@@ -261,7 +261,7 @@ class RunsPage:
         def change() -> str:
             tags = split_tags(names)
             if not tags:
-                raise ConfigError("Name a tag.")
+                raise ConfigError("Enter a tag.")
             Selection.parse({"ids": _ticked(table), act: tags}).apply(self.log)
             return (
                 f"{'Tagged' if act == 'add' else 'Untagged'} {plural(len(_ticked(table)), 'run')}."

@@ -105,7 +105,7 @@ def rows_of(catalog: Catalog, spec: TargetSpec, facts: TargetFacts) -> list[tupl
     free = "" if facts.free_bytes is None else f", {size(facts.free_bytes)} free"
     if facts.shares:
         free = f": {', '.join(share.text for share in facts.shares)}"
-    context = "not said" if facts.context_len is None else f"{facts.context_len:,} tokens"
+    context = "not stated" if facts.context_len is None else f"{facts.context_len:,} tokens"
     return [
         ("architecture", facts.architecture),
         ("parameters", millions(facts.num_parameters)),
@@ -124,7 +124,7 @@ def drafters_of(catalog: Catalog, spec: TargetSpec) -> str:
     if made:
         more = len(made) - MOST_DRAFTERS
         return ", ".join(made[:MOST_DRAFTERS]) + (f" and {more} more" if more > 0 else "")
-    return "none was made for it; methods without weights draft on any target, and train makes one"
+    return "none is known for it; methods without weights fit any target, or train one"
 
 
 def millions(count: int) -> str:

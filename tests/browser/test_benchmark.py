@@ -198,7 +198,7 @@ def test_what_cannot_run_is_said_before_it_is_started(bench: Any) -> None:
     for tick in bench.locator("#pg-benchmark-suites input").all():
         tick.uncheck()
     bench.wait_for_selector("#pg-benchmark-outlook .faulty")
-    assert "No suite is ticked" in bench.inner_text("#pg-benchmark-outlook")
+    assert "No suite is selected" in bench.inner_text("#pg-benchmark-outlook")
     assert bench.locator("#pg-benchmark-start").is_disabled()
     bench.locator("#pg-benchmark-suites input").first.check()
     bench.wait_for_selector("#pg-benchmark-outlook .pg-said:not(.faulty)")

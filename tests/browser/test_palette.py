@@ -72,7 +72,7 @@ def test_nothing_opens_while_a_word_is_being_composed(page: GeneratePage) -> Non
     )
     assert page.count("#pg-palette") == 0
     opened(page.tab, "zzz")
-    assert page.tab.inner_text(OPTION) == "Nothing is called that."
+    assert page.tab.inner_text(OPTION) == "Nothing matches."
 
 
 def test_terms_are_defined_under_the_keyboard_too(page: GeneratePage) -> None:

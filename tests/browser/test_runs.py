@@ -283,7 +283,7 @@ def test_runs_are_carried_away_and_back(page: GeneratePage, served: Served, tmp_
     assert document["runs"][0]["id"] == run.log_id
     assert len(document["runs"][0]["steps"]) == len(run.rows)
     choose(page, file)
-    said(page, "Imported 0 runs; 1 were here already.")
+    said(page, "Imported 0 runs; 1 were already here.")
     document["runs"][0]["prompt_text"] = "Carry me. Changed."
     file.write_text(json.dumps(document))
     choose(page, file)
@@ -295,7 +295,7 @@ def test_runs_are_carried_away_and_back(page: GeneratePage, served: Served, tmp_
     page.tab.click("#pg-runs-refresh")
     page.tab.fill(SEARCH, "Carry me. Changed.")
     shows(page, "Carry me. Changed.", rows=1)
-    alert = page.tab.locator("#pg-runs-message .alert", has_text="must be an export of runs")
+    alert = page.tab.locator("#pg-runs-message .alert", has_text="is not an export of runs")
     assert alert.is_visible(), "loading the table must not wipe it"
 
 

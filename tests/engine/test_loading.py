@@ -71,7 +71,7 @@ def test_a_wrong_fast_forward_steps_aside_and_the_run_says_so(
     target = load(folder)
     found = target.environment()
     assert found["forward"] == "transformers' modules"
-    assert "other logits" in found["fast_forward"]
+    assert "logits differ" in found["fast_forward"]
     assert not any(isinstance(module, PackedLinear) for module in target.model.modules())
     prompt = plain.encode("Hi")
     assert plain_greedy(target, prompt, 8) == plain_greedy(plain, prompt, 8)
@@ -100,6 +100,8 @@ def test_a_local_folder_loads_and_writes(folder: Path) -> None:
     assert list(end.output_ids) == plain_greedy(target, prompt, 8)
     fractions = [fraction for _, fraction in told if fraction is not None]
     assert fractions == sorted(fractions) and fractions[-1] == 1.0
+    read = [fraction for message, fraction in told if message == "Loading weights"]
+    assert len(set(read)) > 10 and max(read) == pytest.approx(0.9)
     assert target.environment()["dtype"] == "float32"
 
 
@@ -318,7 +320,14 @@ def test_a_damaged_conversion_is_named_and_made_again(
     weights = (folder / "model.safetensors").read_bytes()
     damage(folder / name)
     said: list[str] = []
-    load_target(spec, **how, progress=lambda message, _: said.append(message)).close()
+    shares: list[float] = []
+
+    def told(message: str, fraction: float | None) -> None:
+        said.append(message)
+        shares.extend([] if fraction is None else [fraction])
+
+    load_target(spec, **how, progress=told).close()
+    assert shares == sorted(shares) and len({share for share in shares if share < 0.2}) > 10
     assert name in caplog.text and str(folder) in caplog.text
     assert any("Unpacking" in message for message in said)
     assert (folder / "model.safetensors").read_bytes() == weights

@@ -125,7 +125,7 @@ def test_a_run_goes_on_while_the_logs_server_is_away(
     stored = log.get(run.log_id or "")
     assert stored is not None and len(log.steps(stored.id)) == stored.num_steps == len(run.rows)
     if room == 3:
-        assert stored.status == "failed" and "out of reach for 3 steps" in (stored.error or "")
+        assert stored.status == "failed" and "unreachable for 3 steps" in (stored.error or "")
     else:
         assert stored.status == "completed" and len(stored.output_ids) == 200
     host.close()

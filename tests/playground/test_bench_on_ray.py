@@ -63,7 +63,7 @@ def test_a_benchmark_on_ray_measures_what_one_process_measures(
 
 def test_what_workers_could_not_write_to_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
     result = bench(tiny_folder, tmp_path / "a.db", "--ray", "local", "--no-save", code=2)
-    assert "--ray needs a run log that its workers reach" in result.output
+    assert "--ray needs a run log that its workers can reach" in result.output
     result = bench(tiny_folder, tmp_path / "a.db", "--workers", "2", code=2)
     assert "need --ray ADDRESS" in result.output
 

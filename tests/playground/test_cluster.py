@@ -125,7 +125,7 @@ def test_workers_without_the_model_are_refused(worker_config: WorkerConfig, tmp_
 def test_more_than_the_cluster_has_is_refused_at_once(worker_config: WorkerConfig) -> None:
     for pool in (Pool("local", workers=99, cpus=1), Pool("local", gpus=1)):
         with (
-            pytest.raises(ConfigError, match="Ask for fewer or smaller ones"),
+            pytest.raises(ConfigError, match="Ask for fewer or smaller workers"),
             workers(pool, worker_config),
         ):
             pass

@@ -97,7 +97,7 @@ def test_the_page_takes_the_same_file_and_shows_it_in_the_form() -> None:
     page.take = partial(GeneratePage.take, page)
     text = "speculative_config:\n  decoding_type: NGram\n  max_draft_len: 4\n"
     config, remarks = read_method(f"{text}  max_concurrency: 4\n", where="the file")
-    assert remarks == ("ignored: max_concurrency does not bear on what is drafted.",)
+    assert remarks == ("ignored: max_concurrency has no effect on drafting.",)
     picked, form = GeneratePage.take_read(cast(GeneratePage, page), "smollm2-135m-instruct", config)
     assert picked["value"] == "type:NGram" == form["method"]
     assert form["values"]["method"] == {"max_draft_len": 4}

@@ -119,7 +119,7 @@ def test_a_newer_version_and_a_cut_file_are_refused(log: RunLog) -> None:
     text = document(log, finished_run(log))
     with pytest.raises(ConfigError, match="version must be 1, got 2"):
         list(read_runs(io.StringIO(text.replace('"version": 1', '"version": 2'))))
-    with pytest.raises(ConfigError, match="ends in the middle"):
+    with pytest.raises(ConfigError, match="is incomplete"):
         list(read_runs(io.StringIO(text.removesuffix("]}\n"))))
     with pytest.raises(ConfigError, match="not valid JSON"):
         list(read_runs(io.StringIO(text[:-80])))

@@ -83,7 +83,7 @@ def test_drafters_that_were_made_for_a_target_are_named(folder: Path) -> None:
     made = [p.title for p in catalog.presets.values() if p.target == embedded.name]
     assert made[0] in drafters_of(catalog, embedded)
     rows = dict(rows_of(catalog, TargetSpec.of_path_or_hub(str(folder)), facts(folder)))
-    assert "none was made" in rows["drafters"] and "free" in rows["memory"]
+    assert "none is known" in rows["drafters"] and "free" in rows["memory"]
 
 
 def test_heads_in_an_opened_folder_are_offered_and_may_be_named(folder: Path) -> None:

@@ -293,8 +293,8 @@ def test_saved_trees_join_the_menu_and_leave_it(editor: Page) -> None:
         ("sources", {"method": "medusa"}, "target must be one of"),
         ("sources", {"target": "tiny", "method": "plain"}, "no tree and no draft length"),
         ("table", {**MEDUSA, "source": "table:none"}, "No artifact"),
-        ("table", {**MEDUSA, "source": "../../etc"}, "No rank table"),
-        ("table", {**MEDUSA, "source": "shipped:../medusa"}, "No rank table"),
+        ("table", {**MEDUSA, "source": "../../etc"}, "no rank table"),
+        ("table", {**MEDUSA, "source": "shipped:../medusa"}, "no rank table"),
         ("table", {**MEDUSA, "source": 7}, "source must be a valid string"),
         ("optimise", {**MEDUSA, "source": "table:none", "nodes": "9"}, "nodes must be a valid int"),
         ("read", {"text": 5}, "text must be a valid string"),
@@ -311,7 +311,7 @@ def test_saved_trees_join_the_menu_and_leave_it(editor: Page) -> None:
              "settings": {"temperature": 1}},
             "A dynamic tree's settings are",
         ),
-        ("job", {"job": "none"}, "no longer known"),
+        ("job", {"job": "none"}, "measurement is gone"),
         ("example", {"source": "table:none", "position": 1, "depth": 1}, "No artifact"),
     ],
 )  # fmt: skip
@@ -405,5 +405,5 @@ def test_a_growmap_file_is_read_without_running_it(editor: Page, tmp_path: Path)
     assert not (tmp_path / "made").exists()
     with pytest.raises(TreeError, match="The file could not be read as a growmap"):
         editor.read({"file": base64.b64encode(b"no archive").decode()})
-    with pytest.raises(TreeError, match="did not arrive whole"):
+    with pytest.raises(TreeError, match="upload was incomplete"):
         editor.read({"file": "***"})

@@ -116,6 +116,6 @@ def test_the_command_copies_and_says_what(tmp_path: Path) -> None:
     places = [str(tmp_path / name) for name in ("a.db", "b.db")]
     with RunLog.open(places[0]) as log:
         filled(log)
-    for said in ("4 runs copied, 0 were there already; 1 ", "0 runs copied, 4 were there"):
+    for said in ("4 runs copied, 0 were already there; 1 ", "0 runs copied, 4 were already"):
         result = CliRunner().invoke(app, ["runs", "copy", "--from", places[0], "--to", places[1]])
         assert result.exit_code == 0 and said in result.output, result.output

@@ -146,9 +146,9 @@ def test_file_that_is_no_database_is_refused_in_a_sentence(tmp_path: Path) -> No
 
 
 def test_unknown_driver_and_broken_url_are_refused_in_a_sentence() -> None:
-    with pytest.raises(StorageError, match="No driver|no database URL"):
+    with pytest.raises(StorageError, match="No driver|not a database URL"):
         RunLog.open("nosuchdb://x")
-    with pytest.raises(StorageError, match="no database URL"):
+    with pytest.raises(StorageError, match="not a database URL"):
         RunLog.open("://")
 
 

@@ -71,7 +71,9 @@ def test_the_usual_ways_to_write_the_url_open_it(pg: str) -> None:
 
 def test_a_server_that_is_not_there_is_one_sentence() -> None:
     pytest.importorskip("psycopg")
-    with pytest.raises(OutOfReachError, match="is out of reach: .*refused.*Check that its server"):
+    with pytest.raises(
+        OutOfReachError, match="cannot be reached: .*refused.*Check that its server"
+    ):
         RunLog.open("postgresql://127.0.0.1:1/runs")
 
 

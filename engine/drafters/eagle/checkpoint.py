@@ -86,7 +86,8 @@ def load_parallel(
 def _check_is_eagle3(found: HeadCheckpoint) -> None:
     if not found.has("layers.0.hidden_norm.weight"):
         raise DrafterError(
-            f"{found.location} is no EAGLE-3 head: it has no hidden_norm. Choose the method Eagle "
+            f"{found.location} is not an EAGLE-3 head: it has no hidden_norm. Choose the method "
+            "Eagle "
             "for EAGLE-1/2 heads."
         )
 

@@ -220,7 +220,7 @@ def detect_format(text: str) -> str:
             return "cartesian"
         return "tuples" if start.startswith(("[(", "((")) else "lists"
     raise TreeError(
-        f"{start[:30]!r} does not begin like a choice tree. Paste lists such as [[0], [0, 0]], "
+        f"{start[:30]!r} does not look like a choice tree. Paste lists such as [[0], [0, 0]], "
         "Triton's {0}, {0, 0}, a YAML or pbtxt file that has one, or a Sequoia growmap."
     )
 

@@ -95,7 +95,7 @@ def tree_of(items: Sequence[Item], format: str) -> Placed:
         path, where = _path(number, item), f"entry {number}, {item.place}"
         if path in places:
             raise TreeError(
-                f"Path {list(path)} ({where}) is there already ({places[path]}). Remove one of "
+                f"Path {list(path)} ({where}) is already listed ({places[path]}). Remove one of "
                 "them."
             )
         places[path] = where
@@ -127,8 +127,8 @@ def _check_connected(places: Mapping[Path, str]) -> None:
 def _path(number: int, item: Item) -> Path:
     if item.items is None:
         raise TreeError(
-            f"{item.text[:40]} (entry {number}, {item.place}) is no path. A tree is a list of "
-            "paths such as [[0], [0, 0]], each in brackets of its own."
+            f"{item.text[:40]} (entry {number}, {item.place}) is not a path. A tree is a list of "
+            "paths such as [[0], [0, 0]], each in its own brackets."
         )
     if not item.items:
         raise TreeError(f"The path at {item.place} (entry {number}) is empty. Give it a rank.")

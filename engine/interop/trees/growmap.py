@@ -142,7 +142,7 @@ def read_growmap_file(file: FilePath) -> ChoiceTree:
             with archive.open(name) as stream:
                 pickled = stream.read(MAX_PICKLE_BYTES + 1)
         if len(pickled) > MAX_PICKLE_BYTES:
-            raise TreeError(f"{file} has more than {MAX_PICKLE_BYTES} bytes; it is no growmap.")
+            raise TreeError(f"{file} has more than {MAX_PICKLE_BYTES} bytes; it is not a growmap.")
         values = _Lists(BytesIO(pickled)).load()
     except pickle.UnpicklingError as error:
         raise TreeError(f"{file} holds more than tensors and lists; it is not read.") from error

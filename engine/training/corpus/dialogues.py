@@ -105,8 +105,12 @@ class CorpusSettings(Settings):
     """How dialogues are made. They are part of the corpus: it is continued only with the same."""
 
     seed: int = Field(0, ge=0, le=2**31 - 1, description="seed of all dialogues")
-    max_len: int = Field(1024, ge=32, le=1 << 17, description="most tokens of a dialogue")
-    answer_tokens: int = Field(160, ge=8, le=8192, description="most tokens of an answer")
+    max_len: int = Field(
+        1024, ge=32, le=1 << 17, description="maximum number of tokens per dialogue"
+    )
+    answer_tokens: int = Field(
+        160, ge=8, le=8192, description="maximum number of tokens per answer"
+    )
     given_share: float = Field(
         0.5, ge=0.0, le=1.0, description="share of dialogues from --prompts, where there are any"
     )

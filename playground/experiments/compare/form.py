@@ -31,12 +31,16 @@ class CompareOptions(Settings):
     """How often and on how much a comparison runs."""
 
     repeats: int = setting(
-        3, "Repeats", "how often each prompt is run; more repeats narrow the interval", ge=1, le=10
+        3,
+        "Repeats",
+        "runs of each prompt; more repeats narrow the interval",
+        ge=1,
+        le=10,
     )
     num_prompts: int = setting(
         6,
         "Prompts of the suite",
-        "prompts of a suite, taken from its categories in turn",
+        "number of prompts from a suite, taken from its categories in turn",
         ge=1,
         le=20,
     )
@@ -111,7 +115,7 @@ def configurations(given: Sequence[tuple[str, MethodConfig]]) -> list[Configurat
     drafting = [(title, c) for title, c in given if c.decoding_type != BASELINE]
     if not drafting:
         raise ConfigError(
-            "Choose at least one method that drafts: plain decoding runs beside it anyway."
+            "Choose at least one method that drafts: plain decoding always runs as well."
         )
     for i, (title, config) in enumerate(drafting):
         if config in [other for _, other in drafting[:i]]:

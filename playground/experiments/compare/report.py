@@ -25,18 +25,18 @@ RunKey = tuple[str, int, str]
 """Prompt, repeat, configuration."""
 Kind = Literal["baseline", "identical", "diverged", "lossy", "sampled", "none"]
 UNSTEADY = (
-    "Plain decoding itself writes another text from repeat to repeat for {}: this device rounds "
-    "differently each time, and so may others."
+    "Plain decoding's own text changes from repeat to repeat for {}: this device rounds "
+    "differently each time, so other texts may change too."
 )
 SAMPLED = (
     "Sampled: the method draws from the same distribution as plain decoding, but with other random "
-    "numbers, so that the texts differ token by token even with the same seed. "
+    "numbers, so the texts differ even with the same seed. "
     "Set temperature to 0 to compare them."
 )
 LOSSY = "Lossy by design: it may keep tokens that the target would not choose."
 LOSSY_SAMPLED: tuple[Kind, str, str] = (
     *("lossy", "lossy"),
-    "Lossy by design, and sampled: texts cannot be compared by token.",
+    "Lossy by design, and sampled: the texts cannot be compared token by token.",
 )
 
 
@@ -245,13 +245,13 @@ def verdict_sentence(section: Section) -> tuple[Kind, str, str]:
         many = f"{section.num_unsteady} of {section.num_prompts} prompts"
         return "baseline", "not repeatable", UNSTEADY.format(many)
     if verdict is None and section.overall.speedup is None:
-        return "none", "not compared", "No run has a finished plain run beside it."
+        return "none", "not compared", "No run has a finished plain run to compare with."
     if verdict is None:
         return ("sampled", "not comparable", SAMPLED) if section.lossless else LOSSY_SAMPLED
     compared = verdict.num_compared
     if verdict.identical:
         texts = f"{compared} texts" if compared > 1 else "1 text"
-        same = f"{verdict.num_tokens} tokens in {texts}, token for token those of plain decoding."
+        same = f"{verdict.num_tokens} tokens in {texts}, all identical to plain decoding's."
         if section.lossless:
             return "identical", "identical", same
         return "lossy", "lossy", f"Lossy by design, yet identical here: {same}"

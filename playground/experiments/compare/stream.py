@@ -74,7 +74,7 @@ def reopened(compare_id: str, history: History, log: RunLog, types: Types) -> Me
     comparison = Comparison.stored(log, compare_id)
     state = _state(compare_id, "completed", final=True)
     if comparison.interrupted:
-        state |= {"state": "cancelled", "text": "interrupted; this is what it had measured"}
+        state |= {"state": "cancelled", "text": "interrupted; these are its measurements so far"}
     texts = {"compare": json.dumps(state), "report": comparison.to_json(log, types)}
     return bare(status={}, runs=_metas(comparison, history), resync=True, **texts)
 

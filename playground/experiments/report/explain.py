@@ -91,7 +91,7 @@ def _because(balance: Balance, measured: float, noise: str) -> str:
     )
     without = f"without it the speedup would be {balance.without_largest:.2f}."
     if hardly_drafts(balance.mat):
-        end = "It costs little, and gains nothing." if measured > 1 - SAME else "That is a loss."
+        end = "It costs little but gains nothing." if measured > 1 - SAME else "That is a loss."
         return f"Hardly any draft is accepted: {account}. {end}"
     if measured > 1 + SAME:
         small = balance.paid[balance.largest] <= 0
@@ -102,14 +102,14 @@ def _because(balance: Balance, measured: float, noise: str) -> str:
         return f"As fast as plain decoding: {account}. Most goes into {largest}."
     if balance.without_largest <= 1:
         without = (
-            "even without it too little is accepted. At these costs MAT must be "
+            "even without it, too little is accepted. At these costs, MAT would have to be "
             f"{1 + balance.total:.2f}."
         )
     return f"Slower{noise}: {account}. Most goes into {largest}; {without}"
 
 
 def _differs(own: Pool, plain: Pool, measured: float, formula: float) -> str:
-    prefill = "Prefill is in neither figure."
+    prefill = "Neither figure includes prefill."
     if abs(measured / formula - 1) < AGREES:
         return f"Measured: {measured:.2f}, as the formula says. {prefill}"
     kept = _kept(own) / _kept(plain) - 1

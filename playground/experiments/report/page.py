@@ -31,7 +31,7 @@ MAX_CHARS = 6000
 PROMPTS = "prompts.yaml"
 BAR, GAP, LEFT, WIDTH = 22, 12, 210, 820
 """Heights of a bar and of the space below it, and where the bars begin and end, in pixels."""
-IDENTITY = "SHA-256 of all answers' token ids, in order: equal for equal answers"
+IDENTITY = "SHA-256 of all answers' token ids, in order; equal answers have equal digests"
 _PAGES = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
 
 

@@ -169,11 +169,13 @@ PLOTS: dict[str, Plot] = {
     ),
     "cost": Plot("MAT against step time", "dotted lines: speedup = MAT × plain step / step", _cost),
     "positions": Plot(
-        "Acceptance by position", "share of steps that accepted at least so many drafts", _positions
+        "Acceptance by position",
+        "share of steps that accepted at least this many draft tokens",
+        _positions,
     ),
     "split": Plot("Where a step's time goes", "mean milliseconds of a step", _split),
     "latency": Plot(
-        "Latency of requests", "box: quartiles; whiskers: 1.5 times their distance", _latency
+        "Latency of requests", "box: quartiles; whiskers: 1.5 × the interquartile range", _latency
     ),
     "context": Plot(
         "tok/s over context length", "requests binned by prompt + half of the answer", _context

@@ -55,7 +55,7 @@ FORMULAS: dict[str, str] = {
     "output_token_throughput": "Σ output tokens / Σ request latency: one request at a time",
     "request_throughput": "requests / Σ request latency: one request at a time",
     **{key: definition for key, (_, definition) in LATENCY_ROWS.items()},
-    "verdict": "greedy answers that are token for token those of plain decoding / answers",
+    "verdict": "greedy answers identical, token for token, to plain decoding's / answers",
 }
 CONTEXT_EDGES = (0, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 

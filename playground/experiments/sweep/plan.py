@@ -112,7 +112,7 @@ class SweepPlan(Workload):
         try:
             base = stored_config(values["base"], types or methods(), where="the stored sweep")
         except (KeyError, TypeError) as error:
-            raise ConfigError(f"The stored plan is not one of a sweep: {error!r}.") from error
+            raise ConfigError(f"The stored plan is not a sweep's: {error!r}.") from error
         return cls.parse({**values, "base": base}, where="the stored sweep")
 
 

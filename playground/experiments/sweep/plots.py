@@ -18,6 +18,7 @@ from playground.experiments.sweep.trials import Trial
 from playground.plots import styled
 
 MIN_FOR_IMPORTANCE = 6
+MOST_TICKS = 12
 TOP = 4
 """Best trials that importance is judged by, at least."""
 WORST, GOOD = (161, 161, 170), (59, 130, 246)
@@ -49,12 +50,21 @@ def _values(trials: list[Trial]) -> list[float]:
     return [t.value for t in trials if t.value is not None]
 
 
+def _at_measured(figure: go.Figure) -> go.Figure:
+    """Ticks only at what was measured, where that is a few whole numbers."""
+    for trace in figure.data:
+        values = sorted({x for x in trace.x if type(x) is int})
+        if len(values) == len(set(trace.x)) <= MOST_TICKS:
+            figure.layout["xaxis" + (trace.xaxis or "x")[1:]].tickvals = values
+    return figure
+
+
 def _history(sweep: Sweep, title: str) -> go.Figure:
     figure = draw.plot_optimization_history(sweep.study, target_name=title)
     figure.data = [trace for trace in figure.data if trace.name != "Infeasible Trial"]
     figure.update_traces(marker_color=_rgb(1.0), selector={"mode": "markers"})
     figure.update_traces(name="best so far", line_color=BEST, selector={"mode": "lines"})
-    return figure
+    return _at_measured(figure)
 
 
 def _parallel(sweep: Sweep, title: str) -> go.Figure:
@@ -80,7 +90,7 @@ def _slice(sweep: Sweep, title: str) -> go.Figure:
     fields = [vary.field for vary in sweep.plan.varied]
     figure = draw.plot_slice(sweep.study, params=fields, target_name=title)
     figure.update_traces(marker_colorscale=_scale())
-    return figure
+    return _at_measured(figure)
 
 
 def _importance(sweep: Sweep, title: str) -> go.Figure:
@@ -91,7 +101,7 @@ def _importance(sweep: Sweep, title: str) -> go.Figure:
         )
     share = min(0.5, max(0.1, TOP / len(values)))
     if values[math.ceil(share * len(values)) - 1] == values[-1]:
-        raise ConfigError("All trials came out equal, so no setting is more important.")
+        raise ConfigError("All trials came out equal, so no setting matters more than another.")
     judge = PedAnovaImportanceEvaluator(target_quantile=share)
     figure = draw.plot_param_importances(sweep.study, evaluator=judge, target_name=title)
     figure.update_traces(marker_color=_rgb(1.0))

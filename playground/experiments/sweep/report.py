@@ -33,9 +33,9 @@ FORMULAS: dict[str, str] = {
     "value": "what the sweep maximises",
     "speedup": OBJECTIVES["speedup"][1],
     "tok_s": "new tokens after the first / seconds of decoding, over all answers of the trial",
-    "plain_tok_s": "the same of plain decoding, which answers every prompt in turn with the method",
+    "plain_tok_s": "the same for plain decoding, which takes turns with the method on every prompt",
     "mat": OBJECTIVES["mat"][1],
-    "same": "answers that are token for token plain decoding's / answers compared",
+    "same": "answers identical to plain decoding's / answers compared",
     "seconds": "from the trial's start to its end, loading of the drafter included",
     "as_good": "its speedups do not differ from the best trial's, compared prompt by prompt as "
     "logarithms (Student's t at 95 %)",
@@ -168,7 +168,7 @@ def chosen_trial(sweep: Sweep, number: int | None = None) -> Trial:
     trials = shown_trials(sweep)
     if number is None:
         if (best := best_of(trials)) is None:
-            raise ConfigError(f"Sweep {sweep.name} has measured nothing yet. Let it run on.")
+            raise ConfigError(f"Sweep {sweep.name} has measured nothing yet. Let it run longer.")
         return best
     found = next((trial for trial in trials if trial.number == number), None)
     if found is None:

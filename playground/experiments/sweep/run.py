@@ -62,7 +62,7 @@ PRUNE_AFTER = 5
 """Finished trials before any is pruned."""
 MIN_PAIRS = 2
 """Prompts that a trial answers before it may be pruned."""
-DIED = f"The process died {MAX_TRIES} times in a row before this had answered a prompt more."
+DIED = f"The process died {MAX_TRIES} times in a row before this had answered one more prompt."
 Tell = Callable[[Progress], None]
 
 
@@ -99,7 +99,7 @@ def run_sweep(
     if not sweep.claimed:
         sweep.claim()
     status: Status = "failed"
-    fault = "Something broke; the program's log says where. Resume the sweep to go on."
+    fault = "Something broke; the details are in the program's log. Resume the sweep to continue."
     try:
         with database_errors():
             status = _Run(sweep, measure, tell, cancelled, parallel).run()

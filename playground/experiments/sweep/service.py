@@ -73,7 +73,7 @@ class Sweeps:
         """End a sweep that this server runs; it can be gone on with."""
         job = self._jobs.get(name)
         if job is None:
-            raise ConfigError(f"Sweep {name} is not run by this server. Stop it where it runs.")
+            raise ConfigError(f"Another server runs sweep {name}. Stop it there.")
         job.cancel()
 
     def delete(self, name: str) -> None:
@@ -116,7 +116,7 @@ class Sweeps:
 
     def _run_by_workers(self, pool: Pool, job: Job, sweep: Sweep) -> str:
         told: dict[str, Any] = {"tell": job.tell, "cancelled": job.cancelled}
-        fault = "Its workers could not be started; the program's log says why."
+        fault = "The sweep's workers could not be started; the program's log says why."
         try:
             with workers_of(self._host, job, pool, sweep.plan, one_device=True) as running:
                 sweep.check_target(running.environment)

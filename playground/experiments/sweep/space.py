@@ -276,7 +276,9 @@ class Space:
                 f"A sweep must vary 1 to {MAX_VARIED} settings, got {len(varied)}. {can}"
             )
         if len({vary.field for vary in varied}) < len(varied):
-            raise ConfigError("Every setting can be varied once. Join the lists of its values.")
+            raise ConfigError(
+                "Each setting can be varied only once. Merge the lists of its values."
+            )
         for vary in varied:
             if vary.field not in known:
                 raise ConfigError(f"{vary.field!r:.60} cannot be varied. {can}")

@@ -168,7 +168,7 @@ class SweepStore:
                 )
             except DuplicatedStudyError as error:
                 raise ConfigError(
-                    f"A sweep named {name} is there already. Resume it, or give another name."
+                    f"A sweep named {name} already exists. Resume it, or give another name."
                 ) from error
         sweep = Sweep(study, plan, self._engine)
         created = datetime.now(UTC).isoformat(timespec="seconds")
@@ -197,7 +197,7 @@ class SweepStore:
             return sweep
         if sweep.plan.mode == "grid":
             raise ConfigError(
-                f"Sweep {name} is a grid; it has all of its trials. Leave --trials out."
+                f"Sweep {name} is a grid, so its number of trials is fixed. Leave out --trials."
             )
         if trials < sweep.plan.trials:
             raise ConfigError(

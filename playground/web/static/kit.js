@@ -145,7 +145,7 @@ export async function ask(answer) {
   }
 }
 
-const GONE = { gone: true, error: "The server does not answer. What was on show is in its log: start it "
+const GONE = { gone: true, error: "The server does not answer. What was shown here is in its log: start it "
   + "again, then open the address that it prints." };
 
 // ---- figures in words

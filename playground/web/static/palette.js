@@ -94,7 +94,7 @@ class Palette {
     this.list.replaceChildren(...this.found.map(({ title, kind }, i) => h("li", {
       role: "option", id: `pg-palette-${i}`, onclick: () => this.take(i),
       onpointermove: () => this.mark(i) }, h("span", {}, title), h("small", {}, kind))));
-    if (!this.found.length) this.list.append(h("li", { role: "option", "aria-disabled": "true" }, "Nothing is called that."));
+    if (!this.found.length) this.list.append(h("li", { role: "option", "aria-disabled": "true" }, "Nothing matches."));
     this.mark(0);
   }
 

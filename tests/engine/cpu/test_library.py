@@ -148,4 +148,4 @@ def test_wrong_kernels_step_aside_and_the_run_says_why(
     target = load_target(spec, dtype="bfloat16", device="cpu", cache_dir=tmp_path)
     found = target.environment()
     assert found["forward"] == "transformers' modules" and target.kernels is None
-    assert "other logits than transformers' modules" in found["fast_forward"]
+    assert "its logits differ from those of transformers' modules" in found["fast_forward"]

@@ -289,7 +289,7 @@ def test_a_wrong_token_map_is_named(tmp_path: Path, heads: dict[tuple[str, str],
     torch.save([5, 5], tmp_path / "twice.pt")
     for named, words in (
         (str(tmp_path / "twice.pt"), "twice.pt must list different token ids below 288"),
-        ("nowhere.pt", "'nowhere.pt' is no file here, nor owner/repository/file"),
+        ("nowhere.pt", "'nowhere.pt' is neither a local file nor owner/repository/file"),
     ):
         config = EagleConfig(
             speculative_model=str(heads["llama", "Eagle"]), speculative_token_map=named

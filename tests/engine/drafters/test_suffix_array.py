@@ -122,7 +122,7 @@ def test_a_folder_that_is_no_corpus_and_one_of_another_target_are_refused(
     corpus: Path, tmp_path: Path
 ) -> None:
     target = learnable_target()
-    with pytest.raises(ConfigError, match="holds no corpus"):
+    with pytest.raises(ConfigError, match="is not a corpus"):
         SuffixConfig(datastore=str(tmp_path)).build(build_context(target))
     with pytest.raises(ConfigError, match="was written by"):
         SuffixConfig(datastore=str(corpus)).build(build_context(tiny_target()))

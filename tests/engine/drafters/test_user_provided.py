@@ -118,7 +118,7 @@ def test_a_config_cannot_import_code():
 def test_a_name_is_registered_once():
     register_user_drafter("mine", PairDrafter)
     register_user_drafter("mine", PairDrafter)
-    with pytest.raises(ConfigError, match="'mine' is registered already"):
+    with pytest.raises(ConfigError, match="'mine' is already registered"):
         register_user_drafter("mine", lambda target: PairDrafter(target))
     with pytest.raises(ConfigError, match="must not be empty"):
         register_user_drafter(" ", PairDrafter)

@@ -139,7 +139,7 @@ def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
         ("vllm", '{"method": "ngram", "num_speculative_tokens": "x"}', "must be an integer"),
         ("vllm", '{"method": "ngram", "num_speculative_tokens": 999}', "max_draft_len must be"),
         ("vllm", "vllm serve x --speculative-config", "has no --speculative-config"),
-        ("vllm", "vllm serve 'x --spec", "cannot be taken apart"),
+        ("vllm", "vllm serve 'x --spec", "cannot be parsed"),
         ("sglang", "--model-path x", "--speculative-algorithm must be one of EAGLE"),
         ("sglang", "--speculative-algorithm DOMINO", "got DOMINO"),
         ("sglang", "--speculative-algorithm EAGLE3 --speculative-num-steps 3", "wants all of"),

@@ -263,7 +263,7 @@ def test_a_target_without_tokenizer_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_corpus_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no corpus"):
+    with pytest.raises(ConfigError, match="is not a corpus"):
         Corpus.open(tmp_path)
 
 

@@ -107,7 +107,7 @@ def test_humaneval_comes_page_by_page_and_stays(monkeypatch: pytest.MonkeyPatch)
         [row["prompt"] for row in ROWS],
     )
     assert all(prompt.raw for prompt in suite.prompts)
-    with pytest.raises(ConfigError, match="did not send it: .* give it with --file"):
+    with pytest.raises(ConfigError, match="did not send the file: .* give it with --file"):
         public.fetch("humaneval")
     lines = public.input_lines(suite, "trtllm-bench", 64).splitlines()
     assert json.loads(lines[6]) == {"task_id": 6, "prompt": "def f6():\n", "output_tokens": 64}

@@ -95,11 +95,11 @@ def test_a_stored_plan_is_the_same_plan() -> None:
         limits=Limits(max_new_tokens=9, stop=("z",)),
     )
     assert ExperimentPlan.stored(made.to_dict()) == made
-    with pytest.raises(ConfigError, match="not one of a benchmark"):
+    with pytest.raises(ConfigError, match="not a benchmark's"):
         ExperimentPlan.stored({"kind": "sweep"})
     other = made.to_dict()
     other["configurations"][1]["config"]["decoding_type"] = "Gone"
-    with pytest.raises(ConfigError, match="No method is called 'Gone'"):
+    with pytest.raises(ConfigError, match="There is no method 'Gone'"):
         ExperimentPlan.stored(other)
 
 

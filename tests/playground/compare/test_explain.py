@@ -127,7 +127,7 @@ def cost(**ms: float) -> FinishedRequest:
             "Slower",
             "accepting, rolling back and everything else",
         ),
-        (cost(draft=20.0, verify=18.0), "Slower", "even without it too little is accepted"),
+        (cost(draft=20.0, verify=18.0), "Slower", "even without it, too little is accepted"),
         (cost(draft=5.0, verify=7.4), "As fast as plain", "drafting"),
     ],
 )
@@ -157,7 +157,7 @@ def test_the_difference_to_the_measured_ratio_is_accounted_for() -> None:
     assert found.measured == pytest.approx(found.formula * kept * between)
     assert f"{100 * (kept - 1):+.1f} %" in found.differs
     assert f"{100 * (between - 1):+.1f} %" in found.differs
-    assert "Prefill is in neither" in found.differs
+    assert "Neither figure includes prefill" in found.differs
 
 
 def test_plain_decoding_that_does_not_repeat_itself_is_pointed_out() -> None:

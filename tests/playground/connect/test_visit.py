@@ -97,10 +97,10 @@ def test_nobody_listens() -> None:
 MODELS = json.dumps({"data": [{"id": "m", "owned_by": "vllm"}]})
 CHUNK = 'data: {"choices": [{"delta": {"content": "a"}}]}\n\n'
 HALF_DEAD = {
-    "breaks off": (f"{CHUNK}", "broke off|end"),
-    "speaks otherwise": ("data: [1]\n\n", "no chunk"),
+    "breaks off": (f"{CHUNK}", "hung up|gave up|end"),
+    "speaks otherwise": ("data: [1]\n\n", "no valid chunk"),
     "says why": ('data: {"error": "out of memory"}\n\n', "out of memory"),
-    "is no stream": ("data: {\n\n", "no chunk"),
+    "is no stream": ("data: {\n\n", "no valid chunk"),
 }
 
 

@@ -170,6 +170,8 @@ def test_every_plot_is_plain_json_and_shows_every_measured_trial(
         assert traces[0]["y"][-1] == "max_draft_len", "only it decides"
     else:
         assert len(traces[0]["x"]) == len(measured)
+        axes = [axis for name, axis in figure["layout"].items() if name.startswith("xaxis")]
+        assert kind != "slice" or [2, 3, 4, 5, 6] in [axis.get("tickvals") for axis in axes]
 
 
 def test_plots_say_what_is_missing(store: SweepStore) -> None:

@@ -184,7 +184,7 @@ def test_one_sweep_runs_at_a_time(service: Sweeps) -> None:
     ended(service, name)
     service.delete(name)
     assert service.store.heads() == []
-    with pytest.raises(ConfigError, match="not run by this server"):
+    with pytest.raises(ConfigError, match="Another server runs"):
         service.stop(name)
 
 

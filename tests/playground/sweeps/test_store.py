@@ -102,7 +102,7 @@ def test_trials_are_there_in_another_process_view(tmp_path: Path, filed: SweepSt
 
 def test_names_are_unique_and_found_again(store: SweepStore) -> None:
     store.create(plan(), "s")
-    with pytest.raises(ConfigError, match="there already"):
+    with pytest.raises(ConfigError, match="already exists"):
         store.create(plan(), "s")
     assert store.free_name("s") == "s-2" and store.free_name("t") == "t"
     with pytest.raises(ConfigError, match="No sweep is named 'u'. The newest: s"):
@@ -124,7 +124,7 @@ def test_a_sweep_over_a_method_that_is_gone_says_so(store: SweepStore) -> None:
     store.create(plan(), "s")
     types = {name: cls for name, cls in methods().items() if name != "NGram"}
     poorer = SweepStore(store._storage, types)
-    with pytest.raises(ConfigError, match="No method is called 'NGram' here"):
+    with pytest.raises(ConfigError, match="There is no method 'NGram' here"):
         poorer.load("s")
 
 

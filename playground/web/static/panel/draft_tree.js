@@ -209,11 +209,13 @@ export class StepTree {
     this.rest = "";
     /** @type {number | null} null fits the tree into the space there is, never larger than life */
     this.scale = 1;
+    /** Height of the tallest tree so far: with it nothing below moves from step to step. */
+    this.tallest = 0;
     this.view = h("div", { class: "tree-view" });
     this.info = h("div", { class: "tree-info" });
     this.hidden = h("span", { class: "tree-hidden" });
     this.least = h("input", { type: "range", min: 0, max: THRESHOLDS.length - 1, value: 0,
-      "aria-label": "least probability of the nodes shown", oninput: () => this.draw() });
+      "aria-label": "minimum probability of the nodes shown", oninput: () => this.draw() });
     /** @type {(text: string, name: string, work: () => void) => HTMLElement} */
     const button = (text, name, work) => h("button", { type: "button", class: "quiet", title: name,
       "aria-label": name, onclick: work }, text);
@@ -233,6 +235,7 @@ export class StepTree {
 
   hint(text) {
     this.step = null;
+    this.tallest = 0;
     this.view.replaceChildren(h("div", { class: "tree-hint" }, text));
     this.info.textContent = this.hidden.textContent = "";
     this.mask.show(null);
@@ -266,6 +269,8 @@ export class StepTree {
     const nodes = probable(all, least), layout = layoutTree(nodes), { view } = this;
     this.hidden.textContent = least ? `${least} \u00b7 ${plural(all.length - nodes.length, "node")} hidden` : "";
     const svg = pictureOf(layout, (words) => { this.info.textContent = words || this.rest; });
+    this.tallest = Math.max(this.tallest, layout.height + 14);
+    view.style.height = `${this.tallest}px`;
     const room = { width: view.clientWidth - 16, height: view.clientHeight - 12 };
     const fit = Math.min(1, room.width / layout.width, room.height / layout.height);
     const scale = this.scale ?? Math.max(LEAST_ZOOM, fit);

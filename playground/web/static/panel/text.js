@@ -78,6 +78,8 @@ export class TokenText {
     this.tracks = new Map();
     this.sticky = true;
     this.flushing = false;
+    /** @type {HTMLElement[]} rejected drafts that may reach beyond the edge of the text */
+    this.above = [];
     this.tip = h("div", { class: "tip", role: "status", hidden: true });
     this.frame = h("div", { class: "text-frame" }, host, this.tip);
     host.addEventListener("scroll", () => {
@@ -134,7 +136,10 @@ export class TokenText {
     const [, n, pieces, accepted, kind, rejected] = event;
     const drafts = Math.min(accepted, pieces.length);
     pieces.forEach((piece, i) => {
-      if (i === drafts && rejected.length) track.body.append(rejectedDrafts(n, rejected));
+      if (i === drafts && rejected.length) {
+        this.above.push(rejectedDrafts(n, rejected));
+        track.body.append(this.above[this.above.length - 1]);
+      }
       if (piece) track.body.append(tokenSpan(n, i, piece, i < drafts ? null : KINDS[kind]));
     });
     track.events.push(event);
@@ -158,6 +163,10 @@ export class TokenText {
     this.flushing = true;
     requestAnimationFrame(() => {
       this.flushing = false;
+      for (const span of this.above.splice(0)) {
+        const over = span.offsetLeft + span.offsetWidth - (span.parentElement?.clientWidth ?? Infinity);
+        if (over > 0) span.style.marginLeft = `${-over}px`;
+      }
       if (this.sticky) this.host.scrollTop = this.host.scrollHeight;
     });
   }

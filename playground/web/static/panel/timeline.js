@@ -75,8 +75,8 @@ export class Timeline {
       title: name, onclick: work }, text);
     this.host = h("div", { class: "timeline" }, this.canvas, h("div", { class: "timeline-line" },
       this.words, h("span", { class: "spring" }),
-      button("best", "the step with the most tokens for its time; again: the next (B)", () => this.extreme(1)),
-      button("worst", "the step with the fewest tokens for its time; again: the next (W)", () => this.extreme(-1)),
+      button("best", "step with the most tokens per millisecond; again: the next (B)", () => this.extreme(1)),
+      button("worst", "step with the fewest tokens per millisecond; again: the next (W)", () => this.extreme(-1)),
       button("zoom in", "show fewer steps, or those selected (+)", () => this.zoom(ZOOM)),
       button("zoom out", "show more steps (\u2212)", () => this.zoom(1 / ZOOM))));
     this.listen();

@@ -104,7 +104,7 @@ class LengthCard extends Card {
       : `Fastest here: ${plural(best.x, "token")}, ${number(best.tok_s, 1)} tok/s predicted`
         + (best.speedup < 1 ? "; plain decoding is faster than any draft." : ".");
     this.chart.showWorth(rows, { at: depth, now, speed }, "tokens drafted",
-      `Green: MAT.${speed ? " Blue: predicted tok/s." : ""} Click a length to take it.`);
+      `Green: MAT.${speed ? " Blue: predicted tok/s." : ""} Click a length to use it.`);
   }
 
   choices() {
@@ -269,7 +269,7 @@ class OptimiseCard extends Card {
       : `, ${number(now.tok_s, 1)} \u2192 ${number(then.tok_s, 1)} tok/s`;
     this.state.textContent = same ? `This is the best tree of ${plural(ghost.size, "node")} already.`
       : `${plural(ghost.size, "node")}: MAT ${number(now.mat, 3)} \u2192 ${number(then.mat, 3)}${speed}.`
-        + " Green nodes would come, red ones go.";
+        + " Green nodes would be added, red ones removed.";
     tools.accept.disabled = same;
     tools.dismiss.disabled = false;
   }
@@ -277,7 +277,7 @@ class OptimiseCard extends Card {
   accept() {
     const { editor, editor: { ghost } } = this;
     this.drop();
-    editor.adopt(ghost, "", `Took the best tree of ${plural(ghost.size, "node")}`);
+    editor.adopt(ghost, "", `Now the best tree of ${plural(ghost.size, "node")}`);
     editor.view.fit(READABLE);
   }
 
@@ -454,7 +454,7 @@ class RunsCard extends Card {
       settings: editor.cards.dynamic.settings() }));
     if (!answer) return;
     this.state.replaceChildren(answer.error ?? (answer.runs.length ? this.table(answer.runs)
-      : "No greedy run with this tree is in the log yet. Use it in Generate, then come back."));
+      : "The log has no greedy run with this tree yet. Run it in Generate, then come back."));
   }
 
   // MAT hangs on the prompt, the time of a step on the machine: so it shows which was off.

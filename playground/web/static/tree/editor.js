@@ -125,7 +125,7 @@ export class TreeEditor {
     if (name === "fold") { this.fold(key); return; }
     const { tree, text, at, fault } = this.grown
       ? { fault: "The drafter grows this tree itself; change its size on the right." }
-      : !this.tree.has(key) ? { fault: "This node is only proposed. Accept the proposal first." }
+      : !this.tree.has(key) ? { fault: "This node is only a proposal. Accept the proposal first." }
         : EDITS[name](this.tree, key, this.method?.limits);
     if (fault) this.say(fault, true); else this.adopt(tree, at, text);
   }

@@ -119,7 +119,7 @@ export class TreeFiles {
     const { out } = this.editor.parts, copied = await toClipboard(out.value);
     if (!copied) out.select();
     this.tell("export", {}, copied ? "Copied."
-      : "The browser does not let a page copy here. Select the text and copy it.");
+      : "The browser does not allow copying here. Select the text and copy it.");
   }
 
   async copyLink() {

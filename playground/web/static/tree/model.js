@@ -103,10 +103,10 @@ function add(tree, parent, from, limits) {
 export const EDITS = {
   child: (tree, key, limits) => add(tree, key, 0, limits),
   next: (tree, key, limits) => key === ""
-    ? { fault: "The root has no other rank; add a child to it." }
+    ? { fault: "The root has no siblings; add a child to it." }
     : add(tree, parentOf(key), rankOf(key) + 1, limits),
   remove(tree, key) {
-    if (key === "") return { fault: "The root stays: it is the last committed token." };
+    if (key === "") return { fault: "The root cannot be removed: it is the last committed token." };
     const siblings = tree.childrenOf(parentOf(key)), at = siblings.indexOf(key);
     const below = tree.subtree(key).length - 1;
     return { tree: tree.without(key), at: siblings[at + 1] ?? siblings[at - 1] ?? parentOf(key),

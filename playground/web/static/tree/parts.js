@@ -147,7 +147,7 @@ export class Chart {
         if (this.plot.isConnected) await this.react(plotly);
       } catch {
         this.waiting = false;
-        this.note.textContent = "The chart could not be loaded; the figures are all in the text.";
+        this.note.textContent = "The chart could not be loaded; the text has all its figures.";
       }
     });
   }

@@ -121,6 +121,6 @@ export class TreePickers {
     editor.writeLink();
     editor.trigger("use", { where, target: this.target, method: editor.method.key,
       tree: editor.tree.paths, settings: editor.cards.dynamic.settings(), weights: this.weights });
-    editor.say(`Taken to ${where === "generate" ? "Generate" : "Compare, as its first configuration"}.`);
+    editor.say(`Sent to ${where === "generate" ? "Generate" : "Compare, as its first configuration"}.`);
   }
 }
