@@ -233,13 +233,13 @@ def _target_notes(spec: TargetSpec | None, target: str) -> tuple[str, ...]:
     notes: list[str] = []
     if spec.wheel is not None:
         notes.append(
-            f"{target} is the embedded target of the package {spec.wheel.package}; it lies in the "
+            f"{target} is the embedded target of the package {spec.wheel.package}; it is in the "
             "playground's cache folder under wheels/."
         )
     if spec.random is not None:
         notes.append(
             f"{target} has random weights: it is good for trying a config file, and for nothing "
-            "else. It lies in the playground's cache folder under random/."
+            "else. It is in the playground's cache folder under random/."
         )
     if spec.revision is not None:
         notes.append(f"Here the target is revision {spec.revision} of {target}.")

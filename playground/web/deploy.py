@@ -393,7 +393,7 @@ def told(export: Export) -> str:
     """Why the engine cannot take the method, or what is lost."""
     if export.refusal:
         return str(SAID.refusal(export))
-    return str(SAID.list("warning", "Not supported by this engine", export.warnings))
+    return str(SAID.list("warning", "What changes in this engine", export.warnings))
 
 
 def summary(handed: Handed) -> str:

@@ -109,6 +109,9 @@ def test_rejected_drafts_show_without_moving_the_text(page: GeneratePage) -> Non
     places = "[...document.querySelectorAll('#pg-panel .tokens > [data-i]')].map("
     places += "span => { const box = span.getBoundingClientRect(); return [box.x, box.y]; })"
     shown = page.tab.evaluate(places)
+    beyond = "[...document.querySelectorAll('#pg-panel .tokens .rejected')].filter(span =>"
+    beyond += " span.offsetLeft + span.offsetWidth > span.parentElement.clientWidth + 1).length"
+    assert page.tab.evaluate(beyond) == 0, "cut off at the edge of the text"
     page.tab.locator("#pg-panel .toggle input").uncheck()
     assert not rejected.is_visible()
     assert page.tab.evaluate(places) == shown

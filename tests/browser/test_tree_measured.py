@@ -18,6 +18,7 @@ pytestmark = pytest.mark.browser
 
 def test_the_best_tree_is_a_ghost_until_it_is_accepted(tree: TreePage, tuned: Tuned) -> None:
     before = tree.nodes()
+    assert tree.host.locator("[data-field=nodes]").input_value() == "9", "as large as the tree"
     tree.host.locator("[data-field=nodes]").fill("14")
     tree.tool("best").click()
     tree.tab.wait_for_selector("#pg-tree .node.add")

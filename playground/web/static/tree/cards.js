@@ -230,6 +230,7 @@ class OptimiseCard extends Card {
     const { table, method, tools } = this.editor;
     this.host.hidden = method?.kind !== "tree";
     this.drop("");
+    this.set("nodes", this.editor.tree.size);
     if (!table) this.points = this.bestSize = this.asked = null;
     const controls = [...this.host.querySelectorAll("input"), tools.best, tools["best-size"]];
     for (const control of controls) control.disabled = !table;
