@@ -251,8 +251,6 @@ class DeviceOptions:
         with ExitStack() as stack:
             with console.status(f"starting workers with {spec.name}"):
                 running = stack.enter_context(workers(pool, config, **more))
-            for sentence in running.refused:
-                console.print(sentence, highlight=False)
             for name, device, _ in running.rows():
                 console.print(f"worker {name}: {device}", highlight=False)
             yield running

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from engine.errors import ConfigError, first_line
@@ -124,6 +126,11 @@ def connected(address: str, *, cpus: int | None = None) -> Iterator[None]:
     # Ray asks for these in the environment only: report nothing home, leave device choice to us.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    token = Path.home() / ".ray" / "auth_token"
+    if address != LOCAL and "ray" not in sys.modules and token.exists():
+        # `ray start` asks for it where there is one, and Ray shows it to others only if told so
+        # before it is imported.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     with _USING:
         _join(address, cpus)
         _USERS.append(address)
