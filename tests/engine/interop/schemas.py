@@ -21,6 +21,7 @@ RELEASE = {
     "sglang": {},
     "trtllm": {},
     "triton": {},
+    "transformers": {},
     "llamacpp": {"b10507": "new", "b9235": "new", "b8000": "old"},
 }
 """Version as offered → release whose schema was recorded, where they differ."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import GenerationConfig
 
 from engine.errors import ConfigError
 from engine.interop import ENGINES, import_config
@@ -94,13 +95,62 @@ def llamacpp(version: str) -> Iterator[Case]:
             yield {"--spec-type": kind}, flag, "0.5" if "-p-" in flag else "7"
 
 
-CASES = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm, "llamacpp": llamacpp}
+TRITON = {
+    "decoding_mode": "eagle",
+    "medusa_choices": "{0}, {0, 0}",
+    "eagle_choices": "{0}, {0, 0}",
+    **{f"lookahead_{name}": "5" for name in ("window_size", "ngram_size", "verification_set_size")},
+    "speculative_decoding_fast_logits": "1",
+}
+"""The engine backend's parameters that bear on drafting; `trtllm` has those of the LLM API's."""
+
+
+def triton(version: str) -> Iterator[Case]:
+    lookahead = {key: "3" for key in TRITON if key.startswith("lookahead")}
+    for mode in ("medusa", "eagle", "lookahead", "redrafter", "top_k_top_p"):
+        base = {"decoding_mode": mode, **(lookahead if mode == "lookahead" else {})}
+        yield from ((base, key, value) for key, value in TRITON.items() if value != mode)
+
+
+def transformers(version: str) -> Iterator[Case]:
+    """Of the installed release, whose own class names every setting of a generation."""
+    words = ("assist", "lookup", "lookbehind", "matching_ngram")
+    keys = {key for key in vars(GenerationConfig()) if any(word in key for word in words)}
+    assert len(keys) >= 9, keys
+    values = {
+        "num_assistant_tokens_schedule": "'heuristic'",
+        "assistant_confidence_threshold": "0.25",
+    }
+    for base in ({"assistant_model": "small"}, {"prompt_lookup_num_tokens": "5"}):
+        yield from ((base, key, values.get(key, "3")) for key in keys - {*base})
+
+
+CASES = {
+    "vllm": vllm,
+    "sglang": sglang,
+    "trtllm": trtllm,
+    "llamacpp": llamacpp,
+    "triton": triton,
+    "transformers": transformers,
+}
+SCRIPT = """from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("a/b")
+small = AutoModelForCausalLM.from_pretrained("c/d")
+out = model.generate(**inputs, {})
+"""
 
 
 def read(engine: str, values: dict[str, Any]) -> Imported | str:
     """The method, or the sentence that refuses the values."""
     if engine in ("vllm", "trtllm"):
         text = yaml.safe_dump(values)
+    elif engine == "triton":
+        text = "\n".join(
+            f'parameters: {{ key: "{key}" value: {{ string_value: "{value}" }} }}'
+            for key, value in values.items()
+        )
+    elif engine == "transformers":
+        text = SCRIPT.format(", ".join(f"{key}={value}" for key, value in values.items()))
     else:
         text = " ".join(f"{key} {value}".strip() for key, value in values.items())
     try:
@@ -126,7 +176,8 @@ def test_every_key_is_read_or_listed_or_refused_by_name(engine: str, version: st
             continue  # no counterpart with or without the key
         outcomes.add(outcome(before, after, key))
         assert None not in outcomes, (base, key, value, before, after)
-    assert {"read", "listed", "refused"} <= outcomes | {"refused" if release < "1.3" else ""}
+    none_refused = engine == "triton" or release < "1.3"
+    assert {"read", "listed", "refused"} <= outcomes | ({"refused"} if none_refused else set())
 
 
 def outcome(before: Imported | str, after: Imported | str, key: str) -> str | None:
