@@ -94,8 +94,10 @@ def weigh(metrics: Mapping[str, Any], plain: PlainStep | None) -> Weighed | None
         doubt = "busy"
     if doubt is None and quiet < SURE_STEPS:
         doubt = "few"
-    text = UNCERTAIN.format(DOUBTS[doubt]) if doubt else SOME if disturbed else ""
-    remark = text.format(steps=steps, disturbed=disturbed, quiet=quiet)
+    said = [UNCERTAIN.format(DOUBTS[doubt])] if doubt else []
+    if disturbed and doubt != "busy":
+        said.append(SOME)
+    remark = " ".join(said).format(steps=steps, disturbed=disturbed, quiet=quiet)
     return Weighed(balance, doubt is None, remark)
 
 

@@ -66,6 +66,10 @@ def test_a_run_opens_from_the_table_and_scrubs(page: GeneratePage, served: Serve
     page.tab.keyboard.press("Home")
     page.tab.wait_for_selector("#pg-run-panel .tree-view .node.draft")
     assert "run=" in page.tab.url
+    page.tab.locator("#pg-run-all").get_by_role("button").click()
+    facts = page.tab.locator("#pg-run-facts .facts")
+    room, widest = facts.bounding_box(), facts.locator("dd").first.bounding_box()
+    assert room and widest and room["width"] > 600 and widest["width"] > 150
 
 
 def test_a_permalink_opens_the_run(chromium: Any, served: Served) -> None:

@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 import pytest
 
-from playground.host.catalog import Catalog
+from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.menu import BASELINE, FURTHER, GROUPS, RECOMMENDED, MethodMenu
-from playground.host.plain import PlainStep
+from playground.host.plain import PLAIN, PlainStep
 from playground.web.components import static_text
 from storage import RunLog
 from tests.storage.conftest import new_run
@@ -36,6 +36,13 @@ def test_groups_stand_together_and_hold_every_method_once(target: str, log: RunL
     assert all(one not in configs[:at] for at, one in enumerate(configs))
     offered = {key for _, key in catalog.method_choices(target)}
     assert all(catalog.method(key).config in configs for key in offered - set(keys))
+
+
+def test_plain_decoding_has_one_name() -> None:
+    catalog = Catalog.shipped()
+    asked = (key for key in (*catalog.presets, f"{TYPE_PREFIX}{PLAIN}"))
+    plain = [one for one in map(catalog.method, asked) if one.config.decoding_type == PLAIN]
+    assert len(plain) == 2 and {one.title for one in plain} == {"Plain decoding"}
 
 
 def test_shipped_methods_are_in_the_groups_that_people_look_for(log: RunLog) -> None:

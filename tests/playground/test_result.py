@@ -81,6 +81,8 @@ def test_disturbed_steps_count_on_neither_side() -> None:
     assert "Left out: 2 of 20 steps" in cold["source"]
     busy = said(timed([60.0] * 8 + [9.0] * 16, 2))
     assert busy["head"] == "About 2.0 × plain decoding:" and "Uncertain" in busy["source"]
+    drifted = said(timed([300.0, 60.0, *[9.0] * 18], 2), replace(PLAIN, drift=1.4))["source"]
+    assert "Uncertain" in drifted and "Left out: 2 of 20 steps" in drifted
     assert "busier while plain" in said(timed([3.0] * 20, 2))["source"]
     assert "only 6 steps" in said(timed([9.0] * 6, 2))["source"]
 
