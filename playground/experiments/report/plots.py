@@ -53,7 +53,7 @@ def _speedups(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
                 "array": [f.high - f.ratio if f and f.high else 0 for f in fast],
                 "arrayminus": [f.ratio - f.low if f and f.low else 0 for f in fast],
                 "thickness": 1,
-                "width": 3,
+                "width": 0,  # caps are drawn where there is no interval, too
                 "color": TEXT,
             },
             hovertemplate=f"{section.name} %{{x}}: %{{y:.2f}}×<extra></extra>",
