@@ -205,7 +205,7 @@ def test_a_comparison_is_saved_as_a_page_that_opens_offline(
     page: ComparePage, chromium: Any, tmp_path: Path, shots: Path
 ) -> None:
     page.tab.click("#pg-cmp-share")
-    page.tab.locator("#pg-cmp-share-message", has_text="Compare something first").wait_for()
+    page.tab.locator("#pg-cmp-share-message", has_text="Run one first").wait_for()
     page.choose(1)
     page.short(24, repeats=2)
     page.compare("</pre><script>document.title = 'taken over'</script><img src=x onerror=alert(1)>")
