@@ -58,8 +58,8 @@ def test_export_and_import_carry_whole_runs(db: str, tmp_path: Path) -> None:
     invoke("export", plain, ids[0], "--db", db)
     assert len(json.loads(gzip.decompress(packed.read_bytes()))["runs"]) == 2
     there = str(tmp_path / "there.db")
-    assert "1 runs imported, 0 were here" in invoke("import", plain, "--db", there).stdout
-    assert "1 runs imported, 1 were here" in invoke("import", packed, "--db", there).stdout
+    assert "1 runs imported, 0 were already here" in invoke("import", plain, "--db", there).stdout
+    assert "1 runs imported, 1 were already here" in invoke("import", packed, "--db", there).stdout
     first, second = RunLog.open(db), RunLog.open(there)
     for run_id in ids:
         assert repr(first.read_whole(run_id)) == repr(second.read_whole(run_id))

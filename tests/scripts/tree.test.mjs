@@ -23,8 +23,8 @@ test("edits make new trees, or say why not", () => {
   assert.deepEqual(removed.tree.keys, ["1", "1.0", "1.1"]);
   assert.equal(removed.at, "1");
   assert.equal(TREE.size, 9);
-  assert.match(EDITS.remove(TREE, "").fault, /root stays/);
-  assert.match(EDITS.next(TREE, "").fault, /no other rank/);
+  assert.match(EDITS.remove(TREE, "").fault, /root cannot be removed/);
+  assert.match(EDITS.next(TREE, "").fault, /no siblings/);
   const limits = { depth: 4, ranks: 2, what: "Medusa" };
   assert.match(EDITS.child(TREE, "0.0.0.0", limits).fault, /drafts 4 deep/);
   assert.match(EDITS.next(TREE, "1", limits).fault, /offers ranks 0 to 1/);

@@ -69,7 +69,7 @@ def test_the_check_at_loading_takes_graphs_and_finds_a_wrong_one(
     assert disagreement(ours, expected) is None
     assert len(runner_of(ours).sizes) == 2, "one row and a tree are run by graphs"
     monkeypatch.setattr(Inputs, "places", lambda self: self._length + self._order.flip(0))
-    assert "other logits" in str(disagreement(captured(model), expected))
+    assert "its logits differ" in str(disagreement(captured(model), expected))
 
 
 def test_contexts_cross_the_borders_of_their_sizes() -> None:

@@ -64,7 +64,7 @@ def test_damaged_bytes_are_refused_in_one_sentence() -> None:
     array = io.BytesIO()
     np.save(array, np.arange(3))
     for payload in (b"", b"no table", whole[:-40], holed, array.getvalue()):
-        with pytest.raises(ConfigError, match="no rank table"):
+        with pytest.raises(ConfigError, match="not a rank table"):
             RankTable.from_bytes(payload)
 
 
