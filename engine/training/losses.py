@@ -1,4 +1,8 @@
-"""Distillation losses of drafters: cross-entropy against the target's likeliest tokens."""
+"""Distillation losses of drafters, against the target's likeliest tokens.
+
+Cross-entropy, and `-log α` of the acceptance rate `α = Σ min(p, q)` that the target's distribution
+p gives to drafts of q (arXiv:2211.17192, theorem 3.5; as a loss: arXiv:2602.23881).
+"""
 
 from __future__ import annotations
 
@@ -39,11 +43,23 @@ class TopProbs:
         """Rows times these weights `(rows,)`."""
         return TopProbs(self.indices, self.probs * weights[:, None])
 
+    def sharpened(self, temperature: float) -> TopProbs:
+        """As they are when the target samples at this temperature; a row's sum is kept."""
+        if temperature == 1.0:
+            return self
+        mass, highest = self.probs.sum(dim=-1, keepdim=True), self.probs.amax(-1, keepdim=True)
+        powers = (self.probs / highest.clamp_min(1e-9)) ** (1 / temperature)
+        return TopProbs(
+            self.indices, powers * (mass / powers.sum(-1, keepdim=True).clamp_min(1e-9))
+        )
+
     def mixed(self, labels: Tensor, share: float) -> TopProbs:
         """With so much of every row put on its label; labels < 0 add nothing."""
-        hard = (labels >= 0).float() * share
+        hard = ((labels >= 0).float() * share)[:, None]
+        same = self.indices == labels[:, None]
+        new = hard * ~same.any(dim=-1, keepdim=True)
         indices = torch.cat([self.indices, labels.clamp_min(0)[:, None]], dim=-1)
-        return TopProbs(indices, torch.cat([self.probs * (1 - share), hard[:, None]], dim=-1))
+        return TopProbs(indices, torch.cat([self.probs * (1 - share) + hard * same, new], dim=-1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +114,27 @@ class Prediction:
     weight: float = 1.0
     auxiliary: Tensor | None = None
 
-    def cross_entropy(self) -> Tensor:
-        """Summed over the rows that count."""
+    def loss(self, acceptance_weight: float = 0.0) -> Tensor:
+        """Summed over the rows that count.
+
+        Args:
+            acceptance_weight: share of `-log α` in it; the rest is the cross-entropy.
+        """
         hidden, head = self.hidden, self.lm_head
         counts = (torch.arange(len(hidden)) < self.num_rows).to(hidden)
         teacher = self.teacher.weighted(counts)
         if head.bias is None and head.softcap is None:
             hidden = hidden if head.weight.requires_grad else hidden.to(head.weight.dtype)
-            chunked: Any = _ChunkedCrossEntropy.apply
-            loss: Tensor = chunked(hidden, head.weight, teacher.indices, teacher.probs)
+            chunked: Any = _ChunkedLoss.apply
+            parts = (teacher.indices, teacher.probs, acceptance_weight)
+            loss: Tensor = chunked(hidden, head.weight, *parts)
             return loss
-        log_probs = log_softmax(head(hidden).float(), dim=-1)
-        return -(teacher.probs * log_probs.gather(1, teacher.indices)).sum()
+        log_probs = log_softmax(head(hidden).float(), dim=-1).gather(1, teacher.indices)
+        entropy = -(teacher.probs * log_probs).sum()
+        mass = teacher.probs.sum(dim=-1)
+        rate = torch.minimum(teacher.probs, log_probs.exp() * mass[:, None]).sum(dim=-1)
+        missed = mass * ((mass + _TINY).log() - (rate + _TINY).log())
+        return entropy.lerp(missed.sum(), acceptance_weight)
 
     @torch.no_grad()
     def rank_hits(self, num_rows: int) -> Tensor:
@@ -139,15 +164,20 @@ class LossOutput:
     rows: Tensor
 
 
-class _ChunkedCrossEntropy(torch.autograd.Function):
-    """Cross-entropy through an output matrix, chunk by chunk.
+_TINY = 1e-9
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Cross-entropy and `-log α` through an output matrix, chunk by chunk.
 
     The logits of a chunk give its loss and its gradient at once, and are dropped: a vocabulary's
     worth of logits for every row of a pack is never in memory.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, indices: Tensor, probs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, indices: Tensor, probs: Tensor, share: float
+    ) -> Tensor:
         half = x.dtype
         if torch.is_autocast_enabled(x.device.type):
             half = torch.get_autocast_dtype(x.device.type)
@@ -161,12 +191,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             for i in range(0, len(x), CHUNK):
                 at = slice(i, i + CHUNK)
                 logits = linear(rows[at], matrix).float()
-                picked, mass = logits.gather(1, indices[at]), probs[at].sum(dim=-1)
+                picked, aim = logits.gather(1, indices[at]), probs[at]
+                mass = aim.sum(dim=-1, keepdim=True)
                 highest = logits.amax(dim=-1, keepdim=True)
                 logits.sub_(highest).exp_()
                 total = logits.sum(dim=-1, keepdim=True)
-                loss += (mass * (total.log() + highest)[:, 0]).sum() - (probs[at] * picked).sum()
-                logits.mul_(mass[:, None] / total).scatter_add_(1, indices[at], -probs[at])
+                entropy = (mass * (total.log() + highest)).sum() - (aim * picked).sum()
+                loss += (1 - share) * entropy
+                if share:
+                    missed, aim = _towards_acceptance(picked - highest - total.log(), aim, share)
+                    loss += share * missed
+                    mass = aim.sum(dim=-1, keepdim=True)
+                logits.mul_(mass / total).scatter_add_(1, indices[at], -aim)
                 slope = logits.to(half)
                 torch.mm(slope, matrix, out=grad_x[at])
                 if grad_weight is not None:
@@ -184,7 +220,21 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             None if grad_weight is None else (grad_weight * grad).to(of_weight),
             None,
             None,
+            None,
         )
+
+
+def _towards_acceptance(log_q: Tensor, p: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """`-log α` in sum, and the distributions whose cross-entropy has the mixed loss's gradient.
+
+    The gradient of `-log Σ min(p, q)` is that of a cross-entropy towards `q / α` where `q < p` and
+    0 elsewhere: what is overrated teaches nothing more.
+    """
+    mass = p.sum(dim=-1, keepdim=True)
+    q = log_q.exp() * mass
+    rate = torch.minimum(p, q).sum(dim=-1, keepdim=True) + _TINY
+    missed = (mass * ((mass + _TINY) / rate).log()).sum()
+    return missed, (1 - share) * p + share * torch.where(q < p, q, 0.0) * (mass / rate)
 
 
 def pad_rows(rows: Tensor) -> Tensor:

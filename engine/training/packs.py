@@ -174,6 +174,7 @@ class Teacher:
         vocabulary: Vocabulary,
         *,
         answers_only: bool,
+        temperature: float = 1.0,
         store: FeatureStore | None = None,
     ) -> None:
         """Args: vocabulary: the tokens that the target's distributions are taken over."""
@@ -185,6 +186,7 @@ class Teacher:
         self._vocabulary = vocabulary
         self._lm_head = LMHead.of(target, vocabulary)
         self._answers_only = answers_only
+        self._temperature = temperature
         self._texts: RaggedBatch | None = None
         self._layers = "-".join(["layers", *map(str, needs.layers)])
         self._masks = MaskBuilder(target.model)
@@ -212,6 +214,7 @@ class Teacher:
         likely = f"likely-{self._vocabulary.key}"
         best = self._kept(entries, likely, lambda: self._likeliest(hidden))
         teacher = TopProbs(best["places"].long(), best["probs"].float())
+        teacher = teacher.sharpened(self._temperature)
         row = (tokens, positions, segments, loss_mask, hidden.float(), layers, teacher)
         return Pack(*row, len(tokens)).filled(length)
 

@@ -58,6 +58,20 @@ class TrainSettings(Settings):
         None, ge=16, le=1 << 20, description="compute the loss over the most used tokens; None: all"
     )
 
+    acceptance_weight: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="share of the loss that is -log of the acceptance rate (arXiv:2602.23881); the "
+        "rest is the cross-entropy",
+    )
+    teacher_temperature: float = Field(
+        1.0,
+        gt=0.0,
+        le=10.0,
+        description="temperature of the target's distributions as they are learnt; low suits "
+        "greedy decoding",
+    )
     begin_with: str | None = Field(
         None,
         description="a trained drafter of this method and target to go on from: its folder; "
@@ -125,7 +139,9 @@ class Student(nn.Module):
         for depth, found in enumerate(self.predictions(pack, generator)):
             sample = found.num_rows if generator is None else min(HITS_SAMPLE, found.num_rows)
             hits[depth], rows[depth] = found.rank_hits(sample), sample
-            one = found.weight * found.cross_entropy() / max(1, found.num_rows)
+            one = (
+                found.weight * found.loss(self.settings.acceptance_weight) / max(1, found.num_rows)
+            )
             if found.auxiliary is not None:
                 one = one + found.auxiliary
             loss = loss + self.depth_decay**depth * one

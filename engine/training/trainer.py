@@ -120,6 +120,7 @@ class Trainer:
             self.student.needs,
             self.student.vocabulary,
             answers_only=settings.answers_only,
+            temperature=settings.teacher_temperature,
             store=store,
         )
         self._optimizers = Optimizers(self.student, settings)

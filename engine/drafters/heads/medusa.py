@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from ctypes import CDLL
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
@@ -25,7 +26,7 @@ from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
 from engine.drafters.method import ChoiceLimits, DraftShape, MethodConfig
 from engine.drafters.texts import ROWS, Reading
 from engine.errors import DrafterError, SourceError
-from engine.kernels.cpu.operators import likeliest
+from engine.kernels.cpu.operators import NativeLinear, likeliest, packed_linear
 from engine.model.checkpoints import read_checkpoint, tensor_names
 from engine.model.target import Target
 from engine.proposal import Proposal
@@ -126,15 +127,43 @@ class MedusaConfig(MethodConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class MedusaHeads:
-    """All heads of a checkpoint, stacked so that each layer is one matmul for all of them.
+class ResidualLayer:
+    """One residual block per head.
 
     Attributes:
-        blocks: weight `(heads, hidden, hidden)` and bias `(heads, 1, hidden)` per residual layer.
+        weight, bias: `(heads, hidden, hidden)` and `(heads, 1, hidden)`: one matmul for all heads.
+        packed: the same of each head, where kernels multiply by them.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    packed: tuple[NativeLinear, ...] = ()
+
+    @classmethod
+    def of(cls, weights: Tensor, biases: Tensor, kernels: CDLL | None) -> ResidualLayer:
+        """`weights (heads, hidden, hidden)`, `biases (heads, hidden)`."""
+        packed = [packed_linear(w, b, kernels) for w, b in zip(weights, biases, strict=True)]
+        held = tuple(one for one in packed if one is not None)
+        return cls(weights.new_empty(0) if held else weights, biases[:, None], held)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """`(heads, rows, hidden)` of the first heads."""
+        count = len(x)
+        if self.packed:
+            products = [one(rows) for one, rows in zip(self.packed[:count], x, strict=True)]
+            return x + silu(torch.stack(products))
+        return x + silu(torch.baddbmm(self.bias[:count], x, self.weight[:count].mT))
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaHeads:
+    """All heads of a checkpoint.
+
+    Attributes:
         output: `(heads, vocab, hidden)`; None where the heads share the target's.
     """
 
-    blocks: tuple[tuple[Tensor, Tensor], ...]
+    layers: tuple[ResidualLayer, ...]
     output: Tensor | None
     lm_head: DraftOutput
     count: int
@@ -145,8 +174,8 @@ class MedusaHeads:
         Source: arXiv:2401.10774, section 2.1.1.
         """
         x = hidden.expand(num_heads, *hidden.shape)
-        for weight, bias in self.blocks:
-            x = x + silu(torch.baddbmm(bias[:num_heads], x, weight[:num_heads].mT))
+        for layer in self.layers:
+            x = layer(x)
         if self.output is not None:
             return torch.bmm(x, self.output[:num_heads].mT)
         return self.lm_head(x)
@@ -194,10 +223,11 @@ def read_heads(location: str, target: Target, draft_vocab: int | None = None) ->
         heads = [found.tensor(name, *shape) for name in names]
         return torch.stack([head.to(target.dtype) for head in heads]).to(target.device)
 
-    blocks = tuple(
-        (
+    layers = tuple(
+        ResidualLayer.of(
             stacked(f"{layer}.linear.weight", size, size),
-            stacked(f"{layer}.linear.bias", size)[:, None],
+            stacked(f"{layer}.linear.bias", size),
+            target.kernels,
         )
         for layer in range(depth)
     )
@@ -209,7 +239,7 @@ def read_heads(location: str, target: Target, draft_vocab: int | None = None) ->
     drafted = None
     if output is None:
         drafted = Vocabulary.beside(found.location, target, draft_vocab)
-    return MedusaHeads(blocks, output, DraftOutput(target, drafted), count)
+    return MedusaHeads(layers, output, DraftOutput(target, drafted), count)
 
 
 def count_heads(location: str) -> int:
@@ -260,7 +290,7 @@ class MedusaDrafter(LastRowDrafter):
         return self.heads.ranks(hidden, tokens.to(hidden.device)).cpu()
 
     def close(self) -> None:
-        self.heads = replace(self.heads, blocks=(), output=None)
+        self.heads = replace(self.heads, layers=(), output=None)
 
 
 def choice_slots(tree: ChoiceTree, num_choices: int) -> Tensor:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -161,20 +162,32 @@ class SweepStore:
             name = self.free_name(default_name(plan, datetime.now()))
         if not 0 < len(name.strip()) <= MAX_NAME or not name.isprintable():
             raise ConfigError(f"name must have 1 to {MAX_NAME} characters, got {name!r:.100}.")
-        with database_errors():
+        with database_errors(), _turn(self._engine):
             try:
-                study = optuna.create_study(
-                    storage=self._storage, study_name=name, direction="maximize"
-                )
+                study = self._new_study(name)
             except DuplicatedStudyError as error:
                 raise ConfigError(
                     f"A sweep named {name} already exists. Resume it, or give another name."
                 ) from error
-        sweep = Sweep(study, plan, self._engine)
-        created = datetime.now(UTC).isoformat(timespec="seconds")
-        sweep.write({SWEEP_ID: secrets.token_hex(6), CREATED: created, STATUS: "stopped"})
-        sweep.write({PLAN: plan.to_dict()})  # what has no plan yet is no sweep
+            sweep = Sweep(study, plan, self._engine)
+            created = datetime.now(UTC).isoformat(timespec="seconds")
+            sweep.write({SWEEP_ID: secrets.token_hex(6), CREATED: created, STATUS: "stopped"})
+            sweep.write({PLAN: plan.to_dict()})  # what has no plan yet is no sweep
         return sweep
+
+    def _new_study(self, name: str) -> optuna.Study:
+        """Raises DuplicatedStudyError: there is a sweep of that name."""
+        new = partial(
+            optuna.create_study, storage=self._storage, study_name=name, direction="maximize"
+        )
+        try:
+            return new()
+        except DuplicatedStudyError:
+            # It is our turn, so one without a plan was left by a process that died in this place.
+            if PLAN in optuna.load_study(storage=self._storage, study_name=name).user_attrs:
+                raise
+        optuna.delete_study(storage=self._storage, study_name=name)
+        return new()
 
     def load(self, name: str) -> Sweep:
         """A sweep by name."""

@@ -17,6 +17,7 @@ from playground.experiments.report.statistics import Pool
 from playground.host.runner import EngineHost
 from playground.trees.batches import left_of, remaining
 from playground.trees.measurements import Jobs
+from playground.web import concurrency
 from playground.web.concurrency import shown
 from storage import RunLog
 from tests.playground.compare.running import begun, ended
@@ -41,8 +42,9 @@ def test_every_part_of_a_step_grows_as_measured() -> None:
 
 
 def test_a_comparison_tells_what_is_left_once_its_machine_is_measured(
-    host: EngineHost, log: RunLog
+    host: EngineHost, log: RunLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(concurrency, "POLL_S", 0.0)  # a tiny model's forwards are over in no time
     comparison = begun(host, ("scripted", {}))
     ended(comparison)
     compare_id = comparison.id

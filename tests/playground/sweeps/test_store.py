@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import optuna
 import pytest
 import sqlalchemy as sa
 from optuna.storages import InMemoryStorage
@@ -14,7 +15,13 @@ from optuna.storages import InMemoryStorage
 from engine.drafters import methods
 from engine.errors import ConfigError
 from playground.experiments.sweep.run import run_sweep
-from playground.experiments.sweep.store import SweepStore, close_storage, open_storage, sqlite_file
+from playground.experiments.sweep.store import (
+    STATUS,
+    SweepStore,
+    close_storage,
+    open_storage,
+    sqlite_file,
+)
 from storage import RunLog, StorageError
 from tests.playground.sweeps.scripted import Scripted, open_store, plan
 from tests.storage.conftest import path, url
@@ -98,6 +105,20 @@ def test_trials_are_there_in_another_process_view(tmp_path: Path, filed: SweepSt
     assert [head.status for head in other.heads()] == ["completed"]
     other.close()
     log.close()
+
+
+def test_a_name_is_free_again_where_a_process_died_before_it_wrote_the_plan(
+    beside: tuple[RunLog, SweepStore],
+) -> None:
+    log, store = beside
+    left = open_storage(log.url)
+    optuna.create_study(storage=left, study_name="s").set_user_attr(STATUS, "stopped")
+    close_storage(left)
+    assert store.heads() == []
+    store.create(plan(), "s")
+    assert [head.name for head in store.heads()] == ["s"]
+    with pytest.raises(ConfigError, match="already exists"):
+        store.create(plan(), "s")
 
 
 def test_names_are_unique_and_found_again(store: SweepStore) -> None:
