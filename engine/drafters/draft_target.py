@@ -22,8 +22,9 @@ from torch import Tensor
 from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
 from engine.drafters.draft_by_text import TextDrafter
+from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
 from engine.drafters.method import DraftShape, MethodConfig, draft_len
-from engine.drafters.texts import BEYOND, ROWS, Reading, rank_of
+from engine.drafters.texts import BEYOND, ROWS, Reading
 from engine.metrics import common_len
 from engine.model.target import Target
 from engine.model.text import SharedTokens, common_vocabulary
@@ -58,7 +59,10 @@ class DraftTargetConfig(MethodConfig):
     paper: ClassVar[str | None] = "2211.17192"
     main_settings: ClassVar[str] = "size max_draft_len confidence_threshold"
     size_settings: ClassVar[str] = "max_draft_len"
-    without_effect: ClassVar[Any] = (({"vocabulary": "text"}, "use_draft_probs"),)
+    without_effect: ClassVar[Any] = (
+        ({"vocabulary": "text"}, "use_draft_probs draft_vocab"),
+        ({"vocabulary": "intersection"}, "draft_vocab"),
+    )
 
     decoding_type: Literal["Draft_Target"] = "Draft_Target"
     speculative_model: str | None = setting(
@@ -79,6 +83,7 @@ class DraftTargetConfig(MethodConfig):
         le=1.0,
     )
 
+    draft_vocab: DraftVocab = None
     draft_dtype: DraftDtype = "target"
     draft_device: DraftDevice = "target"
     vocabulary: Literal["same", "intersection", "text"] = setting(
@@ -122,6 +127,15 @@ def load_draft_model(config: OwnModel, context: BuildContext) -> Target:
     return context.load(context.resolve(context.weights(config.speculative_model, _NAMED)), **apart)
 
 
+def _drafted_tokens(config: DraftTargetConfig, context: BuildContext, common: int) -> Vocabulary:
+    """Those that a file beside the draft model lists, as far as both models have them."""
+    location = context.weights(config.speculative_model, _NAMED)
+    listed = Vocabulary.beside(location, context.target, config.draft_vocab)
+    if listed.ids is None or int(listed.ids.max()) < common:
+        return listed
+    return Vocabulary(listed.ids[listed.ids < common], context.target.vocab_size)
+
+
 class DraftTargetDrafter(Drafter):
     """Drafts with a model of its own, whose cache is never filled twice with the same tokens."""
 
@@ -129,6 +143,10 @@ class DraftTargetDrafter(Drafter):
     _drafted_ids: Tensor
     _ids: list[int]
     """The text in the draft model's ids."""
+    _theirs: Tensor | None
+    """`(places,)` the draft model's ids of the tokens that it may draft; None = all in common."""
+    _ours: Tensor
+    """The target's ids of these."""
 
     def __init__(self, config: DraftTargetConfig, context: BuildContext) -> None:
         self._config = config
@@ -136,12 +154,20 @@ class DraftTargetDrafter(Drafter):
         self._vocab = context.target.vocab_size
         self._model = load_draft_model(config, context)
         self._shared: SharedTokens | None = None
+        self._theirs: Tensor | None = None
         if config.vocabulary == "intersection":
             self._shared = SharedTokens(context.target, self._model)
             self._common = len(self._shared.ours)
+            self._theirs, self._ours = self._shared.theirs, self._shared.ours
         else:
             self._common = common_vocabulary(context.target, self._model)
-        self._shares_all = self._shared is None and self._common == self._model.vocab_size
+            self._vocabulary = _drafted_tokens(config, context, self._common)
+            if self._vocabulary.ids is not None:
+                self._theirs = self._vocabulary.ids.to(self._model.device)
+                self._ours = self._vocabulary.ids
+        self._chains = self._shared is None and (
+            self._theirs is not None or self._common == self._model.vocab_size
+        )
         self._cache = self._model.new_cache(0)
         self._ids, self._keeps = [], False
 
@@ -172,25 +198,25 @@ class DraftTargetDrafter(Drafter):
         if not tokens:
             return root_only(self.text[-1], self._device)
         chosen = torch.stack(tokens)
-        self._drafted_ids = chosen if self._shared is None else self._shared.theirs[chosen]
-        drafted = chosen if self._shared is None else self._shared.ours[chosen]
+        self._drafted_ids = chosen if self._theirs is None else self._theirs[chosen]
+        drafted = chosen if self._theirs is None else self._ours[chosen.to(self._ours.device)]
         self._drafted = drafted.to(self._device)
         proposal = chain(self.text[-1], self._drafted, torch.stack(probs).to(self._device))
         if not drawn_from:
             return proposal
         rows = torch.stack(drawn_from).to(self._device)
-        if self._shared is None:
+        if self._theirs is None:
             rows = torch.nn.functional.pad(rows, (0, self._vocab - rows.shape[-1]))
         else:
-            places = self._shared.ours.to(self._device)
+            places = self._ours.to(self._device)
             rows = rows.new_zeros(len(rows), self._vocab).index_copy_(1, places, rows)
         return replace(proposal, dists=DraftDists(rows, {i: i for i in range(len(rows))}))
 
     def _draft(self, length: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Up to `length` tokens and their probabilities (scalars), and what they were drawn from.
 
-        With another vocabulary, tokens are places among the shared ones. The choice of every token
-        stays on the draft model's device.
+        Where not all tokens can be drafted, these are places among those that can. The choice of
+        every token stays on the draft model's device.
         """
         tokens, probs, drawn_from = list[Tensor](), list[Tensor](), list[Tensor]()
         samples = self._config.use_draft_probs and not self._sampling.greedy
@@ -200,13 +226,15 @@ class DraftTargetDrafter(Drafter):
         self._cache.truncate(len(self._ids) - 1)
         feed = upload(torch.tensor(self._ids[self._cache.length :]), self._model.device)
         likely = 1.0
-        if not samples and not self._config.confidence_threshold and self._shares_all:
-            found = self._model.draft_chain(feed, self._cache, length, self.least_prob)
+        if not samples and not self._config.confidence_threshold and self._chains:
+            ids = self._theirs
+            found = self._model.draft_chain(feed, self._cache, length, self.least_prob, ids=ids)
             if found is not None:
-                return list(found[0]), list(found[1].exp()), []
+                drafted = found[0] if ids is None else self._vocabulary.index(found[0])
+                return list(drafted), list(found[1].exp()), []
         for i in range(length):
             logits = self._model.prefill(feed, self._cache, Needs()).logits[-1]
-            logits = logits[: self._common] if self._shared is None else logits[self._shared.theirs]
+            logits = logits[: self._common] if self._theirs is None else logits[self._theirs]
             confidence = logits.float().softmax(dim=-1)
             # Decided before a token is drawn: depending on the draw would bias what is accepted.
             threshold = self._config.confidence_threshold
@@ -222,7 +250,7 @@ class DraftTargetDrafter(Drafter):
             tokens.append(token)
             probs.append(confidence[token])
             likely = likely * float(probs[-1]) if self.least_prob > 0 else likely
-            feed = token[None] if self._shared is None else self._shared.theirs[token[None]]
+            feed = token[None] if self._theirs is None else self._theirs[token[None]]
         return tokens, probs, drawn_from
 
     def observe(self, outcome: Outcome) -> None:
@@ -261,8 +289,9 @@ class DraftTargetDrafter(Drafter):
             for rows, ids in zip(fed.split(ROWS), wanted.split(ROWS), strict=True):
                 chain = Proposal(rows, TreeShape.chain(len(rows) - 1))
                 logits = model.verify(chain, cache, Needs()).logits[:, : self._common]
+                logits = logits if self._theirs is None else logits[:, self._theirs]
                 cache.commit(tuple(range(len(rows))))
-                rank = rank_of(logits, ids.clamp_max(self._common - 1))
+                rank = self._vocabulary.rank_of(logits, ids.clamp_max(self._common - 1))
                 sure = logits.float().softmax(dim=-1).amax(dim=-1) >= threshold
                 found.append(torch.where(sure & (ids < self._common), rank, BEYOND).cpu())
         finally:

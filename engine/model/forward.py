@@ -67,7 +67,12 @@ class Forward(ABC):
         return None
 
     def draft_chain(
-        self, tokens: Tensor, cache: TreeCache, levels: int, least_prob: float
+        self,
+        tokens: Tensor,
+        cache: TreeCache,
+        levels: int,
+        least_prob: float,
+        ids: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
         """As `Target.draft_chain`, but that nothing is committed; None = token by token."""
         return None

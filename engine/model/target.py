@@ -60,6 +60,8 @@ class Target:
         """
         self.name = name
         self.model = model.eval()
+        # Kept: transformers looks through all parameters for it, and every step asks.
+        self.device = torch.device(model.device)
         self.tokenizer = tokenizer
         self.provenance = provenance or {}
         self._dtype_name = dtype_name
@@ -74,10 +76,6 @@ class Target:
         self.prefixes = PrefixCache()
 
     # ---- what it is
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device(self.model.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -259,7 +257,13 @@ class Target:
 
     @torch.inference_mode()
     def draft_chain(
-        self, tokens: Tensor, cache: TreeCache, levels: int, least_prob: float = 0.0
+        self,
+        tokens: Tensor,
+        cache: TreeCache,
+        levels: int,
+        least_prob: float = 0.0,
+        *,
+        ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor] | None:
         """What it would say greedily after these tokens, which the cache has not seen.
 
@@ -268,13 +272,15 @@ class Target:
         Args:
             tokens: `(n,)` int64.
             levels: most tokens; fewer where the text is less likely than `least_prob`.
+            ids: `(size,)` int64, the only tokens that it may say; None = all. A matrix of their
+                rows is kept, so that the others cost nothing.
 
         Returns:
             Tokens `(m,)` and their log-probs; None, and nothing was done: it has to be asked token
             by token.
         """
         cache.reserve(len(tokens) + levels)
-        found = self._forward.draft_chain(tokens, cache, levels, least_prob)
+        found = self._forward.draft_chain(tokens, cache, levels, least_prob, ids)
         if found is not None:
             cache.length += len(tokens) + len(found[0]) - 1
         return found

@@ -105,6 +105,7 @@ class NativeForward(Forward):
         self._codes: Codes | None = codes
         self._decoder: Decoder | None = Decoder(kernels, self._parts(model))
         self._lm_head: Any = model.get_output_embeddings()
+        self._narrow: tuple[Tensor, Decoder] | None = None
         self.name = "native" if codes is None else f"native, q{codes.bits}"
         self._codes = None  # it maps the file
 
@@ -181,10 +182,28 @@ class NativeForward(Forward):
         return cache.whole(parts.kv_heads, parts.head_dim, torch.bfloat16)
 
     def draft_chain(
-        self, tokens: Tensor, cache: TreeCache, levels: int, least_prob: float
+        self,
+        tokens: Tensor,
+        cache: TreeCache,
+        levels: int,
+        least_prob: float,
+        ids: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
+        decoder = self._held if ids is None else self._saying(ids)
         place = Place(self._buffer(cache), cache.length)
-        return self._held.chain(tokens, cache.length, place, levels=levels, least_prob=least_prob)
+        return decoder.chain(
+            tokens, cache.length, place, levels=levels, least_prob=least_prob, ids=ids
+        )
+
+    def _saying(self, ids: Tensor) -> Decoder:
+        """One with the same layers, whose output matrix has the rows of these tokens only."""
+        if self._narrow is None or self._narrow[0] is not ids:
+            rows = self._lm_head.weight.detach()[ids].to(torch.bfloat16)
+            bits = self._lm_head.matrix.bits
+            matrix = Matrix.of(rows if bits == 16 else Blocks.quantised(rows, bits), None)
+            narrow = replace(self._held.parts, lm_head=matrix, vocab=len(ids))
+            self._narrow = ids, Decoder(self.kernels, narrow)
+        return self._narrow[1]
 
     def output(self, hidden: Tensor) -> Tensor:
         rows = hidden.to(torch.bfloat16).reshape(-1, hidden.shape[-1])
@@ -213,7 +232,7 @@ class NativeForward(Forward):
         return self._decoder
 
     def close(self) -> None:
-        self._decoder = self._lm_head = None
+        self._decoder = self._lm_head = self._narrow = None
 
 
 def _weight(module: Any) -> Tensor | None:

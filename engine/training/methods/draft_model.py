@@ -64,6 +64,7 @@ class DraftModelStudent(Student):
     """A small Llama with tied embedding, in float32 while it learns."""
 
     settings: DraftModelTraining
+    drafts_vocabulary = True
 
     def __init__(
         self, settings: DraftModelTraining, target: Target, vocabulary: Vocabulary

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from engine.config import Limits, Sampling
 from engine.decode import decode
@@ -137,19 +138,22 @@ def test_a_chain_in_one_call_is_the_chain_level_by_level(name: str, target: Targ
     assert shorter[0] == found[0][0][:2]
 
 
+@pytest.mark.parametrize("ids", [None, torch.arange(90, 20, -3)])
 @torch.inference_mode()
-def test_a_model_drafts_a_chain_in_one_call(target: Target) -> None:
+def test_a_model_drafts_a_chain_in_one_call(target: Target, ids: Tensor | None) -> None:
     once, one_by_one = target.new_cache(64), target.new_cache(64)
     prompt = torch.arange(20, 31)
     target.prefill(prompt[:5], once, Needs())
     target.prefill(prompt[:5], one_by_one, Needs())
-    found = target.draft_chain(prompt[5:], once, 5)
+    found = target.draft_chain(prompt[5:], once, 5, ids=ids)
     assert found is not None
     feed, expected = prompt[5:], []
     for _ in range(5):
         logits = target.prefill(feed, one_by_one, Needs()).logits[-1].float()
-        feed = logits.argmax()[None]
-        expected.append((int(feed), float(logits.log_softmax(-1)[feed])))
+        logits = logits if ids is None else logits[ids]
+        best = logits.argmax()[None]
+        feed = best if ids is None else ids[best]
+        expected.append((int(feed), float(logits.log_softmax(-1)[best])))
     assert found[0].tolist() == [token for token, _ in expected]
     assert found[1].tolist() == pytest.approx([said for _, said in expected], abs=1e-4)
     assert once.length == one_by_one.length == 5 + 6 + 4

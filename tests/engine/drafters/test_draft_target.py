@@ -27,6 +27,7 @@ from engine.model.cache import TreeCache
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.model.text import SharedTokens, common_vocabulary
+from engine.proposal import Needs
 from engine.steps import End, Step
 from playground.host.models import Models
 from tests.engine.drafters import judges
@@ -369,6 +370,46 @@ def test_sampled_output_follows_the_target() -> None:
     for settings in ({}, {"use_draft_probs": False}):
         drafter = of_other_vocabulary(model, small, **settings)
         assert judges.p_value(model, drafter, drawn=not settings) > 1e-3
+
+
+def listing(folder: Path, ids: list[int]) -> str:
+    """A draft model's folder, of which only the list of the most frequent tokens is read."""
+    folder.mkdir(exist_ok=True)
+    (folder / "draft_vocab.json").write_text(json.dumps(ids))
+    return str(folder)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_it_drafts_the_listed_tokens_only(tmp_path: Path, temperature: float) -> None:
+    model, small = target(), tiny_target(seed=1, num_hidden_layers=1, **ENDLESS)
+    named = listing(tmp_path / "small", shuffled(VOCAB)[:60])
+    ids = json.loads((tmp_path / "small" / "draft_vocab.json").read_text())
+    for settings, allowed in (({}, ids), ({"draft_vocab": 20}, ids[:20])):
+        config = DraftTargetConfig.parse({"speculative_model": named, **settings})
+        drafter = config.build(build_context(model, **{named: small}))
+        steps = write(model, drafter, 20, temperature=temperature)
+        drafted = {token for step in steps for token in step.tokens[1:]}
+        assert drafted and drafted <= set(allowed)
+        if not temperature:
+            # The first draft is the draft model's likeliest among them.
+            text = torch.tensor([*PROMPT, steps[0].tokens[0]])
+            cache = small.new_cache(len(text))
+            logits = small.prefill(text, cache, Needs()).logits[-1]
+            assert steps[0].tokens[1] == allowed[int(logits[allowed].argmax())]
+            tokens = [t for step in steps for t in step.committed]
+            assert tokens == plain_greedy(model, PROMPT, len(tokens) + 1)[1:]
+
+
+def test_sampled_output_follows_the_target_where_few_tokens_are_drafted(tmp_path: Path) -> None:
+    model = judges.sampled_target()
+    small = judges.sampled_target()
+    with torch.no_grad():
+        small.lm_head.weight.mul_(0.5)
+    named = listing(tmp_path / "small", [3, 0, 5, 9, 7])
+    for drawn in (True, False):
+        config = DraftTargetConfig(speculative_model=named, use_draft_probs=drawn)
+        drafter = config.build(build_context(model, **{named: small}))
+        assert judges.p_value(model, drafter, drawn=drawn) > 1e-3
 
 
 def test_shared_tokens_and_drafts_are_those_of_transformers() -> None:
