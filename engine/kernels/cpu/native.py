@@ -197,7 +197,7 @@ class NativeForward(Forward):
 
     def _saying(self, ids: Tensor) -> Decoder:
         """One with the same layers, whose output matrix has the rows of these tokens only."""
-        if self._narrow is None or self._narrow[0] is not ids:
+        if self._narrow is None or not torch.equal(self._narrow[0], ids):
             rows = self._lm_head.weight.detach()[ids].to(torch.bfloat16)
             bits = self._lm_head.matrix.bits
             matrix = Matrix.of(rows if bits == 16 else Blocks.quantised(rows, bits), None)
