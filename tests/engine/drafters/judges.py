@@ -51,7 +51,11 @@ def write(
     return Text(list(end.output_ids), steps, end.finish_reason)
 
 
+# Tests share these targets: made in inference mode, their weights cannot be written to outside it.
+
+
 @functools.cache
+@torch.inference_mode()
 def target_of(family: str) -> Target:
     return tiny_target(family, eos_token_id=None)
 
@@ -93,56 +97,77 @@ SAMPLED_VOCAB = 12
 
 
 @functools.cache
+@torch.inference_mode()
 def sampled_target() -> Target:
     """A target with few tokens, none of them much likelier than the others."""
+    return few_tokens(0.35)
+
+
+def few_tokens(scale: float, *, seed: int = 0) -> Target:
+    """A model of one layer and twelve tokens, its logits times `scale`."""
     target = tiny_target(
         "llama",
+        seed=seed,
         vocab_size=SAMPLED_VOCAB,
         num_hidden_layers=1,
         eos_token_id=None,
         max_position_embeddings=512,
     )
     with torch.no_grad():
-        target.lm_head.weight.mul_(0.35)
+        target.lm_head.weight.mul_(scale)
     return target
+
+
+class _Counts:
+    """How often each of several outcomes came up, against their chances before each draw.
+
+    The differences are a martingale's, with a covariance known from the chances: a chi-square with
+    outcomes - 1 degrees of freedom.
+    """
+
+    def __init__(self, outcomes: int) -> None:
+        self.off = torch.zeros(outcomes, dtype=torch.float64)
+        self.covariance = torch.zeros(outcomes, outcomes, dtype=torch.float64)
+
+    def add(self, chances: torch.Tensor, outcome: torch.Tensor) -> None:
+        """Chances (draws, outcomes), and which came up (draws)."""
+        came = torch.nn.functional.one_hot(outcome, len(self.off)).double()
+        self.off += (came - chances).sum(dim=0)
+        self.covariance += torch.diag(chances.sum(dim=0)) - chances.T @ chances
+
+    @property
+    def p_value(self) -> float:
+        off = self.off[:-1]
+        statistic = off @ torch.linalg.solve(self.covariance[:-1, :-1], off)
+        return float(chi2.sf(float(statistic), len(off)))
 
 
 def p_value(
     target: Target, drafter: Drafter, *, seeds: int = 2, tokens: int = 300, drawn: bool = False
 ) -> float:
-    """How well sampled texts agree with the target's own distribution; the smaller of two tests.
+    """How well sampled texts agree with the target's own distribution; the smallest of the tests.
 
-    Every token is a draw from the target's distribution given the text before it, so how often the
-    token of rank r comes up is a sum of martingale differences, with mean and covariance known
-    from one plain forward over the text: a chi-square with vocabulary - 1 degrees of freedom. So
-    is how often a token is the one drafted first for its place, which is fixed before the draw: a
+    Every token is a draw from the target's distribution given the text before it, which one plain
+    forward over the text tells. Counted are the tokens; their ranks in that distribution; and
+    whether a token is the one drafted first for its place, which is fixed before the draw: a
     verifier that errs after rejections shows there, however little the drafts know of the target.
-    Drafts that are themselves `drawn` are coupled with the text; for them the first test stands.
+    Drafts that are themselves `drawn` are coupled with the text; for them the first two stand.
     """
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
-    observed = torch.zeros(SAMPLED_VOCAB, dtype=torch.float64)
-    expected = torch.zeros(SAMPLED_VOCAB, dtype=torch.float64)
-    covariance = torch.zeros(SAMPLED_VOCAB, SAMPLED_VOCAB, dtype=torch.float64)
-    excess, variance = 0.0, 0.0
+    by_token, by_rank, by_draft = _Counts(SAMPLED_VOCAB), _Counts(SAMPLED_VOCAB), _Counts(2)
     for seed in range(seeds):
         text = write(target, drafter, prompt, tokens=tokens, temperature=1.0, seed=seed)
         assert len(text.output) == tokens and text.num_accepted > 0
-        probs, order = _ranked(target, prompt, text.output)
-        rank = (order == torch.tensor(text.output)[:, None]).double()
-        observed += rank.sum(dim=0)
-        expected += probs.sum(dim=0)
-        covariance += torch.diag(probs.sum(dim=0)) - probs.T @ probs
-        for at, drafted in first_drafts(text).items():
-            chance = float(probs[at][order[at] == drafted])
-            excess += (text.output[at] == drafted) - chance
-            variance += chance * (1 - chance)
-    off = (observed - expected)[:-1]
-    statistic = off @ torch.linalg.solve(covariance[:-1, :-1], off)
-    by_rank = float(chi2.sf(float(statistic), SAMPLED_VOCAB - 1))
-    if drawn:
-        return by_rank
-    by_draft = float(chi2.sf(excess**2 / variance, 1))
-    return min(1.0, 2 * min(by_rank, by_draft))
+        output, probs = torch.tensor(text.output), _chances(target, prompt, text.output)
+        by_token.add(probs, output)
+        ranked, order = probs.sort(dim=-1, descending=True)
+        by_rank.add(ranked, (order == output[:, None]).int().argmax(dim=-1))
+        if not drawn:
+            places, drafted = map(torch.tensor, zip(*first_drafts(text).items(), strict=True))
+            chance = probs[places, drafted]
+            by_draft.add(torch.stack([1 - chance, chance], 1), (output[places] == drafted).long())
+    tests = [by_token, by_rank] if drawn else [by_token, by_rank, by_draft]
+    return min(1.0, len(tests) * min(test.p_value for test in tests))
 
 
 def first_drafts(text: Text) -> dict[int, int]:
@@ -159,8 +184,7 @@ def first_drafts(text: Text) -> dict[int, int]:
 
 
 @torch.inference_mode()
-def _ranked(target: Target, prompt: list[int], output: list[int]) -> tuple[torch.Tensor, ...]:
-    """The target's distribution at every output position, likeliest token first."""
+def _chances(target: Target, prompt: list[int], output: list[int]) -> torch.Tensor:
+    """The target's distribution at every output position, (tokens, vocabulary)."""
     logits = target.model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1]
-    ranked = probabilities(logits, Sampling(temperature=1.0)).double().sort(dim=-1, descending=True)
-    return ranked.values, ranked.indices
+    return probabilities(logits, Sampling(temperature=1.0)).double()

@@ -25,7 +25,7 @@ from tests.engine.drafters import judges
 from tests.engine.drafters.fitted import save_medusa
 from tests.engine.drafters.judges import target_of, write
 from tests.engine.drafters.turns import Turns
-from tests.models import build_context, tiny_target
+from tests.models import build_context
 
 NGRAM = {"decoding_type": "NGram"}
 RECYCLING = {"decoding_type": "Token_Recycling"}
@@ -56,17 +56,7 @@ def test_context_end_is_reached_exactly():
 def sampled_bench() -> BuildContext:
     """A target, and a draft model that agrees with it now and then."""
     target = judges.sampled_target()
-    other = tiny_target(
-        "llama",
-        seed=1,
-        vocab_size=judges.SAMPLED_VOCAB,
-        num_hidden_layers=1,
-        eos_token_id=None,
-        max_position_embeddings=512,
-    )
-    with torch.no_grad():
-        other.lm_head.weight.mul_(0.2)
-    return build_context(target, small=other)
+    return build_context(target, small=judges.few_tokens(0.2, seed=1))
 
 
 def draft_target(**settings: Any) -> CombinedConfig:
