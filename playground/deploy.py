@@ -111,7 +111,7 @@ class Question(Settings):
             target=target,
             method=self.method
             if linked or self.method in methods
-            else catalog.first_method(target),
+            else catalog.first_method(target, alone=True),
             version="" if newest else self.version,
         )
 

@@ -33,6 +33,9 @@ class MethodPreset(Settings):
     untrained: bool = Field(
         False, description="its weights were never trained for it: it shows how the method works"
     )
+    first: bool = Field(
+        False, description="pickers start with it: of those for its target it was the fastest"
+    )
     config: MethodConfig
 
 
@@ -147,6 +150,8 @@ def is_trained(method: Mapping[str, Any]) -> bool:
     names = "decoding_type", "speculative_model"
     own = [method.get(name) for name in names]
     untrained = (preset.config for preset in methods().values() if preset.untrained)
+    if any(is_trained(one) for one in method.values() if isinstance(one, Mapping)):
+        return True
     return bool(own[1]) and own not in ([getattr(one, n, None) for n in names] for one in untrained)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo
+from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
 
 from engine.accept import Rule
 from engine.config import Sampling, setting
@@ -40,6 +40,8 @@ def _nested(value: object, info: ValidationInfo) -> object:
         )
     if values.get("adaptive"):
         raise ValueError(f"{setting}.adaptive must be off; set adaptive for both methods at once")
+    if values.get("size") == "fit":
+        raise ValueError(f"{setting}.size must be set; set size: fit for both methods at once")
     try:
         return known[kind].parse(values)
     except ConfigError as error:
@@ -58,10 +60,9 @@ class CombinedConfig(MethodConfig):
         "Copies what followed the same words before; where they are new, another method drafts."
     )
     paper: ClassVar[str | None] = "2411.10666"
-    main_settings: ClassVar[str] = "retrieval model min_match_len"
+    main_settings: ClassVar[str] = "size retrieval model min_match_len"
 
     decoding_type: Literal["Combined"] = "Combined"
-    size: Literal["set"] = Field("set", description="its two methods are as large as they are set")
     retrieval: Nested = setting(
         SuffixConfig(), "Retrieval", "the retrieval method: NGram or Suffix with its settings"
     )

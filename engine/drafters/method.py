@@ -107,9 +107,19 @@ class MethodConfig(Settings):
     def live_settings(self) -> set[str]:
         """Settings that have an effect under the other settings."""
         names = super().live_settings() - {"decoding_type"}
-        if self.size == "set" or not self.size_settings:
+        if self.size == "set" or not self.has_sizes:
             names.discard("size")
         return names
+
+    @property
+    def has_sizes(self) -> bool:
+        """Whether `size` can say who decides how much is drafted."""
+        return bool(self.size_settings) or any(one.has_sizes for one in self.within().values())
+
+    def within(self) -> dict[str, MethodConfig]:
+        """The methods that its settings hold."""
+        held = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: one for name, one in held.items() if isinstance(one, MethodConfig)}
 
     def build(self, context: BuildContext) -> Drafter:
         """Load what the method needs and make its drafter.

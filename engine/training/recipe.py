@@ -192,6 +192,10 @@ class Student(nn.Module):
         save_file(self.stored(dtype), file, metadata={"format": "pt"})
         config = {**self.config(), "torch_dtype": str(dtype).removeprefix("torch.")}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        self.save_vocabulary(folder)
+
+    def save_vocabulary(self, folder: Path) -> None:
+        """The tokens it drafts, where these are not all, as a list beside its weights."""
         if self.drafts_vocabulary and self.vocabulary.ids is not None:
             listed = json.dumps(self.vocabulary.ids.tolist(), separators=(",", ":"))
             (folder / FILE).write_text(listed + "\n")

@@ -73,20 +73,31 @@ class Fit:
 
 def fit_size(
     config: MethodConfig,
-    table: SizeTable | None,
+    tables: Callable[[MethodConfig], SizeTable | None],
     context: BuildContext,
     curve: Callable[[], LatencyCurve],
 ) -> Fit:
     """The method's settings with the size that is predicted to be the fastest.
 
+    Methods within another are fitted each as if it drafted alone.
+
     Args:
-        table: what was measured of the method, if anything was.
+        tables: what was measured of a method, if anything was.
         curve: gives the latency curve of the context's target; asked where it is needed.
 
     Raises ConfigError, DrafterError, SourceError: the method's drafter cannot be built.
     """
-    if config.size == "set" or not config.size_settings:
+    if config.size == "set" or not config.has_sizes:
         return Fit(config)
+    if within := config.within():
+        fits = {
+            name: fit_size(one.replace(size="fit"), tables, context, curve)
+            for name, one in within.items()
+        }
+        settings = {name: fit.config.replace(size="set") for name, fit in fits.items()}
+        reasons = [f"{fit.config.title}: {fit.reason}" for fit in fits.values() if fit.reason]
+        return Fit(config.replace(**settings), " ".join(reasons))
+    table = tables(config)
     if table is None or table.target != context.target.name:
         return Fit(
             config,

@@ -50,8 +50,9 @@ def methods_to_try(catalog: Catalog, target: str) -> dict[str, str]:
         config = None if key.startswith(TYPE_PREFIX) else catalog.method(key).config
         if config is None or config.decoding_type == BASELINE:
             continue
-        weights = getattr(config, "speculative_model", None)
-        if weights is None or _is_here(catalog.locate(weights)):
+        parts = (config, *config.within().values())
+        weights = filter(None, (getattr(one, "speculative_model", None) for one in parts))
+        if all(_is_here(catalog.locate(one)) for one in weights):
             found[title if title not in found else f"{title} ({key})"] = key
     return found
 

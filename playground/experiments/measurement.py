@@ -240,12 +240,7 @@ class Measurement:
     def _warm_up(self, configuration: Configuration) -> None:
         fit = self._fits.get(configuration.name)
         if fit is None:
-            fit = fit_size(
-                configuration.config,
-                presets.sizes(configuration.config),
-                self._bench,
-                self._latency,
-            )
+            fit = fit_size(configuration.config, presets.sizes, self._bench, self._latency)
             self._fits[configuration.name] = fit
         drafter = build_drafter(fit.config, self._bench, self._latency)
         self._drafters[configuration.name] = drafter

@@ -127,21 +127,29 @@ class Catalog:
         ]
         return fitting + plain
 
-    def first_method(self, target: str) -> str:
-        """Where the pickers start: one that was made for the target and needs no weights, if any.
+    def first_method(self, target: str, *, alone: bool = False) -> str:
+        """Where the pickers start: with what was the fastest for the target, where that is known.
 
-        Looking up costs next to nothing, so that it pays on any machine; a trained drafter may not.
-        What has random weights is there to show the methods that were made for it.
+        Else with one that was made for it and needs no weights. Looking up costs next to nothing,
+        so that it pays on any machine; a trained drafter may not. What has random weights is there
+        to show the methods that were made for it.
+
+        Args:
+            alone: one method and no combination, which few engines run.
         """
         keys = [key for _, key in self.method_choices(target)]
         made = [key for key in keys if key in self.presets and self.presets[key].target == target]
+        if alone:
+            made = [key for key in made if not self.presets[key].config.within()]
         is_random = target in self.targets and self.targets[target].random is not None
+        fastest = [key for key in made if self.presets[key].first]
         light = [key for key in made if is_random or not self.is_trained(key)]
-        return next(iter(light), FIRST_METHOD if FIRST_METHOD in keys else keys[0])
+        return next(iter([*fastest, *light]), FIRST_METHOD if FIRST_METHOD in keys else keys[0])
 
     def is_trained(self, key: str) -> bool:
-        """Whether a method drafts with weights of its own."""
-        return hasattr(self.method(key).config, "speculative_model")
+        """Whether a method, or one within it, drafts with weights of its own."""
+        config = self.method(key).config
+        return any(hasattr(one, "speculative_model") for one in (config, *config.within().values()))
 
     def first_prompt(self) -> str:
         """What the prompt starts with: an example on which drafting is seen to work."""

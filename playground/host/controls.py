@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -38,6 +38,10 @@ OUTER_ONLY = ("adaptive", "size")
 FITTED = (
     "Fitted to this machine when a run starts: the fastest of {} measured sizes; choose set to "
     "set it by hand"
+)
+FITTED_WITHIN = (
+    "Both methods are fitted to this machine when a run starts, each by itself; choose set to set "
+    "them by hand"
 )
 NOT_MEASURED = "No other sizes were measured with these settings: uses the size set below"
 
@@ -138,30 +142,34 @@ def state_of(cls: type[Settings], raw: Mapping[str, Any]) -> FormState:
 
 def _without_effect(settings: Settings) -> set[str]:
     found = set(type(settings).model_fields) - settings.live_settings()
-    for name, method in _within(settings):
+    if not isinstance(settings, MethodConfig):
+        return found
+    for name, method in settings.within().items():
         found |= {f"{name}.{inner}" for inner in _without_effect(method)} - {
             f"{name}.{KIND_WITHIN}"
         }
-    if isinstance(settings, MethodConfig) and settings.size_settings:
+        if settings.size == "fit":
+            found |= {f"{name}.{inner}" for inner in _fitted(method)}
+    if settings.has_sizes:
         found.discard("size")
-        if settings.size == "fit" and presets.sizes(settings) is not None:
-            found |= {*settings.size_settings.split()}
+        if settings.size == "fit":
+            found |= _fitted(settings)
     return found
+
+
+def _fitted(method: MethodConfig) -> set[str]:
+    """The settings that `size: fit` chooses."""
+    return {*method.size_settings.split()} if presets.sizes(method) is not None else set()
 
 
 def _notes(settings: Settings) -> dict[str, str]:
     """Where a size that is fitted comes from."""
     if not isinstance(settings, MethodConfig) or settings.size == "set":
         return {}
+    if any(map(presets.sizes, settings.within().values())):
+        return {"size": FITTED_WITHIN}
     table = presets.sizes(settings)
     return {"size": FITTED.format(len(table.sizes)) if table else NOT_MEASURED}
-
-
-def _within(settings: Settings) -> Iterator[tuple[str, MethodConfig]]:
-    for name in type(settings).model_fields:
-        value = getattr(settings, name)
-        if isinstance(value, MethodConfig):
-            yield name, value
 
 
 def _controls(settings: Settings, skip: Sequence[str]) -> list[Control]:

@@ -106,7 +106,7 @@ class MethodMenu:
         preset = self._catalog.presets[key]
         if preset.untrained:
             return UNTRAINED
-        return TRAINED if hasattr(preset.config, "speculative_model") else NO_WEIGHTS
+        return TRAINED if self._catalog.is_trained(key) else NO_WEIGHTS
 
     def _is_plain(self, key: str) -> bool:
         return self._catalog.method(key).config.decoding_type == PLAIN

@@ -101,7 +101,7 @@ class Models:
         self._forget_if_drifted()
         key = config.model_dump_json()
         if key not in self._fits:
-            self._fits[key] = fit_size(config, presets.sizes(config), self.bench(), self._latency)
+            self._fits[key] = fit_size(config, presets.sizes, self.bench(), self._latency)
         return self._fits[key]
 
     def drafter(self, config: MethodConfig) -> Drafter:

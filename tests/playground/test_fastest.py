@@ -51,7 +51,12 @@ def searched(
 def test_what_fits_and_needs_no_download_is_tried() -> None:
     shipped = Catalog.shipped()
     tried = set(methods_to_try(shipped, "smollm2-135m-instruct").values())
-    assert {"ngram", "suffix-smollm2-135m", "eagle2-smollm2-135m", "draft-smollm2-135m"} <= tried
+    assert {
+        "ngram",
+        "suffix-smollm2-135m",
+        "eagle2-smollm2-135m",
+        "suffix-draft-smollm2-135m",
+    } <= tried
     assert "plain" not in tried and "medusa-vicuna-7b" not in tried
     assert "medusa-vicuna-7b" not in methods_to_try(shipped, "vicuna-7b-v1.3").values()
 

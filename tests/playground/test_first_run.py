@@ -17,12 +17,13 @@ from storage import RunLog
 EMBEDDED = "smollm2-135m-instruct"
 
 
-def test_start_is_made_for_the_target_and_needs_no_weights(log: RunLog) -> None:
+def test_start_is_the_fastest_for_the_target_else_needs_no_weights(log: RunLog) -> None:
     catalog = Catalog.shipped()
-    assert catalog.first_method(EMBEDDED) == "suffix-smollm2-135m"
+    assert catalog.first_method(EMBEDDED) == "suffix-draft-smollm2-135m"
+    assert catalog.first_method(EMBEDDED, alone=True) == "suffix-smollm2-135m"
     assert catalog.first_method("vicuna-7b-v1.3") == "ngram"
     label, key = MethodMenu(catalog, log).choices(EMBEDDED)[0]
-    assert key == "suffix-smollm2-135m" and label.endswith(RECOMMENDED)
+    assert key == "suffix-draft-smollm2-135m" and label.endswith(RECOMMENDED)
     assert first_methods(catalog, catalog.method_choices(EMBEDDED))[0] == key
 
 

@@ -47,8 +47,9 @@ def test_plain_decoding_has_one_name() -> None:
 
 def test_shipped_methods_are_in_the_groups_that_people_look_for(log: RunLog) -> None:
     found = grouped(MethodMenu(Catalog.shipped(), log), EMBEDDED)
-    assert found[RECOMMENDED] == ["suffix-smollm2-135m"] and found[BASELINE] == ["plain"]
+    assert found[RECOMMENDED] == ["suffix-draft-smollm2-135m"] and found[BASELINE] == ["plain"]
     assert "eagle2-smollm2-135m" in found["trained"]
+    assert "suffix-smollm2-135m" in found["no weights"]
     assert found["untrained"] == ["pard-smollm2-135m"]
     assert "suffix" in found["no weights"] and "type:Medusa" in found[FURTHER]
 

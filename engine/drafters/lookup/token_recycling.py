@@ -120,12 +120,11 @@ class TokenRecyclingDrafter(Drafter):
         if start.output.hidden is None or not self.config.recycle_prompt:
             self._write(prompt[-1:], start.output.logits)
             return
-        for tokens, hidden in zip(
-            prompt[known:].split(_PROMPT_ROWS),
-            start.output.hidden[known:].split(_PROMPT_ROWS),
-            strict=True,
-        ):
-            self._write(tokens, self._target.output(hidden))
+        # The last of a token's rows wins, so only those are multiplied by the output matrix.
+        last = {token: at for at, token in enumerate(start.prompt_ids) if at >= known}
+        places = torch.tensor(list(last.values()), dtype=torch.int64, device=self._target.device)
+        for rows in places.split(_PROMPT_ROWS):
+            self._write(prompt[rows], self._target.output(start.output.hidden[rows]))
 
     def propose(self, max_depth: int) -> Proposal:
         tokens = torch.full((len(self._tree) + 1,), self.text[-1], device=self._target.device)

@@ -141,6 +141,7 @@ class DraftModelStudent(Student):
         stored.save_pretrained(folder)
         if self.target.tokenizer is not None:
             self.target.tokenizer.save_pretrained(folder)
+        self.save_vocabulary(folder)
 
     def describe(self) -> Mapping[str, Any]:
         return {

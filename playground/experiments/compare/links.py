@@ -46,12 +46,16 @@ def run_form(
 def first_methods(catalog: Catalog, choices: list[tuple[str, str]]) -> list[str]:
     """Where the pickers start: one method of each kind, those made for the target first.
 
-    Of these the ones without weights come first, as in `Catalog.first_method`.
+    Of these the fastest and then the ones without weights come first, as in `Catalog.first_method`.
     """
-    made = {key for _, key in choices if key in catalog.presets and catalog.presets[key].target}
+    presets = {key: catalog.presets[key] for _, key in choices if key in catalog.presets}
+    made = {key for key, preset in presets.items() if preset.target}
+    fastest = {key for key, preset in presets.items() if preset.first}
     keys = [key for _, key in choices]
     kinds: dict[str, str] = {}
-    for key in sorted(keys, key=lambda key: (key not in made, catalog.is_trained(key))):
+    for key in sorted(
+        keys, key=lambda key: (key not in fastest, key not in made, catalog.is_trained(key))
+    ):
         decoding_type = catalog.method(key).config.decoding_type
         if decoding_type != BASELINE:
             kinds.setdefault(decoding_type, key)

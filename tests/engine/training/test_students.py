@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -148,6 +149,21 @@ def test_the_draft_vocabulary_is_what_answers_use_most(target: Target, corpus: C
     assert len(ids.unique()) == len(ids) == 20
     assert counts[ids].tolist() == sorted(counts[ids].tolist(), reverse=True)
     assert counts[ids].min() >= counts[others].max()
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_what_a_student_learns_to_draft_is_listed_beside_its_weights(
+    method: str, target: Target, corpus: Corpus, tmp_path: Path
+) -> None:
+    settings = training_settings(method, {"loss_vocab": 24})
+    student = settings.student(target, corpus, corpus.entries)
+    student.save(tmp_path, torch.float32)
+    listed = tmp_path / "draft_vocab.json"
+    assert listed.is_file() == student.drafts_vocabulary
+    if student.drafts_vocabulary:
+        ids = Vocabulary.beside(str(tmp_path), target, None).ids
+        assert ids is not None and ids.tolist() == student.vocabulary.ids.tolist()
+        assert len(ids) == 24
 
 
 @pytest.mark.parametrize("method", list(METHODS))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 import presets
+from engine.drafters.combined import CombinedConfig
 from engine.drafters.lookup.ngram import NGramConfig
+from engine.drafters.method import MethodConfig
 from engine.drafters.sizes import Size, SizeTable, beside_size
 from engine.errors import ConfigError
 from engine.tuning.fit import fit_size
@@ -39,7 +41,7 @@ def table(target: str, **method: object) -> SizeTable:
 def test_where_rows_are_dear_little_is_drafted(
     case: Case, curve: LatencyCurve, length: int
 ) -> None:
-    fit = fit_size(FIT, table(case.bench.target.name), case.bench, lambda: curve)
+    fit = fit_size(FIT, lambda _: table(case.bench.target.name), case.bench, lambda: curve)
     assert isinstance(fit.config, NGramConfig)
     assert fit.config.max_draft_len == length
     assert fit.config.size == "fit"
@@ -53,12 +55,12 @@ def test_a_method_that_learns_from_the_target_is_fitted_too(case: Case, name: st
     measured = SizeTable(
         target=case.bench.target.name, method=config.model_dump(), sizes=(sizes[0], sizes[-1])
     )
-    fit = fit_size(config, measured, case.bench, lambda: STEEP)
+    fit = fit_size(config, lambda _: measured, case.bench, lambda: STEEP)
     assert len(fit.sizes) == 2 and fit.config.size == "fit"
 
 
 def test_prediction_is_the_shares_of_rows_times_the_curve(case: Case) -> None:
-    fit = fit_size(FIT, table(case.bench.target.name), case.bench, lambda: STEEP)
+    fit = fit_size(FIT, lambda _: table(case.bench.target.name), case.bench, lambda: STEEP)
     by_length = {one.settings["max_draft_len"]: one.prediction for one in fit.sizes}
     assert by_length[1].verify_ms == pytest.approx(0.5 * 10 + 0.5 * 20)
     assert by_length[6].verify_ms == pytest.approx(0.5 * 10 + 0.5 * 70)
@@ -69,7 +71,7 @@ def test_prediction_is_the_shares_of_rows_times_the_curve(case: Case) -> None:
 
 
 def test_the_size_as_set_is_compared(case: Case) -> None:
-    fit = fit_size(FIT, table(case.bench.target.name), case.bench, lambda: STEEP)
+    fit = fit_size(FIT, lambda _: table(case.bench.target.name), case.bench, lambda: STEEP)
     as_set = next(one for one in fit.sizes if one.settings["max_draft_len"] == 6)
     assert fit.reason.endswith(f"As set: {as_set.prediction.speedup:.2f} ×.")
 
@@ -80,11 +82,11 @@ def test_a_set_size_is_left_alone(case: Case) -> None:
     def never() -> LatencyCurve:
         raise AssertionError("nothing is to be measured")
 
-    assert fit_size(config, table(case.bench.target.name), case.bench, never).config is config
+    assert fit_size(config, lambda _: None, case.bench, never).config is config
 
 
 def test_nothing_measured_on_this_target_is_said(case: Case) -> None:
-    fit = fit_size(FIT, table("another"), case.bench, lambda: FLAT)
+    fit = fit_size(FIT, lambda _: table("another"), case.bench, lambda: FLAT)
     assert fit.config is FIT
     assert "other sizes were not measured" in fit.reason
 
@@ -110,8 +112,30 @@ def test_every_shipped_table_serves_its_preset() -> None:
             assert set(size.settings) <= set(config.size_settings.split())
             config.replace(**size.settings)
             assert sum(share for _, share in size.rows) == pytest.approx(1.0, abs=1e-3)
-    fitted = {name for name, one in presets.methods().items() if one.config.size == "fit"}
-    assert fitted <= set(presets.size_tables())
+    for name, preset in presets.methods().items():
+        if preset.config.size == "fit":
+            parts = preset.config.within() or {name: preset.config}
+            assert all(map(presets.sizes, parts.values())), name
+
+
+def test_methods_within_are_fitted_each_by_itself(case: Case) -> None:
+    both = CombinedConfig.parse(
+        {
+            "size": "fit",
+            "retrieval": {"decoding_type": "NGram", "max_draft_len": 6},
+            "model": {"decoding_type": "Lookahead"},
+        }
+    )
+
+    def tables(config: MethodConfig) -> SizeTable | None:
+        return table(case.bench.target.name) if isinstance(config, NGramConfig) else None
+
+    fit = fit_size(both, tables, case.bench, lambda: STEEP)
+    assert isinstance(fit.config, CombinedConfig)
+    assert fit.config.retrieval == NGramConfig(max_draft_len=1)
+    assert fit.config.model == both.model and fit.config.size == "fit"
+    assert fit.reason.startswith("N-gram lookup: Fitted to this machine: max_draft_len 1")
+    assert "Lookahead: Lookahead drafts as much as is set" in fit.reason
 
 
 def test_a_size_that_is_set_is_no_longer_fitted() -> None:
