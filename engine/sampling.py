@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from engine.config import Sampling
 from engine.errors import TargetError
@@ -14,6 +16,10 @@ NOT_FINITE = (
     "The model's logits are not finite, so no token can be chosen. Load it with dtype float32 or "
     "bfloat16; where that does not help, its weights are damaged."
 )
+
+FEW = 1024
+"""Tokens among which the nucleus is looked for first; it seldom has more."""
+BLOCK = 256
 
 
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -43,6 +49,13 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
 
 def _nucleus(scores: Tensor, top_p: float) -> Tensor:
     """Keep the smallest set of tokens whose probability reaches `top_p`; always the best one."""
+    if scores.device.type == "cpu" and scores.shape[-1] > FEW:
+        # Sorting a whole vocabulary takes longer than a plain step of a small model.
+        probs, order = scores.softmax(dim=-1).topk(FEW, dim=-1)
+        reached = probs.cumsum(dim=-1)
+        if bool((reached[..., -1] > top_p).all()):
+            kept = scores.gather(-1, order).masked_fill_(reached - probs >= top_p, -torch.inf)
+            return torch.full_like(scores, -torch.inf).scatter_(-1, order, kept)
     ascending, order = scores.sort(dim=-1)
     dropped = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
     dropped[..., -1] = False
@@ -52,11 +65,27 @@ def _nucleus(scores: Tensor, top_p: float) -> Tensor:
 def inverse_cdf(probs: Tensor, uniform: Tensor) -> Tensor:
     """The index that a uniform number in [0, 1) selects from `probs` `(vocab,)`, on their device.
 
+    Sums of blocks say which block it is in, so that few numbers are added one after another.
+
     Example: probs `[0.2, 0.0, 0.8]` → 0 below 0.2, else 2.
     """
-    cdf = probs.double().cumsum(dim=-1)
-    index = torch.searchsorted(cdf, uniform.double() * cdf[-1], right=True)
-    return index.clamp_max(len(cdf) - 1)
+    blocks = pad(probs, (0, -len(probs) % BLOCK)).view(-1, BLOCK)
+    sums = blocks.sum(dim=-1, dtype=torch.float64)
+    block, left = _place(sums, uniform.double() * sums.sum())
+    index, _ = _place(blocks[block].double(), left)
+    return block * BLOCK + index
+
+
+def _place(weights: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Which of some weights laid end to end holds a place, never an empty one; what is left in it.
+
+    Args:
+        weights: `(n,)` float64. at: from 0 to their sum, up to rounding.
+    """
+    ends = weights.cumsum(dim=-1)
+    at = torch.minimum(at, torch.nextafter(ends[-1], torch.zeros_like(at))).clamp_min(0.0)
+    index = torch.searchsorted(ends, at, right=True).clamp_max(len(weights) - 1)
+    return index, at - ends[index] + weights[index]
 
 
 class Draws(Protocol):
@@ -79,7 +108,7 @@ class SeededDraws:
         return float(torch.rand((), generator=self.generator, dtype=torch.float64))
 
     def pick(self, probs: Tensor) -> int:
-        weights = probs.detach().to("cpu", torch.float64)
-        if not weights.isfinite().all():
+        weights = probs.detach().cpu()
+        if not math.isfinite(weights.sum()):
             raise TargetError(NOT_FINITE)
-        return int(torch.multinomial(weights, 1, generator=self.generator))
+        return int(inverse_cdf(weights, torch.tensor(self.uniform(), dtype=torch.float64)))

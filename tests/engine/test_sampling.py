@@ -27,7 +27,7 @@ from engine.drafters.lookup.ngram import NGramConfig
 from engine.errors import TargetError
 from engine.model.target import Target
 from engine.proposal import DraftDists
-from engine.sampling import Draws, SeededDraws, inverse_cdf, probabilities
+from engine.sampling import FEW, Draws, SeededDraws, inverse_cdf, probabilities
 from engine.steps import End, Step
 from engine.tree import TreeShape
 from tests.engine.scripted import Parents, SamplingDrafter, draw_tree
@@ -84,6 +84,33 @@ def test_inverse_cdf_never_picks_an_impossible_token() -> None:
     for uniform, index in ((0.0, 1), (0.2499, 1), (0.25, 3), (0.5, 3), (math.nextafter(1, 0), 3)):
         drawn = inverse_cdf(probs, torch.tensor(uniform, dtype=torch.float64))
         assert int(drawn) == index
+
+
+def test_inverse_cdf_of_a_large_vocabulary_equals_the_plain_sum() -> None:
+    generator = torch.Generator().manual_seed(0)
+    probs = torch.randn(5003, generator=generator).mul(4).softmax(-1)
+    probs[torch.rand(5003, generator=generator) < 0.5] = 0.0
+    probs[:700] = 0.0  # whole blocks are empty
+    ends = probs.double().cumsum(-1)
+    for uniform in torch.rand(500, generator=generator, dtype=torch.float64):
+        drawn = int(inverse_cdf(probs, uniform))
+        at = float(uniform * ends[-1])
+        assert probs[drawn] > 0
+        assert float(ends[drawn] - probs[drawn].double()) - 1e-12 <= at < float(ends[drawn]) + 1e-12
+    for uniform in (0.0, math.nextafter(1, 0)):
+        assert probs[int(inverse_cdf(probs, torch.tensor(uniform, dtype=torch.float64)))] > 0
+
+
+@pytest.mark.parametrize("spread", [0.01, 3.0])
+def test_nucleus_of_a_large_vocabulary_equals_transformers(spread: float) -> None:
+    """A flat distribution's nucleus has more tokens than are looked at first."""
+    logits = torch.randn(4, 5 * FEW, generator=torch.Generator().manual_seed(0)) * spread
+    probs = probabilities(logits, Sampling(temperature=1.0, top_p=0.9))
+    expected = TopPLogitsWarper(0.9)(None, logits).softmax(-1)
+    assert ((probs[0] > 0).sum() > FEW) == (spread < 1)
+    # Where a sum over thousands meets the bound, rounding decides about the last token or two.
+    assert ((probs > 0) != (expected > 0)).sum(-1).max() <= 2
+    torch.testing.assert_close(probs, expected, atol=2e-4, rtol=1e-3)
 
 
 def test_logits_that_are_not_finite_are_named() -> None:
