@@ -3,7 +3,9 @@
 An adjacency matrix holds, for each token of the vocabulary, the k likeliest tokens that followed
 when the target last saw it. A static choice tree of ranks is filled by walking the matrix breadth
 first from the root; after verification every row of the forward, rejected ones too, updates the row
-of its token. Nothing is trained, and the matrix takes vocabulary · k integers.
+of its token. Nothing is trained, and the matrix takes vocabulary · k integers. What followed a
+token in the prompt comes first in its row; asking the target what it ranked there as well takes a
+product with its output matrix per token, which does not pay.
 
 Worked example, k = 2, matrix rows 5 → [7, 8], 7 → [9, 5], root 5, choice tree [0], [1], [0, 1]:
 the draft tree is 7 and 8 below the root, and 5 below 7.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import ClassVar, Literal
 
 import torch
@@ -27,11 +30,9 @@ from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import ChoiceLimits, MethodConfig
 from engine.kernels.cpu.operators import likeliest
-from engine.proposal import Needs, Outcome, Proposal
+from engine.proposal import Outcome, Proposal
 from engine.tree import ChoicePaths, ChoiceTree, Path, upload
 
-_PROMPT_ROWS = 256
-"""Prompt rows whose logits are held at a time."""
 RANK_PROBS = (0.45, 0.14, 0.07, 0.05, 0.03, 0.02, 0.015, 0.01)
 """How often the true token has each rank in the matrix, roughly; shapes the default tree."""
 
@@ -80,7 +81,7 @@ class TokenRecyclingConfig(MethodConfig):
     recycle_prompt: bool = setting(
         True,
         "Learn from the prompt",
-        "fill the matrix from the prompt's rows too, before the first step",
+        "before the first step, fill the matrix with what follows each token in the prompt",
     )
     keep_matrix: bool = setting(
         True, "Keep the matrix between runs", "keep the matrix from run to run"
@@ -105,7 +106,6 @@ class TokenRecyclingConfig(MethodConfig):
 class TokenRecyclingDrafter(Drafter):
     def __init__(self, context: BuildContext, config: TokenRecyclingConfig) -> None:
         self.config = config
-        self.needs = Needs(hidden=config.recycle_prompt)
         self._target = context.target
         self._tree = ChoiceTree(config.recycling_choices)
         self._levels = _levels(self._tree, context.target.device)
@@ -116,15 +116,10 @@ class TokenRecyclingDrafter(Drafter):
         if not self.config.keep_matrix:
             self._matrix = self._empty()
         known = self.num_known if self.config.keep_matrix else 0
-        prompt = torch.tensor(start.prompt_ids, device=self._target.device)
-        if start.output.hidden is None or not self.config.recycle_prompt:
-            self._write(prompt[-1:], start.output.logits)
-            return
-        # The last of a token's rows wins, so only those are multiplied by the output matrix.
-        last = {token: at for at, token in enumerate(start.prompt_ids) if at >= known}
-        places = torch.tensor(list(last.values()), dtype=torch.int64, device=self._target.device)
-        for rows in places.split(_PROMPT_ROWS):
-            self._write(prompt[rows], self._target.output(start.output.hidden[rows]))
+        if self.config.recycle_prompt:
+            self._recycle(start.prompt_ids[max(0, known - 1) :])
+        last = torch.tensor(start.prompt_ids[-1:], device=self._target.device)
+        self._write(last, start.output.logits[-1:])
 
     def propose(self, max_depth: int) -> Proposal:
         tokens = torch.full((len(self._tree) + 1,), self.text[-1], device=self._target.device)
@@ -152,6 +147,23 @@ class TokenRecyclingDrafter(Drafter):
         rows |= {known[node]: node for node in path}
         pair = upload(torch.tensor([list(rows), list(rows.values())]), tokens.device)
         self._matrix[pair[0]] = best[pair[1]]
+
+    def _recycle(self, tokens: Sequence[int]) -> None:
+        """Put what followed each token first in its row, the latest foremost.
+
+        Example: k = 3, tokens 5 7 5 8, row 5 → [0, 7, 1]: row 5 becomes [8, 7, 0].
+        """
+        followed: dict[int, dict[int, None]] = {}
+        for token, after in pairwise(tokens):
+            seen = followed.setdefault(token, {})
+            seen.pop(after, None)
+            seen[after] = None
+        if not followed:
+            return
+        index = torch.tensor(list(followed), device=self._target.device)
+        rows = zip(followed.values(), self._matrix[index].tolist(), strict=True)
+        filled = [list(dict.fromkeys([*reversed(seen), *row]))[: len(row)] for seen, row in rows]
+        self._matrix[index] = torch.tensor(filled, device=self._target.device)
 
     def _empty(self) -> Tensor:
         """A matrix that knows nothing; siblings must differ, so a row is 0 … k - 1."""

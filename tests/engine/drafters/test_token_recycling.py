@@ -15,7 +15,7 @@ from engine.drafters.lookup.token_recycling import (
     likeliest_tree,
 )
 from engine.errors import ConfigError
-from engine.proposal import Needs, Outcome, TargetOutput
+from engine.proposal import Outcome, TargetOutput
 from engine.sampling import SeededDraws
 from tests.engine.drafters.judges import (
     assert_greedy_lossless,
@@ -90,12 +90,26 @@ def test_accepted_rows_win_over_others_of_the_same_token_then_later_ones():
     assert drafter.propose(99).tokens.tolist()[1:3] == [14, 15]
 
 
-def test_prompt_rows_fill_the_matrix():
-    prompt = [3, 200, 17]
+def test_what_followed_in_the_prompt_comes_first_the_latest_foremost():
+    config = TokenRecyclingConfig(matrix_top_k=3, recycling_choices=((0,), (1,), (2,)))
+    drafter = started(config, [5, 7, 5, 8, 5, 8, 3], 5)
+    assert drafter.propose(99).tokens.tolist() == [5, 8, 7, 0]
+
+
+def test_after_the_prompts_last_token_the_target_has_spoken():
+    prompt = [3, 200, 17, 200, 4, 17]
     target = target_of("llama")
-    drafter = started(TokenRecyclingConfig(), prompt, 200)
+    drafter = started(TokenRecyclingConfig(), prompt, 17)
     shown = target.model(torch.tensor([prompt])).logits[0]
-    assert drafter.propose(99).tokens[1:9].tolist() == shown[1].topk(8).indices.tolist()
+    assert drafter.propose(99).tokens[1:9].tolist() == shown[-1].topk(8).indices.tolist()
+
+
+def test_siblings_differ_where_the_prompt_filled_the_matrix():
+    drafter = started(TokenRecyclingConfig(), [5, 7, 5, 0, 5, 1, 0, 5, 0, 1, 1], 5)
+    proposal = drafter.propose(99)
+    tokens = proposal.tokens.tolist()
+    for siblings in proposal.shape.children:
+        assert len({tokens[node] for node in siblings}) == len(siblings)
 
 
 def test_siblings_differ_before_anything_is_known():
@@ -144,9 +158,3 @@ def test_context_end_is_reached_exactly(family: str):
 def test_sampled_output_follows_the_target():
     target = sampled_target()
     assert p_value(target, CONFIGS[0].build(build_context(target))) > 1e-3
-
-
-def test_hidden_states_are_asked_for_only_to_recycle_the_prompt():
-    bench = build_context(target_of("llama"))
-    assert TokenRecyclingConfig().build(bench).needs == Needs(hidden=True)
-    assert TokenRecyclingConfig(recycle_prompt=False).build(bench).needs == Needs()
