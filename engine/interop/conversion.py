@@ -188,10 +188,14 @@ class Writer:
 
 @dataclass
 class Reader:
-    """An engine's values while they are read as settings of ours; keys with None are absent."""
+    """An engine's values while they are read as settings of ours; keys with None are absent.
+
+    `origins` has the key that each setting was read from.
+    """
 
     values: Mapping[str, Any]
     settings: Values = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
     known: set[str] = field(default_factory=set)
@@ -218,7 +222,7 @@ class Reader:
 
     def read(self, method: Method) -> Values:
         """Our settings for one of the engine's methods, `decoding_type` included."""
-        self.settings = dict(method.fixed)
+        self.settings, self.origins = dict(method.fixed), {}
         self.notes.extend(method.read_notes)
         self.known |= {*method.known, *method.keys}
         self.refuses |= method.refuses
@@ -263,11 +267,12 @@ class Reader:
             value = row.back(self.values[key] if kind is None else self.typed(key, kind))
             if value is not IGNORED:
                 self.used.update(row.keys)
-                before = self.settings.setdefault(row.ours, value) if row.ours else value
                 others = [other for other in row.keys if self._differs(other, key)]
-                if before != value or others:
-                    other = others[0] if others else "another key"
-                    raise ConfigError(f"{key} contradicts {other}. Keep one of them.")
+                if row.ours and self.settings.setdefault(row.ours, value) != value:
+                    others.append(self.origins[row.ours])
+                if others:
+                    raise ConfigError(f"{key} contradicts {others[0]}. Keep one of them.")
+                self.origins.setdefault(row.ours, key)
             elif row.note and not row.ours:
                 self.notes.append(f"{key} is ignored: {row.note}")
                 self.used.add(key)

@@ -182,6 +182,7 @@ def _read_eagle(reader: Reader) -> None:
 
 
 TRIE = "here one continuation is drafted, by the pool's rules."
+SHORTER = "here matches go down to 1 token."
 WEIGHTS = fields.weights(*MODEL)
 ONE_MORE: dict[str, Any] = {"out": lambda length: length + 1, "back": lambda tokens: tokens - 1}
 """SGLang's draft tokens count the root."""
@@ -228,7 +229,7 @@ METHODS = (
                 Field("", PREFIX + name, write=lambda w: None, back=lambda v: IGNORED, note=TRIE)
                 for name in ("ngram-min-bfs-breadth", "ngram-match-type", "ngram-max-trie-depth")
             ),
-            const(PREFIX + "ngram-min-match-window-size", 1, until=(0, 5, 10)),
+            const(PREFIX + "ngram-min-match-window-size", 1, until=(0, 5, 10), note=SHORTER),
             Field("max_matching_ngram_size", WINDOW, until=(0, 5, 10)),
             Field(
                 "",

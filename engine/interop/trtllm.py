@@ -17,7 +17,17 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.interop import fields, serving
 from engine.interop.conversion import DYNAMIC, Reader, Writer
-from engine.interop.fields import Engine, Field, Loss, Method, Refusal, Values, const, same
+from engine.interop.fields import (
+    IGNORED,
+    Engine,
+    Field,
+    Loss,
+    Method,
+    Refusal,
+    Values,
+    const,
+    same,
+)
 from engine.interop.handoff import File, ReadYaml, command, read_mapping, yaml_block
 from engine.interop.trees import parse_tree, tensorrt_sizes
 from engine.tree import ChoiceTree
@@ -212,6 +222,14 @@ SCHEDULE = Field(
     "max_draft_len", "draft_len_schedule", write=lambda writer: None, back=_for_one, kind=dict
 )
 LENGTH = (*same("max_draft_len"), SCHEDULE)
+VANILLA = Field(
+    "",
+    "use_mtp_vanilla",
+    write=lambda writer: None,
+    back=lambda on: IGNORED if on else None,
+    kind=bool,
+    note="here a layer drafts again with its one cache, there by copies of itself.",
+)
 CAPTURED = Field("eagle3_layers_to_capture", "eagle3_layers_to_capture", out=list)
 COMBINED = Method("Combined", "", write=_write_combined, read=_read_combined)
 METHODS = (
@@ -347,9 +365,10 @@ METHODS = (
             Field("max_draft_len", "num_nextn_predict_layers", until=CURRENT),
             _switch("use_relaxed_acceptance_for_thinking"),
             *same(*RELAXED.split(), given="use_relaxed_acceptance_for_thinking"),
+            VANILLA,
         ),
         takes=tuple(SUFFIX_SECOND),
-        known=frozenset({"use_mtp_vanilla", "mtp_eagle_one_model"}),
+        known=frozenset({"mtp_eagle_one_model"}),
         refuses=dict.fromkeys(
             ("use_dynamic_tree", "dynamic_tree_max_topK"),
             Refusal("MTP layers draft a tree, here a chain"),

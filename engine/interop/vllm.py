@@ -85,8 +85,12 @@ POOL = 10_000
 def _read_ngram(reader: Reader) -> None:
     """Of the two lengths, a missing one is the other; vLLM takes 5 where both are missing."""
     given = [key for key in ("prompt_lookup_max", "prompt_lookup_min") if reader.values.get(key)]
-    reader.settings["max_matching_ngram_size"] = reader.typed(given[0], int) if given else 5
-    least = reader.typed(given[-1], int) if given else 5
+    most, least = (reader.typed(given[i], int) if given else 5 for i in (0, -1))
+    if least > most:
+        raise ConfigError(
+            f"prompt_lookup_min={least} is more than prompt_lookup_max={most}. Lower it."
+        )
+    reader.settings["max_matching_ngram_size"] = most
     if least > 1:
         reader.notes.append(f"Here matches go down to 1 token, there they end at {least}.")
     reader.used |= {"prompt_lookup_max", "prompt_lookup_min"}

@@ -183,8 +183,21 @@ def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
     ("llamacpp", "llama-server -m a.gguf --spec-default", "--spec-default has no counterpart"),
     ("llamacpp", "-md d.gguf --spec-draft-conf-min 0.4", "--spec-draft-conf-min=0.4 has no"),
         ("trtllm", "decoding_type: MTP\nmax_draft_len: 2\nnum_nextn_predict_layers: 3",
-         "num_nextn_predict_layers contradicts another key"),
-        ("trtllm", f"{EAGLE3}speculative_model: c/d", "speculative_model contradicts"),
+         "num_nextn_predict_layers contradicts max_draft_len. Keep one of them."),
+        ("trtllm", "decoding_type: NGram\nmax_draft_len: 2\ndraft_len_schedule: {1: 3}",
+         "draft_len_schedule contradicts max_draft_len. Keep one of them."),
+        ("trtllm", f"{EAGLE3}speculative_model: c/d",
+         "speculative_model contradicts speculative_model_dir."),
+        ("vllm", '{"model": "a/b", "num_speculative_tokens": 3, "draft_sample_method": "greedy", '
+         '"rejection_sample_method": "probabilistic"}',
+         "rejection_sample_method contradicts draft_sample_method. Keep one of them."),
+        ("vllm", '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 6, '
+         '"prompt_lookup_max": 4}', "prompt_lookup_min=6 is more than prompt_lookup_max=4."),
+        ("sglang", "--speculative-algorithm DSPARK --speculative-draft-model-path a/b "
+         "--speculative-dspark-block-size 4 --speculative-num-draft-tokens 9",
+         "--speculative-num-draft-tokens contradicts --speculative-dspark-block-size."),
+        ("llamacpp", "--spec-type ngram-simple --spec-ngram-simple-size-m 3 --draft-max 5",
+         "--draft-max contradicts --spec-ngram-simple-size-m. Keep one of them."),
         ("trtllm", "decoding_type: SA\nmax_matching_ngram_size: 3", "n-grams of one size"),
         ("trtllm", "decoding_type: MTP\nuse_dynamic_tree: true", "here a chain"),
         ("triton", 'parameters: { key: "decoding_mode" value: { string_value: "medusa" } }'
@@ -198,6 +211,23 @@ def test_what_cannot_be_read_is_one_sentence(engine: str, text: str, words: str)
     with pytest.raises(ConfigError) as caught:
         read(engine, text)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "text", "off", "note"),
+    [
+        ("trtllm", "decoding_type: MTP\nmax_draft_len: 2\nuse_mtp_vanilla: true", "false",
+         "use_mtp_vanilla is ignored: here a layer drafts again with its one cache"),
+        ("sglang", "--speculative-algorithm NGRAM --speculative-ngram-min-match-window-size 2",
+         "1", "--speculative-ngram-min-match-window-size is ignored: here matches go down to 1"),
+    ],
+)  # fmt: skip
+def test_a_key_that_bears_on_drafts_and_is_ignored_says_how(
+    engine: str, text: str, off: str, note: str
+) -> None:
+    given, without = read(engine, text), read(engine, f"{text.rpartition(' ')[0]} {off}")
+    assert [said[: len(note)] for said in given.notes if said not in without.notes] == [note]
+    assert (given.config, given.ignored) == (without.config, without.ignored) == (given.config, ())
 
 
 SIGNS = st.sampled_from(
