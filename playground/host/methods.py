@@ -20,6 +20,8 @@ from presets.reading import MAX_CHARS, parse_yaml
 
 Read = tuple[dict[str, Any], tuple[str, ...]]
 """Settings, and remarks on how they were read."""
+TREE_FIELDS = ("medusa_choices", "eagle_choices")
+"""Settings that a shipped choice tree may be named for."""
 
 
 def choose_method(
@@ -121,14 +123,15 @@ def _engine_of(values: dict[str, Any]) -> str | None:
 
 
 def read_overrides(items: Sequence[str]) -> dict[str, Any]:
-    """Settings given as `field=value`, the value read as YAML.
+    """Settings given as `field=value`, the value read as YAML or naming a shipped choice tree.
 
     Raises ConfigError: one has no `=`, or a value that is no YAML.
     """
     found: dict[str, Any] = {}
     for item in items:
-        key, equals, text = item.partition("=")
-        if not equals or not key.strip():
+        key, equals, text = (part.strip() for part in item.partition("="))
+        if not equals or not key:
             raise ConfigError(f"--set takes field=value, got {item!r:.80}.")
-        found[key.strip()] = parse_yaml(text, where=f"--set {key:.40}")
+        tree = presets.trees().get(text) if key in TREE_FIELDS else None
+        found[key] = tree.candidates if tree else parse_yaml(text, where=f"--set {key:.40}")
     return found

@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+import presets
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from playground.host.catalog import Catalog
@@ -74,6 +75,13 @@ def test_settings_of_the_command_line_come_on_top(tmp_path: Path) -> None:
     config = choose_method(file, ["max_draft_len=7"], tell=heard.append).model_dump()
     assert heard == ["note: AUTO is NGram, with these sizes for up to 4 requests at once."]
     assert (config["max_draft_len"], config["max_matching_ngram_size"]) == (7, 3)
+
+
+def test_a_shipped_tree_is_set_by_its_name() -> None:
+    """The 63 nodes that TensorRT-LLM's documents draft with for EAGLE, too."""
+    tree = presets.trees()["mc_sim_7b_63-medusa"]
+    config = choose_method("Eagle", ["eagle_choices=mc_sim_7b_63-medusa"], "a/b")
+    assert (config.model_dump()["eagle_choices"], len(tree.tree)) == (tree.candidates, 63)
 
 
 @pytest.mark.parametrize(
