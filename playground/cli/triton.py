@@ -25,7 +25,7 @@ class TritonOptions(LogOptions, DeviceOptions):
 
 @takes(TritonOptions)
 def triton(options: TritonOptions) -> None:
-    """Serve the engine behind Triton, HTTP and gRPC (needs the extra [triton])."""
+    """Serve the engine behind Triton, HTTP and gRPC (needs the extra triton)."""
     import signal
     import threading
     from contextlib import ExitStack, suppress
