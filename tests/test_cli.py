@@ -147,6 +147,16 @@ def test_bad_input_is_one_sentence(folder: Path, arguments: list[str], words: st
     assert "Traceback" not in result.output
 
 
+def test_a_preset_of_another_target_names_it(folder: Path) -> None:
+    """Random weights have no name that the hub knows: what failed was a mystery."""
+    said = generate(folder, "x", "--method", "mtp-tiny-random", code=2).stderr
+    assert said.startswith(
+        "note: mtp-tiny-random is made for another target: --target tiny-random-deepseek-v3.\n"
+    )
+    own = generate(folder, "--prompt-ids", IDS, "--method", "ngram", "--max-new-tokens", 4)
+    assert "another target" not in own.stderr
+
+
 def test_malformed_yaml_names_file_and_line(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text("decoding_type: NGram\nmax_draft_len: [1\n")

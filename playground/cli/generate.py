@@ -22,6 +22,7 @@ from playground.cli.options import (
     argument,
     option,
     read_stdin,
+    remark,
     takes,
     until_interrupt,
     whole_numbers,
@@ -45,6 +46,15 @@ class GenerateOptions(LogOptions, SamplingOptions, MethodOptions, TargetOptions)
     as_json: bool = option(False, "Print one JSON object instead of the text.", "--json")
     trace: Path | None = option(None, "Write every step to this file.", metavar="FILE.jsonl")
     save: bool = option(True, "Keep the run in the run log.", "--save/--no-save")
+
+    def config(self) -> MethodConfig:
+        """As `MethodOptions`; a preset of another target says so, before anything is loaded."""
+        import presets
+
+        preset = presets.methods().get(self.method)
+        if preset is not None and preset.target not in (None, self.target):
+            remark(f"note: {self.method} is made for another target: --target {preset.target}.")
+        return MethodOptions.config(self)
 
 
 @takes(GenerateOptions)
