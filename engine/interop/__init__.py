@@ -18,6 +18,7 @@ from engine.interop.conversion import Reader, Writer
 from engine.interop.fields import Engine, NotTakenError
 from engine.interop.handoff import MAX_CHARS, Export, Imported, ReadYaml, Version
 
+DRAWN = "whether drafts are drawn is not a setting of this method here; only sampling is touched."
 _MODULES = (trtllm, vllm, sglang, triton, llamacpp, transformers)
 ENGINES: Mapping[str, Engine] = {module.ENGINE.name: module.ENGINE for module in _MODULES}
 
@@ -121,4 +122,7 @@ def import_config(engine: Engine, text: str, read_yaml: ReadYaml) -> Imported:
     reader = Reader(values, used=used, known=set(engine.known), refuses=refuses)
     settings = reader.read(engine.pick(reader))
     ignored = reader.ignored(engine.title)
-    return Imported(parse_method(settings), target, tuple(reader.notes), ignored)
+    if engine.drawn in ignored:
+        reader.notes.append(f"{engine.drawn} is ignored: {DRAWN}")
+    unread = tuple(key for key in ignored if key != engine.drawn)
+    return Imported(parse_method(settings), target, tuple(reader.notes), unread)

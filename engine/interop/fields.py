@@ -200,6 +200,7 @@ class Engine:
         pick: which of its methods the values are.
         known: keys of any method and release; what is none of them is refused.
         refuses: of these, the ones that no method here could follow.
+        drawn: key for how drafts are drawn when sampling; a setting here of some methods only.
         reasons: why a setting of ours has no counterpart, where `conversion.REASONS` is wrong.
         hybrid: notes on drafting for targets with recurrent layers.
     """
@@ -218,6 +219,7 @@ class Engine:
     pick: Callable[[Any], Method]
     known: frozenset[str] = frozenset()
     refuses: Mapping[str, Refusal] = field(default_factory=dict)
+    drawn: str = ""
     reasons: Mapping[str, str] = field(default_factory=dict)
     hybrid: tuple[Loss, ...] = ()
 

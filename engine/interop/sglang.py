@@ -327,6 +327,7 @@ ENGINE = Engine(
     files=_files,
     parse=_parse,
     pick=_pick,
+    drawn=PREFIX + "use-rejection-sampling",
     known=KNOWN,
     refuses=REFUSES,
     hybrid=HYBRID,

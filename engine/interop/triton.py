@@ -370,6 +370,7 @@ ENGINE = Engine(
     files=_files,
     parse=_parse,
     pick=_pick,
+    drawn="use_rejection_sampling",
     known=trtllm.COMMON | {"speculative_decoding_fast_logits"},
     refuses=trtllm.REFUSES,
     reasons={

@@ -517,6 +517,7 @@ ENGINE = Engine(
     files=_files,
     parse=parse,
     pick=pick,
+    drawn="use_rejection_sampling",
     known=COMMON,
     refuses=REFUSES,
     reasons={

@@ -396,6 +396,7 @@ ENGINE = Engine(
     files=_files,
     parse=_parse,
     pick=_pick,
+    drawn="draft_sample_method",
     known=KNOWN,
     refuses=REFUSES,
     reasons={"max_total_draft_tokens": "It only matters with use_tree_spec."},

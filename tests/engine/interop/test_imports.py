@@ -230,6 +230,24 @@ def test_a_key_that_bears_on_drafts_and_is_ignored_says_how(
     assert (given.config, given.ignored) == (without.config, without.ignored) == (given.config, ())
 
 
+@pytest.mark.parametrize(
+    ("engine", "text", "key"),
+    [
+        ("trtllm", "decoding_type: MTP\nuse_rejection_sampling: true", "use_rejection_sampling"),
+        ("vllm", '{"method": "mtp", "num_speculative_tokens": 2, "draft_sample_method": '
+         '"probabilistic"}', "draft_sample_method"),
+        ("sglang", "--speculative-algorithm NEXTN --speculative-use-rejection-sampling",
+         "--speculative-use-rejection-sampling"),
+    ],
+)  # fmt: skip
+def test_a_key_for_how_drafts_are_drawn_is_not_said_to_have_no_effect(
+    engine: str, text: str, key: str
+) -> None:
+    found = read(engine, text)
+    assert f"{key} is ignored: whether drafts are drawn is not a setting" in found.notes[-1]
+    assert key not in found.ignored
+
+
 SIGNS = st.sampled_from(
     ["{", "}", "[", "]", ":", ",", "\n", " ", "'", '"', "-", "(", ")", "=", "#", "0", "1", "x",
      "method", "ngram", "speculative_config", "decoding_type", "Eagle", "--speculative-algorithm",
