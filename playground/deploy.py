@@ -300,7 +300,7 @@ def use(
 
 def shown_settings(config: MethodConfig) -> dict[str, str]:
     """Settings that differ from the defaults, short enough for a line."""
-    return {name: _short(value) for name, value in config.changed.items()}
+    return {name: _short(value) for name, value in config.changed_flat.items()}
 
 
 def _short(value: Any) -> str:

@@ -121,6 +121,17 @@ class MethodConfig(Settings):
         held = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: one for name, one in held.items() if isinstance(one, MethodConfig)}
 
+    @property
+    def changed_flat(self) -> dict[str, Any]:
+        """`changed`, with what is within as its type and `retrieval.max_draft_len`."""
+        within, found = self.within(), dict[str, Any]()
+        for name, value in self.changed.items():
+            inner = within.get(name)
+            found[name] = inner.decoding_type if inner else value
+            if inner:
+                found |= {f"{name}.{key}": own for key, own in inner.changed_flat.items()}
+        return found
+
     def build(self, context: BuildContext) -> Drafter:
         """Load what the method needs and make its drafter.
 

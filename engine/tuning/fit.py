@@ -95,7 +95,7 @@ def fit_size(
             for name, one in within.items()
         }
         settings = {name: fit.config.replace(size="set") for name, fit in fits.items()}
-        reasons = [f"{fit.config.title}: {fit.reason}" for fit in fits.values() if fit.reason]
+        reasons = [f"{fit.config.title}. {fit.reason}" for fit in fits.values() if fit.reason]
         return Fit(config.replace(**settings), " ".join(reasons))
     table = tables(config)
     if table is None or table.target != context.target.name:

@@ -23,7 +23,7 @@ from playground.experiments.job import Job, Jobs, Progress, submit
 from playground.experiments.measurement import Measurement, Summary
 from playground.experiments.plan import BASELINE, TYPED, Configuration, ExperimentPlan
 from playground.experiments.report.explain import explain
-from playground.experiments.report.statistics import Speedup, speedup_of
+from playground.experiments.report.statistics import Pool, Speedup, speedup_of
 from playground.experiments.suites import first_turns, typed_item
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.request import read_request
@@ -44,11 +44,17 @@ FINALISTS = 2
 
 
 def methods_to_try(catalog: Catalog, target: str) -> dict[str, str]:
-    """Presets that draft for a target and need no download: keys by title."""
+    """Presets that draft for a target, are trained and need no download: keys by title.
+
+    On a target of random weights, untrained ones are as good as any.
+    """
     found: dict[str, str] = {}
+    is_random = target in catalog.targets and catalog.targets[target].random is not None
     for title, key in catalog.method_choices(target):
-        config = None if key.startswith(TYPE_PREFIX) else catalog.method(key).config
-        if config is None or config.decoding_type == BASELINE:
+        if key.startswith(TYPE_PREFIX) or (catalog.presets[key].untrained and not is_random):
+            continue
+        config = catalog.method(key).config
+        if config.decoding_type == BASELINE:
             continue
         parts = (config, *config.within().values())
         weights = filter(None, (getattr(one, "speculative_model", None) for one in parts))
@@ -99,7 +105,7 @@ def plan_of(catalog: Catalog, raw: Mapping[str, Any]) -> ExperimentPlan:
 
 # ---- the search
 
-Standing = Literal["waiting", "running", "dropped", "failed"]
+Standing = Literal["waiting", "running", "kept", "dropped", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,20 +236,21 @@ class Search(Job):
             name = configuration.name
             mine = [r for r in self._requests if r.configuration == name]
             fault = self._measurement.faults.get(name)
-            state: Standing = "running" if name in self._running else "dropped"
+            running: Standing = "kept" if self.over.is_set() else "running"
+            state: Standing = running if name in self._running else "dropped"
             state = "failed" if fault else state if mine else "waiting"
             last = mine[-1] if mine else None
             found.append(
                 Contender(
                     name,
                     speedup_of(self._pairs(name)),
-                    last.mat if last else None,
+                    Pool.of(mine).mat,
                     state,
                     last.run_id if last else None,
                     fault or "",
                 )
             )
-        return sorted(found, key=lambda c: (c.state == "running", c.ratio), reverse=True)
+        return sorted(found, key=lambda c: (c.state in ("running", "kept"), c.ratio), reverse=True)
 
     @property
     def leader(self) -> Contender | None:

@@ -75,11 +75,27 @@ def machine(run: RunDetail) -> dict[str, Any]:
 
 def non_default(run: RunSummary, types: Types) -> str:
     """What tells a run's method and sampling from their defaults, in one line."""
-    usual = defaults(run.decoding_type, types)
-    own = {k: v for k, v in run.method.items() if k != "decoding_type" and usual.get(k) != v}
+    own = _changed(run.method, defaults(run.decoding_type, types), types)
     if temperature := run.sampling.get("temperature"):
         own["temperature"] = temperature
     return " · ".join(f"{key} {short(value)}" for key, value in own.items())
+
+
+def _changed(
+    method: Mapping[str, Any], usual: Mapping[str, Any], types: Types, prefix: str = ""
+) -> dict[str, Any]:
+    """A method's settings that are not `usual`, flat; of a method within first its type."""
+    found: dict[str, Any] = {}
+    for key, value in method.items():
+        if key == "decoding_type" or usual.get(key) == value:
+            continue
+        name, kind = f"{prefix}{key}", None
+        if isinstance(value, Mapping):
+            kind = value.get("decoding_type")
+        found[name] = kind or value
+        if isinstance(kind, str):
+            found |= _changed(value, defaults(kind, types), types, f"{name}.")
+    return found
 
 
 def defaults(decoding_type: str, types: Types) -> dict[str, Any]:

@@ -21,11 +21,11 @@ from playground.web.results import Cell, figure, saying, speedup_cell, state_htm
 OWNER = "fastest"
 """A search takes the whole machine: the server has one, and another one ends it."""
 HEADS = {
-    "method": "every shipped method that fits the target and needs no download",
+    "method": "every trained method that fits the target and needs no download",
     "× plain": "tok/s over plain decoding's on the same prompts, with its 95 % interval",
-    "MAT": "1 + accepted draft tokens / steps, of its last answer",
+    "MAT": "1 + accepted draft tokens / steps, over all its answers",
     "answers": "how many times it answered everything; the slower half drops out each time",
-    "state": "running, dropped because it was slower, or answered",
+    "state": "running, or kept to the end; waiting; dropped because it was slower; failed",
 }
 Raw = Callable[..., dict[str, Any]]
 

@@ -249,7 +249,8 @@ class GeneratePage:
         raw, chat = self._asked(*asked), chat_of(panel)
         if str(raw["prompt"] or "").strip() or not isinstance(chat, str):
             return raw
-        run = self.host.log.get(chat)
+        live = self.host.runs.get(chat)
+        run = self.host.log.get(live.log_id or "" if live else chat)
         return raw if run is None else raw | {"prompt": run.prompt_text}
 
     async def follow_link(

@@ -97,6 +97,11 @@ def test_fastest_is_found_for_the_prompt_at_hand(page: GeneratePage, served: Ser
     page.tab.wait_for_selector("#pg-fastest", state="hidden")
 
 
+OVERLAPS = """[...document.querySelectorAll('#pg-panel .tokens .rejected')].filter(
+  (span, at, all) => span.offsetTop === all[at + 1]?.offsetTop
+    && span.offsetLeft + span.offsetWidth > all[at + 1].offsetLeft).length"""
+
+
 def test_rejected_drafts_show_without_moving_the_text(page: GeneratePage) -> None:
     page.pick_method("Scripted tree", "max_draft_len")
     page.short(400)
@@ -113,6 +118,7 @@ def test_rejected_drafts_show_without_moving_the_text(page: GeneratePage) -> Non
     beyond = "[...document.querySelectorAll('#pg-panel .tokens .rejected')].filter(span =>"
     beyond += " span.offsetLeft + span.offsetWidth > span.parentElement.clientWidth + 1).length"
     assert page.tab.evaluate(beyond) == 0, "cut off at the edge of the text"
+    assert page.tab.evaluate(OVERLAPS) == 0, "one over another"
     page.tab.locator("#pg-panel .toggle input").uncheck()
     assert not rejected.is_visible()
     assert page.tab.evaluate(places) == shown

@@ -59,6 +59,9 @@ def test_what_fits_and_needs_no_download_is_tried() -> None:
     } <= tried
     assert "plain" not in tried and "medusa-vicuna-7b" not in tried
     assert "medusa-vicuna-7b" not in methods_to_try(shipped, "vicuna-7b-v1.3").values()
+    assert "pard-smollm2-135m" not in tried, "untrained: to look at"
+    for name, target in shipped.targets.items():
+        assert target.random is None or methods_to_try(shipped, name), name
 
 
 def test_prompt_at_hand_is_tried_and_a_suite_without_one(host: EngineHost) -> None:
@@ -90,6 +93,7 @@ def test_search_ends_with_the_fastest_and_is_a_benchmark(host: EngineHost, log: 
     assert by_name["slower"].state == "dropped"
     assert by_name["slower"].speedup is not None and by_name["slower"].speedup.num_repeats == 1
     assert by_name["broken"].state == "failed" and by_name["broken"].fault
+    assert order[0].state == "kept" and "running" not in {one.state for one in order}
     results = read_results(log, search.id)
     assert results.benchmark.name.startswith("Fastest method · Say hello")
     assert results.benchmark.status == "completed"
@@ -123,6 +127,8 @@ def told(host: EngineHost, *methods: str, seconds: dict[str, float], repeats: in
             request: FinishedRequest = made(
                 configuration=name, repeat=repeat, decode_s=seconds.get(name, 0.1)
             )
+            if name != PLAIN:
+                request = replace(request, num_accepted=request.num_accepted - 4 * repeat)
             search.tell(Progress(1, 9, "", None, last=request))
     return search
 
@@ -170,7 +176,8 @@ def test_search_is_found_from_any_tab_until_it_is_closed(host: EngineHost) -> No
 def test_advice_has_figure_interval_reason_and_what_it_was_tried_on(host: EngineHost) -> None:
     search = told(host, "a", "b", seconds={"a": 0.05, "b": 0.4})
     assert search.best is not None and search.best.name == "a"
-    said = search.advice
+    said, mat = search.advice, search.best.mat
+    assert f" {mat:.2f} tokens a step" in said, "one MAT for the table and the reason"
     assert said.startswith("a: 2.00 × plain decoding (95 % interval 2.00 to 2.00). Faster: ")
     assert "Tried on your prompt, 24 tokens each, 2 times." in said
 

@@ -152,6 +152,8 @@ def test_search_after_a_chat_answer_is_for_its_question(page: GeneratePage) -> N
     fields = ["tiny", "auto", "plain", "chat", "", ""]
     panel = {"chat": run.log_id}
     assert page._searched(*fields, *forms, panel)["prompt"] == "The question that was asked."
+    streamed = {"chat": run.id}  # what the panel holds while and after a run streams into it
+    assert page._searched(*fields, *forms, streamed)["prompt"] == "The question that was asked."
     typed = [*fields[:-1], "Another one."]
     assert page._searched(*typed, *forms, panel)["prompt"] == "Another one."
     assert page._searched(*fields, *forms, None)["prompt"] == ""

@@ -7,12 +7,13 @@ from statistics import mean, stdev
 
 import pytest
 
+import presets
 from engine.drafters import methods
 from engine.errors import ConfigError
 from engine.metrics import FORMULAS
 from playground.runs.charts import charts, parallel_chart
 from playground.runs.compare import Axis, compare_runs
-from playground.runs.settings import SettingTexts, differences, flatten, short
+from playground.runs.settings import SettingTexts, differences, flatten, non_default, short
 from playground.web.run_comparison import comparison_html
 from storage import RunLog
 from tests.playground.test_run_list import timed
@@ -106,6 +107,21 @@ def test_the_table_of_a_comparison_is_text(log: RunLog) -> None:
     assert "<i>" not in found and "&lt;b&gt;" in found
     assert "2 runs in 1 configuration" in found and f'title="{FORMULAS["mat"]}"' not in found
     assert "1.5 ± 0.7" in found
+
+
+def test_a_method_within_a_method_is_told_by_its_type_and_own_settings(log: RunLog) -> None:
+    config = presets.methods()["suffix-draft-smollm2-135m"].config
+    run = log.get(timed(log, 1.0, method=config.model_dump(mode="json")))
+    assert run is not None
+    flat = {
+        "size": "fit",
+        "model": "Draft_Target",
+        "model.speculative_model": "draft-smollm2-135m",
+        "model.max_draft_len": 5,
+    }
+    assert config.changed_flat == flat
+    told = non_default(run, methods()).split(" · ")
+    assert told == [f"{name} {value}" for name, value in flat.items()]
 
 
 def test_settings_are_flat_and_short() -> None:

@@ -200,7 +200,7 @@ def _prompt_line(labels: Mapping[str, str], text: str) -> str:
 def _settings_sentence(values: Mapping[str, Any], types: Types) -> str:
     """The settings that are not the method's defaults."""
     try:
-        changed = stored_config(values, types).changed
+        changed = stored_config(values, types).changed_flat
     except ConfigError:
         return "settings of another version"
     return ", ".join(f"{key} {_short(value)}" for key, value in changed.items())

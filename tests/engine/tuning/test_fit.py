@@ -134,8 +134,8 @@ def test_methods_within_are_fitted_each_by_itself(case: Case) -> None:
     assert isinstance(fit.config, CombinedConfig)
     assert fit.config.retrieval == NGramConfig(max_draft_len=1)
     assert fit.config.model == both.model and fit.config.size == "fit"
-    assert fit.reason.startswith("N-gram lookup: Fitted to this machine: max_draft_len 1")
-    assert "Lookahead: Lookahead drafts as much as is set" in fit.reason
+    assert fit.reason.startswith("N-gram lookup. Fitted to this machine: max_draft_len 1")
+    assert "Lookahead. Lookahead drafts as much as is set" in fit.reason
 
 
 def test_a_size_that_is_set_is_no_longer_fitted() -> None:

@@ -80,6 +80,8 @@ export class TokenText {
     this.flushing = false;
     /** @type {HTMLElement[]} rejected drafts that may reach beyond the edge of the text */
     this.above = [];
+    /** @type {HTMLElement | null} the last of them that has its place */
+    this.placed = null;
     this.tip = h("div", { class: "tip", role: "status", hidden: true });
     this.frame = h("div", { class: "text-frame" }, host, this.tip);
     host.addEventListener("scroll", () => {
@@ -166,6 +168,8 @@ export class TokenText {
       for (const span of this.above.splice(0)) {
         const over = span.offsetLeft + span.offsetWidth - (span.parentElement?.clientWidth ?? Infinity);
         if (over > 0) span.style.marginLeft = `${-over}px`;
+        cutBefore(span, this.placed);
+        this.placed = span;
       }
       if (this.sticky) this.host.scrollTop = this.host.scrollHeight;
     });
@@ -212,6 +216,17 @@ function rejectedDrafts(n, labels) {
   return h("span", { class: "rejected", "data-n": n, "aria-hidden": "true" },
     ...labels.slice(0, MOST_REJECTED).map((label) => h("s", {}, visible(label))),
     labels.length > MOST_REJECTED ? "\u2026" : null);
+}
+
+/**
+ * Cuts rejected drafts short where the next ones begin above the same line.
+ * @param {HTMLElement} span
+ * @param {HTMLElement | null} last the ones before
+ */
+function cutBefore(span, last) {
+  if (last?.parentElement !== span.parentElement || last?.offsetTop !== span.offsetTop) return;
+  const room = span.offsetLeft - last.offsetLeft - 3;
+  if (room < last.offsetWidth) last.style.maxWidth = `${Math.max(0, room)}px`;
 }
 
 /** Dims the last `units` UTF-16 units: the part of a stop string that had streamed already. */
