@@ -139,10 +139,11 @@ def _beside_verifying(drafter: Drafter, target: Target) -> tuple[float, float]:
 def _reason(config: MethodConfig, found: Sequence[SizePrediction]) -> str:
     best, kept = found[0], {name: getattr(config, name) for name in config.size_settings.split()}
     one = best.prediction
+    among = f"is predicted to be the fastest of {len(found)} sizes"
+    among = among if len(found) > 1 else "is the only size tried"
     said = (
-        f"Fitted to this machine: {_words(best.settings)} is predicted to be the fastest of "
-        f"{len(found)} sizes: {one.speedup:.2f} × plain decoding, {one.tok_s:.0f} tok/s "
-        f"(MAT {one.mat:.2f}, {one.step_ms:.1f} ms a step)."
+        f"Fitted to this machine: {_words(best.settings)} {among}: {one.speedup:.2f} × plain "
+        f"decoding, {one.tok_s:.0f} tok/s (MAT {one.mat:.2f}, {one.step_ms:.1f} ms a step)."
     )
     as_set = next((s for s in found if {**kept, **s.settings} == kept), None)
     if as_set is None or as_set is best:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from playground.host.catalog import Catalog
+from storage import RunLog
 from tests.browser.pages import NARROW, GeneratePage
-from tests.playground.serving import Served, with_token
+from tests.playground.serving import Served, serving, with_token
 from tests.storage.conftest import finished_run
 
 pytestmark = pytest.mark.browser
 DRAFTS = "#pg-panel .tokens .draft"
+WIDE = {"width": 1440, "height": 1000}
 OWN = "#pg-panel .tokens :is(.bonus, .recovered, .prefill)"
 
 
@@ -395,8 +399,23 @@ def test_no_sideways_scrolling(chromium: Any, served: Served, shots: Path) -> No
         page.check_clean()
 
 
-@pytest.mark.parametrize("viewport", [{"width": 1440, "height": 1000}, NARROW])
-def test_nothing_moves_while_pages_load(chromium: Any, served: Served, viewport: Any) -> None:
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The page with all presets, whose first method and prompt take more room."""
+    folder = tmp_path_factory.mktemp("shipped")
+    log = RunLog.open(str(folder / "runs.db"))
+    with serving(Catalog.shipped(), log, folder / "cache") as served:
+        yield served
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("page_of", "viewport"), [("served", WIDE), ("served", NARROW), ("shipped", WIDE)]
+)
+def test_nothing_moves_while_pages_load(
+    chromium: Any, request: pytest.FixtureRequest, page_of: str, viewport: Any
+) -> None:
+    served: Served = request.getfixturevalue(page_of)
     context = chromium.new_context(viewport=viewport)
     context.add_init_script(
         """window.shift = 0;

@@ -133,6 +133,16 @@ def told(host: EngineHost, *methods: str, seconds: dict[str, float], repeats: in
     return search
 
 
+def test_what_is_left_answers_twice_before_time_ends_it(host: EngineHost) -> None:
+    search = told(host, "a", "b", "c", seconds={"c": 0.4}, repeats=1)
+    assert not search._is_confirmed()
+    second = replace(search._requests[1], repeat=1)
+    search.tell(Progress(1, 9, "", None, last=second))
+    assert not search._is_confirmed(), "b has answered once"
+    search.tell(Progress(1, 9, "", None, last=replace(second, configuration="b")))
+    assert search._is_confirmed(), "c was dropped"
+
+
 def test_where_nothing_pays_it_says_so(host: EngineHost) -> None:
     search = told(host, "a", "b", seconds={"a": 0.2, "b": 0.4})
     assert search.best is None
