@@ -157,3 +157,12 @@ def test_an_experiment_without_workers_ends_and_blames_no_task(
         for _ in range(2):
             with pytest.raises(cluster.NoWorkerError, match="No worker is left"):
                 alone.do(dies)
+
+
+def test_a_worker_killed_for_memory_is_said_to_be_so() -> None:
+    import ray
+
+    error = ray.exceptions.OutOfMemoryError(
+        "Task was killed due to the node running low on memory. Memory on the node was 23 GB"
+    )
+    assert cluster._sentence(error) == "it was killed because its node ran out of memory."
