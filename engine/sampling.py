@@ -54,7 +54,9 @@ def _nucleus(scores: Tensor, top_p: float) -> Tensor:
         probs, order = scores.softmax(dim=-1).topk(FEW, dim=-1)
         reached = probs.cumsum(dim=-1)
         if bool((reached[..., -1] > top_p).all()):
-            kept = scores.gather(-1, order).masked_fill_(reached - probs >= top_p, -torch.inf)
+            outside = reached - probs >= top_p
+            outside[..., 0] = False
+            kept = scores.gather(-1, order).masked_fill_(outside, -torch.inf)
             return torch.full_like(scores, -torch.inf).scatter_(-1, order, kept)
     ascending, order = scores.sort(dim=-1)
     dropped = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p

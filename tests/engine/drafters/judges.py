@@ -122,33 +122,23 @@ class _Counts:
     """How often each of several outcomes came up, against their chances before each draw.
 
     The differences are a martingale's, with a covariance known from the chances: a chi-square with
-    outcomes - 1 degrees of freedom, if none is so rare that one more is far off. Rare ones count
-    as one outcome, which is expected at least `FEWEST` times.
+    outcomes - 1 degrees of freedom.
     """
-
-    FEWEST = 5.0
 
     def __init__(self, outcomes: int) -> None:
         self.off = torch.zeros(outcomes, dtype=torch.float64)
-        self.expected = torch.zeros(outcomes, dtype=torch.float64)
         self.covariance = torch.zeros(outcomes, outcomes, dtype=torch.float64)
 
     def add(self, chances: torch.Tensor, outcome: torch.Tensor) -> None:
         """Chances (draws, outcomes), and which came up (draws)."""
         came = torch.nn.functional.one_hot(outcome, len(self.off)).double()
         self.off += (came - chances).sum(dim=0)
-        self.expected += chances.sum(dim=0)
         self.covariance += torch.diag(chances.sum(dim=0)) - chances.T @ chances
 
     @property
     def p_value(self) -> float:
-        ascending, order = self.expected.sort()
-        rare = int(((ascending.cumsum(0) < self.FEWEST) | (ascending < self.FEWEST)).sum())
-        rare += int(0 < rare < len(order) and ascending[:rare].sum() < self.FEWEST)
-        pooled = torch.eye(len(order), dtype=torch.float64)[order]
-        pooled = torch.cat([pooled[:rare].sum(dim=0, keepdim=True), pooled[rare:]][not rare :])[:-1]
-        off = pooled @ self.off
-        statistic = off @ torch.linalg.solve(pooled @ self.covariance @ pooled.T, off)
+        off = self.off[:-1]
+        statistic = off @ torch.linalg.solve(self.covariance[:-1, :-1], off)
         return float(chi2.sf(float(statistic), len(off)))
 
 
