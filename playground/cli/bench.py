@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,8 +133,8 @@ def bench(options: BenchOptions) -> None:
         raise ConfigError("--resume needs the log, which --no-save switches off. Drop one of them.")
     if options.ray and not options.save:
         raise ConfigError("--ray needs a run log that its workers can reach. Drop --no-save.")
-    with ExitStack() as stack:
-        log = stack.enter_context(RunLog.open(options.log_url if options.save else None))
+    url = options.log_url if options.save else None
+    with RunLog.open(url) as log, ExitStack() as stack:
         resumed = options.resume
         plan = benchmarks.plan_to_resume(log, resumed) if resumed else options.plan()
         if (pool := options.pool) is not None:
@@ -157,9 +156,7 @@ def bench(options: BenchOptions) -> None:
             + (f"\nbenchmark {benchmark_id}" if options.save else ""),
             highlight=False,
         )
-        # what Ray has to say is no part of the result
-        aside = redirect_stdout(sys.stderr)
-        with until_interrupt() as stopped, progress_bar(console) as bar, aside:
+        with until_interrupt() as stopped, progress_bar(console) as bar:
             shown: dict[str, Any] = {
                 "tell": lambda progress: show_progress(bar, progress),
                 "cancelled": stopped,
@@ -172,6 +169,7 @@ def bench(options: BenchOptions) -> None:
                 return Measurement(plan=plan, log=log, group=group, **shown).run(models.bench())
 
             summary = benchmarks.conduct(log, benchmark_id, measure)
+        stack.close()  # the target, or its workers
         _show(options, log, benchmark_id, summary, console)
     if summary.cancelled:
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -21,7 +21,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -241,7 +241,11 @@ class DeviceOptions:
     def on_workers(
         self, pool: Pool, spec: TargetSpec, dtype: str | None, log_url: str | None, **more: bool
     ) -> Iterator[Workers]:
-        """Ray workers that hold the target ready."""
+        """Ray workers that hold the target ready.
+
+        Until they are stopped, standard output goes to standard error: what Ray prints is no part
+        of a result.
+        """
         from playground.cli.tables import Terminal
         from playground.experiments.cluster import workers
         from playground.experiments.worker import WorkerConfig
@@ -249,6 +253,7 @@ class DeviceOptions:
         console = Terminal(stderr=True)
         config = WorkerConfig(spec, dtype or "auto", log_url, self.device, self.cache_dir)
         with ExitStack() as stack:
+            stack.enter_context(redirect_stdout(sys.stderr))
             with console.status(f"starting workers with {spec.name}"):
                 running = stack.enter_context(workers(pool, config, **more))
             for name, device, _ in running.rows():

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
-from contextlib import ExitStack, redirect_stdout
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -123,10 +122,7 @@ def sweep(options: SweepOptions) -> None:
     from playground.host.environment import environment
 
     console = Terminal(stderr=True)
-    with ExitStack() as stack:
-        log = stack.enter_context(options.open_log())
-        store = SweepStore.beside(log)
-        stack.callback(store.close)
+    with options.open_log() as log, closing(SweepStore.beside(log)) as store, ExitStack() as stack:
         begun = store.reopen(options.resume, options.trials) if options.resume else None
         plan = options.plan() if begun is None else begun.plan
         if (pool := options.pool) is not None:
@@ -142,9 +138,7 @@ def sweep(options: SweepOptions) -> None:
             partial(measure_on, bench, log, plan) if pool is None else measure_by(workers, plan)
         )
         console.print(f"sweep {found.name}: {about(found.plan)}")
-        # what Ray has to say is no part of the result
-        aside = redirect_stdout(sys.stderr)
-        with until_interrupt() as stopped, progress_bar(console) as bar, aside:
+        with until_interrupt() as stopped, progress_bar(console) as bar:
             ended = run_sweep(
                 found,
                 measure,
@@ -152,6 +146,7 @@ def sweep(options: SweepOptions) -> None:
                 tell=lambda progress: show_progress(bar, progress, _message(progress)),
                 cancelled=stopped,
             )
+        stack.close()  # the target, or its workers
         _show(options, found, console)
     if ended == "stopped":
         console.print(f"Stopped. Resume with: app.py sweep --resume {found.name}")
