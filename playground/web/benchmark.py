@@ -17,6 +17,7 @@ from engine.plain import read_text
 from playground.deploy import Question
 from playground.errors import Fault, attempt
 from playground.experiments.benchmarks import Benchmarks, BenchmarkState, Extent
+from playground.experiments.compare.links import first_methods
 from playground.experiments.job import Job, time_left
 from playground.experiments.pool import Pool
 from playground.experiments.report.export import FILES
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
     from playground.web.runs import RunsPage
 
 FIRST_SUITE = "quick"
-FIRST_METHODS = ("ngram", "suffix")
+FIRST_METHODS = 2
+"""So many are chosen at the beginning: that which was the fastest, and one of another kind."""
 STATUS_TEXTS = {"completed": "complete", "cancelled": "stopped"}
 HINTS = {
     "cancelled": ". Resume runs what is missing.",
@@ -102,9 +104,8 @@ class BenchmarkPage(ExperimentPage):
                 elem_id="pg-benchmark-method",
             )
             self.add = gr.Button("Add", size="sm", elem_id="pg-benchmark-add")
-        shipped = [name for name in FIRST_METHODS if name in self.catalog.presets]
         groups: list[dict[str, Any]] = []
-        for key in shipped or [methods[0][1]]:
+        for key in list(dict.fromkeys(first_methods(self.catalog, methods)))[:FIRST_METHODS]:
             groups.append(self._group(key, groups))
         types = self.catalog.types.values()
         self.form = SettingsForm({"groups": groups}, elem_id="pg-benchmark-form", classes=types)

@@ -29,7 +29,6 @@ from playground.web.results import definitions, plural, saves, saying
 from playground.web.sweep_tables import STATUS_TEXTS, card_html, state_text, trials_html
 
 DOUBLING, BEST = "log", "best"
-FIRST_METHOD = "ngram"
 MORE_TRIALS = 10
 MAX_LISTED = 200
 CONFIRM = """(name, ...held) =>
@@ -66,8 +65,7 @@ class SweepPage(ExperimentPage):
     def _setup(self) -> None:
         targets = self.catalog.target_choices()
         methods = self.method_menu.drafting(targets[0][1])
-        keys = [key for _, key in methods]
-        first = FIRST_METHOD if FIRST_METHOD in keys else keys[0]
+        first = self.catalog.first_method(targets[0][1], alone=True)
         titles = [(title, key) for key, (title, _) in OBJECTIVES.items()]
         suites = [(suite.title, name) for name, suite in self.catalog.suites.items()]
         suite = SweepForm.model_fields["suite"].default

@@ -409,9 +409,8 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     log.close()
 
 
-@pytest.mark.parametrize(
-    ("page_of", "viewport"), [("served", WIDE), ("served", NARROW), ("shipped", WIDE)]
-)
+@pytest.mark.parametrize("viewport", [WIDE, NARROW], ids=["wide", "narrow"])
+@pytest.mark.parametrize("page_of", ["served", "shipped"])
 def test_nothing_moves_while_pages_load(
     chromium: Any, request: pytest.FixtureRequest, page_of: str, viewport: Any
 ) -> None:
