@@ -43,10 +43,13 @@ class Forward(ABC):
     Attributes:
         name: what runs, for the log of a run.
         kernels: the compiled kernels that it calls, for drafters to use; None = none.
+        devices: those that have a part of every layer each, in processes of their own; empty: this
+            process runs it alone.
     """
 
     name: str
     kernels: CDLL | None = None
+    devices: tuple[torch.device, ...] = ()
 
     @abstractmethod
     def __call__(

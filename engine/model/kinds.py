@@ -26,6 +26,13 @@ def attends(config: Any) -> bool:
     return not set(kinds_of(config)) <= set(KEYLESS)
 
 
+def attending_layers(config: Any) -> list[int]:
+    """Layers with keys and values of their own."""
+    kinds = kinds_of(config)
+    own = len(kinds) - int(getattr(config, "num_kv_shared_layers", 0) or 0)
+    return [i for i, kind in enumerate(kinds[:own]) if kind not in KEYLESS]
+
+
 def is_recurrent(config: Any) -> bool:
     """Whether any layer has a state."""
     return not RECURRENT.isdisjoint(kinds_of(config))

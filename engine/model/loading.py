@@ -53,10 +53,19 @@ from engine.model.sources import (
     without_telemetry,
 )
 from engine.model.target import Target
+from engine.model.tensor_parallel import (
+    Group,
+    TensorParallelForward,
+    devices_of,
+    is_tensor_parallel,
+    plan_of,
+    shares_of,
+)
 from engine.plain import short
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
+    from transformers.distributed.configuration_utils import DistributedConfig
 
 LOG = logging.getLogger(__name__)
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "q8", "q4"]
@@ -77,7 +86,8 @@ def load_target(
     Args:
         dtype: `auto` = a GGUF file's own codes on CPUs that the compiled kernels run on, else
             bfloat16 on CUDA and on CPUs with native bfloat16, else float32.
-        device: `auto` = CUDA if there is one, else the CPU; or any torch device string.
+        device: `auto` = CUDA if there is one, else the CPU; any torch device string, or
+            several devices as `placement` and `tensor_parallel` have it.
         cache_dir: where fetched and converted weights are kept.
         progress: told what is being done.
 
@@ -89,14 +99,21 @@ def load_target(
     tell = progress or (lambda message, fraction: None)
     _freeze_modules()
     _quiet_libraries()
-    where = pick_device(first_of(device))
+    divided = devices_of(device) if is_tensor_parallel(device) else ()
+    where = divided[0] if divided else pick_device(first_of(device))
     pick_dtype(dtype, where)
+    if dtype in CODE_BITS and (divided or is_placement(device)):
+        raise ConfigError(
+            f"dtype {dtype} runs on one device only, got device {device}. Choose bfloat16 or "
+            "another device."
+        )
     tell(f"Looking for {spec.title or spec.name}", None)
     weights = locate(spec, cache_dir, tell)
     with explained(spec):
         file, num_bytes = opened(weights)
-    coded = _coded(spec, file, dtype, where, cache_dir)
+    coded = None if divided else _coded(spec, file, dtype, where, cache_dir)
     kind = torch.bfloat16 if coded is not None else pick_dtype(dtype, where)
+    forward: TensorParallelForward | None = None
     with explained(spec):
         if file is not None:
             weights = converted(spec, weights, cache_dir, tell)
@@ -104,13 +121,19 @@ def load_target(
         config = read_config(weights)
         count = checked_parameters(config, num_bytes, spec.name)
         placement: Placement | torch.device = where
-        if is_placement(device):
+        if divided:
+            shares_of(config, spec.name, device, kind, all_free_bytes())
+        elif is_placement(device):
             placement = placed(config, device, kind, all_free_bytes())
         else:
             _check_memory(spec, count, kind, where)
         read = functools.partial(_read_model, spec, weights, kind, placement)
         with counted(lambda share: tell("Loading weights", 0.3 + 0.6 * share)):
-            model = read()
+            if divided:
+                _, plan = plan_of(config, spec.name, len(divided))
+                part = functools.partial(_read_part, spec, weights, kind)
+                forward = TensorParallelForward(Group(divided, plan, part))
+            model = read() if forward is None else forward.model
         tell("Loading its tokenizer", 0.9)
         tokenizer = read_tokenizer(weights)
     tell("Packing the weights for this device", 0.95)
@@ -118,8 +141,9 @@ def load_target(
     provenance = {"weights": weights.fingerprint, "revision": revision}
     if spec.random is not None:
         provenance["random_weights"] = True
-    plain = Target(model, tokenizer, name=spec.name, provenance=provenance)
-    target = _packed(plain, spec, coded, cache_dir, read)
+    target = Target(model, tokenizer, name=spec.name, provenance=provenance, forward=forward)
+    if forward is None:
+        target = _packed(target, spec, coded, cache_dir, read)
     _return_memory()
     LOG.info("%s runs by %s", spec.name, target.environment()["forward"])
     tell("Ready", 1.0)
@@ -208,6 +232,17 @@ def _read_model(
         else:
             model = read_weights(spec, weights, dtype)
             model.to(where)  # type: ignore[arg-type]
+        prepare_attention(model)
+        return model
+
+
+def _read_part(
+    spec: TargetSpec, weights: Weights, dtype: torch.dtype, config: DistributedConfig
+) -> PreTrainedModel:
+    """This process's part of a divided model."""
+    _quiet_libraries()
+    with explained(spec):
+        model = read_weights(spec, weights, dtype, distributed_config=config)
         prepare_attention(model)
         return model
 
@@ -327,7 +362,7 @@ def pick_device(name: str) -> torch.device:
     """The device that a setting names; ConfigError if it does not exist here."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    allowed = "device must be auto, cpu, cuda, cuda:N, balanced or a list like cuda:0,cpu"
+    allowed = "device must be auto, cpu, cuda, cuda:N, balanced, tensor=N or a list like cuda:0,cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:

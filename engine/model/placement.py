@@ -53,7 +53,9 @@ class Placement:
 
 def is_placement(device: str) -> bool:
     """Whether a device setting names several."""
-    return device == BALANCED or "," in device or "=" in device
+    return (
+        device == BALANCED or "," in device or ("=" in device and not device.startswith("tensor"))
+    )
 
 
 def first_of(device: str) -> str:

@@ -22,7 +22,7 @@ from engine.errors import ConfigError, PromptError, TargetError, first_line
 from engine.grammar import TokenTexts
 from engine.model.cache import TreeCache
 from engine.model.forward import Forward, ModulesForward, RaggedBatch, Rows
-from engine.model.kinds import KEYLESS, attends, check_can_roll_back, kinds_of
+from engine.model.kinds import attending_layers, attends, check_can_roll_back
 from engine.model.prefixes import PrefixCache
 from engine.model.random_weights import NOTE
 from engine.model.recurrent import recurrent_layers
@@ -95,6 +95,8 @@ class Target:
 
     @property
     def device_name(self) -> str:
+        if self.is_divided:
+            return " + ".join(map(str, self._forward.devices))
         placed = getattr(self.model, "hf_device_map", None)
         if placed:
             names = (f"cuda:{p}" if isinstance(p, int) else str(p) for p in placed.values())
@@ -104,23 +106,21 @@ class Target:
         return f"{cpu_name()} ({torch.get_num_threads()} threads)"
 
     @property
+    def is_divided(self) -> bool:
+        """Whether other processes compute a part of every layer: its modules cannot be called."""
+        return bool(self._forward.devices)
+
+    @property
     def context_len(self) -> int:
         """Longest sequence, prompt and output together."""
         return int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)
-
-    @property
-    def _attending(self) -> list[int]:
-        """Layers with keys and values of their own."""
-        kinds = kinds_of(self.config)
-        own = len(kinds) - int(getattr(self.config, "num_kv_shared_layers", 0) or 0)
-        return [i for i, kind in enumerate(kinds[:own]) if kind not in KEYLESS]
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of a token's keys and values."""
         layers = getattr(self.config, "per_layer_config", None) or [self.config] * self.num_layers
         total = 0
-        for config in (layers[i] for i in self._attending):
+        for config in (layers[i] for i in attending_layers(self.config)):
             heads = int(config.num_attention_heads)
             kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
             width = int(getattr(config, "head_dim", None) or self.hidden_size // heads)
@@ -225,7 +225,9 @@ class Target:
         if own is not None:
             return own
         states = RecurrentStates(self.device, rewinds) if len(self.recurrent) else None
-        return TreeCache(len(self._attending), capacity=max(64, rows), recurrent=states)
+        return TreeCache(
+            len(attending_layers(self.config)), capacity=max(64, rows), recurrent=states
+        )
 
     @torch.inference_mode()
     def prefill(
