@@ -65,7 +65,8 @@ class SweepPage(ExperimentPage):
     def _setup(self) -> None:
         targets = self.catalog.target_choices()
         methods = self.method_menu.drafting(targets[0][1])
-        first = self.catalog.first_method(targets[0][1], alone=True)
+        fastest, keys = self.catalog.first_method(targets[0][1], alone=True), dict(methods).values()
+        first = fastest if fastest in keys else methods[0][1]
         titles = [(title, key) for key, (title, _) in OBJECTIVES.items()]
         suites = [(suite.title, name) for name, suite in self.catalog.suites.items()]
         suite = SweepForm.model_fields["suite"].default
