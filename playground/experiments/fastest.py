@@ -29,6 +29,7 @@ from playground.experiments.suites import first_turns, typed_item
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.request import read_request
 from playground.host.runner import EngineHost
+from storage import Benchmark, RunLog
 
 BUDGET_S, MOST_S = 60.0, 120.0
 """What a search takes, and at most until those that are left have answered twice."""
@@ -39,6 +40,8 @@ NUM_PROMPTS = 3
 """Of a suite, where no prompt was written."""
 PLAIN = "Plain decoding"
 FINALISTS = 2
+NAME = "Fastest method · "
+"""How a search's benchmark is called in the log, before its prompt."""
 
 
 # ---- what is tried
@@ -145,7 +148,7 @@ class Search(Job):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         words = " ".join(plan.items[0].turns[0].split())[:40]
-        super().__init__(begin(host.log, plan, f"Fastest method · {words}"), owner=owner)
+        super().__init__(begin(host.log, plan, NAME + words), owner=owner)
         self.plan = plan
         self._log = host.log
         self._clock = clock
@@ -299,6 +302,14 @@ class Search(Job):
         why = explain(self._pairs(first.name))
         because = f" {why.because}" if why else ""
         return f"{first.name}: {said(first.speedup)}.{because} {tried}"
+
+
+def interrupted(log: RunLog) -> Benchmark | None:
+    """The newest benchmark of the log, if it is a search whose process ended."""
+    newest = next(iter(log.benchmarks.list(1)), None)
+    if newest is None or newest.status != "interrupted":
+        return None
+    return newest if newest.name.startswith(NAME) else None
 
 
 def said(speedup: Speedup) -> str:

@@ -11,7 +11,14 @@ import gradio as gr
 from engine.errors import ConfigError
 from playground.deploy import Question
 from playground.errors import Fault, attempt
-from playground.experiments.fastest import BUDGET_S, Contender, Search, methods_to_try, plan_of
+from playground.experiments.fastest import (
+    BUDGET_S,
+    Contender,
+    Search,
+    interrupted,
+    methods_to_try,
+    plan_of,
+)
 from playground.experiments.job import Jobs, time_left
 from playground.host.runner import EngineHost
 from playground.trees.methods import tree_method
@@ -27,6 +34,10 @@ HEADS = {
     "answers": "how many times it answered everything; the slower half drops out each time",
     "state": "running, or kept to the end; waiting; dropped because it was slower; failed",
 }
+INTERRUPTED = (
+    "The server ended during the search. Its answers are in the log as the benchmark “{name}”: "
+    "read or resume it on the Benchmark page, or search again."
+)
 Raw = Callable[..., dict[str, Any]]
 
 
@@ -41,7 +52,7 @@ class FastestPanel:
         self.host = host
         self._jobs = Jobs(host)
         self._search: Search | None = None
-        self._closed = True
+        self._closed = False
 
     # ---- layout
 
@@ -74,10 +85,7 @@ class FastestPanel:
         def begin(*held: Any) -> list[Any]:
             found = attempt(lambda: self._begin(raw(*held)), where="finding the fastest")
             if isinstance(found, Fault):
-                hidden = [gr.Button(visible=False)] * (len(self.leads) + 1)
-                said = state_html("failed", "", error=found.sentence)
-                closed = [gr.Button(visible=True), gr.Timer(active=False)]
-                return [gr.Column(visible=True), said, "", *hidden, *closed]
+                return self._ended(state_html("failed", "", error=found.sentence))
             return self.look()
 
         self.start.click(begin, list(fields), self.shown, **RAW)
@@ -87,7 +95,6 @@ class FastestPanel:
 
     def listen_to_page(self, page: gr.Blocks) -> None:
         """Show the server's search where the page is opened, until somebody closes it."""
-
         page.load(self.reopened, None, self.shown, **RAW)
 
     def reopened(self) -> list[Any]:
@@ -96,7 +103,7 @@ class FastestPanel:
         Its answer may come after that of a click on the button: only a search that goes on starts
         the timer, and nothing stops it.
         """
-        if self._closed:
+        if self._closed or (self._search is None and interrupted(self.host.log) is None):
             return [gr.skip()] * len(self.shown)
         *shown, _ = self.look()
         over = self._search is None or self._search.over.is_set()
@@ -121,7 +128,7 @@ class FastestPanel:
         """Values of `shown`: always the newest search, whichever the page was told of last."""
         search = self._search
         if search is None:
-            return [gr.skip()] * (len(self.shown) - 1) + [gr.Timer(active=False)]
+            return self._of_another_server()
         over, leader = search.over.is_set(), search.leader
         offered = {"use": True, "tune": leader and self._has_tree(search, leader), "deploy": True}
         leads = [gr.Button(visible=bool(over and leader and offered[name])) for name in self.leads]
@@ -134,6 +141,19 @@ class FastestPanel:
             gr.Button(visible=over),
             gr.Timer(active=not over),
         ]
+
+    def _ended(self, said: str) -> list[Any]:
+        """Values of `shown`: a sentence, and a button that closes it."""
+        hidden = [gr.Button(visible=False)] * (len(self.leads) + 1)
+        closes = [gr.Button(visible=True), gr.Timer(active=False)]
+        return [gr.Column(visible=True), said, "", *hidden, *closes]
+
+    def _of_another_server(self) -> list[Any]:
+        """Values of `shown` where this server has searched for nothing: what the last one left."""
+        left = interrupted(self.host.log)
+        if left is None:
+            return [gr.Column(visible=False), *self._ended("")[1:]]
+        return self._ended(state_html("interrupted", INTERRUPTED.format(name=left.name)))
 
     def _state(self, search: Search, over: bool) -> str:
         if over:

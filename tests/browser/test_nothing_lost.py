@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -287,3 +288,35 @@ def test_a_killed_server_is_said_in_a_comparison_and_its_rounds_found(
         opened.tab.wait_for_selector("#pg-cmp-results [data-state=cancelled]", timeout=WAIT_MS)
         assert "interrupted" in page.tab.inner_text("#pg-cmp-results .compare-text")
         opened.complaints.clear()
+
+
+def test_a_search_whose_server_is_killed_is_an_interrupted_benchmark_that_resumes(
+    chromium: Any, tmp_path: Path
+) -> None:
+    with (
+        own_server(tmp_path) as ((restart, kill), url),
+        GeneratePage.opened(chromium, url) as page,
+    ):
+        page.tab.fill("#pg-prompt textarea", "Which one?")
+        page.tab.click("#pg-fastest-start")
+        page.tab.wait_for_selector("#pg-fastest-table td small", timeout=WAIT_MS)
+        kill()
+        restart()
+        page.tab.wait_for_selector("#pg-fastest [data-state=interrupted]", timeout=WAIT_MS)
+        left = page.tab.inner_text("#pg-fastest")
+        assert "“Fastest method · Which one?”" in left and "resume it" in left
+        assert page.tab.locator("#pg-fastest-stop").count() == 0, "nothing runs"
+        page.complaints.clear()  # of the server that was gone
+
+        page.tab.get_by_role("tab", name="Benchmark", exact=True).click()
+        state = page.tab.locator("#pg-benchmark-state [data-state]")
+        page.tab.wait_for_selector("#pg-benchmark-state [data-state=interrupted]")
+        assert "Resume runs what is missing" in state.inner_text()
+        answered = page.tab.inner_text("#pg-benchmark-summary tbody")
+        assert "Scripted tree" in answered and re.search(r"\d\.\d\d×", answered)
+        page.tab.click("#pg-benchmark-resume")
+        page.tab.wait_for_selector("#pg-benchmark-state [data-state=completed]", timeout=120_000)
+        page.check_clean()
+        reload(page)
+        page.tab.wait_for_selector("#pg-benchmark-state [data-state=completed]")
+        assert page.tab.locator("#pg-fastest").count() == 0, "it is resumed: nothing is left to say"
