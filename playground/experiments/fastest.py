@@ -24,7 +24,7 @@ from playground.experiments.job import Job, Jobs, Progress, submit
 from playground.experiments.measurement import Measurement, Summary
 from playground.experiments.plan import BASELINE, TYPED, Configuration, ExperimentPlan
 from playground.experiments.report.explain import explain
-from playground.experiments.report.statistics import Pool, Speedup, speedup_of
+from playground.experiments.report.statistics import TOO_FEW, Pool, Speedup, speedup_of
 from playground.experiments.suites import first_turns, typed_item
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.request import read_request
@@ -272,7 +272,7 @@ class Search(Job):
 
     @property
     def best(self) -> Contender | None:
-        """What is recommended; None where nothing pays, or a single answer is all there is."""
+        """What is recommended; None where nothing pays, or too few answers show it."""
         first = self.leader
         return first if first and first.speedup and first.speedup.low is not None else None
 
@@ -291,8 +291,8 @@ class Search(Job):
             tried += f" Time ran out before {', '.join(waiting)}."
         if first.speedup.low is None:
             return (
-                f"Not confirmed: {first.name} reached {first.ratio:.2f} × plain decoding, once. "
-                f"{tried} Search again, or try it."
+                f"Not confirmed: {first.name} reached {first.ratio:.2f} × plain decoding, in "
+                f"{TOO_FEW}. {tried} Search again, or try it."
             )
         if self.best is None:
             return (

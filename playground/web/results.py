@@ -123,10 +123,9 @@ def speedup_cell(fast: Speedup | None, *, reference: bool = False) -> Cell | str
     if fast is None:
         return DASH
     mood = "good" if fast.faster else "bad" if fast.slower else ""
-    interval = "no interval" if fast.low is None else f"{fast.low:.2f} … {fast.high:.2f}"
     hint = f"{plural(fast.num_pairs, 'request')}: {plural(fast.num_prompts, 'prompt')} × "
     hint += f"{plural(fast.num_repeats, 'repeat')}; below: 95 % interval"
-    return Cell(fast.text, interval, mood, hint)
+    return Cell(fast.text, fast.interval, mood, hint)
 
 
 def definitions(formulas: Mapping[str, str]) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from engine.metrics import SAME, Balance, StepParts, hardly_drafts
 from playground.experiments.finished import Pair
-from playground.experiments.report.statistics import Pool, speedup_of
+from playground.experiments.report.statistics import Pool, Speedup, speedup_of
 
 AGREES = 0.005
 COSTS = {
@@ -60,10 +60,17 @@ def explain(pairs: Sequence[Pair]) -> Explanation | None:
         f"{balance.formula:.2f}"
     )
     differs = _differs(own, plain, measured, balance.formula)
-    speedup = speedup_of(both)
-    sure = speedup is None or speedup.low is None or speedup.faster or speedup.slower
-    because = _because(balance, measured, "" if sure else ", within the noise")
+    because = _because(balance, measured, _doubt(speedup_of(both)))
     return Explanation(measured, balance.formula, terms, because, differs)
+
+
+def _doubt(speedup: Speedup | None) -> str:
+    """Whether the scatter could make the difference; a single measurement shows none."""
+    if speedup is None or speedup.num_prompts == speedup.num_repeats == 1:
+        return ""
+    if speedup.low is None:
+        return ", in too few answers to be sure"
+    return "" if speedup.faster or speedup.slower else ", within the noise"
 
 
 def balance_of(own: Pool, plain: Pool) -> Balance:

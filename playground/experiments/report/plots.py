@@ -165,7 +165,7 @@ def _latency(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
 
 PLOTS: dict[str, Plot] = {
     "speedup": Plot(
-        "Speedup over plain decoding", "bars: speedup; whiskers: its 95 % interval", _speedups
+        "Speedup over plain decoding", "bars: speedup; whiskers: its 95 % interval, where there are answers enough", _speedups
     ),
     "cost": Plot("MAT against step time", "dotted lines: speedup = MAT × plain step / step", _cost),
     "positions": Plot(

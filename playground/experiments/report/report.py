@@ -41,7 +41,7 @@ FORMULAS: dict[str, str] = {
     ),
     "interval": (
         "95 % interval of the speedup: Student's t on the scatter between prompts, or between the "
-        "repeats of a single prompt"
+        "repeats of a single prompt; none where its bounds would be more than 10 times apart"
     ),
     "mat": "1 + Σ accepted draft tokens / Σ steps, before any cut by EOS or length",
     "tok_s": "Σ (new tokens - 1) / Σ (last commit - first commit): decoding without prefill",

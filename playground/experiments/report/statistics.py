@@ -18,8 +18,9 @@ PERCENTILES = (99, 90, 75, 95, 50, 25)
 _T = "12.71 4.30 3.18 2.78 2.57 2.45 2.36 2.31 2.26 2.23 2.20 2.18 2.16 2.14 2.13 2.12 2.11 2.10"
 QUANTILES = tuple(map(float, _T.split()))
 """Student's t at 97.5 % for 1, 2, … degrees of freedom."""
-MOST = 10.0
-"""Largest logarithm of an interval's reach: beyond it nothing is known anyway."""
+WIDEST = 10.0
+"""Upper over lower bound of the widest interval that is given: beyond it nothing is known."""
+TOO_FEW = "too few answers for an interval"
 
 
 def mean(values: Sequence[float]) -> float:
@@ -109,7 +110,8 @@ class Speedup:
 
     Attributes:
         ratio: of pooled tok/s.
-        low, high: 95 % interval of `ratio`; None where a single measurement shows no scatter.
+        low, high: 95 % interval of `ratio`; None where a single measurement shows no scatter, or
+            so few answers scatter so much that the interval would be wider than `WIDEST`.
     """
 
     ratio: float
@@ -126,8 +128,8 @@ class Speedup:
 
     @property
     def interval(self) -> str:
-        """Empty where there is none."""
-        return "" if self.low is None else f"{self.low:.2f} … {self.high:.2f}"
+        """The interval as every table writes it, or why there is none."""
+        return TOO_FEW if self.low is None else f"{self.low:.2f} … {self.high:.2f}"
 
     @property
     def faster(self) -> bool:
@@ -163,8 +165,9 @@ def speedup_of(pairs: Sequence[Pair]) -> Speedup | None:
     Where several workers of a cluster have measured, every worker's seconds count in units of its
     own plain decoding (`on_one_clock`): one that is slow at everything moves no ratio.
 
-    Worked example: one prompt of 10 tokens, plain decoding 1 s, in two repeats 0.5 s and 0.4 s:
-    ratio 2 / 0.9 = 2.22; u = ±(0.5 - 0.4 / 0.9) = ±0.056, se = 0.111, t = 12.71: 0.54 … 9.12.
+    Worked example: one prompt of 10 tokens, plain decoding 1 s, in two repeats 0.5 s and 0.48 s:
+    ratio 2 / 0.98 = 2.04; u = ±(0.5 - 0.48 / 0.98) = ±0.0102, se = 0.0204, t = 12.71: 1.57 … 2.65.
+    With 0.4 s in the second it would be 0.54 … 9.12, which is wider than `WIDEST`: none is given.
     """
     both = [(own, plain) for own, plain in pairs if own.decode_s > 0 and plain.decode_s > 0]
     if not both:
@@ -174,10 +177,19 @@ def speedup_of(pairs: Sequence[Pair]) -> Speedup | None:
     prompts = in_units(both, lambda own: (own.suite, own.prompt))
     repeats = in_units(both, lambda own: own.repeat)
     units = prompts if len(prompts) > 1 else repeats
-    se = _log_ratio_error(units)
-    reach = None if se is None else math.exp(min(MOST, student_t(len(units) - 1) * se))
-    low, high = (None, None) if reach is None else (ratio / reach, ratio * reach)
+    low, high = _interval(ratio, units)
     return Speedup(ratio, low, high, len(prompts), len(repeats), len(both))
+
+
+def _interval(
+    ratio: float, units: Sequence[Sequence[Pair]]
+) -> tuple[float, float] | tuple[None, None]:
+    """Of the pooled ratio; None of fewer than two units, and where it would be too wide."""
+    se = _log_ratio_error(units)
+    if se is None or 2 * student_t(len(units) - 1) * se > math.log(WIDEST):
+        return None, None
+    reach = math.exp(student_t(len(units) - 1) * se)
+    return ratio / reach, ratio * reach
 
 
 def on_one_clock(pairs: Sequence[Pair]) -> list[Pair]:

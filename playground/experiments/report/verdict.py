@@ -8,7 +8,7 @@ from typing import Literal
 
 from playground.experiments.finished import FinishedRequest, Pair
 from playground.experiments.report.audits import Audits, divergences, gap_sentences
-from playground.experiments.report.statistics import Speedup
+from playground.experiments.report.statistics import TOO_FEW, Speedup
 
 MAX_LISTED = 20
 Cause = Literal["near ties", "fault", "unknown"]
@@ -35,7 +35,7 @@ NEAR_TIES: dict[bool | None, str] = {
     False: "rounding is not the cause, so the method is at fault",
 }
 """What is said of one answer, by `Divergence.near_tie`."""
-ONCE = "A single measurement has no interval: add prompts or repeats to see its uncertainty."
+UNSURE = f"These are {TOO_FEW}: add prompts or repeats to see how certain it is."
 MORE = "more prompts or repeats would"
 
 
@@ -167,7 +167,7 @@ def headline(
         return Headline(f"Preliminary, {preliminary}: {leads} {fast.text}.")
     reached = f"{best.name} reaches {fast.text} plain decoding{_measured(fast)}"
     if fast.low is None:
-        return Headline(f"{reached}. {ONCE}")
+        return Headline(f"{reached}. {UNSURE}")
     if all(speedup.slower for _, speedup in measured):
         return Headline(f"Plain decoding is the fastest here. Next, {reached}.", plain)
     if not fast.faster:
