@@ -21,6 +21,9 @@ TALLEST = 2.0
 LEVELS = (1, 2, 4)
 """Speedups whose lines are drawn where MAT meets the cost of a step."""
 
+NARROW_PX, LINE_PX, SYMBOL_PX, CHAR_PX = 640, 19, 46, 6
+"""Of a legend: the width that is reckoned with, and what a line, a symbol and a letter take."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plot:
@@ -165,7 +168,9 @@ def _latency(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
 
 PLOTS: dict[str, Plot] = {
     "speedup": Plot(
-        "Speedup over plain decoding", "bars: speedup; whiskers: its 95 % interval, where there are answers enough", _speedups
+        "Speedup over plain decoding",
+        "bars: speedup; whiskers: its 95 % interval, where there are answers enough",
+        _speedups,
     ),
     "cost": Plot("MAT against step time", "dotted lines: speedup = MAT × plain step / step", _cost),
     "positions": Plot(
@@ -185,4 +190,21 @@ PLOTS: dict[str, Plot] = {
 
 def report_figure(report: Report, requests: Sequence[FinishedRequest], kind: str) -> go.Figure:
     """One of `PLOTS`."""
-    return styled(PLOTS[one_of("plot", kind, PLOTS)].draw(report, requests))
+    figure = styled(PLOTS[one_of("plot", kind, PLOTS)].draw(report, requests))
+    return _with_legend_below(figure)
+
+
+def _with_legend_below(figure: go.Figure) -> go.Figure:
+    """The figure, higher by what its legend takes where the page is narrow: it covers no whisker.
+
+    A wider page needs fewer lines, and the plot takes what they leave; a legend that needs more
+    lines scrolls.
+    """
+    names = [trace.name for trace in figure.data]
+    if not names or figure.layout.showlegend is False:
+        return figure
+    columns = max(1, NARROW_PX // (SYMBOL_PX + CHAR_PX * max(map(len, names))))
+    lines = max(min(3, len(names)), -(-len(names) // columns))
+    taken_px = LINE_PX * lines + LINE_PX // 2
+    legend = {"yref": "container", "y": 0, "yanchor": "bottom", "maxheight": taken_px}
+    return figure.update_layout(height=figure.layout.height + taken_px, legend=legend)

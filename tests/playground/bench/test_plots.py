@@ -41,6 +41,18 @@ def test_speedups_stand_by_kind_of_task_with_their_spread() -> None:
     assert bars["b"]["y"] == [pytest.approx(0.5), None, pytest.approx(0.5)]
 
 
+@pytest.mark.parametrize("num_methods", [1, 5, 13])
+def test_the_legend_has_room_of_its_own_below_the_plot(num_methods: int) -> None:
+    names = [f"suffix-draft-smollm2-{n}" for n in range(num_methods)]
+    report = make_report(plan_of("plain", *names), [measured(), *(measured(n) for n in names)])
+    layout = report_figure(report, REQUESTS, "speedup").layout
+    legend = layout.legend
+    assert (legend.yref, legend.y, legend.yanchor) == ("container", 0, "bottom")
+    assert layout.height - legend.maxheight == 280, "the plot is as high with any number of methods"
+    assert legend.maxheight > 19 * num_methods / 3, "three names beside each other at 640 px"
+    assert report_figure(report, REQUESTS, "latency").layout.height == 280, "it has no legend"
+
+
 def test_positions_split_and_latency_are_the_reports() -> None:
     assert drawn("positions")["a"]["y"] == pytest.approx([50, 25])
     split = drawn("split")
