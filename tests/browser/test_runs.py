@@ -72,6 +72,58 @@ def test_a_run_opens_from_the_table_and_scrubs(page: GeneratePage, served: Serve
     assert room and widest and room["width"] > 600 and widest["width"] > 150
 
 
+NARROW_COLUMNS = """facts => {
+  const content = (cell) => {
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    return range;
+  };
+  const widestWord = (cell) => {
+    const whole = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), range = content(cell);
+    let widest = 0;
+    while (whole.nextNode()) for (const word of whole.currentNode.data.matchAll(/[^\\s/-]+/g)) {
+      if (word[0].length > 40) continue;  // a digest or a table of numbers
+      range.setStart(whole.currentNode, word.index);
+      range.setEnd(whole.currentNode, word.index + word[0].length);
+      const lines = [...range.getClientRects()];
+      widest = Math.max(widest, lines.reduce((sum, line) => sum + line.width, 0));
+    }
+    return widest;
+  };
+  return [...facts.querySelectorAll("dt, dd")].flatMap((cell) => {
+    const width = cell.getBoundingClientRect().width;
+    const isWrapped = new Set([...content(cell).getClientRects()].map((r) => r.top)).size > 1;
+    const said = `${cell.tagName} ${cell.textContent}: ${Math.round(width)} px`;
+    if (isWrapped && width < 150) return [`${said}, wrapped`];
+    return widestWord(cell) > width + 1 ? [`${said}, a word is broken`] : [];
+  });
+}"""
+
+
+def test_no_column_of_a_runs_details_is_too_narrow_for_its_words(
+    page: GeneratePage, served: Served, shots: Path
+) -> None:
+    note = "A note of several words that says what was tried here and why it was worth a try."
+    finished(start(served.host, prompt="Read my details.", settings={"note": note}))
+    page.tab.set_viewport_size({"width": 1440, "height": 1000})
+    opened(page, "Read my details.")
+    page.tab.locator(ROWS).first.click()
+    page.wait_done("pg-run-panel")
+    page.tab.click("#pg-run-all >> text=settings and machine")
+    facts = page.tab.locator("#pg-run-facts .facts")
+    facts.wait_for()
+    assert facts.locator("dt").count() > 20
+    assert facts.evaluate(NARROW_COLUMNS) == []
+    page.tab.screenshot(path=shots / "run-details.png", full_page=True)
+    for squeezed in (
+        "#pg-run-facts dl { grid-template-columns: 1fr 50px !important }",
+        "#pg-run-facts .facts { columns: 9 !important }",
+    ):
+        style = page.tab.add_style_tag(content=squeezed)
+        assert facts.evaluate(NARROW_COLUMNS), "a squeezed layout must be noticed"
+        style.evaluate("style => style.remove()")
+
+
 def test_a_permalink_opens_the_run(chromium: Any, served: Served) -> None:
     run = finished(start(served.host, prompt="Linked to."))
     assert run.finish is not None
