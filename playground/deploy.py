@@ -238,8 +238,8 @@ def _target_notes(spec: TargetSpec | None, target: str) -> tuple[str, ...]:
         )
     if spec.random is not None:
         notes.append(
-            f"{target} has random weights: it is good for trying a config file, and for nothing "
-            "else. It is in the playground's cache folder under random/."
+            f"{target} has random weights: it is good only for trying out a config file. "
+            "It is in the playground's cache folder under random/."
         )
     if spec.revision is not None:
         notes.append(f"Here the target is revision {spec.revision} of {target}.")

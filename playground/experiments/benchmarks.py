@@ -205,7 +205,7 @@ class BenchmarkForm(Settings):
         )
         if plan.num_requests > MAX_REQUESTS:
             raise ConfigError(
-                f"A benchmark may have {MAX_REQUESTS} requests, this one has {plan.num_requests}. "
+                f"A benchmark may have {MAX_REQUESTS} requests; this one has {plan.num_requests}. "
                 "Limit the prompts of each kind."
             )
         return plan

@@ -291,7 +291,7 @@ class Search(Job):
             tried += f" Time ran out before {', '.join(waiting)}."
         if first.speedup.low is None:
             return (
-                f"Not confirmed: {first.name} reached {first.ratio:.2f} × plain decoding, in "
+                f"Not confirmed: {first.name} reached {first.ratio:.2f} × plain decoding, with "
                 f"{TOO_FEW}. {tried} Search again, or try it."
             )
         if self.best is None:

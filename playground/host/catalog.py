@@ -76,14 +76,13 @@ class Catalog:
             return self.targets[name]
         if not self.may_open:
             raise ConfigError(
-                "This page opens no targets by path or hub id. Start the server with --target, "
-                "or on "
-                "loopback with its token."
+                "This page does not open targets by path or hub id. Start the server with "
+                "--target, or on loopback with its token."
             )
         try:
             return presets.resolve(name)
         except (OSError, ValueError, RuntimeError) as error:  # a NUL, too long, ~nobody
-            raise ConfigError(f"{name[:80]!r} is not a place to look for a model.") from error
+            raise ConfigError(f"{name[:80]!r} is not a valid path or hub id.") from error
 
     def open(self, place: object) -> TargetSpec:
         """The same, on offer from now on with the heads in its folder; it raises as `named`."""

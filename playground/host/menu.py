@@ -16,8 +16,8 @@ GROUPS = {
     TRAINED: "Trained for this target",
     NO_WEIGHTS: "No weights",
     BASELINE: "The baseline",
-    FURTHER: "Further types",
-    UNTRAINED: "To look at, untrained",
+    FURTHER: "Other types",
+    UNTRAINED: "Untrained, for inspection only",
 }
 """Groups in order, with their headings."""
 MOST_RECOMMENDED = 3

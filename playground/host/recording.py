@@ -75,7 +75,7 @@ class Recording:
         self._inbox.put(record)
         if not self._log.out_of_reach:
             return
-        self._run.activity = "waiting for the run log, which is out of reach"
+        self._run.activity = "waiting for the run log, which cannot be reached"
         if self._inbox.qsize() > MAX_WAITING and self.fault is None:
             sentence = f"The run log was unreachable for {MAX_WAITING} steps, so the run ended."
             self.fault = Fault(sentence, expected=True)

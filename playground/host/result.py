@@ -21,9 +21,9 @@ ADVICE = {
 }
 NO_DRAFTS = "Hardly any draft is accepted on this text."
 SOURCES = {
-    "around": "Plain decoding: {:.1f} tok/s, timed for a moment before and after this run.",
-    "run": "Plain decoding: {:.1f} tok/s, from a run of the log.",
-    "measured": "Plain decoding: {:.1f} tok/s, timed for a moment after a run.",
+    "around": "Plain decoding: {:.1f} tok/s, timed briefly before and after this run.",
+    "run": "Plain decoding: {:.1f} tok/s, from a run in the log.",
+    "measured": "Plain decoding: {:.1f} tok/s, timed briefly after a run.",
 }
 CHEAPEST = 0.9
 """Plain steps below which no step can cost: the machine was busier under plain decoding."""

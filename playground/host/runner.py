@@ -47,7 +47,7 @@ class ClosingError(PlaygroundError):
     """The engine takes nothing on any more."""
 
     def __init__(self) -> None:
-        super().__init__("The playground is closing. Start it again to go on.")
+        super().__init__("The playground is closing. Start it again to continue.")
 
 
 class Job(NamedTuple):

@@ -125,7 +125,7 @@ def parallel_chart(compared: ComparedRuns) -> go.Figure:
         "cmax": last,
         "colorscale": [[place / last, color(place)] for place in range(last + 1)],
     }
-    help = "A line per run. Drag along an axis to keep a part of it."
+    help = "One line per run. Drag along an axis to filter by a range."
     title = {"text": help, "font": {"size": 11}, "x": 0.005, "y": 0.985, "yanchor": "top"}
     margin = {"l": 70, "r": 60, "t": 76, "b": 20}
     lines = {"type": "parcoords", "dimensions": dimensions, "line": line}

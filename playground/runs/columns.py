@@ -68,7 +68,7 @@ def formula(name: str) -> str:
     if name == "speedup":
         return (
             f"{FORMULAS[name]}; or over the chosen configuration. Where plain decoding was "
-            "timed around a run and is reliable, it is the figure in the run's own sentence"
+            "timed around a run and the timing is reliable, it is the speedup in the run's summary"
         )
     split = name in ("draft_s", "verify_s", "accept_s", "other_s")
     return FORMULAS.get("time_split" if split else name, "")

@@ -203,8 +203,8 @@ def read_lines(file: Path) -> Iterator[str]:
 def _check_length(num_chars: int, where: str) -> None:
     if num_chars > MAX_CHARS:
         raise ConfigError(
-            f"{where} has more than {MAX_CHARS} characters in one piece. Export fewer runs, as "
-            "the playground writes them: a line per run."
+            f"{where} has more than {MAX_CHARS} characters in one line. Export fewer runs, and "
+            "keep the file as the playground writes it: one run per line."
         )
 
 

@@ -20,11 +20,13 @@ from playground.web.results import Cell, saying, table_html
 
 POLL_S = 0.4
 ABOUT = (
-    "Predicted speedup over plain decoding of as many texts, from this comparison's own steps. "
+    "Predicted speedup over plain decoding of equally many texts, from this comparison's steps. "
     "Lock-step batching: all texts draft, then one forward verifies all drafts ({by}; measured). "
     "A drafting network is assumed to slow down as the target does."
 )
-FORMULA = "MAT · step of plain decoding / (draft + verify + other), each for so many texts at once"
+FORMULA = (
+    "MAT · step of plain decoding / (draft + verify + other), each for that many texts at once"
+)
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 
@@ -38,7 +40,7 @@ class Concurrency:
     def __init__(self, host: EngineHost, compare_of: Callable[[Any], str]) -> None:
         self._host, self._compare_of, self._jobs = host, compare_of, Jobs(host)
         self.button = gr.Button(
-            "How much is left at batch 8?", size="sm", elem_id="pg-cmp-batch-button"
+            "How much is left at batch size 8?", size="sm", elem_id="pg-cmp-batch-button"
         )
         self.shown = gr.HTML(elem_id="pg-cmp-batch")
 
@@ -78,7 +80,7 @@ def remaining_html(found: Remaining) -> str:
     heads = {"speedup with": "", **{f"{b} at once": FORMULA for b in found.batches}}
     rows = [[Cell(row.name), *map(_times, row.by_batch)] for row in found.rows]
     about = saying(ABOUT.format(by=found.by))
-    return table_html("Speedup by texts at once", heads, rows) + about
+    return table_html("Speedup by number of texts at once", heads, rows) + about
 
 
 def _times(speedup: float) -> Cell:

@@ -55,12 +55,12 @@ MAX_JSON = 8_000_000
 
 CLOSED = {"connection": "close"}
 """A refusal leaves the request's body unread, so its connection serves no other."""
-UNFIT = "The call does not fit the page that is served now: reload it. The log says more."
+UNFIT = "The call does not match the page now being served. Reload it; details are in the log."
 LOCKED = """<!doctype html><html lang="en"><title>Speculative decoding playground</title>
 <p>This page needs its token: open the address that the program printed when it started.</p>
 <form><label>Token <input name="token" type="password" autofocus></label>
 <button>Open</button></form>
-<p>Followed a link, and opened the page before? <a href="">Continue</a>.</p></html>"""
+<p>Followed a link here, and have opened the page before? <a href="">Continue</a>.</p></html>"""
 
 
 @dataclass(frozen=True, slots=True)

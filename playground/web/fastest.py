@@ -31,11 +31,11 @@ HEADS = {
     "method": "every trained method that fits the target and needs no download",
     "× plain": "tok/s over plain decoding's on the same prompts, with its 95 % interval",
     "MAT": "1 + accepted draft tokens / steps, over all its answers",
-    "answers": "how many times it answered everything; the slower half drops out each time",
+    "answers": "how many times it answered every prompt; each round, the slower half drops out",
     "state": "running, or kept to the end; waiting; dropped because it was slower; failed",
 }
 INTERRUPTED = (
-    "The server ended during the search. Its answers are in the log as the benchmark “{name}”: "
+    "The server stopped during the search. Its answers are in the log as the benchmark “{name}”: "
     "read or resume it on the Benchmark page, or search again."
 )
 Raw = Callable[..., dict[str, Any]]

@@ -175,13 +175,13 @@ class SettingsForm:
                 heading(group, state), open=group.open, elem_classes="pg-group"
             ) as head:
                 if group.method:
-                    remove = gr.Button("Leave out", size="sm", elem_classes="pg-remove")
+                    remove = gr.Button("Remove", size="sm", elem_classes="pg-remove")
                     js = REMOVE_JS % json.dumps(group.name)
                     remove.click(None, [self.asked, self.held], self.asked, js=js, **QUIET)
                 if group.note:
                     gr.Markdown(group.note, elem_classes="pg-note")
                 if not group.fields:
-                    gr.Markdown("Nothing to set.", elem_classes="pg-note")
+                    gr.Markdown("It has no settings.", elem_classes="pg-note")
                 drawn = Fields(group.fields, values, state)
             self._listen(group, head, drawn)
 

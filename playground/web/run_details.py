@@ -32,7 +32,7 @@ FACTS = HTML.from_string("""
 {% endfor %}
 </div>
 """)
-PLACEHOLDER = "Open a run of the table to read its text and walk its steps."
+PLACEHOLDER = "Open a run in the table to read its text and go through its steps."
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 
 

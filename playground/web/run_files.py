@@ -18,8 +18,8 @@ from playground.web.results import plural
 from playground.web.run_details import QUIET, message_html
 from storage import RunLog
 
-KINDS = [("JSON, whole runs", "json"), ("CSV, a line per run", "csv")]
-KINDS += [("CSV, a line per step", "steps")]
+KINDS = [("JSON, whole runs", "json"), ("CSV, one line per run", "csv")]
+KINDS += [("CSV, one line per step", "steps")]
 DOWNLOAD = """(file) => {
   if (!file) return [];
   const link = document.createElement("a");
@@ -115,5 +115,5 @@ def _imported(imported: Imported) -> str:
     if imported.known:
         parts.append(f"{imported.known} were already here")
     if imported.renamed:
-        parts.append(f"{len(imported.renamed)} got a new id, because their own was taken")
+        parts.append(f"{len(imported.renamed)} got a new id, because the id in the file was taken")
     return "; ".join(parts) + "."

@@ -70,7 +70,7 @@ def serve(
                 "denied. Choose another one with --port."
             ) from error
         if not access.is_loopback:
-            print(f"Warning: {access.address} is not this machine's alone; others reach the page.")
+            print(f"Warning: {access.address} is no loopback address: others can reach the page.")
         url = access.url(port)
         print(f"Speculative decoding playground on {url}  (Ctrl+C ends it)", flush=True)
         print(

@@ -254,7 +254,7 @@ def range_of(tunable: Tunable) -> list[dict[str, Any]]:
         choices = tuple(shown(choice) for choice in tunable.choices)
         made = [Control("values", "values", tunable.help, "ticks", list(choices), choices=choices)]
     elif tunable.kind == "text" or low is None or high is None:
-        made = [Control("list", "list", f"{tunable.help}; with commas between", "text", "")]
+        made = [Control("list", "list", f"{tunable.help}; comma-separated", "text", "")]
     else:
         help = f"empty = steps of 1, or any value; {DOUBLING} = 1, 2, 4, 8"
         made = [

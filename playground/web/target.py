@@ -43,7 +43,7 @@ class TargetOpener:
                 elem_id="pg-open-place",
             )
             with gr.Row():
-                self.look = gr.Button("Look at it", min_width=80, elem_id="pg-open-look")
+                self.look = gr.Button("Inspect it", min_width=80, elem_id="pg-open-look")
                 self.open = gr.Button(
                     "Open",
                     min_width=80,

@@ -154,7 +154,7 @@ def test_a_single_answer_recommends_nothing_but_can_be_taken_along(host: EngineH
     assert search.best is None
     assert search.leader is not None and search.leader.name == "a"
     assert search.advice.startswith(
-        "Not confirmed: a reached 5.00 × plain decoding, in too few answers"
+        "Not confirmed: a reached 5.00 × plain decoding, with too few answers"
     )
     assert told(host, "a", seconds={"a": 0.4}, repeats=1).leader is None
 

@@ -245,7 +245,7 @@ def verdict_sentence(section: Section) -> tuple[Kind, str, str]:
         many = f"{section.num_unsteady} of {section.num_prompts} prompts"
         return "baseline", "not repeatable", UNSTEADY.format(many)
     if verdict is None and section.overall.speedup is None:
-        return "none", "not compared", "No run has a finished plain run to compare with."
+        return "none", "not compared", "There is no finished run of plain decoding to compare with."
     if verdict is None:
         return ("sampled", "not comparable", SAMPLED) if section.lossless else LOSSY_SAMPLED
     compared = verdict.num_compared

@@ -106,7 +106,7 @@ def _gap_sentence(audit: Audit, view: View) -> str:
     behind = view.plain_logit - view.own_logit
     return (
         f"{view.dtype}: top-2 logit gap {view.gap:.3g} ({view.best!r} over {view.second!r}; "
-        f"numbers lie {view.unit:.2g} apart there). The method's {audit.own_token!r} is choice "
-        f"{view.own_rank}, {abs(behind):.3g} {'below' if behind >= 0 else 'above'} plain "
-        f"decoding's {audit.plain_token!r}."
+        f"adjacent numbers there are {view.unit:.2g} apart). The method's {audit.own_token!r} is "
+        f"the target's choice {view.own_rank}, {abs(behind):.3g} "
+        f"{'below' if behind >= 0 else 'above'} plain decoding's {audit.plain_token!r}."
     )

@@ -20,7 +20,7 @@ from playground.experiments.report.statistics import Pool, Speedup, speedup_of
 AGREES = 0.005
 COSTS = {
     "draft": "drafting",
-    "verify": "verifying more rows than one",
+    "verify": "verifying more than one row",
     "other": "accepting, rolling back and everything else",
 }
 
@@ -103,16 +103,16 @@ def _because(balance: Balance, measured: float, noise: str) -> str:
     if measured > 1 + SAME:
         small = balance.paid[balance.largest] <= 0
         return f"Faster{noise}: {account}." + (
-            "" if small else f" Most goes into {largest}; {without}"
+            "" if small else f" The largest extra cost is {largest}; {without}"
         )
     if measured >= 1 - SAME:
-        return f"As fast as plain decoding: {account}. Most goes into {largest}."
+        return f"As fast as plain decoding: {account}. The largest extra cost is {largest}."
     if balance.without_largest <= 1:
         without = (
-            "even without it, too little is accepted. At these costs, MAT would have to be "
+            "even without it, too little is accepted. At these costs, breaking even takes a MAT of "
             f"{1 + balance.total:.2f}."
         )
-    return f"Slower{noise}: {account}. Most goes into {largest}; {without}"
+    return f"Slower{noise}: {account}. The largest extra cost is {largest}; {without}"
 
 
 def _differs(own: Pool, plain: Pool, measured: float, formula: float) -> str:

@@ -110,7 +110,7 @@ def _positions(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure
         if section.position_rates:
             rates = [100 * rate for rate in section.position_rates]
             _line(figure, report, section, list(range(1, len(rates) + 1)), rates)
-    figure.update_xaxes(title="draft tokens accepted, at least")
+    figure.update_xaxes(title="draft tokens accepted (at least)")
     figure.update_yaxes(title="% of steps", rangemode="tozero")
     return figure
 
@@ -169,7 +169,7 @@ def _latency(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
 PLOTS: dict[str, Plot] = {
     "speedup": Plot(
         "Speedup over plain decoding",
-        "bars: speedup; whiskers: its 95 % interval, where there are answers enough",
+        "bars: speedup; whiskers: its 95 % interval, where there are enough answers for one",
         _speedups,
     ),
     "cost": Plot("MAT against step time", "dotted lines: speedup = MAT × plain step / step", _cost),
@@ -180,10 +180,12 @@ PLOTS: dict[str, Plot] = {
     ),
     "split": Plot("Where a step's time goes", "mean milliseconds of a step", _split),
     "latency": Plot(
-        "Latency of requests", "box: quartiles; whiskers: 1.5 × the interquartile range", _latency
+        "Request latency", "box: quartiles; whiskers: 1.5 × the interquartile range", _latency
     ),
     "context": Plot(
-        "tok/s over context length", "requests binned by prompt + half of the answer", _context
+        "tok/s over context length",
+        "requests binned by prompt length + half the answer length",
+        _context,
     ),
 }
 

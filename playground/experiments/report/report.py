@@ -49,7 +49,7 @@ FORMULAS: dict[str, str] = {
     "position_rates": metrics.FORMULAS["position_rates"],
     "draft_acceptance": metrics.FORMULAS["draft_acceptance"],
     "itl_ms": "mean over requests of the mean over steps of step latency / tokens committed",
-    "ttft_ms": "mean over requests of request in the engine → first commit",
+    "ttft_ms": "mean over requests of the time from entering the engine to the first commit",
     "split_ms": "Σ seconds in draft, verify, accept and other (with roll-back) / steps",
     "by_context": "tok/s of the requests by prompt tokens + half of the new tokens",
     "output_token_throughput": "Σ output tokens / Σ request latency: one request at a time",

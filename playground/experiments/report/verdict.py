@@ -176,7 +176,7 @@ def headline(
     level = [name for name in others if not ((ahead := over(best.name, name)) and ahead.faster)]
     if level:
         apart = f"The measurements do not separate it from {', '.join(level)}; {MORE}."
-        return Headline(" ".join(filter(None, (f"{reached}, the highest figure.", apart, trust))))
+        return Headline(" ".join(filter(None, (f"{reached}, the highest speedup.", apart, trust))))
     said = f"{best.name} is the fastest: {fast.text} plain decoding{_measured(fast)}."
     return Headline(" ".join(filter(None, (said, trust))), best.name)
 

@@ -35,8 +35,8 @@ METHOD = "trial"
 OBJECTIVES: dict[Objective, tuple[str, str]] = {
     "tok_s": (
         "tok/s",
-        "speedup of the trial × tok/s of plain decoding in the sweep's first trial: what drifts "
-        "between trials divides out",
+        "speedup of the trial × tok/s of plain decoding in the sweep's first trial, so that "
+        "drift between trials cancels out",
     ),
     "speedup": (
         "speedup",

@@ -70,7 +70,7 @@ def measure_on(
     summary = measurement.run(bench)
     if not (found := measurement.pairs(METHOD)) and not summary.cancelled:
         reasons = [skipped.reason for skipped in summary.skipped]
-        why = reasons[0] if reasons else "Its runs in the log say why."
+        why = reasons[0] if reasons else "See its runs in the log for the reason."
         raise ConfigError(f"No prompt was answered by both methods. {why}")
     return found
 

@@ -36,7 +36,7 @@ FORMULAS: dict[str, str] = {
     "plain_tok_s": "the same for plain decoding, which takes turns with the method on every prompt",
     "mat": OBJECTIVES["mat"][1],
     "same": "answers identical to plain decoding's / answers compared",
-    "seconds": "from the trial's start to its end, loading of the drafter included",
+    "seconds": "from the trial's start to its end, including loading the drafter",
     "as_good": "its speedups do not differ from the best trial's, compared prompt by prompt as "
     "logarithms (Student's t at 95 %)",
 }

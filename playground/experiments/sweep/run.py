@@ -62,7 +62,7 @@ PRUNE_AFTER = 5
 """Finished trials before any is pruned."""
 MIN_PAIRS = 2
 """Prompts that a trial answers before it may be pruned."""
-DIED = f"The process died {MAX_TRIES} times in a row before this had answered one more prompt."
+DIED = f"The process died {MAX_TRIES} times in a row before this trial answered another prompt."
 Tell = Callable[[Progress], None]
 
 

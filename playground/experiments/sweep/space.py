@@ -170,7 +170,7 @@ class Vary(Settings):
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
                 raise ValueError(f"{self.field} must have low ≤ high, got {self}")
             if self.log and (low <= 0 or self.step is not None):
-                raise ValueError(f"{self.field} by factors must begin above 0 and has no step")
+                raise ValueError(f"{self.field} by factors must start above 0 and take no step")
         return self
 
     @property

@@ -40,7 +40,7 @@ export class MaskView {
     this.host = h("details", { class: "mask", ontoggle: () => {
       onToggle(this.host.open);
       this.draw();
-    } }, h("summary", {}, "Attention mask, positions and indices: what an engine gets"), this.copy,
+    } }, h("summary", {}, "Attention mask, positions and indices: what an engine receives"), this.copy,
     this.body);
   }
 

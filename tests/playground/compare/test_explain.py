@@ -120,7 +120,7 @@ def cost(**ms: float) -> FinishedRequest:
 @pytest.mark.parametrize(
     ("own", "begins", "names"),
     [
-        (cost(draft=1.0, verify=6.0), "Faster", "verifying more rows"),
+        (cost(draft=1.0, verify=6.0), "Faster", "verifying more than one row"),
         (cost(draft=9.0, verify=6.0), "Slower", "drafting; without it the speedup would be 2.08"),
         (
             cost(draft=2.0, verify=6.0, other=9.0),

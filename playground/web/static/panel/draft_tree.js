@@ -252,7 +252,7 @@ export class StepTree {
     this.info.textContent = rest;
     const extra = step.num_extra_rows;
     this.mask.show(step.buffers ?? null, step.token_texts, [0, ...step.accepted],
-      extra ? `Without the ${plural(extra, "row")} that the method verified beside its tree.` : "");
+      extra ? `Not shown: the ${plural(extra, "row")} that the method verified beside its tree.` : "");
   }
 
   /** @param {number | null} factor null to fit */

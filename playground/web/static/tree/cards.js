@@ -268,7 +268,7 @@ class OptimiseCard extends Card {
     const then = this.editor.worth(ghost), same = ghost.equals(tree);
     const speed = then.tok_s === null ? ""
       : `, ${number(now.tok_s, 1)} \u2192 ${number(then.tok_s, 1)} tok/s`;
-    this.state.textContent = same ? `This is the best tree of ${plural(ghost.size, "node")} already.`
+    this.state.textContent = same ? `This is already the best tree of ${plural(ghost.size, "node")}.`
       : `${plural(ghost.size, "node")}: MAT ${number(now.mat, 3)} \u2192 ${number(then.mat, 3)}${speed}.`
         + " Green nodes would be added, red ones removed.";
     tools.accept.disabled = same;
