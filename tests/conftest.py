@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -30,6 +31,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if switch in item.keywords:
                 item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt imports and tests from garbage collection: every loaded model asks for a whole one.
+
+    Looking through them takes 0.2 s each time, and hundreds of tests load models.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
