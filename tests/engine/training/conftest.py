@@ -22,9 +22,9 @@ COMMON = range(60, 84)
 """Tokens that it writes almost only."""
 
 
-def learnable_target() -> Target:
+def learnable_target(*, num_layers: int = 8) -> Target:
     """Random weights, but few tokens are likely, and layers add little to the embedding."""
-    target = tiny_target(num_hidden_layers=8)
+    target = tiny_target(num_hidden_layers=num_layers)
     with torch.no_grad():
         target.lm_head.weight[list(COMMON)] *= 6.0  # type: ignore[index]
         for name, parameter in target.model.named_parameters():
@@ -61,8 +61,12 @@ def target() -> Target:
 
 @pytest.fixture(scope="session")
 def corpus(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    folder = tmp_path_factory.mktemp("corpus")
-    for _ in grow(target, folder, SETTINGS, num_tokens=5000, rows=16):
+    return grown(target, tmp_path_factory.mktemp("corpus"), num_tokens=5000)
+
+
+def grown(target: Target, folder: Path, *, num_tokens: int) -> Corpus:
+    """A corpus that is done."""
+    for _ in grow(target, folder, SETTINGS, num_tokens=num_tokens, rows=16):
         pass
     return Corpus.open(folder)
 

@@ -28,8 +28,25 @@ from engine.training.corpus.dialogues import (
     GivenPrompt,
     dialogue_specs,
 )
-from tests.engine.training.conftest import SETTINGS, dialogues, grow, learnable_target
+from tests.engine.training.conftest import (
+    SETTINGS,
+    dialogues,
+    grow,
+    grown,
+    learnable_target,
+)
 from tests.models import plain_greedy, tiny_target
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    """As shallow as what is asked of a text allows: only those who learn from it need layers."""
+    return learnable_target(num_layers=2)
+
+
+@pytest.fixture(scope="module")
+def corpus(target: Target, tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    return grown(target, tmp_path_factory.mktemp("corpus"), num_tokens=1500)
 
 
 def finish(made: Iterator[Corpus]) -> None:
@@ -115,7 +132,7 @@ def test_a_killed_process_loses_no_finished_dialogue(target: Target, tmp_path: P
     script = (
         "import sys; from pathlib import Path\n"
         "from tests.engine.training.conftest import SETTINGS, grow, learnable_target\n"
-        f"for _ in grow(learnable_target(), Path({str(tmp_path)!r}), SETTINGS,"
+        f"for _ in grow(learnable_target(num_layers=2), Path({str(tmp_path)!r}), SETTINGS,"
         " num_tokens=10**9, rows=4): pass"
     )
     index = tmp_path / "shard-00000.jsonl"
@@ -256,7 +273,7 @@ def test_texts_longer_than_the_context_are_refused(target: Target, tmp_path: Pat
 
 
 def test_a_target_without_tokenizer_is_refused(tmp_path: Path) -> None:
-    target = learnable_target()
+    target = learnable_target(num_layers=2)
     target.tokenizer = None
     with pytest.raises(PromptError, match="has no tokenizer"):
         finish(grow(target, tmp_path, SETTINGS, num_tokens=100, rows=2))

@@ -42,6 +42,12 @@ def settings(method: str, **changes: Any) -> Any:
     return training_settings(method, {**fast, **FAST[method], **changes})
 
 
+@pytest.fixture(scope="module")
+def features(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
+    """The target's features of all packs, for who trains long; they train as fresh ones do."""
+    return FeatureStore(tmp_path_factory.mktemp("features"), 1 << 30)
+
+
 def bench(target: Target, folder: Path) -> BuildContext:
     def load(spec: TargetSpec) -> Target:
         return load_target(spec, dtype="float32", device="cpu", cache_dir=folder)
@@ -54,10 +60,15 @@ def bench(target: Target, folder: Path) -> BuildContext:
     [*((method, {}) for method in METHODS), ("eagle3", {"draft_vocab": None, "loss_vocab": 200})],
 )
 def test_acceptance_rises_and_what_was_saved_decodes_losslessly(
-    method: str, changes: dict[str, Any], target: Target, corpus: Corpus, tmp_path: Path
+    method: str,
+    changes: dict[str, Any],
+    target: Target,
+    corpus: Corpus,
+    features: FeatureStore,
+    tmp_path: Path,
 ) -> None:
     wanted = settings(method, half_weights=False, **changes)
-    trainer = Trainer(target, corpus, wanted, tmp_path / "training")
+    trainer = Trainer(target, corpus, wanted, tmp_path / "training", store=features)
     questions = held_out_questions(corpus, [*trainer.held_out, *trainer.train[:3]], 2, 32)
     config = trainer.settings.decoding(tmp_path, [[0.5, 0.2]] * 4)
     save_weights(trainer, tmp_path)
