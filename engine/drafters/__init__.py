@@ -6,6 +6,7 @@ Adding a method is adding a file: `methods` finds every config class in this fol
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -17,8 +18,14 @@ from engine.errors import ConfigError
 
 def methods() -> dict[str, type[MethodConfig]]:
     """Config class of every method, keyed by `decoding_type`, plain decoding first."""
+    return dict(_methods_in(tuple(__path__)))
+
+
+@functools.cache
+def _methods_in(folders: tuple[str, ...]) -> dict[str, type[MethodConfig]]:
+    """Looked for once: to go through the files takes longer than to parse a method."""
     found: dict[str, type[MethodConfig]] = {}
-    for info in pkgutil.walk_packages(__path__, f"{__name__}."):
+    for info in pkgutil.walk_packages(folders, f"{__name__}."):
         module = importlib.import_module(info.name)
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, MethodConfig):
