@@ -6,6 +6,7 @@ value that is not its default, into a config of every method of its engine.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,12 @@ def read(engine: str, values: dict[str, Any]) -> Imported | str:
         text = SCRIPT.format(", ".join(f"{key}={value}" for key, value in values.items()))
     else:
         text = " ".join(f"{key} {value}".strip() for key, value in values.items())
+    return imported(engine, text)
+
+
+@functools.lru_cache(maxsize=64)
+def imported(engine: str, text: str) -> Imported | str:
+    """Read once what all keys are added to."""
     try:
         return import_config(ENGINES[engine], text, yaml.safe_load)
     except ConfigError as error:
