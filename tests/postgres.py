@@ -54,6 +54,7 @@ class Server:
         assert programs_ is not None
         self.folder, self._programs = folder, programs_
         self._process: subprocess.Popen[bytes] | None = None
+        self._admin: sa.Engine | None = None
         self._user: str | None = None
         if os.geteuid() == 0:  # the server refuses to run as root
             self._user = "postgres" if _exists("postgres") else "nobody"
@@ -76,20 +77,22 @@ class Server:
                 command, user=self._user, cwd=self.folder, stdout=log, stderr=log
             )
         until = time.monotonic() + WAIT_S
-        engine = sa.create_engine(self.url("postgres"))
+        # Kept: for a connection of its own, each statement would take twice as long.
+        self._admin = sa.create_engine(self.url("postgres"), isolation_level="AUTOCOMMIT")
         while True:
             try:
-                engine.connect().close()
+                self._admin.connect().close()
                 break
             except sa.exc.OperationalError:
                 if self._process.poll() is not None or time.monotonic() > until:
                     raise RuntimeError((self.folder / "log").read_text()) from None
                 time.sleep(0.05)
-        engine.dispose()
 
     def stop(self) -> None:
         """Stop it at once, as a lost server does: sessions are cut, nothing is said to them."""
         if self._process is not None:
+            assert self._admin is not None
+            self._admin.dispose()
             subprocess.run(
                 [self._programs / "pg_ctl", "stop", "-m", "immediate", "-D", self.folder / "data"],
                 user=self._user,
@@ -117,10 +120,9 @@ class Server:
         RunLog.open(self.url(name)).close()
 
     def _run(self, statement: str) -> None:
-        engine = sa.create_engine(self.url("postgres"), isolation_level="AUTOCOMMIT")
-        with engine.connect() as connection:
+        assert self._admin is not None
+        with self._admin.connect() as connection:
             connection.execute(sa.text(statement))
-        engine.dispose()
 
 
 @contextmanager
