@@ -6,35 +6,48 @@ import ctypes
 import hashlib
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from engine.kernels.cpu import compile
 from engine.kernels.cpu.compile import NotNative, library
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the compiler made of the same sources with the same flags is taken again."""
-    base = tmp_path_factory.getbasetemp()
-    # Workers of one session have a folder each, side by side.
-    kept = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
-    kept.mkdir(exist_ok=True)
-    run = compile._compile
+def compiled_once(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """What the compiler made of the same sources with the same flags is taken again.
+
+    Kept in pytest's cache, for all workers and the next time.
+    """
+    compiler, run = shutil.which("g++"), compile._compile
+    if compiler is None:
+        yield
+        return
+    cache = getattr(request.config, "cache", None)
+    kept: Path = cache.mkdir("kernels") if cache else tmp_path_factory.mktemp("compiled")
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True).stdout
+    sources = [(compile.FOLDER / name).read_bytes() for name in compile.SOURCES]
 
     def compile_once(command: Sequence[str]) -> None:
+        if command[0] != compiler:  # a test's own
+            run(command)
+            return
         at = command.index("-o") + 1
         made, rest = Path(command[at]), [*command[:at], *command[at + 1 :]]
-        copy = kept / hashlib.sha256("\0".join(rest).encode()).hexdigest()
-        if copy.exists():
-            shutil.copy(copy, made)
-            return
-        run(command)
-        if made.exists():
-            shutil.copy(made, part := copy.with_suffix(f".{os.getpid()}"))
-            os.replace(part, copy)
+        key = hashlib.sha256(b"\0".join([version, *sources, *map(str.encode, rest)]))
+        copy = kept / key.hexdigest()
+        with FileLock(f"{copy}.lock"):
+            if not copy.exists():
+                run(command)
+                shutil.copy(made, part := copy.with_suffix(".part"))
+                os.replace(part, copy)
+        shutil.copy(copy, made)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(compile, "_compile", compile_once)
