@@ -29,10 +29,10 @@ from tests.engine.training.conftest import learnable_target
 from tests.models import plain_greedy
 
 FAST: dict[str, dict[str, Any]] = {
-    "medusa": {"epochs": 8.0},
-    "eagle": {"epochs": 8.0, "token_weight": 1.0},
-    "eagle3": {"epochs": 5.0, "depths": 5, "draft_vocab": 240},
-    "redrafter": {"epochs": 8.0, "exit_dim": 32},
+    "medusa": {"epochs": 4.0},
+    "eagle": {"epochs": 4.0, "token_weight": 1.0},
+    "eagle3": {"epochs": 2.5, "depths": 5, "draft_vocab": 240},
+    "redrafter": {"epochs": 4.0, "exit_dim": 32},
     "draft_target": {"epochs": 8.0, "hidden_size": 32, "layers": 2},
 }
 
