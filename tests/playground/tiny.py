@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -58,6 +59,8 @@ class ScriptedDrafter(Drafter):
 
     KNOWN = 64
     """Tokens of the greedy text that it knows; after them it guesses."""
+    WRITTEN: ClassVar[dict[tuple[Any, ...], tuple[int, ...]]] = {}
+    """These texts, by the target's weights, their length and the prompt: one takes 0.2 s."""
 
     def __init__(self, config: ScriptedConfig, bench: BuildContext) -> None:
         self._config = config
@@ -68,11 +71,17 @@ class ScriptedDrafter(Drafter):
 
     def start(self, start: Start) -> None:
         self._root, self._step, self._at = start.root, 0, 1
-        limits = Limits(max_new_tokens=self.KNOWN, ignore_eos=True)
-        plain = AutoregressiveDrafter(self._bench)
-        *_, end = decode(self._bench.target, plain, start.prompt_ids, limits=limits)
-        assert isinstance(end, End)
-        self._text = end.output_ids
+        weight = self._bench.target.lm_head.weight
+        assert isinstance(weight, torch.Tensor)
+        known = hashlib.sha256(weight.float().cpu().numpy()).digest()
+        prompt = (known, self.KNOWN, *start.prompt_ids)
+        if prompt not in self.WRITTEN:
+            limits = Limits(max_new_tokens=self.KNOWN, ignore_eos=True)
+            plain = AutoregressiveDrafter(self._bench)
+            *_, end = decode(self._bench.target, plain, start.prompt_ids, limits=limits)
+            assert isinstance(end, End)
+            self.WRITTEN[prompt] = end.output_ids
+        self._text = self.WRITTEN[prompt]
 
     def propose(self, max_depth: int) -> Proposal:
         time.sleep(self._config.delay_ms / 1000)
