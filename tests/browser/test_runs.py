@@ -82,7 +82,7 @@ NARROW_COLUMNS = """facts => {
     const whole = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), range = content(cell);
     let widest = 0;
     while (whole.nextNode()) for (const word of whole.currentNode.data.matchAll(/[^\\s/-]+/g)) {
-      if (word[0].length > 40) continue;  // a digest or a table of numbers
+      if (word[0].length >= 40) continue;  // a digest
       range.setStart(whole.currentNode, word.index);
       range.setEnd(whole.currentNode, word.index + word[0].length);
       const lines = [...range.getClientRects()];
