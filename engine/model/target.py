@@ -111,6 +111,11 @@ class Target:
         return bool(self._forward.devices)
 
     @property
+    def fault(self) -> str | None:
+        """Why it has to be loaded again; None while it runs."""
+        return self._forward.fault
+
+    @property
     def context_len(self) -> int:
         """Longest sequence, prompt and output together."""
         return int(getattr(self.config, "max_position_embeddings", None) or 1 << 20)

@@ -188,6 +188,7 @@ class Group:
 
     Attributes:
         devices: of all, this process's first.
+        fault: why it can do no more; None while it can.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class Group:
             raise TargetError("Only one model can be divided at a time. Unload the other first.")
         self.devices, self._read = tuple(devices), read
         self._lock = threading.RLock()
-        self._fault: str | None = None
+        self.fault: str | None = None
         self._forgotten: list[int] = []
         self._numbers = itertools.count()
         self._folder = tempfile.mkdtemp(prefix="tensor-parallel-")
@@ -248,8 +249,8 @@ class Group:
         Raises TargetError: one of them has ended.
         """
         with self._lock:
-            if self._fault is not None:
-                raise TargetError(f"{self._fault} Load the target again.")
+            if self.fault is not None:
+                raise TargetError(f"{self.fault} Load the target again.")
             forgotten, self._forgotten = self._forgotten, []
             try:
                 for pipe, _ in self._others:
@@ -272,9 +273,9 @@ class Group:
 
     def _failed(self, error: BaseException) -> TargetError:
         why = self._last_words() or first_line(error)
-        self._fault = f"A part of the divided model has failed: {why.rstrip('.')}."
+        self.fault = f"A part of the divided model has failed: {why.rstrip('.')}."
         self.close()
-        return TargetError(f"{self._fault} Load the target again.")
+        return TargetError(f"{self.fault} Load the target again.")
 
     def _last_words(self) -> str | None:
         """Why another process has ended, as far as one of them could say."""
@@ -295,7 +296,7 @@ class Group:
                 if process.is_alive():  # it waits for one that is gone
                     process.kill()
                     process.join()
-            self._fault = self._fault or "The divided model was unloaded."
+            self.fault = self.fault or "The divided model was unloaded."
             if others and distributed.is_initialized():
                 distributed.destroy_process_group()
                 torch.set_num_threads(self._threads)
@@ -378,6 +379,10 @@ class TensorParallelForward(Forward):
         arrays = (None if each is None else each.numpy(force=True) for each in rows)
         act = partial(self._part, rows, cache, needs, last_only=last_only)
         return self._group.together(act, cache.number, *arrays)
+
+    @property
+    def fault(self) -> str | None:  # type: ignore[override]
+        return self._group.fault
 
     def output(self, hidden: Tensor) -> Tensor:
         return self._part.output(hidden)

@@ -46,6 +46,7 @@ def test_a_process_that_ends_is_told_of(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(TargetError, match="has failed: .* Load the target again"):
             target.prefill(PROMPT, cache, Needs())
+    assert target.fault is not None
     target.close()
     again = loaded(folder, "tensor=2", tmp_path)
     assert len(answer(again, {"decoding_type": "NGram"})[1]) == 48
