@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tests.browser.pages import WAIT_MS, GeneratePage
@@ -31,7 +32,7 @@ class ComparePage:
     def pick(self, picker: str, text: str) -> None:
         """Choose in one of the pickers: target, dtype, suite, example, method-0 …"""
         self.tab.click(f"#pg-cmp-{picker} input")
-        self.tab.locator("ul[role=listbox] li", has_text=text).first.click()
+        self.tab.locator("ul[role=listbox] li", has_text=re.compile(re.escape(text))).first.click()
 
     def pick_method(self, slot: int, text: str, first_field: str) -> None:
         self.pick(f"method-{slot}", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ class GeneratePage:
     def pick(self, picker: str, text: str) -> None:
         """Choose in one of the pickers: target, dtype, method, example."""
         self.tab.click(f"#pg-{picker} input")
-        self.tab.locator("ul[role=listbox] li", has_text=text).first.click()
+        self.tab.locator("ul[role=listbox] li", has_text=re.compile(re.escape(text))).first.click()
 
     def pick_method(self, text: str, first_field: str) -> None:
         """Choose a method and wait for its controls."""

@@ -89,7 +89,7 @@ def test_the_newest_run_becomes_every_engine_s_config(page: GeneratePage, served
         spans = tab.locator("#pg-deploy-engine label > span")
         assert spans.evaluate_all(texts), "a verdict is cut off"
     tab.set_viewport_size({"width": 1400, "height": 1000})
-    assert "tok/s" in tab.locator("#pg-deploy-summary").inner_text()
+    tab.locator("#pg-deploy-summary", has_text="tok/s").wait_for()
     title = tab.locator("#pg-deploy-summary .pg-term").last
     title = title.get_attribute("data-about")
     assert "decoding without prefill" in (title or "")
