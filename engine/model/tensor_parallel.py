@@ -171,7 +171,7 @@ class _Place:
         if on_gpu:
             torch.cuda.set_device(device)
         elif sys.platform == "linux":
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # all are on this machine
         distributed.init_process_group(
             "nccl" if on_gpu else "gloo",
             init_method=Path(self.meeting).as_uri(),

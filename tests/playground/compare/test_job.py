@@ -132,7 +132,9 @@ def test_the_report_has_figures_speedups_and_reasons(pair: CompareJob) -> None:
     assert scripted["overall"]["num_requests"] == 4
     assert scripted["overall"]["mat"] > 1.2
     speedup = scripted["overall"]["speedup"]
-    assert speedup["low"] <= speedup["ratio"] <= speedup["high"]
+    low, high = speedup["low"], speedup["high"]
+    # four answers of milliseconds may scatter too much for an interval
+    assert (low is None and high is None) or low <= speedup["ratio"] <= high
     assert speedup["ratio"] == pytest.approx(
         scripted["overall"]["tok_s"] / plain["overall"]["tok_s"]
     )
