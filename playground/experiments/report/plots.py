@@ -207,6 +207,6 @@ def _with_legend_below(figure: go.Figure) -> go.Figure:
         return figure
     columns = max(1, NARROW_PX // (SYMBOL_PX + CHAR_PX * max(map(len, names))))
     lines = max(min(3, len(names)), -(-len(names) // columns))
-    taken_px = LINE_PX * lines + LINE_PX // 2
+    taken_px = LINE_PX * (lines + 1)  # one for what is around them
     legend = {"yref": "container", "y": 0, "yanchor": "bottom", "maxheight": taken_px}
     return figure.update_layout(height=figure.layout.height + taken_px, legend=legend)
