@@ -14,11 +14,10 @@ from transformers.utils.hub import cached_file
 from engine.errors import PlaygroundError, TargetError
 from engine.model.files import check_sizes, read_settings
 from engine.model.kinds import is_recurrent
-from engine.model.loading import all_free_bytes, free_bytes, opened, pick_device, pick_dtype
-from engine.model.placement import Share, first_of, is_placement, placed
+from engine.model.loading import free_bytes, opened, pick_device, pick_dtype, spread
+from engine.model.placement import Share, first_of, is_placement
 from engine.model.reading import checked_parameters, explained, read_config
 from engine.model.sources import TargetSpec, Weights, locate, without_telemetry
-from engine.model.tensor_parallel import devices_of, is_tensor_parallel, shares_of
 
 LICENCE = re.compile(r"^license(?:_name)?:\s*['\"]?([\w.+ -]{1,80})", re.MULTILINE)
 MOST_CARD_CHARS = 20_000
@@ -54,8 +53,7 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
         ConfigError: unknown dtype or device.
     """
     without_telemetry()
-    divided = is_tensor_parallel(device)
-    where = devices_of(device)[0] if divided else pick_device(first_of(device))
+    where = pick_device(first_of(device))
     kind = pick_dtype(dtype, where)
     weights = locate(spec, cache_dir)
     with explained(spec):
@@ -69,24 +67,21 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
         licence = licence or _licence(weights)
     free, needed = free_bytes(where), count * kind.itemsize
     shares: tuple[Share, ...] = ()
-    if divided or is_placement(device):
+    if is_placement(device):
         free = None
         if fault is None and file is None:
-            shares, fault = _shares(spec, weights, device, kind)
+            shares, fault = _shares(weights, device, kind)
     elif fault is None and free is not None and needed > free:
         fault = f"Its weights need {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free."
     return TargetFacts(architecture, count, needed, free, context_len, licence, fault, shares)
 
 
 def _shares(
-    spec: TargetSpec, weights: Weights, device: str, dtype: torch.dtype
+    weights: Weights, device: str, dtype: torch.dtype
 ) -> tuple[tuple[Share, ...], str | None]:
     """What lies on which device, or why the model cannot be placed."""
     try:
-        config, free = read_config(weights), all_free_bytes()
-        if is_tensor_parallel(device):
-            return shares_of(config, spec.name, device, dtype, free), None
-        return placed(config, device, dtype, free).shares, None
+        return spread(read_config(weights), device, dtype).shares, None
     except TargetError as error:
         return (), str(error)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from ctypes import CDLL
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from transformers.utils.hub import cached_file
@@ -54,12 +54,11 @@ from engine.model.sources import (
 )
 from engine.model.target import Target
 from engine.model.tensor_parallel import (
+    Division,
     Group,
     TensorParallelForward,
-    devices_of,
+    divided,
     is_tensor_parallel,
-    plan_of,
-    shares_of,
 )
 from engine.plain import short
 
@@ -71,6 +70,7 @@ LOG = logging.getLogger(__name__)
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "q8", "q4"]
 """`q8`, `q4`: matrices in at most 8 or 4 bits, a GGUF file's own as they are; on a processor."""
 CODE_BITS = {"q8": 8, "q4": 4}
+Place = torch.device | Placement | Division
 
 
 def load_target(
@@ -99,55 +99,56 @@ def load_target(
     tell = progress or (lambda message, fraction: None)
     _freeze_modules()
     _quiet_libraries()
-    divided = devices_of(device) if is_tensor_parallel(device) else ()
-    where = divided[0] if divided else pick_device(first_of(device))
+    where = pick_device(first_of(device))
     pick_dtype(dtype, where)
-    if dtype in CODE_BITS and (divided or is_placement(device)):
-        raise ConfigError(
-            f"dtype {dtype} runs on one device only, got device {device}. Choose bfloat16 or "
-            "another device."
-        )
     tell(f"Looking for {spec.title or spec.name}", None)
     weights = locate(spec, cache_dir, tell)
     with explained(spec):
         file, num_bytes = opened(weights)
-    coded = None if divided else _coded(spec, file, dtype, where, cache_dir)
+    coded = _coded(spec, file, dtype, device, cache_dir)
     kind = torch.bfloat16 if coded is not None else pick_dtype(dtype, where)
-    forward: TensorParallelForward | None = None
     with explained(spec):
         if file is not None:
             weights = converted(spec, weights, cache_dir, tell)
         tell("Reading its config", 0.2)
         config = read_config(weights)
         count = checked_parameters(config, num_bytes, spec.name)
-        placement: Placement | torch.device = where
-        if divided:
-            shares_of(config, spec.name, device, kind, all_free_bytes())
-        elif is_placement(device):
-            placement = placed(config, device, kind, all_free_bytes())
-        else:
-            _check_memory(spec, count, kind, where)
-        read = functools.partial(_read_model, spec, weights, kind, placement)
+        place = _place(spec, config, count, kind, device)
+        read = functools.partial(_read_model, spec, weights, kind)
+        forward: TensorParallelForward | None = None
         with counted(lambda share: tell("Loading weights", 0.3 + 0.6 * share)):
-            if divided:
-                _, plan = plan_of(config, spec.name, len(divided))
-                part = functools.partial(_read_part, spec, weights, kind)
-                forward = TensorParallelForward(Group(divided, plan, part))
-            model = read() if forward is None else forward.model
+            if isinstance(place, Division):
+                forward = TensorParallelForward(Group(place, read))
+                model = forward.model
+            else:
+                model = read(place)
         tell("Loading its tokenizer", 0.9)
         tokenizer = read_tokenizer(weights)
     tell("Packing the weights for this device", 0.95)
-    revision = weights.revision or getattr(config, "_commit_hash", None)
-    provenance = {"weights": weights.fingerprint, "revision": revision}
-    if spec.random is not None:
-        provenance["random_weights"] = True
+    provenance = _provenance(spec, weights, config)
     target = Target(model, tokenizer, name=spec.name, provenance=provenance, forward=forward)
-    if forward is None:
-        target = _packed(target, spec, coded, cache_dir, read)
+    if not isinstance(place, Division):
+        target = _packed(target, spec, coded, cache_dir, functools.partial(read, place))
     _return_memory()
     LOG.info("%s runs by %s", spec.name, target.environment()["forward"])
     tell("Ready", 1.0)
     return target
+
+
+def _place(spec: TargetSpec, config: Any, count: int, dtype: torch.dtype, device: str) -> Place:
+    """Where a model of so many parameters is to be; OutOfMemoryError where it has no room."""
+    if is_placement(device):
+        return spread(config, device, dtype)
+    where = pick_device(device)
+    _check_memory(spec, count, dtype, where)
+    return where
+
+
+def _provenance(spec: TargetSpec, weights: Weights, config: Any) -> dict[str, Any]:
+    """Which weights these are."""
+    revision = weights.revision or getattr(config, "_commit_hash", None)
+    known = {"weights": weights.fingerprint, "revision": revision}
+    return known if spec.random is None else known | {"random_weights": True}
 
 
 def _packed(
@@ -221,30 +222,32 @@ def opened(weights: Weights) -> tuple[GGUFFile | None, int | None]:
 
 
 def _read_model(
-    spec: TargetSpec, weights: Weights, dtype: torch.dtype, where: torch.device | Placement
+    spec: TargetSpec,
+    weights: Weights,
+    dtype: torch.dtype,
+    where: torch.device | Placement | DistributedConfig,
 ) -> PreTrainedModel:
+    """The model where it is to be; of a divided one, this process's part."""
+    _quiet_libraries()
     with explained(spec):
         if isinstance(where, Placement):
             folder = tempfile.mkdtemp(prefix="offloaded-")
             placing = {"device_map": dict(where.device_map), "offload_folder": folder}
             model = read_weights(spec, weights, dtype, **placing)
             weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
-        else:
+        elif isinstance(where, torch.device):
             model = read_weights(spec, weights, dtype)
             model.to(where)  # type: ignore[arg-type]
+        else:
+            model = read_weights(spec, weights, dtype, distributed_config=where)
         prepare_attention(model)
         return model
 
 
-def _read_part(
-    spec: TargetSpec, weights: Weights, dtype: torch.dtype, config: DistributedConfig
-) -> PreTrainedModel:
-    """This process's part of a divided model."""
-    _quiet_libraries()
-    with explained(spec):
-        model = read_weights(spec, weights, dtype, distributed_config=config)
-        prepare_attention(model)
-        return model
+def spread(config: Any, device: str, dtype: torch.dtype) -> Placement | Division:
+    """What of a model goes where, for a setting of several devices; raises as these two do."""
+    how = divided if is_tensor_parallel(device) else placed
+    return how(config, device, dtype, all_free_bytes())
 
 
 def _quiet_libraries() -> None:
@@ -327,16 +330,25 @@ class _Coded:
 
 
 def _coded(
-    spec: TargetSpec, file: GGUFFile | None, dtype: str, device: torch.device, cache_dir: Path
+    spec: TargetSpec, file: GGUFFile | None, dtype: str, device: str, cache_dir: Path
 ) -> _Coded | None:
     """None where the matrices are floats.
 
     Raises:
-        ConfigError: the file holds its matrices in more bits than were asked for.
+        ConfigError: the file holds its matrices in more bits than were asked for, or codes were
+            asked for on several devices.
         TargetError: codes were asked for, and the kernels cannot be used here.
     """
     asked = CODE_BITS.get(dtype)
-    if asked is None and (dtype != "auto" or file is None or device.type != "cpu"):
+    if is_placement(device):
+        if asked is None:
+            return None
+        raise ConfigError(
+            f"dtype {dtype} runs on one device only, got device {device}. Choose bfloat16 or "
+            "another device."
+        )
+    on_processor = pick_device(device).type == "cpu"
+    if asked is None and (dtype != "auto" or file is None or not on_processor):
         return None
     try:
         _kernels(spec, cache_dir)

@@ -20,7 +20,7 @@ from accelerate.utils import compute_module_sizes, get_balanced_memory, infer_au
 
 from engine.errors import ConfigError, OutOfMemoryError
 
-BALANCED, DISK = "balanced", "disk"
+BALANCED, DISK, TENSOR = "balanced", "disk", "tensor"
 UNITS = {"MiB": 2**20, "GiB": 2**30}
 _PART = re.compile(r"(cpu|disk|cuda:\d+)(?:=(\d+(?:\.\d+)?)(MiB|GiB))?")
 
@@ -53,14 +53,13 @@ class Placement:
 
 def is_placement(device: str) -> bool:
     """Whether a device setting names several."""
-    return (
-        device == BALANCED or "," in device or ("=" in device and not device.startswith("tensor"))
-    )
+    return device == BALANCED or "," in device or "=" in device
 
 
 def first_of(device: str) -> str:
     """The device of a setting where token ids go in."""
-    return "auto" if device == BALANCED else re.split("[,=]", device)[0].strip()
+    first = re.split("[,=]", device)[0].strip()
+    return "auto" if first in (BALANCED, TENSOR) else first
 
 
 def placed(config: Any, device: str, dtype: torch.dtype, free: Mapping[str, int]) -> Placement:

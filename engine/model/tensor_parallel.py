@@ -41,7 +41,7 @@ from engine.errors import ConfigError, OutOfMemoryError, TargetError, first_line
 from engine.model.cache import CacheCopy, TreeCache
 from engine.model.forward import Forward, ModulesForward, Rows
 from engine.model.kinds import attending_layers, attends, is_recurrent
-from engine.model.placement import Share
+from engine.model.placement import TENSOR, Share
 from engine.proposal import Needs, TargetOutput
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
@@ -50,7 +50,7 @@ if TYPE_CHECKING:  # seconds of importing, which the page's start does without
 MOST_DEVICES = 64
 MOST_WAIT = datetime.timedelta(minutes=30)
 """Longest that a process waits for another: one may read its weights long after the other."""
-_DEVICE = re.compile(r"tensor=(\d{1,3})")
+_DEVICE = re.compile(rf"{TENSOR}=(\d{{1,3}})")
 WHOLE = "replicate"
 Reader = Callable[[DistributedConfig], "PreTrainedModel"]
 """Reads this process's part of a model; importable, for other processes call it."""
@@ -58,7 +58,7 @@ Reader = Callable[[DistributedConfig], "PreTrainedModel"]
 
 def is_tensor_parallel(device: str) -> bool:
     """Whether a device setting divides a model."""
-    return device.startswith("tensor")
+    return device.partition("=")[0].strip() == TENSOR
 
 
 def devices_of(device: str) -> tuple[torch.device, ...]:
@@ -79,69 +79,71 @@ def devices_of(device: str) -> tuple[torch.device, ...]:
     return tuple(torch.device("cuda", i) for i in range(count))
 
 
-def plan_of(config: Any, name: str, count: int) -> tuple[PreTrainedModel, dict[str, str]]:
-    """A model without storage, and transformers' plan of dividing it.
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How a model is divided.
 
-    Raises TargetError: it has none, or its heads cannot be divided by so many.
+    Attributes:
+        plan: style by the names of modules and parameters, as transformers' `tp_plan` has it.
+        shares: in the order of the devices.
     """
-    text = config.get_text_config()
+
+    devices: tuple[torch.device, ...]
+    plan: Mapping[str, str]
+    shares: tuple[Share, ...]
+
+
+def divided(config: Any, device: str, dtype: torch.dtype, free: Mapping[str, int]) -> Division:
+    """Divide a model; nothing is loaded.
+
+    Args:
+        free: bytes of the devices that are here.
+
+    Raises:
+        ConfigError: the device setting is not `tensor=N`, or there are not so many devices.
+        TargetError: transformers has no plan for the model, or its heads cannot be shared evenly.
+        OutOfMemoryError: a device has no room for its part.
+    """
+    devices, text = devices_of(device), config.get_text_config()
+    count = len(devices)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    plan = {key: style for key, style in (model.tp_plan or {}).items() if style != WHOLE}
-    layers = any("layers" in key for key in plan)
-    if not layers or is_recurrent(text) or not attends(text):
+    plan = dict(model.tp_plan or {})
+    if not any("layers" in key for key in plan) or is_recurrent(text) or not attends(text):
         raise TargetError(
-            f"transformers has no plan for dividing {name} ({config.model_type}) among devices "
-            "with its caches. Use balanced."
+            f"transformers has no plan for dividing {config.model_type} models among devices with "
+            "their caches. Use balanced."
         )
     heads = int(text.num_attention_heads)
     kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
     if heads % count or kv_heads % count:
         raise TargetError(
-            f"{name} has {heads} attention heads and {kv_heads} of keys and values, which {count} "
-            "devices cannot share evenly. Choose a number that divides both."
+            f"The model has {heads} attention heads and {kv_heads} of keys and values, which "
+            f"{count} devices cannot share evenly. Choose a number that divides both."
         )
     plan |= dict.fromkeys(_kept_whole(model), WHOLE)
-    return model, plan
+    num_bytes = sum(
+        p.numel() * dtype.itemsize // (count if _is_divided(key, plan) else 1)
+        for key, p in model.named_parameters()
+    )
+    shares = tuple(
+        Share(str(each), num_bytes, free[str(each)])
+        if each.type == "cuda"
+        else Share(f"cpu ({i} of {count})", num_bytes, free["cpu"] // count)
+        for i, each in enumerate(devices, 1)
+    )
+    if any(share.room is not None and num_bytes > share.room for share in shares):
+        raise OutOfMemoryError(
+            f"Its weights do not fit: {', '.join(s.text for s in shares)}. Choose more devices or "
+            "a smaller dtype."
+        )
+    return Division(devices, plan, shares)
 
 
 def _kept_whole(model: PreTrainedModel) -> list[str]:
     """Names of the embedding and of the output matrix."""
     whole = (model.get_input_embeddings(), model.get_output_embeddings())
     return [name for name, module in model.named_modules() if any(module is w for w in whole)]
-
-
-def shares_of(
-    config: Any, name: str, device: str, dtype: torch.dtype, free: Mapping[str, int]
-) -> tuple[Share, ...]:
-    """What of the weights each device is to hold; nothing is loaded.
-
-    Args:
-        free: bytes of the devices that are here.
-
-    Raises:
-        ConfigError, TargetError: as `devices_of` and `plan_of`.
-        OutOfMemoryError: a device has no room for its part.
-    """
-    devices = devices_of(device)
-    count = len(devices)
-    model, plan = plan_of(config, name, count)
-    # The processor's memory is shared by its processes.
-    num_bytes = sum(
-        p.numel() * dtype.itemsize // (count if _is_divided(key, plan) else 1)
-        for key, p in model.named_parameters()
-    )
-    rooms = [free[str(d)] if d.type == "cuda" else free["cpu"] // count for d in devices]
-    names = [
-        str(d) if d.type == "cuda" else f"cpu ({i} of {count})" for i, d in enumerate(devices, 1)
-    ]
-    shares = tuple(Share(n, num_bytes, room) for n, room in zip(names, rooms, strict=True))
-    if any(num_bytes > room for room in rooms):
-        raise OutOfMemoryError(
-            f"Its weights do not fit: {', '.join(s.text for s in shares)}. Choose more devices or "
-            "a smaller dtype."
-        )
-    return shares
 
 
 def _is_divided(parameter: str, plan: Mapping[str, str]) -> bool:
@@ -191,16 +193,14 @@ class Group:
         fault: why it can do no more; None while it can.
     """
 
-    def __init__(
-        self, devices: Sequence[torch.device], plan: Mapping[str, str], read: Reader
-    ) -> None:
+    def __init__(self, division: Division, read: Reader) -> None:
         """Start them; they begin to read their parts.
 
         Raises TargetError: another divided model is loaded.
         """
         if distributed.is_initialized():
             raise TargetError("Only one model can be divided at a time. Unload the other first.")
-        self.devices, self._read = tuple(devices), read
+        self.devices, self._read = division.devices, read
         self._lock = threading.RLock()
         self.fault: str | None = None
         self._forgotten: list[int] = []
@@ -211,7 +211,7 @@ class Group:
             threads = max(1, threads // len(self.devices))
         torch.set_num_threads(threads)
         context = multiprocessing.get_context("spawn")
-        config = DistributedConfig(tp_size=len(self.devices), tp_plan=dict(plan))
+        config = DistributedConfig(tp_size=len(self.devices), tp_plan=dict(division.plan))
         meeting = str(Path(self._folder) / "meeting")
         places = [_Place(i, self.devices, meeting, config) for i in range(len(self.devices))]
         self._place, *others = places
@@ -227,12 +227,15 @@ class Group:
     def part(self) -> PreTrainedModel:
         """This process's part of the model, read while the others read theirs."""
         try:
+            for pipe, _ in self._others:
+                pipe.recv()  # that it has started: who meets the others waits for all
             return self._place.part(self._read)
         except BaseException as error:
             why = self._last_words()
             self.close()
-            if why is None or not isinstance(error, RuntimeError):
+            if why is None and not isinstance(error, EOFError):
                 raise
+            why = why or "its process ended"
             raise TargetError(f"A part of the model could not be read: {why}.") from error
 
     def number(self) -> int:
@@ -308,6 +311,7 @@ def _follow(place: _Place, threads: int, read: Reader, orders: Connection) -> No
     os.environ["LOCAL_RANK"] = str(place.rank)  # where transformers looks for the device
     torch.set_num_threads(threads)
     try:
+        orders.send("started")
         follower = _Follower(place.part(read), place.devices[place.rank])
         with torch.inference_mode():
             while True:

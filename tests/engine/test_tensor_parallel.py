@@ -18,7 +18,7 @@ from engine.model.batch import OneTextAtATime, batch_of
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
-from engine.model.tensor_parallel import shares_of
+from engine.model.tensor_parallel import divided as divide
 from engine.proposal import Needs
 from engine.steps import End
 from tests.models import build_context, save_tiny, tiny_model
@@ -131,7 +131,7 @@ def test_what_cannot_be_divided_is_refused(
     config = AutoConfig.from_pretrained(folder)
 
     def shares(config: Any, device: str, free: int = 1 << 40) -> Any:
-        return shares_of(config, "tiny", device, torch.float32, {"cpu": free})
+        return divide(config, device, torch.float32, {"cpu": free})
 
     for device in ("tensor", "tensor=1", "tensor=two", "tensor=65"):
         with pytest.raises(ConfigError, match="must be like tensor=2"):
