@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from engine.model.forward import MaskBuilder, RaggedBatch
+from engine.model.forward import MaskBuilder, RaggedBatch, cache_argument
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.tree import TreeShape
@@ -105,9 +105,9 @@ class ModuleBatch:
             input_ids=ids,
             position_ids=positions,
             attention_mask=self._mask(positions, width),
-            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=num_logits,
+            **{cache_argument(type(self._target.model)): self._cache},
         )
         logits: Tensor = out.logits
         return logits

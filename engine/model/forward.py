@@ -6,6 +6,7 @@ attention wherever that lacks nothing, `FeatureTap` reads what a drafter wants t
 
 from __future__ import annotations
 
+import functools
 import inspect
 from abc import ABC, abstractmethod
 from ctypes import CDLL
@@ -139,7 +140,7 @@ class ModulesForward(Forward):
         self._counts_rows = model.config.get_text_config().model_type in COUNT_ROWS
         takes = inspect.signature(type(model).forward).parameters
         self._takes_positions = "position_ids" in takes
-        self._cache_name = "cache_params" if "cache_params" in takes else "past_key_values"
+        self._cache_name = cache_argument(type(model))
 
     @property
     def adds_mask(self) -> bool:
@@ -188,6 +189,17 @@ class ModulesForward(Forward):
     def close(self) -> None:
         self._features.close()
         self._model = None
+
+
+@functools.cache
+def cache_argument(module: type[nn.Module]) -> str:
+    """Name under which a model or layer of transformers takes its cache.
+
+    It is `cache` from 5.24 on; before, and in code that comes with a checkpoint,
+    `past_key_values`, or `cache_params` where there is a recurrent state.
+    """
+    takes = inspect.signature(module.forward).parameters
+    return next((name for name in ("cache", "cache_params") if name in takes), "past_key_values")
 
 
 class MaskBuilder:

@@ -34,7 +34,7 @@ from engine.errors import DrafterError, first_line
 from engine.kernels.cpu.operators import likeliest
 from engine.model.cache import TreeCache
 from engine.model.files import UNREADABLE
-from engine.model.forward import MaskBuilder
+from engine.model.forward import MaskBuilder, cache_argument
 from engine.model.kinds import ATTENTION
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal
@@ -289,7 +289,7 @@ class MTPDrafter(FeatureDrafter):
             position_embeddings=rotary,
             attention_mask=mask[kind] if isinstance(mask, dict) else mask,
             position_ids=positions,
-            past_key_values=self._cache,
+            **{cache_argument(type(mtp.layers[k])): self._cache},
         )
         if mtp.use_shared_post_norm:
             out = mtp.shared_post_norm(out)

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from engine.drafters.blocks.dflash import DFlashConfig
 from engine.drafters.combined import CombinedConfig
 from engine.errors import ConfigError, DrafterError, SourceError
+from engine.model.forward import cache_argument
 from engine.model.target import Target
 from tests.engine.drafters import judges
 from tests.engine.drafters.judges import PROMPTS, SAMPLED_VOCAB, plain_text, write
@@ -100,7 +101,7 @@ def whole_text_draft(target: Target, model: Any, text: list[int]) -> list[int]:
         noise_embeds=target.embedding(ids),
         context_hidden_states=context,
         position_ids=torch.arange(n + block)[None],
-        past_key_values=cache,
+        **{cache_argument(type(model)): cache},
     ).last_hidden_state[0, 1:]
     return [int(token) for token in target.lm_head(hidden).argmax(dim=-1)]
 

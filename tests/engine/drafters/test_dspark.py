@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.drafters.blocks.dspark import DSparkConfig
 from engine.errors import DrafterError
+from engine.model.forward import cache_argument
 from engine.model.target import Target
 from tests.engine.drafters import judges
 from tests.engine.drafters.judges import PROMPTS, SAMPLED_VOCAB, write
@@ -73,7 +74,7 @@ def whole_text_draft(
         noise_embeds=target.embedding(fed),
         context_hidden_states=context,
         position_ids=torch.arange(n + block)[None],
-        past_key_values=cache,
+        **{cache_argument(type(model)): cache},
     ).last_hidden_state[0, first:]
     weights = markov(kind, SIZE if ids is None else len(ids))
     w1, w2 = weights["markov_w1.weight"], weights["markov_w2.weight"]

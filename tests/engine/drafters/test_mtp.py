@@ -367,7 +367,6 @@ def test_qwens_layer_drafts_what_it_says_and_the_text_is_plain_decodings(
                 position_embeddings=layers.rotary_emb(hidden, position_ids=rows),
                 attention_mask=None,
                 position_ids=rows,
-                past_key_values=None,
             )
             first = int(target.output(out[0, -1]).argmax())
         assert text.steps[0].tokens[1] == first
