@@ -168,7 +168,11 @@ HYBRIDS: dict[str, dict[str, Any]] = {
     },
     "zaya": {},
     "inkling_text": {**_INKLING, "mlp_layer_types": ["dense", "sparse", "dense"]},
-    "inkling2_text": {**_INKLING, "n_layers_per_attn_res_block": 2},
+    "inkling2_text": {
+        **_INKLING,
+        "n_layers_per_attn_res_block": 2,
+        "unpadded_vocab_size": VOCAB - 4,
+    },
     "llama4_text": {
         "attention_chunk_size": 8,
         "no_rope_layers": [1, 0, 1],

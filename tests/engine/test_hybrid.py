@@ -131,7 +131,7 @@ def test_greedy_output_equals_transformers_generate(family: str) -> None:
         target.recurrent.go(way)
         for truth, shape in ((0.0, "any"), (0.7, "any"), (1.0, "chain")):
             drafter = ScriptedDrafter(
-                expected(family), vocab=VOCAB, shape=SHAPES[shape], truth=truth
+                expected(family), vocab=target.vocab_size, shape=SHAPES[shape], truth=truth
             )
             text = write(target, drafter, PROMPT, tokens=NEW_TOKENS)
             assert text.output == expected(family), (way, truth)
