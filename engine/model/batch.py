@@ -107,7 +107,7 @@ class ModuleBatch:
             attention_mask=self._mask(positions, width),
             use_cache=True,
             logits_to_keep=num_logits,
-            **{cache_argument(type(self._target.model)): self._cache},
+            **{cache_argument(self._target.model): self._cache},
         )
         logits: Tensor = out.logits
         return logits

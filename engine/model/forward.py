@@ -6,7 +6,6 @@ attention wherever that lacks nothing, `FeatureTap` reads what a drafter wants t
 
 from __future__ import annotations
 
-import functools
 import inspect
 from abc import ABC, abstractmethod
 from ctypes import CDLL
@@ -140,7 +139,7 @@ class ModulesForward(Forward):
         self._counts_rows = model.config.get_text_config().model_type in COUNT_ROWS
         takes = inspect.signature(type(model).forward).parameters
         self._takes_positions = "position_ids" in takes
-        self._cache_name = cache_argument(type(model))
+        self._cache_name = cache_argument(model)
 
     @property
     def adds_mask(self) -> bool:
@@ -191,14 +190,13 @@ class ModulesForward(Forward):
         self._model = None
 
 
-@functools.cache
-def cache_argument(module: type[nn.Module]) -> str:
+def cache_argument(module: nn.Module) -> str:
     """Name under which a model or layer of transformers takes its cache.
 
     It is `cache` from 5.24 on; before, and in code that comes with a checkpoint,
     `past_key_values`, or `cache_params` where there is a recurrent state.
     """
-    takes = inspect.signature(module.forward).parameters
+    takes = inspect.signature(type(module).forward).parameters
     return next((name for name in ("cache", "cache_params") if name in takes), "past_key_values")
 
 

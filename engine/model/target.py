@@ -67,8 +67,8 @@ class Target:
         self._dtype_name = dtype_name
         self.config = config = model.config.get_text_config()
         self.hidden_size, self.num_layers = int(config.hidden_size), int(config.num_hidden_layers)
-        # The number of logits; padding may make it larger than the tokenizer's vocabulary. Inkling's
-        # embeddings are padded further, where its head ends.
+        # The number of logits; padding may make it larger than the tokenizer's vocabulary. Inkling
+        # pads its embeddings alone.
         unpadded = getattr(config, "unpadded_vocab_size", None) or config.vocab_size
         self.vocab_size = min(int(config.vocab_size), int(unpadded))
         check_can_roll_back(self.config, name)

@@ -289,7 +289,7 @@ class MTPDrafter(FeatureDrafter):
             position_embeddings=rotary,
             attention_mask=mask[kind] if isinstance(mask, dict) else mask,
             position_ids=positions,
-            **{cache_argument(type(mtp.layers[k])): self._cache},
+            **{cache_argument(mtp.layers[k]): self._cache},
         )
         if mtp.use_shared_post_norm:
             out = mtp.shared_post_norm(out)

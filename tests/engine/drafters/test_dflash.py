@@ -101,7 +101,7 @@ def whole_text_draft(target: Target, model: Any, text: list[int]) -> list[int]:
         noise_embeds=target.embedding(ids),
         context_hidden_states=context,
         position_ids=torch.arange(n + block)[None],
-        **{cache_argument(type(model)): cache},
+        **{cache_argument(model): cache},
     ).last_hidden_state[0, 1:]
     return [int(token) for token in target.lm_head(hidden).argmax(dim=-1)]
 

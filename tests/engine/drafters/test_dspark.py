@@ -74,7 +74,7 @@ def whole_text_draft(
         noise_embeds=target.embedding(fed),
         context_hidden_states=context,
         position_ids=torch.arange(n + block)[None],
-        **{cache_argument(type(model)): cache},
+        **{cache_argument(model): cache},
     ).last_hidden_state[0, first:]
     weights = markov(kind, SIZE if ids is None else len(ids))
     w1, w2 = weights["markov_w1.weight"], weights["markov_w2.weight"]

@@ -367,7 +367,7 @@ def test_qwens_layer_drafts_what_it_says_and_the_text_is_plain_decodings(
                 position_embeddings=layers.rotary_emb(hidden, position_ids=rows),
                 attention_mask=None,
                 position_ids=rows,
-                **{cache_argument(type(layers.layers[0])): None},
+                **{cache_argument(layers.layers[0]): None},
             )
             first = int(target.output(out[0, -1]).argmax())
         assert text.steps[0].tokens[1] == first
