@@ -195,6 +195,8 @@ def _show(
         typer.echo(speedup_csv(results), nl=False)
     else:
         print_wide(*tables(results.report))
+    for name, notes in summary.notes.items():
+        console.print(f"{name}: {' '.join(notes)}", highlight=False)
     for skip in summary.skipped[:MAX_SKIPPED]:
         where = f"{skip.suite} {skip.prompt}, turn {skip.turn + 1}"
         console.print(f"left out: {where}: {skip.reason}")

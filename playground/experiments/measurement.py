@@ -73,6 +73,8 @@ class Summary:
 
     Attributes:
         faults: configurations that could not go on, and why.
+        notes: what their figures should be read with, by configuration: a fitted size, a drafter
+            that was made for other weights.
     """
 
     cancelled: bool
@@ -80,6 +82,7 @@ class Summary:
     num_failed: int
     skipped: tuple[Skipped, ...]
     faults: Mapping[str, str] = field(default_factory=dict)
+    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def status(self) -> Literal["completed", "cancelled"]:
@@ -131,6 +134,7 @@ class Measurement:
         self._done: dict[Key, FinishedRequest] = {}
         self._drafters: dict[str, Drafter] = {}
         self._fits: dict[str, Fit] = {}
+        self._notes: dict[str, tuple[str, ...]] = {}
         self._curve: LatencyCurve | None = None
         self._skipped: dict[tuple[str, str, int], Skipped] = {}
         self._num_past = self._num_new = self._num_failed = 0
@@ -154,6 +158,7 @@ class Measurement:
             self._num_failed,
             tuple(self._skipped.values()),
             dict(self.faults),
+            {name: notes for name, notes in self._notes.items() if notes},
         )
 
     # ---- rounds
@@ -244,6 +249,7 @@ class Measurement:
             self._fits[configuration.name] = fit
         drafter = build_drafter(fit.config, self._bench, self._latency)
         self._drafters[configuration.name] = drafter
+        self._notes[configuration.name] = tuple(filter(None, (fit.reason, *drafter.notes)))
         prompt_ids = self._encoded([{"role": "user", "content": WARM_UP_PROMPT}], raw=False)
         limits = Limits(max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
         for _ in decode(self._target, drafter, prompt_ids, limits=limits, cancelled=self.cancelled):
@@ -334,7 +340,7 @@ class Measurement:
         def record() -> None:
             fit, sampling = self._fits[configuration.name], self.plan.sampling
             if live is not None:
-                live.notes = tuple(filter(None, (*self._target.notes, fit.reason)))
+                live.notes = (*self._target.notes, *self._notes[configuration.name])
             if not sampling.greedy:
                 sampling = sampling.replace(seed=(sampling.seed + request.repeat) % 2**63)
             limits = self.plan.limits

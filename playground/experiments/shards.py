@@ -53,6 +53,7 @@ def measure_shards(
         sum(one.num_failed for one in summaries),
         tuple(skip for one in summaries for skip in one.skipped),
         {name: fault for one in summaries for name, fault in one.faults.items()},
+        {name: notes for one in summaries for name, notes in one.notes.items()},
     )
 
 

@@ -72,7 +72,11 @@ def test_tensorrt_llm_s_guide_and_code_name_suffix_look_up_differently() -> None
 def test_tensorrt_llm_s_other_spellings() -> None:
     schedule = read("trtllm", "decoding_type: NGram\ndraft_len_schedule: {8: 2, 1: 6}\n")
     assert schedule.config.model_dump()["max_draft_len"] == 6
-    assert "for one request" in schedule.notes[0]
+    assert any("for one request" in note for note in schedule.notes)
+    unsaid = read("trtllm", "decoding_type: NGram\n")
+    assert unsaid.config.model_dump()["max_draft_len"] == 10
+    assert any("asks for max_draft_len" in note for note in unsaid.notes)
+    assert not read("trtllm", "decoding_type: NGram\nmax_draft_len: 10\n").notes
     auto = read("trtllm", "decoding_type: AUTO").config.model_dump()
     assert (auto["max_draft_len"], auto["max_matching_ngram_size"]) == (5, 3)
     own = read("trtllm", "decoding_type: UserProvided\nmax_draft_len: 3").config

@@ -240,6 +240,14 @@ def test_repeats_start_from_drafters_that_know_nothing(bench: BuildContext, log:
     assert all(len(counts) == 1 for counts in steps.values())
 
 
+def test_what_a_drafter_remarks_is_told_with_the_figures(
+    bench: BuildContext, log: RunLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScriptedDrafter, "notes", ("Made for float32.",), raising=False)
+    _, outcome = run(tiny_plan(), bench, log)
+    assert outcome.notes == {"scripted": ("Made for float32.",)}
+
+
 def test_other_weights_are_refused_on_a_resume(bench: BuildContext) -> None:
     then = {**bench.target.environment(), "dtype": "bfloat16"}
     with pytest.raises(ConfigError, match="began with dtype 'bfloat16'"):
