@@ -145,12 +145,12 @@ export class Race {
       ...SPEEDS.map((speed) => h("option", { value: speed, selected: speed === 1 },
         `${speed < 1 ? `1/${1 / speed}` : speed}\u00d7`)));
     this.range = h("input", { type: "range", min: 0, max: 1, value: 0, step: 1, disabled: true,
-      "aria-label": "moment of the race in milliseconds",
+      "aria-label": "position in the race, in milliseconds",
       oninput: () => { this.pause(); this.seek(Number(this.range.value)); } });
     this.clock = h("span", { class: "race-clock" }, DASH);
     this.prefill = h("input", { type: "checkbox", onchange: () => this.restart() });
-    const prefill = h("label", { class: "toggle", title: "start the clocks at the requests; "
-      + "otherwise at the first tokens, as tok/s and speedup do" }, this.prefill, " with prefill");
+    const prefill = h("label", { class: "toggle", title: "start each clock when its request is sent; "
+      + "otherwise at its first token, as for tok/s and speedup" }, this.prefill, " with prefill");
     this.pickers = h("span", { class: "race-pickers" });
     this.lanes = h("div", { class: "lanes" });
     host.append(h("div", { class: "race-bar" }, this.button, this.speed, this.range, this.clock,

@@ -23,7 +23,7 @@ class RunTable {
     this.count = h("span", { class: "count" });
     this.previous = h("button", { type: "button", onclick: () => this.turn(-1) }, "\u2039 previous");
     this.next = h("button", { type: "button", onclick: () => this.turn(1) }, "next \u203a");
-    this.all = h("input", { type: "checkbox", "aria-label": "tick this page",
+    this.all = h("input", { type: "checkbox", "aria-label": "select the runs of this page",
       onchange: () => this.tick(this.runs.map((row) => row.id), this.all.checked) });
     /** @type {Set<string | null>} */
     this.ticked = new Set();
@@ -74,7 +74,7 @@ class RunTable {
   }
 
   runRow(row, heads) {
-    const box = h("input", { type: "checkbox", "aria-label": "tick this run",
+    const box = h("input", { type: "checkbox", "aria-label": "select this run",
       onclick: (/** @type {MouseEvent} */ event) =>
         this.tick(this.through(row.id, event.shiftKey), box.checked) });
     const open = () => this.open(row.id);

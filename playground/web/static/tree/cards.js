@@ -183,7 +183,7 @@ class DynamicCard extends Card {
     };
     this.chart.show([line("nodes", "--pg-target"), line("depths", "--pg-draft")],
       { x: "drafted nodes (blue), depth (green)", y: "% of the steps" },
-      `${drafted.text} The tree on the left: the paths drafted most, by how many steps drafted them.`);
+      `${drafted.text} The tree on the left shows the paths drafted most often, with the number of steps that drafted each.`);
   }
 
   table() {
@@ -348,8 +348,8 @@ class LatencyCard extends Card {
     const { speed, tree, now } = this.editor, { chart } = this;
     chart.plot.hidden = !speed;
     if (!speed) {
-      chart.note.textContent = "Not measured for this method here yet. It takes some seconds and "
-        + "turns MAT into predicted tok/s.";
+      chart.note.textContent = "Not measured for this method on this machine yet. Measuring takes a few "
+        + "seconds and turns MAT into predicted tok/s.";
       return;
     }
     const rows = now.nodes + 1, points = [...speed.verify];
@@ -396,7 +396,7 @@ class BatchCard extends Card {
     chart.plot.hidden = !rows.length;
     this.state.replaceChildren();
     if (!rows.length) {
-      chart.note.textContent = speed?.batches ? NO_TABLE : "Not measured here yet. It takes about "
+      chart.note.textContent = speed?.batches ? NO_TABLE : "Not measured on this machine yet. Measuring takes about "
         + "half a minute and shows how much of the speedup remains with 2 to 32 texts at once.";
       return;
     }

@@ -234,8 +234,8 @@ export class TreeEditor {
   outside() {
     const { table, tree, method } = this;
     if (this.grown) {
-      return this.drafted ? "" : "This drafter grows its own trees. They are drawn here once runs "
-        + "of it are picked above, or texts are re-drafted.";
+      return this.drafted ? "" : "This drafter grows its own trees. Pick runs of it above, or re-draft "
+        + "the texts, to see them here.";
     }
     const beyond = (depth, ranks) => tree.paths.filter((path) =>
       path.length > depth || path.at(-1) >= ranks).length;

@@ -20,8 +20,8 @@ const TREE_FIGURES = [
   ["nodes", "nodes / depth", (f) => `${f.nodes} / ${f.depth}`,
     "drafted nodes, root excluded / longest path"],
   ["steps", "steps / tokens", (f) => f.steps === null ? DASH : `${f.steps} / ${f.tokens}`,
-    "steps that the tree needs for the table's texts / tokens that they commit; a last step may go "
-    + "beyond the end of its text"],
+    "steps that the tree needs for the table's texts / tokens that they commit; the last step may "
+    + "run past the end of its text"],
 ];
 
 export class TreeFigures {
