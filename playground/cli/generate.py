@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     from engine.drafters.method import MethodConfig
     from engine.metrics import Metrics
     from engine.model.target import Target
+    from engine.steps import Record
     from playground.host.live import LiveRun
+    from playground.host.recording import Recording
+    from playground.host.trace import TraceFile
 
 
 @dataclass(kw_only=True)
@@ -62,7 +66,6 @@ def generate(options: GenerateOptions) -> None:
     """Generate from one prompt and print the text as it comes."""
     import presets
     from engine.decode import decode
-    from engine.steps import End
     from playground.host.live import LiveRun
     from playground.host.recording import record_run
     from playground.host.trace import TraceFile
@@ -71,10 +74,7 @@ def generate(options: GenerateOptions) -> None:
     config, sampling = options.config(), options.sampling
     limits = options.limits(stop=tuple(options.stop))
     streams = not options.as_json and not limits.stop
-    written = visible if sys.stdout.isatty() else str
     run = LiveRun(owner="")
-    output_ids: tuple[int, ...] = ()
-    shown: list[str] = []
     with ExitStack() as stack:
         spec = presets.resolve(options.target)
         models = stack.enter_context(options.models(spec, options.dtype))
@@ -103,23 +103,15 @@ def generate(options: GenerateOptions) -> None:
             else TraceFile(options.trace, target, config, prompt_ids, sampling, limits.stop)
         )
         stopped = stack.enter_context(until_interrupt())
-        for record in decode(
+        records = decode(
             target,
             drafter,
             prompt_ids,
             sampling=sampling,
             limits=limits,
             cancelled=lambda: stopped() or recording.fault is not None,
-        ):
-            recording.put(record)
-            if trace is not None:
-                trace.write(record)
-            if isinstance(record, End):
-                output_ids = record.output_ids
-            if streams and (new := run.pieces(len(shown))):
-                shown += new
-                sys.stdout.write(written("".join(new)))
-                sys.stdout.flush()
+        )
+        output_ids, shown = _follow(records, recording, trace, run if streams else None)
     run_id = run.log_id if options.save else None
     if options.as_json:
         values = {"run_id": run_id, "target": target.name, **_summary(config, run)}
@@ -127,10 +119,35 @@ def generate(options: GenerateOptions) -> None:
         typer.echo(json.dumps(values, ensure_ascii=False, indent=2))
     else:
         assert run.metrics is not None and run.finish is not None
-        typer.echo(written(run.finish.text.removeprefix("".join(shown))))
+        typer.echo(_written(run.finish.text.removeprefix(shown)))
         typer.echo(_figures(config, run.metrics, run.finish.reason, run_id), err=True)
     if stopped():
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _follow(
+    records: Iterable[Record], recording: Recording, trace: TraceFile | None, shown: LiveRun | None
+) -> tuple[tuple[int, ...], str]:
+    """Record a run as it goes; the output's ids, and what was printed of `shown`."""
+    from engine.steps import End
+
+    output_ids: tuple[int, ...] = ()
+    pieces: list[str] = []
+    for record in records:
+        recording.put(record)
+        if trace is not None:
+            trace.write(record)
+        if isinstance(record, End):
+            output_ids = record.output_ids
+        if shown is not None and (new := shown.pieces(len(pieces))):
+            pieces += new
+            sys.stdout.write(_written("".join(new)))
+            sys.stdout.flush()
+    return output_ids, "".join(pieces)
+
+
+def _written(text: str) -> str:
+    return visible(text) if sys.stdout.isatty() else text
 
 
 def _summary(config: MethodConfig, run: LiveRun) -> dict[str, Any]:

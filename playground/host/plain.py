@@ -1,8 +1,9 @@
 """What a step of plain decoding takes here and now: timed directly before a run, and after it.
 
 Whether a method pays is a question about plain decoding, so every run of a page carries the figure
-that it is compared with. A machine's speed changes within minutes, so none of an earlier run is
-good enough; and where it changed between the two timings, the comparison says that it is uncertain.
+that it is compared with. A machine's speed changes within minutes, so only a run that begins at
+once after another takes over what was timed after that; and where the speed changed between the two
+timings, the comparison says that it is uncertain.
 
 A run streams while the page draws, and the first one in a cold process; what is timed around it is
 alone. So both sides are counted by their undisturbed steps (`step_parts`), not by tok/s.
@@ -11,6 +12,7 @@ alone. So both sides are counted by their undisturbed steps (`step_parts`), not 
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,6 +26,7 @@ from storage import RunDetail, RunLog, RunQuery
 
 if TYPE_CHECKING:  # `runs list` reads what was kept, without torch
     from engine.drafters.base import BuildContext
+    from engine.model.target import Target
 
 PLAIN = "Autoregressive"
 LEAST_STEPS = 16
@@ -34,6 +37,8 @@ NUM_WARM = 2
 """First steps of a timing, which do not count."""
 BRIEF, MOST_CONTEXT = 128, 1024
 """Tokens of context: the first token is not to wait for long, so what comes before it is brief."""
+RECENT_S = 20.0
+"""For so long a timing stands for the next run's too: no first token waits for another."""
 DRIFT, NOISE = 1.15, 1.5
 """Ratio of the timings before and after a run, and of the quartiles within one, that are too much
 to trust them."""
@@ -83,11 +88,19 @@ class PlainAround:
     """Plain decoding timed around one run: when it is made, and by `after`."""
 
     def __init__(
-        self, bench: BuildContext, prompt_ids: Sequence[int], cancelled: Callable[[], bool]
+        self,
+        bench: BuildContext,
+        prompt_ids: Sequence[int],
+        cancelled: Callable[[], bool],
+        recent: Recent | None = None,
     ) -> None:
+        """Time it before the run, unless what was timed after the last one will do."""
         self._bench, self._cancelled = bench, cancelled
         self._brief = list(prompt_ids)[-BRIEF:]
-        self._before = self._time(self._brief)
+        taken = recent.timing_for(bench.target, self._bucket) if recent else None
+        self._before = taken or self._time(self._brief)
+        self.recent: Recent | None = None
+        """What was timed after the run."""
 
     @property
     def before(self) -> PlainStep | None:
@@ -104,10 +117,16 @@ class PlainAround:
         if before is None or again is None:
             return self.before
         drift = again.split.total_s / before.split.total_s
-        is_brief = bucket_of(len(token_ids)) == bucket_of(len(self._brief) + NUM_STEPS)
+        is_brief = bucket_of(len(token_ids)) == self._bucket
         at_end = again if is_brief else self._time(list(token_ids)[-MOST_CONTEXT:])
         noise = max(before.noise, again.noise)
+        place = weakref.ref(self._bench.target), self._bucket
+        self.recent = Recent(*place, again, time.monotonic())
         return (at_end or again).step((1 + 1 / drift) / 2, drift, noise)
+
+    @property
+    def _bucket(self) -> int:
+        return bucket_of(len(self._brief) + NUM_STEPS)
 
     def _time(self, token_ids: Sequence[int]) -> _Timing | None:
         """None where it was stopped, or the context leaves no room."""
@@ -147,6 +166,21 @@ class _Timing:
         other_s = self.split.total_s - self.split.verify_s
         times = scale * self.split.verify_s, scale * other_s
         return PlainStep(*times, "around", drift=drift, noise=noise)
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """A timing, and of what: at which context, and when it ended (`time.monotonic`)."""
+
+    target: weakref.ref[Target]
+    bucket: int
+    timing: _Timing
+    ended_s: float
+
+    def timing_for(self, target: Target, bucket: int) -> _Timing | None:
+        """None where it is of something else, or no longer recent."""
+        same = self.target() is target and self.bucket == bucket
+        return self.timing if same and time.monotonic() - self.ended_s < RECENT_S else None
 
 
 def plain_step_of(log: RunLog, run: RunDetail) -> PlainStep | None:

@@ -30,7 +30,7 @@ from playground.host.catalog import Catalog
 from playground.host.live import LiveRun, LiveRuns, Message, State
 from playground.host.menu import MethodMenu
 from playground.host.models import Loaded, Models
-from playground.host.plain import PLAIN, PlainAround
+from playground.host.plain import PLAIN, PlainAround, Recent
 from playground.host.recording import log_unbegun, record_run
 from playground.host.request import GenerateRequest
 from playground.host.stream import REASON_WORDS, run_meta
@@ -76,6 +76,7 @@ class EngineHost:
         self._worker: threading.Thread | None = None
         self._closing = False
         self._busy = False
+        self._recent: Recent | None = None
         self._before_close: list[Callable[[], None]] = []
 
     # ---- what pages ask
@@ -323,6 +324,7 @@ class EngineHost:
                 if isinstance(record, End) and plain and not self._is_over(run):
                     run.activity = "timing plain decoding"
                     run.plain = plain.after([*prompt_ids, *record.output_ids])
+                    self._recent = plain.recent
 
     def _plain_around(
         self, run: LiveRun, request: GenerateRequest, prompt_ids: list[int]
@@ -330,7 +332,7 @@ class EngineHost:
         """Times plain decoding before a run that is to be compared with it."""
         if not request.weighed or request.config.decoding_type == PLAIN:
             return None
-        plain = PlainAround(self.bench(), prompt_ids, lambda: self._is_over(run))
+        plain = PlainAround(self.bench(), prompt_ids, lambda: self._is_over(run), self._recent)
         run.plain = plain.before
         return plain
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -46,6 +47,8 @@ REASON_WORDS = {
     "cancelled": "stopped",
 }
 TICK_S = 0.05
+FIRST_TICK_S, SOON_S = 0.01, 1.0
+"""A warm run's first token comes within a second; until it does, its page is told at once."""
 MAX_EVENTS = 2000
 """Events in one answer of a resync."""
 NO_EVENTS = "[]"
@@ -189,6 +192,7 @@ class RunStream:
         self._ahead_of = ahead_of
         self._stream = secrets.token_urlsafe(9)
         self._seq = -1
+        self._began_s = time.monotonic()
         self._sent = {run.id: 0 for run in runs}
         self._last: dict[str, Any] = {}
         self.done = False
@@ -203,6 +207,12 @@ class RunStream:
         finally:
             for run in self._runs:
                 run.watchers -= 1
+
+    @property
+    def awaits_first(self) -> bool:
+        """Whether the first token is soon to come."""
+        young = time.monotonic() - self._began_s < SOON_S
+        return young and all(run.first is None for run in self._runs)
 
     def next(self) -> Message | None:
         """The next message; None when nothing has changed since the last."""
@@ -293,7 +303,7 @@ async def follow(
             if message is not None:
                 yield {**message, "resync": True} if found and message["seq"] == 0 else message
             if not stream.done:
-                await asyncio.sleep(tick_s)
+                await asyncio.sleep(min(FIRST_TICK_S, tick_s) if stream.awaits_first else tick_s)
 
 
 def adopt(run: LiveRun, owner: str) -> None:

@@ -169,6 +169,15 @@ def test_plain_steps_are_as_fast_as_the_machine_was_in_between(
     step = slower.after(prompt)
     assert step is not None and step.doubt == "drift" and step.drift == pytest.approx(31 / 11)
     assert 1 / step.tok_s == pytest.approx((0.011 + 0.031) / 2)
+    # A run right behind it waits for no timing of its own.
+    ms = iter([31.0])
+    behind = PlainAround(host.bench(), prompt, lambda: False, slower.recent)
+    assert behind.before is not None and behind.before.verify_s == pytest.approx(0.030)
+    assert behind.after(prompt) is not None and next(ms, None) is None
+    monkeypatch.setattr("playground.host.plain.RECENT_S", 0.0)
+    ms = iter([50.0])
+    late = PlainAround(host.bench(), prompt, lambda: False, slower.recent)
+    assert late.before is not None and late.before.verify_s == pytest.approx(0.050)
 
 
 def test_a_stored_run_is_compared_with_plain_decoding_of_its_experiment(
