@@ -46,6 +46,8 @@ def check_can_roll_back(config: Any, name: str) -> None:
         bad.add(model_type)
     if "local" in (getattr(config, "attention_layers", None) or ()):
         bad.add("local attention")
+    if getattr(config, "loop_num_passes", 1) > 1:  # a cache for each pass
+        bad.add("looped")
     if bad:
         raise TargetError(
             f"{name} has {', '.join(sorted(bad))} layers, whose state cannot be rolled back after "

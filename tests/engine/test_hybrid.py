@@ -6,6 +6,7 @@ import functools
 import random
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -286,6 +287,11 @@ def test_a_model_that_also_sees_loads_as_its_language_model(
 def test_what_cannot_be_rolled_back_is_refused(model_type: str, reason: str) -> None:
     with pytest.raises(TargetError, match=f"{reason} layers, whose state cannot be rolled back"):
         check_can_roll_back(AutoConfig.for_model(model_type), "it")
+
+
+def test_layers_that_run_several_times_are_refused() -> None:
+    with pytest.raises(TargetError, match="looped layers"):
+        check_can_roll_back(SimpleNamespace(model_type="loop", loop_num_passes=3), "it")
 
 
 def steps_of(target: Target, shape: TreeShape) -> list[Step]:
