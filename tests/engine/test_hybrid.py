@@ -6,7 +6,6 @@ import functools
 import random
 import statistics
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -290,8 +289,9 @@ def test_what_cannot_be_rolled_back_is_refused(model_type: str, reason: str) -> 
 
 
 def test_layers_that_run_several_times_are_refused() -> None:
+    config = AutoConfig.for_model("llama", loop_num_passes=3)
     with pytest.raises(TargetError, match="looped layers"):
-        check_can_roll_back(SimpleNamespace(model_type="loop", loop_num_passes=3), "it")
+        check_can_roll_back(config, "it")
 
 
 def steps_of(target: Target, shape: TreeShape) -> list[Step]:
