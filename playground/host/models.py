@@ -63,6 +63,7 @@ class Models:
         self._curve: LatencyCurve | None = None
         self._checked_s = 0.0
         self._fits: dict[str, Fit] = {}
+        self._fitted: MethodConfig | None = None
         self.loaded: Loaded | None = None
 
     def target(self, spec: TargetSpec, dtype: str, progress: ProgressCallback) -> Target:
@@ -100,8 +101,7 @@ class Models:
         """
         if config.size == "set":
             return Fit(config)
-        self._forget_if_drifted()
-        key = config.model_dump_json()
+        key, self._fitted = config.model_dump_json(), config
         if key not in self._fits:
             self._fits[key] = fit_size(config, presets.sizes, self.bench(), self._latency)
         return self._fits[key]
@@ -139,16 +139,24 @@ class Models:
             self._checked_s = time.monotonic()
         return self._curve
 
-    def _forget_if_drifted(self) -> None:
-        """Measure again what was measured when the machine was faster or slower than now."""
-        assert self._target is not None
-        if self._curve is None or time.monotonic() - self._checked_s < CHECK_S:
+    def keep_up(self) -> None:
+        """Measure again what was measured when the machine was faster or slower than now.
+
+        For a moment when nobody waits: it takes seconds, and a run goes by what was fitted before.
+
+        Raises DrafterError: as `drafter`.
+        """
+        if self._target is None or self._curve is None:
+            return
+        if time.monotonic() - self._checked_s < CHECK_S:
             return
         self._checked_s = time.monotonic()
         now = measure_curve(self._target, rows=(1,), context_len=64, repeats=3).at(1)
         if not 1 / DRIFT < now / self._curve.at(1) < DRIFT:
             self._curve = None
             self._fits.clear()
+            if self._fitted is not None:
+                self.fit(self._fitted)
 
     def _companion(
         self, spec: TargetSpec, *, dtype: str | None = None, device: str | None = None
@@ -172,6 +180,6 @@ class Models:
             self._companions.popitem()[1].close()
         if self._target is not None:
             self._target.close()
-            self._target = self._key = self._curve = None
+            self._target = self._key = self._curve = self._fitted = None
             self._fits.clear()
             gc.collect()

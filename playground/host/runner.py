@@ -37,6 +37,8 @@ from playground.host.stream import REASON_WORDS, run_meta
 from storage import RunLog
 
 MAX_WAITING = 32
+IDLE_S = 0.5
+"""After so long without a job, what was measured of the machine is checked."""
 
 
 class QueueFullError(PlaygroundError):
@@ -190,6 +192,10 @@ class EngineHost:
     def _next(self) -> Job | None:
         with self._wake:
             self._busy = False
+            is_idle = not self._wake.wait_for(lambda: self._waiting or self._closing, IDLE_S)
+        if is_idle:
+            attempt(self._models.keep_up, where="measuring the machine again")
+        with self._wake:
             while not self._waiting and not self._closing:
                 self._wake.wait()
             self._busy = bool(self._waiting)

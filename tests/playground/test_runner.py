@@ -164,7 +164,7 @@ def test_a_broken_log_ends_the_run_with_a_sentence(
 
 def test_what_is_shown_is_in_the_log(host: EngineHost, log: RunLog) -> None:
     run = start(host, settings={"delay_ms": "5"}, limits={"max_new_tokens": "200"})
-    while not run.over.is_set():
+    while not run.over.wait(0.02):
         pieces = run.pieces()
         if pieces:
             stored = log.get(run.log_id or "")
