@@ -1,9 +1,9 @@
 """What a step of plain decoding takes here and now: timed directly before a run, and after it.
 
 Whether a method pays is a question about plain decoding, so every run of a page carries the figure
-that it is compared with. A machine's speed changes within minutes, so only a run that begins at
-once after another takes over what was timed after that; and where the speed changed between the two
-timings, the comparison says that it is uncertain.
+that it is compared with. A machine's speed changes within minutes, so only a run that follows
+another within a minute takes over what was timed after that; and where the speed changed between
+the two timings, the comparison says that it is uncertain.
 
 A run streams while the page draws, and the first one in a cold process; what is timed around it is
 alone. So both sides are counted by their undisturbed steps (`step_parts`), not by tok/s.
@@ -31,13 +31,15 @@ if TYPE_CHECKING:  # `runs list` reads what was kept, without torch
 PLAIN = "Autoregressive"
 LEAST_STEPS = 16
 """Steps of a stored run whose mean is a figure."""
-NUM_STEPS, LEAST_TIMED, MOST_S = 16, 5, 0.25
-"""Bounds of one timing: however slow the target, it takes the least."""
+NUM_STEPS, LEAST_TIMED = 16, 5
+BEFORE_S, AFTER_S = 0.12, 0.25
+"""Bounds of one timing: however slow the target, it takes the least. The first token waits for the
+one before a run."""
 NUM_WARM = 2
 """First steps of a timing, which do not count."""
 BRIEF, MOST_CONTEXT = 128, 1024
 """Tokens of context: the first token is not to wait for long, so what comes before it is brief."""
-RECENT_S = 20.0
+RECENT_S = 60.0
 """For so long a timing stands for the next run's too: no first token waits for another."""
 DRIFT, NOISE = 1.15, 1.5
 """Ratio of the timings before and after a run, and of the quartiles within one, that are too much
@@ -98,7 +100,7 @@ class PlainAround:
         self._bench, self._cancelled = bench, cancelled
         self._brief = list(prompt_ids)[-BRIEF:]
         taken = recent.timing_for(bench.target, self._bucket) if recent else None
-        self._before = taken or self._time(self._brief)
+        self._before = taken or self._time(self._brief, BEFORE_S)
         self.recent: Recent | None = None
         """What was timed after the run."""
 
@@ -113,12 +115,12 @@ class PlainAround:
         Example: 5 ms before the run and 6 ms after it make 5.5 ms. Where the text is long, its step
         is timed by itself, and taken for 5.5 / 6 of that.
         """
-        before, again = self._before, self._time(self._brief)
+        before, again = self._before, self._time(self._brief, AFTER_S)
         if before is None or again is None:
             return self.before
         drift = again.split.total_s / before.split.total_s
         is_brief = bucket_of(len(token_ids)) == self._bucket
-        at_end = again if is_brief else self._time(list(token_ids)[-MOST_CONTEXT:])
+        at_end = again if is_brief else self._time(list(token_ids)[-MOST_CONTEXT:], AFTER_S)
         noise = max(before.noise, again.noise)
         place = weakref.ref(self._bench.target), self._bucket
         self.recent = Recent(*place, again, time.monotonic())
@@ -128,7 +130,7 @@ class PlainAround:
     def _bucket(self) -> int:
         return bucket_of(len(self._brief) + NUM_STEPS)
 
-    def _time(self, token_ids: Sequence[int]) -> _Timing | None:
+    def _time(self, token_ids: Sequence[int], most_s: float) -> _Timing | None:
         """None where it was stopped, or the context leaves no room."""
         from engine.decode import decode
         from engine.drafters.autoregressive import AutoregressiveConfig
@@ -139,7 +141,7 @@ class PlainAround:
         tally, began_s = Tally(), time.monotonic()
 
         def enough() -> bool:
-            late = time.monotonic() - began_s > MOST_S
+            late = time.monotonic() - began_s > most_s
             return self._cancelled() or (late and len(tally.step_s) >= LEAST_TIMED)
 
         drafter = AutoregressiveConfig().build(self._bench)

@@ -47,8 +47,9 @@ REASON_WORDS = {
     "cancelled": "stopped",
 }
 TICK_S = 0.05
-FIRST_TICK_S, SOON_S = 0.01, 1.0
-"""A warm run's first token comes within a second; until it does, its page is told at once."""
+FIRST_TICK_S, SOON_S, HOLD_S = 0.01, 1.0, 0.1
+"""A warm run's first token comes within a second; until it does, its page is told at once. A page
+takes 30 ms for a message, so those that say that a run begins wait for a token to go along."""
 MAX_EVENTS = 2000
 """Events in one answer of a resync."""
 NO_EVENTS = "[]"
@@ -208,11 +209,10 @@ class RunStream:
             for run in self._runs:
                 run.watchers -= 1
 
-    @property
-    def awaits_first(self) -> bool:
-        """Whether the first token is soon to come."""
-        young = time.monotonic() - self._began_s < SOON_S
-        return young and all(run.first is None for run in self._runs)
+    def awaits_first(self, within_s: float) -> bool:
+        """Whether no run has said anything, and the stream is younger than this."""
+        young = time.monotonic() - self._began_s < within_s
+        return young and all(run.first is None and not run.over.is_set() for run in self._runs)
 
     def next(self) -> Message | None:
         """The next message; None when nothing has changed since the last."""
@@ -298,12 +298,15 @@ async def follow(
         found: the runs began before this page; nothing begins on it with the first message.
     """
     with stream.watched():
+        while stream.awaits_first(HOLD_S):
+            await asyncio.sleep(FIRST_TICK_S)
         while not stream.done:
             message = stream.next()
             if message is not None:
                 yield {**message, "resync": True} if found and message["seq"] == 0 else message
             if not stream.done:
-                await asyncio.sleep(min(FIRST_TICK_S, tick_s) if stream.awaits_first else tick_s)
+                soon = stream.awaits_first(SOON_S)
+                await asyncio.sleep(min(FIRST_TICK_S, tick_s) if soon else tick_s)
 
 
 def adopt(run: LiveRun, owner: str) -> None:
