@@ -72,9 +72,11 @@ def run_form() -> dict[str, Any]:
 
 
 CLEAR_CHAT_PROMPT = """(mode) => {
-  const box = document.querySelector("#pg-prompt textarea");
-  return mode === "chat" ? "" : box?.value ?? "";
+  const typed = document.querySelector("#pg-prompt textarea")?.value ?? "";
+  const asked = document.querySelector("#pg-panel .panels")?.dataset.asked ?? "";
+  return mode === "chat" && typed.trim() === asked.trim() ? "" : typed;
 }"""
+"""A prompt that was sent leaves its box; what was typed since then stays."""
 
 
 class GeneratePage:

@@ -93,7 +93,9 @@ export class Panels {
       this.panels[i].open(meta);
       this.byRun.set(meta.id, this.panels[i]);
     });
-    if (runs.length && !message.resync) this.component.trigger("begun", { mode: runs[0].mode });
+    if (!runs.length || message.resync) return;
+    this.host.dataset.asked = runs[0].prompt;
+    this.component.trigger("begun", { mode: runs[0].mode });
   }
 
   setCount(count) {
