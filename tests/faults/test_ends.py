@@ -8,11 +8,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from storage import RunLog
 from tests.faults.children import Child, command
 from tests.faults.runs import Watcher, follow, opened, streamed
 from tests.faults.test_kills import begin_page, statuses
 from tests.playground.tiny import save_tiny_llama
+
+pytestmark = pytest.mark.slow  # whole programs, started and ended
 
 SOON_S = 5.0
 """On a machine that has other things to do; with a core of its own it takes half a second."""

@@ -24,6 +24,8 @@ from tests.faults.runs import Watcher, answers, check_run, follow, opened
 from tests.playground.serving import free_port
 from tests.playground.tiny import save_tiny_llama
 
+pytestmark = pytest.mark.slow  # whole programs, started and ended
+
 SEED = 20261122
 MOST_AT_ONCE = 5
 """Kills of one experiment before it is left alone to end."""

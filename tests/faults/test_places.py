@@ -22,6 +22,8 @@ from tests.postgres import Server
 from tests.storage.conftest import mortal as mortal
 from tests.storage.conftest import own as own
 
+pytestmark = pytest.mark.slow  # whole programs, started and ended
+
 KIB = 1 << 10
 
 
