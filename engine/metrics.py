@@ -1,17 +1,20 @@
-"""The figures of a run and their definitions, computed from its records.
+"""The figures of a run and their definitions: every formula stands here, once.
 
-MAT and the position rates count acceptance before any cut by EOS or length; tok/s counts what was
-committed after it. `FORMULAS` defines every figure the user sees. Rates of several runs
-are pooled: numerators and denominators are summed before they are divided.
+What is kept of a run are counts and seconds; the functions below make rates of them, for one run or
+for several, whose counts are summed before they are divided. Pages, tables, exports, commands and
+APIs read what they return; docs/figures.md lists all of them.
+
+MAT and the position rates count acceptance before any cut by EOS, stop string or length; tok/s
+counts what was committed after it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from engine.steps import End, Prefill, Record, Step
 
@@ -29,21 +32,72 @@ FORMULAS: dict[str, str] = {
     "mean of step latency / tokens the step committed, in milliseconds",
     "step_p50_ms": "median latency of a step, in milliseconds",
     "step_p95_ms": "95th percentile of the latency of a step, in milliseconds",
-    "time_split": "mean seconds per step in draft, verify, accept and other. Of other, roll-back: "
+    "time_split": "mean seconds per step in draft, verify, accept, other and roll-back, "
+    "which is "
     "what recurrent layers take for a tree beyond as many tokens of one text (copied states, calls "
     "per level or branch), and to have the state after the accepted path; 0 without such layers",
     "quiet_split": "seconds per step that speedups are computed from: up to the next step, without "
     "the steps that something else on the machine disturbed",
     "num_prompt_tokens": "the prompt: tokens that were read / tokens in the cache already, from an "
     "earlier turn",
-    "num_new_tokens": "new tokens, counted after any cut by EOS or length / steps of the loop",
+    "num_new_tokens": "new tokens, counted after any cut by EOS, stop string or length / steps of "
+    "the loop",
+    "num_beyond_end": "tokens that the last step accepted or added beyond the end of the text: "
+    "accepted draft tokens + steps - (new tokens - 1). MAT, position rates and draft acceptance "
+    "count them, for they tell how well the method drafts; tok/s and ITL do not",
     "speedup": "tok/s over the tok/s of plain decoding: same target, prompt, device and dtype",
+    "throughput": "tokens of all requests / seconds that all of them took, reading prompts and "
+    "waiting included",
+    "tpot_ms": "time per output token: (request latency - time to first token) / (new tokens - 1), "
+    "in milliseconds; what other engines' benchmarks call ITL",
 }
 
 
-def mat(num_accepted: int, num_steps: int) -> float | None:
+def ratio(part: float, whole: float | None) -> float | None:
+    """None where there is nothing to divide by."""
+    return part / whole if whole else None
+
+
+def mat(num_accepted: float, num_steps: float) -> float | None:
     """Mean accepted tokens of one run or several; None without a step."""
     return 1 + num_accepted / num_steps if num_steps else None
+
+
+def chain_mat(rates: Sequence[float], draft_len: int) -> float:
+    """MAT that a chain of so many tokens would have, of what position rates say of a longer one."""
+    return 1 + math.fsum(rates[:draft_len])
+
+
+def predicted_tok_s(mat: float, step_ms: float) -> float:
+    """Of steps that commit so many tokens and take so long."""
+    return 1000 * mat / step_ms
+
+
+def step_ms_of(mat: float | None, tok_s: float | None) -> float | None:
+    """What a step takes until the next, of these two: the inverse of `predicted_tok_s`."""
+    return None if mat is None else ratio(1000 * mat, tok_s)
+
+
+def draft_acceptance(num_accepted: float, num_drafted: float) -> float | None:
+    """Share of the drafted tokens that was accepted; None where nothing was drafted."""
+    return ratio(num_accepted, num_drafted)
+
+
+def at_least(accepted_lens: Mapping[int, int]) -> tuple[int, ...]:
+    """Steps that accepted at least 1, 2, … draft tokens, from those that accepted exactly so many.
+
+    Example: {0: 3, 1: 2, 3: 1}: three of six accepted one or more, one two, one three: (3, 1, 1).
+    """
+    longest = max(accepted_lens, default=0)
+    return tuple(
+        sum(count for length, count in accepted_lens.items() if length >= position)
+        for position in range(1, longest + 1)
+    )
+
+
+def position_rates(counts: Sequence[float], num_steps: float) -> tuple[float, ...]:
+    """Rates from what `at_least` counts, of one run or several."""
+    return tuple(count / num_steps for count in counts) if num_steps else ()
 
 
 def tok_s(runs: Iterable[tuple[int, float]]) -> float | None:
@@ -55,6 +109,39 @@ def tok_s(runs: Iterable[tuple[int, float]]) -> float | None:
     decoded = [(num_new_tokens - 1, seconds) for num_new_tokens, seconds in runs if seconds > 0]
     num_tokens, seconds = sum(n for n, _ in decoded), sum(s for _, s in decoded)
     return num_tokens / seconds if decoded else None
+
+
+def tpot_ms(num_new_tokens: int, decode_s: float) -> float | None:
+    """Time per output token of one request; None where nothing follows the first token."""
+    return 1000 * decode_s / (num_new_tokens - 1) if num_new_tokens > 1 else None
+
+
+def throughput(num: float | None, seconds: float | None) -> float | None:
+    """Tokens or requests over the time that all of them took; None where one is not known."""
+    return None if num is None else ratio(num, seconds)
+
+
+def speedup(own_tok_s: float | None, plain_tok_s: float | None) -> float | None:
+    """Ratio of two decoding rates; None where one of them is not known."""
+    return None if own_tok_s is None else ratio(own_tok_s, plain_tok_s)
+
+
+def mean_or_none(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def num_beyond_end(num_accepted: int, num_steps: int, num_new_tokens: int) -> int:
+    """Tokens that steps accepted or added behind the end of the text; of the text, they are none.
+
+    Example: one step accepts 16 tokens and adds one, but the text may have two tokens in all, the
+    prefill's and one more: 16 + 1 - (2 - 1) = 16 lie beyond its end. MAT is 17.
+    """
+    return max(0, num_accepted + num_steps - max(0, num_new_tokens - 1))
+
+
+def tokens_per_step(num_new_tokens: int, num_steps: int) -> float | None:
+    """Tokens that a step commits, after any cut; the prefill's token is none of a step."""
+    return ratio(num_new_tokens - 1, num_steps)
 
 
 def percentile(values: Sequence[float], q: float) -> float:
@@ -83,28 +170,69 @@ def common_len(one: Sequence[int], other: Sequence[int]) -> int:
     return len(one) if parted is None else parted
 
 
+class TimedStep(Protocol):
+    """Seconds of a step as its record has them."""
+
+    @property
+    def draft_s(self) -> float: ...
+    @property
+    def verify_s(self) -> float: ...
+    @property
+    def accept_s(self) -> float: ...
+    @property
+    def other_s(self) -> float: ...
+    @property
+    def rollback_s(self) -> float: ...
+
+
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
-    """Mean seconds per step."""
+    """Seconds of a step, or their mean over several, by part; the parts add up to the step.
+
+    Attributes:
+        rollback_s: see `engine.model.states.RollBack`; neither in `verify_s` nor in `other_s`.
+    """
 
     draft_s: float
     verify_s: float
     accept_s: float
     other_s: float
     rollback_s: float = 0.0
-    """A part of `other_s`, and none of `verify_s`; see `engine.model.states.RollBack`."""
 
     @property
     def total_s(self) -> float:
-        return self.draft_s + self.verify_s + self.accept_s + self.other_s
+        return math.fsum(_PARTS(self))
+
+    @property
+    def ms(self) -> dict[str, float]:
+        """Milliseconds by part; of roll-back where there is any."""
+        names = ("draft", "verify", "accept", "other", "roll-back")
+        told = zip(names, _PARTS(self), strict=True)
+        return {name: 1000 * seconds for name, seconds in told if seconds or name != names[-1]}
+
+    @property
+    def parts(self) -> StepParts:
+        """As a comparison with plain decoding sees them.
+
+        Fewer rows are less to roll back: what it takes counts with what it is taken for.
+        """
+        rest_s = self.accept_s + self.other_s
+        return StepParts(self.draft_s, self.verify_s + self.rollback_s, rest_s)
+
+    @classmethod
+    def of(cls, step: TimedStep) -> Self:
+        """Of one step, whose record has roll-back as a part of other."""
+        rest_s = step.other_s - step.rollback_s
+        return cls(step.draft_s, step.verify_s, step.accept_s, rest_s, step.rollback_s)
 
     @classmethod
     def mean(cls, splits: Sequence[Self]) -> Self:
         """Of at least one."""
-        return cls(*(math.fsum(map(part, splits)) / len(splits) for part in PARTS))
+        columns = zip(*map(_PARTS, splits), strict=True)
+        return cls(*(math.fsum(column) / len(splits) for column in columns))
 
 
-PARTS = [attrgetter(name) for name in ("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")]
+_PARTS = attrgetter("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")
 
 
 BUSY = 3.0
@@ -133,13 +261,21 @@ def undisturbed(by_size: Mapping[int, Sequence[TimeSplit]]) -> list[TimeSplit]:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Figures of one run; None where a run was too short to define them."""
+    """Figures of one run; None where a run was too short to define them.
+
+    Attributes:
+        at_least: steps that accepted at least 1, 2, … draft tokens.
+        decode_s: first commit → last commit.
+        num_beyond_end: tokens that steps brought and the end of the text cut off.
+    """
 
     num_prompt_tokens: int
     num_new_tokens: int
     num_steps: int
     num_drafted: int
     num_accepted: int
+    at_least: tuple[int, ...]
+    decode_s: float
     mat: float | None
     position_rates: tuple[float, ...]
     draft_acceptance: float | None
@@ -153,6 +289,7 @@ class Metrics:
     num_cached: int = 0
     quiet_split: TimeSplit | None = None
     num_disturbed: int = 0
+    num_beyond_end: int = 0
 
 
 @dataclass(slots=True)
@@ -166,7 +303,8 @@ class Tally:
     num_cached: int = 0
     ttft_s: float | None = None
     last_commit_s: float = 0.0
-    accepted_counts: dict[int, int] = field(default_factory=dict)
+    accepted_lens: dict[int, int] = field(default_factory=dict)
+    """Steps by how many draft tokens they accepted."""
     step_s: list[float] = field(default_factory=list)
     by_size: dict[int, list[TimeSplit]] = field(default_factory=dict)
     """Steps with the time until the next, by how many tokens they drafted."""
@@ -175,7 +313,7 @@ class Tally:
     quiet_due: int = 0
     itl_sum_s: float = 0.0
     num_itl: int = 0
-    split_sum_s: list[float] = field(default_factory=lambda: [0.0] * 5)
+    split_sums_s: list[float] = field(default_factory=lambda: [0.0] * 5)
 
     def add(self, record: Record) -> None:
         if isinstance(record, Prefill):
@@ -195,42 +333,45 @@ class Tally:
         self.num_cut += step.num_cut
         between_s = max(0.0, step.at_s - self.last_commit_s - step.total_s)
         self.last_commit_s = step.at_s
-        self.accepted_counts[step.num_accepted] = self.accepted_counts.get(step.num_accepted, 0) + 1
+        self.accepted_lens[step.num_accepted] = self.accepted_lens.get(step.num_accepted, 0) + 1
         self.step_s.append(step.total_s)
         if step.num_committed:
             self.itl_sum_s += step.total_s / step.num_committed
             self.num_itl += 1
-        parts = (step.draft_s, step.verify_s, step.accept_s, step.other_s, step.rollback_s)
-        for i, seconds in enumerate(parts):
-            self.split_sum_s[i] += seconds
-        draft_s, verify_s, accept_s, other_s, rollback_s = parts
-        whole = TimeSplit(draft_s, verify_s, accept_s, other_s + between_s, rollback_s)
+        split = TimeSplit.of(step)
+        sums = zip(self.split_sums_s, _PARTS(split), strict=True)
+        self.split_sums_s = [total + part for total, part in sums]
+        whole = replace(split, other_s=split.other_s + between_s)
         self.by_size.setdefault(step.num_drafted, []).append(whole)
 
     @property
     def metrics(self) -> Metrics:
         steps = len(self.step_s)
-        accepted = sum(length * count for length, count in self.accepted_counts.items())
-        decoding_s = self.last_commit_s - (self.ttft_s or 0.0)
+        counts = at_least(self.accepted_lens)
+        accepted = sum(counts)
+        decode_s = self.last_commit_s - (self.ttft_s or 0.0)
         return Metrics(
             num_prompt_tokens=self.num_prompt_tokens,
             num_new_tokens=self.num_new_tokens,
             num_steps=steps,
             num_drafted=self.num_drafted,
             num_accepted=accepted,
+            at_least=counts,
+            decode_s=decode_s,
             mat=mat(accepted, steps),
-            position_rates=self._position_rates(),
-            draft_acceptance=accepted / self.num_drafted if self.num_drafted else None,
+            position_rates=position_rates(counts, steps),
+            draft_acceptance=draft_acceptance(accepted, self.num_drafted),
             ttft_s=self.ttft_s,
-            tok_s=tok_s([(self.num_new_tokens, decoding_s)] if steps else []),
+            tok_s=tok_s([(self.num_new_tokens, decode_s)] if steps else []),
             itl_ms=1000 * self.itl_sum_s / self.num_itl if self.num_itl else None,
             step_p50_ms=1000 * percentile(self.step_s, 50) if steps else None,
             step_p95_ms=1000 * percentile(self.step_s, 95) if steps else None,
-            time_split=TimeSplit(*(s / steps for s in self.split_sum_s)) if steps else None,
+            time_split=TimeSplit(*(s / steps for s in self.split_sums_s)) if steps else None,
             num_cut=self.num_cut,
             num_cached=self.num_cached,
             quiet_split=self._quiet_split() if steps else None,
             num_disturbed=self.num_disturbed,
+            num_beyond_end=num_beyond_end(accepted, steps, self.num_new_tokens),
         )
 
     def _quiet_split(self) -> TimeSplit | None:
@@ -242,15 +383,6 @@ class Tally:
             self.quiet, self.num_disturbed = TimeSplit.mean(quiet), steps - len(quiet)
         return self.quiet
 
-    def _position_rates(self) -> tuple[float, ...]:
-        steps = len(self.step_s)
-        longest = max(self.accepted_counts, default=0)
-        at_least = [
-            sum(count for length, count in self.accepted_counts.items() if length >= position)
-            for position in range(1, longest + 1)
-        ]
-        return tuple(count / steps for count in at_least)
-
 
 def measure(records: Iterable[Record]) -> Metrics:
     """Metrics of a whole run."""
@@ -258,6 +390,26 @@ def measure(records: Iterable[Record]) -> Metrics:
     for record in records:
         tally.add(record)
     return tally.metrics
+
+
+def stored_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """A run's figures as `Metrics` has them, from what this version or an earlier one stored.
+
+    Earlier ones kept rates in place of `decode_s` and `at_least`, and roll-back as a part of other.
+    """
+    if "decode_s" in metrics or not metrics:
+        return dict(metrics)
+    steps, rate = metrics.get("num_steps") or 0, metrics.get("tok_s")
+    rates = metrics.get("position_rates") or ()
+    figures = {
+        **metrics,
+        "decode_s": (metrics["num_new_tokens"] - 1) / rate if rate else 0.0,
+        "at_least": tuple(round(rate * steps) for rate in rates),
+    }
+    for name in ("time_split", "quiet_split"):
+        if split := metrics.get(name):
+            figures[name] = {**split, "other_s": split["other_s"] - split.get("rollback_s", 0.0)}
+    return figures
 
 
 # ---- why decoding is faster or slower than plain decoding

@@ -28,8 +28,6 @@ _LONG_INTEGER = re.compile(rf"(?<![.\d])\d{{{MAX_DIGITS + 1}}}")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-DASH = "–"
-"""Stands for a figure that is not known."""
 _SIGNS = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
@@ -130,10 +128,6 @@ def short(value: object, most: int = 80) -> str:
 def visible(text: str) -> str:
     """Text of others for a terminal: its control characters are shown, not obeyed."""
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
-
-
-def figure(value: float | None, digits: int = 2, unit: str = "") -> str:
-    return DASH if value is None else f"{value:.{digits}f}{unit}"
 
 
 def csv_line(values: Iterable[Any]) -> str:

@@ -15,6 +15,7 @@ from huggingface_hub import try_to_load_from_cache
 from pydantic import Field
 
 import presets
+from engine import formats
 from engine.config import Settings
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
@@ -137,12 +138,12 @@ def offered_runs(log: RunLog) -> list[tuple[str, str]]:
     """What can be handed over, a title and a run's id: what experiments measured, fastest first,
     then the newest single runs. Plain decoding needs no config."""
     found = [
-        (_title(one.example, f"{one.speedup:.2f}× plain"), one.example.id)
+        (_title(one.example, f"{formats.speedup(one.speedup)} plain"), one.example.id)
         for one in log.experiments.ranked()
     ]
     for run in log.experiments.page(RunQuery(limit=RECENT)).rows:
         if isinstance(run, RunSummary) and run.decoding_type != PLAIN:
-            figure = "" if run.tok_s is None else f"{run.tok_s:.1f} tok/s"
+            figure = "" if run.tok_s is None else f"{formats.tok_s(run.tok_s)} tok/s"
             found.append((_title(run, figure), run.id))
     return found[:RECENT]
 

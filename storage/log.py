@@ -132,8 +132,13 @@ class RunLog(RunReader):
         for watcher in self.watchers:
             watcher.prefilled(num_prompt_tokens=num_prompt_tokens, ttft_s=ttft_s)
 
-    def add_steps(self, run_id: str, new: Sequence[StepRow]) -> None:
-        """Add steps in one transaction; the summary's counts follow.
+    def add_steps(
+        self, run_id: str, new: Sequence[StepRow], metrics: Mapping[str, Any] | None = None
+    ) -> None:
+        """Add steps in one transaction.
+
+        Args:
+            metrics: the run's figures so far; those of its row follow them.
 
         Raises:
             UnknownRunError: no such run.
@@ -141,18 +146,10 @@ class RunLog(RunReader):
         """
         if not new:
             return
-        counted = {
-            "run": run_id,
-            "now": owner.now(),
-            "more_steps": len(new),
-            "more_accepted": sum(len(step.accepted) for step in new),
-            "more_tokens": sum(step.num_committed for step in new),
-            "at_s": new[-1].at_s,
-        }
+        figures = writing.figures_of(metrics or {})
 
         def write(connection: sa.Connection) -> None:
-            if connection.execute(_COUNT_STEPS, counted).rowcount == 0:
-                raise _unknown(run_id)
+            _change(connection, run_id, **figures)
             try:
                 writing.write_steps(connection, run_id, new)
             except sa.exc.IntegrityError as error:
@@ -282,29 +279,3 @@ def _change(connection: sa.Connection, run_id: str, **values: Any) -> None:
 
 def _unknown(run_id: str) -> UnknownRunError:
     return UnknownRunError(f"No run {run_id!r:.80} is in the log.")
-
-
-def _count_steps() -> sa.Update:
-    """Adds steps to a run's counts; made once, as it is executed twenty times a second."""
-    num_steps = runs.c.num_steps + sa.bindparam("more_steps", type_=sa.Integer)
-    num_accepted = runs.c.num_accepted + sa.bindparam("more_accepted", type_=sa.Integer)
-    num_new_tokens = runs.c.num_new_tokens + sa.bindparam("more_tokens", type_=sa.Integer)
-    at_s = sa.bindparam("at_s", type_=sa.Float)
-    # tok/s so far: everything after the first token, over the time since it.
-    seconds = at_s - sa.func.coalesce(runs.c.ttft_s, 0.0)
-    rate = sa.cast(num_new_tokens - 1, sa.Float) / seconds
-    return (
-        runs.update()
-        .where(runs.c.id == sa.bindparam("run"))
-        .values(
-            heartbeat_at=sa.bindparam("now"),
-            num_steps=num_steps,
-            num_accepted=num_accepted,
-            mat=1 + sa.cast(num_accepted, sa.Float) / num_steps,
-            num_new_tokens=num_new_tokens,
-            tok_s=sa.case((seconds > 0, rate), else_=None),
-        )
-    )
-
-
-_COUNT_STEPS = _count_steps()

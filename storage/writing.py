@@ -133,7 +133,8 @@ def write_steps(connection: sa.Connection, run_id: str, new: Sequence[StepRow]) 
 def figures_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of a finished run's figures; what it has no figure for stays as it is."""
     known = {**metrics, **(metrics.get("time_split") or {})}
-    return {key: known[key] for key in FIGURES if known.get(key) is not None}
+    columns = (*FIGURES, "num_accepted")
+    return {key: known[key] for key in columns if known.get(key) is not None}
 
 
 def check_tags(new: Sequence[str]) -> None:

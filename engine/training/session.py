@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import Field
 
+from engine import metrics
 from engine.config import Limits, Settings
 from engine.decode import decode
 from engine.drafters.base import BuildContext
@@ -60,7 +61,7 @@ class Score:
     def of(cls, runs: Sequence[Metrics]) -> Score:
         steps = sum(run.num_steps for run in runs)
         accepted = sum(run.num_accepted for run in runs)
-        mat = 1 + accepted / steps if steps else 1.0
+        mat = metrics.mat(accepted, steps) or 1.0
         return cls(mat, len(runs), sum(run.num_new_tokens for run in runs), steps, accepted)
 
 

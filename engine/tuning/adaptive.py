@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from engine import formats
 from engine.accept import Rule
 from engine.config import Sampling
 from engine.drafters.base import Ask, BuildContext, Drafter, Start, root_only
@@ -195,7 +196,7 @@ class AdaptiveDrafter(Drafter):
         if self._num_steps < WARM_UP_STEPS or self._template is None:
             return self._draft(max_depth, "whole draft: learning what is accepted")
         budget = self._budget(self._template)
-        promise = f"{budget.speedup:.2f} × plain"
+        promise = f"{formats.speedup(budget.speedup)} plain"
         decision = f"depth {budget.depth}, {budget.num_nodes} nodes: {promise} expected"
         if budget.speedup >= MARGIN:
             self._next_pause = FIRST_PAUSE
@@ -249,7 +250,7 @@ class AdaptiveDrafter(Drafter):
         num_nodes = int(speedups.argmax())
         best = float(speedups[num_nodes])
         self._promise = MEMORY * self._promise + (1 - MEMORY) * best
-        decision = f"{num_nodes} of {len(probs) - 1} nodes: {best:.2f} × plain expected"
+        decision = f"{num_nodes} of {len(probs) - 1} nodes: {formats.speedup(best)} plain expected"
         if self._promise < 1:
             self._promise = 1.0
             self._begin_pause()

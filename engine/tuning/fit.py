@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from engine import formats
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
@@ -142,13 +143,14 @@ def _reason(config: MethodConfig, found: Sequence[SizePrediction]) -> str:
     among = f"is predicted to be the fastest of {len(found)} sizes"
     among = among if len(found) > 1 else "is the only size tried"
     said = (
-        f"Fitted to this machine: {_words(best.settings)} {among}: {one.speedup:.2f} × plain "
-        f"decoding, {one.tok_s:.0f} tok/s (MAT {one.mat:.2f}, {one.step_ms:.1f} ms a step)."
+        f"Fitted to this machine: {_words(best.settings)} {among}: "
+        f"{formats.speedup(one.speedup)} plain decoding, {formats.tok_s(one.tok_s)} tok/s "
+        f"(MAT {formats.mat(one.mat)}, {formats.duration(one.step_ms)} a step)."
     )
     as_set = next((s for s in found if {**kept, **s.settings} == kept), None)
     if as_set is None or as_set is best:
         return said
-    return f"{said} As set: {as_set.prediction.speedup:.2f} ×."
+    return f"{said} As set: {formats.speedup(as_set.prediction.speedup)}."
 
 
 def _words(settings: Mapping[str, Any]) -> str:

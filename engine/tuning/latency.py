@@ -15,6 +15,7 @@ from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
+from engine.metrics import predicted_tok_s
 
 BUCKETS = (256, 1024, 4096, 16384, 65536)
 """Context lengths that are told apart: a step's time grows with the rows in the cache."""
@@ -194,7 +195,7 @@ class Prediction:
 
     @property
     def tok_s(self) -> float:
-        return 1000 * self.mat / self.step_ms
+        return predicted_tok_s(self.mat, self.step_ms)
 
     @property
     def speedup(self) -> float:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine import metrics
 from engine.config import Sampling
 from engine.drafters import methods
 from engine.drafters.base import BuildContext, Drafter, Start
@@ -210,14 +211,14 @@ class GreedySteps:
 
     @property
     def mat(self) -> float:
-        """1 + accepted draft tokens / steps, before any cut by EOS or length."""
-        return 1 + self.num_accepted / self.num_steps
+        mat = metrics.mat(self.num_accepted, self.num_steps)
+        assert mat is not None
+        return mat
 
     @property
     def position_rates(self) -> tuple[float, ...]:
-        """Rate i: steps that accepted at least i draft tokens / steps."""
-        at_least = np.bincount(self.accepted_lengths)[::-1].cumsum()[::-1]
-        return tuple((at_least[1:] / self.num_steps).tolist())
+        counts = metrics.at_least(Counter(self.accepted_lengths.tolist()))
+        return metrics.position_rates(counts, self.num_steps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from engine.metrics import TimeSplit
+from engine.metrics import ratio, throughput, tpot_ms
 from playground.host.live import LiveRun
 
 
@@ -38,33 +38,19 @@ def timings(run: LiveRun) -> dict[str, Any]:
         return {}
     prompt_ms, prompt_n = 1000 * first.ttft_s, first.num_prompt_tokens - first.num_cached
     predicted_n = figures.num_new_tokens
-    decode_ms = 1000 * (predicted_n - 1) / figures.tok_s if figures.tok_s else 0.0
     return {
         "cache_n": first.num_cached,
         "prompt_n": prompt_n,
         "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": prompt_ms / prompt_n,
-        "prompt_per_second": 1000 * prompt_n / prompt_ms if prompt_ms else 0.0,
+        "prompt_per_token_ms": ratio(prompt_ms, prompt_n),
+        "prompt_per_second": throughput(prompt_n, first.ttft_s),
         "predicted_n": predicted_n,
-        "predicted_ms": decode_ms,
-        "predicted_per_token_ms": decode_ms / max(1, predicted_n - 1),
+        "predicted_ms": 1000 * figures.decode_s,
+        "predicted_per_token_ms": tpot_ms(predicted_n, figures.decode_s),
         "predicted_per_second": figures.tok_s,
         "draft_n": figures.num_drafted,
         "draft_n_accepted": figures.num_accepted,
-        "step_ms": _split_ms(figures.time_split),
-    }
-
-
-def _split_ms(split: TimeSplit | None) -> dict[str, float] | None:
-    """Mean of a step by what it went into, as the page shows it; not of llama-server's."""
-    if split is None:
-        return None
-    return {
-        "draft": 1000 * split.draft_s,
-        "verify": 1000 * split.verify_s,
-        "accept": 1000 * split.accept_s,
-        "other": 1000 * (split.other_s - split.rollback_s),
-        "rollback": 1000 * split.rollback_s,
+        "step_ms": figures.time_split.ms if figures.time_split else None,
     }
 
 

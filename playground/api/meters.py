@@ -10,6 +10,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from engine.metrics import stored_figures
 from playground.host.runner import EngineHost
 from storage import StepRow
 
@@ -61,18 +62,17 @@ class Meters:
 
     def finished(self, *, reason: str | None, metrics: Mapping[str, Any]) -> None:
         self._ended.labels(reason or "error").inc()
+        metrics = stored_figures(metrics)
         if metrics.get("num_drafted"):  # all of its steps count, as in MAT
-            self._drafts.inc(steps := metrics.get("num_steps") or 0)
+            self._drafts.inc(metrics.get("num_steps") or 0)
             self._drafted.inc(metrics["num_drafted"])
             self._accepted.inc(metrics.get("num_accepted") or 0)
-            for position, rate in enumerate(metrics.get("position_rates") or ()):
-                self._at.labels(str(position)).inc(round(rate * steps))
+            for position, count in enumerate(metrics["at_least"]):
+                self._at.labels(str(position)).inc(count)
         if metrics.get("itl_ms"):
             self._itl.observe(metrics["itl_ms"] / 1000)
-        ttft_s, rate = metrics.get("ttft_s"), metrics.get("tok_s")
-        if ttft_s is not None:
-            tokens = metrics.get("num_new_tokens") or 1
-            self._latency.observe(ttft_s + ((tokens - 1) / rate if rate else 0.0))
+        if metrics.get("ttft_s") is not None:
+            self._latency.observe(metrics["ttft_s"] + metrics["decode_s"])
 
 
 def _counter(registry: CollectorRegistry, name: str, about: str, *labels: str) -> Counter:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from engine.plain import figure
+from engine import formats
+from engine.formats import figure
+from engine.metrics import throughput
 from playground.cli.options import JsonOptions, LogOptions, argument, option, takes
 
 if TYPE_CHECKING:
@@ -65,13 +67,11 @@ async def _watch(options: ConnectOptions, address: Address) -> None:
 
 
 def _line(reading: Reading, seconds: float | None) -> str:
-    rates = " ".join(f"{rate:.2f}" for rate in reading.position_rates)
-    speed = ""
-    if seconds and reading.generated is not None:
-        speed = f"{reading.generated / seconds:.1f} tok/s  "
-    accepted = reading.draft_acceptance
-    share = figure(None if accepted is None else 100 * accepted, 0, " %")
-    mat, running = figure(reading.mat), figure(reading.running, 0)
+    rates = ", ".join(map(formats.percent, reading.position_rates))
+    tok_s = throughput(reading.generated, seconds)
+    speed = "" if tok_s is None else f"throughput {formats.tok_s(tok_s)} tok/s  "
+    share = formats.percent(reading.draft_acceptance)
+    mat, running = formats.mat(reading.mat), figure(reading.running, 0)
     rated = f"  position rates {rates}" if rates else ""
     waiting = figure(reading.waiting, 0)
     return f"{speed}MAT {mat}  accepted {share}  running {running}  waiting {waiting}{rated}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engine.plain import figure, visible
+from engine.plain import visible
 from playground.cli.options import (
     EXIT_INTERRUPTED,
     METHOD_HELP,
@@ -164,13 +164,16 @@ def _summary(config: MethodConfig, run: LiveRun) -> dict[str, Any]:
 def _figures(
     config: MethodConfig, metrics: Metrics, finish_reason: str | None, run_id: str | None
 ) -> str:
+    from playground.host.figure_texts import figure_texts, remarks
+
+    texts = figure_texts(asdict(metrics))
     figures = [
         f"{type(config).title}{'' if config.lossless else ' (lossy)'}",
         f"{metrics.num_new_tokens} tokens in {metrics.num_steps} steps ({finish_reason})",
-        f"MAT {figure(metrics.mat)}",
-        *([f"{metrics.num_cut} drafts cut by the grammar"] if metrics.num_cut else []),
-        figure(metrics.tok_s, 1, " tok/s"),
-        f"TTFT {figure(metrics.ttft_s, 2, ' s')}",
+        *remarks(asdict(metrics)),
+        f"MAT {texts['mat']}",
+        f"{texts['tok_s']} tok/s",
+        f"TTFT {texts['ttft_s']}",
     ]
     return " · ".join(figures) + (f" · run {run_id}" if run_id else "")
 

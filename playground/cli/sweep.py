@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engine.plain import DASH, figure
+from engine import formats
+from engine.formats import DASH
 from playground.cli.bench import WorkloadOptions, show_progress
 from playground.cli.options import (
     EXIT_INTERRUPTED,
@@ -197,8 +198,8 @@ def _by_value(row: Mapping[str, Any]) -> tuple[bool, float]:
 def _cells(state: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
     from playground.experiments.sweep.space import shown
 
-    figures = row["figures"] or {}
-    names = [n for n in ("value", "speedup", "mat") if n != state["objective"]["key"]]
+    figures, objective = row["figures"] or {}, state["objective"]["key"]
+    names = [n for n in ("value", "speedup", "mat") if n != objective]
     end = "" if row["outcome"] == "measured" else row["reason"] or row["outcome"]
     if row["number"] == state["best"]:
         end = "best"
@@ -207,7 +208,7 @@ def _cells(state: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:
     return [
         str(row["number"]),
         *(shown(row["point"].get(name)) for name in state["fields"]),
-        *(figure(figures.get(name)) for name in names),
+        *(formats.of_kind(objective if n == "value" else n)(figures.get(n)) for n in names),
         f"{figures['num_same']}/{figures['num_prompts']}" if figures else DASH,
         end,
     ]

@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from engine.plain import DASH, figure, visible
+from engine import formats
+from engine.formats import DASH, figure, milliseconds
+from engine.plain import visible
 from playground.experiments.report.report import Cell, Report, Section
 from playground.experiments.report.statistics import LATENCY_ROWS, LatencyTable
 from playground.experiments.report.verdict import CAUSES
@@ -78,26 +80,26 @@ def tables(report: Report) -> Iterator[Table | Text]:
         "Speedup: Σ tokens / Σ decoding time, over the same of plain decoding",
         lambda cell: cell.speedup.text if cell.speedup else DASH,
         {
-            "  95 % interval": _interval,
-            "tok/s": lambda s: figure(s.overall.tok_s, 1),
+            "  95% interval": _interval,
+            "tok/s": lambda s: formats.tok_s(s.overall.tok_s),
         },
     )
     yield _by_group(
         report,
         "MAT = 1 + accepted draft tokens / steps (new tokens / steps behind it)",
-        lambda c: DASH if c.mat is None else f"{c.mat:.2f} ({c.num_new_tokens}/{c.num_steps})",
-        {"position rates (%)": _rates},
+        lambda c: f"{formats.mat(c.mat)} ({c.num_new_tokens}/{c.num_steps})" if c.mat else DASH,
+        {"position rates": _rates},
     )
     sections = report.configurations
-    parts = ("draft", "verify", "accept", "other")
+    parts = dict.fromkeys(name for s in sections if s.time_split for name in s.time_split.ms)
     yield table(
         "Milliseconds of a step",
         [s.name for s in sections],
         [
-            *((part, *(figure((s.split_ms or {}).get(part)) for s in sections)) for part in parts),
-            ("step", *(figure(s.overall.step_ms) for s in sections)),
-            ("TTFT", *(figure(s.ttft_ms, 1) for s in sections)),
-            ("ITL, mean over steps", *(figure(s.itl_ms) for s in sections)),
+            *((part, *(_part(s, part) for s in sections)) for part in parts),
+            ("step", *(milliseconds(s.overall.step_ms) for s in sections)),
+            ("TTFT", *(milliseconds(s.ttft_ms) for s in sections)),
+            ("ITL", *(milliseconds(s.itl_ms) for s in sections)),
         ],
     )
     for section in sections:
@@ -131,8 +133,12 @@ def _interval(section: Section) -> str:
     return (fast and fast.interval) or DASH
 
 
+def _part(section: Section, part: str) -> str:
+    return milliseconds(section.time_split.ms.get(part, 0.0)) if section.time_split else DASH
+
+
 def _rates(section: Section) -> str:
-    rates = " ".join(f"{100 * rate:.0f}" for rate in section.position_rates[:MOST_RATES])
+    rates = " ".join(map(formats.percent, section.position_rates[:MOST_RATES]))
     return rates + " …" * (len(section.position_rates) > MOST_RATES) or DASH
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.metrics import chain_mat, predicted_tok_s
+
 LEVEL = 0.02
 """A gain below it is none."""
 
@@ -46,20 +48,15 @@ class Choice:
         return self.tok_s / self.plain_tok_s
 
 
-def mat_of(position_rates: Sequence[float], draft_len: int) -> float:
-    """MAT of a chain of so many tokens."""
-    return 1 + sum(position_rates[:draft_len])
-
-
 def choose(measured: Measured, position_rates: Sequence[float]) -> Choice:
     """The best length up to the one that was measured (as many as there are rates)."""
     longest = len(position_rates)
     plain_s = 1 / measured.plain_tok_s
-    longest_s = mat_of(position_rates, longest) / measured.drafting_tok_s
+    longest_s = chain_mat(position_rates, longest) / measured.drafting_tok_s
     rates = [measured.plain_tok_s]
     for length in range(1, longest + 1):
         step_s = plain_s + length * (longest_s - plain_s) / longest
-        rates.append(mat_of(position_rates, length) / step_s)
+        rates.append(predicted_tok_s(chain_mat(position_rates, length), 1000 * step_s))
     best = max(range(longest + 1), key=lambda length: rates[length])
     if rates[best] < (1 + LEVEL) * measured.plain_tok_s:
         best = 0

@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.errors import ConfigError
-from engine.metrics import mat
+from engine.metrics import draft_acceptance, mat, position_rates
 from engine.plain import read_json
 
 POSITION = "position"
@@ -42,22 +42,21 @@ class Reading:
 
     @property
     def mat(self) -> float | None:
-        """1 + accepted / steps, or what the engine says itself."""
+        """Of its counters, or what the engine says itself."""
         if not self.steps or self.accepted is None:
             return self.told_mat
-        return mat(int(self.accepted), int(self.steps))
+        return mat(self.accepted, self.steps)
 
     @property
     def draft_acceptance(self) -> float | None:
-        """Accepted draft tokens / drafted tokens, or what the engine says itself."""
+        """Of its counters, or what the engine says itself."""
         if not self.drafted or self.accepted is None:
             return self.told_rate
-        return self.accepted / self.drafted
+        return draft_acceptance(self.accepted, self.drafted)
 
     @property
     def position_rates(self) -> tuple[float, ...]:
-        """Rate i = steps that accepted at least i draft tokens / steps."""
-        return tuple(count / self.steps for count in self.at_least) if self.steps else ()
+        return position_rates(self.at_least, self.steps or 0)
 
 
 COUNTED = ("steps", "drafted", "accepted", "generated")

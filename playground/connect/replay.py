@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from engine.errors import ConfigError
-from engine.metrics import percentile, tok_s
+from engine.metrics import mat, mean_or_none, percentile, throughput, tok_s, tpot_ms
 from playground.connect.client import Client, EngineError, Reply
 from playground.connect.readings import Reading, between
 from playground.host.live import Message
@@ -90,7 +90,8 @@ class Level:
 
     @property
     def throughput(self) -> float:
-        return sum(reply.num_new_tokens for reply in self.replies) / self.seconds
+        new_tokens = sum(reply.num_new_tokens for reply in self.replies)
+        return throughput(new_tokens, self.seconds) or 0.0
 
     @property
     def tok_s(self) -> float | None:
@@ -103,21 +104,17 @@ class Level:
         return percentile(values, q) if values else None
 
     @property
-    def itl_ms(self) -> float | None:
-        """Inter-token latency: mean over requests of (latency - TTFT) / (new tokens - 1)."""
-        values = [
-            1000 * reply.decode_s / (reply.num_new_tokens - 1)
-            for reply in self.replies
-            if reply.num_new_tokens > 1
-        ]
-        return sum(values) / len(values) if values else None
+    def tpot_ms(self) -> float | None:
+        """Mean over requests."""
+        values = (tpot_ms(reply.num_new_tokens, reply.decode_s) for reply in self.replies)
+        return mean_or_none([value for value in values if value is not None])
 
     @property
     def mat(self) -> float | None:
         """From the requests' own figures where the engine gives them, else from its counters."""
         told = [reply.drafting for reply in self.replies if reply.drafting is not None]
         if told:
-            return 1 + sum(d.accepted for d in told) / max(1, sum(d.steps for d in told))
+            return mat(sum(d.accepted for d in told), sum(d.steps for d in told))
         return self.counted.mat if self.counted else None
 
 

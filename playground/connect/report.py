@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.plain import DASH, figure
+from engine import formats
+from engine.formats import DASH
+from engine.metrics import speedup
 from playground.connect.advice import Choice, Measured, choose, schedule, stops_paying
 from playground.connect.readings import Engine
 from playground.connect.replay import Level, failures, same_texts
@@ -18,9 +20,9 @@ COLUMNS = {
     "total tok/s": "new tokens of all requests / time from the first request to the last answer",
     "TTFT p50 ms": "request sent → first piece of text, median",
     "TTFT p95 ms": "request sent → first piece of text, 95th percentile",
-    "ITL ms": "mean over requests of (latency - TTFT) / (new tokens - 1)",
+    "TPOT ms": "time per output token: mean over requests of (latency - TTFT) / (new tokens - 1)",
     "MAT": "1 + accepted draft tokens / steps, from the engine's counters",
-    "× plain": "tok/s per request, over that without drafts at the same concurrency",
+    "speedup": "tok/s per request, over that without drafts at the same concurrency",
     "same texts": "answers identical, character for character, to those without drafts",
     "failed": "requests without a whole answer",
 }
@@ -64,7 +66,7 @@ class Report:
             if plain is not None:
                 found.append(_row(plain, "plain", DASH, None))
             same = same_texts(own, plain) if plain else None
-            found.append(_row(own, "drafting", _ratio(own, plain), same))
+            found.append(_row(own, "drafting", formats.speedup(_speedup(own, plain)), same))
         return found
 
     def sentences(self) -> list[str]:
@@ -89,8 +91,8 @@ class Report:
         else:
             said = [
                 f"Predicted fastest at concurrency {first.concurrency}: {best} drafted tokens, "
-                f"{first.tok_s:.0f} tok/s, {first.speedup:.2f} × plain decoding "
-                f"({self.engine.flag.format(k=best, k1=best + 1)})."
+                f"{formats.tok_s(first.tok_s)} tok/s, {formats.speedup(first.speedup)} plain "
+                f"decoding ({self.engine.flag.format(k=best, k1=best + 1)})."
             ]
         if stops is not None and best:
             said.append(
@@ -132,7 +134,7 @@ def _figures(level: Level, kind: str) -> dict[str, Any]:
         "throughput": level.throughput,
         "ttft_p50_ms": level.ttft_ms(50),
         "ttft_p95_ms": level.ttft_ms(95),
-        "itl_ms": level.itl_ms,
+        "tpot_ms": level.tpot_ms,
         "mat": level.mat,
         "num_answered": len(level.replies),
         "num_failed": level.num_failed,
@@ -140,36 +142,29 @@ def _figures(level: Level, kind: str) -> dict[str, Any]:
 
 
 def _speedup(own: Level, plain: Level | None) -> float | None:
-    if plain is None or not own.tok_s or not plain.tok_s:
-        return None
-    return own.tok_s / plain.tok_s
-
-
-def _ratio(own: Level, plain: Level | None) -> str:
-    speedup = _speedup(own, plain)
-    return DASH if speedup is None else f"{speedup:.2f}"
+    return None if plain is None else speedup(own.tok_s, plain.tok_s)
 
 
 def _verdict(own: Level, plain: Level | None) -> str:
     """Speedup = MAT / what a step costs in plain steps."""
-    speedup, where = _speedup(own, plain), f"Concurrency {own.concurrency}"
-    if speedup is None or own.mat is None:
+    gain, where = _speedup(own, plain), f"Concurrency {own.concurrency}"
+    if gain is None or own.mat is None:
         return ""
     return (
-        f"{where}: {speedup:.2f} × plain decoding: {own.mat:.2f} tokens a step, and a step costs "
-        f"{own.mat / speedup:.2f} plain steps."
+        f"{where}: {formats.speedup(gain)} plain decoding: {formats.mat(own.mat)} tokens a step, "
+        f"and a step costs {formats.figure(own.mat / gain)} plain steps."
     )
 
 
 def _row(level: Level, what: str, ratio: str, same: Sequence[int] | None) -> list[str]:
     return [
         f"concurrency {level.concurrency}, {what}",
-        figure(level.tok_s, 1),
-        figure(level.throughput, 1),
-        figure(level.ttft_ms(50), 0),
-        figure(level.ttft_ms(95), 0),
-        figure(level.itl_ms, 1),
-        figure(level.mat, 2),
+        formats.tok_s(level.tok_s),
+        formats.tok_s(level.throughput),
+        formats.milliseconds(level.ttft_ms(50)),
+        formats.milliseconds(level.ttft_ms(95)),
+        formats.milliseconds(level.tpot_ms),
+        formats.mat(level.mat),
         ratio,
         DASH if same is None else f"{same[0]} of {same[1]}",
         str(level.num_failed),

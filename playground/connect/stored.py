@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+from engine.metrics import draft_acceptance, mat, tok_s
 from playground.connect.client import Client
 from playground.connect.replay import Answered, Level
 from storage import EXTERNAL, NewRun, RunLog
@@ -75,19 +76,20 @@ def _metrics(answered: Answered) -> dict[str, Any]:
     assert reply is not None
     draft = reply.drafting
     tokens = reply.num_new_tokens
-    rate = (tokens - 1) / reply.decode_s if tokens > 1 and reply.decode_s > 0 else None
     return {
         "num_prompt_tokens": reply.num_prompt_tokens,
         "num_new_tokens": tokens,
         "num_steps": draft.steps if draft else max(0, tokens - 1),
         "num_drafted": draft.drafted if draft else 0,
         "num_accepted": draft.accepted if draft else 0,
-        "mat": 1 + draft.accepted / draft.steps if draft else None,
+        "decode_s": reply.decode_s,
+        "at_least": (),
+        "mat": mat(draft.accepted, draft.steps) if draft else None,
         "position_rates": (),
-        "draft_acceptance": draft.accepted / draft.drafted if draft and draft.drafted else None,
+        "draft_acceptance": draft_acceptance(draft.accepted, draft.drafted) if draft else None,
         "ttft_s": reply.ttft_s,
-        "tok_s": rate,
-        "itl_ms": 1000 / rate if rate else None,
+        "tok_s": tok_s([(tokens, reply.decode_s)] if tokens > 1 else []),
+        "itl_ms": None,
         "step_p50_ms": None,
         "step_p95_ms": None,
         "time_split": None,

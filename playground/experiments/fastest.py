@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from engine import formats
 from engine.drafters import parse_method
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError
@@ -291,13 +292,13 @@ class Search(Job):
             tried += f" Time ran out before {', '.join(waiting)}."
         if first.speedup.low is None:
             return (
-                f"Not confirmed: {first.name} reached {first.ratio:.2f} × plain decoding, with "
-                f"{TOO_FEW}. {tried} Search again, or try it."
+                f"Not confirmed: {first.name} reached {formats.speedup(first.ratio)} plain "
+                f"decoding, with {TOO_FEW}. {tried} Search again, or try it."
             )
         if self.best is None:
             return (
                 f"Nothing beats plain decoding here. The best was {first.name}: "
-                f"{first.ratio:.2f} × plain decoding. {tried}"
+                f"{formats.speedup(first.ratio)} plain decoding. {tried}"
             )
         why = explain(self._pairs(first.name))
         because = f" {why.because}" if why else ""
@@ -314,6 +315,5 @@ def interrupted(log: RunLog) -> Benchmark | None:
 
 def said(speedup: Speedup) -> str:
     """A speedup with its interval, and whether that leaves a doubt."""
-    words = f"{speedup.ratio:.2f} × plain decoding"
-    words += f" (95 % interval {speedup.low:.2f} to {speedup.high:.2f})"
+    words = f"{speedup.text} plain decoding (95% interval {speedup.interval})"
     return words if speedup.faster else f"{words}, which includes no gain"

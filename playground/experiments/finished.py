@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from engine.metrics import mat, tok_s
+from engine.metrics import mat, stored_figures, tok_s
 from playground.experiments.plan import Key
 from storage import RunDetail, RunLog, RunQuery, RunSummary
 
 PAGE = 500
-SPLIT = ("draft_s", "verify_s", "accept_s", "other_s")
+SPLIT = ("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class FinishedRequest:
     Attributes:
         decode_s: first commit → last commit; 0 where the first token was the only one.
         at_least: steps that accepted at least 1, 2, … draft tokens.
-        split_s: seconds in draft, verify, accept and other, over all steps.
+        split_s: seconds in each part of `SPLIT`, over all steps.
         itl_s: mean over steps of step latency / tokens it committed.
         worker: which worker of a cluster answered; empty without one.
         device: the kind of device, by name.
@@ -100,10 +100,9 @@ class FinishedRequest:
     @classmethod
     def of(cls, run: RunDetail) -> Self:
         """From a completed run of an experiment."""
-        metrics, labels = run.metrics, run.labels
-        steps = int(metrics["num_steps"])
-        rate, itl_ms = metrics["tok_s"], metrics["itl_ms"]
-        split = metrics["time_split"] or dict.fromkeys(SPLIT, 0.0)
+        metrics, labels = stored_figures(run.metrics), run.labels
+        steps, itl_ms = int(metrics["num_steps"]), metrics["itl_ms"]
+        split = metrics["time_split"] or {}
         return cls(
             run_id=run.id,
             suite=labels["suite"],
@@ -119,10 +118,10 @@ class FinishedRequest:
             num_drafted=metrics["num_drafted"],
             num_accepted=metrics["num_accepted"],
             ttft_s=metrics["ttft_s"],
-            decode_s=(metrics["num_new_tokens"] - 1) / rate if rate else 0.0,
+            decode_s=metrics["decode_s"],
             itl_s=itl_ms / 1000 if itl_ms is not None else None,
-            at_least=tuple(round(rate * steps) for rate in metrics["position_rates"]),
-            split_s=tuple(steps * split[part] for part in SPLIT),
+            at_least=tuple(metrics["at_least"]),
+            split_s=tuple(steps * split.get(part, 0.0) for part in SPLIT),
             output_ids=run.output_ids,
             text=run.text,
             finish_reason=run.finish_reason,

@@ -20,6 +20,7 @@ from engine.config import Limits, Sampling, Settings
 from engine.drafters import methods, parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
+from engine.formats import plural
 from engine.model.sources import TargetSpec
 
 BASELINE = "Autoregressive"
@@ -113,10 +114,6 @@ class Request:
             "repeat": str(self.repeat),
             "configuration": self.configuration,
         }
-
-
-def plural(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def extent(prompts: int, turns: int, configurations: int, repeats: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine import formats
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.plain import PLAIN, plain_step_of
 from playground.host.result import weigh
@@ -120,5 +121,5 @@ class MethodMenu:
 
 
 def _label(title: str, speedup: float | None, group: str) -> str:
-    measured = None if speedup is None else f"{speedup:.2f} ×"
+    measured = None if speedup is None else formats.speedup(speedup)
     return " · ".join(filter(None, (title, measured, group)))

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from engine.config import Limits
-from engine.metrics import StepParts, Tally, TimeSplit, percentile, undisturbed
+from engine.metrics import (
+    StepParts,
+    Tally,
+    TimeSplit,
+    percentile,
+    stored_figures,
+    undisturbed,
+)
 from engine.tuning.latency import bucket_of
 from storage import RunDetail, RunLog, RunQuery
 
@@ -74,7 +81,7 @@ class PlainStep:
 
     @property
     def tok_s(self) -> float:
-        return 1 / (self.verify_s + self.other_s)
+        return 1 / sum(self.parts)
 
     @property
     def doubt(self) -> Doubt | None:
@@ -226,14 +233,12 @@ def step_parts(metrics: Mapping[str, Any]) -> StepParts | None:
 
     Of a run that was stored without them, the mean of all, so that tokens over it are its tok/s.
     """
-    if quiet := metrics.get("quiet_split"):
-        # Fewer rows are less to roll back: what it takes counts with what it is taken for.
-        back_s = quiet.get("rollback_s", 0.0)
-        rest_s = quiet["accept_s"] + quiet["other_s"] - back_s
-        return StepParts(quiet["draft_s"], quiet["verify_s"] + back_s, rest_s)
-    tok_s, split, steps = (metrics.get(name) for name in ("tok_s", "time_split", "num_steps"))
-    if not (tok_s and split and steps):
+    figures = stored_figures(metrics)
+    if quiet := figures.get("quiet_split"):
+        return TimeSplit(**quiet).parts
+    split, steps = figures.get("time_split"), figures.get("num_steps")
+    if not (split and steps and figures["decode_s"]):
         return None
-    draft_s, verify_s = split["draft_s"], split["verify_s"]
-    step_s = (metrics["num_new_tokens"] - 1) / steps / tok_s
-    return StepParts(draft_s, verify_s, max(0.0, step_s - draft_s - verify_s))
+    draft_s, verify_s, _ = TimeSplit(**split).parts
+    rest_s = figures["decode_s"] / steps - draft_s - verify_s
+    return StepParts(draft_s, verify_s, max(0.0, rest_s))

@@ -138,11 +138,12 @@ class Recording:
                 rows.append(self._row(record))
             else:
                 self._end = record
+        metrics = self._tally.metrics
         if rows:
-            self._log.add_steps(self.run_id, rows)
+            self._log.add_steps(self.run_id, rows, asdict(metrics))
             self._run.rows.extend(rows)
             self._run.activity = f"generating · {rows[-1].decision}".removesuffix(" · ")
-        self._run.metrics = self._tally.metrics
+        self._run.metrics = metrics
 
     def _begin(self, prefill: Prefill) -> None:
         token = prefill.token_id

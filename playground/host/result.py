@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.metrics import SAME, Balance, hardly_drafts
+from engine import formats
+from engine.metrics import SAME, Balance, hardly_drafts, tokens_per_step
 from playground.host.plain import PlainStep, step_parts
 
 LEAST_STEPS = 4
@@ -21,9 +22,9 @@ ADVICE = {
 }
 NO_DRAFTS = "Hardly any draft is accepted on this text."
 SOURCES = {
-    "around": "Plain decoding: {:.1f} tok/s, timed briefly before and after this run.",
-    "run": "Plain decoding: {:.1f} tok/s, from a run in the log.",
-    "measured": "Plain decoding: {:.1f} tok/s, timed briefly after a run.",
+    "around": "Plain decoding: {} tok/s, timed briefly before and after this run.",
+    "run": "Plain decoding: {} tok/s, from a run in the log.",
+    "measured": "Plain decoding: {} tok/s, timed briefly after a run.",
 }
 CHEAPEST = 0.9
 """Plain steps below which no step can cost: the machine was busier under plain decoding."""
@@ -53,12 +54,13 @@ def result_of(
     if not tok_s or (metrics.get("num_steps") or 0) < LEAST_STEPS:
         return None
     if is_plain:
-        text = f"one token a step, {1000 / tok_s:.1f} ms each. Speedups are measured against it."
+        each = formats.duration(1000 / tok_s)
+        text = f"one token a step, {each} each. Speedups are measured against it."
         return _said("plain", "Plain decoding:", text)
     weighed = weigh(metrics, plain)
     if plain is None or weighed is None:
         return None
-    source = SOURCES[plain.source].format(plain.tok_s)
+    source = SOURCES[plain.source].format(formats.tok_s(plain.tok_s))
     return _compared(weighed, " ".join(filter(None, (weighed.remark, source))))
 
 
@@ -84,7 +86,9 @@ def weigh(metrics: Mapping[str, Any], plain: PlainStep | None) -> Weighed | None
     own, steps = step_parts(metrics), metrics.get("num_steps")
     if plain is None or own is None or not steps:
         return None
-    balance = Balance.of((metrics["num_new_tokens"] - 1) / steps, own, plain.parts)
+    tokens = tokens_per_step(metrics["num_new_tokens"], steps)
+    assert tokens is not None
+    balance = Balance.of(tokens, own, plain.parts)
     disturbed = metrics.get("num_disturbed", 0)
     quiet = steps - disturbed
     doubt: str | None = plain.doubt
@@ -103,13 +107,15 @@ def weigh(metrics: Mapping[str, Any], plain: PlainStep | None) -> Weighed | None
 
 def _compared(weighed: Weighed, source: str) -> dict[str, str]:
     balance = weighed.balance
-    speedup = f"{balance.formula:.2f}" if weighed.is_sure else f"About {balance.formula:.1f}"
-    head = f"{speedup} × plain decoding:"
-    costs = f"a step costs {1 + balance.total:.2f} plain steps"
+    formula, is_sure = balance.formula, weighed.is_sure
+    speedup = formats.speedup(formula) if is_sure else f"About {formats.figure(formula, 1, '×')}"
+    head = f"{speedup} plain decoding:"
+    costs = f"a step costs {formats.figure(1 + balance.total)} plain steps"
+    tokens = formats.mat(balance.mat)
     if balance.formula > 1 + SAME:
-        return _said("faster", head, f"{balance.mat:.2f} tokens a step, and {costs}.", source)
+        return _said("faster", head, f"{tokens} tokens a step, and {costs}.", source)
     parts = [f"{COSTS[name]} {round(paid, 2) + 0.0:+.2f}" for name, paid in balance.paid.items()]
-    text = f"{balance.mat:.2f} tokens a step, but {costs} ({', '.join(parts)})."
+    text = f"{tokens} tokens a step, but {costs} ({', '.join(parts)})."
     if balance.formula >= 1 - SAME:
         return _said("same", head, text, source)
     advice = NO_DRAFTS if hardly_drafts(balance.mat) else ADVICE[balance.largest]

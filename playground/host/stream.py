@@ -5,8 +5,9 @@ A stream sends about twenty idempotent batches a second for one to four runs. A 
 figures and, once, how it ended. Losing one is repaired by `History.since`.
 
 An event is `[run, n, pieces, accepted, kind, rejected, drafted, ms]`, the last being milliseconds
-in draft, verify, accept and other. n counts a run's events from the prefill (0), so a batch that is
-lost or repeated can be told apart: the panel ignores what it has and asks again for what it lacks.
+in the parts of a `TimeSplit`, to be drawn. n counts a run's events from the prefill (0), so a batch
+that is lost or repeated can be told apart: the panel ignores what it has and asks for what it
+lacks.
 Events travel as JSON text: Gradio sends a yielded value as edits
 of the one before, and its edits for lists inside lists remove the wrong items when several of them
 shrink.
@@ -20,22 +21,27 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, astuple, fields
+from operator import attrgetter
 from typing import Any
 
 import presets
+from engine import formats
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from engine.interop.trees.buffers import tree_buffers
-from engine.metrics import hardly_drafts
+from engine.metrics import TimeSplit, hardly_drafts, measure, stored_figures
 from engine.model.random_weights import NOTE
+from engine.steps import Prefill, Step
 from engine.tree import TreeShape
+from playground.host.figure_texts import figure_texts, steps_text
 from playground.host.live import Finish, First, LiveRun, LiveRuns
 from playground.host.plain import PLAIN, PlainStep, plain_step_of
 from playground.host.result import result_of
-from storage import RunDetail, RunLog, StepRow
+from storage import Figure, RunDetail, RunLog, StepRow, names_of
 
 Event = list[Any]
+_STEP_VALUES = attrgetter(*(field.name for field in fields(Step)))
 PREFILL, BONUS, RECOVERED = 0, 1, 2
 MOST_REJECTED = 8
 """Rejected labels sent along with an event; the step itself has all."""
@@ -74,14 +80,8 @@ def step_event(run_id: str, row: StepRow) -> Event:
         kind,
         _rejected(row),
         len(row.tokens) - 1,
-        [round(1000 * seconds, 3) for seconds in _parts_s(row)],
+        [round(1000 * seconds, 3) for seconds in astuple(TimeSplit.of(row))],
     ]
-
-
-def _parts_s(row: StepRow) -> tuple[float, ...]:
-    """As `STEP_PARTS` of the page names them."""
-    rest_s = row.other_s - row.rollback_s
-    return row.draft_s, row.verify_s, row.accept_s, rest_s, row.rollback_s
 
 
 def _last_accepted(row: StepRow) -> int:
@@ -112,7 +112,8 @@ def _rejected(row: StepRow) -> list[str]:
 def step_detail(row: StepRow) -> dict[str, Any]:
     """All that is shown of one step's draft tree: its row, what its last token is, its tables."""
     buffers = tree_buffers(TreeShape(row.parents))
-    return {**asdict(row), "recovered": _recovered(row), "buffers": buffers}
+    split = formats.time_split(TimeSplit.of(row).ms)
+    return {**asdict(row), "recovered": _recovered(row), "buffers": buffers, "split": split}
 
 
 def end_of(num_events: int, finish: Finish) -> dict[str, Any]:
@@ -128,10 +129,12 @@ def end_of(num_events: int, finish: Finish) -> dict[str, Any]:
 def figures_of(
     metrics: Mapping[str, Any], plain: PlainStep | None, meta: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The figures of a run, and the sentence that says what they are worth."""
-    shown = {name: value for name, value in metrics.items() if name != "plain"}
+    """The figures of a run, as numbers and as texts, and what they are worth in a sentence."""
+    figures = stored_figures(metrics)
+    figures.pop("plain", None)
     is_plain = meta.get("decoding_type") == PLAIN
-    return {**shown, "result": result_of(metrics, plain, is_plain=is_plain)}
+    result = result_of(metrics, plain, is_plain=is_plain)
+    return {**figures, "texts": figure_texts(figures), "result": result}
 
 
 LEAST_STEPS = 20
@@ -147,9 +150,9 @@ def warning_of(metrics: Mapping[str, Any], meta: Mapping[str, Any]) -> str | Non
     if not drafted or steps < LEAST_STEPS or mat is None or not hardly_drafts(mat):
         return None
     return (
-        f"MAT is {mat:.2f} over {steps} steps: hardly any draft was accepted, so drafting only "
-        "cost time. Most likely the drafter was made for another target, or does not suit this "
-        "text."
+        f"MAT is {formats.mat(mat)} over {steps} steps: hardly any draft was accepted, so drafting "
+        "only cost time. Most likely the drafter was made for another target, or does not suit "
+        "this text."
     )
 
 
@@ -364,6 +367,24 @@ class History:
             raise ConfigError(f"Run {run_id} has no step {index + 1}.")
         return step_detail(row)
 
+    def steps(self, run_id: str, first: int, last: int) -> dict[str, str]:
+        """Steps from one index to another, added up, as a text; empty without any.
+
+        Raises ConfigError: there is no such run.
+        """
+        live = self._runs.get(run_id)
+        before = max(0, first - 1)
+        if live is not None:
+            rows, ttft_s = live.rows[before : last + 1], live.first and live.first.ttft_s
+        else:
+            ttft_s = stored_run(self._log, run_id).ttft_s
+            rows = list(self._log.steps(run_id, before, last + 1))
+        if not rows[first - before :]:
+            return {"text": ""}
+        began_s = rows[0].at_s if first else ttft_s or 0.0
+        steps = (Step(*_STEP_VALUES(row)) for row in rows[first - before :])
+        return {"text": steps_text(asdict(measure([Prefill(0, 0, began_s), *steps])))}
+
     def opened(self, run_id: str) -> Message:
         """A message that makes a panel show a run of the log; its text comes by `since`.
 
@@ -397,8 +418,8 @@ class History:
         if detail.metrics:
             plain = plain_step_of(self._log, detail)
             return figures_of(detail.metrics, plain, _stored_meta(detail))
-        names = ("num_prompt_tokens", "num_new_tokens", "num_steps", "mat", "tok_s", "ttft_s")
-        return {name: getattr(detail, name) for name in names}
+        figures = {name: getattr(detail, name) for name in names_of(Figure)}
+        return {**figures, "texts": figure_texts(figures)}
 
 
 def live_figures(run: LiveRun) -> dict[str, Any] | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from engine import formats
+from engine.formats import DASH
 from engine.metrics import FORMULAS
-from engine.plain import DASH
 from storage import Spread
 
 Kind = Literal["text", "number", "when", "method", "prompt", "tags", "status"]
@@ -16,25 +16,20 @@ Kind = Literal["text", "number", "when", "method", "prompt", "tags", "status"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure's name and unit.
+    """A figure's name, and how it is written.
 
     Attributes:
-        digits: after the point; None gives one of values below 20 and none of others.
+        scale: what it is multiplied by, for the unit of its title.
         best: which of several is better, if either is.
     """
 
     title: str
-    digits: int | None = None
+    form: Callable[[float | None], str] = formats.milliseconds
     scale: float = 1.0
-    unit: str = ""
     best: Callable[..., float] | None = None
 
     def text(self, value: float | None) -> str:
-        if value is None or not math.isfinite(value):
-            return DASH
-        scaled = self.scale * value
-        digits = self.digits if self.digits is not None else 1 if scaled < 20 else 0
-        return f"{scaled:.{digits}f}{self.unit}"
+        return self.form(None if value is None else self.scale * value)
 
     def spread_text(self, spread: Spread | None) -> str:
         """Mean ± sample standard deviation."""
@@ -45,13 +40,13 @@ class Figure:
 
 
 FIGURES: dict[str, Figure] = {
-    "num_prompt_tokens": Figure("prompt tokens", 0),
-    "num_new_tokens": Figure("tokens", 0),
-    "num_steps": Figure("steps", 0),
-    "tok_s": Figure("tok/s", 1, best=max),
-    "speedup": Figure("speedup", 2, unit="×", best=max),
-    "mat": Figure("MAT", 2, best=max),
-    "draft_acceptance": Figure("acceptance", 0, 100, " %", max),
+    "num_prompt_tokens": Figure("prompt tokens", formats.count),
+    "num_new_tokens": Figure("tokens", formats.count),
+    "num_steps": Figure("steps", formats.count),
+    "tok_s": Figure("tok/s", formats.tok_s, best=max),
+    "speedup": Figure("speedup", formats.speedup, best=max),
+    "mat": Figure("MAT", formats.mat, best=max),
+    "draft_acceptance": Figure("acceptance", formats.percent, best=max),
     "ttft_s": Figure("TTFT ms", scale=1000, best=min),
     "itl_ms": Figure("ITL ms", best=min),
     "step_p50_ms": Figure("step p50 ms", best=min),

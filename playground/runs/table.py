@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 from urllib.parse import urlencode
 
-from engine.plain import DASH
+from engine import formats
+from engine.formats import DASH
+from engine.metrics import speedup
 from playground.host.plain import kept_plain_step
 from playground.host.result import weigh
 from playground.runs.columns import COLUMNS, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
@@ -121,7 +123,7 @@ class RunTable:
         return {
             "heads": _heads(GROUP_COLUMNS, sort, query.descending),
             "rows": [_cells(row, GROUP_COLUMNS) for row in rows],
-            "count": f"{len(rows)} group{'' if len(rows) == 1 else 's'}{more}",
+            "count": f"{formats.plural(len(rows), 'group')}{more}",
             "nothing": "No run matches.",
             "pages": [0, 1],
             "grouped": True,
@@ -202,8 +204,8 @@ def experiment_row(found: ExperimentRow) -> dict[str, Any]:
 def _range(speedups: tuple[float, float] | None) -> str:
     if speedups is None:
         return DASH
-    low, high = (f"{one:.2f}" for one in speedups)
-    return f"{high}×" if low == high else f"{low} … {high}×"
+    low, high = map(formats.speedup, speedups)
+    return high if low == high else formats.interval(*speedups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,9 +249,9 @@ class Divisor:
         experiment = run.experiment if self.setup_id is None else None
         where = Circumstance(run.target, run.prompt_id, run.dtype, run.device, experiment)
         rate = self.rates.get(where)
-        if rate is None or run.tok_s is None or rate.mean <= 0:
+        if rate is None:
             return None
-        return run.tok_s / rate.mean
+        return speedup(run.tok_s, rate.mean)
 
 
 def _heads(columns: Sequence[Column], sort: str, descending: bool) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ from engine.metrics import Balance, StepParts
 from engine.tuning.latency import BatchLatency
 from playground.experiments.compare.report import Comparison, stored_runs
 from playground.experiments.plan import stored_config
-from playground.experiments.report.explain import parts_of
 from playground.experiments.report.statistics import Pool
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun
@@ -70,7 +69,9 @@ def left_of(
     """Speedup by batch size, of steps as they were: MAT, rows and times are their means."""
     levels = config.draft_shape().levels if config.offline else ()
     width = sum(levels) / len(levels) if levels else None
-    mat, rows = 1 + own.num_accepted / own.num_steps, 1 + own.num_drafted / own.num_steps
+    rows = 1 + own.num_drafted / own.num_steps
+    assert own.mat is not None and own.time_split is not None and plain.time_split is not None
+    mat, parts, plain_parts = own.mat, own.time_split.parts, plain.time_split.parts
 
     def grown(parts: StepParts, batch: int, rows: float) -> StepParts:
         return StepParts(
@@ -80,7 +81,7 @@ def left_of(
         )
 
     return tuple(
-        Balance.of(mat, grown(parts_of(own), batch, rows), grown(parts_of(plain), batch, 1)).formula
+        Balance.of(mat, grown(parts, batch, rows), grown(plain_parts, batch, 1)).formula
         for batch in batched.batches
     )
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
+from engine import metrics
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.tuning.redraft import DraftedTrees
@@ -26,15 +26,14 @@ def drafted_row(
 
     A path comes with the steps that drafted it and those that accepted it, its parent before it.
     """
-    steps, total = len(accepted), sum(accepted)
+    steps, counts = len(accepted), metrics.at_least(Counter(accepted))
     most = sorted(trees.drafted.items(), key=lambda item: (-item[1], len(item[0]), item[0]))
-    at_least = np.bincount(np.array(accepted))[::-1].cumsum()[::-1][1:]
     return {
         "settings": {name: getattr(config, name) for name in DYNAMIC_FIELDS},
         "steps": steps,
-        "tokens": steps + total,
-        "mat": 1 + total / steps,
-        "rates": (at_least / steps).tolist(),
+        "tokens": steps + sum(accepted),
+        "mat": metrics.mat(sum(accepted), steps),
+        "rates": metrics.position_rates(counts, steps),
         "nodes": sum(nodes) / steps,
         "levels": list(config.draft_shape().levels),
         "counts": {

@@ -12,6 +12,7 @@ import presets
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
+from engine.metrics import step_ms_of
 from engine.tuning.ranks import RankTable
 from playground.host.catalog import Catalog
 from playground.trees.methods import DYNAMIC_FIELDS, TreeMethod
@@ -270,6 +271,7 @@ def _row(run: RunDetail) -> dict[str, Any]:
         "prompt": " ".join((run.name or run.prompt_text).split())[:120],
         "mat": run.mat,
         "tok_s": run.tok_s,
+        "step_ms": step_ms_of(run.mat, run.tok_s),
         "dtype": run.dtype,
         "when": run.created_at.isoformat(),
     }

@@ -13,6 +13,7 @@ import gradio as gr
 from pydantic import ConfigDict, Field
 
 from engine.config import Limits, Sampling
+from engine.formats import plural
 from engine.plain import read_text
 from playground.deploy import Question
 from playground.errors import Fault, attempt
@@ -32,7 +33,7 @@ from playground.web import benchmark_tables as tables
 from playground.web.deploy import DeployPage, Updates
 from playground.web.experiment import ExperimentPage, Standing, read_key
 from playground.web.forms import QUIET, RAW, Asked, SettingsForm
-from playground.web.results import definitions, plural, saves, saying, state_html
+from playground.web.results import definitions, saves, saying, state_html
 
 if TYPE_CHECKING:
     from playground.web.runs import RunsPage

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from engine import formats
 from engine.config import Sampling
+from engine.formats import DASH, duration, figure, plural
 from playground.experiments.benchmarks import MAX_SKIPPED, BenchmarkState, num_planned
 from playground.experiments.plan import extent
 from playground.experiments.report import report as figures
@@ -10,18 +12,7 @@ from playground.experiments.report.report import FORMULAS, Report, Section
 from playground.experiments.report.statistics import LATENCY_ROWS
 from playground.experiments.report.verdict import NEAR_TIES
 from playground.experiments.suites import GROUPS
-from playground.web.results import (
-    DASH,
-    HTML,
-    Cell,
-    duration,
-    figure,
-    milliseconds,
-    plural,
-    speedup_cell,
-    table_html,
-    term,
-)
+from playground.web.results import HTML, Cell, speedup_cell, table_html, term
 
 CAUSES = {
     "near ties": ("near-ties", "warn"),
@@ -40,8 +31,7 @@ HEAD = HTML.from_string("""
 """)
 DIFFERING = HTML.from_string("""
 {% if answers %}
-<details class="pg-card"><summary>{{ answers | length }} answer
-{%- if answers | length > 1 %}s{% endif %} that differ from plain decoding’s</summary>
+<details class="pg-card"><summary>{{ num_answers }} that differ from plain decoding’s</summary>
 <ul>
 {% for name, one, why in answers %}
   <li>{{ name }}: {{ one.suite }} {{ one.prompt }}, turn {{ one.turn + 1 }}, repeat
@@ -104,8 +94,7 @@ def summary(report: Report) -> str:
         "MAT": f"{FORMULAS['mat']}; below it: new tokens / steps",
         "accepted": FORMULAS["draft_acceptance"],
         "tok/s": FORMULAS["tok_s"],
-        "step": FORMULAS["step_ms"],
-        "draft / verify / other ms": FORMULAS["split_ms"],
+        "time per step": FORMULAS["time_split"],
         "TTFT": FORMULAS["ttft_ms"],
         "ITL": FORMULAS["itl_ms"],
         "answers": FORMULAS["verdict"],
@@ -115,9 +104,8 @@ def summary(report: Report) -> str:
             _name(section),
             speedup_cell(section.overall.speedup, reference=section.reference),
             _mat(section.overall),
-            DASH if section.draft_acceptance is None else f"{section.draft_acceptance:.0%}",
-            figure(section.overall.tok_s, 1),
-            duration(section.overall.step_ms),
+            formats.percent(section.draft_acceptance),
+            formats.tok_s(section.overall.tok_s),
             _split(section),
             duration(section.ttft_ms),
             duration(section.itl_ms),
@@ -179,7 +167,12 @@ def differing(found: BenchmarkState) -> str:
         for one in section.verdict.divergences
     ]
     skipped = found.benchmark.summary.get("skipped", [])[:MAX_SKIPPED]
-    return DIFFERING.render(answers=answers, skipped=skipped, left_out=plural(len(skipped), "turn"))
+    return DIFFERING.render(
+        answers=answers,
+        num_answers=plural(len(answers), "answer"),
+        skipped=skipped,
+        left_out=plural(len(skipped), "turn"),
+    )
 
 
 def _name(section: Section) -> Cell:
@@ -188,18 +181,16 @@ def _name(section: Section) -> Cell:
 
 def _mat(cell: figures.Cell) -> Cell:
     return (
-        Cell(figure(cell.mat, 2), f"{cell.num_new_tokens} / {cell.num_steps}")
+        Cell(formats.mat(cell.mat), f"{cell.num_new_tokens} / {cell.num_steps}")
         if cell.num_steps
         else Cell(DASH)
     )
 
 
-def _split(section: Section) -> str:
-    split = section.split_ms
-    if not split:
-        return DASH
-    parts = (split["draft"], split["verify"], split["accept"] + split["other"])
-    return " / ".join(map(milliseconds, parts))
+def _split(section: Section) -> Cell | str:
+    split = section.time_split
+    step = duration(section.overall.step_ms)
+    return Cell(step, formats.time_split(split.ms)) if split else DASH
 
 
 def _verdict(section: Section) -> Cell | str:

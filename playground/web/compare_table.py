@@ -6,19 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from engine import formats
+from engine.formats import DASH, duration, percent, plural
+from engine.metrics import TimeSplit
 from playground.experiments.report.report import FORMULAS
 from playground.experiments.report.statistics import Speedup
-from playground.web.results import (
-    DASH,
-    HTML,
-    Cell,
-    duration,
-    figure,
-    milliseconds,
-    plural,
-    speedup_cell,
-    table_html,
-)
+from playground.web.results import HTML, Cell, speedup_cell, table_html
 
 Row = Mapping[str, Any]
 COLUMNS = {
@@ -26,7 +19,7 @@ COLUMNS = {
     "tok_s": "tok/s",
     "mat": "MAT",
     "position_rates": "position rates",
-    "split_ms": "time per step",
+    "time_split": "time per step",
     "ttft_ms": "TTFT",
     "itl_ms": "ITL",
     "verdict": "lossless?",
@@ -94,10 +87,10 @@ def _cells(row: Row) -> list[Cell | str]:
     return [
         Cell(row["name"], about),
         _speedup(row),
-        figure(overall["tok_s"], 1),
-        figure(overall["mat"], 2),
+        formats.tok_s(overall["tok_s"]),
+        formats.mat(overall["mat"]),
         _rates(row["position_rates"]),
-        _split(row["split_ms"]),
+        _split(row["time_split"]),
         duration(row["ttft_ms"]),
         duration(row["itl_ms"]),
         Cell(DASH if verdict["label"] == "baseline" else verdict["label"], mood=mood),
@@ -115,17 +108,17 @@ def _rates(rates: list[float]) -> Cell | str:
         return DASH
     bars = "".join(BARS[round(rate * (len(BARS) - 1))] for rate in rates[:MOST_BARS])
     hint = "\n".join(
-        f"at least {plural(i + 1, 'draft token')} accepted in {rate:.0%} of steps"
+        f"at least {plural(i + 1, 'draft token')} accepted in {percent(rate)} of steps"
         for i, rate in enumerate(rates[:MOST_BARS])
     )
-    return Cell(bars, ", ".join(f"{rate:.0%}" for rate in rates[:MOST_RATES]), hint=hint)
+    return Cell(bars, ", ".join(map(percent, rates[:MOST_RATES])), hint=hint)
 
 
 def _split(split: Mapping[str, float] | None) -> Cell | str:
     if not split:
         return DASH
-    parts = " · ".join(f"{name} {milliseconds(ms)}" for name, ms in split.items())
-    return Cell(duration(sum(split.values())), f"{parts} ms")
+    mean = TimeSplit(**split)
+    return Cell(duration(1000 * mean.total_s), formats.time_split(mean.ms))
 
 
 def _why(report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -140,7 +133,10 @@ def _why(report: Mapping[str, Any]) -> list[dict[str, Any]]:
             sentences.append(verdict["sentence"])
         sentences += verdict["gap"]
         if len(row["by_prompt"]) > 1 and not row["reference"]:
-            each = (f"{prompts.get(key, key):.32} {ratio:.2f}×" for key, ratio in row["by_prompt"])
+            each = (
+                f"{prompts.get(key, key):.32} {formats.speedup(ratio)}"
+                for key, ratio in row["by_prompt"]
+            )
             sentences.append(f"speedup by prompt: {' · '.join(each)}")
         found = {key: row[key] for key in ("name", "fault", "why")}
         found |= {"sentences": sentences, "parting": verdict["parting"]}

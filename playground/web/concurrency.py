@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from engine import formats
 from engine.errors import PlaygroundError
 from engine.metrics import SAME
 from playground.errors import Fault
@@ -85,4 +86,4 @@ def remaining_html(found: Remaining) -> str:
 
 def _times(speedup: float) -> Cell:
     mood = "good" if speedup > 1 + SAME else "bad" if speedup < 1 - SAME else ""
-    return Cell(f"{speedup:.2f}×", mood=mood)
+    return Cell(formats.speedup(speedup), mood=mood)

@@ -10,9 +10,11 @@ import gradio as gr
 import plotly.graph_objects as go
 from pydantic import ConfigDict, Field
 
+from engine import formats
 from engine.config import Settings
 from engine.errors import ConfigError, PlaygroundError
-from engine.metrics import FORMULAS
+from engine.formats import DASH, figure
+from engine.metrics import FORMULAS, throughput
 from playground.connect.client import Client
 from playground.connect.readings import ENGINES, Engine, Reading, between
 from playground.connect.replay import MAX_CONCURRENCY, Load, asked_of, read_concurrencies
@@ -221,16 +223,15 @@ def _shown(report: Report) -> tuple[str, str, Any]:
 
 def live_html(reading: Reading, seconds: float | None, note: str) -> str:
     """The counters as figures."""
-    speed = None if not seconds or reading.generated is None else reading.generated / seconds
-    share = None if reading.draft_acceptance is None else 100 * reading.draft_acceptance
-    rates = " ".join(f"{rate:.2f}" for rate in reading.position_rates[:16])
+    tok_s = formats.tok_s(throughput(reading.generated, seconds))
+    rates = ", ".join(map(formats.percent, reading.position_rates[:16]))
     figures = [
-        ("tok/s", _figure(speed, 1), "generated tokens of all requests / seconds watched"),
-        ("MAT", _figure(reading.mat, 2), FORMULAS["mat"]),
-        ("accepted", f"{_figure(share, 0)} %", FORMULAS["draft_acceptance"]),
-        ("running", _figure(reading.running, 0), "requests that the engine is answering"),
-        ("waiting", _figure(reading.waiting, 0), "requests in the engine's queue"),
-        ("position rates", rates or "–", FORMULAS["position_rates"]),
+        ("throughput", f"{tok_s} tok/s", FORMULAS["throughput"]),
+        ("MAT", formats.mat(reading.mat), FORMULAS["mat"]),
+        ("accepted", formats.percent(reading.draft_acceptance), FORMULAS["draft_acceptance"]),
+        ("running", figure(reading.running, 0), "requests that the engine is answering"),
+        ("waiting", figure(reading.waiting, 0), "requests in the engine's queue"),
+        ("position rates", rates or DASH, FORMULAS["position_rates"]),
     ]
     return LIVE.render(figures=figures, note=note)
 
@@ -263,7 +264,3 @@ def advice_figure(report: Report) -> go.Figure | None:
 
 def _going(active: bool) -> gr.Timer:
     return gr.Timer(active=active)
-
-
-def _figure(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"

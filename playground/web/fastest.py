@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from engine import formats
 from engine.errors import ConfigError
 from playground.deploy import Question
 from playground.errors import Fault, attempt
@@ -20,17 +21,18 @@ from playground.experiments.fastest import (
     plan_of,
 )
 from playground.experiments.job import Jobs, time_left
+from playground.experiments.report.report import FORMULAS
 from playground.host.runner import EngineHost
 from playground.trees.methods import tree_method
 from playground.web.forms import RAW
-from playground.web.results import Cell, figure, saying, speedup_cell, state_html, table_html
+from playground.web.results import Cell, saying, speedup_cell, state_html, table_html
 
 OWNER = "fastest"
 """A search takes the whole machine: the server has one, and another one ends it."""
 HEADS = {
     "method": "every trained method that fits the target and needs no download",
-    "× plain": "tok/s over plain decoding's on the same prompts, with its 95 % interval",
-    "MAT": "1 + accepted draft tokens / steps, over all its answers",
+    "speedup": f"{FORMULAS['speedup']}; below it: {FORMULAS['interval']}",
+    "MAT": FORMULAS["mat"],
     "answers": "how many times it answered every prompt; each round, the slower half drops out",
     "state": "running, or kept to the end; waiting; dropped because it was slower; failed",
 }
@@ -234,4 +236,4 @@ class FastestPanel:
 def _row(one: Contender) -> list[Cell | str]:
     answers = str(one.speedup.num_repeats if one.speedup else 0)
     state = Cell(one.state, hint=one.fault, mood="bad" if one.fault else "")
-    return [one.name, speedup_cell(one.speedup), figure(one.mat, 2), answers, state]
+    return [one.name, speedup_cell(one.speedup), formats.mat(one.mat), answers, state]

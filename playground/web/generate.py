@@ -9,6 +9,7 @@ from typing import Any
 
 import gradio as gr
 
+from engine import formats
 from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
 from playground.errors import Fault, attempt
@@ -482,4 +483,4 @@ def held_settings(config: MethodConfig, settings: dict[str, Any]) -> dict[str, A
 
 def progress_text(status: dict[str, Any]) -> str:
     share = status["progress"]
-    return status["text"] if share is None else f"{status['text']} … {100 * share:.0f} %"
+    return status["text"] if share is None else f"{status['text']} … {formats.percent(share)}"

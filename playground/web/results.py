@@ -14,13 +14,13 @@ import gradio as gr
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
+from engine import formats
+from engine.formats import DASH, plural
 from playground.errors import Fault, attempt
-from playground.experiments.plan import plural as plural
 from playground.experiments.report.statistics import Speedup
 from playground.web.forms import RAW
 
 HTML = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-DASH = "–"
 TERM = HTML.from_string(
     '<span class="pg-term" tabindex="0" data-about="{{ about }}">{{ title }}</span>'
 )
@@ -119,31 +119,18 @@ def speedup_cell(fast: Speedup | None, *, reference: bool = False) -> Cell | str
         reference: plain decoding's own, which is 1 and has no interval.
     """
     if reference:
-        return "1.00×"
+        return formats.speedup(1.0)
     if fast is None:
         return DASH
     mood = "good" if fast.faster else "bad" if fast.slower else ""
     hint = f"{plural(fast.num_pairs, 'request')}: {plural(fast.num_prompts, 'prompt')} × "
-    hint += f"{plural(fast.num_repeats, 'repeat')}; below: 95 % interval"
+    hint += f"{plural(fast.num_repeats, 'repeat')}; below: 95% interval"
     return Cell(fast.text, fast.interval, mood, hint)
 
 
 def definitions(formulas: Mapping[str, str]) -> str:
     """Every figure with its formula, as Markdown."""
     return "\n".join(f"- **{name.replace('_', ' ')}**: {text}" for name, text in formulas.items())
-
-
-def figure(value: float | None, digits: int, unit: str = "") -> str:
-    return DASH if value is None else f"{value:.{digits}f}{unit}"
-
-
-def milliseconds(value: float | None) -> str:
-    """3.1, 72 or 1302; without the unit."""
-    return figure(value, 1 if value is not None and value < 20 else 0)
-
-
-def duration(ms: float | None) -> str:
-    return DASH if ms is None else f"{milliseconds(ms)} ms" if ms < 1000 else f"{ms / 1000:.2f} s"
 
 
 def saves(

@@ -35,6 +35,14 @@ class StepOf(Settings):
     index: Index
 
 
+class StepsOf(Settings):
+    """Several steps of a run, the last one included."""
+
+    run: RunId
+    first: Index
+    last: Index
+
+
 def serve(
     name: str, question: type[Question], answer: Callable[[Question], Answer], *, where: str
 ) -> Served:
@@ -54,10 +62,13 @@ def answered(read: Callable[[], Answer], *, where: str) -> Answer:
 
 
 def panel_functions(history: History) -> list[Served]:
-    """What token panels ask of a history: `since`, the commits that were lost, and `step`."""
+    """What token panels ask of a history: `since`, the commits that were lost, `step`, `steps`."""
     return [
         serve("since", Since, lambda q: history.since(q.run, q.have), where="reading a run"),
         serve("step", StepOf, lambda q: history.step(q.run, q.index), where="reading a step"),
+        serve(
+            "steps", StepsOf, lambda q: history.steps(q.run, q.first, q.last), where="reading steps"
+        ),
     ]
 
 

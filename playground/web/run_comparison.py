@@ -6,6 +6,7 @@ from typing import Any
 
 import gradio as gr
 
+from engine.formats import plural
 from playground.errors import Fault, attempt
 from playground.runs.charts import charts, color, parallel_chart
 from playground.runs.columns import FIGURES, formula
@@ -13,7 +14,7 @@ from playground.runs.compare import FIGURES as COMPARED
 from playground.runs.compare import ComparedRuns, compare_runs
 from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
-from playground.web.results import HTML, plural
+from playground.web.results import HTML
 from playground.web.run_details import message_html
 
 NUM_CHARTS = 6

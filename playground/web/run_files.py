@@ -11,10 +11,10 @@ from typing import Any, get_args
 import gradio as gr
 
 from engine.errors import ConfigError
+from engine.formats import plural
 from playground.errors import Fault, attempt
 from playground.runs.query import TableQuery
 from playground.runs.transfer import Imported, Kind, export_runs, import_runs, read_lines, writing
-from playground.web.results import plural
 from playground.web.run_details import QUIET, message_html
 from storage import RunLog
 

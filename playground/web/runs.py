@@ -10,6 +10,7 @@ from typing import Any, get_args
 import gradio as gr
 
 from engine.errors import ConfigError
+from engine.formats import plural
 from engine.plain import read_json
 from playground.errors import Fault, attempt
 from playground.host.request import texts
@@ -20,7 +21,6 @@ from playground.runs.details import Selection, split_tags, stored_run
 from playground.runs.query import Baseline, TableQuery, filter_texts, read_filters, read_link
 from playground.runs.table import RunTable
 from playground.web.components import drawn_by
-from playground.web.results import plural
 from playground.web.run_comparison import ComparisonView
 from playground.web.run_details import QUIET, OpenRun, message_html
 from playground.web.run_files import RunFiles

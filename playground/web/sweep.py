@@ -12,6 +12,7 @@ from pydantic import Field
 
 from engine.config import Settings
 from engine.errors import ConfigError
+from engine.formats import plural
 from playground.errors import Fault, attempt
 from playground.experiments.pool import Pool
 from playground.experiments.sweep.plan import OBJECTIVES, SweepForm, plan_of_form
@@ -25,7 +26,7 @@ from playground.host.request import DTYPES, HeldForm, texts
 from playground.web.experiment import ExperimentPage, Standing, read_key
 from playground.web.forms import RAW, SettingsForm
 from playground.web.generate import GeneratePage
-from playground.web.results import definitions, plural, saves, saying
+from playground.web.results import definitions, saves, saying
 from playground.web.sweep_tables import STATUS_TEXTS, card_html, state_text, trials_html
 
 DOUBLING, BEST = "log", "best"

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from engine import formats
+from engine.formats import DASH
 from playground.experiments.job import Job
 from playground.experiments.sweep.space import shown
-from playground.web.results import DASH, HTML, Cell, figure, table_html
+from playground.web.results import HTML, Cell, table_html
 
 Trial = Mapping[str, Any]
 STATUS_TEXTS = {
@@ -19,10 +21,10 @@ STATUS_TEXTS = {
 }
 OUTCOMES = {"killed": "interrupted", "stopped": "stopped"}
 FIGURES = [
-    ("speedup", "speedup", 2),
-    ("tok_s", "tok/s measured", 1),
-    ("plain_tok_s", "plain tok/s", 1),
-    ("mat", "MAT", 2),
+    ("speedup", "speedup"),
+    ("tok_s", "tok/s measured"),
+    ("plain_tok_s", "plain tok/s"),
+    ("mat", "MAT"),
 ]
 CARD = HTML.from_string("""
 <div class="pg-card"><h3>{{ title }}</h3>
@@ -55,14 +57,14 @@ def state_text(found: Mapping[str, Any], job: Job | None) -> str:
 def trials_html(found: Mapping[str, Any]) -> str:
     """The trials as a table: settings, then figures."""
     formulas, objective = found["formulas"], found["objective"]
-    columns = [("value", objective["title"], 2, objective["formula"])]
+    columns = [("value", objective["title"], objective["formula"])]
     columns += [
-        (name, title, digits, formulas[name])
-        for name, title, digits in FIGURES
+        (name, title, formulas[name])
+        for name, title in FIGURES
         if name != objective["key"] or name == "tok_s"
     ]
     heads = dict.fromkeys(("trial", "state", *found["fields"]), "")
-    heads |= {title: formula for _, title, _, formula in columns}
+    heads |= {title: formula for _, title, formula in columns}
     rows: list[list[Cell | str]] = []
     for trial in sorted(found["trials"], key=lambda trial: int(trial["number"])):
         figures = trial["figures"] or {}
@@ -72,7 +74,7 @@ def trials_html(found: Mapping[str, Any]) -> str:
                 str(trial["number"]),
                 Cell(standing(found, trial), hint=trial["reason"] or ""),
                 *(shown(trial["point"].get(name)) for name in found["fields"]),
-                *(figure(figures.get(name), digits) for name, _, digits, _ in columns),
+                *(_text(found, name, figures) for name, *_ in columns),
                 same,
             ]
         )
@@ -88,11 +90,18 @@ def standing(found: Mapping[str, Any], trial: Trial) -> str:
     return "≈ best" if trial["number"] in found["as_good"] else ""
 
 
+def _text(found: Mapping[str, Any], name: str, figures: Mapping[str, Any]) -> str:
+    """A figure as its kind is written; `value` is of the kind that the sweep maximises."""
+    return formats.of_kind(found["objective"]["key"] if name == "value" else name)(
+        figures.get(name)
+    )
+
+
 def card_html(found: Mapping[str, Any], trial: Trial) -> str:
     """The picked trial: its settings, figures, and what is to be said of it."""
     is_best = trial["number"] == found["best"]
     figures, formulas = trial["figures"] or {}, found["formulas"]
-    columns = [("value", found["objective"]["title"], 2), *FIGURES]
+    columns = [("value", found["objective"]["title"]), *FIGURES]
     remark = found["verdict"] if is_best else ""
     if trial["reason"]:
         remark = f"{standing(found, trial)}: {trial['reason']}"
@@ -101,6 +110,6 @@ def card_html(found: Mapping[str, Any], trial: Trial) -> str:
     return CARD.render(
         title=f"Best: trial {trial['number']}" if is_best else f"Trial {trial['number']}",
         point=", ".join(f"{name} {shown(trial['point'].get(name))}" for name in found["fields"]),
-        figures=[(k, title, figure(figures.get(k), n), formulas[k]) for k, title, n in columns],
+        figures=[(k, title, _text(found, k, figures), formulas[k]) for k, title in columns],
         remark=f"{found['about']}. {remark}",
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from jinja2 import Environment
 
+from engine.formats import plural
 from engine.tree import ChoiceTree
 from playground.errors import Fault, attempt
 
@@ -32,7 +33,7 @@ def tree_picture(label: str, raw: Any) -> str:
         label=label,
         width=2 * MARGIN + STEP_X * tree.depth,
         height=2 * MARGIN + STEP_Y * (len(tree.leaves) - 1),
-        text=f"{len(tree)} node{'' if len(tree) == 1 else 's'}, {tree.depth} deep",
+        text=f"{plural(len(tree), 'node')}, {tree.depth} deep",
         edges=edges,
         nodes=places.values(),
     )

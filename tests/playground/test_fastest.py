@@ -154,7 +154,7 @@ def test_a_single_answer_recommends_nothing_but_can_be_taken_along(host: EngineH
     assert search.best is None
     assert search.leader is not None and search.leader.name == "a"
     assert search.advice.startswith(
-        "Not confirmed: a reached 5.00 × plain decoding, with too few answers"
+        "Not confirmed: a reached 5.00× plain decoding, with too few answers"
     )
     assert told(host, "a", seconds={"a": 0.4}, repeats=1).leader is None
 
@@ -190,7 +190,7 @@ def test_advice_has_figure_interval_reason_and_what_it_was_tried_on(host: Engine
     assert search.best is not None and search.best.name == "a"
     said, mat = search.advice, search.best.mat
     assert f" {mat:.2f} tokens a step" in said, "one MAT for the table and the reason"
-    assert said.startswith("a: 2.00 × plain decoding (95 % interval 2.00 to 2.00). Faster: ")
+    assert said.startswith("a: 2.00× plain decoding (95% interval 2.00 to 2.00). Faster: ")
     assert "Tried on your prompt, 24 tokens each, 2 times." in said
 
 

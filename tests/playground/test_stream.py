@@ -210,4 +210,4 @@ def test_unknown_runs_and_steps_are_named(host: EngineHost, history: History) ->
 
 def test_what_loads_says_how_far_it_is() -> None:
     assert progress_text({"text": "loading", "progress": None}) == "loading"
-    assert progress_text({"text": "loading", "progress": 0.5}) == "loading … 50 %"
+    assert progress_text({"text": "loading", "progress": 0.5}) == "loading … 50%"

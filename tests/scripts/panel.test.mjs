@@ -76,7 +76,7 @@ test("a column is a step, or several with the most tokens of them", () => {
 
 test("selected steps are added up before they are divided", () => {
   assert.equal(sumsOf(STEPS), "3 steps: 7 tokens in 40 ms \u00b7 175.0 tok/s \u00b7 MAT 2.33 \u00b7 "
-    + "draft 8 %, verify 60 %, accept 0 %, other 33 %");
+    + "draft 8 %, verify 60%, accept 0 %, other 33%");
   assert.match(sumsOf([step(2, 1, 1, 8, 0, 1, 10)]), /other 5 %, roll-back 50 %$/);
 });
 
@@ -115,7 +115,7 @@ test("figures in words", () => {
   assert.equal(duration(1302), "1.30 s");
   assert.equal(duration(undefined), "\u2013");
   assert.equal(durations(3.14, 72), "3.1 / 72 ms");
-  assert.equal(percent(0.256), "26 %");
+  assert.equal(percent(0.256), "26%");
   assert.equal(probability(0.0001), "<.001");
   assert.equal(probability(0.25), ".25");
   assert.equal(visible(" a\n"), "\u00b7a\u23ce");

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.metrics import SAME, Balance, StepParts, hardly_drafts
+from engine import formats
+from engine.metrics import SAME, Balance, hardly_drafts, speedup
 from playground.experiments.finished import Pair
 from playground.experiments.report.statistics import Pool, Speedup, speedup_of
 
@@ -21,7 +22,7 @@ AGREES = 0.005
 COSTS = {
     "draft": "drafting",
     "verify": "verifying more than one row",
-    "other": "accepting, rolling back and everything else",
+    "other": "accepting and everything else",
 }
 
 
@@ -48,16 +49,16 @@ def explain(pairs: Sequence[Pair]) -> Explanation | None:
     """Over the requests that both sides decoded; None where there is none."""
     both = [(own, plain) for own, plain in pairs if own.decode_s > 0 and plain.decode_s > 0]
     own, plain = Pool.of([own for own, _ in both]), Pool.of([plain for _, plain in both])
-    if not own.step_s or not plain.step_s:
-        return None
     balance = balance_of(own, plain)
-    measured = (own.tok_s or 0.0) / (plain.tok_s or 1.0)
-    draft, verify, other = (1000 * part for part in parts_of(own))
-    plain_ms = 1000 * sum(parts_of(plain))
+    if balance is None or own.time_split is None or plain.time_split is None:
+        return None
+    measured = speedup(own.tok_s, plain.tok_s) or 0.0
+    draft, verify, other = (1000 * part for part in own.time_split.parts)
+    plain_ms = 1000 * sum(plain.time_split.parts)
     terms = (
-        f"MAT · t_plain / (t_draft + t_verify + t_other) = {balance.mat:.2f} · "
+        f"MAT · t_plain / (t_draft + t_verify + t_other) = {formats.mat(balance.mat)} · "
         f"{_ms(plain_ms)} ms / ({_ms(draft)} + {_ms(verify)} + {_ms(other)} ms) = "
-        f"{balance.formula:.2f}"
+        f"{formats.speedup(balance.formula)}"
     )
     differs = _differs(own, plain, measured, balance.formula)
     because = _because(balance, measured, _doubt(speedup_of(both)))
@@ -73,15 +74,12 @@ def _doubt(speedup: Speedup | None) -> str:
     return "" if speedup.faster or speedup.slower else ", within the noise"
 
 
-def balance_of(own: Pool, plain: Pool) -> Balance:
-    """What a step of `own` saves and pays against one of `plain`."""
-    return Balance.of(1 + own.num_accepted / own.num_steps, parts_of(own), parts_of(plain))
-
-
-def parts_of(pool: Pool) -> StepParts:
-    """A step's own clock, seconds."""
-    draft_s, verify_s, accept_s, other_s = (part / pool.num_steps for part in pool.split_s)
-    return StepParts(draft_s, verify_s, accept_s + other_s)
+def balance_of(own: Pool, plain: Pool) -> Balance | None:
+    """What a step of `own` saves and pays against one of `plain`; None where one took no step."""
+    if own.mat is None or not own.step_s or not plain.step_s:
+        return None
+    assert own.time_split is not None and plain.time_split is not None
+    return Balance.of(own.mat, own.time_split.parts, plain.time_split.parts)
 
 
 def _ms(ms: float) -> str:
@@ -96,7 +94,7 @@ def _because(balance: Balance, measured: float, noise: str) -> str:
         f"{balance.mat:.2f} tokens a step, and a step costs {1 + balance.total:.2f} plain steps "
         f"(1 {listed})"
     )
-    without = f"without it the speedup would be {balance.without_largest:.2f}."
+    without = f"without it the speedup would be {formats.speedup(balance.without_largest)}."
     if hardly_drafts(balance.mat):
         end = "It costs little but gains nothing." if measured > 1 - SAME else "That is a loss."
         return f"Hardly any draft is accepted: {account}. {end}"
@@ -118,16 +116,16 @@ def _because(balance: Balance, measured: float, noise: str) -> str:
 def _differs(own: Pool, plain: Pool, measured: float, formula: float) -> str:
     prefill = "Neither figure includes prefill."
     if abs(measured / formula - 1) < AGREES:
-        return f"Measured: {measured:.2f}, as the formula says. {prefill}"
+        return f"Measured: {formats.speedup(measured)}, as the formula says. {prefill}"
     kept = _kept(own) / _kept(plain) - 1
     between = _stretch(plain) / _stretch(own) - 1
     causes = []
     if abs(kept) >= AGREES / 2:
-        causes.append(f"tokens cut off at the end of the text ({100 * kept:+.1f} %)")
+        causes.append(f"tokens cut off at the end of the text ({100 * kept:+.1f}%)")
     if abs(between) >= AGREES / 2:
-        causes.append(f"time between steps ({100 * between:+.1f} %)")
+        causes.append(f"time between steps ({100 * between:+.1f}%)")
     why = " and ".join(causes) or "rounding of the clocks"
-    return f"Measured: {measured:.2f}; the difference is {why}. {prefill}"
+    return f"Measured: {formats.speedup(measured)}; the difference is {why}. {prefill}"
 
 
 def _kept(pool: Pool) -> float:

@@ -16,10 +16,11 @@ from typing import Any
 
 from jinja2 import Environment
 
+from engine import formats
 from engine.config import Sampling
 from engine.drafters import parse_method
 from engine.errors import ConfigError
-from engine.plain import DASH, figure
+from engine.formats import DASH
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import BASELINE, extent
 from playground.experiments.report.report import FORMULAS, Cell, Report, Section
@@ -170,13 +171,13 @@ def _row(section: Section, requests: Sequence[FinishedRequest]) -> dict[str, Any
         "name": section.name,
         "reference": section.reference,
         "lossless": section.lossless,
-        "speedup": "1.00×" if section.reference else _ratio(overall),
+        "speedup": formats.speedup(1.0) if section.reference else _ratio(overall),
         "interval": overall.speedup.interval if overall.speedup and not section.reference else "",
-        "tok_s": figure(overall.tok_s, 1),
-        "mat": figure(overall.mat, 2),
-        "step_ms": figure(overall.step_ms, 2),
-        "acceptance": figure(section.draft_acceptance and 100 * section.draft_acceptance, 0, " %"),
-        "ttft_ms": figure(section.ttft_ms, 0),
+        "tok_s": formats.tok_s(overall.tok_s),
+        "mat": formats.mat(overall.mat),
+        "step_ms": formats.milliseconds(overall.step_ms),
+        "acceptance": formats.percent(section.draft_acceptance),
+        "ttft_ms": formats.milliseconds(section.ttft_ms),
         "same": "reference" if section.reference else same,
         "digest": _digest(section.name, requests),
         "groups": {group: _ratio(cell) for group, cell in section.groups.items()},
@@ -242,7 +243,7 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--li
 <p class="headline {{ 'firm' if report.fastest }}">{{ report.headline }}</p>
 <p class="dim">{{ extent }}, {{ report.num_done }} done; one request at a time.</p>
 <svg viewBox="0 0 820 {{ height }}" width="820" role="img"
- aria-label="Speedup over plain decoding with 95 % intervals">
+ aria-label="Speedup over plain decoding with 95% intervals">
 <line x1="{{ end }}" x2="{{ end }}" y1="0" y2="{{ height - 22 }}" stroke="currentColor"
  stroke-dasharray="2 3" opacity=".6"/>
 <text x="{{ end }}" y="{{ height - 6 }}" text-anchor="middle">1×</text>
@@ -261,7 +262,7 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--li
 </svg>
 <h2>Figures</h2>
 <div class="wide"><table><thead><tr><th>configuration</th>
-<th title="{{ formulas.speedup }}">speedup<small>95 % interval</small></th>
+<th title="{{ formulas.speedup }}">speedup<small>95% interval</small></th>
 <th title="{{ formulas.tok_s }}">tok/s</th><th title="{{ formulas.mat }}">MAT</th>
 <th title="{{ formulas.draft_acceptance }}">accepted</th>
 <th title="{{ formulas.step_ms }}">step ms</th><th title="{{ formulas.ttft_ms }}">TTFT ms</th>

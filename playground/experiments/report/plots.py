@@ -140,15 +140,17 @@ def _line(
 
 def _split(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
     figure = go.Figure()
-    sections = [section for section in report.configurations if section.split_ms]
+    sections = [section for section in report.configurations if section.time_split]
+    splits = [section.time_split.ms for section in sections if section.time_split]
     colours = {"draft": HUES[2], "verify": HUES[0], "accept": HUES[3], "other": GREY}
-    for part, colour in colours.items():
+    colours["roll-back"] = HUES[4]
+    for part in dict.fromkeys(name for split in splits for name in split):
         figure.add_bar(
             name=part,
             y=[section.name for section in sections],
-            x=[(section.split_ms or {})[part] for section in sections],
+            x=[split.get(part, 0.0) for split in splits],
             orientation="h",
-            marker_color=colour,
+            marker_color=colours[part],
         )
     figure.update_layout(barmode="stack", yaxis={"autorange": "reversed"})
     figure.update_xaxes(title="ms per step")
@@ -169,7 +171,7 @@ def _latency(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
 PLOTS: dict[str, Plot] = {
     "speedup": Plot(
         "Speedup over plain decoding",
-        "bars: speedup; whiskers: its 95 % interval, where there are enough answers for one",
+        "bars: speedup; whiskers: its 95% interval, where there are enough answers for one",
         _speedups,
     ),
     "cost": Plot("MAT against step time", "dotted lines: speedup = MAT × plain step / step", _cost),

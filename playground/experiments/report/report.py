@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from engine import metrics
+from engine.metrics import TimeSplit
 from playground.experiments.finished import FinishedRequest, Pair, in_pairs
 from playground.experiments.report.audits import Audits
 from playground.experiments.report.explain import Explanation, explain
@@ -40,17 +41,17 @@ FORMULAS: dict[str, str] = {
         "Σ (new tokens - 1) / Σ (last commit - first commit)"
     ),
     "interval": (
-        "95 % interval of the speedup: Student's t on the scatter between prompts, or between the "
+        "95% interval of the speedup: Student's t on the scatter between prompts, or between the "
         "repeats of a single prompt; none where its bounds would be more than 10 times apart"
     ),
     "mat": "1 + Σ accepted draft tokens / Σ steps, before any cut by EOS or length",
     "tok_s": "Σ (new tokens - 1) / Σ (last commit - first commit): decoding without prefill",
-    "step_ms": "Σ step latency / steps: draft + verify + accept + other",
+    "step_ms": "Σ step latency / steps: draft + verify + accept + other + roll-back",
     "position_rates": metrics.FORMULAS["position_rates"],
     "draft_acceptance": metrics.FORMULAS["draft_acceptance"],
     "itl_ms": "mean over requests of the mean over steps of step latency / tokens committed",
     "ttft_ms": "mean over requests of the time from entering the engine to the first commit",
-    "split_ms": "Σ seconds in draft, verify, accept and other (with roll-back) / steps",
+    "time_split": "Σ seconds in draft, verify, accept, other and roll-back / steps",
     "by_context": "tok/s of the requests by prompt tokens + half of the new tokens",
     "output_token_throughput": "Σ output tokens / Σ request latency: one request at a time",
     "request_throughput": "requests / Σ request latency: one request at a time",
@@ -104,7 +105,7 @@ class Section:
     latency: LatencyTable | None
     position_rates: tuple[float, ...]
     draft_acceptance: float | None
-    split_ms: Mapping[str, float] | None
+    time_split: TimeSplit | None
     itl_ms: float | None
     ttft_ms: float | None
     by_context: tuple[ContextBin, ...]
@@ -231,7 +232,7 @@ def _section(
         latency=latency_table(requests),
         position_rates=position_rates(requests),
         draft_acceptance=pool.draft_acceptance,
-        split_ms=pool.split_ms,
+        time_split=pool.time_split,
         itl_ms=1000 * mean(itl) if itl else None,
         ttft_ms=1000 * mean([r.ttft_s for r in requests]) if requests else None,
         by_context=by_context(requests),

@@ -11,13 +11,14 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
-from engine.metrics import mat, percentile, tok_s
+from engine import formats, metrics
+from engine.metrics import TimeSplit, mat, percentile, tok_s
 from playground.experiments.finished import SPLIT, FinishedRequest, Pair
 
 PERCENTILES = (99, 90, 75, 95, 50, 25)
 _T = "12.71 4.30 3.18 2.78 2.57 2.45 2.36 2.31 2.26 2.23 2.20 2.18 2.16 2.14 2.13 2.12 2.11 2.10"
 QUANTILES = tuple(map(float, _T.split()))
-"""Student's t at 97.5 % for 1, 2, … degrees of freedom."""
+"""Student's t at 97.5% for 1, 2, … degrees of freedom."""
 WIDEST = 10.0
 """Upper over lower bound of the widest interval that is given: beyond it nothing is known."""
 TOO_FEW = "too few answers for an interval"
@@ -36,11 +37,10 @@ def std(values: Sequence[float]) -> float | None:
 
 
 def position_rates(requests: Sequence[FinishedRequest]) -> tuple[float, ...]:
-    """Rate i = steps that accepted at least i draft tokens / steps, over all requests."""
-    steps = sum(r.num_steps for r in requests)
+    """Over all requests."""
     deepest = max((len(r.at_least) for r in requests), default=0)
     counts = [sum(r.at_least[i] for r in requests if i < len(r.at_least)) for i in range(deepest)]
-    return tuple(count / steps for count in counts)
+    return metrics.position_rates(counts, sum(r.num_steps for r in requests))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Pool:
     Attributes:
         num_committed: tokens after each request's first, counted after any cut.
         decode_s: first commit → last commit.
-        split_s: seconds in draft, verify, accept and other.
+        split_s: seconds in each part of `SPLIT`.
     """
 
     num_requests: int
@@ -86,22 +86,18 @@ class Pool:
 
     @property
     def draft_acceptance(self) -> float | None:
-        return self.num_accepted / self.num_drafted if self.num_drafted else None
+        return metrics.draft_acceptance(self.num_accepted, self.num_drafted)
 
     @property
     def step_s(self) -> float | None:
         """The step's own clock, without what lies between steps."""
-        return sum(self.split_s) / self.num_steps if self.num_steps else None
+        return None if self.time_split is None else self.time_split.total_s
 
     @property
-    def split_ms(self) -> dict[str, float] | None:
-        """Milliseconds of a step in draft, verify, accept and other."""
-        if not self.num_steps:
-            return None
-        return {
-            part.removesuffix("_s"): 1000 * seconds / self.num_steps
-            for part, seconds in zip(SPLIT, self.split_s, strict=True)
-        }
+    def time_split(self) -> TimeSplit | None:
+        """Mean of a step."""
+        steps = self.num_steps
+        return TimeSplit(*(seconds / steps for seconds in self.split_s)) if steps else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +120,12 @@ class Speedup:
     @property
     def text(self) -> str:
         """The ratio as every table, race and sentence writes it."""
-        return f"{self.ratio:.2f}×"
+        return formats.speedup(self.ratio)
 
     @property
     def interval(self) -> str:
         """The interval as every table writes it, or why there is none."""
-        return TOO_FEW if self.low is None else f"{self.low:.2f} … {self.high:.2f}"
+        return TOO_FEW if self.low is None else formats.interval(self.low, self.high)
 
     @property
     def faster(self) -> bool:
@@ -221,9 +217,9 @@ def in_units(
 
 def pooled_ratio(pairs: Sequence[Pair]) -> float:
     """Of tok/s; all of these pairs decoded something."""
-    ours, plain = (Pool.of(side).tok_s for side in zip(*pairs, strict=True))
-    assert ours is not None and plain
-    return ours / plain
+    ratio = metrics.speedup(*(Pool.of(side).tok_s for side in zip(*pairs, strict=True)))
+    assert ratio is not None
+    return ratio
 
 
 def _log_ratio_error(units: Sequence[Sequence[Pair]]) -> float | None:
@@ -278,13 +274,14 @@ LATENCY_ROWS: dict[str, tuple[str, str]] = {
         "request in the engine → first token committed",
     ),
     "inter_token_latency_ms": (
-        "Inter-token latency (ms)",
+        "Time per output token (ms)",
         "(request latency - time to first token) / (output tokens - 1)",
     ),
     "output_sequence_length": ("Output sequence length", "new tokens of a request"),
     "input_sequence_length": ("Input sequence length", "prompt tokens of a request"),
 }
-"""Rows of genai-perf's table: title and definition."""
+"""Rows of genai-perf's table: title and definition. Its inter-token latency is what vLLM calls time
+per output token; ITL is a step's latency per token, everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,15 +306,17 @@ def latency_table(requests: Sequence[FinishedRequest]) -> LatencyTable | None:
         "request_latency_ms": [1000 * r.latency_s for r in requests],
         "time_to_first_token_ms": [1000 * r.ttft_s for r in requests],
         "inter_token_latency_ms": [
-            1000 * r.decode_s / (r.num_new_tokens - 1) for r in requests if r.num_new_tokens > 1
+            tpot
+            for r in requests
+            if (tpot := metrics.tpot_ms(r.num_new_tokens, r.decode_s)) is not None
         ],
         "output_sequence_length": [float(r.num_new_tokens) for r in requests],
         "input_sequence_length": [float(r.num_prompt_tokens) for r in requests],
     }
-    seconds = sum(r.latency_s for r in requests)
+    tokens, seconds = sum(r.num_new_tokens for r in requests), sum(r.latency_s for r in requests)
     return LatencyTable(
         rows={key: Statistic.of(values[key]) for key in LATENCY_ROWS},
-        output_token_throughput=sum(r.num_new_tokens for r in requests) / seconds,
-        request_throughput=len(requests) / seconds,
+        output_token_throughput=metrics.throughput(tokens, seconds) or 0.0,
+        request_throughput=metrics.throughput(len(requests), seconds) or 0.0,
         num_requests=len(requests),
     )

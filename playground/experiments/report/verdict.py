@@ -187,5 +187,5 @@ def _measured(fast: Speedup) -> str:
         f"{number} {noun}{'s' * (number > 1)}"
         for number, noun in ((fast.num_prompts, "prompt"), (fast.num_repeats, "repeat"))
     )
-    interval = "" if fast.low is None else f"95 % interval {fast.low:.2f} to {fast.high:.2f}; "
+    interval = "" if fast.low is None else f"95% interval {fast.interval}; "
     return f" ({interval}{extent})"

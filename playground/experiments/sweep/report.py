@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from engine import formats
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from playground.experiments.report.statistics import mean, std, student_t
@@ -38,7 +39,7 @@ FORMULAS: dict[str, str] = {
     "same": "answers identical to plain decoding's / answers compared",
     "seconds": "from the trial's start to its end, including loading the drafter",
     "as_good": "its speedups do not differ from the best trial's, compared prompt by prompt as "
-    "logarithms (Student's t at 95 %)",
+    "logarithms (Student's t at 95%)",
 }
 """Formula of every column."""
 
@@ -134,18 +135,22 @@ def verdict(plan: SweepPlan, trials: Sequence[Trial], best: Trial) -> str:
     settings = ", ".join(f"{field} {shown(value)}" for field, value in best.point.items())
     title = OBJECTIVES[plan.objective][0]
     gain = _gain(plan, trials, best, figures.value)
-    said = [f"Best so far: {settings}, with {title} {figures.value:.2f}{gain}."]
+    said = [f"Best so far: {settings}, with {title} {_text(plan, figures.value)}{gain}."]
     ties = _numbers(as_good(best, trials, plan.objective))
     if ties:
         more = f" and {len(ties) - MOST_NAMED} more" if len(ties) > MOST_NAMED else ""
         named = ", ".join(map(str, ties[:MOST_NAMED]))
         said.append(f"As good within the noise: trial{'s' * (len(ties) > 1)} {named}{more}.")
     if figures.speedup is not None and figures.speedup < 1:
-        said.append(f"Plain decoding is faster: the speedup is {figures.speedup:.2f}.")
+        said.append(f"Plain decoding is faster: the speedup is {formats.speedup(figures.speedup)}.")
     differing = figures.num_prompts - figures.num_same
     if differing and plan.sampling.greedy and plan.base.lossless:
         said.append(f"{differing} of {figures.num_prompts} answers differ from plain decoding's.")
     return " ".join(said)
+
+
+def _text(plan: SweepPlan, value: float) -> str:
+    return formats.of_kind(plan.objective)(value)
 
 
 def _gain(plan: SweepPlan, trials: Sequence[Trial], best: Trial, value: float) -> str:
@@ -156,7 +161,7 @@ def _gain(plan: SweepPlan, trials: Sequence[Trial], best: Trial, value: float) -
         return ""
     if start.number == best.number:
         return "; these are the settings it began from"
-    return f", {value / start.value:.2f} times that of the settings it began from"
+    return f", {formats.speedup(value / start.value)} that of the settings it began from"
 
 
 def _numbers(trials: Sequence[Trial]) -> list[int]:
@@ -189,7 +194,7 @@ def preset_yaml(sweep: Sweep, number: int | None = None) -> str:
     description = f"Trial {trial.number} of sweep {sweep.name} on {plan.target.name}"
     if trial.figures is not None:
         title, figures = OBJECTIVES[plan.objective][0], trial.figures
-        description += f": {title} {figures.value:.3g} over {figures.num_prompts} answers"
+        description += f": {title} {_text(plan, figures.value)} over {figures.num_prompts} answers"
     values = {
         "name": f"{sweep.name}-{trial.number}",
         "title": f"{type(config).title}, tuned",

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from optuna.trial import FrozenTrial, TrialState
 
+from engine import metrics
 from engine.errors import ConfigError
 from playground.experiments.finished import Pair
 from playground.experiments.report.statistics import Pool, speedup_of
@@ -76,9 +77,9 @@ def figures_of(
         )
     same = sum(own.output_ids == plain.output_ids for own, plain in pairs)
     ratios = {
-        "/".join(map(str, own.pair)): own.tok_s / plain.tok_s
+        "/".join(map(str, own.pair)): ratio
         for own, plain in pairs
-        if own.tok_s and plain.tok_s
+        if (ratio := metrics.speedup(own.tok_s, plain.tok_s))
     }
     return Figures(value, own.tok_s, plain.tok_s, speedup, own.mat, len(pairs), same, ratios)
 

@@ -148,7 +148,7 @@ export async function ask(answer) {
 const GONE = { gone: true, error: "The server does not answer. What was shown here is in its log: start it "
   + "again, then open the address that it prints." };
 
-// ---- figures in words
+// ---- figures as text: what the page itself draws, written as engine/formats.py does
 
 export const DASH = "\u2013";
 
@@ -158,6 +158,8 @@ export function number(value, digits) {
   return Number.isFinite(value) ? Number(value).toFixed(digits) : DASH;
 }
 
+export function speedup(value) { return Number.isFinite(value) ? `${number(value, 2)}\u00d7` : DASH; }
+
 /** Without their unit: 3.1, 72, 1302. */
 export function milliseconds(value) { return number(value, Number(value) < 20 ? 1 : 0); }
 
@@ -166,15 +168,8 @@ export function duration(ms) {
   return Number(ms) < 1000 ? `${milliseconds(ms)} ms` : `${number(Number(ms) / 1000, 2)} s`;
 }
 
-/** Two durations in the unit of the longer one. */
-export function durations(first, second) {
-  if (!Number.isFinite(second)) return DASH;
-  return Number(second) < 1000 ? `${milliseconds(first)} / ${milliseconds(second)} ms`
-    : `${number(Number(first) / 1000, 2)} / ${number(Number(second) / 1000, 2)} s`;
-}
-
 export function percent(value) {
-  return value === null || value === undefined ? DASH : `${(100 * value).toFixed(0)} %`;
+  return Number.isFinite(value) ? `${number(100 * Number(value), 0)}%` : DASH;
 }
 
 export function probability(value) {
@@ -184,19 +179,6 @@ export function probability(value) {
 }
 
 export const STEP_PARTS = ["draft", "verify", "accept", "other", "roll-back"];
-
-/** Seconds of each of these parts; steps written by earlier versions do not tell roll-back apart. */
-export function partsOf(split) {
-  const rollback = split.rollback_s ?? 0;
-  return [split.draft_s, split.verify_s, split.accept_s, split.other_s - rollback, rollback];
-}
-
-/** Milliseconds of a step by what they went into; of roll-back where there is any. */
-export function splitText(split) {
-  const seconds = partsOf(split), told = seconds.slice(0, seconds[4] > 0 ? 5 : 4);
-  return told.map((part, i) => `${STEP_PARTS[i]} ${milliseconds(1000 * part)}`)
-    .join(" \u00b7 ") + " ms";
-}
 
 export function plural(count, noun) { return `${count} ${noun}${count === 1 ? "" : "s"}`; }
 

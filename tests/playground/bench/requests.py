@@ -27,7 +27,7 @@ def measured(configuration: str = "plain", **changes: Any) -> FinishedRequest:
         "decode_s": 0.4,
         "itl_s": 0.1,
         "at_least": (),
-        "split_s": (0.0, 0.4, 0.0, 0.0),
+        "split_s": (0.0, 0.4, 0.0, 0.0, 0.0),
         "output_ids": (1, 2, 3, 4, 5),
         "text": "text",
         "finish_reason": "length",

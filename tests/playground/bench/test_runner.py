@@ -70,7 +70,7 @@ def test_measured_figures_are_those_of_the_steps(bench: BuildContext, log: RunLo
     assert verdict is not None and verdict.identical and verdict.num_compared == 3
 
 
-SPLIT = ("draft_s", "verify_s", "accept_s", "other_s")
+SPLIT = ("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")
 
 
 def at_least(steps: tuple[StepRow, ...]) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ def run(**changes: Any) -> FinishedRequest:
         "decode_s": 0.080,
         "itl_s": 0.004,
         "at_least": (8, 4),
-        "split_s": (0.016, 0.056, 0.004, 0.004),
+        "split_s": (0.016, 0.056, 0.004, 0.004, 0.0),
         "output_ids": (1, 2),
         "text": "",
         "finish_reason": "length",
@@ -52,7 +52,7 @@ def plain(**changes: Any) -> FinishedRequest:
         "num_accepted": 0,
         "decode_s": 0.100,
         "at_least": (),
-        "split_s": (0.0, 0.096, 0.002, 0.002),
+        "split_s": (0.0, 0.096, 0.002, 0.002, 0.0),
     }
     return run(**{**given, **changes})
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from playground.connect.advice import Choice, Measured, choose, mat_of, schedule, stops_paying
+from engine.metrics import chain_mat
+from playground.connect.advice import Choice, Measured, choose, schedule, stops_paying
 
 RATES = (0.8, 0.5, 0.2, 0.05)
 
@@ -12,13 +13,13 @@ RATES = (0.8, 0.5, 0.2, 0.05)
 def measured(concurrency: int, plain_s: float, per_token_s: float) -> Measured:
     """What a machine shows on which a step costs that, with four drafted tokens and without."""
     step_s = plain_s + 4 * per_token_s
-    return Measured(concurrency, 1 / plain_s, mat_of(RATES, 4) / step_s)
+    return Measured(concurrency, 1 / plain_s, chain_mat(RATES, 4) / step_s)
 
 
 @pytest.mark.parametrize("per_token_s", [0.0, 0.001, 0.004, 0.02])
 def test_the_best_length_is_the_best_of_all(per_token_s: float) -> None:
     choice = choose(measured(1, 0.01, per_token_s), RATES)
-    speeds = [mat_of(RATES, k) / (0.01 + k * per_token_s) for k in range(5)]
+    speeds = [chain_mat(RATES, k) / (0.01 + k * per_token_s) for k in range(5)]
     assert choice.tok_s_by_len == pytest.approx(speeds)
     assert choice.draft_len == speeds.index(max(speeds))
     assert choice.speedup == pytest.approx(max(speeds) * 0.01)

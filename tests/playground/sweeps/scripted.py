@@ -73,7 +73,7 @@ def answer(
         decode_s=20 / tok_s,
         itl_s=None,
         at_least=(),
-        split_s=(0.0, 0.0, 0.0, 0.0),
+        split_s=(0.0,) * 5,
         output_ids=(text, prompt),
         text="",
         finish_reason="length",

@@ -1,23 +1,17 @@
 // A panel: one run's title and state, its figures with their formulas, its text and its steps.
 import {
-  DASH, STEP_PARTS, duration, durations, figure, h, milliseconds, number, partsOf, percent, plural,
-  showProgress, splitText, toClipboard,
+  DASH, STEP_PARTS, duration, figure, h, percent, plural, showProgress, toClipboard,
 } from "../kit.js";
 import { Scrubber } from "./scrubber.js";
 import { TokenText } from "./text.js";
 
-/** @type {[key: string, title: string, text: (metrics: Record<string, any>) => string][]} */
+/** @type {[key: string, title: string][]} */
 const FIGURES = [
-  ["tok_s", "tok/s", (m) => number(m.tok_s, 1)],
-  ["mat", "MAT", (m) => number(m.mat, 2)],
-  ["draft_acceptance", "accepted", (m) => percent(m.draft_acceptance)],
-  ["ttft_s", "TTFT", (m) => duration(1000 * (m.ttft_s ?? NaN))],
-  ["num_prompt_tokens", "read / cached", (m) =>
-    `${m.num_prompt_tokens - (m.num_cached ?? 0)} / ${m.num_cached ?? 0}`],
-  ["itl_ms", "ITL", (m) => duration(m.itl_ms)],
-  ["step_p95_ms", "step p50 / p95", (m) => durations(m.step_p50_ms, m.step_p95_ms)],
-  ["num_new_tokens", "tokens / steps", (m) => `${m.num_new_tokens} / ${m.num_steps}`],
+  ["tok_s", "tok/s"], ["mat", "MAT"], ["draft_acceptance", "accepted"], ["ttft_s", "TTFT"],
+  ["num_prompt_tokens", "read / cached"], ["itl_ms", "ITL"], ["step_p95_ms", "step p50 / p95"],
+  ["num_new_tokens", "tokens / steps"],
 ];
+const PART_KEYS = ["draft_s", "verify_s", "accept_s", "other_s", "rollback_s"];
 const MOST_RATES = 16;
 const SAID_MS = 2000;
 
@@ -40,12 +34,12 @@ class Figures {
   }
 
   show(metrics) {
-    FIGURES.forEach(([, , written], i) => {
-      const text = metrics ? written(metrics) : DASH;
+    FIGURES.forEach(([key], i) => {
+      const text = metrics?.texts[key] ?? DASH;
       if (this.values[i].textContent !== text) this.values[i].textContent = text;
     });
     this.showRates(metrics?.position_rates ?? []);
-    this.showSplit(metrics?.time_split ?? null, metrics?.num_cut ?? 0);
+    this.showSplit(metrics?.time_split ?? null, metrics?.texts.time_split ?? "time split");
   }
 
   showRates(rates) {
@@ -63,18 +57,15 @@ class Figures {
 
   /**
    * @param {Record<string, number> | null} split seconds by part
-   * @param {number} numCut drafts that were cut before they were verified
+   * @param {string} text
    */
-  showSplit(split, numCut) {
-    const seconds = split ? partsOf(split) : STEP_PARTS.map(() => 0);
-    const total = seconds.reduce((sum, part) => sum + part, 0);
+  showSplit(split, text) {
     STEP_PARTS.forEach((name, i) => {
-      this.parts[i].style.width = `${total > 0 ? 100 * seconds[i] / total : 0}%`;
-      this.parts[i].dataset.about = total > 0 ? `${name} ${milliseconds(1000 * seconds[i])} ms` : name;
+      const seconds = split?.[PART_KEYS[i]] ?? 0;
+      this.parts[i].style.flexGrow = String(1e6 * seconds);
+      this.parts[i].dataset.about = split ? `${name} ${duration(1000 * seconds)}` : name;
     });
-    const text = split && total > 0 ? splitText(split) : null;
-    const cut = numCut ? `; ${plural(numCut, "draft")} cut by the grammar` : "";
-    this.splitText.textContent = (text ?? "time split") + cut;
+    this.splitText.textContent = text;
   }
 }
 
@@ -117,10 +108,10 @@ function remember(name, value) {
 export class Panel {
   /**
    * @param {import("./panels.js").Given} given
-   * @param {(run: string, index: number) => Promise<any>} fetchStep
+   * @param {import("./scrubber.js").Fetch} fetch
    * @param {((run: string) => void) | null} [onCompare]
    */
-  constructor(given, fetchStep, onCompare = null) {
+  constructor(given, fetch, onCompare = null) {
     this.tab = given.tab;
     this.title = h("h3");
     this.badge = h("span", { class: "badge", hidden: true });
@@ -138,7 +129,7 @@ export class Panel {
       onkeydown: (/** @type {KeyboardEvent} */ event) => this.key(event) },
     h("div", { class: "placeholder" }, given.placeholder));
     this.text = new TokenText(text, (track, n) => this.scrubber.pick(track, n));
-    this.scrubber = new Scrubber({ fetchStep,
+    this.scrubber = new Scrubber({ ...fetch,
       onStep: (track, n, reveal) => this.text.mark(track, n, reveal) });
     const shows = remembered(REJECTED) !== "hidden";
     const showRejected = h("input", { type: "checkbox", checked: shows, onchange: () => {
@@ -208,6 +199,7 @@ export class Panel {
   showFigures(metrics) {
     this.figures.show(metrics);
     this.result.show(metrics?.result);
+    this.scrubber.timeline.whole = metrics?.texts.steps ?? "";
   }
 
   fault(sentence, warning = null) {

@@ -102,8 +102,10 @@ export class Panels {
     while (this.panels.length > count) this.panels.pop()?.root.remove();
     while (this.panels.length < count) {
       const { component, given } = this;
-      const panel = new Panel(given, (run, index) => component.server.step({ run, index }),
-        given.compares ? (run) => component.trigger("compare", { run }) : null);
+      const panel = new Panel(given, {
+        fetchStep: (run, index) => component.server.step({ run, index }),
+        fetchSteps: (run, first, last) => component.server.steps({ run, first, last }),
+      }, given.compares ? (run) => component.trigger("compare", { run }) : null);
       this.panels.push(panel);
       this.host.append(panel.root);
     }

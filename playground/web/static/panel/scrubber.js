@@ -1,6 +1,6 @@
 // Walks through the steps of a run: timeline, range input, keys, and the draft tree of the step.
 // Whatever shows a step (thumb, label, marked text, tree) shows the same one, also while it streams.
-import { ask, h, plural, splitText } from "../kit.js";
+import { ask, h, plural } from "../kit.js";
 import { StepTree } from "./draft_tree.js";
 import { Timeline } from "./timeline.js";
 
@@ -8,8 +8,14 @@ const LIVE_TREE_MS = 250;
 const MOST_CACHED_STEPS = 400;
 const HINT = "The draft tree of a step appears here.";
 
+/**
+ * What the server tells of a run: a step, and steps added up, as a text.
+ * @typedef {{ fetchStep: (run: string, index: number) => Promise<any>,
+ *   fetchSteps: (run: string, first: number, last: number) => Promise<any> }} Fetch
+ */
+
 export class Scrubber {
-  // around: fetchStep(run, index) → promise; onStep(track, n, reveal) is told what is on show.
+  // around: Fetch, and onStep(track, n, reveal), which is told what is on show.
   constructor(around) {
     this.around = around;
     /** @type {import("./text.js").Track | null} */
@@ -33,7 +39,7 @@ export class Scrubber {
     /** @type {(text: string, name: string, by: number) => HTMLElement} */
     const button = (text, name, by) => h("button", { type: "button", class: "step", "aria-label": name,
       title: name, onclick: () => this.go(this.index + by) }, text);
-    this.timeline = new Timeline((index) => this.go(index));
+    this.timeline = new Timeline((index) => this.go(index), around.fetchSteps);
     this.host = h("div", { class: "scrubber" }, button("\u2039", "previous step", -1), this.range,
       button("\u203a", "next step", 1), this.follow, this.label, this.split);
     this.tree = new StepTree();
@@ -133,7 +139,7 @@ export class Scrubber {
     this.around.onStep(track, index + 1, reveal);
     this.timeline.mark(index);
     if (step.error) { this.tree.hint(step.error); return; }
-    this.split.textContent = splitText(step);
+    this.split.textContent = step.split;
     this.tree.show(step, step.decision || restingWords(step));
   }
 

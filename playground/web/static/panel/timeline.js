@@ -1,6 +1,6 @@
 // All steps of a run side by side, as a trace viewer draws them: height = tokens committed, parts =
 // where the time went. A click picks a step, a drag selects some, whose sums are told.
-import { STEP_PARTS, duration, h, number, percent, plural } from "../kit.js";
+import { STEP_PARTS, ask, h } from "../kit.js";
 
 /** @typedef {import("./text.js").Commit} Commit */
 /** @typedef {import("./text.js").Track} Track */
@@ -32,20 +32,6 @@ export function columnsOf(steps, width) {
 }
 
 /**
- * Steps added up, in words.
- * @param {Commit[]} steps
- */
-export function sumsOf(steps) {
-  const ms = STEP_PARTS.map((_, part) => total(steps.map((step) => step[7][part] ?? 0)));
-  const tokens = total(steps.map((step) => step[2].length));
-  const mat = 1 + total(steps.map((step) => step[3])) / steps.length;
-  const told = STEP_PARTS.slice(0, ms[4] > 0 ? 5 : 4);
-  const shares = told.map((name, part) => `${name} ${percent(ms[part] / total(ms))}`);
-  return `${plural(steps.length, "step")}: ${plural(tokens, "token")} in ${duration(total(ms))} \u00b7 `
-    + `${number(1000 * tokens / total(ms), 1)} tok/s \u00b7 MAT ${number(mat, 2)} \u00b7 ${shares.join(", ")}`;
-}
-
-/**
  * Indices of steps, those with the most tokens for their time first.
  * @param {Commit[]} steps
  */
@@ -55,9 +41,16 @@ export function ranked(steps) {
 }
 
 export class Timeline {
-  /** @param {(index: number) => void} onPick */
-  constructor(onPick) {
+  /**
+   * @param {(index: number) => void} onPick
+   * @param {import("./scrubber.js").Fetch["fetchSteps"]} fetchSteps
+   */
+  constructor(onPick, fetchSteps) {
     this.onPick = onPick;
+    this.fetchSteps = fetchSteps;
+    /** all steps added up, in words of the server */
+    this.whole = "";
+    this.told = "";
     /** @type {Track | null} */
     this.track = null;
     this.from = 0;
@@ -180,13 +173,26 @@ export class Timeline {
   }
 
   tell() {
-    const { steps, selected } = this, { from, count } = this.range;
+    const { track, selected } = this, { from, count } = this.range;
     const [first, last] = selected ?? [from, from + count - 1];
-    const some = steps.slice(first, last + 1);
-    this.words.textContent = !some.length ? ""
-      : `${selected ? "selected, " : ""}${some.length < steps.length ? `${first + 1} to ${last + 1}, ` : ""}`
-        + sumsOf(some);
-    this.canvas.setAttribute("aria-label", `steps of the run: ${this.words.textContent}`);
+    if (!track || !count || last - first + 1 === track.numSteps) {
+      this.told = "";
+      this.say(track && count ? this.whole : "");
+    } else this.tellSome(track.meta.id, first, last, selected ? "selected, " : "");
+  }
+
+  // Asks for the figures of some steps, once for each choice of them.
+  async tellSome(run, first, last, how) {
+    const key = `${run}/${first}/${last}`;
+    if (key === this.told) return;
+    this.told = key;
+    const { text, error } = await ask(this.fetchSteps(run, first, last));
+    if (this.told === key) this.say(error ?? `${how}${first + 1} to ${last + 1}, ${text}`);
+  }
+
+  say(text) {
+    this.words.textContent = text;
+    this.canvas.setAttribute("aria-label", `steps of the run: ${text}`);
   }
 
   paint() {

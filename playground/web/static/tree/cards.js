@@ -2,7 +2,7 @@
 //
 // drafted: { text, settings, mat, rates, steps, tokens, nodes, levels, counts: { nodes, depths:
 // [[value, steps], …] }, paths: [[path, drafted, accepted], …], redrafted }
-import { clip, h, milliseconds, number, part, plural } from "../kit.js";
+import { clip, h, milliseconds, number, part, plural, speedup } from "../kit.js";
 import { MaskView } from "../mask.js";
 import { Choices, pathText } from "./model.js";
 import { Chart, Job, debounced, named, newest } from "./parts.js";
@@ -400,16 +400,15 @@ class BatchCard extends Card {
         + "half a minute and shows how much of the speedup remains with 2 to 32 texts at once.";
       return;
     }
-    const times = ({ speedup }) => `${number(speedup, 2)}×`;
     this.state.replaceChildren(makeTable(["texts at once", "this draft", "best size"],
-      rows.map(({ batch, own, best }) => ({ cells: [String(batch), times(own),
-        best.speedup > 1 ? `${times(best)} (${best.name})` : "no draft pays"] }))));
+      rows.map(({ batch, own, best }) => ({ cells: [String(batch), speedup(own.speedup),
+        best.speedup > 1 ? `${speedup(best.speedup)} (${best.name})` : "no draft pays"] }))));
     const x = rows.map(({ batch }) => batch);
     const line = (name, y, colour) => ({ name, x, y, colour, mode: "lines+markers" });
-    chart.show([line("× plain, best size", rows.map(({ best }) => best.speedup), "--pg-target"),
-      line("× plain, this draft", rows.map(({ own }) => own.speedup), "--pg-prob"),
+    chart.show([line("speedup, best size", rows.map(({ best }) => best.speedup), "--pg-target"),
+      line("speedup, this draft", rows.map(({ own }) => own.speedup), "--pg-prob"),
       { name: "plain decoding", x, y: x.map(() => 1), colour: "--pg-line" }],
-    { x: "texts at once", y: "× plain decoding", steps: x },
+    { x: "texts at once", y: "speedup", steps: x },
     "Predicted for lock-step batching: all texts draft, then one forward verifies all drafts; "
       + `plain decoding is batched too. Verify forwards are measured (${speed.by}); a drafting `
       + "network is assumed to slow down as the target does.");
@@ -464,14 +463,14 @@ class RunsCard extends Card {
     const against = (measured, predicted, digits) => {
       const by = 100 * (measured / predicted - 1);
       return number(measured, digits) + (Number.isFinite(by)
-        ? ` (${by >= 0 ? "+" : "\u2212"}${Math.abs(by).toFixed(0)} %)` : "");
+        ? ` (${by >= 0 ? "+" : "\u2212"}${number(Math.abs(by), 0)}%)` : "");
     };
     return makeTable(["", "MAT", "ms a step", "tok/s"], [
       { cells: ["predicted", number(mat, 2), number(step_ms, 1), number(tok_s, 1)] },
       ...runs.map((run) => ({ cells: [
         h("a", { href: `?run=${encodeURIComponent(run.id)}`, target: "_blank", rel: "noopener",
           title: run.prompt }, clip(run.prompt, 28) || "run"),
-        against(run.mat, mat, 2), against(1000 * run.mat / run.tok_s, step_ms, 1),
+        against(run.mat, mat, 2), against(run.step_ms, step_ms, 1),
         against(run.tok_s, tok_s, 1)] }))]);
   }
 }

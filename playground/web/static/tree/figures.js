@@ -1,5 +1,5 @@
 // What the tree in the editor is worth: figures of the whole tree, and what is known of every node.
-import { DASH, duration, figure, h, number, percent, plural, visible } from "../kit.js";
+import { DASH, duration, figure, h, number, percent, plural, speedup, visible } from "../kit.js";
 import { depthOf, keyOf, parentOf, pathText, rankOf } from "./model.js";
 import { debounced, newest } from "./parts.js";
 import { deepest, predictDrafted } from "./replay.js";
@@ -13,7 +13,7 @@ const TREE_FIGURES = [
     "1 + accepted draft tokens / steps, replayed over every position of the table: exact for greedy", 3],
   ["tok_s", "predicted tok/s", (f) => number(f.tok_s, 1),
     "1000 · MAT / (draft ms + verify ms(nodes + 1) + other ms), times measured on this machine", 1],
-  ["speedup", "× plain", (f) => f.speedup ? `${number(f.speedup, 2)}×` : DASH,
+  ["speedup", "speedup", (f) => speedup(f.speedup),
     "predicted tok/s / plain decoding's 1000 / (verify ms(1) + other ms(1))"],
   ["step_ms", "step", (f) => duration(f.step_ms ?? NaN),
     "draft ms + verify ms(nodes + 1) + other ms: drafting, one forward, the loop's own work"],
@@ -89,7 +89,7 @@ export function draftedFacts({ paths, steps }) {
 }
 
 const fine = (share) =>
-  share > 0 && share < 0.1 ? `${(100 * share).toFixed(1)} %` : percent(share);
+  share > 0 && share < 0.1 ? `${number(100 * share, 1)}%` : percent(share);
 
 const EXAMPLE_AFTER_MS = 140;
 
