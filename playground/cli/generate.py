@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from engine.formats import plural
 from engine.plain import visible
 from playground.cli.options import (
     EXIT_INTERRUPTED,
@@ -166,10 +167,10 @@ def _figures(
 ) -> str:
     from playground.host.figure_texts import figure_texts, remarks
 
-    texts = figure_texts(asdict(metrics))
+    texts, tokens = figure_texts(asdict(metrics)), plural(metrics.num_new_tokens, "token")
     figures = [
         f"{type(config).title}{'' if config.lossless else ' (lossy)'}",
-        f"{metrics.num_new_tokens} tokens in {metrics.num_steps} steps ({finish_reason})",
+        f"{tokens} in {plural(metrics.num_steps, 'step')} ({finish_reason})",
         *remarks(asdict(metrics)),
         f"MAT {texts['mat']}",
         f"{texts['tok_s']} tok/s",

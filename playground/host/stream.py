@@ -416,7 +416,8 @@ class History:
     def _stored_figures(self, detail: RunDetail) -> dict[str, Any]:
         """A run's figures; of one that died, what the log counted while it streamed."""
         if detail.metrics:
-            plain = plain_step_of(self._log, detail)
+            # What an experiment says of its runs' speedup, its own report says.
+            plain = None if detail.experiment else plain_step_of(self._log, detail)
             return figures_of(detail.metrics, plain, _stored_meta(detail))
         figures = {name: getattr(detail, name) for name in names_of(Figure)}
         return {**figures, "texts": figure_texts(figures)}

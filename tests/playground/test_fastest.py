@@ -190,7 +190,7 @@ def test_advice_has_figure_interval_reason_and_what_it_was_tried_on(host: Engine
     assert search.best is not None and search.best.name == "a"
     said, mat = search.advice, search.best.mat
     assert f" {mat:.2f} tokens a step" in said, "one MAT for the table and the reason"
-    assert said.startswith("a: 2.00× plain decoding (95% interval 2.00 to 2.00). Faster: ")
+    assert said.startswith("a: 2.00× plain decoding (95% interval 2.00 … 2.00×). Faster: ")
     assert "Tried on your prompt, 24 tokens each, 2 times." in said
 
 

@@ -46,7 +46,7 @@ def said(values: dict[str, Any], plain: PlainStep | None = PLAIN) -> dict[str, s
 def test_result_is_the_ratio_of_the_two_rates() -> None:
     # 2.6 tokens in 12.4 ms are 209.7 tok/s, over 100 tok/s
     found = said(metrics(2.6, 0.002, 0.0094, 0.001))
-    assert found["head"] == "2.10 × plain decoding:" and found["mood"] == "faster"
+    assert found["head"] == "2.10× plain decoding:" and found["mood"] == "faster"
     assert found["text"] == "2.60 tokens a step, and a step costs 1.24 plain steps."
     assert "100.0 tok/s" in found["source"]
 
@@ -75,12 +75,12 @@ def timed_records(ms: Sequence[float], num_tokens: int, num_drafted: int = 0) ->
 
 def test_disturbed_steps_count_on_neither_side() -> None:
     quiet = said(timed([9.0] * 20, 2))
-    assert quiet["head"] == "2.00 × plain decoding:" and "left out" not in quiet["source"]
+    assert quiet["head"] == "2.00× plain decoding:" and "left out" not in quiet["source"]
     cold = said(timed([300.0, 60.0, *[9.0] * 18], 2))
     assert cold["head"] == quiet["head"] and cold["text"] == quiet["text"]
     assert "Left out: 2 of 20 steps" in cold["source"]
     busy = said(timed([60.0] * 8 + [9.0] * 16, 2))
-    assert busy["head"] == "About 2.0 × plain decoding:" and "Uncertain" in busy["source"]
+    assert busy["head"] == "About 2.0× plain decoding:" and "Uncertain" in busy["source"]
     drifted = said(timed([300.0, 60.0, *[9.0] * 18], 2), replace(PLAIN, drift=1.4))["source"]
     assert "Uncertain" in drifted and "Left out: 2 of 20 steps" in drifted
     assert "busier while plain" in said(timed([3.0] * 20, 2))["source"]
@@ -98,9 +98,9 @@ def test_disturbed_steps_count_on_neither_side() -> None:
 )
 def test_plain_steps_that_differ_make_it_uncertain(changes: dict[str, Any], words: str) -> None:
     values = timed([9.0] * 20, 2)
-    assert said(values, replace(PLAIN, drift=1.1, noise=1.4))["head"].startswith("2.00 ×")
+    assert said(values, replace(PLAIN, drift=1.1, noise=1.4))["head"].startswith("2.00× ")
     found = said(values, replace(PLAIN, **changes))
-    assert found["head"] == "About 2.0 × plain decoding:"
+    assert found["head"] == "About 2.0× plain decoding:"
     assert found["source"].startswith("Uncertain: ") and words in found["source"]
 
 
@@ -113,7 +113,7 @@ def test_longer_draft_may_take_longer() -> None:
 
 def test_slow_run_says_what_costs_most() -> None:
     found = said(metrics(1.2, 0.012, 0.010, 0.001))
-    assert found["mood"] == "slower" and found["head"].startswith("0.52 ×")
+    assert found["mood"] == "slower" and found["head"].startswith("0.52× ")
     assert "drafting +1.20, verifying +0.10, the rest +0.00" in found["text"]
     assert found["advice"].startswith("Drafting costs most")
     assert said(metrics(1.2, 0.001, 0.018, 0.001))["advice"].startswith("Verifying costs most")

@@ -3,11 +3,11 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { numReached } from "../../playground/web/static/compare/race.js";
-import { clip, duration, durations, neighbourOf, number, percent, probability, visible }
+import { clip, duration, neighbourOf, number, percent, probability, visible }
   from "../../playground/web/static/kit.js";
 import { layoutTree, probable, withBonus }
   from "../../playground/web/static/panel/draft_tree.js";
-import { columnsOf, ranked, sumsOf } from "../../playground/web/static/panel/timeline.js";
+import { columnsOf, ranked } from "../../playground/web/static/panel/timeline.js";
 import { Track, tailKept } from "../../playground/web/static/panel/text.js";
 
 function track(pieces, end = null) {
@@ -74,12 +74,6 @@ test("a column is a step, or several with the most tokens of them", () => {
   assert.equal(columnsOf(Array(10_000).fill(STEPS[0]), 900.5).length, 900);
 });
 
-test("selected steps are added up before they are divided", () => {
-  assert.equal(sumsOf(STEPS), "3 steps: 7 tokens in 40 ms \u00b7 175.0 tok/s \u00b7 MAT 2.33 \u00b7 "
-    + "draft 8 %, verify 60%, accept 0 %, other 33%");
-  assert.match(sumsOf([step(2, 1, 1, 8, 0, 1, 10)]), /other 5 %, roll-back 50 %$/);
-});
-
 test("the best step has the most tokens for its time", () => {
   assert.deepEqual(ranked(STEPS), [1, 0, 2]);
 });
@@ -114,7 +108,6 @@ test("figures in words", () => {
   assert.equal(duration(72.4), "72 ms");
   assert.equal(duration(1302), "1.30 s");
   assert.equal(duration(undefined), "\u2013");
-  assert.equal(durations(3.14, 72), "3.1 / 72 ms");
   assert.equal(percent(0.256), "26%");
   assert.equal(probability(0.0001), "<.001");
   assert.equal(probability(0.25), ".25");

@@ -28,7 +28,7 @@ def test_the_fastest_is_named_with_its_interval_and_its_verdict() -> None:
     text, fastest = said(one("a", 1.2, 1.1, 1.3), one("b", 1.84, 1.7, 1.9))
     assert fastest == "b"
     assert text == (
-        "b is the fastest: 1.84× plain decoding (95% interval 1.70 to 1.90; 6 prompts × 2 "
+        "b is the fastest: 1.84× plain decoding (95% interval 1.70 … 1.90×; 6 prompts × 2 "
         "repeats). Its answers are token-identical to plain decoding’s."
     )
 

@@ -9,10 +9,9 @@ import pytest
 from engine.drafters.heads.medusa import MedusaConfig
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.errors import ConfigError
-from engine.metrics import Balance
 from engine.tree import ChoiceTree
 from engine.tuning.latency import BatchLatency, LatencyCurve
-from playground.experiments.report.explain import parts_of
+from playground.experiments.report.explain import balance_of
 from playground.experiments.report.statistics import Pool
 from playground.host.runner import EngineHost
 from playground.trees.batches import left_of, remaining
@@ -27,14 +26,14 @@ BATCHED = BatchLatency(
     (LatencyCurve((1, 5), (10.0, 10.0)), LatencyCurve((1, 5), (20.0, 60.0))),
     "modules",
 )
-PLAIN = Pool(1, 21, 20, 20, 0, 0, 0.44, (0.0, 0.4, 0.02, 0.02))
-OWN = Pool(1, 21, 20, 10, 40, 10, 0.29, (0.04, 0.22, 0.01, 0.01))
+PLAIN = Pool(1, 21, 20, 20, 0, 0, 0.44, (0.0, 0.4, 0.02, 0.02, 0.0))
+OWN = Pool(1, 21, 20, 10, 40, 10, 0.29, (0.04, 0.22, 0.01, 0.01, 0.0))
 
 
 def test_every_part_of_a_step_grows_as_measured() -> None:
     chain = MedusaConfig().with_tree(ChoiceTree.chain(4))
     one, eight = left_of(OWN, PLAIN, chain, BATCHED)
-    assert one == pytest.approx(Balance.of(2.0, parts_of(OWN), parts_of(PLAIN)).formula)
+    assert one == pytest.approx(balance_of(OWN, PLAIN).formula)
     # Plain: 20 · 2 + 2 · 8; own: 4 · 2 (a network that runs one row), 22 · 6 (five rows), 2 · 8.
     assert eight == pytest.approx(2 * (40 + 16) / (8 + 132 + 16))
     _, looked_up = left_of(OWN, PLAIN, NGramConfig(), BATCHED)

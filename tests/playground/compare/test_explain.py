@@ -93,7 +93,7 @@ def test_the_formula_with_the_measured_numbers() -> None:
     found = why(run(), plain())
     assert found.measured == pytest.approx((20 / 0.080) / (20 / 0.100))
     assert found.formula == pytest.approx(2.5 * 5 / (2 + 7 + 1))
-    assert found.terms.endswith("= 2.50 · 5.00 ms / (2.00 + 7.00 + 1.00 ms) = 1.25")
+    assert found.terms.endswith("= 2.50 · 5.00 ms / (2.00 + 7.00 + 1.00 ms) = 1.25×")
     assert found.because.startswith(
         "Faster: 2.50 tokens a step, and a step costs 2.00 plain steps "
         "(1 +0.40 drafting, +0.44 verification, +0.16 the rest)"
@@ -113,7 +113,9 @@ def test_what_a_step_saves_and_pays() -> None:
 
 def cost(**ms: float) -> FinishedRequest:
     """A configuration of MAT 2.5 whose steps cost this."""
-    split = [ms.get(part, 0.0) * 0.008 for part in ("draft", "verify", "accept", "other")]
+    split = [
+        ms.get(part, 0.0) * 0.008 for part in ("draft", "verify", "accept", "other", "rollback")
+    ]
     return run(split_s=tuple(split), decode_s=sum(split))
 
 
@@ -125,7 +127,7 @@ def cost(**ms: float) -> FinishedRequest:
         (
             cost(draft=2.0, verify=6.0, other=9.0),
             "Slower",
-            "accepting, rolling back and everything else",
+            "accepting and everything else",
         ),
         (cost(draft=20.0, verify=18.0), "Slower", "even without it, too little is accepted"),
         (cost(draft=5.0, verify=7.4), "As fast as plain", "drafting"),
@@ -161,8 +163,8 @@ def test_the_difference_to_the_measured_ratio_is_accounted_for() -> None:
     kept = 20 / 22
     between = (104 / 100) / (100 / 80)
     assert found.measured == pytest.approx(found.formula * kept * between)
-    assert f"{100 * (kept - 1):+.1f} %" in found.differs
-    assert f"{100 * (between - 1):+.1f} %" in found.differs
+    assert f"{100 * (kept - 1):+.1f}%" in found.differs
+    assert f"{100 * (between - 1):+.1f}%" in found.differs
     assert "Neither figure includes prefill" in found.differs
 
 
