@@ -21,6 +21,8 @@ from engine.steps import End, Prefill, Record, Step
 FORMULAS: dict[str, str] = {
     "mat": "mean accepted tokens: "
     "1 + accepted draft tokens / steps, before any cut by EOS or length",
+    "at_least": "steps that accepted at least 1, 2, … draft tokens, before any cut",
+    "tokens_per_step": "(new tokens - 1) / steps, after any cut; the prefill's token is no step's",
     "position_rates": "how deep drafts go: "
     "rate i = steps that accepted at least i draft tokens / steps",
     "draft_acceptance": "how much of the draft is right: accepted draft tokens / drafted tokens; "
@@ -32,8 +34,7 @@ FORMULAS: dict[str, str] = {
     "mean of step latency / tokens the step committed, in milliseconds",
     "step_p50_ms": "median latency of a step, in milliseconds",
     "step_p95_ms": "95th percentile of the latency of a step, in milliseconds",
-    "time_split": "mean seconds per step in draft, verify, accept, other and roll-back, "
-    "which is "
+    "time_split": "mean seconds per step in draft, verify, accept, other and roll-back, which is "
     "what recurrent layers take for a tree beyond as many tokens of one text (copied states, calls "
     "per level or branch), and to have the state after the accepted path; 0 without such layers",
     "quiet_split": "seconds per step that speedups are computed from: up to the next step, without "
@@ -50,6 +51,10 @@ FORMULAS: dict[str, str] = {
     "waiting included",
     "tpot_ms": "time per output token: (request latency - time to first token) / (new tokens - 1), "
     "in milliseconds; what other engines' benchmarks call ITL",
+    "decode_s": "last commit - first commit, in seconds",
+    "predicted_tok_s": "1000 · MAT / ms of a step, from measured latency curves",
+    "step_ms_of": "1000 · MAT / tok/s: what a step took until the next one",
+    "chain_mat": "1 + position rates of a longer draft, up to the length asked about",
 }
 
 

@@ -15,7 +15,7 @@ from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.metrics import predicted_tok_s
+from engine.metrics import predicted_tok_s, speedup
 
 BUCKETS = (256, 1024, 4096, 16384, 65536)
 """Context lengths that are told apart: a step's time grows with the rows in the cache."""
@@ -199,7 +199,7 @@ class Prediction:
 
     @property
     def speedup(self) -> float:
-        return self.tok_s / self.plain_tok_s
+        return speedup(self.tok_s, self.plain_tok_s) or 0.0
 
 
 @dataclass(frozen=True, slots=True)

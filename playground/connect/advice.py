@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.metrics import chain_mat, predicted_tok_s
+from engine.metrics import chain_mat, predicted_tok_s, speedup
 
 LEVEL = 0.02
 """A gain below it is none."""
@@ -45,7 +45,7 @@ class Choice:
 
     @property
     def speedup(self) -> float:
-        return self.tok_s / self.plain_tok_s
+        return speedup(self.tok_s, self.plain_tok_s) or 0.0
 
 
 def choose(measured: Measured, position_rates: Sequence[float]) -> Choice:

@@ -286,7 +286,7 @@ def test_reports_write_the_figures_as_the_panel_does(one: OneRun) -> None:
     }
     for name, html in tables.items():
         for figure in ("tok_s", "mat", "ttft_s", "itl_ms", "time_split"):
-            assert f">{texts[figure]}<" in html, (name, figure)
+            assert f">{texts[figure].partition(';')[0]}<" in html, (name, figure)
     assert f">{texts['draft_acceptance']}<" in tables["benchmark"]
     benchmark = SimpleNamespace(plan=PLAN)
     results = Results(benchmark, (request,), report, {})  # type: ignore[arg-type]

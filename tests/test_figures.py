@@ -1,0 +1,77 @@
+"""Every figure has one formula, one function and one notation, and docs/figures.md lists them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pkgutil
+import re
+import tokenize
+from dataclasses import fields
+from pathlib import Path
+
+from engine import metrics
+from storage import Figure, names_of
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "PERFORMANCE.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+MACHINERY = {
+    *("ratio", "mean_or_none", "first_divergence", "common_len", "measure", "hardly_drafts"),
+    *("stored_figures",),
+}
+"""Functions of `engine.metrics` that compute no figure of their own."""
+
+
+def test_the_figures_page_has_every_figure_and_every_function() -> None:
+    page = (ROOT / "docs" / "figures.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^\| (\w+) \|", page, re.MULTILINE))
+    counts = {"num_steps", "num_drafted", "num_accepted", "num_cut", "num_cached", "num_disturbed"}
+    assert {field.name for field in fields(metrics.Metrics)} - counts <= named
+    assert set(names_of(Figure)) - counts - {*metrics.TimeSplit.__slots__} <= named
+    functions = {
+        name
+        for name, value in vars(metrics).items()
+        if inspect.isfunction(value) and value.__module__ == metrics.__name__ and name[0] != "_"
+    }
+    assert functions - MACHINERY <= set(re.findall(r"`engine\.metrics\.(\w+)`", page))
+    for name in re.findall(r"`((?:engine|playground)\.[A-Za-z_.]+)`", page):
+        pkgutil.resolve_name(name)
+
+
+INLINE = re.compile(r"accepted\w* / |tokens - 1 \) / |\btok_s / |1 \+ sum \(")
+"""Formulas of MAT, acceptance, tok/s and speedup, with a space between any two tokens."""
+
+
+def test_no_figure_is_computed_outside_its_module() -> None:
+    for folder in ("engine", "playground", "storage"):
+        for file in (ROOT / folder).rglob("*.py"):
+            if file == ROOT / "engine" / "metrics.py":
+                continue
+            code = strip_strings(file)
+            assert not (found := INLINE.search(code)), f"{file}: {found}"
+
+
+def strip_strings(file: Path) -> str:
+    """Its code without comments, docstrings and other texts."""
+    with file.open("rb") as source:
+        tokens = list(tokenize.tokenize(source.readline))
+    left_out = (tokenize.STRING, tokenize.COMMENT)
+    return " ".join(token.string for token in tokens if token.type not in left_out)
+
+
+SPACED = re.compile(r"[\d}] (%(?![\w({])|×( plain|[.,;:)`|'\"]|$))")
+"""A number, and its sign after a space; a product, `3 prompts × 2 repeats`, is none."""
+
+
+def test_no_text_separates_a_speedup_or_a_percentage_from_its_sign() -> None:
+    for file in (file for name in ("engine", "playground") for file in (ROOT / name).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                text = ast.unparse(node)[1:]
+                found = SPACED.search(text)
+                assert not found, f"{file}:{node.lineno}: {text:.80}"
+    scripts = (ROOT / "playground" / "web" / "static").rglob("*.js")
+    for file in (*scripts, *PAGES):
+        for number, line in enumerate(file.read_text("utf-8").splitlines(), start=1):
+            assert not SPACED.search(line), f"{file}:{number}: {line:.80}"
