@@ -291,7 +291,7 @@ def test_last_measured_speedup_stands_in_the_picker(page: GeneratePage, served: 
     page.short(4)
     page.generate("Say hello.")
     page.tab.click("#pg-method input")
-    page.tab.locator("ul[role=listbox] li", has_text="Scripted tree · 1.00 ×").wait_for()
+    page.tab.locator("ul[role=listbox] li", has_text="Scripted tree · 1.00×").wait_for()
 
 
 def test_badge_follows_the_settings(page: GeneratePage) -> None:

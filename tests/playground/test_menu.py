@@ -93,7 +93,7 @@ def test_last_measured_speedup_stands_with_a_method(log: RunLog) -> None:
     measured(log, title, 15.0, 10.0)
     measured(log, title, 90.0, 10.0, drift=1.4)  # uncertain: the machine's speed changed
     labels = {key: label for label, key in menu.choices(EMBEDDED)}
-    assert labels["ngram"] == f"{title} · 1.50 × · {RECOMMENDED}"
+    assert labels["ngram"] == f"{title} · 1.50× · {RECOMMENDED}"
     assert menu.speedup("vicuna-7b-v1.3", "ngram") is None
 
 
@@ -124,7 +124,7 @@ def test_an_experiment_counts_more_than_a_single_run(log: RunLog) -> None:
         )
     measured(log, title, 90.0, 10.0)
     labels = {key: label for label, key in MethodMenu(catalog, log).choices(EMBEDDED)}
-    assert labels["ngram"] == f"{title} · 1.25 × · {RECOMMENDED}"
+    assert labels["ngram"] == f"{title} · 1.25× · {RECOMMENDED}"
 
 
 @pytest.mark.parametrize("group", GROUPS)

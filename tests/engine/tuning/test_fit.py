@@ -73,7 +73,7 @@ def test_prediction_is_the_shares_of_rows_times_the_curve(case: Case) -> None:
 def test_the_size_as_set_is_compared(case: Case) -> None:
     fit = fit_size(FIT, lambda _: table(case.bench.target.name), case.bench, lambda: STEEP)
     as_set = next(one for one in fit.sizes if one.settings["max_draft_len"] == 6)
-    assert fit.reason.endswith(f"As set: {as_set.prediction.speedup:.2f} ×.")
+    assert fit.reason.endswith(f"As set: {as_set.prediction.speedup:.2f}×.")
 
 
 def test_a_set_size_is_left_alone(case: Case) -> None:

@@ -141,7 +141,7 @@ def test_turns_and_repeats_of_a_prompt_are_no_further_evidence() -> None:
 
 @pytest.mark.parametrize("num_prompts", [3, 8])
 def test_the_interval_holds_the_truth_about_as_often_as_it_says(num_prompts: int) -> None:
-    """Prompts differ by 35%, the clock by 4 %; the truth is that of very many prompts."""
+    """Prompts differ by 35%, the clock by 4%; the truth is that of very many prompts."""
     draw = np.random.default_rng(7)
     truth = float(np.exp(0.5 - 0.35**2 / 2))  # Σ plain / Σ own seconds of a log-normal speedup
     held, rounds = 0, 400

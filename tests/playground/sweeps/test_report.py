@@ -97,7 +97,7 @@ def test_settings_that_are_equal_are_rarely_told_apart() -> None:
 
 def test_the_verdict_says_what_was_gained_and_whether_it_pays(store: SweepStore) -> None:
     fast = swept(store, "max_draft_len=1:20", trials=12)
-    assert "times that of the settings it began from" in state_of(fast)["verdict"]
+    assert "× that of the settings it began from" in state_of(fast)["verdict"]
     slow = swept(store, "max_draft_len=9:11", mode="grid", measure=Scripted(lambda config: 8.0))
     assert "Plain decoding is faster: the speedup is 0.9" in state_of(slow)["verdict"]
 
