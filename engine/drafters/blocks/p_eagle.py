@@ -43,11 +43,11 @@ class ParallelEagleConfig(BlockMethod):
     def build(self, context: BuildContext) -> ParallelEagleDrafter:
         found = HeadCheckpoint.read(context.weights(self.speculative_model, "a P-EAGLE head"))
         inputs = inputs_of(self.eagle3_layers_to_capture)
-        head, layers = load_parallel(found, context.target, inputs)
-        mask = found.mask_token(self.mask_token_id, len(head.embedding_weight))
+        mask = found.mask_token(self.mask_token_id, found.num_embeddings(context.target))
+        head, needs = load_parallel(found, context.target, inputs)
         pack_linears(head, context.target.kernels)
         notes = remarks(found, context.target)
-        return ParallelEagleDrafter(self, head, mask, Needs(layers=layers), notes)
+        return ParallelEagleDrafter(self, head, mask, needs, notes)
 
 
 class ParallelEagleDrafter(FeatureDrafter):
