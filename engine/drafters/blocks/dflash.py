@@ -31,6 +31,7 @@ from engine.drafters.heads.output import DraftOutput
 from engine.drafters.method import draft_len
 from engine.errors import DrafterError
 from engine.kernels.cpu.operators import pack_linears
+from engine.model.kinds import FULL, SLIDING
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 
@@ -95,24 +96,22 @@ class BlockShape:
 def layers_of(found: HeadCheckpoint, target: Target) -> tuple[HeadSpec, ...]:
     """What a checkpoint says of each layer; DrafterError for layers that no such model has.
 
-    Sliding layers are causal and others are not, unless the config says otherwise.
+    Layers of the type sliding_attention are causal and others are not, unless the config says
+    otherwise; `use_swa` gives the others windows alone. As vLLM's qwen3_dflash.py reads it.
     """
     config, spec = found.config, found.layer_spec(target.hidden_size)
     count = found.stated("num_hidden_layers", config.num_hidden_layers)
-    named = config.swa_window_size
-    windows = found.windows(count, named, all_slide=config.use_swa)
-    if found.model_type == OF_TRANSFORMERS:  # both ways, and itself not counted
-        windows = tuple(window and window + 1 for window in windows)
+    windows = found.windows(count, config.swa_window_size, all_slide=config.use_swa)
     stated = (config.is_causal, config.causal, config.dflash_query_causal)
     causal = next((one for one in stated if one is not None), None)
-    one_way = found.model_type != OF_TRANSFORMERS and not config.sliding_window_non_causal
+    kinds = config.layer_types or FULL[:1] * count
+    both_ways = config.sliding_window_non_causal
+    if found.model_type == OF_TRANSFORMERS:  # a window does not count the row itself
+        both_ways, windows = True, tuple(window and window + 1 for window in windows)
+    usual = [kind in SLIDING and not both_ways for kind in kinds]
     return tuple(
-        replace(
-            spec,
-            window=window,
-            causal=window is not None and one_way if causal is None else causal,
-        )
-        for window in windows
+        replace(spec, window=window, causal=own if causal is None else causal)
+        for window, own in zip(windows, usual, strict=True)
     )
 
 

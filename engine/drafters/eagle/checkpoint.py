@@ -102,7 +102,7 @@ def _loaded(
     vocabulary, own_output = draft_vocabulary(found, target)
     spec = _eagle3_spec(found, target, vocabulary.size, windows[0])
     if spec.num_features:
-        layers = layers or _captured_layers(found, target)
+        layers = _captured_layers(found, target, layers)
         _check_layers(layers, spec, found, target)
     elif layers:
         raise DrafterError(
@@ -148,15 +148,19 @@ def _windows(
     return found.windows(count)
 
 
-def _captured_layers(found: HeadCheckpoint, target: Target) -> tuple[int, ...]:
-    """Decoder layers of the target whose *inputs* the head reads, as its config says.
+def _captured_layers(
+    found: HeadCheckpoint, target: Target, named: tuple[int, ...] | None
+) -> tuple[int, ...]:
+    """Decoder layers of the target whose *inputs* the head reads: as named, or by its config.
 
     Configs count in two ways: outputs of layers (NVIDIA's, first one 1) or inputs (vLLM's and
     speculators', first one 2 or later); input i is output i - 1.
     """
-    named = found.config.eagle_aux_hidden_state_layer_ids
+    stated = found.config.eagle_aux_hidden_state_layer_ids
     if named:
-        return tuple(i + 1 for i in named) if named[0] == 1 else named
+        return named
+    if stated:
+        return tuple(i + 1 for i in stated) if stated[0] == 1 else stated
     count = target.num_layers
     if count < 7:
         raise DrafterError(

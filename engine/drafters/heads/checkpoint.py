@@ -181,8 +181,9 @@ class HeadCheckpoint:
             )
         if all_slide and SLIDING[0] not in kinds:
             kinds = SLIDING[:1] * count
-        window = config.sliding_window if config.use_sliding_window else None
-        window = named or window or 0
+        window = named or config.sliding_window or 0
+        if not config.use_sliding_window:
+            window = 0
         if SLIDING[0] in kinds and window < 1:
             raise DrafterError(
                 f"{self.location}'s config.json has sliding_attention among its layer_types, but "

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 
 from engine.config import Settings
 from engine.errors import ConfigError, DrafterError
-from engine.plain import short
+from engine.plain import short, visible
 
 SECTIONS = ("transformer_layer_config", "eagle_config", "dflash_config")
 """Where speculators, NVIDIA and z-lab nest settings; the later ones are closer to the network."""
@@ -250,7 +250,9 @@ def check_unread(values: Mapping[str, Any], location: str, *also: str) -> None:
         and not any(value == fine for fine in NEUTRAL.get(key, ()))
     }
     if left:
-        named = ", ".join(f"{short(key)}: {short(value)}" for key, value in list(left.items())[:4])
+        named = ", ".join(
+            f"{visible(key[:80])}: {short(value)}" for key, value in list(left.items())[:4]
+        )
         more = f" and {len(left) - 4} more" if len(left) > 4 else ""
         raise DrafterError(
             f"{location}/config.json says {named}{more}, which nothing here reads for this method, "
@@ -262,4 +264,5 @@ def check_unread(values: Mapping[str, Any], location: str, *also: str) -> None:
 def beyond_transformers(config: Any) -> dict[str, Any]:
     """Settings of a transformers config that its class does not have: its model ignores them."""
     fields = type(config).__dataclass_fields__.keys() | type(config).attribute_map.keys()
+    fields |= {"per_layer_config"}
     return {key: value for key, value in config.to_dict().items() if key not in fields}
