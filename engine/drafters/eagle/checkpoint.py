@@ -60,9 +60,16 @@ def load_eagle3(
 
 
 def load_parallel(
-    found: HeadCheckpoint, target: Target, layers: tuple[int, ...] | None = None
+    found: HeadCheckpoint,
+    target: Target,
+    layers: tuple[int, ...] | None = None,
+    mask_token_id: int | None = None,
 ) -> tuple[ParallelHead, Needs]:
-    """As `load_eagle3`, of a head with any number of layers and a vector for masked features."""
+    """As `load_eagle3`, of a head with any number of layers and a vector for masked features.
+
+    Args:
+        mask_token_id: token at masked places; None = as its config says.
+    """
     _check_is_eagle3(found)
     if not found.has("mask_hidden"):
         raise DrafterError(
@@ -71,6 +78,7 @@ def load_parallel(
         )
     windows = _windows(found, target, one_layer=False)
     masked = found.take("mask_hidden").flatten()
+    mask = found.mask_token(mask_token_id, found.num_embeddings(target))
     make = functools.partial(ParallelHead, windows)
     head, needs = _loaded(make, found, target, layers, windows)
     width = head.spec.feature_width * max(1, head.spec.num_features)
@@ -79,6 +87,7 @@ def load_parallel(
             f"{found.location}: mask_hidden has {len(masked)} numbers, but {width} are read of the "
             "target. It is damaged; copy it again."
         )
+    head.mask_token = mask
     head.mask_hidden = masked[None].to(target.device, target.dtype)
     return head, needs
 

@@ -26,6 +26,7 @@ class ParallelHead(Eagle3Head):
     """The first layer joins token and feature as EAGLE-3's; the others are plain decoder layers."""
 
     mask_hidden: Tensor
+    mask_token: int
 
     def __init__(
         self,
@@ -44,9 +45,7 @@ class ParallelHead(Eagle3Head):
         named = {f"norms.{i - 1}": f"layers.{i}.input_layernorm" for i in others}
         self.aliases = {**Eagle3Head.aliases, **named}
 
-    def fill(
-        self, features: Tensor, tokens: Tensor, mask: int, past: HeadCache, length: int
-    ) -> Tensor:
+    def fill(self, features: Tensor, tokens: Tensor, past: HeadCache, length: int) -> Tensor:
         """Logits `(length, draft vocabulary)` of the block behind n new base entries.
 
         The cache gains the base entries.
@@ -55,7 +54,7 @@ class ParallelHead(Eagle3Head):
             features: `(n, width)` of the target; `tokens (n,)` follow them, the last is the root.
         """
         n, begin = len(tokens), past.length
-        masks = tokens.new_full((length - 1,), mask)
+        masks = tokens.new_full((length - 1,), self.mask_token)
         masked = torch.cat([features, self.mask_hidden.expand(len(masks), -1)])
         x, out = self.join(
             self.fuse(masked), embedding(torch.cat([tokens, masks]), self.embedding_weight)

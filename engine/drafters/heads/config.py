@@ -244,7 +244,8 @@ def check_unread(values: Mapping[str, Any], location: str, *also: str) -> None:
     left = {
         key: value
         for key, value in sorted(values.items())
-        if key not in HARMLESS
+        if value is not None
+        and key not in HARMLESS
         and key not in also
         and not key.startswith("_")
         and not any(value == fine for fine in NEUTRAL.get(key, ()))

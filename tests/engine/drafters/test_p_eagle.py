@@ -229,7 +229,7 @@ def test_each_method_names_the_other_for_its_heads(tmp_path: Path) -> None:
 
 def test_a_damaged_head_is_refused(tmp_path: Path) -> None:
     target = judges.target_of("llama")
-    folder = save_parallel(tmp_path, target, note="says no mask")
+    folder = save_parallel(tmp_path, target, _note="says no mask")
     with pytest.raises(DrafterError, match="says no mask token"):
         config(speculative_model=str(folder)).build(build_context(target))
     with pytest.raises(DrafterError, match="mask token is 999, but .* embeds tokens 0 to 287"):
@@ -237,5 +237,5 @@ def test_a_damaged_head_is_refused(tmp_path: Path) -> None:
     tensors = load_file(folder / "m.safetensors")
     tensors["mask_hidden"] = tensors["mask_hidden"][..., 1:].contiguous()
     save_file(tensors, folder / "m.safetensors")
-    with pytest.raises(DrafterError, match="mask_hidden has 95 numbers, but fc reads 96"):
+    with pytest.raises(DrafterError, match="mask_hidden has 95 numbers, but 96 are read"):
         config(speculative_model=str(folder), mask_token_id=5).build(build_context(target))
