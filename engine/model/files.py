@@ -44,21 +44,28 @@ RANGES: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("block_count", "decoder_layers"), _LAYERS),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head", "n_heads"), _HEADS),
     **dict.fromkeys(("head_count", "head_count_kv"), _HEADS),
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embedding_length", "head_dim"), _WIDTH),
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "embedding_length"), _WIDTH),
+    **dict.fromkeys(("num_kv_shared_layers", "loop_num_passes"), (0, 1024)),
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "feed_forward_length"), _INNER),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), _EXPERTS),
     **dict.fromkeys(("expert_count", "num_mtp_layers", "num_nextn_predict_layers"), _EXPERTS),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "context_length"), _LENGTH),
-    "sliding_window": _LENGTH,
+    "attention_chunk_size": _LENGTH,
+    "head_dim": (0, 1 << 20),
+    "sliding_window": (-1, 1 << 60),
+    "unpadded_vocab_size": (1, 1 << 24),
     "model_max_length": (1, 10**40),
     "vocab_size": (1, 1 << 24),
     "num_labels": (0, 1 << 20),
 }
 """Sizes of models as config.json and GGUF files name them, and between what they may lie: well
-beyond every model that there is, and small enough to try."""
+beyond every model that there is, small enough to try, and never narrower than transformers."""
 PER_LAYER = {"num_attention_heads", "num_key_value_heads", "intermediate_size"}
-PER_LAYER |= {"head_count", "head_count_kv", "feed_forward_length"}
-"""Sizes that may also be a list."""
+PER_LAYER |= {"head_count", "head_count_kv", "feed_forward_length", "num_hidden_layers"}
+"""Sizes that may also be a list, or a mapping."""
+NAMES = {"architectures", "attention_layers", "layer_types", "mtp_layer_types"}
+"""Settings that are lists of names."""
+SWITCHES = {"alibi", "use_sliding_window"}
 
 
 # ---- files
@@ -205,7 +212,7 @@ def check_sizes(values: Mapping[str, Any], where: str, *, least: int | None = No
     Raises SourceError: one is of another kind, or out of its range; it is named.
     """
     for key, value in values.items():
-        if isinstance(value, Mapping) and key not in RANGES:
+        if isinstance(value, Mapping) and key not in {*RANGES, *NAMES, *SWITCHES}:
             check_sizes(value, where, least=least if key == "text_config" else 0)
             continue
         fault = None if value is None else _fault(key.rpartition(".")[2], value, least)
@@ -217,10 +224,16 @@ def _fault(key: str, value: Any, least: int | None) -> str | None:
     """What a setting would have to be; None if there is nothing against it."""
     if key in RANGES:
         low, most = RANGES[key]
-        several = key in PER_LAYER and isinstance(value, list)
+        parts = value.values() if isinstance(value, Mapping) else value
+        several = key in PER_LAYER and isinstance(value, list | Mapping)
         low = min(low, 0 if several or least is not None else low)
-        ok = all(_is_int(one, low, most) for one in (value if several else [value]))
-        return None if ok and value != [] else f"a number in [{low}, {most}]"
+        ok = all(_is_int(one, low, most) for one in (parts if several else [value]))
+        return None if ok and value not in ([], {}) else f"a number in [{low}, {most}]"
+    if key in NAMES:
+        ok = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        return None if ok else "a list of names"
+    if key in SWITCHES:
+        return None if isinstance(value, bool) else "true or false"
     if key in ("dtype", "torch_dtype"):
         name = value.removeprefix("torch.") if isinstance(value, str) else ""
         known = isinstance(getattr(torch, name, None), torch.dtype)
@@ -233,13 +246,14 @@ def _fault(key: str, value: Any, least: int | None) -> str | None:
         ok = isinstance(value, int | float) and 0 < value < float("inf")
         return None if ok else "a number above 0"
     if key.endswith(("_eps", "_epsilon")):
-        ok = isinstance(value, int | float) and 0 <= value < 1
-        return None if ok else "a number in [0, 1)"
+        ok = isinstance(value, int | float) and 0 <= value <= 1
+        return None if ok else "a number in [0, 1]"
     return None
 
 
 def _is_int(value: Any, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    return whole and not isinstance(value, bool) and least <= value <= most
 
 
 # ---- a model that was read

@@ -268,8 +268,8 @@ def _window(config: Any) -> int | None:
     """Width of sliding-window attention, if any layer uses it."""
     if getattr(config, "use_sliding_window", True) is False:
         return None
-    window = getattr(config, "sliding_window", None)
-    return None if window is None else int(window)
+    window = int(getattr(config, "sliding_window", None) or 0)
+    return window if window > 0 else None
 
 
 def _looks_up_by_kind(model: PreTrainedModel) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import json
 from collections.abc import Callable
@@ -11,9 +12,12 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+import engine
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
@@ -27,7 +31,9 @@ from engine.errors import (
 )
 from engine.kernels.cpu.weights import PackedLinear, pack
 from engine.model import loading
-from engine.model.forward import ModulesForward
+from engine.model.facts import facts_of
+from engine.model.files import check_sizes, read_settings
+from engine.model.forward import ModulesForward, _window
 from engine.model.kinds import check_can_roll_back
 from engine.model.loading import load_target, pick_device, pick_dtype
 from engine.model.reading import explain, num_parameters
@@ -377,3 +383,71 @@ def test_the_embedded_model_is_fetched_and_unpacked_into_an_empty_cache(tmp_path
     kept = {str(path.relative_to(tmp_path).parts[0]) for path in tmp_path.iterdir()}
     assert kept == {"wheels", "converted"}
     assert not list(tmp_path.rglob("partial-*"))
+
+
+# ---- what a config may say
+
+
+def keys_read_of_configs() -> set[str]:
+    """What the engine's own code asks a model's config for, beside what every class of it has."""
+    keys = set()
+    for file in Path(engine.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr":
+                owner, name = ast.unparse(node.args[0]), node.args[1]
+                if "config" in owner and isinstance(name, ast.Constant):
+                    keys.add(str(name.value))
+    assert {"num_kv_shared_layers", "layer_types", "loop_num_passes"} <= keys
+    return {key for key in keys if not key.startswith("_")}
+
+
+def test_a_value_of_another_type_in_a_config_is_one_sentence(tmp_path: Path) -> None:
+    """Whatever the engine reads of it, also where the model's own class does not know the key."""
+    folder = save_tiny(tmp_path / "model")
+    settings = json.loads((folder / "config.json").read_text())
+    spec = TargetSpec.of_path_or_hub(str(folder))
+    refused = 0
+    for key in sorted(keys_read_of_configs()):
+        for value in ("x", 5.5, ["a"], {"a": 1}, True, -3):
+            (folder / "config.json").write_text(json.dumps({**settings, key: value}))
+            try:
+                facts_of(spec, dtype="float32", device="cpu", cache_dir=tmp_path)
+                target = load(folder)
+                plain_greedy(target, [1, 2, 3], 2)
+                assert target.kv_bytes > 0
+            except PlaygroundError as error:
+                refused += 1
+                assert "\n" not in str(error), (key, value)
+            except Exception as error:
+                pytest.fail(f"{key} = {value!r}: {type(error).__name__}: {error}")
+    assert refused > 50
+
+
+@pytest.mark.parametrize("key", ["num_kv_shared_layers", "loop_num_passes", "layer_types"])
+def test_the_setting_of_another_type_is_named(tmp_path: Path, key: str) -> None:
+    folder = save_tiny(tmp_path)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**settings, key: "x"}))
+    assert f"{key} must be" in refusal(folder)
+
+
+def test_no_config_of_transformers_is_out_of_range(tmp_path: Path) -> None:
+    """Every class by its own defaults, saved and loaded."""
+    checked = []
+    for name in CONFIG_MAPPING:
+        try:
+            config = CONFIG_MAPPING[name]()
+        except (ValueError, StrictDataclassError):  # needs settings
+            continue
+        config.save_pretrained(tmp_path)
+        check_sizes(read_settings(tmp_path / "config.json"), name)
+        checked.append(name)
+    assert "qwen2_moe" in checked and len(checked) > 0.98 * len(CONFIG_MAPPING.keys())
+
+
+def test_a_window_of_no_rows_is_no_window() -> None:
+    """As Qwen2-MoE's config writes it."""
+    for window in (0, -1, None):
+        config = AutoConfig.for_model("mistral", sliding_window=window)
+        assert _window(config) is None
+    assert _window(AutoConfig.for_model("mistral", sliding_window=7)) == 7

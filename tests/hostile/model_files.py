@@ -122,7 +122,7 @@ def save_dflash(folder: Path, target: Target) -> None:
         "layers.0.input_layernorm.weight": torch.ones(size),
         **layer_tensors(size, size, "layers.0"),
     }
-    assert len(DFlashModel(BlockShape(spec, 2, (None,))).layers) == 1
+    assert len(DFlashModel(BlockShape((spec,), 2)).layers) == 1
     config = config_of(target, num_hidden_layers=1, block_size=4)
     config |= {"dflash_config": {"mask_token_id": 11, "target_layer_ids": [0, 1]}}
     write(folder, tensors, config)
@@ -194,6 +194,10 @@ CONFIG: dict[str, tuple[Any, ...]] = {
     "tie_word_embeddings": ("yes", 5, [], True),
     "layer_types": (["nonsense"] * 3, 5, "x", ["full_attention"] * 2, [5, 5, 5], {"a": 1}),
     "sliding_window": (0, -1, "x", [], 10**18),
+    "num_kv_shared_layers": ("x", -1, 10**9, [], {}, 2.5, True),
+    "loop_num_passes": ("x", -1, 10**9, [], {}),
+    "attention_layers": (5, "x", [5], {"a": 1}),
+    "unpadded_vocab_size": ("x", 0, [], 10**12),
     "attention_bias": (True, "x", 5),
     "mlp_bias": (True,),
     "quantization_config": ({}, "x", 5, [], {"quant_method": "nonsense"})
@@ -313,6 +317,14 @@ HEAD_CONFIG: dict[str, tuple[Any, ...]] = {
     "vocab_size": (0, 7, 10**12, "x", []),
     "quantization_config": ("x", {"bits": 4}, []),
     "transformer_layer_config": ({}, 5, []),
+    "partial_rotary_factor": (0, 2, "x", [], 0.01),
+    "rope_parameters": ({"partial_rotary_factor": "x"}, {"partial_rotary_factor": -1}, 5),
+    "is_neox_style": ("x", 5, False),
+    "use_gemma_norm": ("x", True),
+    "use_sliding_window": ("x", False),
+    "draft_vocab_size": ("x", 0, 10**12),
+    "architectures": (5, [5], "DominoDraftModel", {"a": 1}),
+    "a key with \x1b[2J": (1,),
     "eagle_config": (5, [], "x", {"use_aux_hidden_state": False}),
     "speculators_config": (5, [], {"verifier": 5}, {"verifier": {"name_or_path": []}}),
 }

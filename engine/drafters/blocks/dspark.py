@@ -20,7 +20,6 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
 
 from engine.drafters.base import BuildContext
 from engine.drafters.blocks.dflash import (
@@ -29,7 +28,7 @@ from engine.drafters.blocks.dflash import (
     DFlashModel,
     FeatureBlockMethod,
 )
-from engine.drafters.eagle.checkpoint import draft_vocabulary, own_embedding
+from engine.drafters.eagle.checkpoint import own_embedding
 from engine.drafters.eagle.trees import DynamicTree
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.vocabulary import Vocabulary
@@ -38,7 +37,7 @@ from engine.kernels.cpu.operators import likeliest
 from engine.proposal import Proposal
 
 _KINDS = ("vanilla", "gated", "rnn")
-_UNREAD = ("t2d", "confidence_head.")
+_UNREAD = "confidence_head."
 
 
 class DSparkConfig(FeatureBlockMethod):
@@ -88,13 +87,11 @@ class MarkovHead(nn.Module):
 
 
 class DSparkModel(DFlashModel):
-    """DFlash's layers and a Markov head; an output matrix where it has its own."""
+    """DFlash's layers and a Markov head."""
 
-    def __init__(self, shape: BlockShape, markov: MarkovHead, own_output: int | None) -> None:
+    def __init__(self, shape: BlockShape, markov: MarkovHead) -> None:
         super().__init__(shape)
         self.markov_head = markov
-        if own_output is not None:
-            self.lm_head = nn.Linear(shape.spec.hidden, own_output, bias=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +132,8 @@ class DSparkDrafter(DFlashDrafter):
     Raises DrafterError: it is no DSpark model, or one for another target.
     """
 
+    from_anchor = True
+
     def __init__(self, context: BuildContext, config: DSparkConfig, found: HeadCheckpoint) -> None:
         super().__init__(context, config, found)
         tree = config.use_dynamic_tree
@@ -142,8 +141,7 @@ class DSparkDrafter(DFlashDrafter):
         self._keep = config.max_total_draft_tokens if tree else len(self._masks) + 1
 
     def _load(self, found: HeadCheckpoint, shape: BlockShape) -> DSparkModel:
-        target, said = self._target, found.options
-        self._first = 0 if said.sample_from_anchor else 1
+        target, said = self._target, found.config
         if said.markov_head_type not in _KINDS:
             raise DrafterError(
                 f"{found.location}'s config.json says markov_head_type "
@@ -154,26 +152,20 @@ class DSparkDrafter(DFlashDrafter):
                 f"{found.location} has no markov_head. Choose the method DFlash for block models "
                 "without one."
             )
-        own = found.has("lm_head.weight")
-        size = found.size("lm_head.weight", 0) if own else target.vocab_size
         rank = found.size("markov_head.markov_w1.weight", 1)
-        sizes = (said.markov_head_type, target.vocab_size, size, rank, shape.spec.hidden)
-        model = found.load(
-            lambda: DSparkModel(shape, MarkovHead(*sizes), size if own else None), target
-        )
-        self._vocabulary = draft_vocabulary(found, size, target)
-        self._embedding = own_embedding(found, target, shape.spec.hidden)
+        found.agree(markov_rank=rank, dspark_markov_rank=rank)
         for name in [name for name in found.unread if name.startswith(_UNREAD)]:
             found.unread.pop(name)
-        return model
+        size = self._vocabulary.size
+        sizes = (said.markov_head_type, target.vocab_size, size, rank, shape.spec.hidden)
+        return found.load(lambda: DSparkModel(shape, MarkovHead(*sizes)), target)
 
-    def _embedded(self, ids: Tensor) -> Tensor:
-        return embedding(ids, self._embedding)
+    def _own_embedding(self, found: HeadCheckpoint) -> Tensor:
+        return own_embedding(found, self._target, self._target.hidden_size)
 
     def _drafted(self, filled: Tensor) -> Proposal:
-        model = self._model
+        model, base = self._model, self._logits(filled)
         assert isinstance(model, DSparkModel)
-        base = model.lm_head(filled) if hasattr(model, "lm_head") else self._target.output(filled)
         root = torch.full((1,), self.text[-1], device=filled.device)
         block = _Block.of(model.markov_head, self._vocabulary, filled, base, root)
         tree = DynamicTree(self._top_k, len(filled), self._keep, self._top_k)

@@ -43,11 +43,10 @@ class ParallelEagleConfig(BlockMethod):
     def build(self, context: BuildContext) -> ParallelEagleDrafter:
         found = HeadCheckpoint.read(context.weights(self.speculative_model, "a P-EAGLE head"))
         inputs = inputs_of(self.eagle3_layers_to_capture)
-        head, layers = load_parallel(found, context.target, inputs)
-        mask = found.mask_token(self.mask_token_id, len(head.embedding_weight))
+        head, needs = load_parallel(found, context.target, inputs, self.mask_token_id)
         pack_linears(head, context.target.kernels)
         notes = remarks(found, context.target)
-        return ParallelEagleDrafter(self, head, mask, Needs(layers=layers), notes)
+        return ParallelEagleDrafter(self, head, needs, notes)
 
 
 class ParallelEagleDrafter(FeatureDrafter):
@@ -57,11 +56,10 @@ class ParallelEagleDrafter(FeatureDrafter):
         self,
         config: ParallelEagleConfig,
         head: ParallelHead,
-        mask: int,
         needs: Needs,
         notes: tuple[str, ...],
     ) -> None:
-        self._config, self._head, self._mask = config, head, mask
+        self._config, self._head = config, head
         self.needs, self.notes = needs, notes
         self._cache = HeadCache(1 + len(head.layers))
 
@@ -74,7 +72,7 @@ class ParallelEagleDrafter(FeatureDrafter):
         if length < 1:
             return root_only(self.text[-1], self._head.embedding_weight.device)
         unread, self._unread = self.unread(), ()
-        logits = self._head.fill(*unread, self._mask, self._cache, length)
+        logits = self._head.fill(*unread, self._cache, length)
         return self._config.fill(self.text[-1], logits, self._head.vocabulary)
 
     def close(self) -> None:

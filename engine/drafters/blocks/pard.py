@@ -23,6 +23,7 @@ from engine.drafters.base import BuildContext, Drafter, Start, root_only
 from engine.drafters.blocks.base import AT_ONCE, BlockMethod
 from engine.drafters.draft_target import DraftDevice, DraftDtype, load_draft_model
 from engine.drafters.heads.checkpoint import mask_token
+from engine.drafters.heads.config import beyond_transformers, check_unread
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.drafters.method import DraftShape, draft_len
 from engine.drafters.texts import BEYOND, ROWS, Reading
@@ -30,6 +31,8 @@ from engine.model.target import Target
 from engine.model.text import common_vocabulary
 from engine.proposal import Needs, Proposal
 from engine.tree import TreeShape, upload
+
+_MASKS = ("pard_token", "ptd_token_id")
 
 
 class PardConfig(BlockMethod):
@@ -71,7 +74,8 @@ class PardDrafter(Drafter):
     def __init__(self, config: PardConfig, model: Target, target: Target) -> None:
         """Raises DrafterError: the model has no mask; VocabularyError: it is of another family."""
         self.model, self._config, self._device = model, config, target.device
-        said = [getattr(model.config, name, None) for name in ("pard_token", "ptd_token_id")]
+        said = [getattr(model.config, name, None) for name in _MASKS]
+        check_unread(beyond_transformers(model.config), model.name, *_MASKS)
         self._mask = mask_token((config.mask_token_id, *said), model.name, model.vocab_size)
         self._vocabulary = Vocabulary(None, common_vocabulary(target, model))
         self._cache, self._keeps = model.new_cache(0), False

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from engine.drafters.heads.layer import HeadCache, HeadLayer, HeadSpec, Past
+from engine.drafters.heads.layer import HeadCache, HeadLayer, HeadSpec, Past, within
 from engine.drafters.heads.output import DraftOutput
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.kernels.cpu.decoder import Decoder, Joining, Parts, Place
@@ -116,7 +116,7 @@ class DraftHead(nn.Module):
         """
         x, residual = self.join(hidden, embedding(tokens, self.embedding_weight))
         if last_only:
-            residual, mask = residual[-1:], None
+            residual = residual[-1:]
         out: Tensor = self.layer(x, residual, positions, past, mask)
         return out
 
@@ -139,10 +139,7 @@ class DraftHead(nn.Module):
             last_only: all entries leave keys and values, but only the last one is wanted: m = 1.
         """
         if self.decoder is None:
-            mask = None
-            if visible is not None and not last_only:
-                earlier = past.length + len(tokens) - visible.shape[1]
-                mask = torch.cat([visible.new_ones(len(tokens), earlier), visible], dim=1)
+            mask = self._mask(len(tokens), past.length, visible, last_only=last_only)
             out: Tensor = self(hidden, tokens, positions, past, mask, last_only=last_only)
             return out, self.logits(out)
         past.reserve(len(tokens))
@@ -155,6 +152,20 @@ class DraftHead(nn.Module):
         outputs = found.hidden if self.feeds_normed else found.layers
         assert outputs is not None
         return outputs[-wanted:], found.logits
+
+    def _mask(
+        self, count: int, length: int, visible: Tensor | None, *, last_only: bool
+    ) -> Tensor | None:
+        """What so many entries behind `length` rows see, `(m, rows)`; None = all before them."""
+        window = self.layer.spec.window
+        if window is None and (last_only or visible is None):
+            return None
+        if visible is None:
+            device = self.embedding_weight.device
+            visible = torch.ones(count, count, dtype=torch.bool, device=device).tril()
+        earlier = length + count - visible.shape[1]
+        seen = torch.cat([visible.new_ones(count, earlier), visible], dim=1)
+        return within(seen[-1:] if last_only else seen, window)
 
 
 class Eagle1Head(DraftHead):
@@ -192,6 +203,7 @@ class Eagle3Spec:
     """How an EAGLE-3 head fuses features and where it normalises.
 
     Attributes:
+        num_features: captured layers; 0 = the target's last hidden state takes their place.
         feature_width: width of one captured layer of the target.
         norm_before_residual: the residual is the normed hidden vector (`speculators`' default).
         norm_before_fc: one norm over all captured layers before they are fused.
@@ -226,7 +238,8 @@ class Eagle3Head(DraftHead):
                 nn.RMSNorm(spec.feature_width, eps=layer.eps) for _ in range(spec.num_features)
             )
             self.fc_norm = nn.ModuleList(norms)
-        self.fc = nn.Linear(width, layer.hidden, bias=False)
+        if spec.num_features:
+            self.fc = nn.Linear(width, layer.hidden, bias=False)
         self.hidden_norm = nn.RMSNorm(layer.hidden, eps=layer.eps)
         self.input_layernorm = nn.RMSNorm(layer.hidden, eps=layer.eps)
         self.layer = HeadLayer(layer, 2 * layer.hidden)
@@ -236,6 +249,8 @@ class Eagle3Head(DraftHead):
             self.lm_head = nn.Linear(layer.hidden, spec.draft_vocab_size, bias=False)
 
     def fuse(self, features: Tensor) -> Tensor:
+        if not self.spec.num_features:
+            return features
         if self.spec.norm_before_fc:
             features = self.input_norm(features)
         if self.spec.norm_each_feature:

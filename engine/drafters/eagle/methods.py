@@ -257,8 +257,7 @@ class Eagle3Config(_EagleMethod):
 
     def _load(self, found: HeadCheckpoint, context: BuildContext) -> tuple[DraftHead, Needs]:
         inputs = inputs_of(self.eagle3_layers_to_capture)
-        head, layers = load_eagle3(found, context.target, inputs)
-        return head, Needs(layers=layers)
+        return load_eagle3(found, context.target, inputs)
 
 
 class EagleDrafter(FeatureDrafter):

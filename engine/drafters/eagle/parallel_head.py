@@ -12,31 +12,40 @@ Source: arXiv:2602.01469, section 3; vLLM's llama_eagle3.py (how layers after th
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from engine.drafters.eagle.head import Eagle3Head, Eagle3Spec, OutputMatrix
-from engine.drafters.heads.layer import HeadCache, HeadLayer
+from engine.drafters.heads.layer import HeadCache, HeadLayer, within
 
 
 class ParallelHead(Eagle3Head):
     """The first layer joins token and feature as EAGLE-3's; the others are plain decoder layers."""
 
     mask_hidden: Tensor
+    mask_token: int
 
-    def __init__(self, count: int, spec: Eagle3Spec, lm_head: OutputMatrix | None = None) -> None:
+    def __init__(
+        self,
+        windows: tuple[int | None, ...],
+        spec: Eagle3Spec,
+        lm_head: OutputMatrix | None = None,
+    ) -> None:
+        """`windows`: as `HeadSpec.window`, of every layer."""
         super().__init__(spec, lm_head)
-        layer = spec.layer
-        others = range(1, count)
+        layer, others = spec.layer, range(1, len(windows))
+        specs = [replace(layer, window=window) for window in windows[1:]]
         self.norms = nn.ModuleList(nn.RMSNorm(layer.hidden, eps=layer.eps) for _ in others)
-        self.layers = nn.ModuleList(HeadLayer(layer, layer.hidden, index) for index in others)
+        self.layers = nn.ModuleList(
+            HeadLayer(own, layer.hidden, index) for index, own in enumerate(specs, 1)
+        )
         named = {f"norms.{i - 1}": f"layers.{i}.input_layernorm" for i in others}
         self.aliases = {**Eagle3Head.aliases, **named}
 
-    def fill(
-        self, features: Tensor, tokens: Tensor, mask: int, past: HeadCache, length: int
-    ) -> Tensor:
+    def fill(self, features: Tensor, tokens: Tensor, past: HeadCache, length: int) -> Tensor:
         """Logits `(length, draft vocabulary)` of the block behind n new base entries.
 
         The cache gains the base entries.
@@ -45,15 +54,15 @@ class ParallelHead(Eagle3Head):
             features: `(n, width)` of the target; `tokens (n,)` follow them, the last is the root.
         """
         n, begin = len(tokens), past.length
-        masks = tokens.new_full((length - 1,), mask)
-        seen = torch.cat([features, self.mask_hidden.expand(len(masks), -1)])
+        masks = tokens.new_full((length - 1,), self.mask_token)
+        masked = torch.cat([features, self.mask_hidden.expand(len(masks), -1)])
         x, out = self.join(
-            self.fuse(seen), embedding(torch.cat([tokens, masks]), self.embedding_weight)
+            self.fuse(masked), embedding(torch.cat([tokens, masks]), self.embedding_weight)
         )
         positions = torch.arange(begin, begin + len(x), device=x.device)
-        visible = torch.arange(begin + len(x), device=x.device) <= positions[:, None]
-        out = self.layer(x, out, positions, past, visible)
+        seen = torch.arange(begin + len(x), device=x.device) <= positions[:, None]
+        out = self.layer(x, out, positions, past, within(seen, self.layer.spec.window))
         for norm, layer in zip(self.norms, self.layers, strict=True):
-            out = layer(norm(out), out, positions, past, visible)
+            out = layer(norm(out), out, positions, past, within(seen, layer.spec.window))
         past.length = begin + n
         return self.logits(self.norm(out[n - 1 :]) if self.spec.norm_output else out[n - 1 :])

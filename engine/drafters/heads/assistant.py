@@ -27,6 +27,7 @@ from torch import Tensor
 
 from engine.config import setting
 from engine.drafters.base import BuildContext, Start, chain, root_only
+from engine.drafters.heads.config import beyond_transformers, check_unread
 from engine.drafters.heads.features import LastRowDrafter
 from engine.drafters.method import MethodConfig, draft_len
 from engine.errors import DrafterError
@@ -85,6 +86,8 @@ def load_assistant(location: str, target: Target) -> Any:
             f"{location} is of the type {config.model_type}; an assistant is of one of "
             f"{', '.join(MODEL_TYPES)}. Use Draft_Target for an ordinary small model."
         )
+    for one in (config, config.get_text_config()):
+        check_unread(beyond_transformers(one), location)
     own, theirs = _sizes(config.get_text_config()), _sizes(target.config)
     wanted = (config.backbone_hidden_size, config.get_text_config().vocab_size)
     if wanted != (target.hidden_size, target.vocab_size) or own.items() - theirs.items():

@@ -14,18 +14,24 @@ DSpark                as DFlash's, with markov_head, embed_tokens, lm_head and c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
-from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 
-from engine.config import Settings
+from engine.drafters.heads.config import ConfigReader
 from engine.drafters.heads.layer import HeadLayer, HeadSpec
-from engine.errors import ConfigError, DrafterError, first_line
+from engine.errors import DrafterError, VocabularyError, first_line
 from engine.model.checkpoints import Checkpoint, read_checkpoint
 from engine.model.files import UNREADABLE
+from engine.model.kinds import ATTENTION, FULL, SLIDING
 from engine.model.target import Target
+from engine.plain import short
+
+PADDING = 0.01
+"""Vocabularies whose sizes differ by at most this share differ by padding at the end."""
+UNUSED = ("t2d", "rotary_emb.", "verifier_norm.", "verifier_lm_head.")
+"""Tensors that trainers leave in their files."""
 
 _RENAMED = {
     "midlayer.": "layers.0.",
@@ -36,86 +42,19 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _Network = TypeVar("_Network", bound=nn.Module)
 
 
-_Count = Annotated[int, Field(ge=1, le=1 << 24)]
-_Layers = Annotated[tuple[Annotated[int, Field(ge=-1, le=4096)], ...], Field(strict=False)]
-
-
-class _Published(Settings):
-    """Other people's settings: what is not asked for may be anything, and null is not said."""
-
-    model_config = ConfigDict(extra="ignore", title="config.json")
-
-    @classmethod
-    def read(cls, values: Mapping[str, Any], location: str) -> Self:
-        """DrafterError if a setting that counts is of another kind, or out of range."""
-        said = {key: value for key, value in values.items() if value is not None}
-        try:
-            return cls.parse(said, where=f"{location}/config.json")
-        except ConfigError as error:
-            raise DrafterError(str(error)) from error
-
-
-class LayerConfig(_Published):
-    """What a config says of the network's layers."""
-
-    hidden_size: _Count | None = None
-    vocab_size: _Count | None = None
-    num_hidden_layers: int | None = Field(None, ge=1, le=1024)
-    num_attention_heads: int | None = Field(None, ge=1, le=4096)
-    num_key_value_heads: int | None = Field(None, ge=1, le=4096)
-    head_dim: int | None = Field(None, ge=1, le=1 << 14)
-    intermediate_size: _Count | None = None
-    hidden_act: str = "silu"
-    rms_norm_eps: float = Field(1e-6, ge=0.0, lt=1.0)
-    rope_theta: float = Field(10000.0, gt=0.0, allow_inf_nan=False)
-    rope_parameters: dict[str, Any] = {}
-    rope_scaling: dict[str, Any] = {}
-    bias: bool = True
-
-
-class HeadOptions(_Published):
-    """What a config says of the head itself: at its top, or where NVIDIA or z-lab nest it."""
-
-    quantization_config: Any = None
-    use_aux_hidden_state: bool = True
-    eagle_aux_hidden_state_layer_ids: _Layers = ()
-    norm_before_residual: bool | None = None
-    norm_output: bool = False
-    speculators_config: dict[str, Any] = {}
-    block_size: int | None = Field(None, ge=1, le=1024)
-    mask_token_id: int | None = Field(None, ge=0)
-    ptd_token_id: int | None = Field(None, ge=0)
-    pard_token: int | None = Field(None, ge=0)
-    target_layer_ids: _Layers | None = None
-    aux_hidden_state_layer_ids: _Layers = ()
-    sample_from_anchor: bool = True
-    markov_head_type: str = "vanilla"
-    layer_types: Annotated[tuple[str, ...], Field(strict=False)] = ()
-    sliding_window: int | None = Field(None, ge=1)
-
-
 class HeadCheckpoint:
-    """A network's tensors by one set of names, and its config wherever each format keeps it.
+    """A network's tensors by one set of names, and its config.
 
     Attributes:
-        layers: the config of the network's layers.
+        config: what its config.json says; a setting that is looked at is read.
         unread: names of tensors that nobody has taken yet.
     """
 
     def __init__(self, found: Checkpoint) -> None:
-        self.location, config = found.location, found.config
-        sections = ("transformer_layer_config", "eagle_config", "dflash_config")
-        nested = {name: config.get(name) or {} for name in sections}
-        for name, section in nested.items():
-            if not isinstance(section, Mapping):
-                raise DrafterError(f"{found.location}: {name} in config.json must be a mapping.")
-        layers, *others = nested.values()
-        self.is_speculators = bool(layers)
-        self.layers = LayerConfig.read(layers or config, found.location)
-        options: dict[str, Any] = {}
-        for place in (*reversed(others), config):
-            options |= {key: value for key, value in place.items() if value is not None}
-        self.options = HeadOptions.read(options, found.location)
+        self.location = found.location
+        self._reader = ConfigReader(found.config, found.location)
+        self.config, self.is_speculators = self._reader.settings, self._reader.is_nested
+        self.model_type = found.config.get("model_type")
         tensors = {_renamed(name): tensor for name, tensor in found.tensors.items()}
         self._found = Checkpoint(found.location, found.config, tensors)
         self.unread = dict.fromkeys(tensors)
@@ -136,42 +75,121 @@ class HeadCheckpoint:
         """Extent of a matrix that others are checked against."""
         return self.take(name, None, None).shape[dim]
 
+    def num_embeddings(self, target: Target) -> int:
+        """Tokens that it can embed, by its own matrix or the target's."""
+        if self.has("embed_tokens.weight"):
+            return self.size("embed_tokens.weight", 0)
+        return len(target.embedding.get_parameter("weight"))
+
     def mask_token(self, named: int | None, size: int) -> int:
         """The mask of a network that drafts blocks: as a setting names it, or the config.
 
         Args:
             size: rows of the embedding that must have it.
         """
-        said = self.options
+        said = self.config
         known = (named, said.mask_token_id, said.ptd_token_id, said.pard_token)
         return mask_token(known, self.location, size)
+
+    def option(self, name: str, tensor: str) -> bool:
+        """Whether the network has what a setting switches on and a tensor belongs to.
+
+        DrafterError if the setting says so and there is no such tensor.
+        """
+        said, has = getattr(self.config, name), self.has(tensor)
+        if said and not has:
+            raise DrafterError(
+                f"{self.location}'s config.json says {name}, but there is no tensor {tensor}. "
+                "It is damaged; copy it again."
+            )
+        return has and said is not False
+
+    def agree(self, **sizes: int) -> None:
+        """DrafterError where the config names another size than the tensors, or the target."""
+        for name, size in sizes.items():
+            said = getattr(self.config, name)
+            if said not in (None, size):
+                raise DrafterError(
+                    f"{self.location}: {name} in config.json must be {size}, got {said}. It was "
+                    "made for another model, or it is damaged."
+                )
+
+    def check_vocabulary(self, target: Target) -> None:
+        """VocabularyError if it was made for other tokens than the target's, padding aside."""
+        stated = self.config.vocab_size
+        sizes = {} if stated is None else {"vocab_size in config.json": stated}
+        for name in ("embed_tokens.weight", "t2d"):
+            if self.has(name):
+                sizes[name] = len(self.take(name))
+        for name, size in sizes.items():
+            too_short = name == "embed_tokens.weight" and size < target.vocab_size
+            if too_short or abs(size - target.vocab_size) > PADDING * target.vocab_size:
+                raise VocabularyError(
+                    f"{self.location} was made for {size} tokens ({name}), but {target.name} has "
+                    f"{target.vocab_size}. Choose a head of this target."
+                )
 
     def layer_spec(self, width: int) -> HeadSpec:
         """The layers' sizes and constants; DrafterError for what such layers cannot compute."""
         from transformers.activations import ACT2FN  # seconds, which the page's start saves
 
-        if self.options.quantization_config:
+        config = self.config
+        if config.quantization_config:
             raise DrafterError(f"{self.location} is quantized. Use its bf16 or fp16 original.")
-        layers = self.layers
-        heads = self.stated("num_attention_heads", layers.num_attention_heads)
-        if layers.hidden_act not in ACT2FN:
+        self.agree(hidden_size=width)
+        heads = self.stated("num_attention_heads", config.num_attention_heads)
+        if config.hidden_act not in ACT2FN:
             raise DrafterError(
-                f"{self.location} has the unknown activation {layers.hidden_act[:80]!a}."
+                f"{self.location} has the unknown activation {config.hidden_act[:80]!a}."
             )
-        attention = "layers.0.self_attn"
+        attention, head_dim = "layers.0.self_attn", config.head_dim or max(1, width // heads)
+        rope, rotary_dim = self._rope(head_dim)
         return HeadSpec(
             hidden=width,
-            intermediate=layers.intermediate_size or self.size("layers.0.mlp.gate_proj.weight", 0),
+            intermediate=config.intermediate_size or self.size("layers.0.mlp.gate_proj.weight", 0),
             heads=heads,
-            kv_heads=layers.num_key_value_heads or heads,
-            head_dim=layers.head_dim or max(1, width // heads),
-            eps=layers.rms_norm_eps,
-            rope=self._rope(),
-            activation=layers.hidden_act,
-            qkv_bias=self.has(f"{attention}.q_proj.bias"),
+            kv_heads=config.num_key_value_heads or heads,
+            head_dim=head_dim,
+            eps=config.rms_norm_eps,
+            rope=rope,
+            activation=config.hidden_act,
+            qkv_bias=self.option("attention_bias", f"{attention}.q_proj.bias"),
             o_bias=self.has(f"{attention}.o_proj.bias"),
-            qk_norm=self.has(f"{attention}.q_norm.weight"),
+            qk_norm=self.option("use_qk_norm", f"{attention}.q_norm.weight"),
+            rotary_dim=rotary_dim,
+            interleaved=not config.is_neox_style,
+            value_scale=config.attention_value_scale,
         )
+
+    def windows(
+        self, count: int, named: int | None = None, *, all_slide: bool = False
+    ) -> tuple[int | None, ...]:
+        """How many rows each of so many layers looks at, its own included; None = all.
+
+        Args:
+            named: the window, where another setting than `sliding_window` names it.
+            all_slide: whether all layers slide where `layer_types` names none that does.
+
+        Raises DrafterError: it describes layers that no such network has.
+        """
+        config = self.config
+        kinds = config.layer_types or FULL[:1] * count
+        if len(kinds) != count or not set(kinds) <= ATTENTION:
+            raise DrafterError(
+                f"{self.location}: layer_types in config.json must name {count} layers, each one "
+                f"of {', '.join(sorted(ATTENTION))}."
+            )
+        if all_slide and SLIDING[0] not in kinds:
+            kinds = SLIDING[:1] * count
+        window = named or config.sliding_window or 0
+        if not config.use_sliding_window:
+            window = 0
+        if SLIDING[0] in kinds and window < 1:
+            raise DrafterError(
+                f"{self.location}'s config.json has sliding_attention among its layer_types, but "
+                "no sliding_window. Add it."
+            )
+        return tuple(window if kind == SLIDING[0] else None for kind in kinds)
 
     def stated(self, name: str, value: int | None) -> int:
         """A number of the config that no tensor tells; DrafterError if it says none."""
@@ -179,28 +197,46 @@ class HeadCheckpoint:
             raise DrafterError(f"{self.location}'s config.json says no {name}. Add it.")
         return value
 
-    def _rope(self) -> Mapping[str, Any]:
-        """transformers' `rope_parameters` from any spelling: the network's, not the target's."""
-        rope = dict(self.layers.rope_parameters or self.layers.rope_scaling)
+    def _rope(self, head_dim: int) -> tuple[Mapping[str, Any], int]:
+        """transformers' `rope_parameters` from any spelling: the network's, not the target's.
+
+        And how many numbers of a head they turn.
+        """
+        config = self.config
+        rope = dict(config.rope_parameters or config.rope_scaling)
         kind = rope.pop("type", None) or "default"
         rope.setdefault("rope_type", kind)
-        rope.setdefault("rope_theta", self.layers.rope_theta)
+        rope.setdefault("rope_theta", config.rope_theta)
         if rope["rope_type"] not in _ROPE_TYPES:
             raise DrafterError(
                 f"{self.location} uses {str(rope['rope_type'])[:80]!a} rotary positions; heads may "
                 f"use {', '.join(_ROPE_TYPES)}."
             )
-        return rope
+        share = config.partial_rotary_factor or rope.pop("partial_rotary_factor", None) or 1.0
+        turned = int(head_dim * share) if isinstance(share, float | int) else 0
+        if not 2 <= turned <= head_dim or turned % 2:
+            raise DrafterError(
+                f"{self.location}: partial_rotary_factor in config.json must leave an even number "
+                f"of a head's {head_dim} numbers to turn, got {short(share)}."
+            )
+        return rope, turned
+
+    def check_config_read(self, *also: str) -> None:
+        """Raises DrafterError: its config says something that nobody has read (`ConfigReader`)."""
+        self._reader.check_all_read(*also)
 
     def check_all_read(self) -> None:
-        """DrafterError if nobody took some of its tensors."""
-        self._found.check_read(self._found.tensors.keys() - self.unread.keys())
+        """DrafterError if nobody took some of its tensors, or read some of its config."""
+        names = [name for name in self.unread if not name.startswith(UNUSED)]
+        self._found.check_read(self._found.tensors.keys() - names)
+        self.check_config_read()
 
     def load(self, make: Callable[[], _Network], target: Target) -> _Network:
         """A network with these weights, which never had others, where and as the target is.
 
-        DrafterError if a tensor is missing or has another shape.
+        DrafterError if a tensor is missing or has another shape, or it is of another target.
         """
+        self.agree(target_hidden_size=target.hidden_size, num_target_layers=target.num_layers)
         try:
             with torch.device("meta"):
                 network = make()
@@ -209,13 +245,15 @@ class HeadCheckpoint:
                 f"{self.location}: no network can be built from its config.json: "
                 f"{first_line(error)}."
             ) from error
-        names = published_names(network)
+        names, gemma = published_names(network), self.config.use_gemma_norm
         tensors = {}
         for name, wanted in network.state_dict().items():
             module, _, kind = name.rpartition(".")
             parts = names.get(module, {module: len(wanted)}).items()
             taken = [self.take(f"{part}.{kind}", n, *wanted.shape[1:]) for part, n in parts]
             tensors[name] = taken[0] if len(taken) == 1 else torch.cat(taken)
+            if gemma and isinstance(network.get_submodule(module), nn.RMSNorm):
+                tensors[name] = 1 + tensors[name].float()
         network.load_state_dict(tensors, strict=True, assign=True)
         return network.requires_grad_(False).eval().to(device=target.device, dtype=target.dtype)
 

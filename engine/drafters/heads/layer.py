@@ -24,6 +24,11 @@ class HeadSpec:
 
     Attributes:
         rope: transformers' `rope_parameters`; positions start at 0 whatever the target does.
+        rotary_dim: numbers of a head that turn with the position, the first ones; None = all.
+        interleaved: they turn in pairs of neighbours, not of the two halves.
+        value_scale: factor of the values (MiMo).
+        window: how many rows a row sees, itself included; None = all.
+        causal: whether it sees none behind itself.
     """
 
     hidden: int
@@ -37,6 +42,16 @@ class HeadSpec:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False
+    rotary_dim: int | None = None
+    interleaved: bool = False
+    value_scale: float = 1.0
+    window: int | None = None
+    causal: bool = True
+
+    @property
+    def turned(self) -> int:
+        """Numbers of a head that turn with the position."""
+        return self.head_dim if self.rotary_dim is None else self.rotary_dim
 
 
 class Past(Protocol):
@@ -133,6 +148,8 @@ class HeadLayer(nn.Module):
         rotated = self._rotate(rotated.transpose(0, 1), positions)
         query, keys = rotated[: spec.heads, n - m :], rotated[spec.heads :]
         values = qkv[:, turned:].transpose(0, 1)
+        if spec.value_scale != 1:
+            values = values * spec.value_scale
         attend = attention if past is None else past.attend
         attended = attend(self, query, keys, values, mask)
         hidden = residual + self.o_proj(attended.reshape(m, -1))
@@ -141,20 +158,28 @@ class HeadLayer(nn.Module):
         return out
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Rotary embedding of `(heads, n, head_dim)`, the two halves of a head as pairs."""
+        """Rotary embedding of `(heads, n, head_dim)`."""
         if self._frequencies.device != x.device:
             self._frequencies = self._frequencies.to(x.device)
         angles = positions[:, None].float() * self._frequencies
         cos = (angles.cos() * self._rope_scale).to(x.dtype)
         sin = (angles.sin() * self._rope_scale).to(x.dtype)
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        x, still = x[..., : self.spec.turned], x[..., self.spec.turned :]
+        interleaved = self.spec.interleaved
+        first, second = (x[..., ::2], x[..., 1::2]) if interleaved else x.chunk(2, dim=-1)
+        pairs = [first * cos - second * sin, second * cos + first * sin]
+        if interleaved:
+            pairs = [torch.stack(pairs, dim=-1).flatten(-2)]
+        return torch.cat([*pairs, still], dim=-1)
 
     def packed(self) -> Layer | None:
         """Its parts for the kernels; None where they cannot run all of it."""
         linears = (self.qkv, self.o_proj, self.gate_up, self.down_proj)
         matrices = [one.matrix for one in linears if isinstance(one, NativeLinear)]
-        if len(matrices) < len(linears) or self.spec.activation != "silu":
+        spec = self.spec
+        if len(matrices) < len(linears) or spec.activation != "silu":
+            return None
+        if spec.turned < spec.head_dim or spec.interleaved or spec.value_scale != 1 or spec.window:
             return None
         if any(size % EVEN for size in (self.spec.hidden, self.spec.head_dim)):
             return None
@@ -176,6 +201,16 @@ class HeadLayer(nn.Module):
         return torch.cat([angles.cos(), angles.sin()], dim=-1) * self._rope_scale
 
 
+def within(seen: Tensor, window: int | None) -> Tensor:
+    """Of the rows that each row sees, in order and itself the last: the last ones in its window.
+
+    `seen` and the result: `(m, rows)` bool.
+    """
+    if window is None:
+        return seen
+    return seen & (seen.flip(-1).cumsum(-1).flip(-1) <= window)
+
+
 def attention(
     layer: nn.Module, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None
 ) -> Tensor:
@@ -186,14 +221,14 @@ def attention(
 
 
 def _frequencies(spec: HeadSpec) -> tuple[Tensor, float]:
-    """Rotary frequencies `(head_dim / 2,)` float32 and the scale of cos and sin."""
+    """Rotary frequencies `(turned / 2,)` float32 and the scale of cos and sin."""
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     config = LlamaConfig(
-        hidden_size=spec.heads * spec.head_dim,
+        hidden_size=spec.heads * spec.turned,
         num_attention_heads=spec.heads,
-        head_dim=spec.head_dim,
+        head_dim=spec.turned,
         rope_parameters=dict(spec.rope),
         max_position_embeddings=1 << 20,
     )

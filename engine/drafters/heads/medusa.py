@@ -20,6 +20,7 @@ from torch.nn.functional import silu
 from engine.accept import Rule, Typical
 from engine.config import Sampling, setting
 from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.heads.config import ConfigReader
 from engine.drafters.heads.features import LastRowDrafter
 from engine.drafters.heads.output import DraftOutput
 from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
@@ -34,6 +35,9 @@ from engine.tree import ChoicePaths, ChoiceTree
 
 _MERGED_PREFIX = "medusa_head."
 _HEAD_TENSOR = re.compile(r"(medusa_head\.)?\d{1,3}\.\d{1,3}\.(linear\.)?(weight|bias)")
+
+_CONFIG = ("base_model_name_or_path", "medusa_num_heads", "medusa_num_layers", "version")
+"""What its config.json says of them; the tensors tell as much."""
 
 
 class MedusaConfig(MethodConfig):
@@ -236,6 +240,9 @@ def read_heads(location: str, target: Target, draft_vocab: int | None = None) ->
         found.check_vocabulary(len(tensors[f"0.{depth}.weight"]), target)
         output = stacked(f"{depth}.weight", target.vocab_size, size)
     found.check_read(read)
+    # What else it says is of the target, which the heads may be merged into.
+    also = (*_CONFIG, *target.config.to_dict())
+    ConfigReader(found.config, found.location).check_all_read(*also)
     drafted = None
     if output is None:
         drafted = Vocabulary.beside(found.location, target, draft_vocab)

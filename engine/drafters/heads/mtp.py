@@ -28,6 +28,7 @@ from torch import Tensor
 from engine.accept import Lossless, Relaxed, Rule, ThinkingPhase
 from engine.config import Sampling, setting
 from engine.drafters.base import BuildContext, Start, chain, root_only
+from engine.drafters.heads.config import beyond_transformers, check_unread
 from engine.drafters.heads.features import FeatureDrafter
 from engine.drafters.method import MethodConfig, draft_len
 from engine.errors import DrafterError, first_line
@@ -138,6 +139,9 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
             f"max_draft_len is {max_draft_len}, but {target.name} has {count} MTP layers. "
             f"Set it to {count} or less."
         )
+    beyond = beyond_transformers(target.config).items()
+    named = {key: value for key, value in beyond if "mtp" in key or "nextn" in key}
+    check_unread(named, target.name, *_COUNTS, "mtp_layer_types")
     model: Any = target.model
     model._keys_to_ignore_on_load_unexpected = weight_patterns(target, count)
     try:
@@ -158,6 +162,8 @@ def load_layers(target: Target, max_draft_len: int) -> Any:
     return layers.eval()
 
 
+_COUNTS = ("num_mtp_layers", "mtp_num_hidden_layers", "num_nextn_predict_layers")
+"""What configs call the number of such layers."""
 UNREAD = {
     "bailing_hybrid": "builds them with a norm that they do not have",
     "nemotron_h": "does not read them",

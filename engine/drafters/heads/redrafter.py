@@ -149,6 +149,14 @@ def read_head(location: str, target: Target) -> RecurrentHead:
     found = read_checkpoint(location)
     tensors = HeadCheckpoint(found)
     head = tensors.load(lambda: RecurrentHead(found, target), target)
+    vocab, width = head.output.weight.shape
+    tensors.agree(
+        vocab_size=vocab,
+        hidden_size=target.hidden_size,
+        exit_dim=width,
+        num_draft_layers=len(head.blocks),
+        rnn=head.rnn_w is not None,
+    )
     tensors.check_all_read()
     return head
 

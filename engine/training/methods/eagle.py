@@ -256,11 +256,11 @@ class Eagle3Student(_EagleStudent):
 
     def load(self, folder: Path) -> None:
         """Raises ConfigError besides: it reads other layers of the target."""
-        theirs, layers = load_eagle3(HeadCheckpoint.read(str(folder)), self.target)
-        if layers != self.needs.layers:
+        theirs, needs = load_eagle3(HeadCheckpoint.read(str(folder)), self.target)
+        if needs.layers != self.needs.layers:
             raise ConfigError(
-                f"{folder} reads layers {layers}, but this training shows {self.needs.layers}. "
-                "Leave begin_with out."
+                f"{folder} reads layers {needs.layers}, but this training shows "
+                f"{self.needs.layers}. Leave begin_with out."
             )
         state = {k: v for k, v in theirs.state_dict().items() if k != "d2t"}
         self.head.load_state_dict(state)

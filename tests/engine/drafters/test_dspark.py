@@ -155,7 +155,7 @@ def test_sampled_output_follows_the_target(tmp_path: Path, tree: bool) -> None:
     )
     with torch.no_grad():
         target.lm_head.weight.mul_(0.35)
-    location = save(tmp_path / "own")
+    location = save(tmp_path / "own", vocab_size=SAMPLED_VOCAB)
     tensors = load_file(Path(location) / "model.safetensors")
     for name in ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight"):
         tensors[name] = tensors[name][:SAMPLED_VOCAB].clone()

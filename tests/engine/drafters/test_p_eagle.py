@@ -94,7 +94,9 @@ def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def whole_text_draft(target: Target, text: list[int], length: int) -> list[int]:
+def whole_text_draft(
+    target: Target, text: list[int], length: int, windows: tuple[int, ...] = (1000,) * COUNT
+) -> list[int]:
     """Drafts after `text` by transformers' decoder layers, without a cache."""
     tensors = load_file(saved() / "m.safetensors")
     layers, rotary = reference_layers(target.hidden_size)
@@ -107,18 +109,42 @@ def whole_text_draft(target: Target, text: list[int], length: int) -> list[int]:
     joined = torch.cat([embedded, normed(fused, tensors["midlayer.hidden_norm.weight"])], dim=-1)
     n = len(ids)
     turned = rotary(fused[None], torch.arange(n)[None])
-    mask = torch.full((n, n), float("-inf")).triu(1)[None, None]
+    masks = []
+    for window in windows:
+        mask = torch.full((n, n), float("-inf"))
+        for row in range(n):
+            mask[row, max(0, row - window + 1) : row + 1] = 0
+        masks.append(mask[None, None])
     first, *others = layers
-    attended, _ = first.self_attn(joined[None], turned, mask)
+    attended, _ = first.self_attn(joined[None], turned, masks[0])
     out = fused + attended[0]
     out = out + first.mlp(first.post_attention_layernorm(out))
-    for layer in others:
+    for layer, mask in zip(others, masks[1:], strict=True):
         out = layer(out[None], attention_mask=mask, position_embeddings=turned)[0]
         out = out if out.ndim == 2 else out[0]
     logits = normed(out[-length:], tensors["norm.weight"]) @ tensors["lm_head.weight"].T
     best = logits.argmax(dim=-1)
     found: list[int] = (best + tensors["d2t"][best]).tolist()
     return found
+
+
+@torch.inference_mode()
+def test_sliding_layers_see_their_window_alone(tmp_path: Path) -> None:
+    target = judges.target_of("llama")
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    says = {"ptd_token_id": MASK, "layer_types": kinds, "sliding_window": 3}
+    head = str(save_parallel(tmp_path, target, **says))
+    drafts = []
+    for settings, windows in (({}, (1000,) * 3), ({"speculative_model": head}, (3, 1000, 3))):
+        drafter = config(max_draft_len=4, **settings).build(build_context(target))
+        text = judges.write(target, drafter, PROMPTS[0], tokens=10)
+        seen = [*PROMPTS[0], text.output[0]]
+        for step in text.steps:
+            wanted = whole_text_draft(target, seen, 4, windows)[: step.num_drafted]
+            assert list(step.tokens[1:]) == wanted
+            drafts.append(wanted)
+            seen += step.committed
+    assert drafts[0] != drafts[len(drafts) // 2]
 
 
 @pytest.mark.parametrize("length", [1, 5])
@@ -203,7 +229,7 @@ def test_each_method_names_the_other_for_its_heads(tmp_path: Path) -> None:
 
 def test_a_damaged_head_is_refused(tmp_path: Path) -> None:
     target = judges.target_of("llama")
-    folder = save_parallel(tmp_path, target, note="says no mask")
+    folder = save_parallel(tmp_path, target, _note="says no mask")
     with pytest.raises(DrafterError, match="says no mask token"):
         config(speculative_model=str(folder)).build(build_context(target))
     with pytest.raises(DrafterError, match="mask token is 999, but .* embeds tokens 0 to 287"):
@@ -211,5 +237,5 @@ def test_a_damaged_head_is_refused(tmp_path: Path) -> None:
     tensors = load_file(folder / "m.safetensors")
     tensors["mask_hidden"] = tensors["mask_hidden"][..., 1:].contiguous()
     save_file(tensors, folder / "m.safetensors")
-    with pytest.raises(DrafterError, match="mask_hidden has 95 numbers, but fc reads 96"):
+    with pytest.raises(DrafterError, match="mask_hidden has 95 numbers, but 96 are read"):
         config(speculative_model=str(folder), mask_token_id=5).build(build_context(target))

@@ -1,0 +1,269 @@
+"""The config.json of a draft network, whose every key counts.
+
+A key that nobody reads may change what the network computes, and then its drafts are wrong without
+a word. So a config knows which of its keys were read, and the rest is refused by name, except for
+keys that never matter here (`HARMLESS`) and values that change nothing (`NEUTRAL`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import ConfigDict, Field, PrivateAttr
+
+from engine.config import Settings
+from engine.errors import ConfigError, DrafterError
+from engine.plain import short, visible
+
+SECTIONS = ("transformer_layer_config", "eagle_config", "dflash_config")
+"""Where speculators, NVIDIA and z-lab nest settings; the later ones are closer to the network."""
+HARMLESS = frozenset(
+    # what transformers writes into any config
+    "architectures auto_map bos_token_id cross_attention_hidden_size dtype eos_token_id "
+    "finetuning_task id2label is_decoder is_encoder_decoder label2id model_type "
+    "name_or_path pad_token_id prefix problem_type pruned_heads sep_token_id "
+    "task_specific_params tie_encoder_decoder tie_word_embeddings tokenizer_class torch_dtype "
+    "torchscript transformers_version use_bfloat16 use_cache base_model_ep_plan "
+    "base_model_pp_plan base_model_tp_plan chunk_size_feed_forward decoder_start_token_id "
+    "has_no_defaults_at_init add_cross_attention tf_legacy_loss return_dict output_attentions "
+    "output_hidden_states output_scores return_dict_in_generate remove_invalid_values "
+    # how whole models write
+    "bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping "
+    "encoder_no_repeat_ngram_size exponential_decay_length_penalty forced_bos_token_id "
+    "forced_eos_token_id length_penalty max_length min_length no_repeat_ngram_size "
+    "num_beam_groups num_beams num_return_sequences repetition_penalty suppress_tokens "
+    "temperature top_k top_p typical_p "
+    # training alone
+    "attention_dropout ce_loss_alpha confidence_head_alpha confidence_head_with_markov "
+    "down_sample_ratio down_sample_ratio_min embed_requires_grad enable_confidence_head "
+    "initializer_range l1_loss_alpha loss_decay_gamma loss_type max_anchors max_seq_len "
+    "num_anchors num_depths para_depths para_num pretraining_tp train_embed_tokens "
+    # limits and names that change no number here
+    "mask_token max_position_embeddings max_window_layers spd_type speculators_config "
+    "speculators_model_type speculators_version unsloth_fixed unsloth_version "
+    # what the tensors tell
+    "has_embed_tokens has_lm_head num_aux_layers num_eagle_features".split()
+)
+"""Keys of published configs that do not change what a head computes here."""
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "add_full_attention_sink_bias": (False,),
+    "add_swa_attention_sink_bias": (False,),
+    "attention_mode": ("gqa", "mha"),
+    "attention_sink_bias": (False,),
+    "bias": (False,),
+    "dspark_bonus_anchor": (False,),
+    "dspark_fixup_head_type": ("markov",),
+    "input_embedding_scale": (1,),
+    "is_causal": (True,),
+    "logit_scale": (1,),
+    "mlp_bias": (False,),
+    "mtp_use_dedicated_embeddings": (False,),
+    "next_layer_regular": (True,),
+    "num_lookback_tokens": (-1,),
+    "output_multiplier": (1,),
+    "parallel_draft_heads_num_layers": (0,),
+    "parallel_draft_step": (1,),
+    "projector_type": ("dflash", "dspark"),
+    "sample_from_anchor": (False,),
+    "use_input_layernorm_in_first_layer": (True,),
+    "use_last_layernorm": (True,),
+    "use_mtp_layernorm": (False,),
+}
+"""Values of other keys that leave a head as it is computed here."""
+OTHER_METHODS = {
+    "dflash2": "DFlash-2",
+    "domino": "Domino",
+    "lilicorr": "LiLiCorr",
+    "uno": "UNO",
+    "xpress": "XPress",
+}
+"""Methods whose checkpoints look like others', by what their names contain."""
+
+_Count = Annotated[int, Field(ge=1, le=1 << 24)]
+_Layers = Annotated[tuple[Annotated[int, Field(ge=-1, le=4096)], ...], Field(strict=False)]
+_Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class HeadConfig(Settings):
+    """What published configs say that readers here understand; a field that is looked at is read.
+
+    Null is not said.
+    """
+
+    model_config = ConfigDict(extra="ignore", title="config.json")
+    _read: set[str] = PrivateAttr(default_factory=set)
+
+    # the layers
+    hidden_size: _Count | None = None
+    vocab_size: _Count | None = None
+    num_hidden_layers: int | None = Field(None, ge=1, le=1024)
+    num_attention_heads: int | None = Field(None, ge=1, le=4096)
+    num_key_value_heads: int | None = Field(None, ge=1, le=4096)
+    head_dim: int | None = Field(None, ge=1, le=1 << 14)
+    intermediate_size: _Count | None = None
+    hidden_act: str = "silu"
+    rms_norm_eps: float = Field(1e-6, ge=0.0, lt=1.0)
+    use_gemma_norm: bool = False
+    rope_theta: _Positive = 10000.0
+    rope_parameters: dict[str, Any] = {}
+    rope_scaling: dict[str, Any] = {}
+    partial_rotary_factor: float | None = Field(None, gt=0.0, le=1.0)
+    is_neox_style: bool = True
+    attention_bias: bool | None = None
+    use_qk_norm: bool | None = None
+    attention_value_scale: _Positive = 1.0
+    layer_types: Annotated[tuple[str, ...], Field(strict=False)] = ()
+    sliding_window: int | None = Field(None, ge=-1)
+    use_sliding_window: bool = True
+    quantization_config: Any = None
+
+    # the head
+    bias: bool = True
+    draft_vocab_size: _Count | None = None
+    target_hidden_size: _Count | None = None
+    num_target_layers: _Count | None = None
+    speculators_config: dict[str, Any] = {}
+    use_aux_hidden_state: bool = True
+    eagle_aux_hidden_state_layer_ids: _Layers = ()
+    norm_before_residual: bool | None = None
+    norm_before_fc: bool | None = None
+    fc_norm: bool | None = None
+    norm_output: bool = False
+    mask_token_id: int | None = Field(None, ge=0)
+    ptd_token_id: int | None = Field(None, ge=0)
+    pard_token: int | None = Field(None, ge=0)
+
+    # blocks
+    block_size: int | None = Field(None, ge=1, le=1024)
+    target_layer_ids: _Layers | None = None
+    aux_hidden_state_layer_ids: _Layers = ()
+    is_causal: bool | None = None
+    causal: bool | None = None
+    dflash_query_causal: bool | None = None
+    sliding_window_non_causal: bool | None = None
+    use_swa: bool = False
+    swa_window_size: int | None = Field(None, ge=-1)
+    sample_from_anchor: bool | None = None
+    output_multiplier: _Positive = 1.0
+    logit_scale: _Positive = 1.0
+    final_logit_softcapping: float = Field(0.0, ge=0.0, allow_inf_nan=False)
+    markov_head_type: str = "vanilla"
+    markov_rank: _Count | None = None
+    dspark_markov_rank: _Count | None = None
+
+    # Apple's recurrent drafter
+    rnn: bool | None = None
+    num_draft_layers: int | None = Field(None, ge=0, le=1024)
+    exit_dim: _Count | None = None
+
+    if not TYPE_CHECKING:
+
+        def __getattribute__(self, name: str) -> Any:
+            if name in type(self).model_fields:
+                self._read.add(name)
+            return super().__getattribute__(name)
+
+    def unread(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of the values that this was read from that nobody has looked at."""
+        fields = type(self).model_fields
+        usual = {key for key in values.keys() & fields if values[key] == fields[key].default}
+        return {key: values[key] for key in values.keys() - self._read - usual}
+
+
+class ConfigReader:
+    """A config.json as one flat set of settings, wherever each format keeps them.
+
+    Attributes:
+        settings: those that readers here understand.
+        is_nested: whether the layers' settings are apart, as speculators writes them.
+    """
+
+    def __init__(self, config: Mapping[str, Any], location: str) -> None:
+        """Raises DrafterError: a setting is of another kind, or it is of an unknown method."""
+        self._location = location
+        top = {key: value for key, value in config.items() if key not in SECTIONS}
+        nested = [self._section(config, name) for name in SECTIONS]
+        self.is_nested = bool(nested[0])
+        self._values = self._merged([nested[0], top, *nested[1:]])
+        self._check_method([top, *nested])
+        try:
+            self.settings = HeadConfig.parse(self._values, where=f"{location}/config.json")
+        except ConfigError as error:
+            raise DrafterError(str(error)) from error
+
+    def _section(self, config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+        section = config.get(name) or {}
+        if not isinstance(section, Mapping):
+            raise DrafterError(f"{self._location}: {name} in config.json must be a mapping.")
+        return section
+
+    def _merged(self, places: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """What all places say; DrafterError where two disagree over a setting that counts."""
+        values: dict[str, Any] = {}
+        for place in places:
+            stated = {key: value for key, value in place.items() if value not in (None, [], {})}
+            for key in (values.keys() & stated.keys()) - HARMLESS:
+                if values[key] != stated[key]:
+                    raise DrafterError(
+                        f"{self._location}/config.json says {key} twice: {short(values[key])} and "
+                        f"{short(stated[key])}. Remove the wrong one."
+                    )
+            values |= stated
+        return values
+
+    def _check_method(self, places: Sequence[Mapping[str, Any]]) -> None:
+        """DrafterError for a checkpoint of a method that nothing here drafts by."""
+        keys = ("architectures", "model_type", "speculators_model_type", "projector_type")
+        stated = [place.get(key) for place in places for key in keys]
+        speculators = places[0].get("speculators_config")
+        if isinstance(speculators, Mapping):
+            stated.append(speculators.get("algorithm"))
+        names = [name for one in stated for name in (one if isinstance(one, list) else [one])]
+        for name in names:
+            word = re.sub(r"[^a-z0-9]", "", name.lower()) if isinstance(name, str) else ""
+            other = next((method for key, method in OTHER_METHODS.items() if key in word), None)
+            if other is not None:
+                raise DrafterError(
+                    f"{self._location} is a {other} checkpoint ({short(name)} in its config.json), "
+                    "which no method here drafts with. Choose another drafter."
+                )
+
+    def check_all_read(self, *also: str) -> None:
+        """Raises DrafterError: it says something that nobody has read and that may matter.
+
+        Args:
+            also: further keys that do not matter to this reader.
+        """
+        check_unread(self.settings.unread(self._values), self._location, *also)
+
+
+def check_unread(values: Mapping[str, Any], location: str, *also: str) -> None:
+    """DrafterError for settings that nobody reads, unless they are known not to matter."""
+    left = {
+        key: value
+        for key, value in sorted(values.items())
+        if value is not None
+        and key not in HARMLESS
+        and key not in also
+        and not key.startswith("_")
+        and not any(value == fine for fine in NEUTRAL.get(key, ()))
+    }
+    if left:
+        named = ", ".join(
+            f"{visible(key[:80])}: {short(value)}" for key, value in list(left.items())[:4]
+        )
+        more = f" and {len(left) - 4} more" if len(left) > 4 else ""
+        raise DrafterError(
+            f"{location}/config.json says {named}{more}, which nothing here reads for this method, "
+            "so its drafts would be computed wrongly. Use the method that the drafter was made "
+            "for, or remove what has no effect."
+        )
+
+
+def beyond_transformers(config: Any) -> dict[str, Any]:
+    """Settings of a transformers config that its class does not have: its model ignores them."""
+    fields = type(config).__dataclass_fields__.keys() | type(config).attribute_map.keys()
+    fields |= {"per_layer_config"}
+    return {key: value for key, value in config.to_dict().items() if key not in fields}

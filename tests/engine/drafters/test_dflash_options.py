@@ -1,0 +1,269 @@
+"""DFlash: every setting of a published config changes the drafts as its formula says."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.functional import silu
+
+from engine.drafters.blocks.dflash import DFlashConfig
+from engine.errors import DrafterError
+from engine.model.target import Target
+from tests.engine.drafters import judges
+from tests.engine.drafters.judges import write
+from tests.engine.drafters.test_dflash import FULL, MIXED, SETTINGS, save_as_published
+from tests.models import build_context
+
+PROMPT = [7, 8, 9, 7, 8, 9, 7, 8, 4, 3]
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
+MASK = {k: SETTINGS[k] for k in ("mask_token_id", "target_layer_ids")}
+
+
+@dataclass
+class Formula:
+    """What a block model computes, a row at a time."""
+
+    windows: tuple[int, int] = (10**6, 10**6)
+    causal: tuple[bool, bool] = (False, False)
+    turned: int = HEAD_DIM
+    interleaved: bool = False
+    value_scale: float = 1.0
+    norm_offset: float = 0.0
+    first: int = 1
+    multiplier: float = 1.0
+    softcap: float = 0.0
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return x / (x.pow(2).mean() + 1e-6).sqrt() * (weight + self.norm_offset)
+
+    def turn(self, x: Tensor, position: int) -> Tensor:
+        out, half = x.clone(), self.turned // 2
+        for pair in range(half):
+            angle = position * 10_000.0 ** (-2 * pair / self.turned)
+            i, j = (2 * pair, 2 * pair + 1) if self.interleaved else (pair, pair + half)
+            out[i] = x[i] * math.cos(angle) - x[j] * math.sin(angle)
+            out[j] = x[j] * math.cos(angle) + x[i] * math.sin(angle)
+        return out
+
+    def layer(self, w: dict[str, Tensor], i: int, context: list[Tensor], block: list[Tensor]):
+        def take(name: str) -> Tensor:
+            return w[f"layers.{i}.{name}.weight"]
+
+        inputs = [*context, *(self.norm(row, take("input_layernorm")) for row in block)]
+        keys, values, begin = [], [], len(context)
+        for at, row in enumerate(inputs):
+            parts = (take("self_attn.k_proj") @ row).view(KV_HEADS, HEAD_DIM)
+            keys.append([self.turn(self.norm(k, take("self_attn.k_norm")), at) for k in parts])
+            values.append((take("self_attn.v_proj") @ row).view(KV_HEADS, HEAD_DIM))
+        out = []
+        for at in range(begin, len(inputs)):
+            seen = [
+                j
+                for j in range(len(inputs))
+                if abs(at - j) < self.windows[i] and (j <= at or not self.causal[i])
+            ]
+            heads = []
+            queries = (take("self_attn.q_proj") @ inputs[at]).view(HEADS, HEAD_DIM)
+            for h, query in enumerate(queries):
+                group = h // (HEADS // KV_HEADS)
+                query = self.turn(self.norm(query, take("self_attn.q_norm")), at)
+                scores = torch.stack([query @ keys[j][group] for j in seen]) / HEAD_DIM**0.5
+                weights = scores.softmax(0)
+                parts = [p * values[j][group] for p, j in zip(weights, seen, strict=True)]
+                heads.append(sum(parts) * self.value_scale)
+            hidden = block[at - begin] + take("self_attn.o_proj") @ torch.cat(heads)
+            x = self.norm(hidden, take("post_attention_layernorm"))
+            gated = silu(take("mlp.gate_proj") @ x) * (take("mlp.up_proj") @ x)
+            out.append(hidden + take("mlp.down_proj") @ gated)
+        return out
+
+    def logits(self, target: Target, w: dict[str, Tensor], text: list[int]) -> Tensor:
+        """Of every place of the block after `text`."""
+        states = target.model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+        features = torch.cat([states[i + 1][0] for i in SETTINGS["target_layer_ids"]], dim=-1)
+        context = [self.norm(w["fc.weight"] @ row, w["hidden_norm.weight"]) for row in features]
+        ids = [text[-1]] + [SETTINGS["mask_token_id"]] * (SETTINGS["block_size"] - 1)
+        embedded = w.get("embed_tokens.weight", target.embedding.weight)
+        block = [embedded[token] for token in ids]
+        for i in range(2):
+            block = self.layer(w, i, context, block)
+        rows = torch.stack([self.norm(row, w["norm.weight"]) for row in block[self.first :]])
+        logits = rows @ w.get("lm_head.weight", target.lm_head.weight).T * self.multiplier
+        return self.softcap * torch.tanh(logits / self.softcap) if self.softcap else logits
+
+
+@torch.inference_mode()
+def drafted(folder: Path, changes: dict[str, Any], formula: Formula) -> list[Any]:
+    """Drafts of a checkpoint with such a config, which are held against the formula."""
+    target = judges.target_of("llama")
+    location = save_as_published(folder, **changes)
+    weights = load_file(folder / "model.safetensors")
+    drafter = DFlashConfig(speculative_model=location).build(build_context(target))
+    steps = write(target, drafter, PROMPT, tokens=8).steps
+    seen, found = [*PROMPT, write(target, drafter, PROMPT, tokens=1).output[0]], []
+    for step in steps[:3]:
+        probs = formula.logits(target, weights, seen).softmax(-1)[: step.num_drafted]
+        best = probs.max(-1)
+        assert list(step.tokens[1:]) == best.indices.tolist()
+        assert step.num_drafted == SETTINGS["block_size"] - formula.first
+        torch.testing.assert_close(
+            torch.tensor(step.draft_probs[1:]), best.values, atol=1e-4, rtol=1e-3
+        )
+        found.append((step.tokens, [round(p or 0, 4) for p in step.draft_probs[1:]]))
+        seen += step.committed
+    return found
+
+
+@functools.cache
+def unchanged() -> list[Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        return drafted(Path(folder) / "plain", {}, Formula())
+
+
+SLIDING: dict[str, Any] = {"layer_types": list(MIXED), "sliding_window": 3}
+CASES: dict[str, tuple[dict[str, Any], Formula]] = {
+    "causal": (
+        {"dflash_config": {**MASK, "causal": True}},
+        Formula(causal=(True, True)),
+    ),
+    "is_causal": ({"is_causal": True}, Formula(causal=(True, True))),
+    "is_causal before causal": (
+        {**SLIDING, "is_causal": False, "dflash_config": {**MASK, "causal": True}},
+        Formula(windows=(3, 10**6)),
+    ),
+    "sliding layers are causal": (
+        SLIDING,
+        Formula(windows=(3, 10**6), causal=(True, False)),
+    ),
+    "sliding layers that look both ways": (
+        {**SLIDING, "sliding_window_non_causal": True},
+        Formula(windows=(3, 10**6)),
+    ),
+    "use_swa": (
+        {"layer_types": None, "dflash_config": {**MASK, "use_swa": True, "swa_window_size": 4}},
+        Formula(windows=(4, 4)),
+    ),
+    "swa_window_size before sliding_window": (
+        {**SLIDING, "dflash_config": {**MASK, "swa_window_size": 2}},
+        Formula(windows=(2, 10**6), causal=(True, False)),
+    ),
+    "sample_from_anchor": (
+        {"dflash_config": {**MASK, "sample_from_anchor": True}},
+        Formula(first=0),
+    ),
+    "attention_value_scale": (
+        {"dflash_config": {**MASK, "attention_value_scale": 0.3}},
+        Formula(value_scale=0.3),
+    ),
+    "output_multiplier": (
+        {"dflash_config": {**MASK, "output_multiplier": 0.2}},
+        Formula(multiplier=0.2),
+    ),
+    "logit_scale": ({"logit_scale": 0.5}, Formula(multiplier=0.5)),
+    "final_logit_softcapping": (
+        {"dflash_config": {**MASK, "output_multiplier": 2.0, "final_logit_softcapping": 3.0}},
+        Formula(multiplier=2.0, softcap=3.0),
+    ),
+    "use_gemma_norm": ({"use_gemma_norm": True}, Formula(norm_offset=1.0)),
+    "partial_rotary_factor": ({"partial_rotary_factor": 0.5}, Formula(turned=4)),
+    "partial_rotary_factor of rope_parameters": (
+        {"rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5}},
+        Formula(turned=4),
+    ),
+    "is_neox_style": ({"is_neox_style": False}, Formula(interleaved=True)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_drafts_change_as_the_formula_says(tmp_path: Path, name: str) -> None:
+    changes, formula = CASES[name]
+    assert drafted(tmp_path / "changed", changes, formula) != unchanged()
+
+
+def test_windows_need_a_size(tmp_path: Path) -> None:
+    target = judges.target_of("llama")
+    for i, window in enumerate((None, 0, -1)):
+        location = save_as_published(
+            tmp_path / str(i), layer_types=list(MIXED), sliding_window=window
+        )
+        with pytest.raises(DrafterError, match="no sliding_window. Add it"):
+            DFlashConfig(speculative_model=location).build(build_context(target))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("own_output", [True, False])
+def test_a_reduced_vocabulary_of_speculators_loads(tmp_path: Path, own_output: bool) -> None:
+    """Nested layer config, inputs of layers, d2t and t2d, own embeddings, and own lm_head or
+    those rows of the target's."""
+    target, size = judges.target_of("llama"), 96
+    location = Path(save_as_published(tmp_path / "own"))
+    config = json.loads((location / "config.json").read_text())
+    for key in ("dflash_config", "block_size", "architectures"):
+        del config[key]
+    outer = {
+        "architectures": ["DFlashDraftModel"],
+        "speculators_model_type": "dflash",
+        "speculators_version": "0.5.0",
+        "speculators_config": {"algorithm": "dflash", "verifier": {"name_or_path": "x"}},
+        "aux_hidden_state_layer_ids": [i + 1 for i in SETTINGS["target_layer_ids"]],
+        "mask_token_id": SETTINGS["mask_token_id"],
+        "block_size": SETTINGS["block_size"],
+        "draft_vocab_size": size,
+        "target_hidden_size": None,
+        "max_anchors": 3072,
+        "transformer_layer_config": config,
+    }
+    (location / "config.json").write_text(json.dumps(outer))
+    weights = load_file(location / "model.safetensors")
+    generator = torch.Generator().manual_seed(9)
+    kept = torch.arange(size) * 3
+    weights["embed_tokens.weight"] = torch.randn(target.embedding.weight.shape, generator=generator)
+    weights["d2t"] = kept - torch.arange(size)
+    weights["t2d"] = torch.isin(torch.arange(target.vocab_size), kept)
+    if own_output:
+        weights["lm_head.weight"] = torch.randn(size, 32, generator=generator)
+    save_file(weights, location / "model.safetensors")
+    drafter = DFlashConfig(speculative_model=str(location)).build(build_context(target))
+    text = write(target, drafter, PROMPT, tokens=8)
+    seen = [*PROMPT, text.output[0]]
+    if not own_output:
+        weights["lm_head.weight"] = target.lm_head.weight[kept]
+    for step in text.steps[:3]:
+        places = Formula().logits(target, weights, seen).argmax(-1)[: step.num_drafted]
+        assert list(step.tokens[1:]) == kept[places].tolist()
+        seen += step.committed
+
+
+def test_a_published_config_with_everything_twice_loads(tmp_path: Path) -> None:
+    """NVIDIA's config says most of it at its top and in dflash_config, and in several spellings."""
+    said = {
+        "attention_bias": False,
+        "attention_sink_bias": False,
+        "dflash_query_causal": False,
+        "draft_vocab_size": None,
+        "dspark_fixup_head_type": None,
+        "eagle_aux_hidden_state_layer_ids": [i + 1 for i in SETTINGS["target_layer_ids"]],
+        "has_embed_tokens": True,
+        "has_lm_head": False,
+        "layer_types": list(FULL),
+        "mask_token_id": SETTINGS["mask_token_id"],
+        "num_aux_layers": 2,
+        "pard_token": SETTINGS["mask_token_id"],
+        "target_layer_ids": SETTINGS["target_layer_ids"],
+        "train_embed_tokens": False,
+        "use_cache": False,
+        "sample_from_anchor": False,
+        "dflash_config": {**MASK, "attention_sink_bias": False, "causal": False, "use_swa": False}
+        | {"sample_from_anchor": False},
+    }
+    assert drafted(tmp_path / "nvidia", said, Formula()) == unchanged()

@@ -1,0 +1,252 @@
+"""EAGLE-3: every setting of a published config changes the drafts as its formula says."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import silu
+
+from engine.config import Limits
+from engine.drafters.eagle.methods import Eagle3Config
+from engine.drafters.texts import Reading, Text
+from engine.errors import DrafterError
+from engine.model.target import Target
+from engine.proposal import Needs
+from tests.engine.drafters import judges
+from tests.engine.drafters.eagle_heads import config_of, save_eagle3, write
+from tests.models import build_context
+
+PROMPT = [7, 8, 9, 7, 8, 9, 7, 8, 4, 3]
+HEADS, HEAD_DIM, SIZE = 4, 8, 32
+TREE = {"use_dynamic_tree": True, "max_draft_len": 4, "dynamic_tree_max_topK": 2}
+TREE |= {"max_total_draft_tokens": 9}
+
+
+@dataclass
+class Formula:
+    """What a head computes, a row at a time."""
+
+    window: int = 10**6
+    turned: int = HEAD_DIM
+    norm_offset: float = 0.0
+    last_state: bool = False
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return x / (x.pow(2).mean() + 1e-5).sqrt() * (weight + self.norm_offset)
+
+    def turn(self, x: Tensor, position: int) -> Tensor:
+        out, half = x.clone(), self.turned // 2
+        for i in range(half):
+            angle = position * 10_000.0 ** (-2 * i / self.turned)
+            out[i] = x[i] * math.cos(angle) - x[i + half] * math.sin(angle)
+            out[i + half] = x[i + half] * math.cos(angle) + x[i] * math.sin(angle)
+        return out
+
+    def output(
+        self, w: dict[str, Tensor], target: Target, rows: list[tuple[Tensor, int]]
+    ) -> Tensor:
+        """Of the last of rows `(hidden, token)`, which sees the last ones in its window."""
+        inputs = []
+        for hidden, token in rows:
+            embedded = self.norm(
+                target.embedding.weight[token], w["midlayer.input_layernorm.weight"]
+            )
+            hidden = self.norm(hidden, w["midlayer.hidden_norm.weight"])
+            inputs.append(torch.cat([embedded, hidden]))
+        at, last = "midlayer.self_attn", len(rows) - 1
+        seen = [j for j in range(len(rows)) if last - j < self.window]
+        heads = []
+        queries = (w[f"{at}.q_proj.weight"] @ inputs[last]).view(HEADS, HEAD_DIM)
+        for h, query in enumerate(queries):
+            mine = slice(HEAD_DIM * (h // 2), HEAD_DIM * (h // 2 + 1))
+            keys = [self.turn((w[f"{at}.k_proj.weight"] @ inputs[j])[mine], j) for j in seen]
+            values = torch.stack([(w[f"{at}.v_proj.weight"] @ inputs[j])[mine] for j in seen])
+            scores = torch.stack([self.turn(query, last) @ k for k in keys]) / HEAD_DIM**0.5
+            heads.append(scores.softmax(0) @ values)
+        out = rows[-1][0] + w[f"{at}.o_proj.weight"] @ torch.cat(heads)
+        x = self.norm(out, w["midlayer.post_attention_layernorm.weight"])
+        gated = silu(w["midlayer.mlp.gate_proj.weight"] @ x) * (
+            w["midlayer.mlp.up_proj.weight"] @ x
+        )
+        return out + w["midlayer.mlp.down_proj.weight"] @ gated
+
+    def base(
+        self, w: dict[str, Tensor], target: Target, text: list[int]
+    ) -> list[tuple[Tensor, int]]:
+        """The base entries of a text."""
+        states = target.model(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
+        if self.last_state:
+            fused = states[-1][0]
+        else:
+            fused = torch.cat([states[i][0] for i in (1, 2)], dim=-1) @ w["fc.weight"].T
+        return list(zip(fused, text[1:], strict=True))
+
+    def probs(
+        self, w: dict[str, Tensor], target: Target, rows: list[tuple[Tensor, int]]
+    ) -> tuple[Tensor, Tensor]:
+        """The last row's output, and probabilities of all tokens of the target after it."""
+        out = self.output(w, target, rows)
+        logits = w["lm_head.weight"] @ self.norm(out, w["norm.weight"])
+        ids = torch.arange(len(logits)) + w["d2t"]
+        return out, torch.zeros(target.vocab_size).index_copy(0, ids, logits.softmax(-1))
+
+
+def save(folder: Path, target: Target, *, last_state: bool = False, **changes: Any) -> Path:
+    save_eagle3(folder, target, (1, 2), draft_vocab=20)
+    tensors = load_file(folder / "m.safetensors")
+    if last_state:
+        del tensors["fc.weight"]
+    settings = config_of(target, draft_vocab_size=20, eagle_aux_hidden_state_layer_ids=[1, 2])
+    settings = {k: v for k, v in settings.items() if not (last_state and "aux" in k)}
+    if not last_state:  # inputs: a first layer 1 would count outputs
+        changes = {"eagle_aux_hidden_state_layer_ids": [0, 1], **changes}
+    return write(folder, tensors, {**settings, **changes})
+
+
+@torch.inference_mode()
+def drafted(folder: Path, changes: dict[str, Any], formula: Formula, **tree: Any) -> list[Any]:
+    """First trees of a head with such a config, every node held against the formula."""
+    target = judges.target_of("llama")
+    settings = {"speculative_model": str(save(folder, target, **changes)), **tree}
+    if not formula.last_state:
+        settings["eagle3_layers_to_capture"] = [0, 1]
+    drafter = Eagle3Config.parse(settings).build(build_context(target))
+    assert drafter.needs == (Needs(hidden=True) if formula.last_state else Needs(layers=(1, 2)))
+    weights = load_file(folder / "m.safetensors")
+    text = judges.write(target, drafter, PROMPT, tokens=8)
+    seen, found = [*PROMPT, text.output[0]], []
+    for step in text.steps[:2]:
+        # Rows that lead to each node, the node's own token not among them.
+        rows = {0: formula.base(weights, target, seen)}
+        after = {0: formula.probs(weights, target, rows[0])}
+        for node, (token, parent) in enumerate(zip(step.tokens, step.parents, strict=True)):
+            if node:
+                out, probs = after[parent]
+                assert step.draft_probs[node] == pytest.approx(float(probs[token]), abs=1e-4)
+                rows[node] = [*rows[parent], (out, token)]
+                after[node] = formula.probs(weights, target, rows[node])
+        found.append((step.tokens, [round(p or 0, 4) for p in step.draft_probs[1:]]))
+        seen += step.committed
+    return found
+
+
+@functools.cache
+def unchanged(tree: bool) -> list[Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        return drafted(Path(folder) / "plain", {}, Formula(), **(TREE if tree else {}))
+
+
+WINDOW = {"layer_types": ["sliding_attention"], "sliding_window": 3}
+CASES: dict[str, tuple[dict[str, Any], Formula]] = {
+    "sliding_window": (WINDOW, Formula(window=3)),
+    "a window of one row": ({**WINDOW, "sliding_window": 1}, Formula(window=1)),
+    "partial_rotary_factor": ({"partial_rotary_factor": 0.5}, Formula(turned=4)),
+    "use_gemma_norm": ({"use_gemma_norm": True}, Formula(norm_offset=1.0)),
+    "use_aux_hidden_state": (
+        {"last_state": True, "eagle_config": {"use_aux_hidden_state": False}},
+        Formula(last_state=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("tree", [{}, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("name", CASES)
+def test_drafts_change_as_the_formula_says(tmp_path: Path, name: str, tree: dict[str, Any]) -> None:
+    changes, formula = CASES[name]
+    assert drafted(tmp_path, changes, formula, **tree) != unchanged(bool(tree))
+
+
+def test_a_window_without_sliding_layers_changes_nothing(tmp_path: Path) -> None:
+    for i, says in enumerate(
+        (
+            {"sliding_window": 3, "use_sliding_window": False, "max_window_layers": 28},
+            {"sliding_window": 3, "layer_types": ["full_attention"]},
+        )
+    ):
+        drafted(tmp_path / str(i), says, Formula())
+
+
+@torch.inference_mode()
+def test_ranks_along_a_text_see_the_window_alone(tmp_path: Path) -> None:
+    target = judges.target_of("llama")
+    head = str(save(tmp_path, target, **WINDOW))
+    config = Eagle3Config(speculative_model=head, eagle3_layers_to_capture=(0, 1))
+    drafter = config.build(build_context(target))
+    output = judges.plain_text("llama", tuple(PROMPT), 12)
+    tokens = [*PROMPT, *output]
+    layers = target.prefill(tokens, target.new_cache(len(tokens)), drafter.needs).layers
+    text = Text(tuple(PROMPT), tuple(output), limits=Limits())
+    reading = Reading(text, torch.tensor(tokens), layers=layers, context_len=target.context_len)
+    found, wanted = drafter.ranks(reading, 3), reading.true_tokens(3)
+    weights, formula = load_file(tmp_path / "m.safetensors"), Formula(window=3)
+    for root in range(3):
+        rows = formula.base(weights, target, tokens[: len(PROMPT) + root + 1])
+        for depth in range(3):
+            out, probs = formula.probs(weights, target, rows)
+            true = int(wanted[root, depth])
+            if true in drafter.head.vocabulary.ids:
+                assert int(found[root, depth]) == int((probs > probs[true]).sum())
+            rows = [*rows, (out, true)]
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        ({"norm_before_fc": True}, "says norm_before_fc, but there is no tensor input_norm.weight"),
+        ({"fc_norm": True}, "says fc_norm, but there is no tensor fc_norm.0.weight"),
+        ({"attention_bias": True}, "says attention_bias, but there is no tensor .*q_proj.bias"),
+        ({"use_qk_norm": True}, "says use_qk_norm, but there is no tensor .*q_norm.weight"),
+        ({"use_aux_hidden_state": False}, "use_aux_hidden_state is false, but fc.weight"),
+        ({"layer_types": ["sliding_attention"]}, "no sliding_window. Add it"),
+        ({"layer_types": ["full_attention"] * 2}, "layer_types in config.json must name 1 layers"),
+        ({"partial_rotary_factor": 0.1}, "partial_rotary_factor .* must leave an even number"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers in config.json must be 1, got 2"),
+        ({"hidden_size": 48}, "hidden_size in config.json must be 32, got 48"),
+        ({"draft_vocab_size": 21}, "draft_vocab_size in config.json must be 20, got 21"),
+        ({"target_hidden_size": 64}, "target_hidden_size in config.json must be 32, got 64"),
+    ],
+)
+def test_what_the_tensors_contradict_is_refused(
+    tmp_path: Path, says: dict[str, Any], words: str
+) -> None:
+    target = judges.target_of("llama")
+    config = Eagle3Config(speculative_model=str(save(tmp_path, target, **says)))
+    with pytest.raises(DrafterError, match=words):
+        config.build(build_context(target))
+
+
+def test_layers_to_capture_of_a_head_that_reads_none_are_refused(tmp_path: Path) -> None:
+    target = judges.target_of("llama")
+    head = str(save(tmp_path, target, last_state=True, use_aux_hidden_state=False))
+    config = Eagle3Config(speculative_model=head, eagle3_layers_to_capture=(0, 1))
+    with pytest.raises(DrafterError, match="Leave eagle3_layers_to_capture out"):
+        config.build(build_context(target))
+
+
+@torch.inference_mode()
+def test_a_reduced_vocabulary_without_lm_head_uses_those_rows_of_the_target_s(
+    tmp_path: Path,
+) -> None:
+    target = judges.target_of("llama")
+    head = save(tmp_path, target)
+    tensors, settings = load_file(head / "m.safetensors"), (head / "config.json").read_text()
+    del tensors["lm_head.weight"]
+    write(head, tensors, json.loads(settings))
+    config = Eagle3Config(speculative_model=str(head), eagle3_layers_to_capture=(0, 1))
+    drafter = config.build(build_context(target))
+    hidden = torch.randn(3, SIZE)
+    rows = target.lm_head.weight[torch.arange(20) + tensors["d2t"]]
+    normed = torch.stack([Formula().norm(row, tensors["norm.weight"]) for row in hidden])
+    torch.testing.assert_close(drafter.head.logits(hidden), normed @ rows.T, atol=1e-5, rtol=1e-4)
+    text = judges.write(target, drafter, PROMPT, tokens=12)
+    assert text.output == judges.plain_text("llama", tuple(PROMPT), 12)
