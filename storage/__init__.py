@@ -18,7 +18,6 @@ from storage.records import MeasuredSetup as MeasuredSetup
 from storage.records import NewRun as NewRun
 from storage.records import RunDetail as RunDetail
 from storage.records import RunGroup as RunGroup
-from storage.records import RunGroups as RunGroups
 from storage.records import RunPage as RunPage
 from storage.records import RunQuery as RunQuery
 from storage.records import RunSummary as RunSummary

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from storage import owner
 from storage.database import Database
-from storage.finding import conditions, in_order, page_of
+from storage.filters import conditions, folded_page_of
 from storage.query import exists, read_summaries
 from storage.records import (
     Artifact,
@@ -245,11 +245,11 @@ class Experiments:
             StorageError: limit or offset out of range, or no such sort key.
         """
         with self._database.transaction(reading=True) as connection:
-            ids, total, whole = page_of(connection, query, fold=True)
+            ids, total = folded_page_of(connection, query)
             found = {run.id: run for run in read_summaries(connection, ids)}
             rows = _rows(connection, query, [run for run in found.values() if run.experiment])
         shown = tuple(rows.get(found[i].experiment, found[i]) for i in ids)
-        return FoldedPage(shown, total, whole)
+        return FoldedPage(shown, total)
 
     def ranked(self, limit: int = 20) -> tuple[MeasuredSetup, ...]:
         """The configurations of the newest experiments, largest speedup first.
@@ -257,10 +257,14 @@ class Experiments:
         One that several of them measured stands there as the newest did.
         """
         with self._database.transaction(reading=True) as connection:
-            keys: dict[str, int] = {}
-            newest = in_order(connection, RunQuery(), [runs.c.experiment.is_not(None)], keys)
-            while len(keys) < limit and (row := next(newest, None)) is not None:
-                keys.setdefault(row.experiment, len(keys))
+            newest = (
+                sa.select(runs.c.experiment)
+                .where(runs.c.experiment.is_not(None))
+                .group_by(runs.c.experiment)
+                .order_by(sa.func.max(runs.c.created_at).desc(), runs.c.experiment)
+                .limit(limit)
+            )
+            keys = {key: place for place, key in enumerate(connection.scalars(newest))}
             newest_last = sorted(
                 _ratios(_setups(connection, list(keys), sa.false())),
                 key=lambda ratio: -keys[ratio.experiment],

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import StaticPool
 
 from storage.records import StorageError
@@ -96,31 +95,6 @@ class Real(sa.Float[float]):
 
     def result_processor(self, dialect: sa.Dialect, coltype: Any) -> Callable[[Any], Any]:
         return lambda value: None if value is None else float(value)
-
-
-class Unindexed(sa.sql.expression.ColumnElement[Any]):
-    """A column that SQLite is not to look up in an index, for conditions that most rows may meet.
-
-    Without statistics its planner takes every index for selective, and reads the table row by row
-    in random order, several times slower than front to back.
-    """
-
-    inherit_cache = True
-    _traverse_internals = [("column", sa.sql.visitors.InternalTraversal.dp_clauseelement)]
-
-    def __init__(self, column: sa.ColumnElement[Any]) -> None:
-        self.column = column
-        self.type = column.type
-
-
-@compiles(Unindexed)
-def _plain(element: Unindexed, compiler: Any, **options: Any) -> str:
-    return str(compiler.process(element.column, **options))
-
-
-@compiles(Unindexed, "sqlite")
-def _unary_plus(element: Unindexed, compiler: Any, **options: Any) -> str:
-    return f"+{compiler.process(element.column, **options)}"
 
 
 def in_memory(url: sa.URL) -> bool:

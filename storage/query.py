@@ -6,15 +6,13 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import sqlalchemy as sa
 
-from storage import finding
 from storage.database import Database
-from storage.dialects import Unindexed
-from storage.finding import check, finite, order_of, page_of, way_of
+from storage.filters import check, conditions, count_of, finite, ordering, page_of
 from storage.records import (
     EXTERNAL,
     LABEL_PREFIX,
@@ -23,7 +21,6 @@ from storage.records import (
     GroupKey,
     RunDetail,
     RunGroup,
-    RunGroups,
     RunPage,
     RunQuery,
     RunSummary,
@@ -69,6 +66,13 @@ def _summaries() -> sa.Select[Any]:
 def read_summaries(connection: sa.Connection, ids: Sequence[str]) -> tuple[RunSummary, ...]:
     found = _read(connection, _summaries().where(runs.c.id.in_(ids)), RunSummary)
     return tuple(RunSummary(**{**v, "prompt_text": v["prompt_text"][:SHORT_PROMPT]}) for v in found)
+
+
+def read_page(connection: sa.Connection, query: RunQuery) -> tuple[RunSummary, ...]:
+    """One page of runs, in order."""
+    ids = page_of(connection, query)
+    summaries = {run.id: run for run in read_summaries(connection, ids)}
+    return tuple(summaries[run_id] for run_id in ids)
 
 
 def _read(
@@ -167,7 +171,7 @@ def _grouped(by: str) -> tuple[sa.FromClause, sa.ColumnElement[Any]]:
         return runs, its.scalar_subquery()  # looked up by run: a join may read all labels
     if by not in GROUP_KEYS:
         check("Runs must be grouped by", by, [*GROUP_KEYS, "tag", LABEL_PREFIX + "KEY"])
-    return runs, Unindexed(runs.c[by])
+    return runs, runs.c[by]
 
 
 def _sums(name: str) -> list[sa.ColumnElement[Any]]:
@@ -212,23 +216,26 @@ class RunReader:
         return self._database.transaction(reading=True)
 
     def find(self, query: RunQuery | None = None) -> RunPage:
-        """One page of runs, and how many the filters let through; of very many, at least."""
+        """One page of runs, and how many the filters let through."""
+        query = query or RunQuery()
         with self._reading() as connection:
-            ids, total, whole = page_of(connection, query or RunQuery())
-            rows = {run.id: run for run in read_summaries(connection, ids)}
-        return RunPage(tuple(rows[run_id] for run_id in ids), total, whole)
+            return RunPage(read_page(connection, query), count_of(connection, query))
+
+    def rows(self, query: RunQuery) -> tuple[RunSummary, ...]:
+        """The runs of a page, without counting those of the others."""
+        with self._reading() as connection:
+            return read_page(connection, query)
 
     def count(self, query: RunQuery) -> int:
-        """How many runs the filters let through, however many they are."""
+        """How many runs the filters let through."""
         with self._reading() as connection:
-            wanted = sa.select(sa.func.count()).select_from(runs)
-            return connection.scalar(wanted.where(*way_of(connection, query).where)) or 0
+            return count_of(connection, query)
 
     def ids(self, query: RunQuery) -> tuple[str, ...]:
         """The ids of all runs that the filters let through, in order; limit and offset aside."""
         with self._reading() as connection:
-            wanted = sa.select(runs.c.id).where(*way_of(connection, query).where)
-            return tuple(connection.execute(wanted.order_by(*order_of(query))).scalars())
+            ordered = sa.select(runs.c.id).where(*conditions(query)).order_by(*ordering(query))
+            return tuple(connection.execute(ordered).scalars())
 
     def get(self, run_id: str) -> RunDetail | None:
         """A run without its steps; None if there is none of this id."""
@@ -256,7 +263,7 @@ class RunReader:
         """One step; None if the run has no such step."""
         return next(iter(self.steps(run_id, index, index + 1)), None)
 
-    def groups(self, query: RunQuery, by: str, limit: int = 100) -> RunGroups:
+    def groups(self, query: RunQuery, by: str, limit: int = 100) -> tuple[RunGroup, ...]:
         """Runs with something in common, largest groups first; `by` as in `GroupKey`.
 
         Raises:
@@ -280,18 +287,7 @@ class RunReader:
             .limit(limit)
         )
         with self._reading() as connection:
-            newest = replace(query, sort="created_at", descending=True)
-            way = way_of(connection, newest)
-            where, bounded = way.where, False
-            if not way.few:  # from the last one that is counted on: read along its index
-                keys = sa.select(runs.c.created_at, runs.c.id).where(*where)
-                last = keys.order_by(*order_of(newest)).offset(finding.COUNTED - 1).limit(1)
-                if (first := connection.execute(last).one_or_none()) is not None:
-                    ends = zip(first, (runs.c.created_at, runs.c.id), strict=True)
-                    bound = sa.tuple_(*(sa.literal(value, key.type) for value, key in ends))
-                    where = [*where, sa.tuple_(runs.c.created_at, runs.c.id) >= bound]
-                    bounded = True
-            rows = connection.execute(wanted.where(*where)).all()
+            rows = connection.execute(wanted.where(*conditions(query))).all()
             examples = {
                 run.id: run for run in read_summaries(connection, [row.example for row in rows])
             }
@@ -301,7 +297,7 @@ class RunReader:
             figures = {name: spread for name, spread in spreads.items() if spread is not None}
             example = examples[row.example]
             found.append(RunGroup(row.value, row.num_runs, row.newest_at, example, figures))
-        return RunGroups(tuple(found), finding.COUNTED if bounded else None)
+        return tuple(found)
 
     def rates(
         self, prompt_ids: Sequence[str], *, setup_id: str | None = None, decoding_type: str = ""
@@ -315,8 +311,8 @@ class RunReader:
         apart = [runs.c[name] for name in Circumstance._fields[: 4 if setup_id else 5]]
         counted = [
             runs.c.prompt_id.in_(set(prompt_ids)),
-            Unindexed(runs.c.deleted_at).is_(None),
-            *(Unindexed(runs.c[n]) == v for n, v in {"status": "completed", **equal}.items()),
+            runs.c.deleted_at.is_(None),
+            *(runs.c[n] == v for n, v in {"status": "completed", **equal}.items()),
         ]
         wanted = sa.select(*apart, *_sums("tok_s")).where(*counted).group_by(*apart)
         with self._reading() as connection:

@@ -314,11 +314,10 @@ class RunQuery:
 
 @dataclass(frozen=True, slots=True)
 class RunPage:
-    """One page of runs, and how many there are: in all if `whole`, else at least."""
+    """One page of runs, and how many there are on all pages."""
 
     rows: tuple[RunSummary, ...]
     total: int
-    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,7 +387,6 @@ class FoldedPage:
 
     rows: tuple[RunSummary | ExperimentRow, ...]
     total: int
-    whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,14 +401,6 @@ class RunGroup:
     example: RunSummary
     """One of them."""
     figures: Mapping[str, Spread]
-
-
-@dataclass(frozen=True, slots=True)
-class RunGroups:
-    """Groups, the largest first; `newest`: of so many of the newest runs only, None = of all."""
-
-    rows: tuple[RunGroup, ...]
-    newest: int | None
 
 
 @dataclass(frozen=True, slots=True)

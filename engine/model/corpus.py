@@ -1,11 +1,9 @@
-"""A corpus: dialogues that the target wrote, kept in files that are only ever appended to.
+"""A corpus: dialogues that a target wrote, in files that are only ever appended to.
 
     corpus.json        whose text it is: target, vocabulary, settings, versions
-    shard-00000.bin    token ids, one dialogue after the other, little endian
-    shard-00000.jsonl  a line per dialogue, written after its tokens: where they are, what they are
+    dialogues.jsonl    a line per dialogue: number, category, token ids, and where its answers are
 
-A run that dies leaves at most half a line or tokens without a line; opening the corpus cuts both
-off. Nothing that was finished is ever lost, and the first n dialogues never change.
+A process that dies leaves at most half a line, which is dropped when the corpus is opened.
 """
 
 from __future__ import annotations
@@ -13,44 +11,42 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from pydantic import ConfigDict, Field, ValidationError
 
 from engine.config import Settings
-from engine.errors import ConfigError, SourceError, first_line
+from engine.errors import ConfigError, first_line
 from engine.model.files import check_file, read_settings
 from engine.model.target import Target
 
 MANIFEST = "corpus.json"
 """Its presence makes a folder a corpus."""
-MAX_DIGITS = 9
-"""Of a shard's number."""
+DIALOGUES = "dialogues.jsonl"
+TokenIds = np.ndarray[Any, np.dtype[np.int32]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """A dialogue as stored.
+    """A stored dialogue.
 
     Attributes:
-        spans: `[start, end)` of its answers, within the dialogue.
+        token_ids: `(length,)` int32.
+        spans: `[start, end)` of its answers.
     """
 
     number: int
     category: str
-    shard: int
-    start: int
-    length: int
+    token_ids: TokenIds
     spans: tuple[tuple[int, int], ...]
 
-
-_Place = Annotated[int, Field(ge=0, le=1 << 40)]
+    @property
+    def length(self) -> int:
+        return len(self.token_ids)
 
 
 class _Manifest(Settings):
-    """What a manifest must say."""
-
     model_config = ConfigDict(extra="allow", title=MANIFEST)
 
     target: str
@@ -58,33 +54,35 @@ class _Manifest(Settings):
     vocab_size: int = Field(ge=1, le=1 << 24)
     hidden_size: int
     num_layers: int
-    token_dtype: Literal["<u2", "<u4"]
+
+
+_TokenId = Annotated[int, Field(ge=0, lt=1 << 24)]
 
 
 class _Line(Settings):
-    """A dialogue as a line of an index has it."""
-
     model_config = ConfigDict(extra="ignore")
 
     n: int
     category: str
-    start: _Place
-    length: _Place
-    answers: tuple[tuple[_Place, _Place], ...]
+    answers: tuple[tuple[_TokenId, _TokenId], ...]
+    tokens: tuple[_TokenId, ...]
 
-    def entry(self, shard: int) -> Entry:
-        return Entry(self.n, self.category, shard, self.start, self.length, self.answers)
+    def entry(self, vocab_size: int) -> Entry:
+        """Raises ValueError: an answer or a token id is out of range."""
+        if max(self.tokens, default=0) >= vocab_size:
+            raise ValueError(f"token {max(self.tokens)} is beyond the vocabulary of {vocab_size}")
+        if any(not start <= end <= len(self.tokens) for start, end in self.answers):
+            raise ValueError("an answer is outside the dialogue")
+        return Entry(self.n, self.category, np.array(self.tokens, np.int32), self.answers)
 
 
 class Corpus:
-    """Dialogues on disk, read through memory maps."""
+    """Dialogues in memory: 4 bytes a token."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any], entries: list[Entry]) -> None:
         self.folder = folder
         self.manifest = manifest
         self.entries = entries
-        self._dtype = np.dtype(manifest["token_dtype"])
-        self._maps: dict[int, np.ndarray] = {}
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -95,24 +93,9 @@ class Corpus:
         if not (folder / MANIFEST).exists():
             raise ConfigError(f"{folder} is not a corpus: it has no {MANIFEST}.")
         manifest = read_settings(folder / MANIFEST)
-        _Manifest.parse(manifest, where=str(folder / MANIFEST))
-        entries: list[Entry] = []
-        itemsize = np.dtype(manifest["token_dtype"]).itemsize
-        for shard in sorted({file.stem for file in folder.glob("shard-*")}):
-            data, index = folder / f"{shard}.bin", folder / f"{shard}.jsonl"
-            # A new shard's tokens are there before its index.
-            found = _read_index(index) if index.exists() else []
-            stored = check_file(data) // itemsize
-            if stored and not index.exists():
-                raise ConfigError(f"{data} has no index beside it. Copy the corpus again.")
-            named = max((entry.start + entry.length for entry in found), default=0)
-            if named > stored:
-                raise ConfigError(
-                    f"{data} holds {stored} tokens, but its index names {named}. It is damaged; "
-                    "copy it again."
-                )
-            entries += found
-        return cls(folder, manifest, entries)
+        vocab_size = _Manifest.parse(manifest, where=str(folder / MANIFEST)).vocab_size
+        file = folder / DIALOGUES
+        return cls(folder, manifest, _read_entries(file, vocab_size) if file.exists() else [])
 
     @property
     def num_tokens(self) -> int:
@@ -126,26 +109,8 @@ class Corpus:
         """Dialogues per category."""
         return dict(Counter(entry.category for entry in self.entries))
 
-    def tokens(self, entry: Entry) -> np.ndarray:
-        """Token ids of a dialogue, `(length,)`; a view into the file.
-
-        ConfigError if one is beyond the vocabulary.
-        """
-        file = self.folder / f"shard-{entry.shard:05}.bin"
-        end = entry.start + entry.length
-        if entry.shard not in self._maps or len(self._maps[entry.shard]) < end:
-            stored = file.stat().st_size // self._dtype.itemsize
-            self._maps[entry.shard] = np.memmap(file, self._dtype, mode="r", shape=(stored,))
-        found = self._maps[entry.shard][entry.start : end]
-        if len(found) and int(found.max()) >= self.manifest["vocab_size"]:
-            raise ConfigError(
-                f"{file} has token {int(found.max())}, but its vocabulary has "
-                f"{self.manifest['vocab_size']}. It is damaged; copy it again."
-            )
-        return found
-
     def check_made_by(self, target: Target) -> None:
-        """ConfigError if another model wrote the corpus."""
+        """Raises ConfigError: another model wrote the corpus."""
         sizes = ("vocab_size", "hidden_size", "num_layers")
         same = all(self.manifest[size] == getattr(target, size) for size in sizes)
         weights, ours = self.manifest.get("weights"), target.provenance.get("weights")
@@ -156,18 +121,15 @@ class Corpus:
             )
 
 
-def _read_index(file: Path) -> list[Entry]:
-    """Entries of a shard; a last line without its end was never finished."""
+def _read_entries(file: Path, vocab_size: int) -> list[Entry]:
+    """Dialogues of a file; a last line without its end was never finished."""
     check_file(file)
-    number = file.stem.removeprefix("shard-")
-    if not (number.isdecimal() and len(number) <= MAX_DIGITS):
-        raise SourceError(f"{file} is not a shard of a corpus: shards are numbered. Remove it.")
     entries = []
-    for n, line in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
+    for number, line in enumerate(file.read_bytes().split(b"\n")[:-1], start=1):
         try:
-            entries.append(_Line.model_validate_json(line).entry(int(number)))
-        except ValidationError as error:
+            entries.append(_Line.model_validate_json(line).entry(vocab_size))
+        except (ValidationError, ValueError) as error:
             raise ConfigError(
-                f"{file}, line {n} is not a dialogue: {first_line(error)}. Copy it again."
+                f"{file}, line {number} is not a dialogue: {first_line(error)}. Copy it again."
             ) from error
     return entries

@@ -189,7 +189,6 @@ class Teacher:
         corpus.check_made_by(target)
         self._store = store
         self.target = target
-        self._corpus = corpus
         self._needs = Needs(hidden=True, layers=needs.layers)
         self._vocabulary = vocabulary
         self._lm_head = LMHead.of(target, vocabulary)
@@ -208,7 +207,7 @@ class Teacher:
             length: shorter packs are filled up to it with a text of zeros that teaches nothing.
         """
         device = self.target.device
-        ids = [torch.from_numpy(self._corpus.tokens(e).astype("int64")) for e in entries]
+        ids = [torch.from_numpy(e.token_ids).long() for e in entries]
         tokens = torch.cat(ids).to(device)
         positions = torch.cat([torch.arange(e.length) for e in entries]).to(device)
         segments = torch.cat([torch.full_like(own, i) for i, own in enumerate(ids)]).to(device)
@@ -296,9 +295,7 @@ def _known(**tensors: Tensor | None) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
-def frequent_tokens(
-    corpus: Corpus, entries: Sequence[Entry], count: int, vocab_size: int
-) -> Tensor:
+def frequent_tokens(entries: Sequence[Entry], count: int, vocab_size: int) -> Tensor:
     """The `count` token ids that the target uses most, the most frequent first, int64.
 
     Answers count; prompts only decide among tokens that answers use equally often.
@@ -306,7 +303,7 @@ def frequent_tokens(
     answers = torch.zeros(vocab_size, dtype=torch.float64)
     everything = torch.zeros(vocab_size, dtype=torch.float64)
     for entry in entries:
-        ids = torch.from_numpy(corpus.tokens(entry).astype("int64"))
+        ids = torch.from_numpy(entry.token_ids).long()
         everything += torch.bincount(ids, minlength=vocab_size)
         for start, end in entry.spans:
             answers += torch.bincount(ids[start:end], minlength=vocab_size)

@@ -100,7 +100,7 @@ class TrainSettings(Settings):
         """The tokens that the loss is computed over."""
         if self.loss_vocab is None or self.loss_vocab >= target.vocab_size:
             return Vocabulary(None, target.vocab_size)
-        ids = frequent_tokens(corpus, entries, self.loss_vocab, target.vocab_size)
+        ids = frequent_tokens(entries, self.loss_vocab, target.vocab_size)
         return Vocabulary(ids.to(target.device), target.vocab_size)
 
 

@@ -80,7 +80,7 @@ def held_out_questions(
             continue
         start = entry.spans[0][0]
         if 0 < start <= longest - min(room, longest // 2):
-            ids = tuple(int(i) for i in corpus.tokens(entry)[:start])
+            ids = tuple(int(i) for i in entry.token_ids[:start])
             taken[entry.category].append(Question(entry.category, ids))
     return [question for category in sorted(taken) for question in taken[category]]
 

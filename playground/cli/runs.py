@@ -81,7 +81,6 @@ class ListOptions(JsonOptions, FilterOptions):
 @takes(ListOptions)
 def list_(options: ListOptions) -> None:
     """Print runs, the newest first."""
-    from playground.runs.table import at_least
     from playground.runs.transfer import run_values
 
     query = options.query(sort=options.sort, descending=not options.ascending, limit=options.limit)
@@ -92,7 +91,7 @@ def list_(options: ListOptions) -> None:
         return
     for run in page.rows:
         typer.echo(visible(_line(run)))
-    shown = f"{len(page.rows)} of {at_least(page)} runs"
+    shown = f"{len(page.rows)} of {page.total:,} runs"
     typer.echo(shown if page.total else "No run matches.", err=True)
 
 

@@ -187,7 +187,7 @@ def _made_with(log: RunLog, options: RanksOptions) -> tuple[str, str | None]:
 
     run_id = next(iter(parts(options.runs)), None)
     if options.benchmark is not None:
-        rows = log.find(RunQuery(benchmark_id=options.benchmark, limit=1)).rows
+        rows = log.rows(RunQuery(benchmark_id=options.benchmark, limit=1))
         run_id = rows[0].id if rows else None
     run = None if run_id is None else log.get(run_id)
     if run is None:

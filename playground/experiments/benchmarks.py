@@ -72,7 +72,7 @@ def plan_to_resume(log: RunLog, benchmark_id: str, types: Types | None = None) -
 def environment_of(log: RunLog, benchmark_id: str) -> Mapping[str, Any]:
     """Where the benchmark's first request ran; empty before it."""
     query = RunQuery(benchmark_id=benchmark_id, descending=False, limit=1)
-    first = next(iter(log.find(query).rows), None)
+    first = next(iter(log.rows(query)), None)
     detail = None if first is None else log.get(first.id)
     return {} if detail is None else detail.environment
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
 
 from engine.errors import ConfigError
 from playground.runs.query import Baseline
@@ -18,7 +17,6 @@ from playground.runs.settings import (
     differences,
     machine,
     non_default,
-    short,
 )
 from playground.runs.table import Divisor
 from storage import RunDetail, RunLog, Spread
@@ -60,28 +58,17 @@ class Configuration:
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
-    """A setting that differs: a number per run, or a place in `texts`."""
-
-    name: str
-    values: Values
-    texts: Sequence[str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ComparedRuns:
     """What the ticked runs have different, and how fast they were.
 
     Attributes:
         differences: texts per configuration of every setting that differs.
         machine: the same of versions and machines.
-        axes: the settings that differ, by run, in the order of `configurations` and their runs.
     """
 
     configurations: tuple[Configuration, ...]
     differences: Mapping[str, Sequence[str]]
     machine: Mapping[str, Sequence[str]]
-    axes: tuple[Axis, ...]
 
 
 def compare_runs(
@@ -97,14 +84,11 @@ def compare_runs(
     groups: dict[str, list[RunDetail]] = {}
     for run in runs:
         groups.setdefault(run.setup_id, []).append(run)
-    different = differences([_settings(group, types) for group in groups.values()])
     machines = [SettingTexts.of([machine(run) for run in group]) for group in groups.values()]
-    in_order = [chosen(run) for group in groups.values() for run in group]
     return ComparedRuns(
         tuple(_configuration(group, types, base) for group in groups.values()),
-        different,
+        differences([_settings(group, types) for group in groups.values()]),
         differences(machines),
-        tuple(axis for name in different if (axis := _axis(name, in_order)) is not None),
     )
 
 
@@ -138,16 +122,3 @@ def _configuration(group: Sequence[RunDetail], types: Types, base: Divisor) -> C
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _axis(name: str, settings: Sequence[Mapping[str, Any]]) -> Axis | None:
-    """Numbers as they are, anything else as places in a list of texts; None for no setting."""
-    values = [each.get(name) for each in settings]
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):
-        return Axis(name, values)
-    texts = [short(each[name]) if name in each else None for each in settings]
-    order = list(dict.fromkeys(text for text in texts if text is not None))
-    return Axis(name, [None if text is None else order.index(text) for text in texts], order)

@@ -20,10 +20,8 @@ from storage import (
     PLAIN,
     Circumstance,
     ExperimentRow,
-    FoldedPage,
     RunGroup,
     RunLog,
-    RunPage,
     RunSummary,
     Spread,
 )
@@ -82,9 +80,9 @@ class RunTable:
         return {
             "heads": _heads(wanted, query.sort, query.descending),
             "rows": [_cells(row, wanted) for row in rows],
-            "count": f"{first + 1}–{first + len(rows)} of {at_least(found)}" if rows else "",
+            "count": f"{first + 1}–{first + len(rows)} of {found.total:,}" if rows else "",
             "nothing": nothing,
-            "pages": [query.page, -(-(found.total + (not found.whole)) // PAGE_SIZE)],
+            "pages": [query.page, -(-found.total // PAGE_SIZE)],
             "total": found.total,
         }
 
@@ -107,7 +105,7 @@ class RunTable:
         sort = query.sort if query.sort in (*GROUP_FIGURES, "created_at") else NUM_RUNS
         benchmarks = self.log.facets().benchmarks if by == "benchmark_id" else {}
         groups = self.log.groups(query.run_query(), by, MAX_GROUPS)
-        found = _ordered(groups.rows, sort, query.descending)
+        found = _ordered(groups, sort, query.descending)
         rows = [
             {
                 "id": group.value,
@@ -119,7 +117,6 @@ class RunTable:
             for group in found
         ]
         more = ", the largest" if len(rows) == MAX_GROUPS else ""
-        more += f" of the newest {groups.newest:,} requests" if groups.newest else ""
         return {
             "heads": _heads(GROUP_COLUMNS, sort, query.descending),
             "rows": [_cells(row, GROUP_COLUMNS) for row in rows],
@@ -171,11 +168,6 @@ class RunTable:
     def title(self, run: RunSummary) -> str:
         """A configuration in one line: its method and what is not at its default."""
         return " · ".join(filter(None, (run.method_title, non_default(run, self.types))))
-
-
-def at_least(found: RunPage | FoldedPage) -> str:
-    """How many rows there are, as far as they are counted."""
-    return f"{found.total:,}" if found.whole else f"more than {found.total:,}"
 
 
 def experiment_row(found: ExperimentRow) -> dict[str, Any]:

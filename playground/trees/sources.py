@@ -58,7 +58,7 @@ class Sources:
         config = method.config
         if getattr(config, "speculative_model", "") is None:
             query = RunQuery(target=method.target, decoding_type=config.decoding_type, limit=1)
-            for row in self._log.find(query).rows:
+            for row in self._log.rows(query):
                 weights = row.method.get("speculative_model")
                 if isinstance(weights, str):
                     return replace(method, config=config.replace(speculative_model=weights))
@@ -159,14 +159,14 @@ class Sources:
         """The benchmark, if it has a run of this target."""
         benchmark = self._log.benchmarks.get(benchmark_id)
         query = RunQuery(benchmark_id=benchmark_id, target=target, limit=1)
-        if benchmark is None or not self._log.find(query).rows:
+        if benchmark is None or not self._log.rows(query):
             return []
         title = f"benchmark {benchmark.name}"
         return [Source(f"benchmark:{benchmark_id}", title, MEASURE, False, title)]
 
     def _usable(self, target: str) -> list[RunDetail]:
         query = RunQuery(target=target, status="completed", limit=2 * RECENT)
-        details = (self._log.get(row.id) for row in self._log.find(query).rows if row.lossless)
+        details = (self._log.get(row.id) for row in self._log.rows(query) if row.lossless)
         return [run for run in details if run is not None and is_greedy(run)][:RECENT]
 
     def run_ids(self, source: str, target: str) -> tuple[list[str], str | None]:
@@ -238,7 +238,7 @@ class TreeRuns:
             target=target, decoding_type=kind, status="completed", limit=LOOKED_THROUGH
         )
         found = []
-        for row in self._log.find(query).rows:
+        for row in self._log.rows(query):
             run = self._read(row.id)
             if run is not None and is_greedy(run) and _made_with(run) == wanted:
                 found.append(_row(run))

@@ -37,7 +37,7 @@ class Palette:
 
     def _offer(self, target: Any) -> dict[str, Any]:
         """Methods that fit the picked target, and the newest runs: titles and keys."""
-        rows = self._runs.log.find(RunQuery(limit=MOST_RUNS)).rows
+        rows = self._runs.log.rows(RunQuery(limit=MOST_RUNS))
         return {
             "methods": self._generate.host.menu.choices(target),
             "runs": [(self._title(row), row.id) for row in rows],

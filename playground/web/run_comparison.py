@@ -1,4 +1,4 @@
-"""The comparison of ticked runs: a table of what differs, and charts."""
+"""The comparison of selected runs: a table of the settings that differ and of their figures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import gradio as gr
 
 from engine.formats import plural
 from playground.errors import Fault, attempt
-from playground.runs.charts import charts, color, parallel_chart
+from playground.plots import HUES
 from playground.runs.columns import FIGURES, formula
 from playground.runs.compare import FIGURES as COMPARED
 from playground.runs.compare import ComparedRuns, compare_runs
@@ -17,13 +17,13 @@ from playground.runs.table import RunTable
 from playground.web.results import HTML
 from playground.web.run_details import message_html
 
-NUM_CHARTS = 6
 TABLE = HTML.from_string("""
 <h3>{{ title }}</h3>
 <div class="frame"><table>
 <thead><tr><td></td>
 {% for each in configurations %}
-  <th class="setup"><span class="swatch" style="background: {{ color(loop.index0) }}"></span>
+  {% set hue = hues[loop.index0 % hues | length] %}
+  <th class="setup"><span class="swatch" style="background: {{ hue }}"></span>
   {% if each.setup_id == baseline %}<span class="star" title="baseline">★ </span>{% endif %}
   {{ each.title }}{% if each.lossless is false %}<span class="pg-lossy">lossy</span>{% endif %}
   <span class="remark">{{ each.settings }}</span>
@@ -59,27 +59,21 @@ class ComparisonView:
         self.runs = runs
         with gr.Column(visible=False, elem_id="pg-runs-compare") as self.column:
             self.table = gr.HTML(elem_id="pg-runs-table", apply_default_css=False)
-            with gr.Row(elem_id="pg-runs-charts"):
-                self.charts = [gr.Plot(visible=False, show_label=False) for _ in range(NUM_CHARTS)]
-            self.parallel = gr.Plot(show_label=False, elem_id="pg-runs-parallel")
             self.close = gr.Button("close", size="sm", elem_id="pg-runs-close")
-        self.outputs = [self.column, self.table, *self.charts, self.parallel]
+        self.outputs = [self.column, self.table]
 
     def show(self, query: TableQuery) -> list[Any]:
         """The runs that the query compares, or the sentence why they are not."""
-        hidden = [gr.Plot(visible=False)] * NUM_CHARTS
         if not query.compare:
-            return [gr.Column(visible=False), "", *hidden, None]
+            return [gr.Column(visible=False), ""]
         ids, base = query.compare, query.baseline
         compared = attempt(
             lambda: compare_runs(self.runs.log, ids, self.runs.types, base), where="comparing runs"
         )
         if isinstance(compared, Fault):
-            return [gr.Column(visible=True), message_html(compared), *hidden, None]
-        drawn = [gr.Plot(figure, visible=True) for figure in charts(compared)]
+            return [gr.Column(visible=True), message_html(compared)]
         table = comparison_html(compared, base.setup_id if base else None)
-        plots = [*drawn, *hidden[len(drawn) :], parallel_chart(compared)]
-        return [gr.Column(visible=True), table, *plots]
+        return [gr.Column(visible=True), table]
 
 
 def comparison_html(compared: ComparedRuns, baseline: str | None = None) -> str:
@@ -101,7 +95,7 @@ def comparison_html(compared: ComparedRuns, baseline: str | None = None) -> str:
         plural=plural,
         configurations=configurations,
         baseline=baseline,
-        color=color,
+        hues=HUES,
         parts=[
             ("settings that differ", texts(compared.differences)),
             (same, [] if compared.differences else [("", "", "", [])]),

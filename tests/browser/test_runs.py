@@ -238,11 +238,6 @@ def test_a_comparison_shows_only_what_differs(page: GeneratePage, served: Served
     assert names[2:6] == ["tok/s", "speedup", "MAT", "acceptance"], "all else is the same"
     cells = "#pg-runs-table tr[data-name='method.max_draft_len'] td"
     assert page.tab.locator(cells).all_inner_texts() == ["–", "5", "2"]
-    page.tab.wait_for_selector("#pg-runs-parallel .parcoords", timeout=WAIT_MS)
-    charts = "#pg-runs-charts .js-plotly-plot"
-    page.tab.wait_for_function(f"document.querySelectorAll('{charts}').length === 6")
-    dots = f"{charts} >> nth=0 >> .scatterlayer .point"
-    assert page.count(dots) == 4, "a dot for every repeat"
     page.pick("runs-base", "max_draft_len 5")
     page.tab.wait_for_selector("#pg-runs-table th.setup .star")
     speedups = page.tab.locator("#pg-runs-table tr[data-name=speedup] td").all_inner_texts()

@@ -256,7 +256,7 @@ def test_killed_corpus_writing_and_training(
 
 def made(folder: Path) -> dict[str, bytes]:
     """Weights and corpus, byte by byte."""
-    names = ("*.safetensors", "shard-*")
+    names = ("*.safetensors", "dialogues.jsonl")
     files = [file for name in names for file in folder.rglob(name)]
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -128,23 +129,22 @@ def save_dflash(folder: Path, target: Target) -> None:
     write(folder, tensors, config)
 
 
-CORPUS = {"token_dtype": "<u2", "target": "tiny", "weights": None}
+CORPUS = {"target": "tiny", "weights": None}
 LENGTH = 40
 
 
 def save_corpus(folder: Path, target: Target) -> None:
-    """Three dialogues in one shard."""
+    """Three dialogues."""
     folder.mkdir(parents=True)
     sizes = {name: getattr(target, name) for name in ("vocab_size", "hidden_size", "num_layers")}
     (folder / "corpus.json").write_text(json.dumps(CORPUS | sizes))
-    ids = np.random.default_rng(0).integers(0, target.vocab_size, 3 * LENGTH)
-    ids.astype("<u2").tofile(folder / "shard-00000.bin")
+    ids = np.random.default_rng(0).integers(0, target.vocab_size, (3, LENGTH)).tolist()
     lines = [
-        {"n": n, "category": "qa", "start": n * LENGTH, "length": LENGTH, "answers": [[9, LENGTH]]}
-        for n in range(3)
+        {"n": n, "category": "qa", "answers": [[9, LENGTH]], "tokens": tokens}
+        for n, tokens in enumerate(ids)
     ]
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    (folder / "shard-00000.jsonl").write_text(text)
+    (folder / "dialogues.jsonl").write_text(text)
 
 
 TARGETS: dict[str, Callable[[Path], None]] = {
@@ -409,10 +409,9 @@ def drafter_cases(folder: Path) -> Iterator[Case]:
 
 
 def corpus_cases() -> Iterator[Case]:
-    method, manifest, shard = "Suffix", "corpus.json", "shard-00000"
+    method, manifest, file = "Suffix", "corpus.json", "dialogues.jsonl"
     yield from json_cases(method, manifest)
     for key, values in {
-        "token_dtype": ("x", 5, None, [], "<f4", "O", "<u2,<u2", "V8", "<i8", MISSING, "S9"),
         "vocab_size": (*ABSURD, MISSING, 287),
         "hidden_size": ("x", 33, None, MISSING),
         "num_layers": (4, None, [], MISSING),
@@ -422,45 +421,37 @@ def corpus_cases() -> Iterator[Case]:
         for value in values:
             said = "missing" if value is MISSING else json.dumps(value)
             yield Case(method, f"{key} is {said}", setting(manifest, key, value))
+
     for what, damage in {
-        "tokens are empty": rewrite(f"{shard}.bin", b""),
-        "tokens are halved": change(f"{shard}.bin", lambda d: d[: len(d) // 2]),
-        "tokens are one byte short": change(f"{shard}.bin", lambda d: d[:-1]),
-        "tokens are gone": gone(f"{shard}.bin"),
-        "tokens are beyond the vocabulary": change(f"{shard}.bin", lambda d: b"\xff" * len(d)),
-        "tokens are a folder": as_folder(f"{shard}.bin"),
-        "tokens are a pipe": as_pipe(f"{shard}.bin"),
-        "index is empty": rewrite(f"{shard}.jsonl", b""),
-        "index is gone": gone(f"{shard}.jsonl"),
-        "index is no JSON": rewrite(f"{shard}.jsonl", b"{\n"),
-        "index is null": rewrite(f"{shard}.jsonl", b"null\n"),
-        "index is a list": rewrite(f"{shard}.jsonl", b"[]\n"),
-        "index is deep": rewrite(f"{shard}.jsonl", b"[" * 100_000 + b"\n"),
-        "index is no utf-8": rewrite(f"{shard}.jsonl", b"\xff\xff\n"),
-        "index has other keys": rewrite(f"{shard}.jsonl", b'{"a": 1}\n'),
-        "index starts before the beginning": change(
-            f"{shard}.jsonl", lambda d: d.replace(b'"start": 0', b'"start": -9')
+        "dialogues are empty": rewrite(file, b""),
+        "dialogues are gone": gone(file),
+        "dialogues are a folder": as_folder(file),
+        "dialogues are a pipe": as_pipe(file),
+        "dialogues are no JSON": rewrite(file, b"{\n"),
+        "dialogues are null": rewrite(file, b"null\n"),
+        "dialogues are a list": rewrite(file, b"[]\n"),
+        "dialogues are deep": rewrite(file, b"[" * 100_000 + b"\n"),
+        "dialogues are no utf-8": rewrite(file, b"\xff\xff\n"),
+        "dialogues have other keys": rewrite(file, b'{"a": 1}\n'),
+        "tokens are beyond the vocabulary": change(file, tokens_as(b"[99999]")),
+        "tokens are negative": change(file, tokens_as(b"[-1]")),
+        "tokens are of 400 digits": change(file, tokens_as(b"[" + b"9" * 400 + b"]")),
+        "tokens are text": change(file, tokens_as(b'["0"]')),
+        "tokens are none": change(file, tokens_as(b"null")),
+        "answers are no pairs": change(file, lambda d: d.replace(b"[[9, 40]]", b"[[9]]")),
+        "answers are beyond the dialogue": change(
+            file, lambda d: d.replace(b"[[9, 40]]", b"[[9, 41]]")
         ),
-        "index has a length below 0": change(
-            f"{shard}.jsonl", lambda d: d.replace(b'"length": 40', b'"length": -4')
-        ),
-        "index has a length of 10^18": change(
-            f"{shard}.jsonl", lambda d: d.replace(b'"length": 40', b'"length": %d' % 10**18)
-        ),
-        "index has texts for numbers": change(
-            f"{shard}.jsonl", lambda d: d.replace(b'"start": 0', b'"start": "0"')
-        ),
-        "index has answers that are none": change(
-            f"{shard}.jsonl", lambda d: d.replace(b"[[9, 40]]", b"[[9]]")
-        ),
-        "shard has an odd name": lambda folder: (
-            (folder / f"{shard}.jsonl").rename(folder / "shard-x.jsonl") and None
-        ),
-        "shard has a number of 5,000 digits": lambda folder: (
-            (folder / f"{shard}.jsonl").rename(folder / ("shard-" + "9" * 200 + ".jsonl")) and None
+        "answers end before they begin": change(
+            file, lambda d: d.replace(b"[[9, 40]]", b"[[9, 5]]")
         ),
     }.items():
         yield Case(method, f"its {what}", damage)
+
+
+def tokens_as(value: bytes) -> Callable[[bytes], bytes]:
+    """Every dialogue with these tokens."""
+    return lambda lines: re.sub(rb'"tokens": \[[^\]]*\]', b'"tokens": ' + value, lines)
 
 
 def target_cases() -> Iterator[Case]:

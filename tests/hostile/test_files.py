@@ -212,7 +212,7 @@ READERS: dict[str, tuple[str, str, Callable[[Path], object]]] = {
     "pickle": ("bin", "pytorch_model.bin", read_tensors),
     "names of a pickle": ("bin", "pytorch_model.bin", partial(read_tensors, values=False)),
     "config": ("target", "config.json", lambda file: check_folder(file.parent)),
-    "corpus": ("Suffix", "shard-00000.jsonl", lambda file: Corpus.open(file.parent)),
+    "corpus": ("Suffix", "dialogues.jsonl", lambda file: Corpus.open(file.parent)),
     "manifest": ("Suffix", "corpus.json", lambda file: Corpus.open(file.parent)),
 }
 

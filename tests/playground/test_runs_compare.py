@@ -11,14 +11,11 @@ import presets
 from engine.drafters import methods
 from engine.errors import ConfigError
 from engine.metrics import FORMULAS
-from playground.runs.charts import charts, parallel_chart
-from playground.runs.compare import Axis, compare_runs
+from playground.runs.compare import compare_runs
 from playground.runs.settings import SettingTexts, differences, flatten, non_default, short
 from playground.web.run_comparison import comparison_html
 from storage import RunLog
 from tests.playground.test_run_list import timed
-
-NGRAM = {"decoding_type": "NGram", "max_draft_len": 4, "max_matching_ngram_size": 2}
 
 
 def test_runs_of_one_configuration_are_its_spread(log: RunLog) -> None:
@@ -45,14 +42,11 @@ def test_only_settings_that_differ_are_shown(log: RunLog) -> None:
     found = compare_runs(log, ids, methods())
     assert found.differences == {"method.max_draft_len": ["5", "7"]}
     assert found.machine == {"versions.t": ["1", "2"]}
-    assert found.axes == (Axis("method.max_draft_len", [5, 7]),)
     ids.append(timed(log, 1.0, method={"decoding_type": "Autoregressive"}))
     found = compare_runs(log, ids, methods())
     assert list(found.differences) == ["method.decoding_type", "method.max_draft_len"], (
         "what plain decoding has no such setting of is no difference while it is at its default"
     )
-    assert found.axes[0].texts == ["NGram", "Autoregressive"]
-    assert found.axes[1].values == [5, 7, None]
 
 
 def test_values_that_differ_between_runs_of_one_configuration_are_told() -> None:
@@ -81,24 +75,6 @@ def test_fewer_than_two_runs_are_no_comparison(log: RunLog, ids: list[str]) -> N
 def test_too_many_runs_are_refused(log: RunLog) -> None:
     with pytest.raises(ConfigError, match="At most 200"):
         compare_runs(log, [f"r{i}" for i in range(201)], {})
-
-
-def test_charts_have_a_bar_per_configuration_and_a_dot_per_repeat(log: RunLog) -> None:
-    ids = [timed(log, s, method={**NGRAM, "max_draft_len": n}) for n in (4, 5) for s in (30, 40)]
-    ids.append(timed(log, 20.0, method={"decoding_type": "Autoregressive"}))
-    found = compare_runs(log, ids, methods())
-    drawn = charts(found)
-    assert [chart.layout.annotations[0].text for chart in drawn] == [
-        "<b>tok/s</b>",
-        "<b>speedup</b>",
-    ]
-    bars, dots = drawn[0].data
-    assert list(bars.x) == [35.0, 35.0, 20.0] and sorted(dots.x) == [30, 30, 40, 40]
-    assert drawn[0].layout.annotations[0].hovertext == FORMULAS["tok_s"]
-    (lines,) = parallel_chart(found).data
-    by_name = {axis.label: list(axis["values"]) for axis in lines.dimensions}
-    assert by_name["max_draft_len"] == [4, 4, 5, 5, None]
-    assert by_name["tok/s"] == [30, 40, 30, 40, 20]
 
 
 def test_the_table_of_a_comparison_is_text(log: RunLog) -> None:

@@ -30,9 +30,9 @@ def train(folder: Path, output: Path, *arguments: object, code: int = 0) -> Any:
 def test_two_drafters_train_from_one_corpus_and_decode(folder: Path, tmp_path: Path) -> None:
     result = train(folder, tmp_path / "medusa", "--method", "medusa", "--set", "epochs=1e0", *SMALL)
     assert "| overall |" in result.output
-    index = (tmp_path / "corpus" / "shard-00000.jsonl").read_bytes()
+    index = (tmp_path / "corpus" / "dialogues.jsonl").read_bytes()
     train(folder, tmp_path / "redrafter", "--method", "redrafter", "--set", "epochs=1", *SMALL)
-    assert (tmp_path / "corpus" / "shard-00000.jsonl").read_bytes() == index
+    assert (tmp_path / "corpus" / "dialogues.jsonl").read_bytes() == index
     card = json.loads((tmp_path / "medusa" / "card.json").read_text())
     assert card["method"] == "medusa" and card["held_out"]["overall"]["num_tokens"] > 0
     drafter = ["--method", "Medusa", "--drafter", tmp_path / "medusa", "--prompt-ids", "1,2,3"]
@@ -51,7 +51,7 @@ def test_prompts_of_files_are_used_for_texts_and_for_measuring(
         folder, tmp_path / "out", *method, "--prompts", file, "--eval-prompts", file, *SMALL
     )
     assert "| mine |" in result.output
-    assert b'"mine"' in (tmp_path / "corpus" / "shard-00000.jsonl").read_bytes()
+    assert b'"mine"' in (tmp_path / "corpus" / "dialogues.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
-from typing import Any
 
 import pytest
-import sqlalchemy as sa
 
 from storage import (
     RunLog,
     RunQuery,
-    SortKey,
     StorageError,
     UnknownRunError,
-    finding,
-    names_of,
 )
 from tests.storage.conftest import finished_run, new_run
 
@@ -64,51 +60,6 @@ def test_runs_without_a_figure_come_last_either_way(log: RunLog) -> None:
 def test_page_out_of_range_is_refused(log: RunLog, query: RunQuery) -> None:
     with pytest.raises(StorageError, match="limit in"):
         log.find(query)
-
-
-def test_a_page_of_a_long_log_is_read_from_the_index_of_its_order(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(finding, "COUNTED", -1)
-    plans: list[str] = []
-    with RunLog.open(path) as log:
-
-        @sa.event.listens_for(log._database.engine, "before_cursor_execute")
-        def explain(connection: Any, cursor: Any, sql: str, values: Any, *_: object) -> None:
-            if "LIMIT" in sql and "count(" not in sql:
-                plan = cursor.connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)
-                plans.extend(row[-1] for row in plan)
-
-        asked = ({"text": "x"}, {"include_deleted": True}, {"target": "a", "status": "failed"})
-        for sort, descending, more in product(names_of(SortKey), (True, False), asked):
-            plans.clear()
-            log.find(RunQuery(sort=sort, descending=descending, **more))
-            order = [plan for plan in plans if " runs" in plan]
-            assert order and all(f"INDEX ix_runs_{sort}_order" in plan for plan in order), plans
-            assert not any("TEMP B-TREE" in plan for plan in plans), plans
-
-
-def test_filters_that_exclude_each_other_are_told_by_an_index(
-    path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(finding, "COUNTED", 2)
-    asked: list[str] = []
-    with RunLog.open(path) as log:
-        for target, title in (("a", "A"), ("b", "B")) * 3:
-            finished_run(log, target=target, method_title=title)
-
-        @sa.event.listens_for(log._database.engine, "before_cursor_execute")
-        def explain(connection: Any, cursor: Any, sql: str, values: Any, *_: object) -> None:
-            if "FROM runs" in sql and "method_title" in sql and "target" in sql:
-                plan = cursor.connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)
-                asked.append(" ".join(row[-1] for row in plan))
-
-        for sort in ("created_at", "mat"):
-            asked.clear()
-            none = log.find(RunQuery(target="a", method_title="B", sort=sort))
-            assert (none.rows, none.total, none.whole) == ((), 0, True)
-            assert "COVERING INDEX ix_runs_filtered (target=?)" in asked[0]
-        assert log.find(RunQuery(target="a", method_title="A", limit=2)).total == 2
 
 
 @pytest.mark.parametrize(
@@ -177,51 +128,26 @@ def test_ids_and_deleted_runs_can_be_asked_for(log: RunLog) -> None:
     assert log.find().total == 2, "all of them or none"
 
 
-ASKED: list[dict[str, Any]] = [
-    {},
-    {"target": "b", "tag": "t"},
-    {"labels": {"turn": "1"}, "text": "odd"},
-    {"ranges": {"num_prompt_tokens": (2.5, None), "mat": (None, 3)}},
-    {"only_deleted": True},
-]
-
-
-def test_many_runs_are_found_as_few_are(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are read by another way: in order, a batch at a time, until the page is full."""
-    monkeypatch.setattr(finding, "BATCH", 3)
-    mats = (2.0, None, 1.5, math.nan, 2.0, 3.5)
-    for number in range(18):
-        run_id = log.begin(
-            new_run(
-                target="ab"[number % 2],
-                tags=("t",) if number % 3 else (),
-                labels={"turn": str(number % 4 // 2)},
-                prompt_text="odd" if number % 5 else "even",
-                prompt_ids=(1,) * (number % 7),
-                benchmark_id=(None, "one", "two-1", "two-2")[number % 4],
-            )
+def test_folded_pages_show_each_experiment_once_where_its_first_run_stands(log: RunLog) -> None:
+    experiments = (None, "one", "two-1", "two-2")
+    for number in range(16):
+        run_id = log.begin(new_run(benchmark_id=experiments[number % 4]))
+        metrics = {"mat": (2.0, None, 1.5, math.nan, 3.5)[number % 5]}
+        log.finish(
+            run_id,
+            status="completed",
+            output_ids=[],
+            text="",
+            finish_reason=None,
+            metrics=metrics,
         )
-        ended: dict[str, Any] = {"status": "completed", "output_ids": [], "text": ""}
-        metrics = {"mat": mats[number % len(mats)]}
-        log.finish(run_id, **ended, finish_reason=None, metrics=metrics)
         if number % 6 == 5:
             log.delete(run_id)
-
-    def pages(counted: int) -> list[tuple[list[str], int]]:
-        monkeypatch.setattr(finding, "COUNTED", counted)
-        queries = (
-            RunQuery(**asked, sort=sort, descending=descending, limit=4, offset=offset)
-            for asked in ASKED
-            for sort in ("created_at", "mat", "target", "num_prompt_tokens", "finish_reason")
-            for descending in (True, False)
-            for offset in (0, 3, 8)
-        )
-        found = [page(q) for q in queries for page in (log.find, log.experiments.page)]
-        ends = [one.total for one in found if one.whole]
-        assert len(ends) == len(found) or counted < 0
-        return [([getattr(row, "key", row.id) for row in one.rows], one.total) for one in found]
-
-    few, many = pages(100), pages(-1)
-    assert [rows for rows, _ in few] == [rows for rows, _ in many]
-    assert all(least <= exact for (_, exact), (_, least) in zip(few, many, strict=True))
-    assert any(least < exact for (_, exact), (_, least) in zip(few, many, strict=True))
+    for sort, descending in product(("created_at", "mat", "target"), (True, False)):
+        query = RunQuery(sort=sort, descending=descending, limit=1000)
+        runs = log.find(query)
+        expected = list(dict.fromkeys(run.experiment or run.id for run in runs.rows))
+        pages = [log.experiments.page(replace(query, limit=2, offset=o)) for o in range(0, 8, 2)]
+        rows = [getattr(row, "key", row.id) for page in pages for row in page.rows]
+        assert rows == expected
+        assert {page.total for page in pages} == {len(expected)}

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from storage import Circumstance, RunLog, RunQuery, StorageError, finding
+from storage import Circumstance, RunLog, RunQuery, StorageError
 from tests.storage.conftest import finished_run, new_run
 
 
@@ -31,14 +31,14 @@ def test_groups_count_and_average_what_the_filters_let_through(log: RunLog) -> N
         timed_run(log, speed, sampling={"temperature": 0.0, "seed": 2})
     timed_run(log, 50.0, method={"decoding_type": "NGram", "max_draft_len": 9})
     log.delete(timed_run(log, 99.0))
-    big, small = log.groups(RunQuery(), "setup_id").rows
+    big, small = log.groups(RunQuery(), "setup_id")
     assert (big.num_runs, small.num_runs) == (6, 1), "the seed is no part of the setup"
     assert big.value == big.example.setup_id != small.value
     assert big.figures["tok_s"].mean == pytest.approx(mean(speeds))
     assert big.figures["tok_s"].std == pytest.approx(stdev(speeds))
     assert big.figures["tok_s"].num_runs == 3, "a figure that is no number is left out"
     assert small.figures["tok_s"].std is None and "ttft_s" not in small.figures
-    (only,) = log.groups(RunQuery(ids=tuple(ids[:2])), "setup_id").rows
+    (only,) = log.groups(RunQuery(ids=tuple(ids[:2])), "setup_id")
     assert only.num_runs == 2
 
 
@@ -46,22 +46,10 @@ def test_groups_by_label_and_tag_have_the_runs_without(log: RunLog) -> None:
     finished_run(log, labels={"category": "qa"}, tags=("a", "b"))
     finished_run(log, labels={"category": "qa", "turn": "1"}, tags=("a",))
     finished_run(log)
-    by_label = {
-        group.value: group.num_runs for group in log.groups(RunQuery(), "label:category").rows
-    }
-    by_tag = {group.value: group.num_runs for group in log.groups(RunQuery(), "tag").rows}
+    by_label = {group.value: group.num_runs for group in log.groups(RunQuery(), "label:category")}
+    by_tag = {group.value: group.num_runs for group in log.groups(RunQuery(), "tag")}
     assert by_label == {"qa": 2, None: 1}
     assert by_tag == {"a": 2, "b": 1, None: 1}
-
-
-def test_of_many_runs_the_newest_are_grouped(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(5):
-        finished_run(log, labels={"category": "ab"[number % 2]})
-    monkeypatch.setattr(finding, "COUNTED", 4)
-    groups = log.groups(RunQuery(), "label:category")
-    assert groups.newest == 4 == sum(group.num_runs for group in groups.rows)
-    few = log.groups(RunQuery(labels={"category": "a"}), "label:category")
-    assert few.newest is None and [group.num_runs for group in few.rows] == [3]
 
 
 @pytest.mark.parametrize("by", ["prompt_text", "label", "", "created_at"])

@@ -61,9 +61,7 @@ def test_a_database_of_every_released_schema_opens(released: str) -> None:
         again = log.get(log.begin(new))
         assert again is not None
         assert (again.setup_id, again.prompt_id) == (run.setup_id, run.prompt_id)
-    assert (
-        sum(group.num_runs for group in log.groups(RunQuery(), "setup_id").rows) == 2 * page.total
-    )
+    assert sum(group.num_runs for group in log.groups(RunQuery(), "setup_id")) == 2 * page.total
     log.close()
 
 

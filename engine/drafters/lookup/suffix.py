@@ -30,7 +30,7 @@ from engine.drafters.lookup.mixing import Context, Memory, TargetPredictions, mi
 from engine.drafters.lookup.paths import Continuation, likeliest_paths
 from engine.drafters.method import DraftShape, MethodConfig
 from engine.errors import ConfigError
-from engine.model.corpus import Corpus
+from engine.model.corpus import DIALOGUES, Corpus
 from engine.proposal import Outcome, Proposal
 
 MIXED_PER_MEMORY = 4
@@ -138,8 +138,8 @@ class SuffixConfig(MethodConfig):
             corpus.check_made_by(context.target)
             if not corpus.entries:
                 raise ConfigError(f"The corpus in {folder} has no dialogues. Give another one.")
-            shards = [file.stat().st_mtime_ns for file in folder.glob("shard-*")]
-            store = _sorted(folder, max(shards, default=0), self.max_tree_depth)
+            stamp = (folder / DIALOGUES).stat().st_mtime_ns
+            store = _sorted(folder, stamp, self.max_tree_depth)
         return SuffixDrafter(context, self, store)
 
 
@@ -151,7 +151,7 @@ def _sorted(folder: Path, stamp: int, depth: int) -> SuffixArray:
         stamp: changes when the corpus does.
     """
     corpus = Corpus.open(folder)
-    texts = (corpus.tokens(entry) for entry in corpus.entries)
+    texts = (entry.token_ids for entry in corpus.entries)
     return SuffixArray(texts, depth, int(corpus.manifest["vocab_size"]))
 
 

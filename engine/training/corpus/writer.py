@@ -9,14 +9,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from filelock import FileLock, Timeout
 
 from engine.errors import ConfigError
-from engine.model.corpus import MANIFEST, Corpus, Entry
+from engine.model.corpus import DIALOGUES, MANIFEST, Corpus, Entry
 from engine.model.loading import free_bytes
 from engine.model.sources import writing
 from engine.model.target import Target
@@ -30,86 +31,53 @@ from engine.training.corpus.dialogues import (
 )
 from engine.training.corpus.generation import BatchGenerator, Dialogue
 
-try:
-    import fcntl
-except ImportError:  # Windows: two writers are not told apart there
-    fcntl = None  # type: ignore[assignment]
-
-SHARD_TOKENS = 4 << 20
-"""A shard is closed when it holds this many tokens."""
-
 
 class CorpusWriter:
     """Appends dialogues to a corpus; makes it if it is not there."""
 
     def __init__(self, folder: Path, target: Target, settings: CorpusSettings) -> None:
-        """Open for appending, after cutting off what was not finished.
+        """Open for appending, and drop a last line that was not finished.
 
         Raises ConfigError: it is another target's, of other settings, or open in another process.
         """
         with writing(folder), ExitStack() as stack:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = stack.enter_context(_locked(folder))
+            stack.callback(_locked(folder).release)
             self.corpus = _opened(folder, target, settings)
-            self._dtype = np.dtype(self.corpus.manifest["token_dtype"])
-            self._shard = max((entry.shard for entry in self.corpus.entries), default=0)
-            self._open_shard()
-            stack.pop_all()
-
-    def _open_shard(self) -> None:
-        """Continue the shard behind its last finished dialogue."""
-        base = self.corpus.folder / f"shard-{self._shard:05}"
-        own = [entry for entry in self.corpus.entries if entry.shard == self._shard]
-        self._stored = max((entry.start + entry.length for entry in own), default=0)
-        self._data, self._index = open(f"{base}.bin", "ab"), open(f"{base}.jsonl", "ab")
-        self._data.truncate(self._stored * self._dtype.itemsize)
-        lines = Path(f"{base}.jsonl").read_bytes().split(b"\n")[: len(own)]
-        self._index.truncate(sum(len(line) + 1 for line in lines))
+            self._file = (folder / DIALOGUES).open("ab")
+            whole = (folder / DIALOGUES).read_bytes().rpartition(b"\n")
+            self._file.truncate(len(whole[0]) + len(whole[1]))
+            self._closing = stack.pop_all()
 
     def append(self, dialogue: Dialogue) -> None:
         """Store one dialogue; on disk (in the system's hands) when this returns."""
-        ids = np.asarray(dialogue.token_ids, dtype=self._dtype)
-        spec, start, spans = dialogue.spec, self._stored, dialogue.spans
-        line = {"n": spec.number, "category": spec.category, "seed": spec.seed, "start": start}
-        line |= {"length": len(ids), "answers": spans, "complete": dialogue.complete}
-        index = json.dumps(line).encode() + b"\n"
+        spec, spans, token_ids = dialogue.spec, dialogue.spans, dialogue.token_ids
+        line = {"n": spec.number, "category": spec.category, "seed": spec.seed, "answers": spans}
+        line |= {"complete": dialogue.complete, "tokens": token_ids}
         with writing(self.corpus.folder):
-            for file, written in ((self._data, ids.tobytes()), (self._index, index)):
-                file.write(written)
-                file.flush()
-        entry = Entry(spec.number, spec.category, self._shard, start, len(ids), spans)
+            self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            self._file.flush()
+        entry = Entry(spec.number, spec.category, np.array(token_ids, np.int32), spans)
         self.corpus.entries.append(entry)
-        self._stored += len(ids)
-        if self._stored >= SHARD_TOKENS:
-            self._close_shard()
-            self._shard += 1
-            self._open_shard()
-
-    def _close_shard(self) -> None:
-        with writing(self.corpus.folder), self._data, self._index:
-            for file in (self._data, self._index):
-                file.flush()
-                os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Close the files, safely on disk; others may write then."""
-        with self._lock:
-            self._close_shard()
+        """Close the file, safely on disk; others may write then."""
+        with self._closing, writing(self.corpus.folder), self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
 
-def _locked(folder: Path) -> IO[bytes]:
-    """A file that is locked while it is open; the system unlocks it when a process dies."""
-    file = (folder / "writing.lock").open("wb")
-    if fcntl is not None:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.close()
-            raise ConfigError(
-                f"The corpus in {folder} is being written by another process. Wait for it, or "
-                "give another folder."
-            ) from error
-    return file
+def _locked(folder: Path) -> FileLock:
+    """A lock that the system gives up when a process dies."""
+    lock = FileLock(folder / "writing.lock", thread_local=False)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout as error:
+        raise ConfigError(
+            f"The corpus in {folder} is being written by another process. Wait for it, or "
+            "give another folder."
+        ) from error
+    return lock
 
 
 def _opened(folder: Path, target: Target, settings: CorpusSettings) -> Corpus:
@@ -138,7 +106,6 @@ def _manifest(target: Target, settings: CorpusSettings) -> dict[str, Any]:
         "hidden_size": target.hidden_size,
         "num_layers": target.num_layers,
         "dtype": target.dtype_name,
-        "token_dtype": "<u2" if target.vocab_size <= 1 << 16 else "<u4",
         "settings": settings.model_dump(mode="json"),
         "versions": versions(),
     }

@@ -111,7 +111,7 @@ class Eagle3Training(_EagleTraining):
             return Eagle3Student(self, target, self.vocabulary(target, corpus, entries), own=False)
         ids = self._begun(target)
         if ids is None:
-            ids = frequent_tokens(corpus, entries, self.draft_vocab, target.vocab_size)
+            ids = frequent_tokens(entries, self.draft_vocab, target.vocab_size)
             ids = ids.sort().values
         own = Vocabulary(ids.to(target.device), target.vocab_size)
         return Eagle3Student(self, target, own, own=True)

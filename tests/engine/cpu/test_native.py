@@ -454,7 +454,7 @@ def test_a_batch_of_dialogues_writes_what_the_target_writes_alone(
         answer = next(s for s in spec.segments if isinstance(s, Completion) and s.kind == "answer")
         if answer.temperature or not entry.spans:
             continue
-        tokens = corpus.tokens(entry).tolist()
+        tokens = entry.token_ids.tolist()
         start, end = entry.spans[0]
         limits = Limits(max_new_tokens=end - start)
         records = list(

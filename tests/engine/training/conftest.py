@@ -76,4 +76,4 @@ def dialogues(folder: Path) -> dict[int, list[int]]:
     stored = Corpus.open(folder)
     numbers = [entry.number for entry in stored.entries]
     assert len(numbers) == len(set(numbers))
-    return {entry.number: stored.tokens(entry).tolist() for entry in stored.entries}
+    return {entry.number: entry.token_ids.tolist() for entry in stored.entries}

@@ -63,7 +63,7 @@ def first_answers(target: Target, corpus: Corpus) -> Iterator[tuple[list[int], l
         )
         answer = next(s for s in spec.segments if isinstance(s, Completion) and s.kind == "answer")
         if answer.temperature == 0 and entry.spans:
-            tokens = corpus.tokens(entry).tolist()
+            tokens = entry.token_ids.tolist()
             start, end = entry.spans[0]
             yield tokens[:start], tokens[start:end]
 
@@ -108,15 +108,12 @@ def test_going_on_after_any_cut_makes_the_same_files(target: Target, tmp_path: P
                 stored += 1
         before = dialogues(cut)
         assert len(before) == stored
-        # What a kill leaves behind: tokens without a line, and half a line.
-        with (cut / "shard-00000.bin").open("ab") as data:
-            data.write(b"\1\2\3")
-        with (cut / "shard-00000.jsonl").open("ab") as index:
-            index.write(b'{"n": 99, "cat')
+        with (cut / "dialogues.jsonl").open("ab") as stored_lines:
+            stored_lines.write(b'{"n": 99, "cat')  # what a kill leaves behind
         assert dialogues(cut) == before
     finish(grow(target, cut, SETTINGS, num_tokens=2000, rows=4))
-    for name in ("shard-00000.bin", "shard-00000.jsonl"):
-        assert (cut / name).read_bytes() == (whole / name).read_bytes()
+    name = "dialogues.jsonl"
+    assert (cut / name).read_bytes() == (whole / name).read_bytes()
 
 
 def test_a_corpus_that_grows_is_the_one_that_was_asked_for_at_once(
@@ -135,7 +132,7 @@ def test_a_killed_process_loses_no_finished_dialogue(target: Target, tmp_path: P
         f"for _ in grow(learnable_target(num_layers=2), Path({str(tmp_path)!r}), SETTINGS,"
         " num_tokens=10**9, rows=4): pass"
     )
-    index = tmp_path / "shard-00000.jsonl"
+    index = tmp_path / "dialogues.jsonl"
     began = time.monotonic()
     with subprocess.Popen([sys.executable, "-c", script]) as process:
         try:
@@ -152,24 +149,13 @@ def test_a_killed_process_loses_no_finished_dialogue(target: Target, tmp_path: P
     assert Corpus.open(tmp_path).num_tokens >= stored + 200
 
 
-def test_shards_are_closed_at_their_size_and_read_as_one(
-    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine.training.corpus.writer.SHARD_TOKENS", 300)
-    finish(grow(target, tmp_path / "many", SETTINGS, num_tokens=900, rows=4))
-    monkeypatch.undo()
-    finish(grow(target, tmp_path / "one", SETTINGS, num_tokens=900, rows=4))
-    assert len(list((tmp_path / "many").glob("*.bin"))) >= 3
-    assert dialogues(tmp_path / "many") == dialogues(tmp_path / "one")
-
-
 def test_prompts_of_a_file_are_asked_word_for_word(target: Target, tmp_path: Path) -> None:
     prompts = [GivenPrompt("mine", ("How old is the moon?", "And the sun?"))]
     settings = SETTINGS.replace(given_share=1.0, answer_tokens=8)
     finish(grow(target, tmp_path, settings, num_tokens=200, rows=2, prompts=prompts))
     corpus = Corpus.open(tmp_path)
     start, _ = corpus.entries[0].spans[0]
-    prompt = corpus.tokens(corpus.entries[0])[:start].tolist()
+    prompt = corpus.entries[0].token_ids[:start].tolist()
     assert prompt == target.encode_chat([{"role": "user", "content": "How old is the moon?"}])
     assert corpus.entries[0].category == "mine"
 

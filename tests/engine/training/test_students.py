@@ -50,7 +50,7 @@ def check_isolation(target: Target, corpus: Corpus) -> None:
     pack = read(target, corpus)
     start = 0
     for entry in corpus.entries[:3]:
-        ids = corpus.tokens(entry).astype("int64").tolist()
+        ids = entry.token_ids.tolist()
         shown = target.prefill(ids, target.new_cache(64), Needs(hidden=True, layers=LAYERS))
         rows = slice(start, start + entry.length)
         assert pack.layers is not None and shown.hidden is not None and shown.layers is not None
@@ -138,10 +138,10 @@ def test_packs_hold_every_dialogue_once_and_keep_their_size(corpus: Corpus) -> N
 
 
 def test_the_draft_vocabulary_is_what_answers_use_most(target: Target, corpus: Corpus) -> None:
-    ids = frequent_tokens(corpus, corpus.entries, 20, target.vocab_size)
+    ids = frequent_tokens(corpus.entries, 20, target.vocab_size)
     counts = torch.zeros(target.vocab_size)
     for entry in corpus.entries:
-        tokens = torch.from_numpy(corpus.tokens(entry).astype("int64"))
+        tokens = torch.from_numpy(entry.token_ids)
         for start, end in entry.spans:
             counts += torch.bincount(tokens[start:end], minlength=target.vocab_size)
     others = torch.ones(target.vocab_size, dtype=torch.bool)
@@ -270,7 +270,7 @@ def test_a_softcapped_output_is_learnt_too() -> None:
 
 def test_likely_tokens_are_the_targets_own(target: Target, corpus: Corpus) -> None:
     pack = read(target, corpus, dialogues=1)
-    ids = corpus.tokens(corpus.entries[0]).astype("int64").tolist()
+    ids = corpus.entries[0].token_ids.tolist()
     shown = target.prefill(ids, target.new_cache(len(ids)), Needs())
     best = shown.logits[-1].float().softmax(dim=-1).topk(16)
     assert set(pack.teacher.indices[-1].tolist()) == set(best.indices.tolist())

@@ -1,0 +1,160 @@
+"""A `RunQuery` in SQL: its conditions, its order, and the ids of a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from storage.records import RunQuery, SortKey, StorageError, names_of
+from storage.schema import (
+    FIGURES,
+    ORDERS,
+    fold,
+    labels,
+    prompt_texts,
+    remarks,
+    runs,
+    tags,
+    titles,
+)
+
+MAX_PAGE = 1000
+SORT_KEYS = names_of(SortKey)
+EQUAL = (
+    "target",
+    "decoding_type",
+    "method_title",
+    "status",
+    "dtype",
+    "device",
+    "setup_id",
+    "prompt_id",
+    "benchmark_id",
+    "experiment",
+)
+LARGEST = 1.7e308
+LARGEST_INT = 2**31 - 1
+ROWS_PER_FETCH = 2000
+
+
+def conditions(query: RunQuery) -> list[sa.ColumnElement[bool]]:
+    """All must hold of a run.
+
+    Raises:
+        StorageError: a range is of no figure.
+    """
+    where: list[sa.ColumnElement[bool]] = []
+    if query.only_deleted:
+        where.append(runs.c.deleted_at.is_not(None))
+    elif not query.include_deleted:
+        where.append(runs.c.deleted_at.is_(None))
+    equal = {name: getattr(query, name) for name in EQUAL}
+    where += [runs.c[name] == value for name, value in equal.items() if value is not None]
+    if query.ids is not None:
+        where.append(runs.c.id.in_(query.ids))
+    if query.tag is not None:
+        where.append(runs.c.id.in_(sa.select(tags.c.run_id).where(tags.c.tag == query.tag)))
+    for key, value in query.labels.items():
+        labelled = sa.select(labels.c.run_id).where(labels.c.key == key, labels.c.value == value)
+        where.append(runs.c.id.in_(labelled))
+    for figure, (least, most) in query.ranges.items():
+        check("A range must be of", figure, FIGURES)
+        where.append(runs.c[figure].between(*_bounds(runs.c[figure], least, most)))
+    if query.text:
+        where.append(_contains(query.text))
+    return where
+
+
+def _bounds(column: sa.Column[Any], least: float | None, most: float | None) -> tuple[Any, Any]:
+    """Numbers of the column's own kind, so that its index is used; no bound lets NaN through."""
+    low = -LARGEST if least is None else max(least, -LARGEST)
+    high = LARGEST if most is None else min(most, LARGEST)
+    if isinstance(column.type, sa.Integer):
+        low, high = max(low, -LARGEST_INT), min(high, LARGEST_INT)
+        return math.ceil(low), math.floor(high)
+    return sa.literal(low, sa.Float), sa.literal(high, sa.Float)
+
+
+def _contains(text: str) -> sa.ColumnElement[bool]:
+    """The text is somewhere in the run's prompt, name, note, method or target."""
+    folded = fold(text)
+
+    def matching(key: sa.Column[str]) -> sa.Select[Any]:
+        return sa.select(key).where(key.table.c.folded.contains(folded, autoescape=True))
+
+    return sa.or_(
+        runs.c.prompt_id.in_(matching(prompt_texts.c.prompt_id)),
+        runs.c.id.in_(matching(remarks.c.run_id)),
+        runs.c.method_title.in_(matching(titles.c.title)),
+        runs.c.target.in_(matching(titles.c.title)),
+    )
+
+
+def finite(column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """The column where it is a finite number, else NULL: databases order NaN above all numbers."""
+    largest = sa.literal(LARGEST, sa.Float)
+    return sa.case((sa.and_(column <= largest, column >= -largest), column), else_=None)
+
+
+def check(rule: str, value: str, allowed: Sequence[str]) -> None:
+    """Raises StorageError: the value is none of those that are allowed."""
+    if value not in allowed:
+        raise StorageError(f"{rule} one of {', '.join(allowed)}, got {value!r:.80}.")
+
+
+def ordering(query: RunQuery) -> list[sa.ColumnElement[Any]]:
+    """The sort key, runs without a value last; then what breaks ties."""
+    check("Runs must be sorted by", query.sort, SORT_KEYS)
+    edge = sa.desc if query.descending else sa.asc
+    keys = [runs.c[name] for name in ORDERS[query.sort]]
+    return [edge(key).nulls_last() if key.nullable else edge(key) for key in keys]
+
+
+def count_of(connection: sa.Connection, query: RunQuery) -> int:
+    """How many runs the filters let through."""
+    counted = sa.select(sa.func.count()).select_from(runs).where(*conditions(query))
+    return connection.scalar(counted) or 0
+
+
+def page_of(connection: sa.Connection, query: RunQuery) -> list[str]:
+    """The ids of a page of runs, in order.
+
+    Raises:
+        StorageError: limit or offset out of range, or no such sort key.
+    """
+    _check_page(query)
+    ordered = sa.select(runs.c.id).where(*conditions(query)).order_by(*ordering(query))
+    page = ordered.limit(query.limit).offset(query.offset)
+    return list(connection.execute(page).scalars())
+
+
+def folded_page_of(connection: sa.Connection, query: RunQuery) -> tuple[list[str], int]:
+    """A page on which an experiment is one row, and how many rows there are on all pages.
+
+    An experiment's row is the run of it that the order puts first.
+    """
+    _check_page(query)
+    where, end = conditions(query), query.offset + query.limit
+    ordered = sa.select(runs.c.id, runs.c.experiment).where(*where).order_by(*ordering(query))
+    rows = connection.execution_options(yield_per=ROWS_PER_FETCH).execute(ordered)
+    first: dict[str, str] = {}
+    for run_id, experiment in rows:
+        first.setdefault(experiment or run_id, run_id)
+        if len(first) == end:
+            break
+    rows.close()
+    num_experiments = sa.func.count(sa.distinct(runs.c.experiment))
+    num_single = sa.func.count() - sa.func.count(runs.c.experiment)
+    total = connection.scalar(sa.select(num_experiments + num_single).where(*where)) or 0
+    return list(first.values())[query.offset :], total
+
+
+def _check_page(query: RunQuery) -> None:
+    if not 1 <= query.limit <= MAX_PAGE or query.offset < 0:
+        raise StorageError(
+            f"A page must have limit in [1, {MAX_PAGE}] and offset ≥ 0, "
+            f"got {query.limit} and {query.offset}."
+        )
