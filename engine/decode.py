@@ -24,7 +24,7 @@ import torch
 from engine.accept import Verified
 from engine.config import Limits, Sampling
 from engine.constraint import Constraint, constraint_of
-from engine.drafters.base import Ask, Drafter, Start
+from engine.drafters.base import Drafter, Start
 from engine.errors import ConfigError, PromptError
 from engine.model.clock import PhaseClock
 from engine.model.prefixes import PrefixCache, PrefixUse
@@ -66,7 +66,6 @@ def decode(
         raise ConfigError(f"stop needs text, but {target.name} has no tokenizer. Leave it empty.")
     if sampling.constrained and limits.ignore_eos:  # a grammar's end is the end
         limits = limits.replace(ignore_eos=False)
-    drafter.rehearse(Ask(prompt_ids, sampling, limits), cancelled)
     constraint = constraint_of(target, sampling)
     prefixes = target.prefixes if prefix_caching else None
     generation = _Generation(target, drafter, prompt_ids, sampling, limits, constraint, prefixes)

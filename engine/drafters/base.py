@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,14 +53,6 @@ class BuildContext:
         return self.locate(named)
 
 
-class Ask(NamedTuple):
-    """What a generation is asked for."""
-
-    prompt_ids: Sequence[int]
-    sampling: Sampling
-    limits: Limits
-
-
 @dataclass(frozen=True, slots=True)
 class Start:
     """What a drafter is told when a generation begins.
@@ -105,9 +96,6 @@ class Drafter(ABC):
     """Committed tokens, prompt first; the last one is the root."""
     num_known: int = 0
     """Tokens of the prompt that the run before began with too, if what was read may be kept."""
-
-    def rehearse(self, ask: Ask, cancelled: Callable[[], bool]) -> None:  # noqa: B027 - few do
-        """Do what is no part of the generation, before its clock starts."""
 
     def start(self, start: Start) -> None:
         """Begin a new generation; of the last one only what they have in common may be kept."""

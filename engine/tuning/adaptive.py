@@ -31,7 +31,7 @@ import numpy as np
 
 from engine.accept import Rule
 from engine.config import Sampling
-from engine.drafters.base import Ask, BuildContext, Drafter, Start, root_only
+from engine.drafters.base import BuildContext, Drafter, Start, root_only
 from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.proposal import Outcome, Proposal
@@ -176,9 +176,6 @@ class AdaptiveDrafter(Drafter):
         self._asked: Proposal | None = None
         self._root = self._num_steps = 0
         self._pause, self._next_pause, self._probe = 0, FIRST_PAUSE, False
-
-    def rehearse(self, ask: Ask, cancelled: Callable[[], bool]) -> None:
-        self.inner.rehearse(ask, cancelled)
 
     def start(self, start: Start) -> None:
         self._reset()

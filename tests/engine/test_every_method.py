@@ -99,13 +99,6 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
         {"is_public_pool": False},
         {"is_use_oldest": False},
     ],
-    "Synthetic": [
-        {},
-        {"max_draft_len": 1},
-        {"acceptance_rate": 0.3, "max_draft_len": 9},
-        {"acceptance_rates": [1.0, 0.5, 0.0]},
-        {"acceptance_rate": 1.0, "max_draft_len": 16},
-    ],
     "Draft_Target": [{"max_draft_len": n} for n in (1, 2, 5, 9)] + [{"adaptive": True}],
 }
 SEPARATE = {
