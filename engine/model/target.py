@@ -97,8 +97,6 @@ class Target:
 
     @property
     def device_name(self) -> str:
-        if self.is_divided:
-            return " + ".join(map(str, self._forward.devices))
         placed = getattr(self.model, "hf_device_map", None)
         if placed:
             names = (f"cuda:{p}" if isinstance(p, int) else str(p) for p in placed.values())
@@ -106,16 +104,6 @@ class Target:
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return f"{cpu_name()} ({torch.get_num_threads()} threads)"
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether other processes compute a part of every layer: its modules cannot be called."""
-        return bool(self._forward.devices)
-
-    @property
-    def fault(self) -> str | None:
-        """Why it has to be loaded again; None while it runs."""
-        return self._forward.fault
 
     @property
     def context_len(self) -> int:

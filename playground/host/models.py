@@ -90,8 +90,6 @@ class Models:
 
     def _serves(self, name: str, dtype: str) -> bool:
         assert self._target is not None and self._key is not None
-        if self._target.fault is not None:
-            return False
         return self._key[0] == name and dtype in (self._key[1], self._target.dtype_name)
 
     def fit(self, config: MethodConfig) -> Fit:
