@@ -33,7 +33,7 @@ The committed rows come first, after every commit; they are the cache's own unti
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TargetOutput:
     """What the target showed for the rows of one forward, on the target's device.
 
@@ -67,7 +67,7 @@ def joined(parts: Iterable[Tensor | None]) -> Tensor | None:
     return torch.cat(known) if known else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ExtraRows:
     """Rows of the verify forward that are no candidates, e.g. lookahead's window.
 
@@ -88,7 +88,7 @@ class ExtraRows:
         return ExtraRows(self.tokens, self.depths, self.visible[:, [*nodes, *range(n, n + m)]])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DraftDists:
     """The distributions that sampled draft tokens were drawn from, for lossless verification.
 
@@ -100,7 +100,7 @@ class DraftDists:
     row_of_parent: dict[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
     """A draft tree, and perhaps extra rows to feed along with it.
 
@@ -234,7 +234,7 @@ class Proposal:
         return 0 if self.extra is None else int(self.extra.depths.max())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
     """What became of a proposal.
 

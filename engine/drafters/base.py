@@ -53,7 +53,7 @@ class BuildContext:
         return self.locate(named)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Start:
     """What a drafter is told when a generation begins.
 

@@ -39,7 +39,7 @@ TOP_PROBS = 16
 """Tokens of the target's distribution that are learnt per row."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pack:
     """Dialogues of n tokens in all, and the target's features of them.
 

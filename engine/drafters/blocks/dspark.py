@@ -97,7 +97,7 @@ class DSparkModel(DFlashModel):
             self.lm_head = nn.Linear(shape.spec.hidden, own_output, bias=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Block:
     """A filled block, as trees grow on it: outputs are the Markov head's states."""
 
