@@ -52,7 +52,10 @@ DraftDevice = Annotated[
 
 
 class DraftTargetConfig(MethodConfig):
-    """Settings of drafting with a smaller model."""
+    """Settings of drafting with a smaller model.
+
+    Of earlier texts the model keeps keys and values of 1 GiB at most (`prefixes.MAX_BYTES`).
+    """
 
     title: ClassVar[str] = "Draft model"
     summary: ClassVar[str] = "A smaller model drafts a chain of tokens."

@@ -123,6 +123,11 @@ class Target:
         return total
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes of its weights."""
+        return int(self.model.get_memory_footprint())
+
+    @property
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end a text."""
         found: set[int] = set()

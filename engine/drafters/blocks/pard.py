@@ -33,7 +33,10 @@ from engine.tree import TreeShape, upload
 
 
 class PardConfig(BlockMethod):
-    """Settings of PARD; named as in TensorRT-LLM."""
+    """Settings of PARD; named as in TensorRT-LLM.
+
+    Of earlier texts the model keeps keys and values of 1 GiB at most (`prefixes.MAX_BYTES`).
+    """
 
     title: ClassVar[str] = "PARD"
     summary: ClassVar[str] = (

@@ -54,7 +54,10 @@ def likeliest_tree(num_nodes: int, rank_probs: Sequence[float]) -> ChoiceTree:
 
 
 class TokenRecyclingConfig(MethodConfig):
-    """Settings of token recycling."""
+    """Settings of token recycling.
+
+    The matrix takes 8 bytes · vocabulary · `matrix_top_k`, whatever it learns.
+    """
 
     title: ClassVar[str] = "Token recycling"
     summary: ClassVar[str] = (
