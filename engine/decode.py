@@ -32,7 +32,7 @@ from engine.model.target import Target
 from engine.model.text import StopStrings
 from engine.proposal import Outcome, Proposal
 from engine.sampling import SeededDraws
-from engine.steps import End, FinishReason, Prefill, Record, Step
+from engine.steps import Bypass, End, FinishReason, Prefill, Record, Step
 from engine.tree import TreeShape
 
 
@@ -191,6 +191,7 @@ class _Generation:
             other_s=max(rollback_s, total_s - draft_s - verify_s - accept_s),
             at_s=time.perf_counter() - self.began_s,
             decision=proposal.decision,
+            bypass=self._bypass(drafted, proposal),
             rollback_s=rollback_s,
         )
 
@@ -199,6 +200,12 @@ class _Generation:
             self.drafter.start(self._start)
             self._start = None
         return self.drafter.propose(max_depth).cut(max_depth)
+
+    def _bypass(self, drafted: Proposal, verified: Proposal) -> Bypass | None:
+        """Why nothing is drafted; None where something is, or the method never drafts."""
+        if len(verified.shape) > 1 or not self.drafter.drafts:
+            return None
+        return "grammar" if len(drafted.shape) > 1 else drafted.bypass or "no_match"
 
     def end(self) -> End:
         assert self.text.finish_reason is not None

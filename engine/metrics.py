@@ -8,12 +8,13 @@ are pooled: numerators and denominators are summed before they are divided.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-from engine.steps import End, Prefill, Record, Step
+from engine.steps import BYPASSES, End, Prefill, Record, Step
 
 FORMULAS: dict[str, str] = {
     "mat": "mean accepted tokens: "
@@ -153,6 +154,8 @@ class Metrics:
     num_cached: int = 0
     quiet_split: TimeSplit | None = None
     num_disturbed: int = 0
+    bypasses: Mapping[str, int] = field(default_factory=dict)
+    """Steps that drafted nothing, by `engine.steps.Bypass`; empty for plain decoding."""
 
 
 @dataclass(slots=True)
@@ -168,6 +171,7 @@ class Tally:
     last_commit_s: float = 0.0
     accepted_counts: dict[int, int] = field(default_factory=dict)
     step_s: list[float] = field(default_factory=list)
+    bypasses: Counter[str] = field(default_factory=Counter)
     by_size: dict[int, list[TimeSplit]] = field(default_factory=dict)
     """Steps with the time until the next, by how many tokens they drafted."""
     quiet: TimeSplit | None = None
@@ -193,6 +197,8 @@ class Tally:
         self.num_new_tokens += step.num_committed
         self.num_drafted += step.num_drafted
         self.num_cut += step.num_cut
+        if step.bypass is not None:
+            self.bypasses[step.bypass] += 1
         between_s = max(0.0, step.at_s - self.last_commit_s - step.total_s)
         self.last_commit_s = step.at_s
         self.accepted_counts[step.num_accepted] = self.accepted_counts.get(step.num_accepted, 0) + 1
@@ -231,6 +237,7 @@ class Tally:
             num_cached=self.num_cached,
             quiet_split=self._quiet_split() if steps else None,
             num_disturbed=self.num_disturbed,
+            bypasses=dict(self.bypasses),
         )
 
     def _quiet_split(self) -> TimeSplit | None:
@@ -258,6 +265,22 @@ def measure(records: Iterable[Record]) -> Metrics:
     for record in records:
         tally.add(record)
     return tally.metrics
+
+
+def bypass_sentence(metrics: Mapping[str, Any]) -> str | None:
+    """Why a run drafted nothing, or not where its draft model's context was too short.
+
+    Args:
+        metrics: the run's `Metrics` as plain values, of an older version perhaps.
+    """
+    bypasses = metrics.get("bypasses") or {}
+    drafted = bool(metrics.get("num_drafted"))
+    reasons = [name for name in bypasses if name == "draft_context" or not drafted]
+    if not reasons:
+        return None
+    steps = metrics["num_steps"]
+    said = (f"{BYPASSES.get(name, name)} ({bypasses[name]} of {steps} steps)" for name in reasons)
+    return f"{'Sometimes n' if drafted else 'N'}othing was drafted: {'; '.join(said)}."
 
 
 # ---- why decoding is faster or slower than plain decoding

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from engine.steps import Bypass
 from engine.tree import TreeShape
 
 
@@ -114,6 +115,7 @@ class Proposal:
             from the context alone, and verification treats each as a point mass.
         extra: rows that are no candidates.
         decision: what a controller decided for this step, in words.
+        bypass: why there are no drafts; None where there are, or the drafter found none.
         num_forced: nodes that a grammar added, behind all others.
     """
 
@@ -124,6 +126,7 @@ class Proposal:
     dists: DraftDists | None = None
     extra: ExtraRows | None = None
     decision: str = ""
+    bypass: Bypass | None = None
     num_forced: int = 0
 
     @property
@@ -203,6 +206,7 @@ class Proposal:
             dists,
             self.extra.beside(nodes) if with_extra and self.extra is not None else None,
             self.decision if decision is None else decision,
+            self.bypass,
         )
 
     def not_drawn(self, nodes: Collection[int]) -> Proposal:

@@ -19,6 +19,7 @@ from engine.model.sources import Locate, TargetSpec, as_named
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
+from engine.steps import Bypass
 from engine.tree import TreeShape
 
 
@@ -134,10 +135,11 @@ class Drafter(ABC):
         """Release the weights."""
 
 
-def root_only(root: int, device: torch.device) -> Proposal:
-    """A proposal without drafts: one plain decoding step."""
+def root_only(root: int, device: torch.device, bypass: Bypass | None = None) -> Proposal:
+    """A proposal without drafts, and why: one plain decoding step."""
     # Filled there: a copy from the host would wait for the device.
-    return Proposal(torch.full((1,), root, device=device), TreeShape.chain(0))
+    tokens = torch.full((1,), root, device=device)
+    return Proposal(tokens, TreeShape.chain(0), bypass=bypass)
 
 
 def chain(root: int, drafted: Tensor, probs: Tensor) -> Proposal:

@@ -30,6 +30,7 @@ from engine.model.target import Target
 from engine.model.text import SharedTokens, common_vocabulary
 from engine.proposal import DraftDists, Needs, Outcome, Proposal
 from engine.sampling import inverse_cdf, probabilities
+from engine.steps import Bypass
 from engine.tree import TreeShape, upload
 
 _NAMED = "the draft model (a target preset, a local path or a hub id)"
@@ -195,11 +196,12 @@ class DraftTargetDrafter(Drafter):
         """A chain, empty where the draft model's context ends before the target's."""
         room = self._model.context_len - len(self._ids) + 1
         length = min(self._config.max_draft_len, max_depth, room)
-        tokens, probs, drawn_from = (
-            self._draft(length) if length > 0 and self._ids else ([], [], [])
-        )
+        if length < 1 or not self._ids:
+            bypass: Bypass = "draft_context" if room < 1 else "no_text"
+            return root_only(self.text[-1], self._device, bypass)
+        tokens, probs, drawn_from = self._draft(length)
         if not tokens:
-            return root_only(self.text[-1], self._device)
+            return root_only(self.text[-1], self._device, "unsure")
         chosen = torch.stack(tokens)
         self._drafted_ids = chosen if self._theirs is None else self._theirs[chosen]
         drafted = chosen if self._theirs is None else self._ours[chosen.to(self._ours.device)]

@@ -27,8 +27,9 @@ import presets
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from engine.interop.trees.buffers import tree_buffers
-from engine.metrics import hardly_drafts
+from engine.metrics import bypass_sentence, hardly_drafts
 from engine.model.random_weights import NOTE
+from engine.steps import BYPASSES
 from engine.tree import TreeShape
 from playground.host.live import Finish, First, LiveRun, LiveRuns
 from playground.host.plain import PLAIN, PlainStep, plain_step_of
@@ -110,9 +111,13 @@ def _rejected(row: StepRow) -> list[str]:
 
 
 def step_detail(row: StepRow) -> dict[str, Any]:
-    """All that is shown of one step's draft tree: its row, what its last token is, its tables."""
+    """All that is shown of one step's draft tree: its row, what its last token is, its tables.
+
+    `bypass` is in words.
+    """
+    bypass = None if row.bypass is None else BYPASSES.get(row.bypass, row.bypass)
     buffers = tree_buffers(TreeShape(row.parents))
-    return {**asdict(row), "recovered": _recovered(row), "buffers": buffers}
+    return {**asdict(row), "bypass": bypass, "recovered": _recovered(row), "buffers": buffers}
 
 
 def end_of(num_events: int, finish: Finish) -> dict[str, Any]:
@@ -138,10 +143,13 @@ LEAST_STEPS = 20
 
 
 def warning_of(metrics: Mapping[str, Any], meta: Mapping[str, Any]) -> str | None:
-    """A warning where a trained drafter was hardly ever right: most likely it is another target's.
+    """A warning where nothing was drafted, or a trained drafter was hardly ever right.
 
-    Methods that look up have no such excuse: their text just does not repeat itself.
+    The latter is most likely another target's; methods that look up have no such excuse: their text
+    just does not repeat itself.
     """
+    if bypassed := bypass_sentence(metrics):
+        return bypassed
     mat, steps = metrics.get("mat"), metrics.get("num_steps") or 0
     drafted = meta.get("trained") and metrics.get("num_drafted")
     if not drafted or steps < LEAST_STEPS or mat is None or not hardly_drafts(mat):

@@ -177,7 +177,9 @@ def check(family: str, method: str, index: int, names: list[str]) -> int:
         *records, end = decode(target, drafter, prompt_ids, limits=limits)
         assert isinstance(end, End)
         assert list(end.output_ids) == text, (family, config, name)
-        accepted += sum(record.num_accepted for record in records if isinstance(record, Step))
+        steps = [record for record in records if isinstance(record, Step)]
+        assert all((step.bypass is None) == (step.num_drafted > 0) for step in steps)
+        accepted += sum(step.num_accepted for step in steps)
     return accepted
 
 

@@ -92,7 +92,7 @@ class PardDrafter(Drafter):
         room = self.model.context_len - len(self.text) + 1
         length = min(self._config.max_draft_len, max_depth, room)
         if length < 1:
-            return root_only(self.text[-1], self._device)
+            return root_only(self.text[-1], self._device, "draft_context")
         unread = self._known(torch.tensor(self.text[self._cache.length :]))
         most = self._config.max_draft_len + 1
         read, last = unread[:-most], unread[-most:]

@@ -22,6 +22,7 @@ from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.lookup.bounded import ENTRY_BYTES, BoundedTable, tokens_bytes
 from engine.drafters.method import DraftShape, MethodConfig, draft_len
 from engine.proposal import Proposal
+from engine.steps import Bypass
 from engine.tree import TreeShape
 
 Tokens = tuple[int, ...]
@@ -100,7 +101,8 @@ class NGramDrafter(Drafter):
         super().start(start)
         limits = start.limits
         eos_ids = frozenset[int]() if limits.ignore_eos else self._target.eos_ids
-        self._lookup.begin(len(start.prompt_ids) + limits.max_new_tokens, eos_ids)
+        self._end = len(start.prompt_ids) + limits.max_new_tokens
+        self._lookup.begin(self._end, eos_ids)
 
     def finish(self) -> None:
         self._lookup.begin(0, frozenset())
@@ -108,7 +110,8 @@ class NGramDrafter(Drafter):
     def propose(self, max_depth: int) -> Proposal:
         draft = self._lookup.draft(self.text)[:max_depth]
         tokens = torch.tensor([self.text[-1], *draft], device=self._target.device)
-        return Proposal(tokens, TreeShape.chain(len(draft)))
+        bypass: Bypass | None = "room" if len(self.text) + 1 >= self._end else None
+        return Proposal(tokens, TreeShape.chain(len(draft)), bypass=bypass)
 
 
 class PoolLookup:
