@@ -156,7 +156,7 @@ class Models:
         self._checked_s = time.monotonic()
         now = measure_curve(self._target, rows=(1,), context_len=64, repeats=3).at(1)
         if not 1 / DRIFT < now / self._curve.at(1) < DRIFT:
-            self._curve = None
+            self._curve = controller_curve(self._target)
             self._fits.clear()
             if self._fitted is not None:
                 self.fit(self._fitted)
