@@ -131,13 +131,19 @@ def load_draft_model(config: OwnModel, context: BuildContext) -> Target:
     return context.load(context.resolve(context.weights(config.speculative_model, _NAMED)), **apart)
 
 
-def _drafted_tokens(config: DraftTargetConfig, context: BuildContext, common: int) -> Vocabulary:
-    """Those that a file beside the draft model lists, as far as both models have them."""
+def _drafted_tokens(
+    config: DraftTargetConfig, context: BuildContext, common: int, device: torch.device
+) -> Vocabulary:
+    """Those that a file beside the draft model lists, as far as both models have them.
+
+    On the draft model's device, which chooses among them.
+    """
     location = context.weights(config.speculative_model, _NAMED)
-    listed = Vocabulary.beside(location, context.target, config.draft_vocab)
-    if listed.ids is None or int(listed.ids.max()) < common:
-        return listed
-    return Vocabulary(listed.ids[listed.ids < common], context.target.vocab_size)
+    listed = Vocabulary.beside(location, context.target, config.draft_vocab).ids
+    if listed is not None:
+        listed = listed.to(device)
+        listed = listed[listed < common]
+    return Vocabulary(listed, context.target.vocab_size)
 
 
 class DraftTargetDrafter(Drafter):
@@ -150,7 +156,7 @@ class DraftTargetDrafter(Drafter):
     _theirs: Tensor | None
     """`(places,)` the draft model's ids of the tokens that it may draft; None = all in common."""
     _ours: Tensor
-    """The target's ids of these."""
+    """The target's ids of these; all on the draft model's device."""
 
     def __init__(self, config: DraftTargetConfig, context: BuildContext) -> None:
         self._config = config
@@ -165,10 +171,10 @@ class DraftTargetDrafter(Drafter):
             self._theirs, self._ours = self._shared.theirs, self._shared.ours
         else:
             self._common = common_vocabulary(context.target, self._model)
-            self._vocabulary = _drafted_tokens(config, context, self._common)
+            device = self._model.device
+            self._vocabulary = _drafted_tokens(config, context, self._common, device)
             if self._vocabulary.ids is not None:
-                self._theirs = self._vocabulary.ids.to(self._model.device)
-                self._ours = self._vocabulary.ids
+                self._theirs = self._ours = self._vocabulary.ids
         self._chains = self._shared is None and (
             self._theirs is not None or self._common == self._model.vocab_size
         )
@@ -204,7 +210,7 @@ class DraftTargetDrafter(Drafter):
             return root_only(self.text[-1], self._device, "unsure")
         chosen = torch.stack(tokens)
         self._drafted_ids = chosen if self._theirs is None else self._theirs[chosen]
-        drafted = chosen if self._theirs is None else self._ours[chosen.to(self._ours.device)]
+        drafted = chosen if self._theirs is None else self._ours[chosen]
         self._drafted = drafted.to(self._device)
         proposal = chain(self.text[-1], self._drafted, torch.stack(probs).to(self._device))
         if not drawn_from:
