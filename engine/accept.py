@@ -30,7 +30,7 @@ class Acceptance:
     next_token: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Verified:
     """A draft tree and what the target says at each of its nodes.
 

@@ -24,7 +24,7 @@ import torch
 from engine.accept import Verified
 from engine.config import Limits, Sampling
 from engine.constraint import Constraint, constraint_of
-from engine.drafters.base import Ask, Drafter, Start
+from engine.drafters.base import Drafter, Start
 from engine.errors import ConfigError, PromptError
 from engine.model.clock import PhaseClock
 from engine.model.prefixes import PrefixCache, PrefixUse
@@ -32,7 +32,7 @@ from engine.model.target import Target
 from engine.model.text import StopStrings
 from engine.proposal import Outcome, Proposal
 from engine.sampling import SeededDraws
-from engine.steps import End, FinishReason, Prefill, Record, Step
+from engine.steps import Bypass, End, FinishReason, Prefill, Record, Step
 from engine.tree import TreeShape
 
 
@@ -66,7 +66,6 @@ def decode(
         raise ConfigError(f"stop needs text, but {target.name} has no tokenizer. Leave it empty.")
     if sampling.constrained and limits.ignore_eos:  # a grammar's end is the end
         limits = limits.replace(ignore_eos=False)
-    drafter.rehearse(Ask(prompt_ids, sampling, limits), cancelled)
     constraint = constraint_of(target, sampling)
     prefixes = target.prefixes if prefix_caching else None
     generation = _Generation(target, drafter, prompt_ids, sampling, limits, constraint, prefixes)
@@ -192,6 +191,7 @@ class _Generation:
             other_s=max(rollback_s, total_s - draft_s - verify_s - accept_s),
             at_s=time.perf_counter() - self.began_s,
             decision=proposal.decision,
+            bypass=self._bypass(drafted, proposal),
             rollback_s=rollback_s,
         )
 
@@ -200,6 +200,12 @@ class _Generation:
             self.drafter.start(self._start)
             self._start = None
         return self.drafter.propose(max_depth).cut(max_depth)
+
+    def _bypass(self, drafted: Proposal, verified: Proposal) -> Bypass | None:
+        """Why nothing is drafted; None where something is, or the method never drafts."""
+        if len(verified.shape) > 1 or not self.drafter.drafts:
+            return None
+        return "grammar" if len(drafted.shape) > 1 else drafted.bypass or "no_match"
 
     def end(self) -> End:
         assert self.text.finish_reason is not None

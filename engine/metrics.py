@@ -11,12 +11,13 @@ counts what was committed after it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, Self
 
-from engine.steps import End, Prefill, Record, Step
+from engine.steps import BYPASSES, End, Prefill, Record, Step
 
 FORMULAS: dict[str, str] = {
     "mat": "mean accepted tokens: "
@@ -295,6 +296,8 @@ class Metrics:
     quiet_split: TimeSplit | None = None
     num_disturbed: int = 0
     num_beyond_end: int = 0
+    bypasses: Mapping[str, int] = field(default_factory=dict)
+    """Steps that drafted nothing, by `engine.steps.Bypass`; empty for plain decoding."""
 
 
 @dataclass(slots=True)
@@ -311,6 +314,7 @@ class Tally:
     accepted_lens: dict[int, int] = field(default_factory=dict)
     """Steps by how many draft tokens they accepted."""
     step_s: list[float] = field(default_factory=list)
+    bypasses: Counter[str] = field(default_factory=Counter)
     by_size: dict[int, list[TimeSplit]] = field(default_factory=dict)
     """Steps with the time until the next, by how many tokens they drafted."""
     quiet: TimeSplit | None = None
@@ -336,6 +340,8 @@ class Tally:
         self.num_new_tokens += step.num_committed
         self.num_drafted += step.num_drafted
         self.num_cut += step.num_cut
+        if step.bypass is not None:
+            self.bypasses[step.bypass] += 1
         between_s = max(0.0, step.at_s - self.last_commit_s - step.total_s)
         self.last_commit_s = step.at_s
         self.accepted_lens[step.num_accepted] = self.accepted_lens.get(step.num_accepted, 0) + 1
@@ -377,6 +383,7 @@ class Tally:
             quiet_split=self._quiet_split() if steps else None,
             num_disturbed=self.num_disturbed,
             num_beyond_end=num_beyond_end(accepted, steps, self.num_new_tokens),
+            bypasses=dict(self.bypasses),
         )
 
     def _quiet_split(self) -> TimeSplit | None:
@@ -415,6 +422,20 @@ def stored_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
         if split := metrics.get(name):
             figures[name] = {**split, "other_s": split["other_s"] - split.get("rollback_s", 0.0)}
     return figures
+def bypass_sentence(metrics: Mapping[str, Any]) -> str | None:
+    """Why a run drafted nothing, or not where its draft model's context was too short.
+
+    Args:
+        metrics: the run's `Metrics` as plain values, of an older version perhaps.
+    """
+    bypasses = metrics.get("bypasses") or {}
+    drafted = bool(metrics.get("num_drafted"))
+    reasons = [name for name in bypasses if name == "draft_context" or not drafted]
+    if not reasons:
+        return None
+    steps = metrics["num_steps"]
+    said = (f"{BYPASSES.get(name, name)} ({bypasses[name]} of {steps} steps)" for name in reasons)
+    return f"{'Sometimes n' if drafted else 'N'}othing was drafted: {'; '.join(said)}."
 
 
 # ---- why decoding is faster or slower than plain decoding

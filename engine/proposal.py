@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from engine.steps import Bypass
 from engine.tree import TreeShape
 
 
@@ -33,7 +34,7 @@ The committed rows come first, after every commit; they are the cache's own unti
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TargetOutput:
     """What the target showed for the rows of one forward, on the target's device.
 
@@ -67,7 +68,7 @@ def joined(parts: Iterable[Tensor | None]) -> Tensor | None:
     return torch.cat(known) if known else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ExtraRows:
     """Rows of the verify forward that are no candidates, e.g. lookahead's window.
 
@@ -88,7 +89,7 @@ class ExtraRows:
         return ExtraRows(self.tokens, self.depths, self.visible[:, [*nodes, *range(n, n + m)]])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DraftDists:
     """The distributions that sampled draft tokens were drawn from, for lossless verification.
 
@@ -100,7 +101,7 @@ class DraftDists:
     row_of_parent: dict[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Proposal:
     """A draft tree, and perhaps extra rows to feed along with it.
 
@@ -114,6 +115,7 @@ class Proposal:
             from the context alone, and verification treats each as a point mass.
         extra: rows that are no candidates.
         decision: what a controller decided for this step, in words.
+        bypass: why there are no drafts; None where there are, or the drafter found none.
         num_forced: nodes that a grammar added, behind all others.
     """
 
@@ -124,6 +126,7 @@ class Proposal:
     dists: DraftDists | None = None
     extra: ExtraRows | None = None
     decision: str = ""
+    bypass: Bypass | None = None
     num_forced: int = 0
 
     @property
@@ -203,6 +206,7 @@ class Proposal:
             dists,
             self.extra.beside(nodes) if with_extra and self.extra is not None else None,
             self.decision if decision is None else decision,
+            self.bypass,
         )
 
     def not_drawn(self, nodes: Collection[int]) -> Proposal:
@@ -234,7 +238,7 @@ class Proposal:
         return 0 if self.extra is None else int(self.extra.depths.max())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Outcome:
     """What became of a proposal.
 

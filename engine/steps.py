@@ -11,6 +11,20 @@ from typing import Literal
 
 FinishReason = Literal["eos", "stop", "length", "context", "cancelled"]
 """`context`: the model's context is full; `cancelled`: the user stopped the run."""
+Bypass = Literal[
+    "no_match", "unsure", "draft_context", "no_text", "room", "grammar", "not_worth_it"
+]
+"""Why a step drafted nothing."""
+BYPASSES: dict[str, str] = {
+    "no_match": "the drafter found nothing to propose",
+    "unsure": "the draft model was not sure enough of a token",
+    "draft_context": "the text is longer than the draft model's context",
+    "no_text": "the draft model wrote nothing that the target's tokens can spell",
+    "room": "the length limit leaves no room for a draft",
+    "grammar": "structured output forbids the whole draft",
+    "not_worth_it": "adaptive drafting expected no gain",
+}
+"""The reasons in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +73,8 @@ class Step:
     """Request in the engine → this step's commit."""
     decision: str = ""
     """What the adaptive controller decided for this step, in words; empty without one."""
+    bypass: Bypass | None = None
+    """Why nothing was drafted; None where something was, and in plain decoding."""
     num_cut: int = 0
     """Drafts that the grammar forbids, cut before they were verified; not among `tokens`."""
     num_forced: int = 0

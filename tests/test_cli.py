@@ -72,7 +72,7 @@ def test_trace_has_exactly_the_documented_fields(folder: Path, tmp_path: Path) -
     assert list(run) == ["type", "target", "method", "prompt_ids", "sampling", "dtype", "device"]
     assert run["method"]["max_draft_len"] == 3 and run["sampling"]["seed"] == 5
     assert run["prompt_ids"] == [int(i) for i in IDS.split(",")]
-    fields = "type index tokens parents accepted bonus draft_s verify_s other_s".split()
+    fields = "type index tokens parents accepted bonus bypass draft_s verify_s other_s".split()
     assert all(list(step) == fields for step in steps)
     assert [step["index"] for step in steps] == list(range(end["steps"]))
     keys = "type output_ids text finish_reason steps mat tok_s ttft_s".split()

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from engine.model.sources import Locate, TargetSpec, as_named
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
+from engine.steps import Bypass
 from engine.tree import TreeShape
 
 
@@ -54,15 +54,7 @@ class BuildContext:
         return self.locate(named)
 
 
-class Ask(NamedTuple):
-    """What a generation is asked for."""
-
-    prompt_ids: Sequence[int]
-    sampling: Sampling
-    limits: Limits
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Start:
     """What a drafter is told when a generation begins.
 
@@ -106,9 +98,6 @@ class Drafter(ABC):
     num_known: int = 0
     """Tokens of the prompt that the run before began with too, if what was read may be kept."""
 
-    def rehearse(self, ask: Ask, cancelled: Callable[[], bool]) -> None:  # noqa: B027 - few do
-        """Do what is no part of the generation, before its clock starts."""
-
     def start(self, start: Start) -> None:
         """Begin a new generation; of the last one only what they have in common may be kept."""
         before = getattr(self, "text", ())
@@ -146,10 +135,11 @@ class Drafter(ABC):
         """Release the weights."""
 
 
-def root_only(root: int, device: torch.device) -> Proposal:
-    """A proposal without drafts: one plain decoding step."""
+def root_only(root: int, device: torch.device, bypass: Bypass | None = None) -> Proposal:
+    """A proposal without drafts, and why: one plain decoding step."""
     # Filled there: a copy from the host would wait for the device.
-    return Proposal(torch.full((1,), root, device=device), TreeShape.chain(0))
+    tokens = torch.full((1,), root, device=device)
+    return Proposal(tokens, TreeShape.chain(0), bypass=bypass)
 
 
 def chain(root: int, drafted: Tensor, probs: Tensor) -> Proposal:

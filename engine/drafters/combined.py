@@ -11,14 +11,14 @@ Source: arXiv:2411.10666 (suffix automaton and model drafter by match length).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, SerializeAsAny, ValidationInfo
 
 from engine.accept import Rule
 from engine.config import Sampling, setting
-from engine.drafters.base import Ask, BuildContext, Drafter, Start
+from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.lookup.token_recycling import TokenRecyclingConfig
 from engine.drafters.method import MethodConfig
@@ -103,9 +103,6 @@ class CombinedDrafter(Drafter):
         self.config, self.retrieval, self.model = config, retrieval, model
         # Retrieval reads tokens only, so the union of what both need is what the model needs.
         self.needs = model.needs
-
-    def rehearse(self, ask: Ask, cancelled: Callable[[], bool]) -> None:
-        self.model.rehearse(ask, cancelled)
 
     def start(self, start: Start) -> None:
         self.retrieval.start(start)

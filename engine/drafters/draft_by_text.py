@@ -67,7 +67,9 @@ class TextDrafter(Drafter):
             written = self._written(ids, length)
             drafted = self._to_target.continued(ids[-CONTEXT:], written, self.text[-CONTEXT:])
         if not drafted:
-            return root_only(self.text[-1], self._device)
+            return root_only(
+                self.text[-1], self._device, "no_text" if room > 0 else "draft_context"
+            )
         tokens = torch.tensor([self.text[-1], *drafted[:max_depth]])
         return Proposal(upload(tokens, self._device), TreeShape.chain(len(tokens) - 1))
 

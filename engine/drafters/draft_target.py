@@ -30,6 +30,7 @@ from engine.model.target import Target
 from engine.model.text import SharedTokens, common_vocabulary
 from engine.proposal import DraftDists, Needs, Outcome, Proposal
 from engine.sampling import inverse_cdf, probabilities
+from engine.steps import Bypass
 from engine.tree import TreeShape, upload
 
 _NAMED = "the draft model (a target preset, a local path or a hub id)"
@@ -52,7 +53,10 @@ DraftDevice = Annotated[
 
 
 class DraftTargetConfig(MethodConfig):
-    """Settings of drafting with a smaller model."""
+    """Settings of drafting with a smaller model.
+
+    Of earlier texts the model keeps keys and values of 1 GiB at most (`prefixes.MAX_BYTES`).
+    """
 
     title: ClassVar[str] = "Draft model"
     summary: ClassVar[str] = "A smaller model drafts a chain of tokens."
@@ -127,13 +131,19 @@ def load_draft_model(config: OwnModel, context: BuildContext) -> Target:
     return context.load(context.resolve(context.weights(config.speculative_model, _NAMED)), **apart)
 
 
-def _drafted_tokens(config: DraftTargetConfig, context: BuildContext, common: int) -> Vocabulary:
-    """Those that a file beside the draft model lists, as far as both models have them."""
+def _drafted_tokens(
+    config: DraftTargetConfig, context: BuildContext, common: int, device: torch.device
+) -> Vocabulary:
+    """Those that a file beside the draft model lists, as far as both models have them.
+
+    On the draft model's device, which chooses among them.
+    """
     location = context.weights(config.speculative_model, _NAMED)
-    listed = Vocabulary.beside(location, context.target, config.draft_vocab)
-    if listed.ids is None or int(listed.ids.max()) < common:
-        return listed
-    return Vocabulary(listed.ids[listed.ids < common], context.target.vocab_size)
+    listed = Vocabulary.beside(location, context.target, config.draft_vocab).ids
+    if listed is not None:
+        listed = listed.to(device)
+        listed = listed[listed < common]
+    return Vocabulary(listed, context.target.vocab_size)
 
 
 class DraftTargetDrafter(Drafter):
@@ -146,7 +156,7 @@ class DraftTargetDrafter(Drafter):
     _theirs: Tensor | None
     """`(places,)` the draft model's ids of the tokens that it may draft; None = all in common."""
     _ours: Tensor
-    """The target's ids of these."""
+    """The target's ids of these; all on the draft model's device."""
 
     def __init__(self, config: DraftTargetConfig, context: BuildContext) -> None:
         self._config = config
@@ -161,10 +171,10 @@ class DraftTargetDrafter(Drafter):
             self._theirs, self._ours = self._shared.theirs, self._shared.ours
         else:
             self._common = common_vocabulary(context.target, self._model)
-            self._vocabulary = _drafted_tokens(config, context, self._common)
+            device = self._model.device
+            self._vocabulary = _drafted_tokens(config, context, self._common, device)
             if self._vocabulary.ids is not None:
-                self._theirs = self._vocabulary.ids.to(self._model.device)
-                self._ours = self._vocabulary.ids
+                self._theirs = self._ours = self._vocabulary.ids
         self._chains = self._shared is None and (
             self._theirs is not None or self._common == self._model.vocab_size
         )
@@ -192,14 +202,15 @@ class DraftTargetDrafter(Drafter):
         """A chain, empty where the draft model's context ends before the target's."""
         room = self._model.context_len - len(self._ids) + 1
         length = min(self._config.max_draft_len, max_depth, room)
-        tokens, probs, drawn_from = (
-            self._draft(length) if length > 0 and self._ids else ([], [], [])
-        )
+        if length < 1 or not self._ids:
+            bypass: Bypass = "draft_context" if room < 1 else "no_text"
+            return root_only(self.text[-1], self._device, bypass)
+        tokens, probs, drawn_from = self._draft(length)
         if not tokens:
-            return root_only(self.text[-1], self._device)
+            return root_only(self.text[-1], self._device, "unsure")
         chosen = torch.stack(tokens)
         self._drafted_ids = chosen if self._theirs is None else self._theirs[chosen]
-        drafted = chosen if self._theirs is None else self._ours[chosen.to(self._ours.device)]
+        drafted = chosen if self._theirs is None else self._ours[chosen]
         self._drafted = drafted.to(self._device)
         proposal = chain(self.text[-1], self._drafted, torch.stack(probs).to(self._device))
         if not drawn_from:

@@ -47,7 +47,7 @@ class Text:
         return max(0, len(self.output_ids) - 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Reading:
     """A text as the target sees it; all tensors on the CPU.
 

@@ -44,7 +44,7 @@ ENTRY_POINTS = "speculative_decoding_playground.drafters"
 """Entry point group in which installed packages offer drafters."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class UserDraft:
     """A draft tree with the distributions that its tokens were drawn from.
 

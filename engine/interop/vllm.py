@@ -57,8 +57,8 @@ REFUSES = {
     "rejection_sample_method": Refusal(
         "drafts are accepted by another rule", ("none", "standard", "strict", "probabilistic")
     ),
-    "synthetic_acceptance_rates": Refusal("acceptance is made up, as by Synthetic here"),
-    "synthetic_acceptance_length": Refusal("acceptance is made up, as by Synthetic here"),
+    "synthetic_acceptance_rates": Refusal("acceptance is made up, for testing a server"),
+    "synthetic_acceptance_length": Refusal("acceptance is made up, for testing a server"),
     "enable_adaptive_verification": Refusal("it verifies less of a draft than was drafted"),
     "tensor_parallel_size": Refusal("the drafter's setting is draft_tensor_parallel_size"),
     "index_share_for_mtp_iteration": Refusal("MTP layers share what they attend to"),

@@ -70,6 +70,8 @@ def disagreement(target: Target, expected: Tensor) -> str | None:
     except RuntimeError as error:
         return f"it failed: {first_line(error)}"
     logits = torch.cat([output.logits.float() for output in found])
+    if logits.isnan().any():
+        return "its logits are not numbers"
     spread = (expected - expected.mean(dim=-1, keepdim=True)).square().mean(dim=-1)
     off = float(((logits - expected).square().mean(dim=-1) / spread).sqrt().max())
     if not off <= 4 * math.sqrt(torch.finfo(target.dtype).eps):

@@ -29,7 +29,7 @@ def batch_of(target: Target, rows: int, max_len: int) -> NativeBatch | ModuleBat
     out once is over; it is given another text before it is read again.
     `repeat` gives all rows the first `length` tokens of row 0.
     """
-    if len(target.recurrent) or target.is_divided:
+    if len(target.recurrent):
         return OneTextAtATime(target, rows)
     texts = target.ragged_batch(rows * max_len)
     return ModuleBatch(target, rows, max_len) if texts is None else NativeBatch(texts, max_len)

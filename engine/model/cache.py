@@ -28,7 +28,7 @@ GROWTH = 512
 """Capacity grows to the next multiple of this many rows, at least doubling."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CacheCopy:
     """Committed rows of a cache, apart from it.
 

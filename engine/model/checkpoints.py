@@ -19,7 +19,7 @@ from engine.model.target import Target
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
     """A drafter's `config.json` ({} where there is none) and tensors as they lie in the file.
 

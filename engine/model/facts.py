@@ -14,8 +14,8 @@ from transformers.utils.hub import cached_file
 from engine.errors import PlaygroundError, TargetError
 from engine.model.files import check_sizes, read_settings
 from engine.model.kinds import is_recurrent
-from engine.model.loading import free_bytes, opened, pick_device, pick_dtype, spread
-from engine.model.placement import Share, first_of, is_placement
+from engine.model.loading import all_free_bytes, free_bytes, opened, pick_device, pick_dtype
+from engine.model.placement import Share, first_of, is_placement, placed
 from engine.model.reading import checked_parameters, explained, read_config
 from engine.model.sources import TargetSpec, Weights, locate, without_telemetry
 
@@ -81,7 +81,7 @@ def _shares(
 ) -> tuple[tuple[Share, ...], str | None]:
     """What lies on which device, or why the model cannot be placed."""
     try:
-        return spread(read_config(weights), device, dtype).shares, None
+        return placed(read_config(weights), device, dtype, all_free_bytes()).shares, None
     except TargetError as error:
         return (), str(error)
 

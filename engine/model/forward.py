@@ -43,15 +43,10 @@ class Forward(ABC):
     Attributes:
         name: what runs, for the log of a run.
         kernels: the compiled kernels that it calls, for drafters to use; None = none.
-        devices: those that have a part of every layer each, in processes of their own; empty: this
-            process runs it alone.
-        fault: why it can run no more; None while it can.
     """
 
     name: str
     kernels: CDLL | None = None
-    devices: tuple[torch.device, ...] = ()
-    fault: str | None = None
 
     @abstractmethod
     def __call__(

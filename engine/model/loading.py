@@ -53,24 +53,16 @@ from engine.model.sources import (
     without_telemetry,
 )
 from engine.model.target import Target
-from engine.model.tensor_parallel import (
-    Division,
-    Group,
-    TensorParallelForward,
-    divided,
-    is_tensor_parallel,
-)
 from engine.plain import short
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
-    from transformers.distributed.configuration_utils import DistributedConfig
 
 LOG = logging.getLogger(__name__)
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "q8", "q4"]
 """`q8`, `q4`: matrices in at most 8 or 4 bits, a GGUF file's own as they are; on a processor."""
 CODE_BITS = {"q8": 8, "q4": 4}
-Place = torch.device | Placement | Division
+Place = torch.device | Placement
 
 
 def load_target(
@@ -87,7 +79,7 @@ def load_target(
         dtype: `auto` = a GGUF file's own codes on CPUs that the compiled kernels run on, else
             bfloat16 on CUDA and on CPUs with native bfloat16, else float32.
         device: `auto` = CUDA if there is one, else the CPU; any torch device string, or
-            several devices as `placement` and `tensor_parallel` have it.
+            several devices as `placement` has it.
         cache_dir: where fetched and converted weights are kept.
         progress: told what is being done.
 
@@ -114,21 +106,15 @@ def load_target(
         config = read_config(weights)
         count = checked_parameters(config, num_bytes, spec.name)
         place = _place(spec, config, count, kind, device)
-        read = functools.partial(_read_model, spec, weights, kind)
-        forward: TensorParallelForward | None = None
+        read = functools.partial(_read_model, spec, weights, kind, place)
         with counted(lambda share: tell("Loading weights", 0.3 + 0.6 * share)):
-            if isinstance(place, Division):
-                forward = TensorParallelForward(Group(place, read))
-                model = forward.model
-            else:
-                model = read(place)
+            model = read()
         tell("Loading its tokenizer", 0.9)
         tokenizer = read_tokenizer(weights)
     tell("Packing the weights for this device", 0.95)
     provenance = _provenance(spec, weights, config)
-    target = Target(model, tokenizer, name=spec.name, provenance=provenance, forward=forward)
-    if not isinstance(place, Division):
-        target = _packed(target, spec, coded, cache_dir, functools.partial(read, place))
+    target = Target(model, tokenizer, name=spec.name, provenance=provenance)
+    target = _packed(target, spec, coded, cache_dir, read)
     _return_memory()
     LOG.info("%s runs by %s", spec.name, target.environment()["forward"])
     tell("Ready", 1.0)
@@ -138,7 +124,7 @@ def load_target(
 def _place(spec: TargetSpec, config: Any, count: int, dtype: torch.dtype, device: str) -> Place:
     """Where a model of so many parameters is to be; OutOfMemoryError where it has no room."""
     if is_placement(device):
-        return spread(config, device, dtype)
+        return placed(config, device, dtype, all_free_bytes())
     where = pick_device(device)
     _check_memory(spec, count, dtype, where)
     return where
@@ -222,32 +208,20 @@ def opened(weights: Weights) -> tuple[GGUFFile | None, int | None]:
 
 
 def _read_model(
-    spec: TargetSpec,
-    weights: Weights,
-    dtype: torch.dtype,
-    where: torch.device | Placement | DistributedConfig,
+    spec: TargetSpec, weights: Weights, dtype: torch.dtype, where: Place
 ) -> PreTrainedModel:
-    """The model where it is to be; of a divided one, this process's part."""
-    _quiet_libraries()
+    """The model where it is to be."""
     with explained(spec):
         if isinstance(where, Placement):
             folder = tempfile.mkdtemp(prefix="offloaded-")
             placing = {"device_map": dict(where.device_map), "offload_folder": folder}
             model = read_weights(spec, weights, dtype, **placing)
             weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
-        elif isinstance(where, torch.device):
+        else:
             model = read_weights(spec, weights, dtype)
             model.to(where)  # type: ignore[arg-type]
-        else:
-            model = read_weights(spec, weights, dtype, distributed_config=where)
         prepare_attention(model)
         return model
-
-
-def spread(config: Any, device: str, dtype: torch.dtype) -> Placement | Division:
-    """What of a model goes where, for a setting of several devices; raises as these two do."""
-    how = divided if is_tensor_parallel(device) else placed
-    return how(config, device, dtype, all_free_bytes())
 
 
 def _quiet_libraries() -> None:
@@ -374,7 +348,7 @@ def pick_device(name: str) -> torch.device:
     """The device that a setting names; ConfigError if it does not exist here."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    allowed = "device must be auto, cpu, cuda, cuda:N, balanced, tensor=N or a list like cuda:0,cpu"
+    allowed = "device must be auto, cpu, cuda, cuda:N, balanced or a list like cuda:0,cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:

@@ -20,7 +20,7 @@ from accelerate.utils import compute_module_sizes, get_balanced_memory, infer_au
 
 from engine.errors import ConfigError, OutOfMemoryError
 
-BALANCED, DISK, TENSOR = "balanced", "disk", "tensor"
+BALANCED, DISK = "balanced", "disk"
 UNITS = {"MiB": 2**20, "GiB": 2**30}
 _PART = re.compile(r"(cpu|disk|cuda:\d+)(?:=(\d+(?:\.\d+)?)(MiB|GiB))?")
 
@@ -59,7 +59,7 @@ def is_placement(device: str) -> bool:
 def first_of(device: str) -> str:
     """The device of a setting where token ids go in."""
     first = re.split("[,=]", device)[0].strip()
-    return "auto" if first in (BALANCED, TENSOR) else first
+    return "auto" if first == BALANCED else first
 
 
 def placed(config: Any, device: str, dtype: torch.dtype, free: Mapping[str, int]) -> Placement:

@@ -32,7 +32,7 @@ MAX_TEXTS = 8
 NOTHING = Needs()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Features:
     """What a drafter asked to see of the target, `(rows, …)` each; None = it did not."""
 
@@ -61,7 +61,7 @@ class Features:
         return sum(0 if each is None else each.nbytes for each in (self.hidden, self.layers))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Text:
     token_ids: list[int]
     rows: CacheCopy

@@ -48,7 +48,7 @@ whose state after any row can be cut out of what they saw; everything else by le
 faster, measured by `benchmarks/hybrid.py`. Kernels fill every branch up to a whole chunk."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Layout:
     """How the rows of a tree are run; indices are of rows.
 

@@ -97,8 +97,6 @@ class Target:
 
     @property
     def device_name(self) -> str:
-        if self.is_divided:
-            return " + ".join(map(str, self._forward.devices))
         placed = getattr(self.model, "hf_device_map", None)
         if placed:
             names = (f"cuda:{p}" if isinstance(p, int) else str(p) for p in placed.values())
@@ -106,16 +104,6 @@ class Target:
         if self.device.type == "cuda":
             return torch.cuda.get_device_name(self.device)
         return f"{cpu_name()} ({torch.get_num_threads()} threads)"
-
-    @property
-    def is_divided(self) -> bool:
-        """Whether other processes compute a part of every layer: its modules cannot be called."""
-        return bool(self._forward.devices)
-
-    @property
-    def fault(self) -> str | None:
-        """Why it has to be loaded again; None while it runs."""
-        return self._forward.fault
 
     @property
     def context_len(self) -> int:
@@ -133,6 +121,11 @@ class Target:
             width = int(getattr(config, "head_dim", None) or self.hidden_size // heads)
             total += 2 * kv_heads * width * self.dtype.itemsize
         return total
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its weights."""
+        return int(self.model.get_memory_footprint())
 
     @property
     def eos_ids(self) -> frozenset[int]:

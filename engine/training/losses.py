@@ -24,7 +24,7 @@ ROW_MULTIPLE = 128
 """Rows are learnt in multiples of this: kernels are made for a number of rows, and so once."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TopProbs:
     """A distribution per row, of which only the likeliest tokens are known.
 
@@ -62,7 +62,7 @@ class TopProbs:
         return TopProbs(indices, torch.cat([self.probs * (1 - share) + hard * same, new], dim=-1))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class LMHead:
     """What turns a hidden vector into logits of the tokens that are learnt.
 
@@ -93,7 +93,7 @@ class LMHead:
         return cls(weight, bias, getattr(target.config, "final_logit_softcapping", None))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
     """What a drafter predicts at one depth, and what it should.
 
@@ -149,7 +149,7 @@ class Prediction:
         return hits
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LossOutput:
     """A loss, and how good the predictions behind it were, per drafted depth.
 

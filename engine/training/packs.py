@@ -39,7 +39,7 @@ TOP_PROBS = 16
 """Tokens of the target's distribution that are learnt per row."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Pack:
     """Dialogues of n tokens in all, and the target's features of them.
 
@@ -177,15 +177,7 @@ class Teacher:
         temperature: float = 1.0,
         store: FeatureStore | None = None,
     ) -> None:
-        """Args: vocabulary: the tokens that the target's distributions are taken over.
-
-        Raises ConfigError: the target is divided among devices.
-        """
-        if target.is_divided:
-            raise ConfigError(
-                f"{target.name} is divided among devices, and training calls its modules. Load it "
-                "on one device, or with balanced."
-            )
+        """Args: vocabulary: the tokens that the target's distributions are taken over."""
         corpus.check_made_by(target)
         self._store = store
         self.target = target

@@ -32,7 +32,7 @@ import numpy as np
 from engine import formats
 from engine.accept import Rule
 from engine.config import Sampling
-from engine.drafters.base import Ask, BuildContext, Drafter, Start, root_only
+from engine.drafters.base import BuildContext, Drafter, Start, root_only
 from engine.drafters.method import MethodConfig
 from engine.model.target import Target
 from engine.proposal import Outcome, Proposal
@@ -55,7 +55,10 @@ PRIOR = 3.0
 FEW_ROWS = 3
 """Rows beside the root over which the price of one more is taken."""
 MARGIN = 1.03
-"""Drafting must promise this much over plain decoding: estimates are noisy, plain is safe."""
+"""Drafting must promise this much over plain decoding: estimates are noisy, plain is safe.
+
+Drafts that stay empty may cost as much: less often asked, a drafter finds less.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +150,7 @@ class AdaptiveDrafter(Drafter):
     """Wraps any drafter and asks it for as much as pays.
 
     Args:
+        curve: the target's latency curve as it is now; asked for when a text begins.
         clock: seconds, from any beginning.
     """
 
@@ -154,18 +158,19 @@ class AdaptiveDrafter(Drafter):
         self,
         inner: Drafter,
         target: Target,
-        curve: LatencyCurve,
+        curve: Callable[[], LatencyCurve],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.inner = inner
         self._clock = clock
         self.needs, self.notes = inner.needs, inner.notes
         self._device = target.device
-        self._curve = curve
-        self._ms_at = functools.cache(curve.at)
+        self._latest_curve = curve
         self._reset()
 
     def _reset(self) -> None:
+        self._curve = self._latest_curve()
+        self._ms_at = functools.cache(self._curve.at)
         self._estimate, self._calibration = AcceptanceEstimate(), Calibration()
         self._promise = MARGIN
         self._base = self._slope = 1.0
@@ -173,13 +178,11 @@ class AdaptiveDrafter(Drafter):
         self._rows, self._asked_at = 0, 0.0
         self._draft_ms: dict[int, float] = {}
         self._template: Proposal | None = None
+        self._extra_rows = 0
         self._says = True
         self._asked: Proposal | None = None
         self._root = self._num_steps = 0
         self._pause, self._next_pause, self._probe = 0, FIRST_PAUSE, False
-
-    def rehearse(self, ask: Ask, cancelled: Callable[[], bool]) -> None:
-        self.inner.rehearse(ask, cancelled)
 
     def start(self, start: Start) -> None:
         self._reset()
@@ -198,17 +201,35 @@ class AdaptiveDrafter(Drafter):
         budget = self._budget(self._template)
         promise = f"{formats.speedup(budget.speedup)} plain"
         decision = f"depth {budget.depth}, {budget.num_nodes} nodes: {promise} expected"
-        if budget.speedup >= MARGIN:
-            self._next_pause = FIRST_PAUSE
-        elif self._probe:
-            self._probe = False
-            decision = "trying again: " + decision
-        else:
+        pays = budget.speedup >= MARGIN
+        if not pays and not self._probe:
             self._begin_pause()
             return self._plain(f"drafting does not pay: {promise} at best")
-        return self._draft(min(max_depth, budget.depth), decision, budget.num_nodes)
+        if not pays:
+            self._probe = False
+            decision = "trying again: " + decision
+        proposal = self._draft(min(max_depth, budget.depth), decision, budget.num_nodes)
+        if len(proposal.shape) > 1:
+            self._expect(budget.speedup)
+            self._next_pause = FIRST_PAUSE if pays else self._next_pause
+        return proposal
+
+    def _expect(self, speedup: float) -> None:
+        self._promise = MEMORY * self._promise + (1 - MEMORY) * speedup
+
+    def _empty(self, proposal: Proposal, taken_ms: float) -> Proposal:
+        """A step that drafts nothing, at the price of having tried, and of rows beside the root."""
+        decision = "nothing was drafted"
+        if self._num_steps:  # the first draft also reads the prompt
+            plain_ms = self._ms_at(1)
+            self._expect(plain_ms / (taken_ms + self._ms_at(proposal.num_rows)))
+            if self._promise < 1 / MARGIN:
+                self._begin_pause()
+                decision += "; over the last steps trying did not pay"
+        return replace(proposal, decision=decision)
 
     def _begin_pause(self) -> None:
+        self._promise = 1.0
         self._pause = self._next_pause
         self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
 
@@ -216,6 +237,7 @@ class AdaptiveDrafter(Drafter):
         """The inner drafter's draft, and how many milliseconds it took."""
         began = self._clock()
         self._asked = self.inner.propose(max_depth)
+        self._extra_rows = self._asked.num_rows - len(self._asked.shape)
         return self._asked, 1000 * (self._clock() - began)
 
     def _learn_draft_ms(self, depth: int, taken_ms: float) -> None:
@@ -226,15 +248,15 @@ class AdaptiveDrafter(Drafter):
 
     def _plain(self, decision: str) -> Proposal:
         self._asked = None
-        return root_only(self._root, self._device).keep([0], decision)
+        return replace(root_only(self._root, self._device, "not_worth_it"), decision=decision)
 
     def _pick(self, max_depth: int) -> Proposal:
         """Draft while that may pay, keep the nodes that do."""
         self.inner.least_prob = self._least_prob()
         proposal, taken_ms = self._drafted(max_depth)
-        self._kept, self._asked_at = (1, 0), self._clock()
+        self._kept, self._asked_at = (proposal.num_rows, proposal.num_rows), self._clock()
         if len(proposal.shape) == 1:
-            return replace(proposal, decision="nothing was drafted")
+            return self._empty(proposal, taken_ms)
         if not _says(proposal):
             self._says, self.inner.least_prob = False, 0.0
             return self._sized(proposal, taken_ms, "whole draft: learning what is accepted")
@@ -249,16 +271,15 @@ class AdaptiveDrafter(Drafter):
         speedups = np.cumsum(probs[order]) / ms * verify_ms[0]
         num_nodes = int(speedups.argmax())
         best = float(speedups[num_nodes])
-        self._promise = MEMORY * self._promise + (1 - MEMORY) * best
+        self._expect(best)
         decision = f"{num_nodes} of {len(probs) - 1} nodes: {formats.speedup(best)} plain expected"
         if self._promise < 1:
-            self._promise = 1.0
             self._begin_pause()
             decision += "; over the last steps drafting did not pay"
         elif best > MARGIN:
             self._next_pause = FIRST_PAUSE
         self._kept = num_nodes + 1, deepest[num_nodes]
-        return proposal.keep(sorted(order[: num_nodes + 1].tolist()), decision)
+        return _kept(proposal, order[: num_nodes + 1], decision)
 
     def _least_prob(self) -> float:
         """How likely a path must be for a level and a row more to pay, as the drafter says it.
@@ -298,25 +319,29 @@ class AdaptiveDrafter(Drafter):
         self, proposal: Proposal, taken_ms: float, decision: str, num_nodes: int | None = None
     ) -> Proposal:
         """Of a draft whose nodes are judged by their ranks, the likeliest; None = all."""
-        if len(proposal.shape) > 1:
-            self._learn_draft_ms(proposal.shape.max_depth, taken_ms)
-            if self._template is None or len(proposal.shape) >= len(self._template.shape):
-                self._template = proposal
+        if len(proposal.shape) == 1:
+            return self._empty(proposal, taken_ms)
+        self._learn_draft_ms(proposal.shape.max_depth, taken_ms)
+        if self._template is None or len(proposal.shape) >= len(self._template.shape):
+            self._template = proposal
         if num_nodes is None or num_nodes >= len(proposal.shape) - 1 or proposal.extra is not None:
             return replace(proposal, decision=decision)
         order = _likeliest(path_probabilities(proposal, self._estimate))
-        return proposal.keep(sorted(order[: num_nodes + 1].tolist()), decision)
+        return _kept(proposal, order[: num_nodes + 1], decision)
 
     def _budget(self, template: Proposal) -> DraftBudget:
+        """The best of the template; of a draft with further rows nothing can be left out."""
         probs = path_probabilities(template, self._estimate)
         depths = template.shape.depths.numpy()
         best = DraftBudget(1, 1, 0.0)
-        for depth in range(1, template.shape.max_depth + 1):
+        whole, deepest = self._extra_rows > 0, template.shape.max_depth
+        for depth in range(deepest if whole else 1, deepest + 1):
             inside = np.sort(probs[(depths > 0) & (depths <= depth)])[::-1]
-            curve_ms = np.array([self._ms_at(n + 2, depth) for n in range(len(inside))])
+            rows = range(2 + self._extra_rows, 2 + self._extra_rows + len(inside))
+            curve_ms = np.array([self._ms_at(n, depth) for n in rows])
             ms = self._draft_at(depth) + curve_ms
             gain = (1 + np.cumsum(inside)) / ms * self._curve.at(1)
-            at = int(gain.argmax())
+            at = len(gain) - 1 if whole else int(gain.argmax())
             if gain[at] > best.speedup:
                 best = DraftBudget(depth, at + 1, float(gain[at]))
         return best
@@ -355,6 +380,12 @@ def _says(proposal: Proposal) -> bool:
     return proposal.draft_probs is not None and proposal.dists is None and proposal.extra is None
 
 
+def _kept(proposal: Proposal, nodes: np.ndarray, decision: str) -> Proposal:
+    """Only these nodes, the root among them."""
+    kept = proposal.keep(sorted(nodes.tolist()), decision)
+    return kept if len(kept.shape) > 1 else replace(kept, bypass="not_worth_it")
+
+
 def _likeliest(probs: np.ndarray) -> np.ndarray:
     """Nodes from the likeliest on; parents come before children that are as likely."""
     order: np.ndarray = np.argsort(-probs, kind="stable")
@@ -372,15 +403,16 @@ def build_drafter(
     """The method's drafter, under the controller where the method asks for it.
 
     Args:
-        curve: the target's latency curve, asked for where it is needed; None = measured anew.
+        curve: the target's latency curve as it is now, asked for where it is needed, and again for
+            every text; None = measured once.
 
     Raises DrafterError: the weights do not fit the target, or cannot be found.
     """
     drafter = config.build(context)
     if not config.adaptive:
         return drafter
-    measured = curve() if curve else controller_curve(context.target)
-    return AdaptiveDrafter(drafter, context.target, measured)
+    once = functools.cache(functools.partial(controller_curve, context.target))
+    return AdaptiveDrafter(drafter, context.target, curve or once)
 
 
 def controller_curve(target: Target) -> LatencyCurve:

@@ -87,7 +87,7 @@ def _check(target: Target, text: Text, ids: list[int]) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OfflineStep:
     """One step made offline.
 

@@ -13,7 +13,8 @@ def speculative_decoding(run: LiveRun) -> dict[str, Any] | None:
     """Acceptance of one request as vLLM reports it; None before the first step.
 
     `acceptance_histogram[j]` counts the steps that accepted exactly j draft tokens, before any cut,
-    for all j up to `num_spec_tokens`, the most that a step drafted.
+    for all j up to `num_spec_tokens`, the most that a step drafted. `bypass_reasons`, not vLLM's,
+    counts the steps that drafted nothing by `engine.steps.Bypass`.
     """
     figures = run.metrics
     if figures is None or not figures.num_steps:
@@ -28,6 +29,7 @@ def speculative_decoding(run: LiveRun) -> dict[str, Any] | None:
         "num_accepted_draft_tokens": figures.num_accepted,
         "num_draft_tokens": figures.num_drafted,
         "num_spec_tokens": longest,
+        "bypass_reasons": dict(figures.bypasses),
     }
 
 

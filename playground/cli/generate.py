@@ -67,6 +67,7 @@ def generate(options: GenerateOptions) -> None:
     """Generate from one prompt and print the text as it comes."""
     import presets
     from engine.decode import decode
+    from engine.metrics import bypass_sentence
     from playground.host.live import LiveRun
     from playground.host.recording import record_run
     from playground.host.trace import TraceFile
@@ -122,6 +123,8 @@ def generate(options: GenerateOptions) -> None:
         assert run.metrics is not None and run.finish is not None
         typer.echo(_written(run.finish.text.removeprefix(shown)))
         typer.echo(_figures(config, run.metrics, run.finish.reason, run_id), err=True)
+        if bypassed := bypass_sentence(asdict(run.metrics)):
+            typer.echo(bypassed, err=True)
     if stopped():
         raise typer.Exit(EXIT_INTERRUPTED)
 

@@ -213,7 +213,7 @@ class DeviceOptions:
 
     device: str = option(
         "auto",
-        "auto, cpu, cuda, cuda:N; several: tensor=N, balanced, or cuda:0,cuda:1=20GiB,cpu,disk.",
+        "auto, cpu, cuda, cuda:N; several: balanced or cuda:0,cuda:1=20GiB,cpu,disk.",
     )
     cache_dir: Path | None = option(None, "Where fetched weights are kept.", metavar="DIR")
 

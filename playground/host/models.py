@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import presets
 from engine.drafters.base import BuildContext, Drafter
@@ -24,6 +25,8 @@ CHECK_S, DRIFT = 60.0, 1.3
 """So often a fitted size's times are checked; they are taken anew if they are off by the factor."""
 MAX_DRAFTERS = 2
 """Drafters kept ready, so that going back and forth between two methods loads nothing."""
+IDLE_BYTES = 2 << 30
+"""Weights of draft models that are kept without a drafter: those used last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,8 @@ class Models:
         self._target: Target | None = None
         self._key: tuple[str, str] | None = None
         self._drafters: OrderedDict[str, Drafter] = OrderedDict()
-        self._companions: dict[tuple[str, str, str], Target] = {}
+        self._companions = WeakValueDictionary[tuple[str, str, str], Target]()
+        self._recent: OrderedDict[tuple[str, str, str], Target] = OrderedDict()
         self._curve: LatencyCurve | None = None
         self._checked_s = 0.0
         self._fits: dict[str, Fit] = {}
@@ -90,8 +94,6 @@ class Models:
 
     def _serves(self, name: str, dtype: str) -> bool:
         assert self._target is not None and self._key is not None
-        if self._target.fault is not None:
-            return False
         return self._key[0] == name and dtype in (self._key[1], self._target.dtype_name)
 
     def fit(self, config: MethodConfig) -> Fit:
@@ -118,6 +120,7 @@ class Models:
             return self._drafters[key]
         while len(self._drafters) >= MAX_DRAFTERS:
             self._drafters.popitem(last=False)[1].close()
+            gc.collect()  # with its model, if nobody else drafts with that
         self._drafters[key] = build_drafter(config, self.bench(), self._latency)
         return self._drafters[key]
 
@@ -153,7 +156,7 @@ class Models:
         self._checked_s = time.monotonic()
         now = measure_curve(self._target, rows=(1,), context_len=64, repeats=3).at(1)
         if not 1 / DRIFT < now / self._curve.at(1) < DRIFT:
-            self._curve = None
+            self._curve = controller_curve(self._target)
             self._fits.clear()
             if self._fitted is not None:
                 self.fit(self._fitted)
@@ -161,23 +164,31 @@ class Models:
     def _companion(
         self, spec: TargetSpec, *, dtype: str | None = None, device: str | None = None
     ) -> Target:
-        """A model to draft with, on the target's device and in its dtype if none; loaded once."""
+        """A model to draft with, on the target's device and in its dtype if none.
+
+        Drafters share it, and it goes when the last one does, but for those of `IDLE_BYTES`.
+        """
         assert self._target is not None
         dtype, device = dtype or self._target.companion_dtype, device or str(self._target.device)
         key = (spec.name, dtype, device)
-        if key not in self._companions:
-            self._companions[key] = load_target(
-                spec, dtype=dtype, device=device, cache_dir=self._cache_dir
-            )
-        return self._companions[key]
+        model = self._companions.get(key)
+        if model is None:
+            model = load_target(spec, dtype=dtype, device=device, cache_dir=self._cache_dir)
+        self._companions[key] = self._recent[key] = model
+        self._recent.move_to_end(key)
+        while sum(each.num_bytes for each in self._recent.values()) > IDLE_BYTES:
+            self._recent.popitem(last=False)
+        return model
 
     def close(self) -> None:
         """Free everything."""
         self.loaded = None
         while self._drafters:
             self._drafters.popitem()[1].close()
-        while self._companions:
-            self._companions.popitem()[1].close()
+        self._recent.clear()
+        for model in list(self._companions.values()):
+            model.close()
+        self._companions.clear()
         if self._target is not None:
             self._target.close()
             self._target = self._key = self._curve = self._fitted = None

@@ -30,9 +30,9 @@ from engine import formats
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from engine.interop.trees.buffers import tree_buffers
-from engine.metrics import TimeSplit, hardly_drafts, measure, stored_figures
+from engine.metrics import TimeSplit, bypass_sentence, hardly_drafts, measure, stored_figures
 from engine.model.random_weights import NOTE
-from engine.steps import Prefill, Step
+from engine.steps import BYPASSES, Prefill, Step
 from engine.tree import TreeShape
 from playground.host.figure_texts import figure_texts, steps_text
 from playground.host.live import Finish, First, LiveRun, LiveRuns
@@ -110,10 +110,14 @@ def _rejected(row: StepRow) -> list[str]:
 
 
 def step_detail(row: StepRow) -> dict[str, Any]:
-    """All that is shown of one step's draft tree: its row, what its last token is, its tables."""
+    """All that is shown of one step's draft tree: its row, what its last token is, its tables.
+
+    `bypass` is in words.
+    """
+    bypass = None if row.bypass is None else BYPASSES.get(row.bypass, row.bypass)
     buffers = tree_buffers(TreeShape(row.parents))
-    split = formats.time_split(TimeSplit.of(row).ms)
-    return {**asdict(row), "recovered": _recovered(row), "buffers": buffers, "split": split}
+    more = {"recovered": _recovered(row), "buffers": buffers, "bypass": bypass}
+    return {**asdict(row), **more, "split": formats.time_split(TimeSplit.of(row).ms)}
 
 
 def end_of(num_events: int, finish: Finish) -> dict[str, Any]:
@@ -141,10 +145,13 @@ LEAST_STEPS = 20
 
 
 def warning_of(metrics: Mapping[str, Any], meta: Mapping[str, Any]) -> str | None:
-    """A warning where a trained drafter was hardly ever right: most likely it is another target's.
+    """A warning where nothing was drafted, or a trained drafter was hardly ever right.
 
-    Methods that look up have no such excuse: their text just does not repeat itself.
+    The latter is most likely another target's; methods that look up have no such excuse: their text
+    just does not repeat itself.
     """
+    if bypassed := bypass_sentence(metrics):
+        return bypassed
     mat, steps = metrics.get("mat"), metrics.get("num_steps") or 0
     drafted = meta.get("trained") and metrics.get("num_drafted")
     if not drafted or steps < LEAST_STEPS or mat is None or not hardly_drafts(mat):

@@ -102,6 +102,7 @@ def step_line(step: Step) -> dict[str, Any]:
         "parents": list(step.parents),
         "accepted": list(step.accepted),
         "bonus": step.bonus,
+        "bypass": step.bypass,
         "draft_s": step.draft_s,
         "verify_s": step.verify_s,
         "other_s": step.accept_s + step.other_s,

@@ -44,7 +44,7 @@ RUN_COLUMNS = (
 JSON_COLUMNS = ("labels", "method", "sampling", "limits")
 STEP_COLUMNS = (
     "index context_len num_committed num_extra_rows draft_s verify_s accept_s other_s at_s "
-    "decision num_cut num_forced rollback_s"
+    "decision bypass num_cut num_forced rollback_s"
 ).split()
 
 

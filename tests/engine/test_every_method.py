@@ -99,13 +99,6 @@ CONFIGURATIONS: dict[str, list[dict[str, Any]]] = {
         {"is_public_pool": False},
         {"is_use_oldest": False},
     ],
-    "Synthetic": [
-        {},
-        {"max_draft_len": 1},
-        {"acceptance_rate": 0.3, "max_draft_len": 9},
-        {"acceptance_rates": [1.0, 0.5, 0.0]},
-        {"acceptance_rate": 1.0, "max_draft_len": 16},
-    ],
     "Draft_Target": [{"max_draft_len": n} for n in (1, 2, 5, 9)] + [{"adaptive": True}],
 }
 SEPARATE = {
@@ -184,7 +177,9 @@ def check(family: str, method: str, index: int, names: list[str]) -> int:
         *records, end = decode(target, drafter, prompt_ids, limits=limits)
         assert isinstance(end, End)
         assert list(end.output_ids) == text, (family, config, name)
-        accepted += sum(record.num_accepted for record in records if isinstance(record, Step))
+        steps = [record for record in records if isinstance(record, Step)]
+        assert all((step.bypass is None) == (step.num_drafted > 0) for step in steps)
+        accepted += sum(step.num_accepted for step in steps)
     return accepted
 
 

@@ -11,15 +11,18 @@ import pytest
 
 from engine.config import Limits
 from engine.decode import decode
-from engine.drafters import parse_method
+from engine.drafters import methods, parse_method, user_provided
 from engine.drafters.base import Drafter
+from engine.drafters.method import MethodConfig
 from engine.model.prefixes import MAX_TEXTS, PrefixCache
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.steps import End, Prefill, Step
 from tests.engine.drafters import tiny_mtp
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
-from tests.engine.drafters.fitted import save_medusa
+from tests.engine.drafters.example_drafter import PairDrafter
+from tests.engine.drafters.fitted import save_medusa, save_redrafter
+from tests.engine.drafters.test_assistant import save_assistant
 from tests.engine.drafters.test_p_eagle import save_parallel
 from tests.engine.scripted import ScriptedDrafter
 from tests.engine.test_hybrid import same_states
@@ -107,19 +110,35 @@ def test_what_is_pasted_is_what_would_have_been_read(family: str) -> None:
     same_states(target, cache, [*text[: cache.length - 3], 1, 2, 3])
 
 
-def _saved(name: str) -> Callable[[Path, Target], Path]:
-    return {
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_provided, "_factories", {"mine": PairDrafter})
+
+
+def saved(name: str, folder: Path, target: Target) -> str | None:
+    """Where the heads of a method are, made for the target; None where it has none."""
+    if name in ("DFlash", "DSpark"):
+        module = pytest.importorskip(f"tests.engine.drafters.test_{name.lower()}")
+        save = {"DFlash": "save_as_published", "DSpark": "save"}[name]
+        return str(getattr(module, save)(folder / "published"))
+    makers: dict[str, Callable[[Path, Target], Path]] = {
         "Medusa": lambda folder, target: save_medusa(folder, target, 3),
+        "ReDrafter": save_redrafter,
         "Eagle": save_eagle,
         "Eagle3": lambda folder, target: save_eagle3(folder, target, (1, 2, 3), draft_vocab=64),
         "P_EAGLE": save_parallel,
-    }[name]
+        "MTP_Assistant": save_assistant,
+    }
+    return str(makers[name](folder, target)) if name in makers else None
 
 
 METHODS: dict[str, dict[str, Any]] = {
+    "Autoregressive": {},
     "NGram": {"is_public_pool": False},
     "Suffix": {"use_tree_spec": True},
     "Token_Recycling": {"keep_matrix": False},
+    "Lookahead": {},
+    "User_Provided": {"drafter": "mine"},
     "Medusa": {"medusa_choices": [[0, 0], [1]]},
     "Eagle": {"eagle_choices": [[0, 0], [0, 1], [1]]},
     "Eagle3": {"eagle3_layers_to_capture": [0, 1, 2]},
@@ -128,27 +147,60 @@ METHODS: dict[str, dict[str, Any]] = {
     "text": {"speculative_model": "small", "max_draft_len": 3, "vocabulary": "text"},
     "PARD": {"speculative_model": "small", "max_draft_len": 3, "mask_token_id": 270},
     "DFlash": {},
+    "DSpark": {},
+    "ReDrafter": {},
     "MTP": {"max_draft_len": 2},
+    "MTP_Assistant": {"max_draft_len": 2},
     "Combined": {"model": {"decoding_type": "Draft_Target", "speculative_model": "small"}},
 }
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method on a tiny target."""
+
+    method: MethodConfig
+    target: Target
+    small: Target
+
+    def drafter(self) -> Drafter:
+        return self.method.build(build_context(self.target, small=self.small))
+
+
+def case_of(name: str, folder: Path) -> Case:
+    family = "gemma4_text" if name == "MTP_Assistant" else "llama"
+    target = tiny_target(family, eos_token_id=None)
+    if name == "MTP":
+        target = tiny_mtp.load_deepseek(tiny_mtp.save_deepseek(folder, num_mtp_layers=2))
+    settings, weights = METHODS[name], saved(name, folder, target)
+    if weights is not None:
+        settings = {**settings, "speculative_model": weights}
+    kind = {"text": "Draft_Target"}.get(name, name)
+    small = tiny_target("llama", seed=5, hidden_size=16, num_hidden_layers=1, eos_token_id=None)
+    return Case(parse_method({"decoding_type": kind, **settings}), target, small)
+
+
+def test_every_method_has_a_case() -> None:
+    assert {*METHODS} - {"text"} == {*methods()}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_answers_twice_what_plain_decoding_has_answered(name: str, tmp_path: Path) -> None:
+    """Texts of two needs are kept of one prompt, and the second run replaces its own."""
+    case = case_of(name, tmp_path)
+    drafter = case.drafter()
+    plain = parse_method({"decoding_type": "Autoregressive"}).build(build_context(case.target))
+    answers = [turn(case.target, each, FIRST, cached=True) for each in (plain, drafter, drafter)]
+    assert [answer.output for answer in answers] == 3 * [plain_greedy(case.target, FIRST, TOKENS)]
+    assert answers[2].prefill.num_cached == len(FIRST) - 1
+    assert len(case.target.prefixes) == (1 if drafter.needs == Needs() else 2)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_drafter_goes_on_too_and_drafts_what_it_would_have(name: str, tmp_path: Path) -> None:
     """Of the same text a drafter that read it from its beginning drafts the same tokens."""
-    settings, target = METHODS[name], tiny_target("llama", eos_token_id=None)
-    small = tiny_target("llama", seed=5, hidden_size=16, num_hidden_layers=1, eos_token_id=None)
-    kind = {"text": "Draft_Target"}.get(name, name)
-    if name == "DFlash":
-        dflash = pytest.importorskip("tests.engine.drafters.test_dflash")
-        settings = {"speculative_model": dflash.save_as_published(tmp_path / "published")}
-    if name in ("Medusa", "Eagle", "Eagle3", "P_EAGLE"):
-        settings = {**settings, "speculative_model": str(_saved(name)(tmp_path, target))}
-    if name == "MTP":
-        target = tiny_mtp.load_deepseek(tiny_mtp.save_deepseek(tmp_path, num_mtp_layers=2))
-    method = parse_method({"decoding_type": kind, **settings})
-    context = build_context(target, small=small)
-    warm, cold = method.build(context), method.build(context)
+    case = case_of(name, tmp_path)
+    target, small, warm, cold = case.target, case.small, case.drafter(), case.drafter()
     first = turn(target, warm, FIRST, cached=True)
     prompt = [*FIRST, *first.output, *QUESTION]
     goes_on = turn(target, warm, prompt, cached=True)
@@ -158,7 +210,8 @@ def test_a_drafter_goes_on_too_and_drafts_what_it_would_have(name: str, tmp_path
     anew = turn(target, cold, prompt, cached=False)
     assert goes_on.output == anew.output == plain_greedy(target, prompt, TOKENS)
     assert [s.tokens for s in goes_on.steps] == [s.tokens for s in anew.steps]
-    assert any(len(step.tokens) > 1 for step in goes_on.steps)
+    drafts = any(len(step.tokens) > 1 for step in goes_on.steps)
+    assert drafts == (name not in ("Autoregressive", "User_Provided"))  # no pair occurs twice
 
 
 def test_the_texts_used_last_are_kept_within_a_bound() -> None:

@@ -125,7 +125,7 @@ def test_the_log_tells_the_same_as_memory(host: EngineHost, history: History) ->
     ("method", "lossless", "badge"),
     [
         ({"decoding_type": "NGram"}, True, "lossless"),
-        ({"decoding_type": "Synthetic"}, True, "synthetic"),
+        ({"decoding_type": "Synthetic", "acceptance_rate": 0.5}, True, "lossless"),
         ({"decoding_type": "Of_Tomorrow"}, True, "lossless"),
         ({"decoding_type": "Of_Tomorrow"}, False, "lossy"),
         ({"decoding_type": "External"}, None, ""),

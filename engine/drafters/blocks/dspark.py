@@ -94,7 +94,7 @@ class DSparkModel(DFlashModel):
         self.markov_head = markov
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Block:
     """A filled block, as trees grow on it: outputs are the Markov head's states."""
 

@@ -36,7 +36,10 @@ _MASKS = ("pard_token", "ptd_token_id")
 
 
 class PardConfig(BlockMethod):
-    """Settings of PARD; named as in TensorRT-LLM."""
+    """Settings of PARD; named as in TensorRT-LLM.
+
+    Of earlier texts the model keeps keys and values of 1 GiB at most (`prefixes.MAX_BYTES`).
+    """
 
     title: ClassVar[str] = "PARD"
     summary: ClassVar[str] = (
@@ -93,7 +96,7 @@ class PardDrafter(Drafter):
         room = self.model.context_len - len(self.text) + 1
         length = min(self._config.max_draft_len, max_depth, room)
         if length < 1:
-            return root_only(self.text[-1], self._device)
+            return root_only(self.text[-1], self._device, "draft_context")
         unread = self._known(torch.tensor(self.text[self._cache.length :]))
         most = self._config.max_draft_len + 1
         read, last = unread[:-most], unread[-most:]

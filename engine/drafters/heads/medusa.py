@@ -130,7 +130,7 @@ class MedusaConfig(MethodConfig):
         return [self, *(self.with_tree(ChoiceTree.chain(n)) for n in sorted({1, depth}))]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ResidualLayer:
     """One residual block per head.
 
@@ -159,7 +159,7 @@ class ResidualLayer:
         return x + silu(torch.baddbmm(self.bias[:count], x, self.weight[:count].mT))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MedusaHeads:
     """All heads of a checkpoint.
 

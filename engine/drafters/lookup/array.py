@@ -19,9 +19,11 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from engine.drafters.lookup.bounded import ENTRY_BYTES, BoundedTable
 
 WORD = 8
 """Rows are sorted by so many bytes at a time."""
@@ -30,8 +32,8 @@ MOST_FOLLOWERS = 16
 
 FEW_ROWS = 64
 """Up to so many, a list is gone through sooner than an array."""
-MOST_KNOWN = 1 << 15
-"""Contexts whose continuations are remembered: the same ones are asked for again and again."""
+FOLLOWER_BYTES = 300
+"""What a remembered continuation takes: the same ones are asked for again and again."""
 
 
 class Rows(NamedTuple):
@@ -40,6 +42,18 @@ class Rows(NamedTuple):
     begin: int
     end: int
     length: int
+
+
+def array_bytes(num_tokens: int, depth: int, vocab: int) -> int:
+    """What the array of so many tokens takes in memory."""
+    kind, depth = _layout(depth, vocab)
+    return num_tokens * (depth * kind.itemsize + 2 * WORD)
+
+
+def _layout(depth: int, vocab: int) -> tuple[np.dtype[Any], int]:
+    """How tokens are stored, and how many make a row of whole words."""
+    kind = np.dtype(">u2") if vocab < (1 << 16) else np.dtype(">u4")
+    return kind, -(-depth * kind.itemsize // WORD) * WORD // kind.itemsize
 
 
 class SuffixArray:
@@ -51,10 +65,9 @@ class SuffixArray:
 
     def __init__(self, texts: Iterable[Sequence[int] | np.ndarray], depth: int, vocab: int) -> None:
         """`vocab`: token ids are below this."""
-        self._known: dict[Rows, list[tuple[int, Rows, int]]] = {}
+        self._known = BoundedTable[Rows, list[tuple[int, Rows, int]]]()
         # 0 stands behind the end of a text, so tokens are stored as one more.
-        kind = np.dtype(">u2") if vocab < (1 << 16) else np.dtype(">u4")
-        self.depth = -(-depth * kind.itemsize // WORD) * WORD // kind.itemsize
+        kind, self.depth = _layout(depth, vocab)
         gap = np.zeros(self.depth, kind)
         parts = [gap]
         for text in texts:
@@ -115,9 +128,8 @@ class SuffixArray:
         """The commonest next tokens, each with the rows that it leaves and their number."""
         known = self._known.get(rows)
         if known is None:
-            if len(self._known) >= MOST_KNOWN:
-                self._known.clear()
-            known = self._known[rows] = self._look_up(rows)
+            known = self._look_up(rows)
+            self._known.put(rows, known, ENTRY_BYTES + FOLLOWER_BYTES * len(known))
         return known
 
     def after(self, rows: Rows, token: int) -> Rows | None:

@@ -19,6 +19,8 @@ from collections.abc import Iterable
 ROOT = 0
 """The state of the empty string."""
 _NONE = -1
+STATE_BYTES = 500
+"""What a state takes in memory, with its transitions; a token makes one or two states."""
 
 
 class SuffixAutomaton:
@@ -41,6 +43,10 @@ class SuffixAutomaton:
         self._last = ROOT
         self._near = ROOT
         self._near_len = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return STATE_BYTES * len(self.next)
 
     @property
     def suffix(self) -> int:
@@ -137,6 +143,14 @@ class Cursor:
         self.automaton = automaton
         self.state = ROOT
         self.length = 0
+
+    @classmethod
+    def at_end(cls, automaton: SuffixAutomaton) -> Cursor:
+        """Of the text that the automaton was made of, which goes on elsewhere."""
+        cursor = cls(automaton)
+        cursor.state = automaton.suffix
+        cursor.length = min(automaton.length[cursor.state], automaton.max_depth)
+        return cursor
 
     def advance(self, token: int) -> None:
         """The text goes on with this token. Amortised O(1)."""

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.lookup.bounded import ENTRY_BYTES, BoundedTable, tokens_bytes
 from engine.drafters.method import MethodConfig
 from engine.proposal import ExtraRows, Outcome, Proposal
 from engine.sampling import Draws
@@ -37,7 +38,11 @@ DrawWindow = Callable[[Sequence[int], int, Draws], list[int]]
 
 
 class LookaheadConfig(MethodConfig):
-    """Settings of lookahead decoding; W, N and G of the paper."""
+    """Settings of lookahead decoding; W, N and G of the paper.
+
+    The pool is a run's own and takes 64 MiB at most (`bounded.POOL_BYTES`): the keys that were met
+    longest ago go first.
+    """
 
     title: ClassVar[str] = "Lookahead"
     summary: ClassVar[str] = (
@@ -77,22 +82,30 @@ class NGramPool:
 
     def __init__(self, size: int, ngram_size: int) -> None:
         self.size, self.ngram_size = size, ngram_size
-        self._whole: dict[int, dict[tuple[int, ...], None]] = {}
-        self._short: dict[int, dict[tuple[int, ...], None]] = {}
+        self._whole, self._short = (
+            BoundedTable[int, dict[tuple[int, ...], None]](share=0.5) for _ in "12"
+        )
 
     def add(self, ngram: tuple[int, ...]) -> None:
         """Insert as newest of its key, the first token; the oldest leaves if there are too many."""
         kind = self._whole if len(ngram) == self.ngram_size else self._short
-        known, tokens = kind.setdefault(ngram[0], {}), ngram[1:]
+        known, tokens = kind.get(ngram[0]), ngram[1:]
+        if known is None:
+            known = {}
+            kind.put(ngram[0], known, ENTRY_BYTES)
+        added = 0 if tokens in known else tokens_bytes(tokens)
         known.pop(tokens, None)
         known[tokens] = None
         if len(known) > self.size:
-            del known[next(iter(known))]
+            oldest = next(iter(known))
+            added -= tokens_bytes(oldest)
+            del known[oldest]
+        kind.grow(ngram[0], added)
 
     def get(self, key: int) -> list[tuple[int, ...]]:
         """Continuations of a key, newest first, none the beginning of one before it."""
-        found = list(reversed(self._whole.get(key, {})))
-        for short in reversed(self._short.get(key, {})):
+        found = list(reversed(self._whole.get(key) or {}))
+        for short in reversed(self._short.get(key) or {}):
             if len(found) >= self.size:
                 break
             if not any(other[: len(short)] == short for other in found):

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from engine.drafters.lookup.bounded import BoundedTable, tokens_bytes
+
 COUNTS = {1: 3, 2: 6}
 """What a prediction counts, by the tokens of its context: it is the target's own."""
 
@@ -93,7 +95,7 @@ class TargetPredictions:
     """
 
     def __init__(self) -> None:
-        self._next: dict[Key, int] = {}
+        self._next = BoundedTable[Key, int]()
 
     def observe(
         self, before: int, tokens: Sequence[int], parents: Sequence[int], best: Sequence[int]
@@ -105,8 +107,8 @@ class TargetPredictions:
         """
         for node, parent in enumerate(parents):
             earlier = tokens[parent] if node else before
-            self._next[tokens[node],] = best[node]
-            self._next[earlier, tokens[node]] = best[node]
+            for key in ((tokens[node],), (earlier, tokens[node])):
+                self._next.put(key, best[node], tokens_bytes(key))
 
     def matches(self, text: Sequence[int]) -> list[Key]:
         """What is known after the text's last tokens, the longer context first."""

@@ -19,15 +19,21 @@ import torch
 
 from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start
+from engine.drafters.lookup.bounded import ENTRY_BYTES, BoundedTable, tokens_bytes
 from engine.drafters.method import DraftShape, MethodConfig, draft_len
 from engine.proposal import Proposal
+from engine.steps import Bypass
 from engine.tree import TreeShape
 
 Tokens = tuple[int, ...]
 
 
 class NGramConfig(MethodConfig):
-    """Settings of n-gram lookup; names and defaults are TensorRT-LLM's."""
+    """Settings of n-gram lookup; names and defaults are TensorRT-LLM's.
+
+    The pool, or the index of prompt lookup, takes 64 MiB at most (`bounded.POOL_BYTES`): what was
+    looked up longest ago goes first.
+    """
 
     title: ClassVar[str] = "N-gram lookup"
     summary: ClassVar[str] = "Proposes what followed the last tokens earlier in the text."
@@ -95,12 +101,17 @@ class NGramDrafter(Drafter):
         super().start(start)
         limits = start.limits
         eos_ids = frozenset[int]() if limits.ignore_eos else self._target.eos_ids
-        self._lookup.begin(len(start.prompt_ids) + limits.max_new_tokens, eos_ids)
+        self._end = len(start.prompt_ids) + limits.max_new_tokens
+        self._lookup.begin(self._end, eos_ids)
+
+    def finish(self) -> None:
+        self._lookup.begin(0, frozenset())
 
     def propose(self, max_depth: int) -> Proposal:
         draft = self._lookup.draft(self.text)[:max_depth]
         tokens = torch.tensor([self.text[-1], *draft], device=self._target.device)
-        return Proposal(tokens, TreeShape.chain(len(draft)))
+        bypass: Bypass | None = "room" if len(self.text) + 1 >= self._end else None
+        return Proposal(tokens, TreeShape.chain(len(draft)), bypass=bypass)
 
 
 class PoolLookup:
@@ -117,7 +128,7 @@ class PoolLookup:
 
     def __init__(self, config: NGramConfig) -> None:
         self._config = config
-        self._pool: dict[Tokens, _Matches] = {}
+        self._pool = BoundedTable[Tokens, _Matches]()
         self._scanned = 0
         self._end = 0
 
@@ -151,8 +162,10 @@ class PoolLookup:
             known = self._pool.get(pattern)
             replaces = known is not None and not keep_all and len(match) > len(known.pick())
             if known is None or replaces:
-                known = self._pool[pattern] = _Matches()
-            known.add(match, full=len(match) == length)
+                known = _Matches()
+                self._pool.put(pattern, known, ENTRY_BYTES + tokens_bytes(pattern))
+            if added := known.add(match, full=len(match) == length):
+                self._pool.grow(pattern, added)
 
 
 class _Matches:
@@ -164,16 +177,22 @@ class _Matches:
         self._all: dict[Tokens, None] = {}
         self._partial: list[Tokens] = []
 
-    def add(self, match: Tokens, *, full: bool) -> None:
-        """Only partial matches can be shorter than a new one, and those are few."""
+    def add(self, match: Tokens, *, full: bool) -> int:
+        """Returns how many bytes more they take.
+
+        Only partial matches can be shorter than a new one, and those are few.
+        """
         if match in self._all:
-            return
+            return 0
+        added = tokens_bytes(match)
         for shorter in [m for m in self._partial if len(m) < len(match)]:
             self._partial.remove(shorter)
             del self._all[shorter]
+            added -= tokens_bytes(shorter)
         self._all[match] = None
         if not full:
             self._partial.append(match)
+        return added
 
     def pick(self, *, oldest: bool = True) -> Tokens:
         return next(iter(self._all) if oldest else reversed(self._all))
@@ -193,14 +212,16 @@ class PromptLookup:
 
     def begin(self, end: int, eos_ids: frozenset[int]) -> None:
         self._end, self._eos_ids = end, eos_ids
-        self._first_end: dict[Tokens, int] = {}
+        self._first_end = BoundedTable[Tokens, int]()
         self._indexed = 0
 
     def draft(self, sequence: list[int]) -> list[int]:
         self._index(sequence)
         n, config = len(sequence), self._config
         for size in range(min(config.max_matching_ngram_size, n), 0, -1):
-            begin = self._first_end[tuple(sequence[-size:])]
+            begin = self._first_end.get(tuple(sequence[-size:]))
+            if begin is None:
+                continue
             end = begin + config.max_draft_len
             if config.lookup == "spec_bench":
                 if end <= n and begin < n - size:
@@ -214,7 +235,9 @@ class PromptLookup:
         """Note where each n-gram of what was added ends, if it is new."""
         for end in range(self._indexed + 1, len(sequence) + 1):
             for size in range(1, min(self._config.max_matching_ngram_size, end) + 1):
-                self._first_end.setdefault(tuple(sequence[end - size : end]), end)
+                ngram = tuple(sequence[end - size : end])
+                if self._first_end.get(ngram) is None:
+                    self._first_end.put(ngram, end, tokens_bytes(ngram))
         self._indexed = len(sequence)
 
 

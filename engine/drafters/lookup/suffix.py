@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal
 
 from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start
-from engine.drafters.lookup.array import SuffixArray
+from engine.drafters.lookup.array import SuffixArray, array_bytes
 from engine.drafters.lookup.automaton import ROOT, Cursor, SuffixAutomaton
 from engine.drafters.lookup.mixing import Context, Memory, TargetPredictions, mixed
 from engine.drafters.lookup.paths import Continuation, likeliest_paths
@@ -35,10 +35,17 @@ from engine.proposal import Outcome, Proposal
 
 MIXED_PER_MEMORY = 4
 """Contexts of each memory that are mixed."""
+TEXT_BYTES, RUNS_BYTES, STORE_BYTES = 256 << 20, 1 << 30, 2 << 30
+"""The most that a run's own text, those of earlier runs and a corpus take in memory."""
 
 
 class SuffixConfig(MethodConfig):
-    """Settings of suffix decoding, named as in ArcticInference and vLLM."""
+    """Settings of suffix decoding, named as in ArcticInference and vLLM.
+
+    Its memories are bounded: a text's own at `TEXT_BYTES`, of a longer text the newer part is kept;
+    earlier runs' at `RUNS_BYTES`, the oldest go first; a corpus in order at `STORE_BYTES`, a larger
+    one is refused. What mixed contexts and a corpus remember besides takes 64 MiB each.
+    """
 
     title: ClassVar[str] = "Suffix"
     summary: ClassVar[str] = (
@@ -104,7 +111,7 @@ class SuffixConfig(MethodConfig):
     global_pool_size: int = setting(
         100_000,
         "Tokens of earlier runs",
-        "how many tokens of earlier runs to keep at most",
+        "how many tokens of earlier runs to keep at most, and 1 GiB of them",
         ge=1000,
         le=10_000_000,
     )
@@ -143,16 +150,25 @@ class SuffixConfig(MethodConfig):
         return SuffixDrafter(context, self, store)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def _sorted(folder: Path, stamp: int, depth: int) -> SuffixArray:
     """A corpus in order; sorting it takes a second per million tokens, so it is done once.
 
     Args:
         stamp: changes when the corpus does.
+
+    Raises ConfigError: it would take more than `STORE_BYTES`.
     """
     corpus = Corpus.open(folder)
-    texts = (entry.token_ids for entry in corpus.entries)
-    return SuffixArray(texts, depth, int(corpus.manifest["vocab_size"]))
+    vocab = int(corpus.manifest["vocab_size"])
+    num_bytes = array_bytes(corpus.num_tokens, depth, vocab)
+    if num_bytes > STORE_BYTES:
+        raise ConfigError(
+            f"datastore must take at most {STORE_BYTES / 2**30:.0f} GiB in memory, got "
+            f"{num_bytes / 2**30:.1f} GiB at max_tree_depth {depth}. Lower max_tree_depth or use a "
+            "smaller corpus."
+        )
+    return SuffixArray((entry.token_ids for entry in corpus.entries), depth, vocab)
 
 
 class GlobalPool:
@@ -164,15 +180,23 @@ class GlobalPool:
         self.automata = [SuffixAutomaton(max_depth)]
 
     def add(self, text: Iterable[int]) -> None:
-        """Keep a finished text."""
+        """Keep a finished text; a very long one in two parts."""
         if self.automata[-1].num_tokens >= self.size // 2:
-            self.automata = [self.automata[-1], SuffixAutomaton(self.max_depth)]
-        self.automata[-1].extend(text)
+            self._turn()
+        for token in text:
+            if self.automata[-1].num_bytes >= RUNS_BYTES // 2:
+                self._turn()
+            self.automata[-1].append(token)
         self.automata[-1].end_sequence()
+
+    def _turn(self) -> None:
+        self.automata = [self.automata[-1], SuffixAutomaton(self.max_depth)]
 
 
 class SuffixDrafter(Drafter):
     _cursors: list[Cursor]
+    _before: Cursor | None
+    """In the part of a long text before the one that still grows."""
 
     def __init__(
         self, context: BuildContext, config: SuffixConfig, store: SuffixArray | None = None
@@ -191,6 +215,7 @@ class SuffixDrafter(Drafter):
         self._predictions = TargetPredictions()
         automata = self._pool.automata if self.config.use_global_pool else []
         self._cursors = [Cursor(automaton) for automaton in automata]
+        self._before = None
         self._read(self.text)
 
     def propose(self, max_depth: int) -> Proposal:
@@ -274,7 +299,7 @@ class SuffixDrafter(Drafter):
     def finish(self) -> None:
         if self.config.use_global_pool:
             self._pool.add(self.text)
-        self.text, self._cursors = [], []
+        self.text, self._cursors, self._before = [], [], None
         self._local = SuffixAutomaton(self.config.max_tree_depth)
 
     def close(self) -> None:
@@ -282,9 +307,18 @@ class SuffixDrafter(Drafter):
 
     def _read(self, tokens: Iterable[int]) -> None:
         for token in tokens:
+            if self._local.num_bytes >= TEXT_BYTES // 2:
+                self._begin_part()
             self._local.append(token)
             for cursor in self._cursors:
                 cursor.advance(token)
+
+    def _begin_part(self) -> None:
+        """The text goes on in a memory of its own; of those before, the last one is kept."""
+        cursors = [cursor for cursor in self._cursors if cursor is not self._before]
+        self._before = Cursor.at_end(self._local)
+        self._cursors = [self._before, *cursors]
+        self._local = SuffixAutomaton(self.config.max_tree_depth)
 
     def _matches(self) -> Iterator[Context]:
         """Every matched context, per memory longest first."""

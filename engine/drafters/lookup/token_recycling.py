@@ -8,7 +8,7 @@ token in the prompt comes first in its row; asking the target what it ranked the
 product with its output matrix per token, which does not pay.
 
 Worked example, k = 2, matrix rows 5 → [7, 8], 7 → [9, 5], root 5, choice tree [0], [1], [0, 1]:
-the draft tree is 7 and 8 below the root, and 5 below 7.
+the draft tree is 7 and 8 below the root, and 5 below 7. With row 7 unknown it ends at 7 and 8.
 
 Lossless under sampling: the matrix, and so the tree, is fixed by the texts and forwards before the
 step's random draws.
@@ -35,6 +35,8 @@ from engine.tree import ChoicePaths, ChoiceTree, Path, upload
 
 RANK_PROBS = (0.45, 0.14, 0.07, 0.05, 0.03, 0.02, 0.015, 0.01)
 """How often the true token has each rank in the matrix, roughly; shapes the default tree."""
+UNKNOWN = -1
+"""Stands for a successor that nothing has shown yet, and is never drafted."""
 
 
 def likeliest_tree(num_nodes: int, rank_probs: Sequence[float]) -> ChoiceTree:
@@ -54,7 +56,10 @@ def likeliest_tree(num_nodes: int, rank_probs: Sequence[float]) -> ChoiceTree:
 
 
 class TokenRecyclingConfig(MethodConfig):
-    """Settings of token recycling."""
+    """Settings of token recycling.
+
+    The matrix takes 8 bytes · vocabulary · `matrix_top_k`, whatever it learns.
+    """
 
     title: ClassVar[str] = "Token recycling"
     summary: ClassVar[str] = (
@@ -125,7 +130,9 @@ class TokenRecyclingDrafter(Drafter):
         tokens = torch.full((len(self._tree) + 1,), self.text[-1], device=self._target.device)
         for begin, end, parents, ranks in self._levels:
             tokens[begin:end] = self._matrix[tokens[parents], ranks]
-        return Proposal(tokens, self._tree.shape, ranks=self._tree.ranks)
+        proposal = Proposal(tokens, self._tree.shape, ranks=self._tree.ranks)
+        known = [node for node, token in enumerate(tokens.tolist()) if token != UNKNOWN]
+        return proposal if len(known) == len(tokens) else proposal.keep(known)
 
     def observe(self, outcome: Outcome) -> None:
         super().observe(outcome)
@@ -151,7 +158,7 @@ class TokenRecyclingDrafter(Drafter):
     def _recycle(self, tokens: Sequence[int]) -> None:
         """Put what followed each token first in its row, the latest foremost.
 
-        Example: k = 3, tokens 5 7 5 8, row 5 → [0, 7, 1]: row 5 becomes [8, 7, 0].
+        Example: k = 3, tokens 5 7 5 8, row 5 → [9, 7, 1]: row 5 becomes [8, 7, 9].
         """
         followed: dict[int, dict[int, None]] = {}
         for token, after in pairwise(tokens):
@@ -162,14 +169,19 @@ class TokenRecyclingDrafter(Drafter):
             return
         index = torch.tensor(list(followed), device=self._target.device)
         rows = zip(followed.values(), self._matrix[index].tolist(), strict=True)
-        filled = [list(dict.fromkeys([*reversed(seen), *row]))[: len(row)] for seen, row in rows]
+        filled = [_ranked([*reversed(seen), *row], len(row)) for seen, row in rows]
         self._matrix[index] = torch.tensor(filled, device=self._target.device)
 
     def _empty(self) -> Tensor:
-        """A matrix that knows nothing; siblings must differ, so a row is 0 … k - 1."""
-        target = self._target
-        row = torch.arange(self.config.matrix_top_k, device=target.device)
-        return row.repeat(target.vocab_size, 1)
+        """A matrix that knows nothing; its last row is that of `UNKNOWN` itself."""
+        shape = self._target.vocab_size + 1, self.config.matrix_top_k
+        return torch.full(shape, UNKNOWN, device=self._target.device)
+
+
+def _ranked(successors: Sequence[int], count: int) -> list[int]:
+    """The first `count` that are known, each once."""
+    known = [token for token in dict.fromkeys(successors) if token != UNKNOWN][:count]
+    return known + [UNKNOWN] * (count - len(known))
 
 
 def _levels(tree: ChoiceTree, device: torch.device) -> list[tuple[int, int, Tensor, Tensor]]:

@@ -73,7 +73,7 @@ class _ChainStruct(Structure):
     ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Layer:
     """A decoder layer: matrices, and weights of norms in bfloat16.
 
@@ -93,7 +93,7 @@ class Layer:
     key_norm: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Joining:
     """How a draft head joins the embedding of a token with a hidden state.
 
@@ -110,7 +110,7 @@ class Joining:
     normed_input: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Parts:
     """What a decoder is made of.
 
@@ -139,7 +139,7 @@ class Parts:
     joining: Joining | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Place:
     """Where the rows of a forward are kept, and what they see; see `NewRows` in the kernels.
 

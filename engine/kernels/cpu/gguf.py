@@ -38,7 +38,7 @@ MAX_NESTING = 4
 """Of arrays in arrays."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
     """A matrix `(out, in)` in 4 or 8 bits: `scale · codes + minimum`, block by block.
 

@@ -130,7 +130,7 @@ struct Total {
             store(each, exp(sub(v, same)));
             sum = add(sum, load_some(each, count - i, 0.0f));
         }
-        return {highest, reduce_add(sum), place};
+        return {highest, reduce_add(sum), place < 0 ? first : place};  // NaN equals nothing
     }
 
     // Those of the numbers behind these.

@@ -49,7 +49,7 @@ class MatrixStruct(Structure):
     ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Matrix:
     """A packed matrix; parts of it that begin at a whole block share its memory.
 
@@ -217,7 +217,7 @@ def _fill(rows: Tensor) -> Tensor:
     return torch.cat([rows, rows.new_zeros(lacking, *rows.shape[1:])])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ranked:
     """The best k of each row, best first.
 

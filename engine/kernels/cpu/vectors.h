@@ -342,9 +342,9 @@ inline I Sum<8>::end() const { return {a, b}; }
 inline F zero() { return set1(0.0f); }
 
 // e^x for -87 <= x <= 88 (smaller ones as -87), to about 2 units in the last place: 2^n times a
-// polynomial of the rest.
+// polynomial of the rest. NaN stays NaN: of two operands, one of them NaN, max returns the second.
 inline F exp(F x) {
-    x = max(x, set1(-87.0f));
+    x = max(set1(-87.0f), x);
     const F n = round(mul(x, set1(1.44269504f)));
     F r = fma(n, set1(-0.693359375f), x);
     r = fma(n, set1(2.12194440e-4f), r);

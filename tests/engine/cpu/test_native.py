@@ -26,6 +26,7 @@ from engine.kernels.cpu.gguf import BLOCK, Blocks
 from engine.kernels.cpu.native import NativeForward, why_not
 from engine.kernels.cpu.operators import MOST, Matrix, NativeLinear, likeliest, pack_linears
 from engine.kernels.cpu.weights import Codes
+from engine.model.audit import disagreement, reference_logits
 from engine.model.corpus import Corpus
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
@@ -489,3 +490,19 @@ def test_the_likeliest_tokens_are_what_torch_finds(kernels: ctypes.CDLL, drawn: 
     for row, ids in zip(logits.tolist(), found.ids.tolist(), strict=True):
         order = sorted(range(vocab), key=lambda i: (-row[i], i))
         assert ids == order[:k]
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+def test_attention_scores_that_are_no_numbers_give_no_weights(
+    bits: int, kernels: ctypes.CDLL
+) -> None:
+    """As in transformers' modules, NaN goes on to the logits, where the self-check sees it."""
+    model = wide_model("llama")
+    expected = reference_logits(plain(copy.deepcopy(model)))
+    with torch.no_grad():
+        model.model.layers[1].self_attn.k_proj.weight[0] = torch.nan
+    broken = native(model, kernels, bits)
+    output = broken.prefill(tokens_of(random.Random(1), 9), broken.new_cache(9), Needs())
+    assert output.logits.isnan().all()
+    assert all(0 <= token < VOCAB for token in output.argmax())
+    assert disagreement(broken, expected) == "its logits are not numbers"

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.drafters.lookup import array as suffix_array
-from engine.drafters.lookup.array import MOST_FOLLOWERS, SuffixArray
+from engine.drafters.lookup import suffix
+from engine.drafters.lookup.array import MOST_FOLLOWERS, SuffixArray, array_bytes
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.errors import ConfigError
 from engine.model.corpus import Corpus
@@ -126,6 +127,22 @@ def test_a_folder_that_is_no_corpus_and_one_of_another_target_are_refused(
         SuffixConfig(datastore=str(tmp_path)).build(build_context(target))
     with pytest.raises(ConfigError, match="was written by"):
         SuffixConfig(datastore=str(corpus)).build(build_context(tiny_target()))
+
+
+def test_a_corpus_that_takes_too_much_memory_is_refused(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suffix, "STORE_BYTES", 1 << 15)
+    with pytest.raises(ConfigError, match="at max_tree_depth 48. Lower max_tree_depth"):
+        config = SuffixConfig(datastore=str(corpus), max_tree_depth=48)
+        config.build(build_context(learnable_target()))
+
+
+def test_the_bytes_of_an_array_are_known_before_it_is_made() -> None:
+    for depth, vocab in ((4, 100), (9, 1 << 17)):
+        array = SuffixArray([range(50), range(30)], depth, vocab)
+        parts = (array._rows, array._heads, array._shared)
+        assert sum(part.nbytes for part in parts) <= array_bytes(80, depth, vocab)
 
 
 def test_a_corpus_that_has_grown_is_read_again(corpus: Path) -> None:

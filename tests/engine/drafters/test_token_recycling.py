@@ -15,8 +15,9 @@ from engine.drafters.lookup.token_recycling import (
     likeliest_tree,
 )
 from engine.errors import ConfigError
-from engine.proposal import Outcome, TargetOutput
+from engine.proposal import Outcome, Proposal, TargetOutput
 from engine.sampling import SeededDraws
+from engine.tree import TreeShape
 from tests.engine.drafters.judges import (
     assert_greedy_lossless,
     assert_lossless_to_the_context_end,
@@ -59,16 +60,23 @@ def started(config: TokenRecyclingConfig, prompt: list[int], root: int) -> Token
     return drafter
 
 
+def observe(
+    drafter: TokenRecyclingDrafter, tokens: list[int], best: list[list[int]], *path: int
+) -> None:
+    """The drafter is shown what the target ranks best after each token of a chain."""
+    proposal = Proposal(torch.tensor(tokens), TreeShape.chain(len(tokens) - 1))
+    committed = (*(tokens[node] for node in path[1:]), tokens[path[-1]])
+    drafter.observe(Outcome(proposal, TargetOutput(logits_that_rank(best)), path, committed))
+
+
 def test_tree_is_filled_breadth_first_as_in_the_docstring():
     config = TokenRecyclingConfig(
         matrix_top_k=2, recycling_choices=((0,), (1,), (0, 1)), recycle_prompt=False
     )
     drafter = started(config, [1, 2], 5)
-    before = drafter.propose(99)
-    rows = [[5, 0], [7, 8], [9, 5], [3, 4]][: len(before.shape)]
-    before.tokens[:] = torch.tensor([2, 5, 7, 9])
-    shown = TargetOutput(logits_that_rank(rows))
-    drafter.observe(Outcome(before, shown, (0,), (5,)))
+    observe(drafter, [5], [[7, 8]], 0)
+    assert drafter.propose(99).tokens.tolist() == [5, 7, 8]
+    observe(drafter, [5, 7], [[7, 8], [9, 5]], 0)
     proposal = drafter.propose(99)
     assert proposal.tokens.tolist() == [5, 7, 8, 5]
     assert proposal.shape.parents == (-1, 0, 0, 1)
@@ -80,20 +88,19 @@ def test_accepted_rows_win_over_others_of_the_same_token_then_later_ones():
         matrix_top_k=2, recycling_choices=((0,), (1,), (0, 0)), recycle_prompt=False
     )
     drafter = started(config, [1, 2], 5)
-    proposal = drafter.propose(99)
-    proposal.tokens[:] = torch.tensor([4, 6, 7, 6])
-    shown = TargetOutput(logits_that_rank([[6, 1], [10, 11], [12, 13], [14, 15]]))
-    drafter.observe(Outcome(proposal, shown, (0, 1), (6, 6)))
+    tokens, best = [4, 6, 7, 6], [[6, 1], [10, 11], [12, 13], [14, 15]]
+    observe(drafter, tokens, best, 0, 1)
     assert drafter.propose(99).tokens.tolist()[1:3] == [10, 11]
-    proposal.tokens[:] = torch.tensor([4, 6, 7, 6])
-    drafter.observe(Outcome(proposal, shown, (0,), (6,)))
+    drafter.text.append(6)
+    observe(drafter, tokens, best, 0)
+    drafter.text.append(6)
     assert drafter.propose(99).tokens.tolist()[1:3] == [14, 15]
 
 
 def test_what_followed_in_the_prompt_comes_first_the_latest_foremost():
     config = TokenRecyclingConfig(matrix_top_k=3, recycling_choices=((0,), (1,), (2,)))
     drafter = started(config, [5, 7, 5, 8, 5, 8, 3], 5)
-    assert drafter.propose(99).tokens.tolist() == [5, 8, 7, 0]
+    assert drafter.propose(99).tokens.tolist() == [5, 8, 7]
 
 
 def test_after_the_prompts_last_token_the_target_has_spoken():
@@ -112,12 +119,9 @@ def test_siblings_differ_where_the_prompt_filled_the_matrix():
         assert len({tokens[node] for node in siblings}) == len(siblings)
 
 
-def test_siblings_differ_before_anything_is_known():
+def test_before_anything_is_known_nothing_is_drafted():
     drafter = started(TokenRecyclingConfig(recycle_prompt=False), [1], 77)
-    proposal = drafter.propose(99)
-    tokens = proposal.tokens.tolist()
-    for siblings in proposal.shape.children:
-        assert len({tokens[node] for node in siblings}) == len(siblings)
+    assert drafter.propose(99).tokens.tolist() == [77]
 
 
 def test_default_tree_is_the_best_of_its_size():

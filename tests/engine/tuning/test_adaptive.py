@@ -12,7 +12,7 @@ from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import Drafter, Start
 from engine.model.target import Target
-from engine.proposal import Outcome, Proposal
+from engine.proposal import ExtraRows, Outcome, Proposal
 from engine.steps import End, Step
 from engine.tree import ChoiceTree, TreeShape
 from engine.tuning.adaptive import (
@@ -33,6 +33,8 @@ PROMPT = [10, 20, 30, 40]
 
 class Oracle(Drafter):
     """Drafts the known continuation; from `right` tokens on every token is wrong."""
+
+    draft_ms = 0.2
 
     def __init__(self, target: Target, text: list[int], *, right: int, tree: ChoiceTree) -> None:
         self._text = text
@@ -60,21 +62,21 @@ class Oracle(Drafter):
 
 
 class OnAMachine(AdaptiveDrafter):
-    """A draft takes 0.2 ms by its clock, a step what `machine` says, and nothing else any time."""
+    """A draft takes `draft_ms` by its clock, a step what `machine` says, and nothing else any."""
 
     def __init__(
         self, inner: Oracle, target: Target, curve: LatencyCurve, machine: LatencyCurve
     ) -> None:
-        super().__init__(inner, target, curve, clock=self._now)
+        super().__init__(inner, target, lambda: curve, clock=self._now)
         self._oracle = inner
         self._machine = machine
         self._verify_s = 0.0
 
     def _now(self) -> float:
-        return self._verify_s + 0.2e-3 * self._oracle.num_proposed
+        return self._verify_s + self._oracle.draft_ms * self._oracle.num_proposed / 1000
 
     def observe(self, outcome: Outcome) -> None:
-        self._verify_s += self._machine.at(len(outcome.proposal.tokens)) / 1000
+        self._verify_s += self._machine.at(outcome.proposal.num_rows) / 1000
         super().observe(outcome)
 
 
@@ -215,3 +217,83 @@ def test_what_rows_cost_is_learnt_from_the_run_itself() -> None:
         curve, right=6, kind=Sure, machine=LatencyCurve((1, 64), (20.0, 20.0 + 63 * 6.0), 0)
     )
     assert output == text and all(len(step.parents) == 7 for step in slower[20:-2])
+
+
+class Dry(Oracle):
+    """Looks for a draft at every step, and finds none after a few."""
+
+    draft_ms, num_found = 5.0, 0
+
+    def propose(self, max_depth: int) -> Proposal:
+        proposal = super().propose(max_depth)
+        return proposal if self.num_proposed <= self.num_found else proposal.keep([0])
+
+
+class FoundAtFirst(Dry):
+    num_found = 6
+
+
+class CheapAndDry(Dry):
+    draft_ms = 0.05
+
+
+class SureAtFirst(FoundAtFirst):
+    """It says how likely its tokens are."""
+
+    def propose(self, max_depth: int) -> Proposal:
+        proposal = super().propose(max_depth)
+        return replace(proposal, draft_probs=torch.ones(len(proposal.tokens)))
+
+
+@pytest.mark.parametrize("kind", [Dry, FoundAtFirst, SureAtFirst])
+def test_a_drafter_that_finds_nothing_is_asked_less_and_less(kind: type[Oracle]) -> None:
+    """To look takes half as long as a step, so it may not be done at every step."""
+    steps, output, expected, oracle = run(FLAT, right=6, kind=kind, tokens=240)
+    assert output == expected
+    assert oracle.num_proposed < len(steps) / 2
+    later = [step for step in steps if step.index > 60]
+    assert sum("nothing was drafted" in step.decision for step in later) < len(later) / 5
+    assert {step.bypass for step in steps if not step.num_drafted} == {"no_match", "not_worth_it"}
+
+
+def test_a_drafter_that_finds_nothing_at_no_cost_is_always_asked() -> None:
+    steps, _, _, oracle = run(FLAT, right=6, kind=CheapAndDry)
+    assert oracle.num_proposed == len(steps)
+
+
+class WithWindow(Oracle):
+    """Has 60 rows more in every verify forward, which are no candidates."""
+
+    def propose(self, max_depth: int) -> Proposal:
+        proposal = super().propose(max_depth)
+        n, m = len(proposal.shape), 60
+        visible = torch.cat([torch.zeros(m, n), torch.eye(m)], dim=1).bool()
+        visible[:, 0] = True
+        extra = ExtraRows(torch.full((m,), 7), torch.ones(m, dtype=torch.int64), visible)
+        return replace(proposal, extra=extra if max_depth else None)
+
+
+def test_rows_that_are_no_candidates_are_paid_for_too() -> None:
+    """Seven tokens at 76 ms are slower than one at 10 ms; without the window they would not be."""
+    curve = LatencyCurve((1, 64), (10.0, 73.0))
+    without, *_ = run(curve, right=6)
+    assert all(step.num_drafted for step in without[10:-2])
+    steps, output, expected, oracle = run(curve, right=6, kind=WithWindow, tokens=240)
+    assert output == expected
+    assert oracle.num_proposed < len(steps) / 2
+    assert all(step.num_extra_rows == 0 for step in steps if step.bypass == "not_worth_it")
+
+
+def test_every_text_goes_by_the_curve_as_it_is_then() -> None:
+    """A drafter outlives its text, and the machine may be another one by then."""
+    target, curves = tiny_target(eos_token_id=None), [STEEP]
+    text = plain_greedy(target, PROMPT, 140)
+    oracle = Oracle(target, text, right=6, tree=ChoiceTree.chain(6))
+    drafter = AdaptiveDrafter(oracle, target, lambda: curves[-1])
+    limits, num_drafted = Limits(max_new_tokens=60, ignore_eos=True), list[int]()
+    for curve in (STEEP, FLAT, STEEP):
+        curves.append(curve)
+        *records, _ = decode(target, drafter, PROMPT, limits=limits)
+        steps = [record for record in records if isinstance(record, Step)]
+        num_drafted.append(max(step.num_drafted for step in steps[5:-3]))
+    assert num_drafted[1] == 6 and max(num_drafted[0], num_drafted[2]) < 6

@@ -10,7 +10,6 @@ from pydantic import Field
 from engine.accept import Acceptance, Rule, Verified
 from engine.config import Sampling
 from engine.drafters.base import BuildContext
-from engine.drafters.synthetic import SyntheticConfig
 from engine.sampling import Draws
 from playground.host.catalog import Catalog
 from presets import MethodPreset
@@ -52,13 +51,12 @@ class CorruptedDrafter(ScriptedDrafter):
 
 
 def with_corrupted(catalog: Catalog) -> Catalog:
-    """The catalog with this method on offer, and a made-up drafter."""
+    """The catalog with this method on offer."""
     preset = MethodPreset(name="corrupted", title="Corrupted", config=CorruptedConfig())
-    made_up = MethodPreset(name="synthetic", title="Made up", config=SyntheticConfig())
     return dataclasses.replace(
         catalog,
-        presets={**catalog.presets, "corrupted": preset, "synthetic": made_up},
-        types={**catalog.types, "Corrupted": CorruptedConfig, "Synthetic": SyntheticConfig},
+        presets={**catalog.presets, "corrupted": preset},
+        types={**catalog.types, "Corrupted": CorruptedConfig},
     )
 
 

@@ -192,11 +192,6 @@ def test_a_lossy_method_is_called_lossy_whatever_it_writes(host: EngineHost) -> 
     assert "identical here" in entry["verdict"]["sentence"]
 
 
-def test_a_made_up_drafter_is_called_so(host: EngineHost) -> None:
-    report = ended(begun(host, ("synthetic", {}), options={"repeats": "1"}))
-    assert [r["badge"] for r in report["configurations"]] == ["baseline", "synthetic"]
-
-
 def test_sampled_texts_are_not_compared_token_by_token(host: EngineHost, log: RunLog) -> None:
     comparison = begun(host, ("scripted", {}), sampling={"temperature": "1.0", "seed": "5"})
     verdict = row(ended(comparison), "Scripted tree")["verdict"]

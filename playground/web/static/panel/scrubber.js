@@ -159,7 +159,7 @@ function restingWords(step) {
   const drafted = step.tokens.length - 1;
   const cut = step.num_cut ? `, ${plural(step.num_cut, "draft")} cut by the grammar` : "";
   const forced = step.num_forced ? `, ${step.num_forced} of them by the grammar, which leaves no choice there` : "";
-  if (!drafted) return cut ? `Nothing to verify${cut}.` : "Nothing was drafted: a plain decoding step.";
+  if (!drafted) return `Nothing was drafted: ${step.bypass ?? "a plain decoding step"}${cut}.`;
   const extra = step.num_extra_rows ? `, ${plural(step.num_extra_rows, "extra row")}` : "";
   return `${plural(drafted, "draft token")} verified in one forward${forced}${extra}${cut}; `
     + `${step.context_len} tokens in the cache before it.`;

@@ -1,0 +1,66 @@
+"""A table of at most so many bytes: what was used longest ago is forgotten first.
+
+Whatever a drafter collects from texts grows with every text, and some of it outlives its run.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Generic, TypeVar
+
+POOL_BYTES = 64 << 20
+"""The most that what one drafter collects from texts takes in memory."""
+ENTRY_BYTES = 400
+"""What an entry takes beside its tokens: its place in the table, and a small value."""
+TUPLE_BYTES, TOKEN_BYTES = 300, 40
+"""What a tuple of tokens in a dictionary takes, and every token of it."""
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+def tokens_bytes(tokens: tuple[int, ...]) -> int:
+    return TUPLE_BYTES + TOKEN_BYTES * len(tokens)
+
+
+class BoundedTable(Generic[Key, Value]):
+    """A dictionary whose owner says what every entry takes; the newest entry always stays."""
+
+    def __init__(self, *, share: float = 1.0) -> None:
+        """`share`: of the drafter's bytes, where it has several tables."""
+        self.num_bytes = 0
+        self._max_bytes = int(share * POOL_BYTES)
+        self._values: OrderedDict[Key, Value] = OrderedDict()
+        self._sizes: dict[Key, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._values
+
+    def get(self, key: Key) -> Value | None:
+        """The entry, which counts as used."""
+        if key not in self._values:
+            return None
+        self._values.move_to_end(key)
+        return self._values[key]
+
+    def put(self, key: Key, value: Value, num_bytes: int) -> None:
+        """Add or replace an entry."""
+        self._values[key] = value
+        self.grow(key, num_bytes - self._sizes.get(key, 0))
+
+    def grow(self, key: Key, num_bytes: int) -> None:
+        """An entry takes so much more."""
+        self._values.move_to_end(key)
+        self._sizes[key] = self._sizes.get(key, 0) + num_bytes
+        self.num_bytes += num_bytes
+        while self.num_bytes > self._max_bytes and len(self._values) > 1:
+            oldest, _ = self._values.popitem(last=False)
+            self.num_bytes -= self._sizes.pop(oldest)
+
+    def clear(self) -> None:
+        self._values.clear()
+        self._sizes.clear()
+        self.num_bytes = 0

@@ -1,0 +1,113 @@
+"""What drafters collect from texts stays within its bytes, however many texts there are."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from engine.config import Sampling
+from engine.drafters import parse_method
+from engine.drafters.base import Drafter, Start
+from engine.drafters.lookup import bounded, suffix
+from engine.drafters.lookup.automaton import SuffixAutomaton
+from engine.drafters.lookup.bounded import BoundedTable
+from engine.proposal import Outcome, TargetOutput
+from engine.sampling import SeededDraws
+from tests.engine.drafters.judges import target_of
+from tests.models import VOCAB, build_context
+
+MOST = 1 << 20
+LONG = {"max_draft_len": 16, "max_matching_ngram_size": 4}
+COLLECTING: dict[str, dict[str, Any]] = {
+    "pool": {"decoding_type": "NGram", **LONG},
+    "pool-of-the-newest": {"decoding_type": "NGram", "is_keep_all": False, **LONG},
+    "prompt-lookup": {"decoding_type": "NGram", "lookup": "transformers", **LONG},
+    "lookahead": {"decoding_type": "Lookahead", "max_verification_set_size": 64},
+    "text": {"decoding_type": "Suffix"},
+    "earlier-runs": {
+        "decoding_type": "Suffix",
+        "use_global_pool": True,
+        "global_pool_size": 1_000_000,
+    },
+    "mixed": {"decoding_type": "Suffix", "use_tree_spec": True, "mix_contexts": True},
+    "matrix": {"decoding_type": "Token_Recycling"},
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "POOL_BYTES", MOST)
+    monkeypatch.setattr(suffix, "TEXT_BYTES", MOST)
+    monkeypatch.setattr(suffix, "RUNS_BYTES", MOST)
+
+
+def write(drafter: Drafter, prompt: list[int], steps: int) -> None:
+    """A text that nobody verifies: every step commits the root's successor at random."""
+    generator = torch.Generator().manual_seed(len(prompt))
+    shown = TargetOutput(torch.randn(1, VOCAB, generator=generator))
+    drafter.start(Start(prompt, prompt[0], shown, Sampling(), SeededDraws(0)))
+    for _ in range(steps):
+        proposal = drafter.propose(64)
+        output = TargetOutput(torch.randn(proposal.num_rows, VOCAB, generator=generator))
+        drafter.observe(Outcome(proposal, output, (0,), (int(output.logits[0].argmax()),)))
+
+
+def bytes_after_each(drafter: Drafter, texts: int, length: int) -> Iterator[int]:
+    rng = random.Random(0)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(texts):
+            prompt = [rng.randrange(VOCAB) for _ in range(length)]
+            write(drafter, prompt, steps=40)
+            yield tracemalloc.get_traced_memory()[0] - before - 16 * length
+            drafter.finish()
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", COLLECTING)
+def test_what_a_drafter_collects_takes_its_bytes_and_no_more(name: str) -> None:
+    drafter = parse_method(COLLECTING[name]).build(build_context(target_of("llama")))
+    memories = 2 if name == "earlier-runs" else 1  # of this text, and of those before
+    assert max(bytes_after_each(drafter, texts=2, length=4000)) < memories * MOST
+
+
+def test_what_was_used_longest_ago_is_forgotten_first() -> None:
+    table = BoundedTable[int, str]()
+    for key in range(4):
+        table.put(key, "", MOST // 4)
+    assert table.get(0) is not None
+    table.put(4, "", MOST // 4)
+    assert [key in table for key in range(5)] == [True, False, True, True, True]
+    table.grow(4, MOST)  # larger than all that is allowed: alone
+    assert [key in table for key in range(5)] == [False, False, False, False, True]
+    table.put(4, "", 1)
+    assert table.num_bytes == 1
+
+
+def test_of_a_long_text_the_newer_parts_are_matched() -> None:
+    """The part that grows and the one before it; the oldest is forgotten."""
+    drafter = parse_method({"decoding_type": "Suffix"}).build(build_context(target_of("llama")))
+    text = random.Random(1).choices(range(VOCAB), k=4000)
+    automaton, part = SuffixAutomaton(24), 0
+    while automaton.num_bytes < MOST // 2:
+        automaton.append(text[part])
+        part += 1
+
+    def matches(length: int, at: int) -> bool:
+        """Whether, after so much of the text, what stood at a place is drafted again."""
+        prompt = [*text[:length], *text[at : at + 6]]
+        shown = TargetOutput(torch.zeros(1, VOCAB))
+        drafter.start(Start(prompt[:-1], prompt[-1], shown, Sampling(), SeededDraws(0)))
+        return drafter.propose(64).tokens[1:].tolist() == text[at + 6 : at + 12]
+
+    assert 500 < part < 1600
+    assert matches(part + part // 2, part // 2) and matches(part + part // 2, part + part // 4)
+    assert not matches(2 * part + part // 2, part // 2)
+    assert matches(2 * part + part // 2, part + part // 2)

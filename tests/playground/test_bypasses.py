@@ -1,0 +1,76 @@
+"""Page, log, exports, command line and API say why a run drafted nothing, and say the same."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from engine.drafters.lookup.ngram import NGramConfig
+from engine.steps import BYPASSES
+from playground.api.figures import speculative_decoding
+from playground.cli.main import app
+from playground.host.live import LiveRuns
+from playground.host.runner import EngineHost
+from playground.host.stream import History
+from playground.runs.transfer import export_runs
+from presets import MethodPreset
+from storage import RunLog
+from tests.playground.asks import finished, start
+from tests.playground.tiny import tiny_catalog
+
+SENTENCE = (
+    "Nothing was drafted: the drafter found nothing to propose (2 of 3 steps); the length limit "
+    "leaves no room for a draft (1 of 3 steps)."
+)
+COUNTS = {"no_match": 2, "room": 1}
+
+
+def test_a_run_that_drafted_nothing_says_why_on_the_page_in_the_log_and_by_the_api(
+    tiny_folder: Path, tmp_path: Path, log: RunLog
+) -> None:
+    catalog = tiny_catalog(tiny_folder)
+    ngram = MethodPreset(name="ngram", title="N-gram", config=NGramConfig(max_draft_len=1))
+    catalog = dataclasses.replace(
+        catalog,
+        presets={**catalog.presets, "ngram": ngram},
+        types={**catalog.types, "NGram": NGramConfig},
+    )
+    host = EngineHost(log, catalog, cache_dir=tmp_path / "cache", device="cpu")
+    try:
+        limits = {"max_new_tokens": "4"}
+        run = finished(start(host, method="ngram", limits=limits, mode="raw", prompt="abcd"))
+        assert run.log_id is not None
+        live, stored = (History(runs, log) for runs in (host.runs, LiveRuns()))
+        for history in (live, stored):
+            assert history.since(run.log_id, 0)["status"]["warning"] == SENTENCE
+            assert history.step(run.log_id, 0)["bypass"] == BYPASSES["no_match"]
+            assert history.step(run.log_id, 2)["bypass"] == BYPASSES["room"]
+        detail, told = log.get(run.log_id), speculative_decoding(run)
+        assert detail is not None and detail.metrics["bypasses"] == COUNTS
+        assert told is not None and told["bypass_reasons"] == COUNTS
+        list(export_runs(log, [run.log_id], table := io.StringIO(), "steps"))
+        rows = csv.DictReader(table.getvalue().splitlines())
+        assert [row["bypass"] for row in rows] == ["no_match", "no_match", "room"]
+    finally:
+        host.close()
+
+
+def test_the_command_line_says_why_too(tiny_folder: Path, tmp_path: Path) -> None:
+    def generate(*more: str) -> Any:
+        words = f"generate --target {tiny_folder} --dtype float32 --raw abcd --method NGram".split()
+        words += ["--max-new-tokens", "4", "--ignore-eos", "--no-save", *more]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, result.output
+        return result
+
+    trace = tmp_path / "trace.jsonl"
+    assert SENTENCE in generate("--trace", str(trace)).stderr
+    assert json.loads(generate("--json").stdout)["metrics"]["bypasses"] == COUNTS
+    steps = [json.loads(line) for line in trace.read_text().splitlines()][1:-1]
+    assert [step["bypass"] for step in steps] == ["no_match", "no_match", "room"]
