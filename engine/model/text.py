@@ -8,6 +8,7 @@ from itertools import groupby
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from engine.config import Limits
 from engine.errors import VocabularyError
 from engine.model.target import Target
 
@@ -24,13 +25,16 @@ class Detokenizer:
     A token that ends inside a multi-byte character yields "", and the character comes out whole
     with the token that completes it. Tokens are decoded in a window that begins before the new
     ones, because some tokenizers decode a token differently at the start of a text.
+
+    Args:
+        hidden: tokens without a text, as special tokens are.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None, *, skip_special_tokens: bool = True
+        self, tokenizer: PreTrainedTokenizerBase | None, *, hidden: Sequence[int] = ()
     ) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
+        self._hidden = frozenset(hidden)
         self._ids: list[int] = []
         self._prefix = 0
         self._read = 0
@@ -38,6 +42,8 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; may be empty."""
+        if token_id in self._hidden:
+            return ""
         self._ids.append(token_id)
         text = self._decode(self._ids[self._prefix :])
         whole = not text.endswith(REPLACEMENT)
@@ -60,7 +66,7 @@ class Detokenizer:
         if self._tokenizer is None or not ids:
             return "".join(f"⟨{i}⟩" for i in ids)
         text = self._tokenizer.decode(
-            list(ids), skip_special_tokens=self._skip, clean_up_tokenization_spaces=False
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         assert isinstance(text, str)
         return text
@@ -84,20 +90,23 @@ def token_label(tokenizer: PreTrainedTokenizerBase | None, token_id: int) -> str
 
 
 def whole_text(
-    tokenizer: PreTrainedTokenizerBase | None, token_ids: Sequence[int], stop: Sequence[str] = ()
+    tokenizer: PreTrainedTokenizerBase | None,
+    token_ids: Sequence[int],
+    limits: Limits | None = None,
 ) -> str:
-    """Text of a finished output, cut before the first stop string."""
-    detokenizer = Detokenizer(tokenizer)
+    """Text of a finished output, cut before the first stop string, without stop tokens."""
+    limits = limits or Limits()
+    detokenizer = Detokenizer(tokenizer, hidden=limits.stop_token_ids)
     text = "".join(detokenizer.push(i) for i in token_ids) + detokenizer.flush()
-    cuts = [at for at in (text.find(s) for s in stop) if at >= 0]
+    cuts = [at for at in (text.find(s) for s in limits.stop) if at >= 0]
     return text[: min(cuts)] if cuts else text
 
 
 class StopStrings:
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, strings: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
-        self._strings = tuple(strings)
-        self._longest = max((len(s) for s in strings), default=0)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, limits: Limits) -> None:
+        self._detokenizer = Detokenizer(tokenizer, hidden=limits.stop_token_ids)
+        self._strings = limits.stop
+        self._longest = max(map(len, limits.stop), default=0)
         self._tail = ""
 
     def push(self, token_ids: Sequence[int]) -> int | None:
