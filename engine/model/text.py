@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from engine.config import Limits
 from engine.errors import VocabularyError
 from engine.model.target import Target
+from engine.model.tokenizer import decode, encode
 
 REPLACEMENT = "\ufffd"
 MAX_UNSURE = 3
@@ -65,11 +66,7 @@ class Detokenizer:
     def _decode(self, ids: Sequence[int]) -> str:
         if self._tokenizer is None or not ids:
             return "".join(f"⟨{i}⟩" for i in ids)
-        text = self._tokenizer.decode(
-            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        assert isinstance(text, str)
-        return text
+        return decode(self._tokenizer, ids, skip_special=True)
 
 
 def _sure_len(text: str) -> int:
@@ -82,9 +79,9 @@ def token_label(tokenizer: PreTrainedTokenizerBase | None, token_id: int) -> str
     """One token as a person can read it on its own; part of a character shows its bytes' name."""
     if tokenizer is None:
         return f"⟨{token_id}⟩"
-    text = tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
+    text = decode(tokenizer, [token_id])
     if text and REPLACEMENT not in text:
-        return str(text)
+        return text
     name = tokenizer.convert_ids_to_tokens(token_id)
     return str(name) if name is not None else f"⟨{token_id}⟩"
 
@@ -146,9 +143,7 @@ class Retokenizer:
 
     def text(self, token_ids: Sequence[int]) -> str:
         """What tokens of the first model say; one that ends in a character's middle as U+FFFD."""
-        text = self._source.decode(list(token_ids), clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text
+        return decode(self._source, token_ids)
 
     def __call__(self, token_ids: Sequence[int]) -> list[int]:
         found: list[int] = []
@@ -170,7 +165,7 @@ class Retokenizer:
         """
         start = len(self.text(before))
         new = self.text([*before, *written])[start:].partition(REPLACEMENT)[0]
-        whole = str(self._goal.decode(list(context), clean_up_tokenization_spaces=False))
+        whole = decode(self._goal, context)
         joined = self._encoded(whole + new)
         if joined[: len(context)] == list(context):
             return joined[len(context) :]
@@ -178,7 +173,7 @@ class Retokenizer:
         return self._encoded(new)
 
     def _encoded(self, text: str) -> list[int]:
-        ids = self._goal(text, add_special_tokens=False)["input_ids"] if text else []
+        ids = encode(self._goal, text) if text else []
         return [token for token in ids if token < self._num_ids]
 
 
@@ -226,7 +221,7 @@ class SharedTokens:
 
 def _space_sign(tokenizer: PreTrainedTokenizerBase) -> str:
     """How its tokens write the space that they begin with: `Ġ`, `▁`; empty if by no sign."""
-    ids = tokenizer(" ", add_special_tokens=False)["input_ids"]
+    ids = encode(tokenizer, " ")
     return str(tokenizer.convert_ids_to_tokens(ids)[0])[:1] if len(ids) else ""
 
 
