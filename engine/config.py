@@ -120,12 +120,12 @@ def _explain(cls: type[BaseModel], detail: ErrorDetails) -> str:
 class Sampling(Settings):
     """How the next token is chosen from the target's logits. Temperature 0 is greedy.
 
-    What asks for no grammar is written without these settings, as it was before there were any.
+    Settings without an effect that runs of earlier versions lack are left out of what is stored.
     """
 
     main_settings: ClassVar[str] = "temperature top_p seed"
     without_effect: ClassVar[Any] = (
-        ({"temperature": 0.0}, "top_k top_p"),
+        ({"temperature": 0.0}, "top_k top_p min_p"),
         ({"structured_output": "none"}, "grammar"),
     )
 
@@ -138,6 +138,14 @@ class Sampling(Settings):
         "Top-p",
         "keep the smallest set with this much probability",
         gt=0.0,
+        le=1.0,
+        allow_inf_nan=False,
+    )
+    min_p: float = setting(
+        0.0,
+        "Min-p",
+        "keep tokens with at least this share of the best one's probability; 0 = all",
+        ge=0.0,
         le=1.0,
         allow_inf_nan=False,
     )
@@ -169,6 +177,8 @@ class Sampling(Settings):
         values: dict[str, Any] = write(self)
         if not self.constrained:
             del values["structured_output"], values["grammar"]
+        if not self.min_p:
+            del values["min_p"]
         return values
 
     @property
@@ -189,7 +199,7 @@ class Sampling(Settings):
 
 
 class Limits(Settings):
-    """When a generation ends."""
+    """When a generation ends. `stop_token_ids` are stored only where there are any."""
 
     main_settings: ClassVar[str] = "max_new_tokens ignore_eos"
 
@@ -204,3 +214,17 @@ class Limits(Settings):
         strict=False,
         max_length=16,
     )
+    stop_token_ids: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...] = setting(
+        (),
+        "Stop tokens",
+        "token ids that end the text, beside its end-of-text tokens; they are left out of it",
+        strict=False,
+        max_length=16,
+    )
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = write(self)
+        if not self.stop_token_ids:
+            del values["stop_token_ids"]
+        return values

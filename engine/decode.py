@@ -229,15 +229,20 @@ class _Output:
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self._eos_ids = frozenset() if limits.ignore_eos else target.eos_ids
-        self._stop = StopStrings(target.tokenizer, limits.stop)
+        self._stop = StopStrings(target.tokenizer, limits)
+        self._stop_ids = frozenset(limits.stop_token_ids)
         self._max_new_tokens, self._context_room = limits.max_new_tokens, context_room
 
     def append(self, committed: Sequence[int]) -> int:
         """Add newly committed tokens; return how many come before the end of the text."""
-        eos = (count for count, token in enumerate(committed, start=1) if token in self._eos_ids)
+        eos, stop_token = (
+            next((count for count, token in enumerate(committed, start=1) if token in ids), None)
+            for ids in (self._eos_ids, self._stop_ids)
+        )
         before = len(self.token_ids)
         ends: list[tuple[int | None, FinishReason]] = [
-            (next(eos, None), "eos"),
+            (eos, "eos"),
+            (stop_token, "stop"),
             (self._stop.push(committed), "stop"),
             (self._max_new_tokens - before, "length"),
             (self._context_room - before, "context"),

@@ -25,7 +25,7 @@ BLOCK = 256
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """The distribution the next token is drawn from.
 
-    Temperature, then top-k, then top-p, each as transformers' warper of that name.
+    Temperature, then top-k, top-p and min-p, each as transformers' warper of that name.
 
     Args:
         logits: `(…, vocab)`, any float dtype.
@@ -44,6 +44,9 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
         scores = scores.masked_fill(scores < kth, -torch.inf)
     if sampling.top_p < 1.0:
         scores = _nucleus(scores, sampling.top_p)
+    if sampling.min_p > 0.0:
+        least = scores.amax(dim=-1, keepdim=True) + math.log(sampling.min_p)
+        scores = scores.masked_fill(scores < least, -torch.inf)
     return scores.softmax(dim=-1)
 
 

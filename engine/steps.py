@@ -112,7 +112,8 @@ class End:
     """The generation is over."""
 
     output_ids: tuple[int, ...]
-    """New tokens only, cut at EOS (kept), stop string (its last token kept) and length."""
+    """New tokens only, cut at EOS and stop tokens (kept), stop strings (their last token kept) and
+    length."""
     finish_reason: FinishReason
     num_steps: int
 

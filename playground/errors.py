@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import current_thread, main_thread
 from typing import TypeVar
 
 from engine.errors import PlaygroundError
@@ -35,7 +36,9 @@ def attempt(work: Callable[[], Result], *, where: str) -> Result | Fault:
         return work()
     except (PlaygroundError, StorageError) as error:
         return Fault(str(error), expected=True)
-    except (Exception, SystemExit):  # a drafter of one's own may call exit
+    except BaseException as error:  # a library may panic, a drafter of one's own call exit
+        if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+            raise
         logger.exception("unexpected error in %s", where)
         return Fault(
             f"Something broke in {where}. The details are in the server's log; the rest of the "

@@ -25,6 +25,7 @@ from engine.errors import OutOfMemoryError, SourceError, TargetError, first_line
 from engine.model.files import UNREADABLE, check_complete, check_parameters
 from engine.model.kinds import check_can_roll_back
 from engine.model.sources import ProgressCallback, TargetSpec, Weights, hub_error, partial_folder
+from engine.model.tokenizer import check_tokenizer, is_panic
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
@@ -152,14 +153,16 @@ def read_tokenizer(weights: Weights) -> PreTrainedTokenizerBase | None:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             weights.location, revision=weights.revision, **reading(weights)
         )
-    except Exception as error:
-        # The library of tokenizers has no exception of its own: it raises Exception.
-        if type(error) is not Exception and not (weights.local and isinstance(error, UNREADABLE)):
+    except BaseException as error:
+        # The library of tokenizers has no exception of its own: it raises Exception, or panics.
+        known = type(error) is Exception or is_panic(error)
+        if not known and not (weights.local and isinstance(error, UNREADABLE)):
             raise
         raise SourceError(
             f"{weights.location}: its tokenizer could not be read: {first_line(error)}."
         ) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    check_tokenizer(tokenizer, weights.location)
     return tokenizer
 
 

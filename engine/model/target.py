@@ -27,6 +27,7 @@ from engine.model.prefixes import PrefixCache
 from engine.model.random_weights import NOTE
 from engine.model.recurrent import recurrent_layers
 from engine.model.states import RecurrentStates
+from engine.model.tokenizer import encode
 from engine.plain import as_text, cpuinfo
 from engine.proposal import Needs, Proposal, TargetOutput
 
@@ -168,12 +169,12 @@ class Target:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a raw prompt, with the tokenizer's own special tokens in front."""
-        return list(self._tokenizer().encode(text))
+        return encode(self._tokenizer(), text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's turn; raises as `chat_text`."""
         text = self.chat_text(messages)
-        return list(self._tokenizer().encode(text, add_special_tokens=False))
+        return encode(self._tokenizer(), text)
 
     def chat_text(self, messages: Sequence[dict[str, str]]) -> str:
         """A conversation as the model's template writes it, up to where the assistant begins.

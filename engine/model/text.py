@@ -8,8 +8,10 @@ from itertools import groupby
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from engine.config import Limits
 from engine.errors import VocabularyError
 from engine.model.target import Target
+from engine.model.tokenizer import decode, encode
 
 REPLACEMENT = "\ufffd"
 MAX_UNSURE = 3
@@ -24,13 +26,16 @@ class Detokenizer:
     A token that ends inside a multi-byte character yields "", and the character comes out whole
     with the token that completes it. Tokens are decoded in a window that begins before the new
     ones, because some tokenizers decode a token differently at the start of a text.
+
+    Args:
+        hidden: tokens without a text, as special tokens are.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase | None, *, skip_special_tokens: bool = True
+        self, tokenizer: PreTrainedTokenizerBase | None, *, hidden: Sequence[int] = ()
     ) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
+        self._hidden = frozenset(hidden)
         self._ids: list[int] = []
         self._prefix = 0
         self._read = 0
@@ -38,6 +43,8 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; may be empty."""
+        if token_id in self._hidden:
+            return ""
         self._ids.append(token_id)
         text = self._decode(self._ids[self._prefix :])
         whole = not text.endswith(REPLACEMENT)
@@ -59,11 +66,7 @@ class Detokenizer:
     def _decode(self, ids: Sequence[int]) -> str:
         if self._tokenizer is None or not ids:
             return "".join(f"⟨{i}⟩" for i in ids)
-        text = self._tokenizer.decode(
-            list(ids), skip_special_tokens=self._skip, clean_up_tokenization_spaces=False
-        )
-        assert isinstance(text, str)
-        return text
+        return decode(self._tokenizer, ids, skip_special=True)
 
 
 def _sure_len(text: str) -> int:
@@ -76,28 +79,31 @@ def token_label(tokenizer: PreTrainedTokenizerBase | None, token_id: int) -> str
     """One token as a person can read it on its own; part of a character shows its bytes' name."""
     if tokenizer is None:
         return f"⟨{token_id}⟩"
-    text = tokenizer.decode([token_id], clean_up_tokenization_spaces=False)
+    text = decode(tokenizer, [token_id])
     if text and REPLACEMENT not in text:
-        return str(text)
+        return text
     name = tokenizer.convert_ids_to_tokens(token_id)
     return str(name) if name is not None else f"⟨{token_id}⟩"
 
 
 def whole_text(
-    tokenizer: PreTrainedTokenizerBase | None, token_ids: Sequence[int], stop: Sequence[str] = ()
+    tokenizer: PreTrainedTokenizerBase | None,
+    token_ids: Sequence[int],
+    limits: Limits | None = None,
 ) -> str:
-    """Text of a finished output, cut before the first stop string."""
-    detokenizer = Detokenizer(tokenizer)
+    """Text of a finished output, cut before the first stop string, without stop tokens."""
+    limits = limits or Limits()
+    detokenizer = Detokenizer(tokenizer, hidden=limits.stop_token_ids)
     text = "".join(detokenizer.push(i) for i in token_ids) + detokenizer.flush()
-    cuts = [at for at in (text.find(s) for s in stop) if at >= 0]
+    cuts = [at for at in (text.find(s) for s in limits.stop) if at >= 0]
     return text[: min(cuts)] if cuts else text
 
 
 class StopStrings:
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, strings: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
-        self._strings = tuple(strings)
-        self._longest = max((len(s) for s in strings), default=0)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, limits: Limits) -> None:
+        self._detokenizer = Detokenizer(tokenizer, hidden=limits.stop_token_ids)
+        self._strings = limits.stop
+        self._longest = max(map(len, limits.stop), default=0)
         self._tail = ""
 
     def push(self, token_ids: Sequence[int]) -> int | None:
@@ -137,9 +143,7 @@ class Retokenizer:
 
     def text(self, token_ids: Sequence[int]) -> str:
         """What tokens of the first model say; one that ends in a character's middle as U+FFFD."""
-        text = self._source.decode(list(token_ids), clean_up_tokenization_spaces=False)
-        assert isinstance(text, str)
-        return text
+        return decode(self._source, token_ids)
 
     def __call__(self, token_ids: Sequence[int]) -> list[int]:
         found: list[int] = []
@@ -161,7 +165,7 @@ class Retokenizer:
         """
         start = len(self.text(before))
         new = self.text([*before, *written])[start:].partition(REPLACEMENT)[0]
-        whole = str(self._goal.decode(list(context), clean_up_tokenization_spaces=False))
+        whole = decode(self._goal, context)
         joined = self._encoded(whole + new)
         if joined[: len(context)] == list(context):
             return joined[len(context) :]
@@ -169,7 +173,7 @@ class Retokenizer:
         return self._encoded(new)
 
     def _encoded(self, text: str) -> list[int]:
-        ids = self._goal(text, add_special_tokens=False)["input_ids"] if text else []
+        ids = encode(self._goal, text) if text else []
         return [token for token in ids if token < self._num_ids]
 
 
@@ -217,7 +221,7 @@ class SharedTokens:
 
 def _space_sign(tokenizer: PreTrainedTokenizerBase) -> str:
     """How its tokens write the space that they begin with: `Ġ`, `▁`; empty if by no sign."""
-    ids = tokenizer(" ", add_special_tokens=False)["input_ids"]
+    ids = encode(tokenizer, " ")
     return str(tokenizer.convert_ids_to_tokens(ids)[0])[:1] if len(ids) else ""
 
 

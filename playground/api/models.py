@@ -32,8 +32,11 @@ class Model:
         return not isinstance(self.method.config, AutoregressiveConfig)
 
 
-def model_of(catalog: Catalog, name: str) -> Model:
+def model_of(catalog: Catalog, name: str, *, drafts: bool = True) -> Model:
     """The model of a name: `TARGET`, `TARGET:METHOD`, or empty for what the page starts with.
+
+    Args:
+        drafts: False decodes plainly, whatever the method.
 
     Raises UnknownModelError: naming what is unknown.
     """
@@ -43,7 +46,10 @@ def model_of(catalog: Catalog, name: str) -> Model:
         key = method or catalog.first_method(target)
         if key not in catalog.presets and not key.startswith(TYPE_PREFIX):
             key = TYPE_PREFIX + key
-        return Model(asked, catalog.target(target), catalog.method(key))
+        found = catalog.method(key)
+        if not drafts:
+            found = catalog.method(f"{TYPE_PREFIX}{AutoregressiveConfig().decoding_type}")
+        return Model(asked, catalog.target(target), found)
     except ConfigError as error:
         raise UnknownModelError(f"No model {name!r:.80}: {error}") from error
 

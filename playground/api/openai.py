@@ -23,7 +23,7 @@ from starlette.routing import Route
 from engine.config import Limits, Sampling
 from engine.errors import ConfigError
 from engine.grammar import choice_grammar
-from playground.api import figures
+from playground.api import fields, figures
 from playground.api.models import SEPARATOR, Model, model_of, offered
 from playground.api.protocol import Asked, Endpoint, answers, body_of, while_connected
 from playground.api.running import Answer
@@ -48,6 +48,8 @@ class Part(Asked):
 class Said(Asked):
     """A message of a chat."""
 
+    refused = fields.MESSAGE_REFUSED
+
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[Part]
 
@@ -61,11 +63,15 @@ class Said(Asked):
 class StreamOptions(Asked):
     """What a stream tells beside its text."""
 
+    ignored, refused = fields.STREAM_IGNORED, fields.STREAM_REFUSED
+
     include_usage: bool = False
 
 
 class Held(Asked):
     """What the text is to follow, as vLLM's `structured_outputs` says it."""
+
+    refused = fields.STRUCTURE_REFUSED
 
     schema_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
@@ -76,6 +82,8 @@ class Held(Asked):
 
 class Named(Asked):
     """The schema of a `response_format`."""
+
+    ignored = fields.SCHEMA_IGNORED
 
     schema_: dict[str, Any] = Field({}, alias="schema")
 
@@ -95,32 +103,21 @@ class Completing(Asked):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    speculative: bool = True
+    disable_spec_decode: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int | None = None
-    logprobs: bool | int | None = None
-    logit_bias: dict[str, float] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: Held | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = Field(None, min_length=1)
     guided_grammar: str | None = None
-
-    @model_validator(mode="after")
-    def _check_possible(self) -> Self:
-        """Refuse what would change the answer and is not done here."""
-        if self.n not in (None, 1):
-            raise ValueError(f"n must be 1, got {self.n}: a request has a single answer here")
-        for name in ("logprobs", "logit_bias", "presence_penalty", "frequency_penalty"):
-            if getattr(self, name):
-                raise ValueError(f"{name} is not offered here; leave it out")
-        return self
 
     @property
     def limit(self) -> int | None:
@@ -136,6 +133,7 @@ class Completing(Asked):
                 "temperature": 1.0 if self.temperature is None else self.temperature,
                 "top_p": 1.0 if self.top_p is None else self.top_p,
                 "top_k": max(0, self.top_k or 0),  # vLLM's -1 is all, too
+                "min_p": self.min_p or 0.0,
                 "seed": seed,
                 **self._structure(),
             }
@@ -170,6 +168,7 @@ class Completing(Asked):
                 "max_new_tokens": self.limit or default,
                 "ignore_eos": self.ignore_eos,
                 "stop": [text for text in texts if text],
+                "stop_token_ids": self.stop_token_ids,
             }
         )
 
@@ -177,16 +176,10 @@ class Completing(Asked):
 class Chat(Completing):
     """Body of `/v1/chat/completions`."""
 
+    ignored, refused = fields.CHAT_IGNORED, fields.CHAT_REFUSED
+
     messages: list[Said] = Field(min_length=1, max_length=MAX_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
-    tool_choice: str | dict[str, Any] = "auto"
-    """`tools` are read over: chat clients send theirs unasked, and a model may use none of them."""
-
-    @model_validator(mode="after")
-    def _check_chat(self) -> Self:
-        if self.tool_choice not in ("auto", "none"):
-            raise ValueError("tool_choice must be auto or none: no tool is ever called here")
-        return self
 
     @property
     def limit(self) -> int | None:
@@ -196,15 +189,12 @@ class Chat(Completing):
 class Completion(Completing):
     """Body of `/v1/completions`."""
 
+    ignored, refused = fields.COMPLETION_IGNORED, fields.TEXT_REFUSED
+
     prompt: str | list[str]
-    echo: bool = False
-    suffix: str | None = None
-    best_of: int | None = None
 
     @model_validator(mode="after")
-    def _check_completion(self) -> Self:
-        if self.echo or self.suffix or self.best_of not in (None, 1):
-            raise ValueError("echo, suffix and best_of are not offered here; leave them out")
+    def _check_prompt(self) -> Self:
         if not isinstance(self.prompt, str) and len(self.prompt) != 1:
             raise ValueError("prompt must be a single text; send one request per prompt")
         return self
@@ -273,7 +263,8 @@ class OpenAI(Endpoint):
         prompt: str = "",
         messages: list[Message] | None = None,
     ) -> Response:
-        model = model_of(self._host.catalog, asked.model)
+        drafts = asked.speculative and not asked.disable_spec_decode
+        model = model_of(self._host.catalog, asked.model, drafts=drafts)
         answer = Answer(
             self._host,
             model,

@@ -8,17 +8,18 @@ import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import anyio
-from pydantic import ConfigDict
+from pydantic import ConfigDict, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from engine.config import Settings
 from engine.errors import ConfigError, PlaygroundError
-from engine.plain import read_json
+from engine.plain import read_json, short
+from playground.api.fields import Neutral, is_neutral
 from playground.api.models import UnknownModelError
 from playground.api.running import RunFailedError
 from playground.host.runner import ClosingError, QueueFullError
@@ -32,9 +33,27 @@ Result = TypeVar("Result")
 
 
 class Asked(Settings):
-    """A request's body; fields that it does not name are ignored, as engines do."""
+    """A request's body: what it asks for is done, or refused by name. A null asks for nothing."""
 
-    model_config = ConfigDict(extra="ignore", strict=False)
+    model_config = ConfigDict(extra="forbid", strict=False)
+
+    ignored: ClassVar[Mapping[str, str]] = {}
+    """Further fields that change no answer, and why."""
+    refused: ClassVar[Mapping[str, Neutral]] = {}
+    """Further fields that would change it, and their values that do not."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        for name, neutral in cls.refused.items():
+            value = values.get(name)
+            if value is not None and not is_neutral(value, neutral):
+                rule = " or ".join([*map(json.dumps, neutral), "left out"])
+                raise ValueError(f"{name} must be {rule}, got {short(value)}: it is not done here")
+        known = {*cls.ignored, *cls.refused}
+        return {k: value for k, value in values.items() if value is not None and k not in known}
 
 
 async def body_of(request: Request, kind: type[Body]) -> Body:

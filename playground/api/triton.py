@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from engine.config import Limits, Sampling
-from playground.api import figures
+from playground.api import fields, figures
 from playground.api.models import model_of
 from playground.api.protocol import Asked, Endpoint, answers, body_of, while_connected
 from playground.api.running import Answer
@@ -29,27 +29,32 @@ MOST_TOKENS = 16
 INPUTS = (
     ("text_input", "BYTES"),
     ("max_tokens", "INT32"),
-    ("bad_words", "BYTES"),
     ("stop_words", "BYTES"),
     ("temperature", "FP32"),
     ("top_k", "INT32"),
     ("top_p", "FP32"),
     ("random_seed", "UINT64"),
+    ("seed", "UINT64"),
+    ("end_id", "INT32"),
     ("exclude_input_in_output", "BOOL"),
 )
 
 
 class Generating(Asked):
-    """Body of `generate`. A target has its own `pad_id` and `end_id`: those given are ignored."""
+    """Body of `generate`; `random_seed` became `seed` in later versions of TensorRT-LLM."""
+
+    ignored, refused = fields.TRITON_IGNORED, fields.TRITON_REFUSED
 
     text_input: str = Field(min_length=1, max_length=MAX_PROMPT_CHARS)
     max_tokens: int = Field(MOST_TOKENS, ge=1, le=1_000_000)
-    bad_words: list[str] = []
     stop_words: list[str] = []
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     random_seed: int | None = None
+    seed: int | None = None
+    end_id: int | None = Field(None, ge=-1)
+    """The one token that ends the text; -1 = none."""
     exclude_input_in_output: bool = False
 
     @field_validator("text_input", mode="before")
@@ -58,30 +63,23 @@ class Generating(Asked):
         """A batch of one is one text."""
         return value[0] if isinstance(value, list) and len(value) == 1 else value
 
-    @field_validator("bad_words", "stop_words", mode="before")
+    @field_validator("stop_words", mode="before")
     @classmethod
     def _words(cls, value: object) -> object:
         """A text is a list of one, and empty texts are none."""
         words = [value] if isinstance(value, str) else value
         return [word for word in words if word] if isinstance(words, list) else value
 
-    @field_validator("bad_words")
-    @classmethod
-    def _no_bad_words(cls, words: list[str]) -> list[str]:
-        if words:
-            raise ValueError("bad_words are not offered here; leave them out")
-        return words
-
     @property
     def sampling(self) -> Sampling:
-        seed = secrets.randbelow(2**31) if self.random_seed is None else self.random_seed
+        seed = self.random_seed if self.seed is None else self.seed
         greedy = self.top_k == 1  # as TensorRT-LLM understands it
         return Sampling.parse(
             {
                 "temperature": 0.0 if greedy else self.temperature,
                 "top_k": self.top_k,
                 "top_p": self.top_p or 1.0,
-                "seed": seed,
+                "seed": secrets.randbelow(2**31) if seed is None else seed,
             }
         )
 
@@ -92,7 +90,15 @@ class Generating(Asked):
 
     def begin(self, host: EngineHost, model: str) -> Answer:
         """Queue the run on the model of that name."""
-        limits = Limits.parse({"max_new_tokens": self.max_tokens, "stop": self.stop_words})
+        ends = () if self.end_id is None or self.end_id < 0 else (self.end_id,)
+        limits = Limits.parse(
+            {
+                "max_new_tokens": self.max_tokens,
+                "stop": self.stop_words,
+                "stop_token_ids": ends,
+                "ignore_eos": self.end_id is not None,
+            }
+        )
         named = model_of(host.catalog, model)
         return Answer(host, named, prompt=self.text_input, sampling=self.sampling, limits=limits)
 

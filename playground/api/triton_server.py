@@ -25,8 +25,8 @@ KEY_HEADER = "triton-access-token"
 ADMINISTRATION = "shared-memory,model-repository,statistics,trace,logging"
 """Protocols of Triton that are not for clients: they want the key, always."""
 LISTS = ("bad_words", "stop_words")
-READ_OVER = (("stream", "BOOL"), ("end_id", "INT32"), ("pad_id", "INT32"), ("beam_width", "INT32"))
-"""Inputs that the tutorials' clients send and that change nothing here."""
+FURTHER = (("bad_words", "BYTES"), ("stream", "BOOL"), ("pad_id", "INT32"), ("beam_width", "INT32"))
+"""Inputs that the tutorials' clients send; those that would change the answer are refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ def triton_server(host: EngineHost, model: str, listening: Listening) -> Iterato
             shape=(-1 if name in LISTS else 1,),
             optional=name != "text_input",
         )
-        for name, kind in (*INPUTS, *READ_OVER)
+        for name, kind in (*INPUTS, *FURTHER)
     ]
     config = TritonConfig(
         http_address=listening.address,

@@ -48,6 +48,7 @@ class GenerateOptions(LogOptions, SamplingOptions, MethodOptions, TargetOptions)
     raw: bool = option(False, "Continue the prompt as it is, without a chat template.", "--raw")
     system: str | None = option(None, "System prompt of the chat.")
     stop: list[str] = option([], "End the text at this string, which is left out.")
+    stop_token_id: list[int] = option([], "End the text at this token, which is left out.")
     as_json: bool = option(False, "Print one JSON object instead of the text.", "--json")
     trace: Path | None = option(None, "Write every step to this file.", metavar="FILE.jsonl")
     save: bool = option(True, "Keep the run in the run log.", "--save/--no-save")
@@ -74,7 +75,8 @@ def generate(options: GenerateOptions) -> None:
     from storage import RunLog
 
     config, sampling = options.config(), options.sampling
-    limits = options.limits(stop=tuple(options.stop))
+    stops = {"stop": tuple(options.stop), "stop_token_ids": tuple(options.stop_token_id)}
+    limits = options.limits(**stops)
     streams = not options.as_json and not limits.stop
     run = LiveRun(owner="")
     with ExitStack() as stack:
@@ -102,7 +104,7 @@ def generate(options: GenerateOptions) -> None:
         trace = stack.enter_context(
             nullcontext()
             if options.trace is None
-            else TraceFile(options.trace, target, config, prompt_ids, sampling, limits.stop)
+            else TraceFile(options.trace, target, config, prompt_ids, sampling, limits)
         )
         stopped = stack.enter_context(until_interrupt())
         records = decode(

@@ -354,7 +354,7 @@ def _value(name: str, info: FieldInfo, raw: Any) -> Any:
     if _is_list_of(inner, str) and not raw.lstrip().startswith("["):
         return [line for line in raw.split("\n") if line]
     if _is_list_of(inner, int) and not raw.lstrip().startswith("["):
-        return [_parsed_number(part.strip(), int) for part in raw.split(",")]
+        return [_parsed_number(part.strip(), int) for part in raw.split(",") if part.strip()]
     return _parsed_json(name, raw)
 
 

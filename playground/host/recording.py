@@ -49,14 +49,14 @@ class RecordingError(StorageError):
 class Recording:
     """One run being recorded, from its prefill to `stop`; `run.log_id` is in the log already."""
 
-    def __init__(self, log: RunLog, run: LiveRun, target: Target, stop: Sequence[str]) -> None:
+    def __init__(self, log: RunLog, run: LiveRun, target: Target, limits: Limits) -> None:
         self.fault: Fault | None = None
         """What went wrong here, beside the loop: the log cannot be written, say."""
         self._log = log
         self._run = run
-        self._stop = tuple(stop)
+        self._limits = limits
         self._tokenizer = target.tokenizer
-        self._pieces = Detokenizer(self._tokenizer)
+        self._pieces = Detokenizer(self._tokenizer, hidden=limits.stop_token_ids)
         self._label = lru_cache(MAX_LABELS)(partial(token_label, self._tokenizer))
         self._tally = Tally()
         self._output_ids: list[int] = []
@@ -96,7 +96,7 @@ class Recording:
 
     def _finish(self, fault: Fault | None) -> None:
         reason = "cancelled" if self._end is None else self._end.finish_reason
-        text = whole_text(self._tokenizer, self._output_ids, self._stop)
+        text = whole_text(self._tokenizer, self._output_ids, self._limits)
         plain = self._run.plain
         status: Literal["completed", "cancelled", "failed"]
         status = "failed" if fault else "cancelled" if reason == "cancelled" else "completed"
@@ -206,7 +206,7 @@ def record_run(
     )
     run = run or LiveRun(owner="")
     run.log_id = log.begin(replace(new, **(stored or {})))
-    recording = Recording(log, run, target, limits.stop)
+    recording = Recording(log, run, target, limits)
     fault: Fault | None = Fault("The run ended early.", expected=False)
     try:
         yield recording

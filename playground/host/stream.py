@@ -47,7 +47,7 @@ MOST_REJECTED = 8
 """Rejected labels sent along with an event; the step itself has all."""
 REASON_WORDS = {
     "eos": "done · end of text",
-    "stop": "done · stop string",
+    "stop": "done · stop string or token",
     "length": "done · length limit",
     "context": "done · context full",
     "cancelled": "stopped",

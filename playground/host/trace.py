@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from engine.config import Sampling
+from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.metrics import Tally
@@ -27,7 +27,7 @@ class TraceFile:
         method: MethodConfig,
         prompt_ids: Sequence[int],
         sampling: Sampling,
-        stop: Sequence[str],
+        limits: Limits,
     ) -> None:
         """Open the file and write what is being run.
 
@@ -39,7 +39,7 @@ class TraceFile:
         except OSError as error:
             raise _unwritable(path, error) from error
         self._path = path
-        self._tokenizer, self._stop = target.tokenizer, tuple(stop)
+        self._tokenizer, self._limits = target.tokenizer, limits
         self._tally = Tally()
         self._line(
             {
@@ -71,7 +71,7 @@ class TraceFile:
                 {
                     "type": "end",
                     "output_ids": list(record.output_ids),
-                    "text": whole_text(self._tokenizer, record.output_ids, self._stop),
+                    "text": whole_text(self._tokenizer, record.output_ids, self._limits),
                     "finish_reason": record.finish_reason,
                     "steps": record.num_steps,
                     "mat": metrics.mat,

@@ -317,7 +317,7 @@ def extent_groups() -> list[dict[str, Any]]:
     sampling = "Sampling: greedy unless changed"
     return [
         group_of("extent", "Extent", Extent()),
-        group_of("limits", "Limits", Limits(max_new_tokens=128), skip=["stop"]),
+        group_of("limits", "Limits", Limits(max_new_tokens=128), skip=["stop", "stop_token_ids"]),
         group_of("sampling", sampling, Sampling(), is_open=False),
     ]
 

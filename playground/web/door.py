@@ -170,6 +170,8 @@ class Door:
     def _answer(self, request: Request) -> Response | None:
         """Why the request does not pass; None = it does."""
         path = request.scope["path"]
+        if "content-length" in request.headers and "transfer-encoding" in request.headers:
+            return _refused(400, "A request must not say its length in two ways.", path)
         if not self._is_named(request):
             return _refused(
                 400,
@@ -309,6 +311,8 @@ async def checked(receive: Receive, path: str) -> tuple[Response | None, Receive
     try:
         while more:
             message = await receive_some()
+            if message["type"] == "http.disconnect":
+                return _refused(400, "The request was cut off.", path), receive
             body += message.get("body", b"")
             more = message.get("more_body", False)
         if body:

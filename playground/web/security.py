@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import gradio as gr
+import h11
 from gradio.route_utils import CustomCORSMiddleware
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
@@ -26,7 +27,9 @@ STREAMS_END_S = 1
 """Seconds that open streams get to end by themselves when the server does."""
 MAX_CONNECTIONS = 256
 MAX_SILENCE_S = 10.0
-"""Until a connection must have sent the head of a request."""
+"""Until a connection must have sent the head of a request, and between two looks at a body."""
+LEAST_BODY = 1 << 16
+"""Bytes of a body that must have come between two looks."""
 INLINE_SCRIPT = re.compile(rb"<script(?![^>]*\ssrc=)[^>]*>(.*?)</script>", re.DOTALL)
 HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 
@@ -101,15 +104,30 @@ def launch(
 
 
 class Connection(H11Protocol):
-    """One of few enough to leave files to open, closed where nobody asks anything on it."""
+    """One of few enough to leave files to open; closed where no request comes, or comes too slowly.
 
-    _waiting: asyncio.TimerHandle | None = None
+    Where there are too many, the one that has waited longest for its client makes room: whoever
+    holds connections without asking for anything locks nobody out.
+    """
+
+    _timer: asyncio.TimerHandle | None = None
+    _waits_since_s = 0.0
+    _num_received = 0
+    _num_received_before: int | None = None
+    """At the last look, if a body was coming then."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
-            transport.abort()
         self._wait()
+        if len(self.connections) > MAX_CONNECTIONS:
+            ours = (one for one in self.connections if isinstance(one, Connection))
+            waiting = [one for one in ours if one._is_idle or one._is_sending]
+            longest = min(waiting, key=lambda one: one._waits_since_s, default=self)
+            longest.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        self._num_received += len(data)
+        super().data_received(data)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -117,17 +135,34 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._waiting is not None:
-            self._waiting.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def _is_sending(self) -> bool:
+        """Whether more of a body is to come, and the client is who is waited for."""
+        return self.conn.their_state is h11.SEND_BODY and not self.flow.read_paused
 
     def _wait(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-        self._waiting = self.loop.call_later(MAX_SILENCE_S, self._close_if_silent)
+        self._waits_since_s, self._num_received_before = self.loop.time(), None
+        self._look_later()
 
-    def _close_if_silent(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
+    def _look_later(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(MAX_SILENCE_S, self._look)
+
+    def _look(self) -> None:
+        before, self._num_received_before = self._num_received_before, self._num_received
+        is_slow = before is not None and self._num_received - before < LEAST_BODY
+        if self._is_idle or (self._is_sending and is_slow):
             self.transport.close()
+        elif self.conn.their_state is h11.SEND_BODY:
+            self._look_later()
 
 
 def launch_options(access: Access, files: Path, routes: Sequence[BaseRoute] = ()) -> dict[str, Any]:

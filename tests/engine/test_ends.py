@@ -13,6 +13,7 @@ from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import ConfigError, PromptError
 from engine.model.target import Target
+from engine.model.text import whole_text
 from engine.steps import End, Prefill, Record, Step
 from tests.engine.scripted import ScriptedDrafter
 from tests.models import VOCAB, build_context, plain_greedy, tiny_model, tiny_target
@@ -70,6 +71,16 @@ def test_the_text_ends_with_its_first_eos_token(length: int) -> None:
             assert list(end_of(write(target, ignoring, length=length)).output_ids) == text()[:20]
         finally:
             target.config.eos_token_id = None
+
+
+@pytest.mark.parametrize("length", [0, 4, 16])
+def test_the_text_ends_with_its_first_stop_token_whatever_becomes_of_eos(length: int) -> None:
+    tokenizer = endless().tokenizer
+    for at in first_of(text())[1:8]:
+        limits = Limits(max_new_tokens=40, stop_token_ids=(text()[at], 0), ignore_eos=True)
+        end = end_of(write(endless(), limits, length=length))
+        assert list(end.output_ids) == text()[: at + 1] and end.finish_reason == "stop"
+        assert whole_text(tokenizer, end.output_ids, limits) == whole_text(tokenizer, text()[:at])
 
 
 def plain_greedy_of(target: Target, at: int) -> list[int]:

@@ -12,11 +12,17 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chi2, chisquare
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from engine.accept import Acceptance, Lossless, Relaxed, Rule, Typical, Verified, greedy
 from engine.config import Limits, Sampling
@@ -44,6 +50,9 @@ SETTINGS = [
     Sampling(temperature=1.0, top_p=0.8),
     Sampling(temperature=2.5, top_k=7, top_p=0.35),
     Sampling(temperature=0.01, top_k=1_000_000, top_p=0.999),
+    Sampling(temperature=1.0, min_p=0.2),
+    Sampling(temperature=1.4, top_k=9, top_p=0.9, min_p=0.05),
+    Sampling(temperature=3.0, min_p=1.0),
 ]
 TREES: dict[str, Parents] = {
     "chain": [-1, 0, 1],
@@ -64,6 +73,8 @@ def test_probabilities_equal_transformers_warpers(sampling: Sampling) -> None:
         scores = TopKLogitsWarper(sampling.top_k)(None, scores)
     if sampling.top_p < 1:
         scores = TopPLogitsWarper(sampling.top_p)(None, scores)
+    if sampling.min_p > 0:
+        scores = MinPLogitsWarper(sampling.min_p)(None, scores)
     torch.testing.assert_close(probabilities(logits, sampling), scores.softmax(-1))
 
 
@@ -392,8 +403,9 @@ def test_sampled_texts_follow_the_targets_law(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["draft-model", "tree"])
-def test_sampled_texts_follow_the_law_cut_by_top_k_and_top_p(name: str) -> None:
-    assert loop_p_value(DRAFTERS[name](), Sampling(temperature=1.2, top_k=4, top_p=0.9)) > ALPHA
+@pytest.mark.parametrize("cuts", [{"top_k": 4, "top_p": 0.9}, {"min_p": 0.3}], ids=str)
+def test_sampled_texts_follow_the_law_cut_by_its_filters(name: str, cuts: dict[str, Any]) -> None:
+    assert loop_p_value(DRAFTERS[name](), Sampling(temperature=1.2, **cuts)) > ALPHA
 
 
 class WrongDrafter(SamplingDrafter):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from engine.config import Limits
 from engine.model.text import REPLACEMENT, Detokenizer, StopStrings, token_label, whole_text
 from tests.models import tiny_tokenizer
 
@@ -115,7 +116,7 @@ def test_a_part_of_a_character_is_labelled_by_its_bytes() -> None:
 
 def stop_at(text: str, strings: tuple[str, ...], chunk: int) -> int | None:
     ids = tiny_tokenizer().encode(text)
-    stop = StopStrings(tiny_tokenizer(), strings)
+    stop = StopStrings(tiny_tokenizer(), Limits(stop=strings))
     for begin in range(0, len(ids), chunk):
         count = stop.push(ids[begin : begin + chunk])
         if count is not None:
@@ -135,7 +136,8 @@ def test_a_stop_string_is_found_wherever_the_steps_cut_it(chunk: int) -> None:
 
 def test_the_text_is_cut_before_the_first_stop_string() -> None:
     tokenizer = tiny_tokenizer()
-    assert whole_text(tokenizer, tokenizer.encode("one END two"), ("two", "END")) == "one "
+    limits = Limits(stop=("two", "END"))
+    assert whole_text(tokenizer, tokenizer.encode("one END two"), limits) == "one "
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.errors import ConfigError, TargetError
 from engine.model.batch import batch_of
 from engine.model.target import Target
+from engine.model.tokenizer import decode, encode
 from engine.sampling import NOT_FINITE
 from engine.training.corpus.dialogues import Completion, DialogueSpec
 
@@ -123,7 +124,7 @@ class _Endings:
         assert tokenizer is not None
         self._tokenizer = tokenizer
         self._encoded: dict[str, list[int]] = {}
-        pieces = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
+        pieces = [decode(tokenizer, [i]) for i in range(len(tokenizer))]
 
         def ending(*marks: str) -> frozenset[int]:
             return frozenset(i for i, piece in enumerate(pieces) if piece.rstrip().endswith(marks))
@@ -137,8 +138,7 @@ class _Endings:
         if text not in self._encoded:
             if len(self._encoded) > 4096:
                 self._encoded.clear()
-            ids = self._tokenizer.encode(text, add_special_tokens=False) if text else []
-            self._encoded[text] = list(ids)
+            self._encoded[text] = encode(self._tokenizer, text) if text else []
         return self._encoded[text]
 
 

@@ -106,7 +106,7 @@ def command(plan: Mapping[str, Any]) -> str:
     words += ["--dtype", plan["dtype"], "--suite", PROMPTS, *methods]
     words += ["--repeats", str(plan["repeats"]), "--max-new-tokens", str(limits["max_new_tokens"])]
     words += ["--ignore-eos"] if limits.get("ignore_eos") else []
-    for name in ("temperature", "top_k", "top_p", "seed"):
+    for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
         if sampling["temperature"] > 0 and name in sampling:
             words += [f"--{name.replace('_', '-')}", str(sampling[name])]
     if (kind := sampling.get("structured_output", "none")) != "none":

@@ -1,0 +1,307 @@
+"""Every field of vLLM's and of TensorRT-LLM's requests: done, harmless, or refused by its name.
+
+Names of fields are those of vLLM's `ChatCompletionRequest` and `CompletionRequest` (commit
+002032ee, and `guided_*` of 0.10), OpenAI's API reference of 2025, and the inputs of `ensemble` and
+`tensorrt_llm_bls` in NVIDIA/TensorRT-LLM's triton_backend (commits 2a9abd95, 0193dbd4) with those
+of release 0.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from playground.api.openai import Chat, Completion
+from playground.api.protocol import Asked
+from playground.api.triton import Generating
+from tests.playground.api.test_openai import CHAT, COMPLETIONS, TEXT, text_of
+from tests.playground.serving import Served
+
+VLLM = (
+    "model frequency_penalty logit_bias logprobs max_tokens n presence_penalty response_format "
+    "seed stop stream stream_options temperature top_p user use_beam_search top_k min_p "
+    "repetition_penalty watermarking length_penalty stop_token_ids include_stop_str_in_output "
+    "ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens "
+    "truncate_prompt_tokens truncation_side prompt_logprobs logprob_token_ids allowed_token_ids "
+    "bad_words echo add_special_tokens structured_outputs priority request_id session_id "
+    "return_tokens_as_token_ids return_token_ids routed_experts_prompt_start return_token_offsets "
+    "return_mm_kwargs cache_salt kv_transfer_params ec_transfer_params vllm_xargs "
+    "repetition_detection thinking_token_budget stream_interval guided_json guided_regex "
+    "guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern"
+)
+CHAT_FIELDS = (
+    f"{VLLM} messages max_completion_tokens top_logprobs tools tool_choice reasoning_effort "
+    "include_reasoning parallel_tool_calls add_generation_prompt continue_final_message documents "
+    "chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs return_prompt_text "
+    "metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
+    "modalities audio prediction verbosity web_search_options functions function_call"
+)
+TEXT_FIELDS = f"{VLLM} prompt suffix prompt_embeds best_of"
+OTHERS = "speculative disable_spec_decode no_repeat_ngram_size"
+TRITON = (
+    "text_input decoder_text_input max_tokens num_return_sequences bad_words stop_words "
+    "exclude_input_in_output end_id pad_id top_k top_p temperature length_penalty "
+    "repetition_penalty min_tokens presence_penalty frequency_penalty seed return_log_probs "
+    "return_context_logits return_generation_logits return_perf_metrics return_num_input_tokens "
+    "return_num_output_tokens beam_width stream prompt_embedding_table prompt_table_extra_id "
+    "prompt_vocab_size embedding_bias_words embedding_bias_weights lora_task_id lora_weights "
+    "lora_config guided_decoding_guide_type guided_decoding_guide image_input image_bytes_input "
+    "image_url_input video_bytes_input num_draft_tokens use_draft_logits random_seed min_length"
+)
+ALL = {
+    "/v1/chat/completions": f"{CHAT_FIELDS} {OTHERS}".split(),
+    "/v1/completions": f"{TEXT_FIELDS} {OTHERS}".split(),
+    "/v2/models/tiny:scripted/generate": TRITON.split(),
+}
+BODIES: dict[str, dict[str, Any]] = {
+    **COMPLETIONS,
+    "/v2/models/tiny:scripted/generate": {"text_input": "def f(x):", "max_tokens": 24},
+}
+MODELS: dict[str, type[Asked]] = dict(zip(ALL, (Chat, Completion, Generating), strict=True))
+HARMLESS = set(
+    "user safety_identifier session_id request_id metadata store service_tier prompt_cache_key "
+    "prompt_cache_retention stream_interval guided_decoding_backend return_mm_kwargs "
+    "return_token_offsets spaces_between_special_tokens tools parallel_tool_calls pad_id".split()
+)
+HARMLESS_VALUES = {
+    **dict.fromkeys(HARMLESS, "x"),
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "pad_id": 2,
+}
+VALUES: dict[str, Any] = {
+    **dict.fromkeys("n best_of beam_width num_return_sequences top_logprobs priority".split(), 2),
+    **dict.fromkeys("length_penalty repetition_penalty min_tokens min_length".split(), 2),
+    **dict.fromkeys("frequency_penalty presence_penalty no_repeat_ngram_size".split(), 1),
+    **dict.fromkeys("truncate_prompt_tokens prompt_logprobs thinking_token_budget".split(), 1),
+    **dict.fromkeys("routed_experts_prompt_start num_draft_tokens lora_task_id".split(), 1),
+    **dict.fromkeys("logprob_token_ids allowed_token_ids".split(), [1]),
+    **dict.fromkeys("bad_words embedding_bias_words documents modalities".split(), ["x"]),
+    **dict.fromkeys("kv_transfer_params vllm_xargs chat_template_kwargs".split(), {"a": 1}),
+    **dict.fromkeys("media_io_kwargs mm_processor_kwargs logit_bias".split(), {"5": 1}),
+    **dict.fromkeys("skip_special_tokens include_reasoning add_generation_prompt".split(), False),
+    "tool_choice": "required",
+}
+"""Values that ask for something, where `true` or a text does not."""
+TEXTS = (
+    "cache_salt chat_template suffix reasoning_effort verbosity decoder_text_input "
+    "guided_decoding_guide guided_decoding_guide_type guided_whitespace_pattern image_url_input"
+).split()
+
+
+class Asking:
+    """One endpoint, asked with some fields changed."""
+
+    def __init__(self, http: httpx.Client, served: Served, path: str) -> None:
+        self._http, self._log, self.path = http, served.log, path
+
+    def post(self, **fields: Any) -> httpx.Response:
+        return self._http.post(self.path, json={**BODIES[self.path], **fields})
+
+    def answer(self, **fields: Any) -> dict[str, Any]:
+        answer: dict[str, Any] = self.post(**fields).raise_for_status().json()
+        return answer
+
+    def text(self, **fields: Any) -> str:
+        answer = self.answer(**fields)
+        return answer["text_output"] if "text_output" in answer else text_of(answer["choices"][0])
+
+    def output_ids(self) -> tuple[int, ...]:
+        self.answer()
+        run = self._log.get(self._log.find().rows[0].id)
+        assert run is not None
+        return tuple(run.output_ids)
+
+
+@pytest.fixture(params=list(ALL))
+def asking(http: httpx.Client, served: Served, request: pytest.FixtureRequest) -> Asking:
+    return Asking(http, served, request.param)
+
+
+# ---- what is done
+
+
+def stops_at_token(ask: Asking, name: str, value: Callable[[int], Any]) -> None:
+    ids = ask.output_ids()
+    at = next(i for i in range(3, len(ids)) if ids[i] not in ids[:i])
+    answer = ask.answer(**{name: value(ids[at])})
+    assert answer["timings"]["predicted_n"] == at + 1
+
+
+def is_drawn(ask: Asking, name: str) -> None:
+    def text(seed: int) -> str:
+        return ask.text(temperature=1.0, top_k=0, **{name: seed})
+
+    assert text(1) == text(1) and len({text(seed) for seed in range(4)}) > 1
+
+
+def leaves_the_best(ask: Asking, **cut: Any) -> None:
+    few = {"max_tokens": 8, "seed": 1}  # bfloat16 has ties: nothing cuts those
+    hot = ask.text(temperature=5.0, **few)
+    assert ask.text(temperature=5.0, **few, **cut) == ask.text(**few) != hot
+
+
+def ends_text(ask: Asking, name: str) -> None:
+    whole = ask.text()
+    begin = len("def f(x):") if "generate" in ask.path else 0
+    pairs = (whole[at : at + 2] for at in range(begin + 3, len(whole) - 1))
+    stop = next(pair for pair in pairs if pair.isascii())
+    assert ask.text(**{name: [stop]}) == whole[: whole.index(stop, begin)]
+
+
+def ends_early(ask: Asking) -> int:
+    """A seed whose text the end-of-text token ends."""
+    return next(s for s in range(99) if ended(ask, seed=s, ignore_eos=False) == "stop")
+
+
+def ended(ask: Asking, **fields: Any) -> str:
+    asked = {"temperature": 10.0, "max_tokens": 200, **fields}
+    return str(ask.answer(**asked)["choices"][0]["finish_reason"])
+
+
+def is_plain(ask: Asking, **fields: Any) -> None:
+    usual, plain = ask.answer(), ask.answer(**fields)
+    assert usual["timings"]["draft_n"] > 0 == plain["timings"]["draft_n"]
+    assert "metrics" not in plain and text_of(plain["choices"][0]) == text_of(usual["choices"][0])
+
+
+def is_stream(ask: Asking, **fields: Any) -> None:
+    assert ask.post(stream=True, **fields).headers["content-type"].startswith("text/event-stream")
+
+
+def has_usage(ask: Asking) -> None:
+    told = ask.post(stream=True, stream_options={"include_usage": True}).text
+    assert '"usage"' in told and '"usage"' not in ask.post(stream=True).text
+
+
+def is_limited(ask: Asking, name: str) -> None:
+    assert ask.answer(**{name: 5})["timings"]["predicted_n"] == 5
+
+
+DONE: dict[str, Callable[[Asking], None]] = {
+    "model": lambda ask: is_plain(ask, model="tiny:plain"),
+    "speculative": lambda ask: is_plain(ask, speculative=False),
+    "disable_spec_decode": lambda ask: is_plain(ask, disable_spec_decode=True),
+    "messages": lambda ask: _differ(
+        ask.text(), ask.text(messages=[{"role": "user", "content": "Other."}])
+    ),
+    "prompt": lambda ask: _differ(ask.text(), ask.text(prompt="Other.")),
+    "text_input": lambda ask: _differ(ask.text()[9:], ask.text(text_input="Other.")[6:]),
+    "exclude_input_in_output": lambda ask: _same(
+        ask.text(), "def f(x):" + ask.text(exclude_input_in_output=True)
+    ),
+    "max_tokens": lambda ask: is_limited(ask, "max_tokens"),
+    "max_completion_tokens": lambda ask: is_limited(ask, "max_completion_tokens"),
+    "seed": lambda ask: is_drawn(ask, "seed"),
+    "random_seed": lambda ask: is_drawn(ask, "random_seed"),
+    "temperature": lambda ask: _differ(ask.text(), ask.text(temperature=5.0)),
+    "top_p": lambda ask: leaves_the_best(ask, top_p=1e-6),
+    "top_k": lambda ask: leaves_the_best(ask, top_k=1),
+    "min_p": lambda ask: leaves_the_best(ask, min_p=1.0),
+    "stop": lambda ask: ends_text(ask, "stop"),
+    "stop_words": lambda ask: ends_text(ask, "stop_words"),
+    "stop_token_ids": lambda ask: stops_at_token(ask, "stop_token_ids", lambda token: [token]),
+    "end_id": lambda ask: stops_at_token(ask, "end_id", lambda token: token),
+    "ignore_eos": lambda ask: _same(
+        ended(ask, seed=ends_early(ask), ignore_eos=True),
+        "length",
+    ),
+    "stream": is_stream,
+    "stream_options": has_usage,
+    "response_format": lambda ask: _same(
+        ask.text(response_format={"type": "json_object"}, max_tokens=1)[0], "{"
+    ),
+    "structured_outputs": lambda ask: _same(ask.text(structured_outputs={"choice": ["a"]}), "a"),
+    "guided_json": lambda ask: _same(ask.text(guided_json={"enum": ["a"]}), '"a"'),
+    "guided_regex": lambda ask: _same(ask.text(guided_regex="abc"), "abc"),
+    "guided_choice": lambda ask: _same(ask.text(guided_choice=["a"]), "a"),
+    "guided_grammar": lambda ask: _same(ask.text(guided_grammar='root ::= "a"'), "a"),
+}
+
+
+def _same(one: object, other: object) -> None:
+    assert one == other
+
+
+def _differ(one: object, other: object) -> None:
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    ("asking", "name"), [(p, n) for p, names in ALL.items() for n in names], indirect=["asking"]
+)
+def test_every_field_is_done_or_harmless_or_refused_by_its_name(asking: Asking, name: str) -> None:
+    triton = "generate" in asking.path
+    if name in DONE and not (triton and name == "stream"):  # the address decides
+        DONE[name](asking)
+    elif name in HARMLESS or (triton and name == "stream"):
+        value = HARMLESS_VALUES.get(name, True)
+        assert asking.text(**{name: value}) == asking.text()
+    else:
+        usual = "x" if name in TEXTS else True
+        if name == "add_special_tokens" and "chat" not in asking.path:
+            usual = False
+        answer = asking.post(**{name: VALUES.get(name, usual)})
+        assert answer.status_code == 400, answer.text
+        assert f"{name} must be " in answer.text
+
+
+def test_what_asks_for_nothing_is_no_reason_to_refuse(asking: Asking) -> None:
+    """Clients send defaults and nulls unasked."""
+    usual = asking.text()
+    given = {
+        name: one
+        for name, neutral in MODELS[asking.path].refused.items()
+        for one in [*neutral, None]
+    }
+    assert asking.text(**given) == usual
+    for name, neutral in MODELS[asking.path].refused.items():
+        for one in neutral:
+            assert asking.post(**{name: one}).status_code == 200, (name, one)
+    assert asking.text(unheard_of=None) == usual
+
+
+def test_a_field_that_nobody_knows_is_refused_by_its_name(asking: Asking) -> None:
+    answer = asking.post(unheard_of=1)
+    assert answer.status_code == 400 and "unheard_of" in answer.text
+
+
+def test_messages_and_options_are_held_to_it_too(http: httpx.Client) -> None:
+    message = {"role": "user", "content": "Hi."}
+    for fields in (
+        {"messages": [{**message, "tool_calls": [{"id": "1"}]}]},
+        {"messages": [{**message, "unheard_of": 1}]},
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+        {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+    ):
+        answer = http.post("/v1/chat/completions", json={**CHAT, **fields})
+        assert answer.status_code == 400, fields
+        assert list(_last_keys(fields))[-1] in answer.text
+    echoed = {"role": "assistant", "content": "Hi.", "refusal": None, "tool_calls": []}
+    talk = [message, echoed, message]
+    assert http.post("/v1/chat/completions", json={**CHAT, "messages": talk}).status_code == 200
+
+
+def _last_keys(value: object) -> list[str]:
+    """Keys of nested mappings, the last key of each level."""
+    if isinstance(value, list):
+        return _last_keys(value[0]) if value and isinstance(value[0], dict) else []
+    if not isinstance(value, dict):
+        return []
+    name = list(value)[-1]
+    return [name, *(_last_keys(value[name]) if name not in ("tool_calls",) else [])]
+
+
+def test_zero_logprobs_are_logprobs(http: httpx.Client) -> None:
+    answer = http.post("/v1/completions", json={**TEXT, "logprobs": 0})
+    assert answer.status_code == 400 and "logprobs must be" in answer.text
+
+
+def test_the_documentation_names_every_field() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "request-fields.md").read_text()
+    sections = page.split("\n## ")[1:]
+    for names, section in zip(ALL.values(), sections, strict=True):
+        assert [name for name in names if f"`{name}`" not in section] == []
