@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
+
+from anyio.to_thread import run_sync
 
 from engine.errors import PlaygroundError
 from storage import StorageError
@@ -33,12 +36,22 @@ def attempt(work: Callable[[], Result], *, where: str) -> Result | Fault:
     """
     try:
         return work()
-    except (PlaygroundError, StorageError) as error:
+    except (Exception, SystemExit) as error:  # a drafter of one's own may call exit
+        return fault_of(error, where=where)
+
+
+async def attempt_aside(work: Callable[[], Result], *, where: str) -> Result | Fault:
+    """The same on a thread of its own: whoever shares this event loop does not wait for `work`."""
+    return await run_sync(partial(attempt, work, where=where))
+
+
+def fault_of(error: BaseException, *, where: str) -> Fault:
+    """An exception as the user is told of it."""
+    if isinstance(error, PlaygroundError | StorageError):
         return Fault(str(error), expected=True)
-    except (Exception, SystemExit):  # a drafter of one's own may call exit
-        logger.exception("unexpected error in %s", where)
-        return Fault(
-            f"Something broke in {where}. The details are in the server's log; the rest of the "
-            "page still works.",
-            expected=False,
-        )
+    logger.exception("unexpected error in %s", where, exc_info=error)
+    return Fault(
+        f"Something broke in {where}. The details are in the server's log; the rest of the "
+        "page still works.",
+        expected=False,
+    )
