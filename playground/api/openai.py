@@ -238,14 +238,14 @@ class OpenAI(Endpoint):
 
     # ---- models
 
-    async def models(self, _: Request) -> Response:
+    def models(self, _: Request) -> Response:
         loaded = self._host.loaded
         names = offered(self._host.catalog, loaded.key if loaded else None)
         return JSONResponse({"object": "list", "data": [_described(name) for name in names]})
 
     @answers
     async def model(self, request: Request) -> Response:
-        named = model_of(self._host.catalog, request.path_params["name"])
+        named = await run_sync(model_of, self._host.catalog, request.path_params["name"])
         return JSONResponse(_described(named.name))
 
     # ---- completions

@@ -131,7 +131,7 @@ class Triton(Endpoint):
 
     @answers
     async def model(self, request: Request) -> Response:
-        model_of(self._host.catalog, request.path_params["name"])
+        await run_sync(model_of, self._host.catalog, request.path_params["name"])
         tensors = [{"name": n, "datatype": t, "shape": [-1, 1]} for n, t in INPUTS]
         return JSONResponse(
             {
@@ -145,7 +145,7 @@ class Triton(Endpoint):
 
     @answers
     async def model_ready(self, request: Request) -> Response:
-        model_of(self._host.catalog, request.path_params["name"])
+        await run_sync(model_of, self._host.catalog, request.path_params["name"])
         return Response()
 
     @answers

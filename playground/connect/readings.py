@@ -14,7 +14,7 @@ from typing import Any
 from engine.errors import ConfigError
 from engine.metrics import mat
 from engine.plain import as_text, read_json
-from playground.connect.answers import MAX_COUNT, Iterations, ModelList
+from playground.connect.answers import MAX_COUNT, Iteration, Iterations, ModelList
 
 _SAMPLE = re.compile(
     r"""([\w:]++)[ \t]*+(?:\{((?:[^"{}]++|"(?:[^"\\]++|\\.)*+")*+)\})?"""  # name, labels
@@ -131,13 +131,13 @@ class TensorRT(Engine):
         listed = read_json(body, what="/metrics") if body.strip() else []
         iterations = Iterations.parse({"iterations": listed}, where="/metrics").iterations
         stats = [one.spec_decoding_stats for one in iterations if one.spec_decoding_stats]
-        last = iterations[-1] if iterations else None
+        last = iterations[-1] if iterations else Iteration()
         return Reading(
             steps=sum(one.num_requests_with_draft_tokens for one in stats),
             drafted=sum(one.num_draft_tokens for one in stats),
             accepted=sum(one.num_accepted_tokens for one in stats),
-            running=last and last.num_active_requests,
-            waiting=last and last.num_queued_requests,
+            running=last.num_active_requests,
+            waiting=last.num_queued_requests,
         )
 
 

@@ -143,3 +143,9 @@ def test_a_counter_that_fell_is_a_restart() -> None:
     before = Reading(steps=10, drafted=30, accepted=10, generated=20)
     after = Reading(steps=2, drafted=6, accepted=1, generated=40)
     assert between(before, after) == (after, True)
+
+
+def test_position_counters_that_fell_are_a_restart_and_never_negative_rates() -> None:
+    before = Reading(steps=10, drafted=30, accepted=10, at_least=(8, 2))
+    after = Reading(steps=12, drafted=36, accepted=12, at_least=(3, 1))
+    assert between(before, after) == (after, True)
