@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.plain import figure
-from playground.cli.options import (
-    JsonOptions,
-    LogOptions,
-    argument,
-    option,
-    say,
-    takes,
-)
+from playground.cli.options import JsonOptions, LogOptions, argument, option, say, takes
 
 if TYPE_CHECKING:
     from playground.connect.readings import Reading

@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from playground.cli.options import (
-    REQUIRED,
-    JsonOptions,
-    LogOptions,
-    argument,
-    option,
-    say,
-    takes,
-)
+from playground.cli.options import REQUIRED, JsonOptions, LogOptions, argument, option, say, takes
 
 if TYPE_CHECKING:
     from storage import RunQuery, RunSummary

@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from playground.cli.options import (
-    DeviceOptions,
-    JsonOptions,
-    LogOptions,
-    option,
-    say,
-    takes,
-)
+from playground.cli.options import DeviceOptions, JsonOptions, LogOptions, option, say, takes
 
 
 @dataclass(kw_only=True)

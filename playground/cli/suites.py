@@ -7,15 +7,7 @@ from pathlib import Path
 
 import typer
 
-from playground.cli.options import (
-    REQUIRED,
-    JsonOptions,
-    argument,
-    option,
-    put,
-    say,
-    takes,
-)
+from playground.cli.options import REQUIRED, JsonOptions, argument, option, put, say, takes
 
 suites = typer.Typer(
     name="suites",

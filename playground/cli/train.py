@@ -10,15 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from playground.cli.options import (
-    REQUIRED,
-    RayOptions,
-    TargetOptions,
-    option,
-    parts,
-    say,
-    takes,
-)
+from playground.cli.options import REQUIRED, RayOptions, TargetOptions, option, parts, say, takes
 
 if TYPE_CHECKING:
     from rich.console import Console
