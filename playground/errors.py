@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from threading import current_thread, main_thread
 from typing import TypeVar
+
+from anyio.to_thread import run_sync
 
 from engine.errors import PlaygroundError
 from storage import StorageError
@@ -34,14 +37,24 @@ def attempt(work: Callable[[], Result], *, where: str) -> Result | Fault:
     """
     try:
         return work()
-    except (PlaygroundError, StorageError) as error:
-        return Fault(str(error), expected=True)
     except BaseException as error:  # a library may panic, a drafter of one's own call exit
         if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
             raise
-        logger.exception("unexpected error in %s", where)
-        return Fault(
-            f"Something broke in {where}. The details are in the server's log; the rest of the "
-            "page still works.",
-            expected=False,
-        )
+        return fault_of(error, where=where)
+
+
+async def attempt_aside(work: Callable[[], Result], *, where: str) -> Result | Fault:
+    """The same on a thread of its own: whoever shares this event loop does not wait for `work`."""
+    return await run_sync(partial(attempt, work, where=where))
+
+
+def fault_of(error: BaseException, *, where: str) -> Fault:
+    """An exception as the user is told of it."""
+    if isinstance(error, PlaygroundError | StorageError):
+        return Fault(str(error), expected=True)
+    logger.exception("unexpected error in %s", where, exc_info=error)
+    return Fault(
+        f"Something broke in {where}. The details are in the server's log; the rest of the "
+        "page still works.",
+        expected=False,
+    )

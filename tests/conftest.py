@@ -11,8 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests import blocking
 from tests import postgres as postgresql
 
+blocking.install()
 SWITCHES = ("slow", "network", "browser", "gpu")
 
 
@@ -40,6 +42,13 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def event_loops_are_never_blocked() -> Iterator[None]:
+    """Nothing of ours waits for a database, a file or a clock where requests are answered."""
+    with blocking.none_noted():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Literal, Self
 
+from anyio.to_thread import run_sync
 from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -227,14 +228,14 @@ class OpenAI(Endpoint):
 
     # ---- models
 
-    async def models(self, _: Request) -> Response:
+    def models(self, _: Request) -> Response:
         loaded = self._host.loaded
         names = offered(self._host.catalog, loaded.key if loaded else None)
         return JSONResponse({"object": "list", "data": [_described(name) for name in names]})
 
     @answers
     async def model(self, request: Request) -> Response:
-        named = model_of(self._host.catalog, request.path_params["name"])
+        named = await run_sync(model_of, self._host.catalog, request.path_params["name"])
         return JSONResponse(_described(named.name))
 
     # ---- completions
@@ -263,17 +264,21 @@ class OpenAI(Endpoint):
         prompt: str = "",
         messages: list[Message] | None = None,
     ) -> Response:
-        drafts = asked.speculative and not asked.disable_spec_decode
-        model = model_of(self._host.catalog, asked.model, drafts=drafts)
-        answer = Answer(
-            self._host,
-            model,
-            prompt=prompt,
-            messages=messages or (),
-            sampling=asked.sampling,
-            limits=asked.limits(form.default_tokens),
-        )
-        written = form(model, answer)
+        def begin() -> Form:
+            drafts = asked.speculative and not asked.disable_spec_decode
+            model = model_of(self._host.catalog, asked.model, drafts=drafts)
+            answer = Answer(
+                self._host,
+                model,
+                prompt=prompt,
+                messages=messages or (),
+                sampling=asked.sampling,
+                limits=asked.limits(form.default_tokens),
+            )
+            return form(model, answer)
+
+        written = await run_sync(begin)  # a grammar takes its time
+        answer = written.answer
         if not asked.stream:
             text = await while_connected(request, answer.text())
             return JSONResponse(written.whole(text or ""))
@@ -291,7 +296,7 @@ class Form(ABC):
     chunk_kind: str
 
     def __init__(self, model: Model, answer: Answer) -> None:
-        self._answer = answer
+        self.answer = answer
         self._drafts = model.drafts
         self._common = {
             "id": f"{self.id_prefix}-{answer.run.id}",
@@ -309,18 +314,18 @@ class Form(ABC):
 
     def whole(self, text: str) -> dict[str, Any]:
         choice = {"index": 0, **self.choice(text), "logprobs": None}
-        choice["finish_reason"] = self._answer.finish_reason
+        choice["finish_reason"] = self.answer.finish_reason
         return {**self._common, "object": self.kind, "choices": [choice], **self._told}
 
     async def events(self, *, with_usage: bool) -> AsyncIterator[dict[str, Any] | str]:
         """Chunks of the text, how it ended, the figures if they are asked for, `[DONE]`."""
         first = True
-        async with aclosing(self._answer.texts()) as pieces:
+        async with aclosing(self.answer.texts()) as pieces:
             async for text in pieces:
                 yield self._chunk(self.piece(text, first=first), None)
                 first = False
-        last = self._chunk(self.piece(None, first=first), self._answer.finish_reason)
-        yield {**last, "timings": figures.timings(self._answer.run)}
+        last = self._chunk(self.piece(None, first=first), self.answer.finish_reason)
+        yield {**last, "timings": figures.timings(self.answer.run)}
         if with_usage:
             yield {**self._common, "object": self.chunk_kind, "choices": [], **self._told}
         yield "[DONE]"
@@ -331,7 +336,7 @@ class Form(ABC):
 
     @property
     def _told(self) -> dict[str, Any]:
-        run = self._answer.run
+        run = self.answer.run
         acceptance = figures.speculative_decoding(run) if self._drafts else None
         metrics = {"metrics": {"speculative_decoding": acceptance}} if acceptance else {}
         return {

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 
 import anyio
+from anyio.to_thread import run_sync
 from pydantic import ConfigDict, model_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -58,7 +59,8 @@ class Asked(Settings):
 
 async def body_of(request: Request, kind: type[Body]) -> Body:
     """Raises ConfigError: it is no JSON, or a field is of the wrong type or out of range."""
-    return kind.parse(read_json(await request.body(), what="The request's body"))
+    body = await request.body()
+    return await run_sync(lambda: kind.parse(read_json(body, what="The request's body")))
 
 
 def status_of(error: BaseException) -> tuple[int, str]:

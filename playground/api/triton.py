@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
+from anyio.to_thread import run_sync
 from pydantic import Field, field_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -136,7 +137,7 @@ class Triton(Endpoint):
 
     @answers
     async def model(self, request: Request) -> Response:
-        model_of(self._host.catalog, request.path_params["name"])
+        await run_sync(model_of, self._host.catalog, request.path_params["name"])
         tensors = [{"name": n, "datatype": t, "shape": [-1, 1]} for n, t in INPUTS]
         return JSONResponse(
             {
@@ -150,7 +151,7 @@ class Triton(Endpoint):
 
     @answers
     async def model_ready(self, request: Request) -> Response:
-        model_of(self._host.catalog, request.path_params["name"])
+        await run_sync(model_of, self._host.catalog, request.path_params["name"])
         return Response()
 
     @answers
@@ -168,7 +169,7 @@ class Triton(Endpoint):
     async def _begin(self, request: Request) -> tuple[Generating, Answer]:
         body = await body_of(request, _Body)
         asked = Generating.parse({**body.parameters, **(body.model_extra or {})})
-        return asked, asked.begin(self._host, request.path_params["name"])
+        return asked, await run_sync(asked.begin, self._host, request.path_params["name"])
 
     async def _events(self, request: Request, run: Answer) -> AsyncIterator[dict[str, Any]]:
         async with aclosing(run.texts()) as pieces:

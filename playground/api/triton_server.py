@@ -13,6 +13,8 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from anyio.to_thread import run_sync
+
 from engine.errors import ConfigError
 from playground.api.models import model_of
 from playground.api.protocol import status_of
@@ -123,7 +125,8 @@ def _whole(host: EngineHost, model: str) -> Any:
         (request,) = requests  # no batches: the engine does one run at a time
         with _as_tritons():
             asked = Generating.parse(values_of(request.data))
-            return [_answer(asked.before + await asked.begin(host, model).text())]
+            run = await run_sync(asked.begin, host, model)
+            return [_answer(asked.before + await run.text())]
 
     return infer
 
@@ -132,7 +135,8 @@ def _streaming(host: EngineHost, model: str) -> Any:
     async def infer(requests: Sequence[Any]) -> AsyncIterator[list[dict[str, Any]]]:
         (request,) = requests
         with _as_tritons():
-            run = Generating.parse(values_of(request.data)).begin(host, model)
+            asked = Generating.parse(values_of(request.data))
+            run = await run_sync(asked.begin, host, model)
             async with aclosing(run.texts()) as pieces:
                 async for text in pieces:
                     yield [_answer(text)]

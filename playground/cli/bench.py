@@ -19,6 +19,7 @@ from playground.cli.options import (
     TargetOptions,
     option,
     parts,
+    put,
     remark,
     takes,
     until_interrupt,
@@ -190,9 +191,9 @@ def _show(
 
     results = read_results(log, benchmark_id)
     if options.as_json:
-        typer.echo(json_text(results))
+        put(json_text(results) + "\n", None)
     elif options.csv == STDOUT:
-        typer.echo(speedup_csv(results), nl=False)
+        put(speedup_csv(results), None)
     else:
         print_wide(*tables(results.report))
     for name, notes in summary.notes.items():

@@ -7,16 +7,17 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import typer
-
 from engine import formats
 from engine.formats import figure
 from engine.metrics import throughput
-from playground.cli.options import JsonOptions, LogOptions, argument, option, takes
+from playground.cli.options import JsonOptions, LogOptions, argument, option, say, takes
 
 if TYPE_CHECKING:
     from playground.connect.readings import Reading
+    from playground.connect.replay import Load
+    from playground.connect.report import Report
     from playground.connect.session import Address
+    from storage import RunLog
 
 
 @dataclass(kw_only=True)
@@ -43,8 +44,10 @@ def connect(options: ConnectOptions) -> None:
     from playground.connect.session import Address
 
     address = Address(options.url, options.key, options.model, options.plain)
-    work = _replay(options, address) if options.replay else _watch(options, address)
-    asyncio.run(work)
+    if options.replay:
+        _replay(options, address)
+    else:
+        asyncio.run(_watch(options, address))
 
 
 async def _watch(options: ConnectOptions, address: Address) -> None:
@@ -54,15 +57,15 @@ async def _watch(options: ConnectOptions, address: Address) -> None:
     async with Client.at(address.url, address.key) as client:
         engine = await client.find(address.model)
         before = await client.read()
-        typer.echo(f"{engine.title} at {client.url}, {client.model}")
-        typer.echo(f"since its start: {_line(before, None)}")
+        say(f"{engine.title} at {client.url}, {client.model}")
+        say(f"since its start: {_line(before, None)}")
         began, taken = time.monotonic(), 0
         while options.readings == 0 or taken < options.readings:
             await asyncio.sleep(options.every)
             now, after = time.monotonic(), await client.read()
             grown, restarted = between(before, after)
             note = "  (it was restarted)" if restarted else ""
-            typer.echo(_line(grown, now - began) + note)
+            say(_line(grown, now - began) + note)
             began, before, taken = now, after, taken + 1
 
 
@@ -77,16 +80,14 @@ def _line(reading: Reading, seconds: float | None) -> str:
     return f"{speed}MAT {mat}  accepted {share}  running {running}  waiting {waiting}{rated}"
 
 
-async def _replay(options: ConnectOptions, address: Address) -> None:
+def _replay(options: ConnectOptions, address: Address) -> None:
     import json
 
     from playground.cli.tables import print_wide, table
     from playground.connect.replay import Load, asked_of, read_concurrencies
     from playground.connect.report import COLUMNS
-    from playground.connect.session import visit
     from playground.experiments.public import known_suites
     from playground.experiments.suites import choose_suite
-    from storage import RunLog
 
     suite = choose_suite(options.suite, known_suites())
     load = Load(
@@ -95,13 +96,21 @@ async def _replay(options: ConnectOptions, address: Address) -> None:
         options.max_new_tokens,
         options.seconds,
     )
-    with RunLog.open(options.log_url) as log:
-        async for report in visit(address, load, log):
-            typer.echo(f"… {report.drafting[-1].concurrency} at a time measured", err=True)
+    with options.open_log() as log:
+        report = asyncio.run(_measure(address, load, log))
     if options.as_json:
-        typer.echo(json.dumps(report.to_dict(), indent=2))
+        say(json.dumps(report.to_dict(), indent=2))
         return
     print_wide(
         table(f"{report.engine.title}, {len(load.asked)} prompts", [*COLUMNS][1:], report.rows())
     )
-    typer.echo("\n".join(report.sentences()))
+    say("\n".join(report.sentences()))
+
+
+async def _measure(address: Address, load: Load, log: RunLog) -> Report:
+    """The last report, which is whole; every level is announced."""
+    from playground.connect.session import visit
+
+    async for report in visit(address, load, log):
+        say(f"… {report.drafting[-1].concurrency} at a time measured", err=True)
+    return report

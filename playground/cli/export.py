@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from engine.errors import ConfigError
 from engine.plain import read_text
 from playground.cli.options import (
@@ -21,6 +19,7 @@ from playground.cli.options import (
     put,
     read_stdin,
     remark,
+    say,
     takes,
     write_files,
 )
@@ -63,15 +62,15 @@ def export(options: ExportOptions) -> None:
         raise ConfigError(f"{made.refusal}{nearest}")
     if options.output is not None:
         for path in write_files(options.output, {file.name: file.text for file in made.files}):
-            typer.echo(str(path))
+            say(str(path))
     else:
         for file in made.files:
             head = f"# ---- {file.name}\n" if len(made.files) > 1 else ""
-            typer.echo(head + file.text, nl=not file.text.endswith("\n"))
-    typer.echo(f"{engine.title} {made.version}: {made.verdict}", err=True)
+            put(head + file.text.removesuffix("\n") + "\n", None)
+    say(f"{engine.title} {made.version}: {made.verdict}", err=True)
     for kind, sentences in (("warning", made.warnings), ("note", made.notes)):
         for sentence in sentences:
-            typer.echo(f"{kind}: {sentence}", err=True)
+            say(f"{kind}: {sentence}", err=True)
 
 
 def _handed(options: ExportOptions) -> Handed:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from engine.formats import plural
-from engine.plain import visible
 from playground.cli.options import (
     EXIT_INTERRUPTED,
     METHOD_HELP,
@@ -22,9 +21,12 @@ from playground.cli.options import (
     SamplingOptions,
     TargetOptions,
     argument,
+    as_output,
     option,
+    put,
     read_stdin,
     remark,
+    say,
     takes,
     until_interrupt,
     whole_numbers,
@@ -86,7 +88,7 @@ def generate(options: GenerateOptions) -> None:
         config = fit.config
         target, drafter = models.bench().target, models.drafter(config)
         for note in filter(None, (*target.notes, fit.reason, *drafter.notes)):
-            typer.echo(note, err=True)
+            say(note, err=True)
         messages, prompt_text, prompt_ids = _prompt(options, target)
         recording = stack.enter_context(
             record_run(
@@ -120,13 +122,13 @@ def generate(options: GenerateOptions) -> None:
     if options.as_json:
         values = {"run_id": run_id, "target": target.name, **_summary(config, run)}
         values["output_ids"] = output_ids
-        typer.echo(json.dumps(values, ensure_ascii=False, indent=2))
+        put(json.dumps(values, ensure_ascii=False, indent=2) + "\n", None)
     else:
         assert run.metrics is not None and run.finish is not None
-        typer.echo(_written(run.finish.text.removeprefix(shown)))
-        typer.echo(_figures(config, run.metrics, run.finish.reason, run_id), err=True)
+        put(run.finish.text.removeprefix(shown) + "\n", None)
+        say(_figures(config, run.metrics, run.finish.reason, run_id), err=True)
         if bypassed := bypass_sentence(asdict(run.metrics)):
-            typer.echo(bypassed, err=True)
+            say(bypassed, err=True)
     if stopped():
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -147,13 +149,9 @@ def _follow(
             output_ids = record.output_ids
         if shown is not None and (new := shown.pieces(len(pieces))):
             pieces += new
-            sys.stdout.write(_written("".join(new)))
+            sys.stdout.write(as_output("".join(new)))
             sys.stdout.flush()
     return output_ids, "".join(pieces)
-
-
-def _written(text: str) -> str:
-    return visible(text) if sys.stdout.isatty() else text
 
 
 def _summary(config: MethodConfig, run: LiveRun) -> dict[str, Any]:

@@ -63,14 +63,14 @@ class CommandGroup(TyperGroup):
             sys.stdout.flush()  # where it can still be said that it is full
             return found
         except KeyboardInterrupt as error:
-            typer.echo("Stopped.", err=True)
+            say("Stopped.", err=True)
             raise typer.Exit(EXIT_INTERRUPTED) from error
         except OSError as error:
             if error.errno == errno.EPIPE:  # who reads has seen enough
                 raise
             _forget_output()
             what = error.filename or "The output"
-            typer.echo(f"error: {visible(str(what)):.2000}: {error.strerror or error}.", err=True)
+            say(f"error: {what!s:.2000}: {error.strerror or error}.", err=True)
             raise typer.Exit(EXIT_USER_ERROR) from error
         except Exception as error:  # ours are imported only once one is raised: --help is fast
             from engine.errors import PlaygroundError
@@ -78,8 +78,22 @@ class CommandGroup(TyperGroup):
 
             if not isinstance(error, PlaygroundError | StorageError):
                 raise
-            typer.echo(f"error: {visible(str(error)):.2000}", err=True)
+            say(f"error: {error!s:.2000}", err=True)
             raise typer.Exit(EXIT_USER_ERROR) from error
+
+
+def say(text: str, *, err: bool = False, nl: bool = True, start: str = "") -> None:
+    """Print to a person: control characters, whoever wrote them, are shown and not obeyed.
+
+    Args:
+        start: a control character of ours.
+    """
+    typer.echo(f"{start}{visible(text)}", err=err, nl=nl)
+
+
+def as_output(text: str) -> str:
+    """A result as it goes out: to a file or program as it is, to a terminal as by `say`."""
+    return visible(text) if sys.stdout.isatty() else text
 
 
 def _forget_output() -> None:
@@ -195,9 +209,9 @@ def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
 def put(text: str, file: Path | None) -> None:
     """Print a text; or write it to a file, whose path is printed."""
     if file is None:
-        typer.echo(text, nl=False)
+        typer.echo(as_output(text), nl=False)
     else:
-        typer.echo(str(write_files(file.parent, {file.name: text})[0]))
+        say(str(write_files(file.parent, {file.name: text})[0]))
 
 
 @dataclass(kw_only=True)
@@ -227,13 +241,14 @@ class DeviceOptions:
     def models(self, spec: TargetSpec, dtype: str | None) -> Iterator[Models]:
         """The loaded target, and what may draft for it; freed in the end."""
         import presets
-        from playground.cli.tables import Terminal
+        from playground.cli.tables import Terminal, plain
         from playground.host.models import Models
 
         models = Models(cache_dir=self.cache, device=self.device, resolve=presets.resolve)
         try:
-            with Terminal(stderr=True).status(f"loading {spec.name}") as status:
-                models.target(spec, dtype or "auto", lambda message, _: status.update(message))
+            with Terminal(stderr=True).status(plain(f"loading {spec.name}")) as status:
+                tell = lambda message, _: status.update(plain(message))  # noqa: E731
+                models.target(spec, dtype or "auto", tell)
             yield models
         finally:
             models.close()
@@ -247,7 +262,7 @@ class DeviceOptions:
         Until they are stopped, standard output goes to standard error: what Ray prints is no part
         of a result.
         """
-        from playground.cli.tables import Terminal
+        from playground.cli.tables import Terminal, plain
         from playground.experiments.cluster import workers
         from playground.experiments.worker import WorkerConfig
 
@@ -255,7 +270,7 @@ class DeviceOptions:
         config = WorkerConfig(spec, dtype or "auto", log_url, self.device, self.cache_dir)
         with ExitStack() as stack:
             stack.enter_context(redirect_stdout(sys.stderr))
-            with console.status(f"starting workers with {spec.name}"):
+            with console.status(plain(f"starting workers with {spec.name}")):
                 running = stack.enter_context(workers(pool, config, **more))
             for name, device, _ in running.rows():
                 console.print(f"worker {name}: {device}", highlight=False)
@@ -289,7 +304,7 @@ class MethodOptions:
 
 def remark(text: str) -> None:
     """A line beside the output."""
-    typer.echo(text, err=True)
+    say(text, err=True)
 
 
 @dataclass(kw_only=True)

@@ -21,6 +21,7 @@ from playground.cli.options import (
     MethodOptions,
     RayOptions,
     option,
+    put,
     takes,
     until_interrupt,
     write_files,
@@ -172,7 +173,7 @@ def _show(options: SweepOptions, sweep: Sweep, console: Console) -> None:
 
     state = state_of(sweep)
     if options.as_json:
-        typer.echo(json.dumps(state, ensure_ascii=False, indent=1))
+        put(json.dumps(state, ensure_ascii=False, indent=1) + "\n", None)
     else:
         print_wide(trials_table(state), state["verdict"] or "Nothing was measured.")
     if options.output is not None and state["best"] is not None:

@@ -36,8 +36,10 @@ def progress_bar(
         progress.TextColumn("{task.fields[note]}", markup=False),
     )
     with progress.Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=total, note="")
-        yield lambda done, **more: bar.update(task, completed=done, **more)
+        task = bar.add_task(visible(title), total=total, note="")
+        yield lambda done, note="", **more: bar.update(
+            task, completed=done, note=visible(note), **more
+        )
 
 
 class Terminal(Console):
@@ -48,6 +50,11 @@ class Terminal(Console):
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(visible(text), **{**options, "markup": False})
+
+
+def plain(text: str, *, style: str = "") -> Text:
+    """A text as it is, for what takes markup or styled texts."""
+    return Text(visible(text), style=style)
 
 
 def print_wide(*shown: Any) -> None:
@@ -107,7 +114,7 @@ def tables(report: Report) -> Iterator[Table | Text]:
             yield _latency(section.name, section.latency)
         yield from _verdict(section)
     if report.headline:
-        yield Text(visible(report.headline), style="bold" if report.fastest else "")
+        yield plain(report.headline, style="bold" if report.fastest else "")
 
 
 def _by_group(
@@ -160,11 +167,11 @@ def _verdict(section: Section) -> Iterator[Text]:
         return
     of = f"{verdict.num_identical} of {verdict.num_compared} answers identical to plain decoding"
     if verdict.cause is None:
-        yield Text(visible(f"{section.name}: {of}"))
+        yield plain(f"{section.name}: {of}")
         return
     first = verdict.divergences[0]
     where = f"{first.suite} {first.prompt}, turn {first.turn + 1}, token {first.at + 1}"
     why = CAUSES[verdict.cause] if section.lossless else "a lossy method"
-    yield Text(visible(f"{section.name}: {of}: {why}; first difference: {where}"), style="yellow")
+    yield plain(f"{section.name}: {of}: {why}; first difference: {where}", style="yellow")
     for sentence in first.gap:
-        yield Text(visible(f"  {sentence}"), style="yellow")
+        yield plain(f"  {sentence}", style="yellow")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
-from playground.cli.options import DeviceOptions, LogOptions, option, takes
+from playground.cli.options import DeviceOptions, LogOptions, option, say, takes
 
 
 @dataclass(kw_only=True)
@@ -57,8 +57,8 @@ def triton(options: TritonOptions) -> None:
         ports = (
             f"HTTP {options.http_port}, gRPC {options.grpc_port}, metrics {options.metrics_port}"
         )
-        print(f"Triton on {access.address}: {ports}  (Ctrl+C ends it)", flush=True)
+        say(f"Triton on {access.address}: {ports}  (Ctrl+C ends it)")
         if not listening.open_http and not options.api_key:
             wants = "generating over HTTP" if listening.open_grpc else "generating"
-            print(f"For {wants}, send the header  {KEY_HEADER}: {listening.key}", flush=True)
+            say(f"For {wants}, send the header  {KEY_HEADER}: {listening.key}")
         threading.Event().wait()

@@ -1,37 +1,39 @@
-"""Asks a running engine: which one it is, its counters, and for answers that are timed."""
+"""Asks a running engine: which one it is, its counters, and for answers that are timed.
+
+An engine is a stranger: its answers are counted while they come, and every call has one deadline.
+"""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 import httpx
+from anyio.to_thread import run_sync
 
 from engine.errors import ConfigError, PlaygroundError, first_line
+from engine.plain import read_json, short
+from playground.connect.answers import Chunk, Drafting, ModelList
 from playground.connect.readings import COUNTED, Engine, Reading, engine_of
 from playground.host.live import Message
 
 TIMEOUT_S = 10.0
 ANSWER_S = 600.0
-"""Most seconds without a byte of an answer."""
-MAX_ANSWER = 16 << 20
+"""Most seconds of a call from its beginning to its last byte: of any, and of an answer."""
+MAX_BYTES = 1 << 20
+"""Of an answer that is read whole."""
+MAX_LINE_BYTES = 64 << 10
+TOKEN_BYTES = 2 << 10
+"""Most of a stream per token that was asked for; a chunk of one token has a few hundred."""
 
 
 class EngineError(PlaygroundError):
     """The engine cannot be reached, or answers as none does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drafting:
-    """What an engine says of one request's drafting; `steps` where it tells."""
-
-    steps: int
-    drafted: int
-    accepted: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,7 @@ class Reply:
         ttft_s: request sent → first piece of text.
         latency_s: request sent → last piece of text.
         finish_reason: as the engine says; None where it did not come to an end.
+        drafting: None where the engine does not tell.
     """
 
     text: str
@@ -69,15 +72,25 @@ class Client:
 
     @classmethod
     def at(cls, url: str, key: str = "") -> Self:
-        """Raises ConfigError: that is no address of a server."""
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
-            raise ConfigError(f"The address must be like http://127.0.0.1:8000, got {url!r:.80}.")
-        base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
-        headers = {"authorization": f"Bearer {key}"} if key else {}
-        http = httpx.AsyncClient(
-            base_url=base, headers=headers, timeout=TIMEOUT_S, follow_redirects=False
-        )
+        """Raises ConfigError: that is no address of a server, or no key."""
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError("The API key must be printable ASCII characters. Copy it again.")
+        # What it asks for is what it counts: no encoding, so no bomb.
+        headers = {"accept-encoding": "identity"}
+        headers |= {"authorization": f"Bearer {key}"} if key else {}
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            is_http = parts.scheme in ("http", "https") and parts.port != 0
+            if not is_http or not parts.hostname or parts.username:
+                raise ValueError
+            base = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
+            http = httpx.AsyncClient(
+                base_url=base, headers=headers, timeout=None, follow_redirects=False
+            )
+        except (ValueError, httpx.InvalidURL) as error:
+            raise ConfigError(
+                f"The address must be like http://127.0.0.1:8000, got {url!r:.80}."
+            ) from error
         return cls(base, http)
 
     async def __aenter__(self) -> Self:
@@ -96,9 +109,9 @@ class Client:
 
         Raises EngineError, ConfigError: nothing answers, or no engine that is known here.
         """
-        listed = self._json(await self._get("/v1/models"), "/v1/models")
+        listed = await run_sync(_models, await self._get("/v1/models"))
         self._engine = engine_of(listed)
-        names = [str(one.get("id")) for one in listed["data"]]
+        names = [one.id for one in listed.data]
         if model and model not in names and self._engine.name != "playground":
             raise ConfigError(f"model must be one of {', '.join(names)[:400]}, got {model!r:.80}.")
         self.model = model or names[0]
@@ -109,17 +122,16 @@ class Client:
 
         Raises EngineError, ConfigError: it has none, or they cannot be read.
         """
-        answer = await self._get("/metrics", follow=True)
-        found = self.engine.read(answer.text)
+        counters = await run_sync(self.engine.read, await self._get("/metrics"))
         if self.engine.name != "trtllm":
-            return found
+            return counters
         past = {name: getattr(self._drained, name) or 0.0 for name in COUNTED}
         added = {
             name: past[name] + value
             for name in COUNTED
-            if (value := getattr(found, name)) is not None
+            if (value := getattr(counters, name)) is not None
         }
-        self._drained = replace(found, **added)
+        self._drained = replace(counters, **added)
         return self._drained
 
     async def answer(self, messages: list[Message], *, max_new_tokens: int) -> Reply:
@@ -127,7 +139,7 @@ class Client:
 
         Raises EngineError: it refuses, breaks off, or says what no engine says.
         """
-        asked = {
+        body = {
             "model": self.model,
             "messages": messages,
             "max_tokens": max_new_tokens,
@@ -136,115 +148,139 @@ class Client:
             "stream_options": {"include_usage": True},
             **self.engine.extra,
         }
-        for is_last in (False, True):
-            heard = _Heard(time.perf_counter())
-            try:
-                await self._hear(asked, heard)
-                return heard.reply()
-            except httpx.HTTPError as error:
-                # An engine may close a connection that waited just when it is used again.
-                is_stale = isinstance(error, httpx.RemoteProtocolError) and not heard.anything
-                if is_last or not is_stale:
-                    raise EngineError(f"{self.url} hung up: {first_line(error)}.") from error
+        async with self._deadline(ANSWER_S):
+            for is_last in (False, True):
+                stream = _AnswerStream(time.perf_counter(), max_new_tokens)
+                try:
+                    await self._receive(body, stream)
+                    return stream.reply()
+                except httpx.HTTPError as error:
+                    # An engine may close a connection that waited just when it is used again.
+                    is_stale = isinstance(error, httpx.RemoteProtocolError) and stream.is_empty
+                    if is_last or not is_stale:
+                        raise EngineError(f"{self.url} hung up: {first_line(error)}.") from error
+                except ConfigError as error:
+                    raise EngineError(f"The engine sent no valid chunk: {error}") from error
         raise AssertionError
 
-    async def _hear(self, asked: Mapping[str, Any], heard: _Heard) -> None:
-        async with self._http.stream(
-            "POST", "/v1/chat/completions", json=asked, timeout=ANSWER_S
-        ) as response:
-            if response.status_code != httpx.codes.OK:
-                await response.aread()
-                raise EngineError(f"{self.url} answers {_refusal(response)}")
-            async for line in response.aiter_lines():
-                heard.take(line)
+    async def _receive(self, body: Mapping[str, Any], stream: _AnswerStream) -> None:
+        path, most = "/v1/chat/completions", MAX_BYTES + TOKEN_BYTES * stream.max_new_tokens
+        async with self._http.stream("POST", path, json=body) as response:
+            await self._check(response, path)
+            async for line in _lines(_bounded(response, most)):
+                stream.take(line)
+                await asyncio.sleep(0)  # a part may hold thousands: others have their turn
 
-    async def _get(self, path: str, *, follow: bool = False) -> httpx.Response:
+    async def _get(self, path: str) -> bytes:
+        """The whole body; /metrics may lead to /metrics/ of the same server."""
         try:
-            answer = await self._http.get(path)
-            if follow and answer.is_redirect:  # /metrics → /metrics/ of the same server
-                answer = await self._http.get(f"{path}/")
+            async with self._deadline(TIMEOUT_S):
+                for place in (path, f"{path}/"):
+                    async with self._http.stream("GET", place) as response:
+                        if place == path and response.is_redirect:
+                            continue
+                        await self._check(response, path)
+                        return await _whole(response)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            said = first_line(error)
-            raise EngineError(f"{self.url} cannot be reached: {said}.") from error
-        if answer.status_code != httpx.codes.OK or len(answer.content) > MAX_ANSWER:
-            raise EngineError(f"{self.url}{path} answers {_refusal(answer)}")
-        return answer
+            raise EngineError(f"{self.url} cannot be reached: {first_line(error)}.") from error
+        raise AssertionError
 
-    def _json(self, answer: httpx.Response, path: str) -> Any:
+    async def _check(self, response: httpx.Response, path: str) -> None:
+        """Raises EngineError: it is another status than OK, with what the engine says of it."""
+        if response.status_code != httpx.codes.OK:
+            words = " ".join((await _whole(response))[:200].decode(errors="replace").split())
+            reason = f"{response.status_code}: {words}".rstrip(" :.")
+            raise EngineError(f"{self.url}{path} answers {reason}.")
+
+    @asynccontextmanager
+    async def _deadline(self, seconds: float) -> AsyncIterator[None]:
+        """One for all of a call: an engine that sends a byte a second holds nobody up."""
         try:
-            return answer.json()
-        except ValueError as error:
-            raise EngineError(f"{self.url}{path} is not JSON; is it an engine's?") from error
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError as error:
+            raise EngineError(f"{self.url} did not answer within {seconds:g} s.") from error
 
 
-class _Heard:
+async def _bounded(response: httpx.Response, most: int) -> AsyncIterator[bytes]:
+    """A body as it comes. Raises EngineError: it is encoded, or longer than it may be."""
+    coding, total = response.headers.get("content-encoding", "identity"), 0
+    if coding != "identity":
+        raise EngineError(f"{response.url} must not be encoded, got {short(coding)}.")
+    async for part in response.aiter_raw():
+        total += len(part)
+        if total > most:
+            raise EngineError(f"{response.url} must be at most {most} bytes; no more is read.")
+        yield part
+
+
+async def _whole(response: httpx.Response) -> bytes:
+    return b"".join([part async for part in _bounded(response, MAX_BYTES)])
+
+
+async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    rest = b""
+    async for part in parts:
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line
+        if len(rest) > MAX_LINE_BYTES:
+            raise EngineError(f"The engine sent a line of more than {MAX_LINE_BYTES} bytes.")
+    yield rest
+
+
+def _models(body: bytes) -> ModelList:
+    return ModelList.parse(read_json(body, what="/v1/models"), where="/v1/models")
+
+
+class _AnswerStream:
     """A stream of chunks, as far as it has come."""
 
-    def __init__(self, began_s: float) -> None:
-        self._began_s = began_s
+    def __init__(self, began_s: float, max_new_tokens: int) -> None:
+        self.max_new_tokens = max_new_tokens
+        self._began_s = self._last_s = began_s
         self._first_s: float | None = None
-        self._last_s = began_s
         self._text: list[str] = []
         self._reason: str | None = None
-        self._told: dict[str, Any] = {}
+        self._figures = Chunk()
 
     @property
-    def anything(self) -> bool:
-        """Whether there was text."""
-        return self._first_s is not None
+    def is_empty(self) -> bool:
+        return not self._text and self._reason is None
 
-    def take(self, line: str) -> None:
-        """Raises EngineError: it is no chunk, or a fault."""
-        data = line.removeprefix("data:").strip()
-        if not line.startswith("data:") or data == "[DONE]":
+    def take(self, line: bytes) -> None:
+        """Raises ConfigError: it is no chunk. Raises EngineError: it is a fault."""
+        data = line.removeprefix(b"data:").strip()
+        if not line.startswith(b"data:") or data == b"[DONE]":
             return
-        try:
-            chunk = json.loads(data)
-            if "error" in chunk:
-                raise EngineError(f"The engine gave up: {chunk['error']!r:.200}.")
-            for choice in chunk.get("choices") or ():
-                self._choice(choice)
-            self._told |= {k: v for k, v in chunk.items() if k in ("usage", "metrics", "timings")}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise EngineError(f"The engine sent no valid chunk: {data[:80]!r}.") from error
-
-    def _choice(self, choice: Mapping[str, Any]) -> None:
-        self._reason = choice.get("finish_reason") or self._reason
-        if piece := (choice.get("delta") or {}).get("content"):
-            self._last_s = time.perf_counter()
-            self._first_s = self._first_s or self._last_s
-            self._text.append(str(piece))
+        chunk = Chunk.parse(read_json(data, what="It"))
+        if chunk.error is not None:
+            raise EngineError(f"The engine gave up: {short(chunk.error, 200)}.")
+        for choice in chunk.choices or ():
+            self._reason = choice.finish_reason or self._reason
+            if choice.delta and choice.delta.content:
+                self._last_s = time.perf_counter()
+                self._first_s = self._first_s or self._last_s
+                self._text.append(choice.delta.content)
+        for name in ("usage", "metrics", "timings"):
+            if (figures := getattr(chunk, name)) is not None:
+                self._figures = self._figures.model_copy(update={name: figures})
 
     def reply(self) -> Reply:
-        usage = self._told.get("usage") or {}
-        first_s = self._first_s or self._last_s
+        """Raises ConfigError: its figures contradict each other, or what was asked for."""
+        usage, num_most = self._figures.usage, self.max_new_tokens
+        num_new_tokens = usage.completion_tokens if usage else 0
+        if num_new_tokens > num_most:
+            raise ConfigError(
+                f"usage.completion_tokens must be at most {num_most}, as asked for, "
+                f"got {num_new_tokens}."
+            )
         return Reply(
             text="".join(self._text),
-            num_prompt_tokens=int(usage.get("prompt_tokens") or 0),
-            num_new_tokens=int(usage.get("completion_tokens") or 0),
-            ttft_s=first_s - self._began_s,
+            num_prompt_tokens=usage.prompt_tokens if usage else 0,
+            num_new_tokens=num_new_tokens,
+            ttft_s=(self._first_s or self._last_s) - self._began_s,
             latency_s=self._last_s - self._began_s,
             finish_reason=self._reason,
-            drafting=self._drafting(),
+            drafting=self._figures.drafting,
         )
-
-    def _drafting(self) -> Drafting | None:
-        spec = (self._told.get("metrics") or {}).get("speculative_decoding")
-        if spec:
-            return Drafting(
-                int(spec["num_spec_steps"]),
-                int(spec["num_draft_tokens"]),
-                int(spec["num_accepted_draft_tokens"]),
-            )
-        times = self._told.get("timings") or {}
-        if not times.get("draft_n"):
-            return None
-        accepted = int(times["draft_n_accepted"])
-        # The first token comes from the prompt; every step commits one more than it accepts.
-        steps = max(1, int(times["predicted_n"]) - 1 - accepted)
-        return Drafting(steps, int(times["draft_n"]), accepted)
-
-
-def _refusal(answer: httpx.Response) -> str:
-    said = " ".join(answer.text[:200].split())
-    return f"{answer.status_code}: {said}" if said else f"{answer.status_code}."

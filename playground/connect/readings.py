@@ -6,17 +6,24 @@ the engine was started anew in between, and then the later reading alone counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from engine.errors import ConfigError
 from engine.metrics import draft_acceptance, mat, position_rates
-from engine.plain import read_json
+from engine.plain import as_text, read_json
+from playground.connect.answers import MAX_COUNT, Iteration, Iterations, ModelList
 
-POSITION = "position"
+_SAMPLE = re.compile(
+    r"""([\w:]++)[ \t]*+(?:\{((?:[^"{}]++|"(?:[^"\\]++|\\.)*+")*+)\})?"""  # name, labels
+    r"""[ \t]*+(?<=[ \t}])(\S++)(?:[ \t]++-?\d++)?[ \t\r]*+""",  # value, time
+    re.ASCII,
+)
+"""A line of Prometheus' text format, in time that grows with its length: possessive throughout."""
+_POSITION = re.compile(r'(?:^|[,\s])position="(\d{1,9})"', re.ASCII)
+MAX_POSITIONS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +71,15 @@ COUNTED = ("steps", "drafted", "accepted", "generated")
 
 def between(before: Reading, after: Reading) -> tuple[Reading, bool]:
     """What was counted between two readings, and whether the engine was started anew."""
+    padded = (*before.at_least, *(0.0,) * len(after.at_least))
     pairs = [(getattr(before, name), getattr(after, name)) for name in COUNTED]
+    pairs += zip(padded, after.at_least, strict=False)
     if any(b is not None and a is not None and a < b for b, a in pairs):
         return after, True
     grown = {
         name: None if a is None else a - (b or 0.0)
-        for name, (b, a) in zip(COUNTED, pairs, strict=True)
+        for name, (b, a) in zip(COUNTED, pairs, strict=False)
     }
-    padded = (*before.at_least, *(0.0,) * len(after.at_least))
     counts = tuple(a - b for a, b in zip(after.at_least, padded, strict=False))
     return replace(after, at_least=counts, **grown), False
 
@@ -94,9 +102,9 @@ class Engine:
     extra: Mapping[str, Any] = field(default_factory=dict)
     flag: str = ""
 
-    def read(self, text: str) -> Reading:
+    def read(self, body: bytes) -> Reading:
         """Raises ConfigError: this is no answer of its /metrics."""
-        return _from_prometheus(text, self.names)
+        return _from_prometheus(as_text(body, what="/metrics"), self.names)
 
 
 def _vllm_names(prefix: str, running: str, waiting: str, generated: str) -> dict[str, str]:
@@ -118,19 +126,17 @@ _VLLM = _vllm_names("vllm", "num_requests_running", "num_requests_waiting", "gen
 class TensorRT(Engine):
     """Its /metrics is a JSON list of iterations, emptied by reading: it is added up here."""
 
-    def read(self, text: str) -> Reading:
-        iterations = read_json(text, what="/metrics") if text.strip() else []
-        if not isinstance(iterations, list):
-            raise ConfigError("/metrics must be a list of iterations.")
-        whole = [one for one in iterations if isinstance(one, dict)]
-        stats = [s for one in whole if isinstance(s := one.get("specDecodingStats"), dict)]
-        last = whole[-1] if whole else {}
+    def read(self, body: bytes) -> Reading:
+        listed = read_json(body, what="/metrics") if body.strip() else []
+        iterations = Iterations.parse({"iterations": listed}, where="/metrics").iterations
+        stats = [one.spec_decoding_stats for one in iterations if one.spec_decoding_stats]
+        last = iterations[-1] if iterations else Iteration()
         return Reading(
-            steps=_sum(stats, "numRequestsWithDraftTokens"),
-            drafted=_sum(stats, "numDraftTokens"),
-            accepted=_sum(stats, "numAcceptedTokens"),
-            running=_number(last.get("numActiveRequests")),
-            waiting=_number(last.get("numQueuedRequests")),
+            steps=sum(one.num_requests_with_draft_tokens for one in stats),
+            drafted=sum(one.num_draft_tokens for one in stats),
+            accepted=sum(one.num_accepted_tokens for one in stats),
+            running=last.num_active_requests,
+            waiting=last.num_queued_requests,
         )
 
 
@@ -175,13 +181,12 @@ ENGINES = (
 )
 
 
-def engine_of(models: object) -> Engine:
+def engine_of(listed: ModelList) -> Engine:
     """The engine whose list of models this is.
 
-    Raises ConfigError: it is none, or of an engine that is not known here.
+    Raises ConfigError: of none that is known here, or without a model.
     """
-    data = models.get("data") if isinstance(models, dict) else None
-    owners = [one.get("owned_by") for one in data or () if isinstance(one, dict)]
+    owners = [one.owned_by for one in listed.data]
     for engine in ENGINES:
         if engine.owner in owners:
             return engine
@@ -194,32 +199,39 @@ def engine_of(models: object) -> Engine:
 
 def _from_prometheus(text: str, names: Mapping[str, str]) -> Reading:
     by_name = {metric: name for name, metric in names.items()}
-    found: dict[str, list[float]] = {}
+    series: dict[str, list[float]] = {}
     positions: dict[int, float] = {}
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                name = by_name.get(sample.name.removesuffix("_total"))
-                if name == "at_least":
-                    at = int(sample.labels[POSITION])
-                    positions[at] = positions.get(at, 0.0) + sample.value
-                elif name is not None:
-                    found.setdefault(name, []).append(sample.value)
-    except (ValueError, KeyError) as error:
-        raise ConfigError("/metrics must be in Prometheus' text format.") from error
-    deepest = min(max(positions, default=-1), 255)
+    for line in text.split("\n"):
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        sample = _SAMPLE.fullmatch(line.lstrip())
+        if sample is None:
+            raise ConfigError("/metrics must be in Prometheus' text format.")
+        metric, labels, value = sample.groups()
+        name = by_name.get(metric.removesuffix("_total"))
+        if name == "at_least":
+            position = _POSITION.search(labels or "")
+            if position is None:
+                raise ConfigError(f"{metric} in /metrics must have a position.")
+            at = int(position[1])
+            positions[at] = positions.get(at, 0.0) + _amount(metric, value)
+        elif name is not None:
+            series.setdefault(name, []).append(_amount(metric, value))
+    deepest = min(max(positions, default=-1), MAX_POSITIONS - 1)
     at_least = tuple(positions.get(at, 0.0) for at in range(deepest + 1))
     # There is a series per model or worker: counts are added up, means are not.
-    whole = {
+    figures = {
         name: sum(values) / (len(values) if name.startswith("told_") else 1)
-        for name, values in found.items()
+        for name, values in series.items()
     }
-    return Reading(**whole, at_least=at_least)
+    return Reading(**figures, at_least=at_least)
 
 
-def _sum(stats: Iterable[Mapping[str, Any]], key: str) -> float:
-    return sum(_number(one.get(key)) or 0.0 for one in stats)
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) else None
+def _amount(metric: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= MAX_COUNT:
+        raise ConfigError(f"{metric} in /metrics must be in [0, 2^53], got {text:.80}.")
+    return value

@@ -7,9 +7,9 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, PlaygroundError
 from engine.metrics import mat, mean_or_none, percentile, throughput, tok_s, tpot_ms
-from playground.connect.client import Client, EngineError, Reply
+from playground.connect.client import Client, Reply
 from playground.connect.readings import Reading, between
 from playground.host.live import Message
 from presets import PromptSuite
@@ -154,7 +154,7 @@ async def _level(client: Client, load: Load, concurrency: int, ends: float) -> l
                 async with asyncio.timeout(max(1.0, ends - time.monotonic())):
                     reply = await client.answer(asked.messages, max_new_tokens=load.max_new_tokens)
                 answered.append(Answered(asked, reply))
-            except EngineError as error:
+            except PlaygroundError as error:
                 answered.append(Answered(asked, None, str(error)))
             except TimeoutError:
                 answered.append(Answered(asked, None, "The time limit was reached."))
@@ -169,7 +169,7 @@ async def _counters(client: Client) -> Reading | None:
     """None where the engine was not started with counters."""
     try:
         return await client.read()
-    except EngineError:
+    except PlaygroundError:
         return None
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+
+from anyio.to_thread import run_sync
 
 from playground.connect.client import Client
 from playground.connect.replay import Level, Load, replay
@@ -53,7 +56,11 @@ async def visit(address: Address, load: Load, log: RunLog | None) -> AsyncIterat
                     levels.append(level)
                     if log is not None:
                         is_drafting = levels is drafting
-                        store(log, asked, level, replay=replay_id, drafting=is_drafting)
+                        await run_sync(
+                            partial(
+                                store, log, asked, level, replay=replay_id, drafting=is_drafting
+                            )
+                        )
             yield Report(engine, tuple(drafting), tuple(plain))
 
 

@@ -7,12 +7,13 @@ from functools import partial
 from typing import Any
 
 import gradio as gr
+from anyio.to_thread import run_sync
 
 from engine.config import Limits, Sampling, Settings
 from engine.errors import ConfigError
 from engine.metrics import FORMULAS
 from engine.plain import read_json
-from playground.errors import Fault, attempt
+from playground.errors import Fault, attempt, attempt_aside
 from playground.experiments.compare.form import MAX_CONFIGURATIONS, CompareForm, CompareOptions
 from playground.experiments.compare.job import CompareJob
 from playground.experiments.compare.links import (
@@ -142,7 +143,7 @@ class ComparePage:
             async for shown in self._follow(job):
                 yield shown
             return
-        found = attempt(lambda: self._results(own), where="opening a comparison")
+        found = await attempt_aside(lambda: self._results(own), where="opening a comparison")
         if asked or not own or isinstance(found, Fault):
             yield [gr.skip(), gr.skip()]  # Gradio empties what a generator says nothing of
         else:
@@ -410,7 +411,7 @@ class ComparePage:
         *slots, form, panels, tab = held[len(FIELDS) :]
         asked = dict(zip(FIELDS, held, strict=False))
         asked |= {"slots": list(zip(slots[::2], slots[1::2], strict=True)), "form": form}
-        started = attempt(
+        started = await attempt_aside(
             lambda: CompareJob.start(
                 self.host,
                 self.jobs,
@@ -431,7 +432,7 @@ class ComparePage:
         async for message in stream(job, self.history):
             same = message["report"] == report
             report = message["report"]
-            yield [message, gr.skip() if same else results_html(report)]
+            yield [message, gr.skip() if same else await run_sync(results_html, report)]
 
     def stop_run(self, tab: Any, shown: Any, request: gr.Request) -> None:
         """Stop the tab's comparison, and the one on show, which may be of another tab."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import gradio as gr
+from anyio.to_thread import run_sync
 
 from engine import formats
-from engine.errors import PlaygroundError
 from engine.metrics import SAME
-from playground.errors import Fault
+from playground.errors import Fault, fault_of
 from playground.host.request import read_run_id
 from playground.host.runner import EngineHost
 from playground.trees.batches import Remaining, measure_for, remaining
@@ -60,18 +61,19 @@ async def shown(host: EngineHost, jobs: Jobs, compare_id: str, owner: str) -> As
     """A comparison's table; what is missing for it is measured first, in half a minute."""
     try:
         compare_id = read_run_id(compare_id)
-        found = remaining(host.log, host.catalog, compare_id)
+        read = partial(remaining, host.log, host.catalog, compare_id)
+        found = await run_sync(read)
         if found is None:
-            job = measure_for(host, jobs, compare_id, owner=owner)
+            job = await run_sync(partial(measure_for, host, jobs, compare_id, owner=owner))
             while not (state := jobs.state(job))["over"]:
                 yield saying(f"{state['text']} …")
                 await asyncio.sleep(POLL_S)
             if state["error"]:
                 yield saying(Fault(state["error"], expected=True))
                 return
-            found = remaining(host.log, host.catalog, compare_id)
-    except PlaygroundError as error:
-        yield saying(Fault(str(error), expected=True))
+            found = await run_sync(read)
+    except Exception as error:
+        yield saying(fault_of(error, where="predicting speedups of batches"))
         return
     yield saying("Stopped.") if found is None else remaining_html(found)
 

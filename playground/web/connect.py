@@ -8,11 +8,12 @@ from typing import Any
 
 import gradio as gr
 import plotly.graph_objects as go
+from anyio.to_thread import run_sync
 from pydantic import ConfigDict, Field
 
 from engine import formats
 from engine.config import Settings
-from engine.errors import ConfigError, PlaygroundError
+from engine.errors import ConfigError
 from engine.formats import DASH, figure
 from engine.metrics import FORMULAS, throughput
 from playground.connect.client import Client
@@ -20,7 +21,7 @@ from playground.connect.readings import ENGINES, Engine, Reading, between
 from playground.connect.replay import MAX_CONCURRENCY, Load, asked_of, read_concurrencies
 from playground.connect.report import COLUMNS, Report
 from playground.connect.session import Address, visit
-from playground.errors import Fault
+from playground.errors import fault_of
 from playground.host.catalog import Catalog
 from playground.plots import GREY, HUES, styled
 from playground.web.results import HTML, Cell, saying, table_html
@@ -28,6 +29,7 @@ from presets import PromptSuite
 from storage import RunLog
 
 EVERY_S = 2.0
+WHERE = "asking an engine"
 MAX_PROMPTS, MAX_TOKENS = 200, 2048
 QUIET: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
 TIMED: dict[str, Any] = {**QUIET, "queue": False}
@@ -168,8 +170,8 @@ class ConnectPage:
         """Find the engine and read its counters; then the timer goes on."""
         try:
             _, where, reading = await _read(url, key, model)
-        except PlaygroundError as error:
-            return saying(Fault(str(error), expected=True)), "", None, gr.Timer(active=False)
+        except Exception as error:
+            return saying(fault_of(error, where=WHERE)), "", None, gr.Timer(active=False)
         seen = (time.monotonic(), reading)
         return saying(where), live_html(reading, None, "Since its start."), seen, _going(True)
 
@@ -179,8 +181,8 @@ class ConnectPage:
             return gr.skip(), gr.skip(), gr.skip(), _going(False)
         try:
             engine, where, after = await _read(url, key, model)
-        except PlaygroundError as error:
-            return saying(Fault(str(error), expected=True)), gr.skip(), seen, gr.skip()
+        except Exception as error:
+            return saying(fault_of(error, where=WHERE)), gr.skip(), seen, gr.skip()
         now, (began, before) = time.monotonic(), seen
         drained = engine.name == "trtllm"  # its list holds what is new, no more
         grown, restarted = (after, False) if drained else between(before, after)
@@ -199,9 +201,9 @@ class ConnectPage:
             address = Address(asked.url, asked.key, asked.model, asked.plain)
             async for report in visit(address, load, self._log):
                 done = f"{len(report.drafting)} of {len(load.concurrencies)} levels measured"
-                yield saying(done), *_shown(report)
-        except PlaygroundError as error:
-            yield saying(Fault(str(error), expected=True)), gr.skip(), gr.skip(), gr.skip()
+                yield saying(done), *(await run_sync(_shown, report))
+        except Exception as error:
+            yield saying(fault_of(error, where=WHERE)), gr.skip(), gr.skip(), gr.skip()
 
 
 async def _read(url: Any, key: Any, model: Any) -> tuple[Engine, str, Reading]:

@@ -13,9 +13,11 @@ import logging
 import re
 import secrets
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlencode
 
+from anyio.to_thread import run_sync
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -137,7 +139,7 @@ class Door:
         elif scope["type"] == "websocket":  # nothing of ours speaks it
             await send({"type": "websocket.close", "code": 1008})
         else:
-            answer, call = self._answer(Request(scope)), self._app
+            answer, call = await self._answer(Request(scope)), self._app
             if answer is None and scope["method"] == "POST":
                 receive = counted(receive, MAX_BODY)
                 call = self._app if is_endpoint(scope["path"]) else self._call
@@ -167,7 +169,7 @@ class Door:
             logger.exception("a call of %s failed", scope["path"])
             await unfit(scope, receive, send)
 
-    def _answer(self, request: Request) -> Response | None:
+    async def _answer(self, request: Request) -> Response | None:
         """Why the request does not pass; None = it does."""
         path = request.scope["path"]
         if "content-length" in request.headers and "transfer-encoding" in request.headers:
@@ -184,7 +186,7 @@ class Door:
             return self._exchange(request)
         if path != STARTED and not self._may_call(request):
             return _locked(request)
-        if not self._is_open(request):
+        if not await self._is_open(request):
             return _refused(404, "There is nothing here.", path)
         if not is_endpoint(path) and not _is_readable(request):
             return _refused(415, "A request's body must be JSON.", path)
@@ -232,7 +234,7 @@ class Door:
         wanted = self._access.token
         return wanted is None or _is_same(given, wanted)
 
-    def _is_open(self, request: Request) -> bool:
+    async def _is_open(self, request: Request) -> bool:
         """Whether our pages, or programs, use the route."""
         path = request.scope["path"]
         if request.method not in ("GET", "HEAD"):
@@ -240,7 +242,7 @@ class Door:
             return request.method == "POST" and posts is not None
         if path.startswith(FILE):
             file = Path(path.removeprefix(FILE))
-            return file.is_absolute() and self._files in file.resolve().parents
+            return file.is_absolute() and self._files in (await run_sync(file.resolve)).parents
         return (READ.fullmatch(path) or READ_BY_PROGRAMS.fullmatch(path)) is not None
 
 
@@ -316,7 +318,7 @@ async def checked(receive: Receive, path: str) -> tuple[Response | None, Receive
             body += message.get("body", b"")
             more = message.get("more_body", False)
         if body:
-            read_json(bytes(body), what="The request")
+            await run_sync(partial(read_json, bytes(body), what="The request"))
     except HTTPException as error:
         return _refused(error.status_code, error.detail, path), receive
     except ConfigError as error:

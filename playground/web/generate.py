@@ -12,7 +12,7 @@ import gradio as gr
 from engine import formats
 from engine.config import Limits, Sampling
 from engine.drafters.method import MethodConfig
-from playground.errors import Fault, attempt
+from playground.errors import Fault, attempt, attempt_aside
 from playground.host.catalog import Catalog, Method
 from playground.host.controls import changed_controls, controls_of, group_of, settings_from
 from playground.host.request import (
@@ -231,7 +231,7 @@ class GeneratePage:
         chat = chat_of(panel)
         raw = self._asked(*asked) | {"repeats" if again else "parent": chat}
         owner = owner_of(tab, request)
-        started = attempt(
+        started = await attempt_aside(
             lambda: self.host.generate(read_request(self.catalog, raw), owner=owner),
             where="starting a run",
         )
@@ -274,7 +274,9 @@ class GeneratePage:
             async for message in follow(RunStream([run], self.host.ahead_of), found=True):
                 yield message
         elif asked:
-            shown = attempt(lambda: self.history.opened(read_run_id(asked)), where="opening a run")
+            shown = await attempt_aside(
+                lambda: self.history.opened(read_run_id(asked)), where="opening a run"
+            )
             if isinstance(shown, Fault):
                 yield refusal(shown.sentence, None)
             else:
@@ -286,7 +288,7 @@ class GeneratePage:
         self, target: Any, dtype: Any, tab: Any, request: gr.Request
     ) -> AsyncIterator[str]:
         """Stream what the loading is doing, in words."""
-        started = attempt(
+        started = await attempt_aside(
             lambda: self.host.load(
                 self.catalog.target(target), read_dtype(dtype), owner=owner_of(tab, request)
             ),

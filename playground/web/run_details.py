@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from playground.errors import Fault, attempt
+from playground.errors import Fault, attempt, attempt_aside
 from playground.host.live import LiveRun
 from playground.host.request import read_run_id
 from playground.host.runner import EngineHost
@@ -105,7 +105,7 @@ class OpenRun:
             again = request_again(self.host.catalog, stored)
             return self.host.generate(again, owner=owner_of(tab, request))
 
-        started = attempt(start, where="running a run again")
+        started = await attempt_aside(start, where="running a run again")
         if isinstance(started, Fault):
             yield refusal(started.sentence, None), *idle, gr.skip()
             return

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import gradio as gr
 import h11
+from anyio.to_thread import run_sync
 from gradio.route_utils import CustomCORSMiddleware
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute
@@ -74,7 +75,7 @@ class SecurityHeaders:
                 body += message.get("body", b"")
                 if message.get("more_body"):
                     return
-                await send(_with_headers(held, policy(body)))
+                await send(_with_headers(held, await run_sync(policy, body)))
                 message = {"type": "http.response.body", "body": body}
             await send(message)
 

@@ -26,6 +26,7 @@ from engine.errors import ConfigError, TreeError
 from engine.interop.trees import is_pbtxt, parse_tree
 from engine.interop.trees.growmap import read_growmap_file
 from playground.cli.main import app
+from playground.cli.tables import Terminal, progress_bar
 from playground.runs.query import read_filters
 from playground.runs.transfer import HEAD, TAIL, import_runs, read_lines, run_line, writing
 from playground.web import security
@@ -291,6 +292,27 @@ def test_names_of_runs_are_shown_on_a_terminal_not_obeyed(log: RunLog, tmp_path:
     assert wrong.exit_code == 2
     for text in (shown.output, wrong.output):
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text)
+
+
+def test_commands_print_by_what_shows_control_characters_and_by_nothing_else() -> None:
+    raw = re.compile(r"\btyper\.echo\(|(?<![.\w])print\(|(?<!_)stdout\.write\((?!as_output)")
+    lines = [
+        f"{file.name}: {line.strip()}"
+        for file in sorted((ROOT / "playground/cli").glob("*.py"))
+        for line in file.read_text().splitlines()
+        if raw.search(line)
+    ]
+    # The two functions themselves.
+    assert len(lines) == 2 and all(line.startswith("options.py: ") for line in lines), lines
+
+
+def test_what_stands_beside_a_bar_is_shown_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal()
+    terminal._force_terminal = True
+    with progress_bar(terminal, "a\x1b[2J", 2) as bar:
+        bar(1, note="b\x1b]0;owned\x07")
+    shown = capsys.readouterr().out
+    assert r"a\x1b[2J" in shown and r"b\x1b]0;owned\x07" in shown
 
 
 ROOT = Path(__file__).parents[2]

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from engine.errors import ConfigError
+from playground.errors import Fault, attempt_aside
 from playground.experiments.compare.job import CompareJob
 from playground.experiments.compare.report import Comparison
 from playground.experiments.plan import Types
@@ -65,7 +66,10 @@ async def _messages(job: CompareJob, history: History, tick_s: float) -> AsyncIt
             yield {**waiting, **texts}
             last = texts["compare"]
         await asyncio.sleep(tick_s)
-    metas = _metas(job.comparison, history)
+    metas = await attempt_aside(lambda: _metas(job.comparison, history), where="opening its runs")
+    if isinstance(metas, Fault):
+        yield {**fault_message(metas.sentence), "report": job.report}
+        return
     yield bare(status={}, runs=metas, resync=True, **_texts(job, final=True))
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from engine.errors import ConfigError
+from playground.connect.answers import ModelList
 from playground.connect.readings import ENGINES, Reading, between, engine_of
 
 RECORDED = {
@@ -89,7 +91,7 @@ sglang:num_queue_reqs{model_name="m"} 1.0
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_counters_are_the_same_figures(name: str) -> None:
     engine = next(engine for engine in ENGINES if engine.name == name)
-    reading = engine.read(RECORDED[name])
+    reading = engine.read(RECORDED[name].encode())
     assert reading.mat == 2.5 and reading.draft_acceptance == 0.5
     assert (reading.running, reading.waiting) == (2.0, 1.0)
     assert reading.generated == (None if name == "trtllm" else 100)
@@ -108,15 +110,15 @@ def test_recorded_counters_are_the_same_figures(name: str) -> None:
     ],
 )
 def test_an_engine_is_told_by_who_owns_its_models(owner: str, name: str) -> None:
-    assert engine_of({"data": [{"id": "m", "owned_by": owner}]}).name == name
+    assert engine_of(ModelList.parse({"data": [{"id": "m", "owned_by": owner}]})).name == name
 
 
-@pytest.mark.parametrize("answer", [[], {}, {"data": 3}, {"data": [{"owned_by": "x"}]}, None])
-def test_what_is_no_engine_is_refused(answer: object) -> None:
-    if answer == {"data": 3}:
-        answer = {"data": [3]}
-    with pytest.raises(ConfigError, match="vLLM"):
-        engine_of(answer)
+@pytest.mark.parametrize(
+    "answer", [[], {}, {"data": 3}, {"data": [3]}, {"data": []}, {"data": [{"id": "x"}]}, None]
+)
+def test_what_is_no_engine_is_refused(answer: Any) -> None:
+    with pytest.raises(ConfigError, match="vLLM|data|ModelList"):
+        engine_of(ModelList.parse(answer))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_what_is_no_engine_is_refused(answer: object) -> None:
 def test_what_are_no_counters_is_refused(name: str, text: str) -> None:
     engine = next(engine for engine in ENGINES if engine.name == name)
     with pytest.raises(ConfigError, match="/metrics"):
-        engine.read(text)
+        engine.read(text.encode())
 
 
 def test_figures_are_of_the_time_between_two_readings() -> None:
@@ -140,4 +142,10 @@ def test_figures_are_of_the_time_between_two_readings() -> None:
 def test_a_counter_that_fell_is_a_restart() -> None:
     before = Reading(steps=10, drafted=30, accepted=10, generated=20)
     after = Reading(steps=2, drafted=6, accepted=1, generated=40)
+    assert between(before, after) == (after, True)
+
+
+def test_position_counters_that_fell_are_a_restart_and_never_negative_rates() -> None:
+    before = Reading(steps=10, drafted=30, accepted=10, at_least=(8, 2))
+    after = Reading(steps=12, drafted=36, accepted=12, at_least=(3, 1))
     assert between(before, after) == (after, True)

@@ -1,0 +1,84 @@
+"""Nothing blocks the loop that answers requests: every listener that runs on it, called once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage import RunLog
+from tests import blocking
+from tests.playground.serving import Served, serving_tiny
+from tests.playground.test_http import call
+from tests.storage.conftest import finished_run
+
+LINKS = "0123456789abcdef"
+SHOWN = {"compare": json.dumps({"id": LINKS})}
+
+
+def values_of(listener: dict[str, Any], held: dict[int, Any], run_id: str) -> list[Any]:
+    """What makes a listener look something up, else what the page holds."""
+    values = [held[part] for part in listener["inputs"]]
+    special = {
+        "follow_link": [LINKS] * 3,
+        "show": [SHOWN, LINKS],
+        "measure": ["http://127.0.0.1:9"],
+    }
+    for name, own in special.items():
+        if listener["api_name"].startswith(name):
+            values[: len(own)] = own
+    if listener["api_name"].startswith("run_again") and len(values) == 2:
+        values[0] = run_id
+    return values
+
+
+def test_no_listener_of_the_page_blocks_the_loop(tmp_path: Path) -> None:
+    with serving_tiny(tmp_path) as served:
+        run_id = finished_run(served.log)
+        for listener, held in listeners(served):
+            assert call(served, listener["api_name"], values_of(listener, held, run_id))
+        with served.client() as client:
+            for path in ("/", "/metrics", "/v1/models", "/v2/models/tiny"):
+                assert client.get(path).status_code == 200
+            body = {"model": "tiny", "prompt": "a", "max_tokens": 2}
+            assert client.post("/v1/completions", json=body).status_code == 200
+            generate = {"text_input": "a", "max_tokens": 2}
+            assert client.post("/v2/models/tiny/generate", json=generate).status_code == 200
+
+
+def listeners(served: Served) -> list[tuple[dict[str, Any], dict[int, Any]]]:
+    """Listeners that stream or watch, and what the page's components hold."""
+    with served.client() as client:
+        config = client.get("/config").json()
+    held = {part["id"]: part["props"].get("value") for part in config["components"]}
+    streams = [fn for fn in config["dependencies"] if fn["backend_fn"] and fn["types"]["generator"]]
+    assert len(streams) >= 10
+    return [(fn, held) for fn in streams if fn["api_name"] != "import_file"]
+
+
+@pytest.mark.parametrize("blocks", ["sleeps", "a database", "a file", "long text"])
+def test_what_blocks_a_loop_is_noted(tmp_path: Path, blocks: str) -> None:
+    from engine import plain
+
+    (tmp_path / "file").write_text("1")
+    with RunLog.open(str(tmp_path / "log.db")) as log:
+        calls = {
+            "sleeps": lambda: time.sleep(0),
+            "a database": log.find,
+            "a file": lambda: plain.read_text(tmp_path / "file"),
+            "long text": lambda: plain.read_json("[" + "1," * 100_000 + "1]", what="It"),
+        }
+
+        async def ours() -> None:
+            calls[blocks]()
+
+        # As if a line of ours had called it, and not one of the tests.
+        code = ours.__code__.replace(co_filename=f"{blocking.ROOT}/playground/any.py")
+        ours.__code__ = code
+        asyncio.run(ours())
+    assert blocking.NOTED
+    blocking.NOTED.clear()
