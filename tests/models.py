@@ -47,7 +47,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": VOCAB,
         "pad_token_id": 0,
     },
-    "gpt_neox": {"rotary_pct": 0.5},
+    "gpt_neox": {"rotary_pct": 0.5, "num_key_value_heads": None},
     "mistral": {"sliding_window": 12},
     "gemma2": {"head_dim": 8, "sliding_window": 12},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},

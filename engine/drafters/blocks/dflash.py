@@ -126,7 +126,7 @@ class DFlashModel(nn.Module):
         self.fc = nn.Linear(shape.num_features * spec.hidden, spec.hidden, bias=False)
         self.hidden_norm = nn.RMSNorm(spec.hidden, eps=spec.eps)
         self.input_norms, self.layers = nn.ModuleList(norms), nn.ModuleList(layers)
-        self.norm = nn.RMSNorm(spec.hidden, eps=spec.eps)
+        self.norm, self.specs = nn.RMSNorm(spec.hidden, eps=spec.eps), shape.layers
         if shape.num_outputs is not None:
             self.lm_head = nn.Linear(spec.hidden, shape.num_outputs, bias=False)
         self.aliases = {f"input_norms.{i}": f"layers.{i}.input_layernorm" for i in range(count)}
@@ -141,9 +141,9 @@ class DFlashModel(nn.Module):
         context = self.hidden_norm(self.fc(features))
         keys = torch.arange(past.length + len(features) + len(block), device=block.device)
         ahead = keys - keys[-len(block) :, None]
-        for norm, layer in zip(self.input_norms, self.layers, strict=True):
-            seen = ahead.abs() < (layer.spec.window or len(keys))
-            if layer.spec.causal:
+        for norm, layer, own in zip(self.input_norms, self.layers, self.specs, strict=True):
+            seen = ahead.abs() < (own.window or len(keys))
+            if own.causal:
                 seen &= ahead <= 0
             rows = torch.cat([context, norm(block)])
             block = layer(rows, block, keys[past.length :], past, seen)

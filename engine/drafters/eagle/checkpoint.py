@@ -109,19 +109,24 @@ def _loaded(
     windows: tuple[int | None, ...],
 ) -> tuple[_Eagle3, Needs]:
     vocabulary, own_output = draft_vocabulary(found, target)
+    if not own_output and vocabulary.ids is not None:
+        raise DrafterError(
+            f"{found.location} drafts tokens of its own (d2t), but lacks lm_head.weight. "
+            "It is damaged; copy it again."
+        )
     spec = _eagle3_spec(found, target, vocabulary.size, windows[0])
+    needs = Needs(hidden=True)
     if spec.num_features:
-        layers = _captured_layers(found, target, layers)
-        _check_layers(layers, spec, found, target)
+        needs = Needs(layers=_captured_layers(found, target, layers))
+        _check_layers(needs.layers, spec, found, target)
     elif layers:
         raise DrafterError(
             f"{found.location} reads the target's last hidden state only (use_aux_hidden_state is "
             "false). Leave eagle3_layers_to_capture out."
         )
-    lm_head = None if own_output else DraftOutput(target, vocabulary)
+    lm_head = None if own_output else DraftOutput(target)
     head = found.load(lambda: make(spec, lm_head), target)
     head.vocabulary = vocabulary
-    needs = Needs(layers=layers) if spec.num_features else Needs(hidden=True)
     return _finished(head, found, target, spec.layer.hidden), needs
 
 

@@ -36,8 +36,8 @@ class ParallelHead(Eagle3Head):
     ) -> None:
         """`windows`: as `HeadSpec.window`, of every layer."""
         super().__init__(spec, lm_head)
-        layer, others = spec.layer, range(1, len(windows))
-        specs = [replace(layer, window=window) for window in windows[1:]]
+        layer, others, self._windows = spec.layer, range(1, len(windows)), windows[1:]
+        specs = [replace(layer, window=window) for window in self._windows]
         self.norms = nn.ModuleList(nn.RMSNorm(layer.hidden, eps=layer.eps) for _ in others)
         self.layers = nn.ModuleList(
             HeadLayer(own, layer.hidden, index) for index, own in enumerate(specs, 1)
@@ -62,7 +62,7 @@ class ParallelHead(Eagle3Head):
         positions = torch.arange(begin, begin + len(x), device=x.device)
         seen = torch.arange(begin + len(x), device=x.device) <= positions[:, None]
         out = self.layer(x, out, positions, past, within(seen, self.layer.spec.window))
-        for norm, layer in zip(self.norms, self.layers, strict=True):
-            out = layer(norm(out), out, positions, past, within(seen, layer.spec.window))
+        for norm, layer, window in zip(self.norms, self.layers, self._windows, strict=True):
+            out = layer(norm(out), out, positions, past, within(seen, window))
         past.length = begin + n
         return self.logits(self.norm(out[n - 1 :]) if self.spec.norm_output else out[n - 1 :])

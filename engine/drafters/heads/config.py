@@ -7,6 +7,7 @@ keys that never matter here (`HARMLESS`) and values that change nothing (`NEUTRA
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 
 from engine.config import Settings
 from engine.errors import ConfigError, DrafterError
+from engine.model.files import UNREADABLE
 from engine.plain import short, visible
 
 SECTIONS = ("transformer_layer_config", "eagle_config", "dflash_config")
@@ -266,4 +268,6 @@ def beyond_transformers(config: Any) -> dict[str, Any]:
     """Settings of a transformers config that its class does not have: its model ignores them."""
     fields = type(config).__dataclass_fields__.keys() | type(config).attribute_map.keys()
     fields |= {"per_layer_config"}
+    with contextlib.suppress(*UNREADABLE):  # of what some classes compute, an example knows
+        fields |= type(config)().to_dict().keys()
     return {key: value for key, value in config.to_dict().items() if key not in fields}
