@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import logging
 import os
+import sys
 import threading
 import webbrowser
 from collections.abc import Sequence
@@ -25,6 +27,8 @@ QUEUE_LOOK_S = 0.02
 """How often Gradio looks for events; its own millisecond costs a tenth of the engine's core."""
 DRAWN_S = 2.0
 """After this the first page has been drawn, and nobody waits for the program's start."""
+TRIM_S = 30.0
+"""Between two looks whether memory can be given back."""
 END_S = 1.0
 """Most seconds that ending waits for what is under way: a load cannot be stopped."""
 
@@ -80,7 +84,17 @@ def serve(
             webbrowser.open(url)
         threading.Event().wait(DRAWN_S)
         import_models()
-        threading.Event().wait()
+        while True:
+            threading.Event().wait(TRIM_S)
+            if engine.occupancy == (0, 0):  # it takes a moment, in which a run would stand still
+                trim_memory()
+
+
+def trim_memory() -> None:
+    """Give back what was freed: glibc keeps a heap per thread, each as large as it ever was."""
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def import_models() -> None:

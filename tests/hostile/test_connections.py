@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import pytest
 
 from playground.web import security
+from playground.web.server import trim_memory
 from tests.playground.serving import Served, serving_tiny
 
 SOON_S = 1.0
@@ -141,3 +147,29 @@ def test_a_body_that_is_cut_off_runs_nothing(served: Served) -> None:
     answer = httpx.post(f"{served.url}{COMPLETIONS}", content=BODY)
     assert answer.status_code == 200
     assert served.log.find().total == before + 1
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc keeps heaps")
+def test_memory_that_many_threads_needed_at_once_is_given_back() -> None:
+    """As 50 clients' requests leave it: freed, with something small that stays above."""
+    size, pieces = 4000, 2500
+
+    def work(ready: threading.Barrier) -> bytes:
+        held = [bytes(size) for _ in range(pieces)]
+        ready.wait()
+        last = bytes(size)
+        del held
+        return last
+
+    threads = 16
+    ready = threading.Barrier(threads)
+    with ThreadPoolExecutor(threads) as pool:
+        stays = [one.result() for one in [pool.submit(work, ready) for _ in range(threads)]]
+        before = resident_bytes()
+        trim_memory()
+        assert before - resident_bytes() > threads * size * pieces / 2
+    assert len(stays) == threads
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
