@@ -35,24 +35,26 @@ MAX_KIND_CHARS = 64
 
 
 class Benchmarks:
-    """The benchmarks of one database; their runs carry the benchmark's id.
-
-    Attributes:
-        begun: ids of those begun or resumed here and not finished.
-    """
+    """The benchmarks of one database; their runs carry the benchmark's id."""
 
     def __init__(self, database: Database, this_owner: str) -> None:
         self._database = database
         self._owner = this_owner
-        self.begun: set[str] = set()
+        self.open_rows = owner.OpenRows(benchmarks)
 
-    def begin(self, name: str, plan: Mapping[str, Any]) -> str:
-        """Write down a benchmark that is about to start; returns its id."""
-        benchmark_id = new_id()
+    def begin(self, name: str, plan: Mapping[str, Any], *, benchmark_id: str | None = None) -> str:
+        """Write down a benchmark that is about to start; returns its id, a new one by default."""
+        benchmark_id = benchmark_id or new_id()
         new = benchmarks.insert().values(id=benchmark_id, owner=self._owner, name=name, plan=plan)
         here = benchmarks.c.id == benchmark_id
-        self._database.persist(lambda c: c.execute(new), lambda c: exists(c, here))
-        self.begun.add(benchmark_id)
+        with self.open_rows.unwritten() as over:
+
+            def write(connection: sa.Connection) -> None:
+                owner.interrupt(connection, benchmarks, over)
+                connection.execute(new)
+
+            self._database.persist(write, lambda c: exists(c, here))
+        self.open_rows.begin(benchmark_id)
         return benchmark_id
 
     def finish(
@@ -61,7 +63,7 @@ class Benchmarks:
         status: Literal["completed", "cancelled", "failed"],
         summary: Mapping[str, Any],
     ) -> None:
-        """The benchmark is over.
+        """The benchmark is over. If that cannot be written, the next `begin` interrupts it.
 
         Raises:
             UnknownBenchmarkError: no such benchmark.
@@ -72,8 +74,8 @@ class Benchmarks:
             _row(connection, benchmark_id)
             connection.execute(_update(benchmark_id, values))
 
-        self._database.persist(write)
-        self.begun.discard(benchmark_id)
+        with self.open_rows.finishing(benchmark_id):
+            self._database.persist(write)
 
     def resume(self, benchmark_id: str) -> Benchmark:
         """Go on with a benchmark here: it is `running` again and belongs to this process.
@@ -93,7 +95,7 @@ class Benchmarks:
                     "wait until it is done."
                 )
             connection.execute(_update(benchmark_id, mine))
-        self.begun.add(benchmark_id)
+        self.open_rows.begin(benchmark_id)
         return replace(_benchmark(row), status="running", finished_at=None)
 
     def get(self, benchmark_id: str) -> Benchmark | None:
@@ -175,12 +177,15 @@ class Artifacts:
         artifact_id, key_digest = new_id(), digest(key)
         new = artifacts.insert().values(id=artifact_id, kind=kind, key_digest=key_digest, key=key)
         of = {"run_id": run_id, "benchmark_id": benchmark_id}
-        with self._database.transaction() as connection:
+
+        def write(connection: sa.Connection) -> None:
             if run_id is None and benchmark_id is None:
                 same = artifacts.c.kind == kind, artifacts.c.key_digest == key_digest
                 nobodys = (artifacts.c[name].is_(None) for name in of)
                 connection.execute(artifacts.delete().where(*same, *nobodys))
             connection.execute(new.values(meta=meta, payload=payload, **of))
+
+        self._database.persist(write, lambda c: exists(c, artifacts.c.id == artifact_id))
         return artifact_id
 
     def find(
