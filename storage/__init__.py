@@ -33,5 +33,6 @@ from storage.records import UnknownArtifactError as UnknownArtifactError
 from storage.records import UnknownBenchmarkError as UnknownBenchmarkError
 from storage.records import UnknownRunError as UnknownRunError
 from storage.records import names_of as names_of
+from storage.schema import new_id as new_id
 from storage.writing import MAX_TAG_CHARS as MAX_TAG_CHARS
 from storage.writing import MAX_TAGS as MAX_TAGS

@@ -18,7 +18,7 @@ from engine.config import Limits, Sampling, Settings, setting
 from engine.errors import ConfigError, PlaygroundError, one_of
 from playground.experiments.cluster import workers_of
 from playground.experiments.finished import FinishedRequest, RunGroup, finished_requests
-from playground.experiments.job import Job, Jobs, Progress, submit
+from playground.experiments.job import Job, Jobs, Progress, State, submit
 from playground.experiments.measurement import Measurement, Summary, check_same_target
 from playground.experiments.plan import Configuration, ExperimentPlan, Types
 from playground.experiments.pool import Pool
@@ -33,7 +33,7 @@ from playground.host.controls import settings_from
 from playground.host.request import check_size, config_of, read_dtype
 from playground.host.runner import EngineHost
 from presets import PromptSuite
-from storage import Benchmark, RunLog, RunQuery, StorageError
+from storage import Benchmark, RunLog, RunQuery, StorageError, new_id
 
 KIND = "benchmark"
 """`kind` of a plan in the log that is a benchmark of this package."""
@@ -51,11 +51,14 @@ REPORT_EVERY_S = 3.0
 # ---- in the log
 
 
-def begin(log: RunLog, plan: ExperimentPlan, name: str = "") -> str:
+def begin(
+    log: RunLog, plan: ExperimentPlan, name: str = "", *, benchmark_id: str | None = None
+) -> str:
     """Write a plan down before its first request; returns the benchmark's id."""
     suites = " + ".join(dict.fromkeys(item.suite for item in plan.items))
     own = f"{suites}: {', '.join(c.name for c in plan.configurations[1:]) or 'plain'}"
-    return log.benchmarks.begin(name or own, {"kind": KIND, **plan.to_dict()})
+    values = {"kind": KIND, **plan.to_dict()}
+    return log.benchmarks.begin(name or own, values, benchmark_id=benchmark_id)
 
 
 def stored_benchmark(log: RunLog, benchmark_id: str) -> Benchmark:
@@ -265,20 +268,18 @@ class Benchmarks:
 
         Raises:
             ConfigError: the form is wrong.
-            QueueFullError, ClosingError: it was not taken on; it can be resumed.
+            QueueFullError, ClosingError: it was not taken on; then the log has nothing of it.
         """
-        plan = self.plan(form)
-        benchmark_id = begin(self._log, plan)
-        self._launch(benchmark_id, plan, pool)
+        plan, benchmark_id = self.plan(form), new_id()
+        write = partial(begin, self._log, plan, benchmark_id=benchmark_id)
+        self._launch(benchmark_id, plan, pool, write)
         return benchmark_id
 
     def resume(self, benchmark_id: str, pool: Pool | None = None) -> None:
         """Go on with a benchmark."""
         plan = plan_to_resume(self._log, benchmark_id, self._catalog.types)
-        if self._jobs.get(benchmark_id) is not None:
-            raise ConfigError("This benchmark is running already.")
-        self._log.benchmarks.resume(benchmark_id)
-        self._launch(benchmark_id, plan, pool)
+        write = partial(self._log.benchmarks.resume, benchmark_id)
+        self._launch(benchmark_id, plan, pool, write)
 
     def stop(self, benchmark_id: str) -> None:
         """End a benchmark that runs here; what is done is kept."""
@@ -304,20 +305,28 @@ class Benchmarks:
 
     # ---- running
 
-    def _launch(self, benchmark_id: str, plan: ExperimentPlan, pool: Pool | None) -> None:
+    def _launch(
+        self,
+        benchmark_id: str,
+        plan: ExperimentPlan,
+        pool: Pool | None,
+        write: Callable[[], object],
+    ) -> None:
+        """Queue it, then `write` that it runs."""
         job = Job(benchmark_id, owner=f"benchmark {benchmark_id}")
         tell = self._teller(job, benchmark_id)
         told: dict[str, Any] = {"tell": tell, "cancelled": job.cancelled}
 
         def check(environment: Mapping[str, Any]) -> None:
-            check_same_target(environment_of(self._log, benchmark_id), environment)
+            then = self._log.wait_for(lambda: environment_of(self._log, benchmark_id))
+            check_same_target(then, environment)
 
         def by_workers(pool: Pool) -> Summary:
             with workers_of(self._host, job, pool, plan) as running:
                 check(running.environment)
                 return measure_shards(running, plan, benchmark_id, **told)
 
-        try:
+        def take_on() -> Callable[[], State]:
             if pool is None:
                 group = RunGroup(benchmark_id)
                 measurement = Measurement(plan=plan, log=self._log, group=group, **told)
@@ -330,11 +339,10 @@ class Benchmarks:
                 )
             else:
                 queued = partial(by_workers, pool)
-        except PlaygroundError as error:
-            self._log.benchmarks.finish(benchmark_id, "cancelled", {"error": str(error)})
-            raise
+            write()
+            return lambda: conduct(self._log, benchmark_id, queued).status
 
-        self._jobs.start(job, lambda: conduct(self._log, benchmark_id, queued).status)
+        self._jobs.start(job, take_on)
 
     def _teller(self, job: Job, benchmark_id: str) -> Callable[[Progress], None]:
         """Takes a job's progress; a report every few seconds, between two requests."""

@@ -61,7 +61,7 @@ class Finish:
     text: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class LiveRun:
     """One job of the host, from the queue to its end.
 
@@ -100,17 +100,21 @@ class LiveRun:
     cancel_asked: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
     touched_s: float = field(default_factory=time.monotonic)
+    withdraw: Callable[[], None] = lambda: None
+    """Ends it at once if it still waits in the host's queue."""
+    _end_turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def cancel(self) -> None:
-        """Ask it to end; a run in the loop ends within one step."""
+        """Ask it to end: at once if it waits in a queue, else within one step."""
         self.cancel_asked.set()
+        self.withdraw()
 
     def end(self, state: State, *, error: str | None = None) -> None:
-        """Nothing more will come."""
-        self.error = error
-        self.progress = None
-        self.state = state
-        self.over.set()
+        """Nothing more will come; what ended already stays as it is."""
+        with self._end_turn:
+            if not self.over.is_set():
+                self.error, self.progress, self.state = error, None, state
+                self.over.set()
 
     @property
     def num_events(self) -> int:

@@ -95,7 +95,8 @@ class EngineHost:
     def generate(self, request: GenerateRequest, *, owner: str) -> LiveRun:
         """Queue a run; an unfinished run of the same owner is cancelled.
 
-        Raises QueueFullError, ClosingError: too many are waiting, or nothing is taken on.
+        Raises QueueFullError, ClosingError: too many are waiting, or nothing is taken on; nothing
+        is cancelled then.
         """
         run = self._new_run(request, owner)
         return self._enqueue(Job(run, lambda run: self._generate(run, request)))
@@ -131,7 +132,8 @@ class EngineHost:
 
     def before_close(self, end: Callable[[], None]) -> None:
         """Have this called when the host closes: it ends what uses the engine from outside."""
-        self._before_close.append(end)
+        with self._wake:
+            self._before_close.append(end)
 
     def close(self, wait_s: float | None = None) -> None:
         """Take nothing on any more, stop everything, wait for the worker, free the models.
@@ -144,43 +146,49 @@ class EngineHost:
             for run in self.runs.all():
                 run.cancel()
             self._wake.notify_all()
-        while self._before_close:
-            self._before_close.pop(0)()
+            ending, self._before_close = self._before_close, []
+        for end in ending:
+            end()
         if self._worker is not None:
             self._worker.join(wait_s)
         if self._worker is None or not self._worker.is_alive():
             self._models.close()
         for run in self.runs.all():
-            if not run.over.is_set():  # its thread goes on, but nobody is to wait for it
-                run.end("cancelled")
+            run.end("cancelled")  # its thread may go on, but nobody is to wait for it
 
     # ---- the queue
 
     def _enqueue(self, job: Job) -> LiveRun:
-        self.cancel_owner(job.run.owner)
+        run = job.run
         with self._wake:
             if self._closing:
                 raise ClosingError
-            if len(self._waiting) >= MAX_WAITING:
+            if sum(other.run.owner != run.owner for other in self._waiting) >= MAX_WAITING:
                 raise QueueFullError(
                     f"{MAX_WAITING} runs are waiting for the engine. Try again later."
                 )
-            self.runs.add(job.run)
+            self.cancel_owner(run.owner)
+            run.withdraw = partial(self._withdraw, run)
+            self.runs.add(run)
             self._waiting.append(job)
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name="engine", daemon=True)
                 self._worker.start()
             self._wake.notify_all()
-        return job.run
+        return run
+
+    def _withdraw(self, run: LiveRun) -> None:
+        """End a run that waits: it is before nobody any more."""
+        with self._wake:
+            waiting = [job for job in self._waiting if job.run is not run]
+            if len(waiting) < len(self._waiting):
+                self._waiting = deque(waiting)
+                run.activity = "stopped before it started"
+                run.end("cancelled")
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            run = job.run
-            if run.cancel_asked.is_set():
-                run.activity = "stopped before it started"
-                run.end("cancelled")
-                continue
-            self._settle(run, partial(job.work, run))
+            self._settle(job.run, partial(job.work, job.run))
 
     def _settle(self, run: LiveRun, work: Callable[[], None]) -> None:
         """Do a run's work; what stops it ends the run."""

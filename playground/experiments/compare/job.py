@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from engine.drafters.base import BuildContext
@@ -57,13 +57,15 @@ class CompareJob(Job):
     def start(cls, host: EngineHost, jobs: Jobs, plan: ExperimentPlan, *, owner: str) -> CompareJob:
         """Queue a comparison; an unfinished one of the same owner is cancelled.
 
-        Raises QueueFullError: too many are waiting.
+        Raises QueueFullError, ClosingError: it was not taken on; then nothing is cancelled.
         """
-        jobs.cancel_owner(owner)
         job = cls(host, plan, owner)
-        result = submit(host, job, plan, job._measure)
 
-        jobs.start(job, lambda: job._ended(result()))
+        def take_on() -> Callable[[], State]:
+            result = submit(host, job, plan, job._measure)
+            return lambda: job._ended(result())
+
+        jobs.start(job, take_on)
         return job
 
     @property

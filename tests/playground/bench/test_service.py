@@ -18,10 +18,12 @@ from playground.experiments import pool
 from playground.experiments.benchmarks import Benchmarks, BenchmarkState, num_planned
 from playground.experiments.finished import runs_of
 from playground.experiments.report.export import json_text
-from playground.host.runner import EngineHost
+from playground.host.runner import EngineHost, QueueFullError
 from storage import RunLog, StorageError
+from tests.playground.asks import busy
 from tests.playground.asks import start as generate
 from tests.playground.tiny import tiny_catalog
+from tests.storage.test_threads import NUM_THREADS, at_once
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 240.0
@@ -124,9 +126,41 @@ def test_one_that_is_stopped_in_the_queue_can_be_resumed(
     job = service.look(benchmark_id).job
     assert job is not None and job.message == "waiting for the engine, 1 ahead"
     service.stop(benchmark_id)
-    blocking.cancel()
     shown = finished(service, benchmark_id)
+    assert not blocking.over.is_set(), "it does not wait for what is before it"
     assert shown.benchmark.status == "cancelled" and shown.results.report.num_done == 0
+
+
+def test_a_benchmark_that_is_refused_leaves_the_log_as_it_was(
+    service: Benchmarks, host: EngineHost
+) -> None:
+    with busy(host, full=True):
+        with pytest.raises(QueueFullError):
+            service.start(asked())
+        assert service.newest() == []
+    with busy(host):
+        benchmark_id = service.start(asked())
+        service.stop(benchmark_id)
+        before = finished(service, benchmark_id).benchmark
+    with busy(host, full=True):
+        with pytest.raises(QueueFullError):
+            service.resume(benchmark_id)
+        assert service.look(benchmark_id).benchmark == before and before.status == "cancelled"
+
+
+def test_two_that_resume_a_benchmark_at_once_run_it_once(
+    service: Benchmarks, host: EngineHost
+) -> None:
+    with busy(host):
+        benchmark_id = service.start(asked())
+        service.stop(benchmark_id)
+        finished(service, benchmark_id)
+        faults = at_once(lambda: service.resume(benchmark_id))
+        assert [type(fault) for fault in faults] == [ConfigError] * (NUM_THREADS - 1)
+        job = service.look(benchmark_id).job
+        assert job is not None and not job.cancelled()
+    shown = finished(service, benchmark_id)
+    assert (shown.benchmark.status, shown.results.report.num_done) == ("completed", 4)
 
 
 def test_what_breaks_is_said_and_kept(service: Benchmarks) -> None:
@@ -206,10 +240,11 @@ SERVER = """
 import sys, time
 from pathlib import Path
 from playground.experiments.benchmarks import Benchmarks
-from playground.host.runner import EngineHost
+from playground.host.runner import EngineHost, QueueFullError
 from storage import RunLog
 from tests.playground.bench.test_service import asked
 from tests.playground.tiny import tiny_catalog
+from tests.storage.test_threads import NUM_THREADS, at_once
 log = RunLog.open(sys.argv[1])
 host = EngineHost(log, tiny_catalog(Path(sys.argv[2])), cache_dir=Path(sys.argv[3]), device="cpu")
 Benchmarks(host).start(asked(extent={"repeats": "10"}))

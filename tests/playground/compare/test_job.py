@@ -10,7 +10,7 @@ import pytest
 from playground.experiments.compare.job import CompareJob
 from playground.experiments.compare.report import Comparison, pieces
 from playground.experiments.plan import BASELINE_NAME
-from playground.host.runner import EngineHost
+from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
 from storage import RunDetail, RunLog, RunQuery
 from tests.playground.asks import finished, start
 from tests.playground.bench.requests import measured, plan_of
@@ -270,3 +270,20 @@ def test_drafters_of_a_comparison_have_learned_from_nothing(
     )
     ended(begun(host, options={"repeats": "3"}))
     assert len(made) == 3
+
+
+def test_a_comparison_that_is_refused_cancels_nothing(host: EngineHost) -> None:
+    running = begun(host, ("scripted", {"delay_ms": "50"}), owner="refused")
+    while running.progress is None:
+        time.sleep(0.01)
+    waiting = [
+        host.submit(lambda run: run.end("completed"), owner=str(n)) for n in range(MAX_WAITING)
+    ]
+    with pytest.raises(QueueFullError):
+        begun(host, ("scripted", {}), owner="refused")
+    assert not running.cancelled()
+    for run in waiting:
+        run.cancel()
+    running.cancel()
+    ended(running)
+    assert running.state == "cancelled"
