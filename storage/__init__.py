@@ -8,6 +8,7 @@ from storage.records import EXTERNAL as EXTERNAL
 from storage.records import LABEL_PREFIX as LABEL_PREFIX
 from storage.records import Artifact as Artifact
 from storage.records import Benchmark as Benchmark
+from storage.records import BenchmarkHead as BenchmarkHead
 from storage.records import Circumstance as Circumstance
 from storage.records import ExperimentRow as ExperimentRow
 from storage.records import Figure as Figure

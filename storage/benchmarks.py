@@ -17,6 +17,7 @@ from storage.query import exists, read_summaries
 from storage.records import (
     Artifact,
     Benchmark,
+    BenchmarkHead,
     ExperimentRow,
     FoldedPage,
     MeasuredSetup,
@@ -104,7 +105,13 @@ class Benchmarks:
             row = connection.execute(_of(benchmark_id)).one_or_none()
         return None if row is None else _benchmark(row)
 
-    def list(self, limit: int = 50) -> tuple[Benchmark, ...]:
+    def head(self, benchmark_id: str) -> BenchmarkHead | None:
+        """One benchmark without its plan; None if there is none of this id."""
+        with self._database.transaction(reading=True) as connection:
+            row = connection.execute(_HEADS.where(benchmarks.c.id == benchmark_id)).one_or_none()
+        return None if row is None else BenchmarkHead(**row._mapping)
+
+    def list(self, limit: int = 50) -> tuple[BenchmarkHead, ...]:
         """The newest benchmarks, newest first.
 
         Raises:
@@ -112,13 +119,16 @@ class Benchmarks:
         """
         if not 1 <= limit <= MAX_LIST:
             raise StorageError(f"limit must be in [1, {MAX_LIST}], got {limit}.")
-        newest = sa.select(benchmarks).order_by(benchmarks.c.created_at.desc(), benchmarks.c.id)
+        newest = _HEADS.order_by(benchmarks.c.created_at.desc(), benchmarks.c.id).limit(limit)
         with self._database.transaction(reading=True) as connection:
-            return tuple(_benchmark(row) for row in connection.execute(newest.limit(limit)))
+            return tuple(BenchmarkHead(**row._mapping) for row in connection.execute(newest))
 
     def interrupt_dead(self, connection: sa.Connection) -> None:
         """Those whose process is gone become `interrupted`."""
         owner.interrupt_dead(connection, benchmarks, lambda row: _last_sign(connection, row))
+
+
+_HEADS = sa.select(*(benchmarks.c[field.name] for field in fields(BenchmarkHead)))
 
 
 def _of(benchmark_id: str) -> sa.Select[Any]:

@@ -29,7 +29,7 @@ from playground.experiments.suites import first_turns, typed_item
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.request import read_request
 from playground.host.runner import EngineHost
-from storage import Benchmark, RunLog, new_id
+from storage import BenchmarkHead, RunLog, new_id
 
 BUDGET_S, MOST_S = 60.0, 120.0
 """What a search takes, and at most until those that are left have answered twice."""
@@ -307,7 +307,7 @@ class Search(Job):
         return f"{first.name}: {said(first.speedup)}.{because} {tried}"
 
 
-def interrupted(log: RunLog) -> Benchmark | None:
+def interrupted(log: RunLog) -> BenchmarkHead | None:
     """The newest benchmark of the log, if it is a search whose process ended."""
     newest = next(iter(log.benchmarks.list(1)), None)
     if newest is None or newest.status != "interrupted":

@@ -165,8 +165,8 @@ class Sources:
 
     def _usable(self, target: str) -> list[RunDetail]:
         query = RunQuery(target=target, status="completed", limit=2 * RECENT)
-        details = (self._log.get(row.id) for row in self._log.find(query).rows if row.lossless)
-        return [run for run in details if run is not None and is_greedy(run)][:RECENT]
+        lossless = [row.id for row in self._log.find(query).rows if row.lossless]
+        return [run for run in self._log.details(lossless) if is_greedy(run)][:RECENT]
 
     def run_ids(self, source: str, target: str) -> tuple[list[str], str | None]:
         """Runs behind a source of texts, and its benchmark if it is one; no suites.
@@ -210,9 +210,8 @@ def _short(text: str) -> str:
 
 def require_greedy(log: RunLog, run_ids: Sequence[str]) -> None:
     """Raises ConfigError: one of the runs was sampled."""
-    for run_id in run_ids:
-        run = log.get(run_id)
-        if run is not None and not is_greedy(run):
+    for run in log.details(run_ids):
+        if not is_greedy(run):
             raise ConfigError(
                 "These runs were sampled; a replay is exact for greedy texts only. Choose runs "
                 "with temperature 0."

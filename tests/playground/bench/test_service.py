@@ -6,12 +6,14 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from engine.errors import ConfigError
 from playground.experiments import pool
@@ -20,6 +22,7 @@ from playground.experiments.finished import runs_of
 from playground.experiments.report.export import json_text
 from playground.host.runner import EngineHost, QueueFullError
 from storage import RunLog, StorageError
+from storage.records import OutOfReachError
 from tests.playground.asks import busy
 from tests.playground.asks import start as generate
 from tests.playground.tiny import tiny_catalog
@@ -78,6 +81,92 @@ def test_a_benchmark_runs_and_its_report_is_read_once(service: Benchmarks) -> No
     assert again.results is shown.results and again.version == shown.version
     assert [one.id for one in service.newest()] == [benchmark_id]
     assert len(service.file(benchmark_id, "requests.csv").splitlines()) == 5
+
+
+def queries_of(log: RunLog, work: Callable[[], object]) -> list[str]:
+    """The statements that the log is asked with meanwhile."""
+    statements: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
+        statements.append(statement)
+
+    sa.event.listen(log._database.engine, "before_cursor_execute", note)
+    try:
+        work()
+    finally:
+        sa.event.remove(log._database.engine, "before_cursor_execute", note)
+    return statements
+
+
+def test_a_report_takes_as_many_queries_however_many_requests_it_has(
+    service: Benchmarks, host: EngineHost, log: RunLog
+) -> None:
+    few = service.start(asked())
+    finished(service, few)
+    many = service.start(asked(extent={"repeats": "4"}))
+    finished(service, many)
+    opened = [queries_of(log, lambda key=key: Benchmarks(host).look(key)) for key in (few, many)]  # type: ignore[misc]
+    assert len(opened[0]) == len(opened[1])
+
+
+def test_tabs_that_poll_read_a_plan_once(
+    service: Benchmarks, host: EngineHost, log: RunLog
+) -> None:
+    key = service.start(asked())
+    finished(service, key)
+    fresh = Benchmarks(host)
+    faults: list[BaseException] = []
+    statements = queries_of(
+        log, lambda: faults.extend(at_once(lambda: [fresh.look(key) for _ in range(5)]))
+    )
+    assert faults == []
+    assert sum('"plan"' in statement for statement in statements) == 1
+    assert not any('"plan"' in one for one in queries_of(log, fresh.newest))
+
+
+def on_the_engine(log: RunLog, event: str, refuse: Callable[..., None]) -> None:
+    """Call this at every such event of the database on the thread that measures."""
+
+    def listen(*told: Any) -> None:
+        if threading.current_thread().name == "engine":
+            refuse(*told)
+
+    sa.event.listen(log._database.engine, event, listen)
+
+
+def test_a_benchmark_waits_for_a_log_that_cannot_be_read_for_a_while(
+    service: Benchmarks, log: RunLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.database.RETRY_S", 0.0)
+    lost: list[int] = []
+
+    def lose(connection: sa.Connection) -> None:
+        if connection.get_execution_options().get("reading"):
+            lost.append(len(lost))
+            if len(lost) % 2:
+                raise OutOfReachError("the server is away")
+
+    on_the_engine(log, "begin", lose)
+    shown = finished(service, service.start(asked()))
+    assert shown.benchmark.status == "completed", shown.benchmark.summary
+    assert shown.results.report.num_done == 4 and len(lost) > 8
+
+
+def test_a_report_that_cannot_be_drawn_ends_no_benchmark(
+    service: Benchmarks, log: RunLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("playground.experiments.benchmarks.REPORT_EVERY_S", 0.0)
+    refused: list[str] = []
+
+    def refuse(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
+        if "FROM artifacts" in statement:
+            refused.append(statement)
+            raise StorageError("The run log did not answer within 10 s. Ask for less.")
+
+    on_the_engine(log, "before_cursor_execute", refuse)
+    shown = finished(service, service.start(asked()))
+    assert shown.benchmark.status == "completed", shown.benchmark.summary
+    assert shown.results.report.num_done == 4 and refused
 
 
 def test_a_report_grows_while_it_runs(service: Benchmarks, monkeypatch: pytest.MonkeyPatch) -> None:
