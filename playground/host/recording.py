@@ -140,7 +140,7 @@ class Recording:
                 self._end = record
         if rows:
             self._log.add_steps(self.run_id, rows)
-            self._run.rows.extend(rows)
+            self._run.add_steps(rows)
             self._run.activity = f"generating · {rows[-1].decision}".removesuffix(" · ")
         self._run.metrics = self._tally.metrics
 

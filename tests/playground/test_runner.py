@@ -31,7 +31,7 @@ def test_a_run_is_in_the_log_with_every_step(host: EngineHost, log: RunLog) -> N
     assert stored is not None
     assert stored.status == "completed"
     assert stored.text == run.finish.text
-    assert list(log.steps(run.log_id, 0, 1000)) == run.rows
+    assert list(log.steps(run.log_id, 0, 1000)) == list(run.rows)
     streamed = "".join(
         [run.first.text if run.first else "", *(t for r in run.rows for t in r.committed_texts)]
     )
