@@ -106,7 +106,10 @@ class Worker:
         self._stop.clear()
         bench = self._models.bench()
         tell = self._messages.put
-        return task(TaskContext(self._name, bench, self._log, tell, self._stop.is_set))
+        try:
+            return task(TaskContext(self._name, bench, self._log, tell, self._stop.is_set))
+        finally:
+            self._models.release()
 
     def look(self) -> list[Any]:
         """What the task has told since the last look, each message once."""

@@ -47,9 +47,13 @@ class BoundedCache(Generic[Key, Value]):
                 total -= self._values.popitem(last=False)[1][1]
 
     def read(
-        self, key: Key, make: Callable[[Value | None], Value], *, stale: Callable[[Value], bool]
+        self,
+        key: Key,
+        make: Callable[[Value | None], Value],
+        *,
+        stale: Callable[[Value], bool] = lambda value: False,
     ) -> Value:
-        """The value, made from the one that was kept where there is none, or a stale one."""
+        """The value; made where there is none or a stale one, which `make` is given."""
         value = self.get(key)
         if value is None or stale(value):
             with self._making:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun, LiveRuns, Message, State
 from playground.host.menu import MethodMenu
-from playground.host.models import Loaded, Models
+from playground.host.models import Attached, Loaded, Models
 from playground.host.plain import PLAIN, PlainAround, Recent
 from playground.host.recording import log_unbegun, record_run
 from playground.host.request import GenerateRequest
@@ -39,6 +39,8 @@ from storage import RunLog
 MAX_WAITING = 32
 IDLE_S = 0.5
 """After so long without a job, what was measured of the machine is checked."""
+RELEASE_S = 60.0
+"""After so much longer, models and features are freed that no drafter kept ready needs."""
 
 
 class QueueFullError(PlaygroundError):
@@ -189,6 +191,7 @@ class EngineHost:
     def _work(self) -> None:
         while (job := self._next()) is not None:
             self._settle(job.run, partial(job.work, job.run))
+            attempt(self._models.release, where="freeing models")
 
     def _settle(self, run: LiveRun, work: Callable[[], None]) -> None:
         """Do a run's work; what stops it ends the run."""
@@ -198,14 +201,17 @@ class EngineHost:
             run.end("failed", error=outcome.sentence)
 
     def _next(self) -> Job | None:
+        for wait_s, work in (
+            (IDLE_S, self._models.keep_up),
+            (RELEASE_S, partial(self._models.release, idle=True)),
+        ):
+            with self._wake:
+                self._busy = False
+                if self._wake.wait_for(lambda: self._waiting or self._closing, wait_s):
+                    break
+            attempt(work, where="what the engine does between jobs")
         with self._wake:
-            self._busy = False
-            is_idle = not self._wake.wait_for(lambda: self._waiting or self._closing, IDLE_S)
-        if is_idle:
-            attempt(self._models.keep_up, where="measuring the machine again")
-        with self._wake:
-            while not self._waiting and not self._closing:
-                self._wake.wait()
+            self._wake.wait_for(lambda: self._waiting or self._closing)
             self._busy = bool(self._waiting)
             return self._waiting.popleft() if self._waiting else None
 
@@ -237,6 +243,10 @@ class EngineHost:
     def bench(self) -> BuildContext:
         """The prepared target, and what a measurement of a method builds on."""
         return self._models.bench()
+
+    def attached(self, key: Hashable, make: Callable[[], Attached]) -> Attached:
+        """As `Models.attached`."""
+        return self._models.attached(key, make)
 
     # ---- the work of one job, on the worker thread
 

@@ -226,7 +226,7 @@ class TreeRuns:
 
     def __init__(self, log: RunLog) -> None:
         self._log = log
-        self._read = lru_cache(REMEMBERED)(log.get)
+        self._read = lru_cache(REMEMBERED)(self._comparable)
 
     def rows(self, config: MethodConfig, target: str) -> list[dict[str, Any]]:
         """Greedy completed runs of this target with these very settings, newest first."""
@@ -237,12 +237,19 @@ class TreeRuns:
         )
         found = []
         for row in self._log.find(query).rows:
-            run = self._read(row.id)
-            if run is not None and is_greedy(run) and _made_with(run) == wanted:
-                found.append(_row(run))
+            settings, shown = self._read(row.id)
+            if settings == wanted:
+                found.append(shown)
             if len(found) == MOST_FOUND:
                 break
         return found
+
+    def _comparable(self, run_id: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """A greedy run's settings, and what is shown of it: its texts are not kept."""
+        run = self._log.get(run_id)
+        if run is None or not is_greedy(run):
+            return None, {}
+        return _made_with(run), _row(run)
 
 
 def _made_with(run: RunDetail) -> dict[str, Any] | None:
