@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
 import pytest
 import sqlalchemy as sa
 
@@ -21,6 +23,7 @@ from playground.experiments.benchmarks import Benchmarks, BenchmarkState, num_pl
 from playground.experiments.finished import runs_of
 from playground.experiments.report.export import json_text
 from playground.host.runner import EngineHost, QueueFullError
+from playground.web.benchmark import BenchmarkPage
 from storage import RunLog, StorageError
 from storage.records import OutOfReachError
 from tests.playground.asks import busy
@@ -122,6 +125,21 @@ def test_tabs_that_poll_read_a_plan_once(
     assert faults == []
     assert sum('"plan"' in statement for statement in statements) == 1
     assert not any('"plan"' in one for one in queries_of(log, fresh.newest))
+
+
+def test_a_page_that_polls_lists_no_experiments(
+    service: Benchmarks, host: EngineHost, log: RunLog
+) -> None:
+    async def drawn() -> BenchmarkPage:  # Gradio leaves event loops unclosed unless one is running
+        with gr.Blocks(analytics_enabled=False), gr.Tab("Benchmark") as tab:
+            return BenchmarkPage(host, tab)
+
+    page, key = asyncio.run(drawn()), service.start(asked())
+    finished(service, key)
+    shown = ("speedup", "speedup", "scripted")
+    seen = page.look(key, *shown, None)[page.shown.index(page.seen)]
+    statements = queries_of(log, lambda: page.look(key, *shown, seen))
+    assert statements and not any("ORDER BY benchmarks.created_at" in one for one in statements)
 
 
 def on_the_engine(log: RunLog, event: str, refuse: Callable[..., None]) -> None:
@@ -330,6 +348,7 @@ import sys, time
 from pathlib import Path
 from playground.experiments.benchmarks import Benchmarks
 from playground.host.runner import EngineHost, QueueFullError
+from playground.web.benchmark import BenchmarkPage
 from storage import RunLog
 from tests.playground.bench.test_service import asked
 from tests.playground.tiny import tiny_catalog
