@@ -422,6 +422,8 @@ def stored_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
         if split := metrics.get(name):
             figures[name] = {**split, "other_s": split["other_s"] - split.get("rollback_s", 0.0)}
     return figures
+
+
 def bypass_sentence(metrics: Mapping[str, Any]) -> str | None:
     """Why a run drafted nothing, or not where its draft model's context was too short.
 

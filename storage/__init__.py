@@ -8,6 +8,7 @@ from storage.records import EXTERNAL as EXTERNAL
 from storage.records import LABEL_PREFIX as LABEL_PREFIX
 from storage.records import Artifact as Artifact
 from storage.records import Benchmark as Benchmark
+from storage.records import BenchmarkHead as BenchmarkHead
 from storage.records import Circumstance as Circumstance
 from storage.records import ExperimentRow as ExperimentRow
 from storage.records import Figure as Figure
@@ -32,5 +33,6 @@ from storage.records import UnknownArtifactError as UnknownArtifactError
 from storage.records import UnknownBenchmarkError as UnknownBenchmarkError
 from storage.records import UnknownRunError as UnknownRunError
 from storage.records import names_of as names_of
+from storage.schema import new_id as new_id
 from storage.writing import MAX_TAG_CHARS as MAX_TAG_CHARS
 from storage.writing import MAX_TAGS as MAX_TAGS

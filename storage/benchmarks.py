@@ -17,6 +17,7 @@ from storage.query import exists, read_summaries
 from storage.records import (
     Artifact,
     Benchmark,
+    BenchmarkHead,
     ExperimentRow,
     FoldedPage,
     MeasuredSetup,
@@ -35,24 +36,26 @@ MAX_KIND_CHARS = 64
 
 
 class Benchmarks:
-    """The benchmarks of one database; their runs carry the benchmark's id.
-
-    Attributes:
-        begun: ids of those begun or resumed here and not finished.
-    """
+    """The benchmarks of one database; their runs carry the benchmark's id."""
 
     def __init__(self, database: Database, this_owner: str) -> None:
         self._database = database
         self._owner = this_owner
-        self.begun: set[str] = set()
+        self.open_rows = owner.OpenRows(benchmarks)
 
-    def begin(self, name: str, plan: Mapping[str, Any]) -> str:
-        """Write down a benchmark that is about to start; returns its id."""
-        benchmark_id = new_id()
+    def begin(self, name: str, plan: Mapping[str, Any], *, benchmark_id: str | None = None) -> str:
+        """Write down a benchmark that is about to start; returns its id, a new one by default."""
+        benchmark_id = benchmark_id or new_id()
         new = benchmarks.insert().values(id=benchmark_id, owner=self._owner, name=name, plan=plan)
         here = benchmarks.c.id == benchmark_id
-        self._database.persist(lambda c: c.execute(new), lambda c: exists(c, here))
-        self.begun.add(benchmark_id)
+        with self.open_rows.unwritten() as over:
+
+            def write(connection: sa.Connection) -> None:
+                owner.interrupt(connection, benchmarks, over)
+                connection.execute(new)
+
+            self._database.persist(write, lambda c: exists(c, here))
+        self.open_rows.begin(benchmark_id)
         return benchmark_id
 
     def finish(
@@ -61,7 +64,7 @@ class Benchmarks:
         status: Literal["completed", "cancelled", "failed"],
         summary: Mapping[str, Any],
     ) -> None:
-        """The benchmark is over.
+        """The benchmark is over. If that cannot be written, the next `begin` interrupts it.
 
         Raises:
             UnknownBenchmarkError: no such benchmark.
@@ -72,8 +75,8 @@ class Benchmarks:
             _row(connection, benchmark_id)
             connection.execute(_update(benchmark_id, values))
 
-        self._database.persist(write)
-        self.begun.discard(benchmark_id)
+        with self.open_rows.finishing(benchmark_id):
+            self._database.persist(write)
 
     def resume(self, benchmark_id: str) -> Benchmark:
         """Go on with a benchmark here: it is `running` again and belongs to this process.
@@ -93,7 +96,7 @@ class Benchmarks:
                     "wait until it is done."
                 )
             connection.execute(_update(benchmark_id, mine))
-        self.begun.add(benchmark_id)
+        self.open_rows.begin(benchmark_id)
         return replace(_benchmark(row), status="running", finished_at=None)
 
     def get(self, benchmark_id: str) -> Benchmark | None:
@@ -102,7 +105,13 @@ class Benchmarks:
             row = connection.execute(_of(benchmark_id)).one_or_none()
         return None if row is None else _benchmark(row)
 
-    def list(self, limit: int = 50) -> tuple[Benchmark, ...]:
+    def head(self, benchmark_id: str) -> BenchmarkHead | None:
+        """One benchmark without its plan; None if there is none of this id."""
+        with self._database.transaction(reading=True) as connection:
+            row = connection.execute(_HEADS.where(benchmarks.c.id == benchmark_id)).one_or_none()
+        return None if row is None else BenchmarkHead(**row._mapping)
+
+    def list(self, limit: int = 50) -> tuple[BenchmarkHead, ...]:
         """The newest benchmarks, newest first.
 
         Raises:
@@ -110,13 +119,16 @@ class Benchmarks:
         """
         if not 1 <= limit <= MAX_LIST:
             raise StorageError(f"limit must be in [1, {MAX_LIST}], got {limit}.")
-        newest = sa.select(benchmarks).order_by(benchmarks.c.created_at.desc(), benchmarks.c.id)
+        newest = _HEADS.order_by(benchmarks.c.created_at.desc(), benchmarks.c.id).limit(limit)
         with self._database.transaction(reading=True) as connection:
-            return tuple(_benchmark(row) for row in connection.execute(newest.limit(limit)))
+            return tuple(BenchmarkHead(**row._mapping) for row in connection.execute(newest))
 
     def interrupt_dead(self, connection: sa.Connection) -> None:
         """Those whose process is gone become `interrupted`."""
         owner.interrupt_dead(connection, benchmarks, lambda row: _last_sign(connection, row))
+
+
+_HEADS = sa.select(*(benchmarks.c[field.name] for field in fields(BenchmarkHead)))
 
 
 def _of(benchmark_id: str) -> sa.Select[Any]:
@@ -175,12 +187,15 @@ class Artifacts:
         artifact_id, key_digest = new_id(), digest(key)
         new = artifacts.insert().values(id=artifact_id, kind=kind, key_digest=key_digest, key=key)
         of = {"run_id": run_id, "benchmark_id": benchmark_id}
-        with self._database.transaction() as connection:
+
+        def write(connection: sa.Connection) -> None:
             if run_id is None and benchmark_id is None:
                 same = artifacts.c.kind == kind, artifacts.c.key_digest == key_digest
                 nobodys = (artifacts.c[name].is_(None) for name in of)
                 connection.execute(artifacts.delete().where(*same, *nobodys))
             connection.execute(new.values(meta=meta, payload=payload, **of))
+
+        self._database.persist(write, lambda c: exists(c, artifacts.c.id == artifact_id))
         return artifact_id
 
     def find(

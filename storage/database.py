@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Lock, RLock
+from typing import TypeVar
 
 import sqlalchemy as sa
 from alembic import command
@@ -36,6 +37,7 @@ INSTALL = "Install it: pip install 'speculative-decoding-playground[postgres]'."
 PATIENCE_S = 120.0
 """So long is a lost server waited for before what was to be written is given up."""
 RETRY_S = 0.5
+Result = TypeVar("Result")
 _MIGRATING = Lock()
 """Alembic keeps its context in module globals: one migration at a time per process."""
 
@@ -47,6 +49,8 @@ class Database:
         self.url = _url(url)
         self.engine = _engine(self.url)
         self._lost_at: float | None = None
+        self._reach = Lock()
+        """Held where `_lost_at` is read and changed: all threads wait for one server."""
         # The threads of an in-memory log share one connection, and so one transaction.
         self._turn = RLock() if in_memory(self.url) else nullcontext()
         with ExitStack() as undo:
@@ -91,18 +95,35 @@ class Database:
             StorageError: the database refused.
         """
         again = False
+
+        def once() -> None:
+            nonlocal again
+            first, again = not again, True
+            with self.transaction() as connection:
+                if first or not written(connection):
+                    write(connection)
+
+        self.wait_for(once)
+
+    def wait_for(self, work: Callable[[], Result]) -> Result:
+        """Do work that may be done twice, again until a server that went away is back.
+
+        Raises:
+            OutOfReachError: it did not come back in time; then nobody waits for it any more, until
+                something succeeded again.
+        """
         while True:
             try:
-                with self.transaction() as connection:
-                    if not (again and written(connection)):
-                        write(connection)
-                self._lost_at = None
-                return
+                result = work()
             except OutOfReachError:
-                self._lost_at = self._lost_at or time.monotonic()
-                if time.monotonic() - self._lost_at > PATIENCE_S:
-                    raise
-            again = True
+                with self._reach:
+                    self._lost_at = self._lost_at or time.monotonic()
+                    if time.monotonic() - self._lost_at > PATIENCE_S:
+                        raise
+            else:
+                with self._reach:
+                    self._lost_at = None
+                return result
             time.sleep(RETRY_S)
 
     @contextmanager

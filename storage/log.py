@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Self, TypeVar
 
 import sqlalchemy as sa
 
@@ -22,25 +22,25 @@ from storage.records import (
     StoredRun,
     UnknownRunError,
 )
-from storage.schema import benchmarks, new_id, run_details, runs, steps, tags
+from storage.schema import new_id, run_details, runs, steps, tags
 
 MAX_NAME_CHARS = 255
 MAX_NOTE_CHARS = 20_000
+Result = TypeVar("Result")
 
 
 class RunLog(RunReader):
     """All runs in one database; safe to use from several threads and processes.
 
     One thread at a time writes a run. Reading never waits for writing. A server that goes away is
-    waited for by `begin`, `add_prefill`, `add_steps` and `finish`.
+    waited for by `begin`, `add_prefill`, `add_steps`, `finish` and `artifacts.put`, and by whatever
+    is read through `wait_for`.
     """
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._owner = owner.this_process()
-        self._begun: set[str] = set()
-        self._ending: dict[str, str | None] = {}
-        """Begun here and over, but the log does not say so: it could not be written; and why."""
+        self._open = owner.OpenRows(runs)
         self.artifacts = Artifacts(database)
         self.benchmarks = Benchmarks(database, self._owner)
         self.experiments = Experiments(database)
@@ -81,12 +81,22 @@ class RunLog(RunReader):
 
     def close(self) -> None:
         """Give the connections back; what was begun here and not finished becomes `interrupted`."""
-        begun = {runs: self._begun, benchmarks: self.benchmarks.begun}
-        if any(begun.values()):
+        begun = [rows for rows in (self._open, self.benchmarks.open_rows) if rows]
+        if begun:
             with self._database.transaction() as connection:
-                for table, ids in begun.items():
-                    owner.interrupt(connection, table, ids)
+                for rows in begun:
+                    rows.interrupt(connection)
         self._database.close()
+
+    def wait_for(self, read: Callable[[], Result]) -> Result:
+        """What `read` returns; while the log's server is away, it is called again.
+
+        For what must not fail where writing would wait. Never on a thread that serves pages.
+
+        Raises:
+            OutOfReachError: it did not come back in time.
+        """
+        return self._database.wait_for(read)
 
     def begin(self, new: NewRun) -> str:
         """Write down a run that is about to start; returns its id.
@@ -101,20 +111,17 @@ class RunLog(RunReader):
             decoding_type=str(new.method["decoding_type"]),
             num_prompt_tokens=len(new.prompt_ids),
         )
-        over = tuple(self._ending)
+        with self._open.unwritten() as over:
 
-        def write(connection: sa.Connection) -> None:
-            owner.interrupt(connection, runs, over)
-            for ended, why in self._ending.items():
-                known = run_details.update().where(run_details.c.run_id == ended)
-                connection.execute(known.values(error=why))
-            writing.insert(connection, [new], [rows])
+            def write(connection: sa.Connection) -> None:
+                owner.interrupt(connection, runs, over)
+                for ended, error in over.items():
+                    known = run_details.update().where(run_details.c.run_id == ended)
+                    connection.execute(known.values(error=error))
+                writing.insert(connection, [new], [rows])
 
-        self._database.persist(write, lambda connection: exists(connection, runs.c.id == run_id))
-        for ended in over:
-            del self._ending[ended]
-        self._begun.difference_update(over)
-        self._begun.add(run_id)
+            self._database.persist(write, lambda c: exists(c, runs.c.id == run_id))
+        self._open.begin(run_id)
         return run_id
 
     def add_prefill(
@@ -175,7 +182,6 @@ class RunLog(RunReader):
         error: str | None = None,
     ) -> None:
         """The run is over. If that cannot be written, it is `interrupted` as soon as it can be."""
-        self._ending[run_id] = error
         figures = writing.figures_of(metrics)
         if output_ids or not figures:  # another engine's answer has text and figures only
             figures["num_new_tokens"] = len(output_ids)
@@ -188,9 +194,8 @@ class RunLog(RunReader):
             "error": error,
             **figures,
         }
-        self._database.persist(lambda connection: _change(connection, run_id, **values))
-        self._begun.discard(run_id)
-        del self._ending[run_id]
+        with self._open.finishing(run_id, error):
+            self._database.persist(lambda connection: _change(connection, run_id, **values))
         for watcher in self.watchers:
             watcher.finished(reason=finish_reason, metrics=metrics)
 

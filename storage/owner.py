@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Collection
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,57 @@ def interrupt_dead(
     running = connection.execute(wanted.where(table.c.status == "running")).all()
     dead = [row.id for row in running if not is_alive(row.owner, last_sign(row), now())]
     interrupt(connection, table, dead)
+
+
+class OpenRows:
+    """Rows of a table that this process began and has not finished; any thread may use it."""
+
+    def __init__(self, table: sa.Table) -> None:
+        self._table, self._lock = table, threading.Lock()
+        self._ids: set[str] = set()
+        self._unwritten: dict[str, str | None] = {}
+
+    def begin(self, row_id: str) -> None:
+        with self._lock:
+            self._ids.add(row_id)
+
+    @contextmanager
+    def finishing(self, row_id: str, error: str | None = None) -> Iterator[None]:
+        """Within the block it is written that a row is over; where that fails, it is unwritten."""
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._unwritten[row_id] = error
+            raise
+        with self._lock:
+            self._ids.discard(row_id)
+
+    @contextmanager
+    def unwritten(self) -> Iterator[Mapping[str, str | None]]:
+        """Rows that are over although the log does not say so, with their errors.
+
+        They are this caller's to write within the block, and unwritten again if that fails.
+        """
+        with self._lock:
+            taken, self._unwritten = self._unwritten, {}
+        try:
+            yield taken
+        except BaseException:
+            with self._lock:
+                self._unwritten = {**taken, **self._unwritten}
+            raise
+        with self._lock:
+            self._ids.difference_update(taken)
+
+    def interrupt(self, connection: sa.Connection) -> None:
+        """All of them become `interrupted`."""
+        with self._lock:
+            ids = tuple(self._ids)
+        interrupt(connection, self._table, ids)
+
+    def __bool__(self) -> bool:
+        return bool(self._ids)
 
 
 def _boot_id() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import Any
@@ -42,6 +42,7 @@ from storage.schema import (
 MAX_GROUPS = 500
 MAX_FACETS = 200
 MAX_VALUES = 50
+DETAILS_PAGE = 500
 GROUP_KEYS = names_of(GroupKey)
 AVERAGED = ("tok_s", "mat", "ttft_s", "draft_acceptance")
 SHORT_PROMPT = 200
@@ -115,14 +116,11 @@ def _details() -> sa.Select[Any]:
     return sa.select(runs, _DELETED, run_details).join_from(runs, run_details)
 
 
-def read_run(connection: sa.Connection, run_id: str) -> RunDetail | None:
-    """A run without its steps; None if there is none of this id."""
-    wanted = _details()
-    found = _read(connection, wanted.where(runs.c.id == run_id), RunDetail)
-    if not found:
-        return None
-    own = read_steps(connection, run_id) if found[0]["output_ids"] is None else ()
-    return _detail(found[0], own)
+def read_runs(connection: sa.Connection, run_ids: Sequence[str]) -> Iterator[RunDetail]:
+    """Those of these runs that there are, without their steps."""
+    for values in _read(connection, _details().where(runs.c.id.in_(run_ids)), RunDetail):
+        own = read_steps(connection, values["id"]) if values["output_ids"] is None else ()
+        yield _detail(values, own)
 
 
 def _detail(values: Mapping[str, Any], own: Sequence[StepRow]) -> RunDetail:
@@ -240,7 +238,18 @@ class RunReader:
     def get(self, run_id: str) -> RunDetail | None:
         """A run without its steps; None if there is none of this id."""
         with self._reading() as connection:
-            return read_run(connection, run_id)
+            return next(read_runs(connection, [run_id]), None)
+
+    def details(self, run_ids: Sequence[str]) -> Iterator[RunDetail]:
+        """Those of these runs that there are, in this order, without their steps.
+
+        A bounded number of them is read at a time.
+        """
+        for start in range(0, len(run_ids), DETAILS_PAGE):
+            ids = run_ids[start : start + DETAILS_PAGE]
+            with self._reading() as connection:
+                page = {run.id: run for run in read_runs(connection, ids)}
+            yield from (page[run_id] for run_id in ids if run_id in page)
 
     def metrics(self, run_ids: Collection[str]) -> Mapping[str, Mapping[str, Any]]:
         """All figures of those of these runs that have any, as they were written."""

@@ -215,19 +215,25 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Benchmark:
-    """A plan of many runs, and what came of it."""
+class BenchmarkHead:
+    """A benchmark without its plan, which may have thousands of prompts and never changes."""
 
     id: str
     name: str
-    plan: Mapping[str, Any]
-    """Plain JSON; enough to go on with it after an interruption."""
     status: Status
     created_at: datetime
     """Aware, UTC."""
     finished_at: datetime | None
     summary: Mapping[str, Any]
     """Empty until it is finished."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benchmark(BenchmarkHead):
+    """A plan of many runs, and what came of it."""
+
+    plan: Mapping[str, Any]
+    """Plain JSON; enough to go on with it after an interruption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

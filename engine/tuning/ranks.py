@@ -105,6 +105,12 @@ class RankTable:
     def num_texts(self) -> int:
         return len(self.texts)
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of its arrays."""
+        chains = (array for steps in self.chains.values() for array in steps)
+        return sum(array.nbytes for array in (self.ranks, self.token_ids, *chains))
+
     def span(self, text: int) -> tuple[int, int]:
         """Rows `[begin, end)` of a text."""
         return self.texts[text], (*self.texts[1:], self.num_positions)[text]

@@ -29,6 +29,8 @@ from engine.sampling import SeededDraws
 from engine.tree import Path
 from engine.tuning import OnProgress, ignore
 
+MAX_BYTES = 1 << 30
+"""Most memory that the features of all texts take."""
 _CHUNK = 1024
 """Rows of a text that go through the target at a time."""
 
@@ -235,6 +237,7 @@ class Redrafter:
 
     Attributes:
         tail: tokens known beyond each text's end: the deepest draft that can be tried.
+        num_left_out: texts at the end whose features would have taken too much memory.
     """
 
     def __init__(
@@ -244,12 +247,14 @@ class Redrafter:
         texts: Iterable[Text],
         *,
         tail: int = 16,
+        max_bytes: int = MAX_BYTES,
         on_progress: OnProgress = ignore,
     ) -> None:
         """Read the texts through the target and keep the features that the method needs.
 
         Raises:
-            ConfigError: the method cannot draft without the target, or no text has a step.
+            ConfigError: the method cannot draft without the target, no text has a step, or the
+                features of the first take more than `max_bytes`.
             PromptError: a text is not this target's.
             SourceError, DrafterError: the drafter cannot be had.
         """
@@ -258,9 +263,20 @@ class Redrafter:
         self._config, self._context = config, context
         self._drafter = config.build(context)
         self._readings: list[Reading] = []
+        left_bytes = max_bytes
         for done, text in enumerate(wanted):
             on_progress(done / len(wanted))
-            self._readings.append(read(context.target, text, self._drafter.needs, tail=tail))
+            reading = read(context.target, text, self._drafter.needs, tail=tail)
+            left_bytes -= reading.num_bytes
+            if left_bytes < 0:
+                break
+            self._readings.append(reading)
+        self.num_left_out = len(wanted) - len(self._readings)
+        if not self._readings:
+            raise ConfigError(
+                f"The features of a text must take at most {max_bytes:,} bytes, got "
+                f"{reading.num_bytes:,}. Choose shorter runs."
+            )
         on_progress(1.0)
         # Where a text ends with the target's context, nothing deeper can be drafted.
         self.tail = min(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from engine.metrics import ratio, throughput, tpot_ms
@@ -19,8 +18,7 @@ def speculative_decoding(run: LiveRun) -> dict[str, Any] | None:
     figures = run.metrics
     if figures is None or not figures.num_steps:
         return None
-    accepted = Counter(len(row.accepted) for row in run.rows)
-    longest = max(len(row.tokens) - 1 for row in run.rows)
+    accepted, longest = run.rows.accepted, run.rows.longest
     return {
         "mean_acceptance_length": figures.mat,
         "draft_acceptance_rate": figures.draft_acceptance or 0.0,

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import CancelledError
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -16,9 +16,10 @@ from pydantic import field_validator
 
 from engine.config import Limits, Sampling, Settings, setting
 from engine.errors import ConfigError, PlaygroundError, one_of
+from playground.errors import attempt
 from playground.experiments.cluster import workers_of
 from playground.experiments.finished import FinishedRequest, RunGroup, finished_requests
-from playground.experiments.job import Job, Jobs, Progress, submit
+from playground.experiments.job import Job, Jobs, Progress, State, submit
 from playground.experiments.measurement import Measurement, Summary, check_same_target
 from playground.experiments.plan import Configuration, ExperimentPlan, Types
 from playground.experiments.pool import Pool
@@ -28,12 +29,13 @@ from playground.experiments.report.export import FILES, Results
 from playground.experiments.report.report import make_report
 from playground.experiments.shards import measure_shards
 from playground.experiments.suites import choose_items
+from playground.host.bounded import BoundedCache
 from playground.host.catalog import Catalog
 from playground.host.controls import settings_from
 from playground.host.request import check_size, config_of, read_dtype
 from playground.host.runner import EngineHost
 from presets import PromptSuite
-from storage import Benchmark, RunLog, RunQuery, StorageError
+from storage import Benchmark, BenchmarkHead, RunLog, RunQuery, StorageError, new_id
 
 KIND = "benchmark"
 """`kind` of a plan in the log that is a benchmark of this package."""
@@ -43,26 +45,36 @@ MAX_NAME = 60
 MAX_FILES = 16
 MAX_LISTED = 40
 MAX_SKIPPED = 50
-MAX_KEPT = 8
-"""Reports that are kept ready."""
+MAX_KEPT_BYTES = 256_000_000
+"""Of the reports that are kept ready."""
+BYTES_PER_REQUEST, BYTES_PER_TOKEN = 3000, 48
+Report = tuple[str, Results]
+"""A version, which tells a report from the next one, and what it shows."""
 REPORT_EVERY_S = 3.0
 
 
 # ---- in the log
 
 
-def begin(log: RunLog, plan: ExperimentPlan, name: str = "") -> str:
+def begin(
+    log: RunLog, plan: ExperimentPlan, name: str = "", *, benchmark_id: str | None = None
+) -> str:
     """Write a plan down before its first request; returns the benchmark's id."""
     suites = " + ".join(dict.fromkeys(item.suite for item in plan.items))
     own = f"{suites}: {', '.join(c.name for c in plan.configurations[1:]) or 'plain'}"
-    return log.benchmarks.begin(name or own, {"kind": KIND, **plan.to_dict()})
+    values = {"kind": KIND, **plan.to_dict()}
+    return log.benchmarks.begin(name or own, values, benchmark_id=benchmark_id)
 
 
 def stored_benchmark(log: RunLog, benchmark_id: str) -> Benchmark:
     found = log.benchmarks.get(benchmark_id)
     if found is None or found.plan.get("kind") != KIND:
-        raise ConfigError(f"No benchmark {benchmark_id!r:.80} is in the log.")
+        raise _unknown(benchmark_id)
     return found
+
+
+def _unknown(benchmark_id: str) -> ConfigError:
+    return ConfigError(f"No benchmark {benchmark_id!r:.80} is in the log.")
 
 
 def plan_to_resume(log: RunLog, benchmark_id: str, types: Types | None = None) -> ExperimentPlan:
@@ -234,8 +246,8 @@ class Benchmarks:
         self._jobs = Jobs(host)
         self._lock = threading.Lock()
         self._files: OrderedDict[str, PromptSuite] = OrderedDict()
-        self._kept: OrderedDict[str, tuple[str, Results]] = OrderedDict()
-        """Reports that are ready, by benchmark, under a version that tells one from the next."""
+        self._kept: BoundedCache[str, Report] = BoundedCache(MAX_KEPT_BYTES, _bytes_of)
+        """Reports that are ready, by benchmark."""
 
     @property
     def suites(self) -> dict[str, PromptSuite]:
@@ -265,20 +277,18 @@ class Benchmarks:
 
         Raises:
             ConfigError: the form is wrong.
-            QueueFullError, ClosingError: it was not taken on; it can be resumed.
+            QueueFullError, ClosingError: it was not taken on; then the log has nothing of it.
         """
-        plan = self.plan(form)
-        benchmark_id = begin(self._log, plan)
-        self._launch(benchmark_id, plan, pool)
+        plan, benchmark_id = self.plan(form), new_id()
+        write = partial(begin, self._log, plan, benchmark_id=benchmark_id)
+        self._launch(benchmark_id, plan, pool, write)
         return benchmark_id
 
     def resume(self, benchmark_id: str, pool: Pool | None = None) -> None:
         """Go on with a benchmark."""
         plan = plan_to_resume(self._log, benchmark_id, self._catalog.types)
-        if self._jobs.get(benchmark_id) is not None:
-            raise ConfigError("This benchmark is running already.")
-        self._log.benchmarks.resume(benchmark_id)
-        self._launch(benchmark_id, plan, pool)
+        write = partial(self._log.benchmarks.resume, benchmark_id)
+        self._launch(benchmark_id, plan, pool, write)
 
     def stop(self, benchmark_id: str) -> None:
         """End a benchmark that runs here; what is done is kept."""
@@ -287,16 +297,18 @@ class Benchmarks:
             raise ConfigError("Another server runs this benchmark. Stop it there.")
         job.cancel()
 
-    def newest(self) -> list[Benchmark]:
-        found = self._log.benchmarks.list(MAX_LISTED)
-        return [one for one in found if one.plan.get("kind") == KIND]
+    def newest(self) -> tuple[BenchmarkHead, ...]:
+        return self._log.benchmarks.list(MAX_LISTED)
 
     def look(self, benchmark_id: str) -> BenchmarkState:
-        """A benchmark as it stands."""
+        """A benchmark as it stands; its plan and requests are read when there is something new."""
         job = self._jobs.get(benchmark_id)
-        benchmark = stored_benchmark(self._log, benchmark_id)
-        version, results = self._report(benchmark, running=job is not None)
-        return BenchmarkState(benchmark, job, version, results)
+        head = self._log.benchmarks.head(benchmark_id)
+        if head is None:
+            raise _unknown(benchmark_id)
+        version, results = self._report(head, running=job is not None)
+        now = {field.name: getattr(head, field.name) for field in fields(BenchmarkHead)}
+        return BenchmarkState(replace(results.benchmark, **now), job, version, results)
 
     def file(self, benchmark_id: str, name: object) -> str:
         """One of the report's files, as text."""
@@ -304,20 +316,28 @@ class Benchmarks:
 
     # ---- running
 
-    def _launch(self, benchmark_id: str, plan: ExperimentPlan, pool: Pool | None) -> None:
+    def _launch(
+        self,
+        benchmark_id: str,
+        plan: ExperimentPlan,
+        pool: Pool | None,
+        write: Callable[[], object],
+    ) -> None:
+        """Queue it, then `write` that it runs."""
         job = Job(benchmark_id, owner=f"benchmark {benchmark_id}")
         tell = self._teller(job, benchmark_id)
         told: dict[str, Any] = {"tell": tell, "cancelled": job.cancelled}
 
         def check(environment: Mapping[str, Any]) -> None:
-            check_same_target(environment_of(self._log, benchmark_id), environment)
+            then = self._log.wait_for(lambda: environment_of(self._log, benchmark_id))
+            check_same_target(then, environment)
 
         def by_workers(pool: Pool) -> Summary:
             with workers_of(self._host, job, pool, plan) as running:
                 check(running.environment)
                 return measure_shards(running, plan, benchmark_id, **told)
 
-        try:
+        def take_on() -> Callable[[], State]:
             if pool is None:
                 group = RunGroup(benchmark_id)
                 measurement = Measurement(plan=plan, log=self._log, group=group, **told)
@@ -330,18 +350,20 @@ class Benchmarks:
                 )
             else:
                 queued = partial(by_workers, pool)
-        except PlaygroundError as error:
-            self._log.benchmarks.finish(benchmark_id, "cancelled", {"error": str(error)})
-            raise
+            write()
+            return lambda: conduct(self._log, benchmark_id, queued).status
 
-        self._jobs.start(job, lambda: conduct(self._log, benchmark_id, queued).status)
+        self._jobs.start(job, take_on)
 
     def _teller(self, job: Job, benchmark_id: str) -> Callable[[Progress], None]:
         """Takes a job's progress; a report every few seconds, between two requests."""
         requests = finished_requests(self._log, benchmark_id)
         drawn_s = time.monotonic()
-
         turn = threading.Lock()
+
+        def draw() -> None:
+            results = read_results(self._log, benchmark_id, requests)
+            self._kept.put(benchmark_id, (f"running here {len(requests)}", results))
 
         def tell(progress: Progress) -> None:
             nonlocal drawn_s
@@ -351,30 +373,28 @@ class Benchmarks:
             with turn:  # workers report side by side
                 requests.append(progress.last)
                 if time.monotonic() - drawn_s >= REPORT_EVERY_S or len(requests) == 1:
-                    results = read_results(self._log, benchmark_id, requests)
-                    self._keep(f"running here {len(requests)}", results)
+                    attempt(draw, where=f"the report of benchmark {benchmark_id}")
                     drawn_s = time.monotonic()
 
         return tell
 
     # ---- what is shown
 
-    def _keep(self, version: str, results: Results) -> tuple[str, Results]:
-        with self._lock:
-            self._kept[results.benchmark.id] = version, results
-            self._kept.move_to_end(results.benchmark.id)
-            while len(self._kept) > MAX_KEPT:
-                self._kept.popitem(last=False)
-        return version, results
-
-    def _report(self, benchmark: Benchmark, *, running: bool) -> tuple[str, Results]:
+    def _report(self, head: BenchmarkHead, *, running: bool) -> Report:
         """The report; of a benchmark that runs here, the last that was made."""
-        with self._lock:
-            kept = self._kept.get(benchmark.id)
-        done = RunQuery(benchmark_id=benchmark.id, status="completed")
-        version = f"{benchmark.status} {self._log.count(done)}"
-        if kept is not None and (running or kept[0] == version):
-            return kept
-        known = () if kept is None else kept[1].requests
-        requests = finished_requests(self._log, benchmark.id, known)
-        return self._keep(version, read_results(self._log, benchmark.id, requests))
+        done = RunQuery(benchmark_id=head.id, status="completed")
+        version = f"{head.status} {self._log.count(done)}"
+
+        def read(kept: Report | None) -> Report:
+            known = () if kept is None else kept[1].requests
+            requests = finished_requests(self._log, head.id, known)
+            return version, read_results(self._log, head.id, requests)
+
+        return self._kept.read(head.id, read, stale=lambda kept: not running and kept[0] != version)
+
+
+def _bytes_of(report: Report) -> int:
+    """What a report keeps in memory: its requests, by far."""
+    requests = report[1].requests
+    tokens = sum(len(request.output_ids) for request in requests)
+    return BYTES_PER_REQUEST * len(requests) + BYTES_PER_TOKEN * tokens

@@ -317,7 +317,7 @@ class Workers:
                     tell(message)
                 if cancelled() and not asked_to_stop:
                     asked_to_stop = True
-                    actor.stop.remote()
+                    ray.get(actor.stop.remote())  # a late one would stop the next task
             return ray.get(doing)
         except ray.exceptions.RayTaskError as error:
             if isinstance(cause := error.cause, Exception):

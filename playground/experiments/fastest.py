@@ -21,7 +21,7 @@ from engine.errors import ConfigError
 from engine.metrics import SAME
 from playground.experiments.benchmarks import begin, conduct
 from playground.experiments.finished import FinishedRequest, Pair, RunGroup, in_pairs
-from playground.experiments.job import Job, Jobs, Progress, submit
+from playground.experiments.job import Job, Jobs, Progress, State, submit
 from playground.experiments.measurement import Measurement, Summary
 from playground.experiments.plan import BASELINE, TYPED, Configuration, ExperimentPlan
 from playground.experiments.report.explain import explain
@@ -30,7 +30,7 @@ from playground.experiments.suites import first_turns, typed_item
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.request import read_request
 from playground.host.runner import EngineHost
-from storage import Benchmark, RunLog
+from storage import BenchmarkHead, RunLog, new_id
 
 BUDGET_S, MOST_S = 60.0, 120.0
 """What a search takes, and at most until those that are left have answered twice."""
@@ -149,9 +149,9 @@ class Search(Job):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         words = " ".join(plan.items[0].turns[0].split())[:40]
-        super().__init__(begin(host.log, plan, NAME + words), owner=owner)
+        super().__init__(new_id(), owner=owner)
         self.plan = plan
-        self._log = host.log
+        self.name = NAME + words
         self._clock = clock
         self._budget_s = budget_s
         self._began_s: float | None = None
@@ -180,13 +180,16 @@ class Search(Job):
     ) -> Search:
         """Queue a search; an unfinished one of the same owner is cancelled.
 
-        Raises QueueFullError, ClosingError: it was not taken on.
+        Raises QueueFullError, ClosingError: it was not taken on; then the log has nothing of it.
         """
-        jobs.cancel_owner(owner)
         job = cls(host, plan, owner=owner, budget_s=budget_s)
-        result = submit(host, job, plan, job.measure)
 
-        jobs.start(job, lambda: conduct(host.log, job.id, result).status)
+        def take_on() -> Callable[[], State]:
+            result = submit(host, job, plan, job.measure)
+            begin(host.log, plan, job.name, benchmark_id=job.id)
+            return lambda: conduct(host.log, job.id, result).status
+
+        jobs.start(job, take_on)
         return job
 
     def measure(self, bench: BuildContext) -> Summary:
@@ -305,7 +308,7 @@ class Search(Job):
         return f"{first.name}: {said(first.speedup)}.{because} {tried}"
 
 
-def interrupted(log: RunLog) -> Benchmark | None:
+def interrupted(log: RunLog) -> BenchmarkHead | None:
     """The newest benchmark of the log, if it is a search whose process ended."""
     newest = next(iter(log.benchmarks.list(1)), None)
     if newest is None or newest.status != "interrupted":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
 from engine.metrics import mat, stored_figures, tok_s
 from playground.experiments.plan import Key
-from storage import RunDetail, RunLog, RunQuery, RunSummary
+from storage import RunDetail, RunLog, RunQuery, RunSummary, Status
 
 PAGE = 500
 SPLIT = ("draft_s", "verify_s", "accept_s", "other_s", "rollback_s")
@@ -143,11 +143,23 @@ def in_pairs(own: Iterable[FinishedRequest], plain: Iterable[FinishedRequest]) -
 
 def runs_of(log: RunLog, group: RunGroup | str) -> Iterator[RunSummary]:
     """Every run of an experiment, oldest first; a text is a benchmark's id."""
-    by = RunGroup(group) if isinstance(group, str) else group
-    ids = log.ids(RunQuery(benchmark_id=by.benchmark_id, labels=by.labels, descending=False))
+    ids = log.ids(_query(group))
     for start in range(0, len(ids), PAGE):
         some = ids[start : start + PAGE]
         yield from log.find(RunQuery(ids=some, descending=False, limit=PAGE)).rows
+
+
+def details_of(
+    log: RunLog, group: RunGroup | str, known: Container[str] = ()
+) -> Iterator[RunDetail]:
+    """The runs of an experiment in full, oldest first, but those that are known by their ids."""
+    return log.details([run_id for run_id in log.ids(_query(group)) if run_id not in known])
+
+
+def _query(group: RunGroup | str, status: Status | None = None) -> RunQuery:
+    """Every run of an experiment, oldest first; a text is a benchmark's id."""
+    by = RunGroup(group) if isinstance(group, str) else group
+    return RunQuery(benchmark_id=by.benchmark_id, labels=by.labels, status=status, descending=False)
 
 
 def finished_requests(
@@ -158,13 +170,9 @@ def finished_requests(
     Args:
         known: read before, and not read again.
     """
+    ids = log.ids(_query(group, "completed"))
     read = {request.run_id: request for request in known}
-    found: dict[Key, FinishedRequest] = {}
-    for run in runs_of(log, group):
-        if run.status == "completed" and "configuration" in run.labels:
-            request = read.get(run.id)
-            if request is None and (detail := log.get(run.id)) is not None:
-                request = FinishedRequest.of(detail)
-            if request is not None:
-                found[request.key] = request
-    return list(found.values())
+    for run in log.details([run_id for run_id in ids if run_id not in read]):
+        if "configuration" in run.labels:
+            read[run.id] = FinishedRequest.of(run)
+    return list({read[run_id].key: read[run_id] for run_id in ids if run_id in read}.values())

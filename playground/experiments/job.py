@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from engine.drafters.base import BuildContext
@@ -94,7 +95,7 @@ class Job:
         error: one sentence, of a job that failed.
         waiting: says what it waits for, until there is progress.
         watchers: pages that its messages go to.
-        stopped: whether something else ended it, such as the engine.
+        taken_on: set once it is in the log as begun, or was refused; nothing is measured before.
         workers: name, device and task of each, where others measure.
         refused: why workers are not used, a sentence each.
     """
@@ -107,18 +108,29 @@ class Job:
         self.error: str | None = None
         self.watchers = 0
         self.over = threading.Event()
+        self.taken_on = threading.Event()
         self._cancel = threading.Event()
+        self._run: LiveRun | None = None
         self.waiting: Callable[[], str] = lambda: "starting"
-        self.stopped: Callable[[], bool] = lambda: False
         self.workers: Callable[[], Sequence[tuple[str, str, str]]] = tuple
         self.refused: Sequence[str] = ()
 
     def cancel(self) -> None:
-        """Ask it to end; what is decoding ends within a step."""
+        """Ask it to end: at once if it waits for the engine, else within a step."""
         self._cancel.set()
+        if self._run is not None:
+            self._run.cancel()
 
     def cancelled(self) -> bool:
-        return self._cancel.is_set() or self.stopped()
+        """Whether it is to end: it was asked to, or what the engine does for it was."""
+        run = self._run
+        return self._cancel.is_set() or (run is not None and run.cancel_asked.is_set())
+
+    def follow(self, run: LiveRun) -> None:
+        """The engine does this for it from now on; both are cancelled together."""
+        self._run = run
+        if self._cancel.is_set():
+            run.cancel()
 
     def tell(self, progress: Progress) -> None:
         self.progress = progress
@@ -140,46 +152,67 @@ class Jobs:
 
     def get(self, job_id: str) -> Job | None:
         """The job if it is not over."""
-        return self._jobs.get(job_id)
+        with self._lock:
+            return self._jobs.get(job_id)
 
     def running(self) -> list[Job]:
         with self._lock:
             return list(self._jobs.values())
 
-    def start(self, job: Job, work: Callable[[], State]) -> None:
-        """Do a job's work in a thread of its own; it returns how it ended, or is cancelled.
+    def start(self, job: Job, take_on: Callable[[], Callable[[], State]]) -> None:
+        """Do a job's work in a thread of its own; the owner's other jobs are cancelled.
 
-        Raises ClosingError: nothing is taken on any more.
+        Args:
+            take_on: queues what is to be measured, and only then writes down that it began; it
+                returns the work, which returns how it ended, or is cancelled.
+
+        Raises ClosingError, ConfigError: nothing is taken on any more, or it is running already;
+        and what `take_on` raises. Nothing is cancelled or left behind then.
         """
+        with self._lock:
+            if self._closed:
+                raise ClosingError
+            if job.id in self._jobs:
+                raise ConfigError("This experiment is running already.")
+            self._jobs[job.id] = job
+        try:
+            work = take_on()
+        except BaseException:
+            self._drop(job)
+            job.cancel()
+            job.state = "cancelled"
+            job.over.set()
+            raise
+        finally:
+            job.taken_on.set()
+        self.cancel_owner(job.owner, but=job)
+        run = partial(self._run, job, work)
+        threading.Thread(target=run, name=f"job {job.id}", daemon=True).start()
 
+    def cancel_owner(self, owner: str, *, but: Job | None = None) -> None:
+        """Stop what an owner has under way."""
+        for job in self.running():
+            if owner and job.owner == owner and job is not but:
+                job.cancel()
+
+    def _run(self, job: Job, work: Callable[[], State]) -> None:
         def ended_as() -> State:
             try:
                 return work()
             except CancelledError:
                 return "cancelled"
 
-        def run() -> None:
-            job.state = "running"
-            ended = attempt(ended_as, where=f"job {job.id}")
-            with self._lock:
-                self._jobs.pop(job.id, None)
-            if isinstance(ended, Fault):
-                job.error = ended.sentence
-            job.state = "failed" if isinstance(ended, Fault) else ended
-            job.over.set()
+        job.state = "running"
+        ended = attempt(ended_as, where=f"job {job.id}")
+        if isinstance(ended, Fault):
+            job.error = ended.sentence
+        self._drop(job)
+        job.state = "failed" if isinstance(ended, Fault) else ended
+        job.over.set()
 
-        self.cancel_owner(job.owner)
+    def _drop(self, job: Job) -> None:
         with self._lock:
-            if self._closed:
-                raise ClosingError
-            self._jobs[job.id] = job
-        threading.Thread(target=run, name=f"job {job.id}", daemon=True).start()
-
-    def cancel_owner(self, owner: str) -> None:
-        """Stop what an owner has under way."""
-        for job in self.running():
-            if owner and job.owner == owner:
-                job.cancel()
+            del self._jobs[job.id]
 
     def close(self) -> None:
         """Stop everything and wait for it; nothing is started any more."""
@@ -216,6 +249,8 @@ def submit(
         What waits for the result. It raises CancelledError where the measurement was stopped before
         it began, and PlaygroundError or StorageError where it could not be done.
 
+    Nothing is measured before the job is taken on.
+
     Raises:
         QueueFullError: too many are waiting.
         CancelledError: the job was stopped while it waited.
@@ -225,7 +260,11 @@ def submit(
     faults: list[PlaygroundError | StorageError] = []
 
     def work(run: LiveRun) -> None:
-        job.stopped = run.cancel_asked.is_set
+        job.follow(run)
+        job.taken_on.wait()
+        if job.cancelled():
+            run.end("cancelled")
+            return
         try:
             try:
                 check(host.prepare(run, workload.target, workload.dtype))
@@ -242,9 +281,7 @@ def submit(
         return f"waiting for the engine, {ahead} ahead" if run.state == "queued" else run.activity
 
     def result() -> Result:
-        while not run.over.wait(WAIT_S):
-            if job.cancelled():
-                run.cancel()
+        run.over.wait()
         if faults:
             raise faults[0]
         if run.state == "failed":
@@ -263,5 +300,6 @@ def submit(
             if job.cancelled():
                 raise CancelledError from None
             time.sleep(WAIT_S)
+    job.follow(run)
     job.waiting = waiting
     return result

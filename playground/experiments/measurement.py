@@ -147,7 +147,7 @@ class Measurement:
         """
         self._bench, self._target = bench, bench.target
         mine = {request.key for requests in self.plan.rounds() for request in requests}
-        found = finished_requests(self.log, self.group)
+        found = self.log.wait_for(lambda: finished_requests(self.log, self.group))
         self._done = {request.key: request for request in found if request.key in mine}
         whole = self._rounds()
         if whole and self.plan.sampling.greedy and self.audits_each:
@@ -381,7 +381,7 @@ class Measurement:
         except PlaygroundError:
             if not run_ids:
                 raise
-        return self.log.get(run_ids[0]) if run_ids else None
+        return self.log.wait_for(lambda: self.log.get(run_ids[0])) if run_ids else None
 
     def _place(self, configuration: Configuration) -> dict[str, str]:
         """By what a comparison finds its runs again, and orders them."""

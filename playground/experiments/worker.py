@@ -11,9 +11,11 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from engine.drafters.base import BuildContext
@@ -76,7 +78,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._name = f"{socket.gethostname()}/{os.getpid()}"
-        self._told: list[Any] = []
+        self._messages: SimpleQueue[Any] = SimpleQueue()
         self._stop = threading.Event()
         self._models: Models | None = None
         self._log: RunLog | None = None
@@ -103,11 +105,19 @@ class Worker:
         assert self._models is not None and self._log is not None
         self._stop.clear()
         bench = self._models.bench()
-        return task(TaskContext(self._name, bench, self._log, self._told.append, self._stop.is_set))
+        tell = self._messages.put
+        try:
+            return task(TaskContext(self._name, bench, self._log, tell, self._stop.is_set))
+        finally:
+            self._models.release()
 
     def look(self) -> list[Any]:
-        told, self._told[:] = list(self._told), []
-        return told
+        """What the task has told since the last look, each message once."""
+        messages: list[Any] = []
+        with suppress(Empty):
+            while True:
+                messages.append(self._messages.get_nowait())
+        return messages
 
     def stop(self) -> None:
         self._stop.set()

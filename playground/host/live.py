@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,6 +22,10 @@ State = Literal["queued", "loading", "prefill", "running", "completed", "cancell
 Message = dict[str, str]
 """One turn of a conversation: `role` and `content`."""
 MAX_RUN_ID_CHARS = 64
+MAX_STEP_BYTES, MAX_RUN_STEP_BYTES = 256_000_000, 64_000_000
+"""Memory for the steps of all runs on show, and of one."""
+BYTES_PER_STEP, BYTES_PER_NODE = 1500, 200
+"""What a step takes in memory, at most, and each node of its tree."""
 
 
 def _check_run_id(value: str) -> str:
@@ -61,12 +65,71 @@ class Finish:
     text: str
 
 
-@dataclass(slots=True)
+class RecentSteps:
+    """A run's steps, of which as many of the newest are in memory as may be; the log has them all.
+
+    One thread adds, any reads. Iterating yields those in memory.
+
+    Attributes:
+        num_bytes: that those in memory take.
+        accepted: how many steps accepted so many draft tokens.
+        longest: most tokens that a step drafted.
+    """
+
+    def __init__(self, max_bytes: int = MAX_RUN_STEP_BYTES) -> None:
+        self._max_bytes, self._lock = max_bytes, threading.Lock()
+        self._rows: list[StepRow] = []
+        self.first = 0
+        """Index of the first step in memory."""
+        self.num_bytes = self.longest = 0
+        self.accepted: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        with self._lock:
+            return self.first + len(self._rows)
+
+    def __iter__(self) -> Iterator[StepRow]:
+        with self._lock:
+            return iter(list(self._rows))
+
+    def extend(self, rows: Sequence[StepRow]) -> None:
+        with self._lock:
+            self._rows += rows
+            self.num_bytes += sum(map(_bytes_of, rows))
+            self.accepted.update(len(row.accepted) for row in rows)
+            self.longest = max(self.longest, *(len(row.tokens) - 1 for row in rows))
+        if self.num_bytes > self._max_bytes:
+            self.drop(self.num_bytes - self._max_bytes * 3 // 4)
+
+    def drop(self, num_bytes: int) -> int:
+        """Leave the oldest to the log until so much memory is free; returns how much it is."""
+        with self._lock:
+            freed = num = 0
+            while freed < num_bytes and num < len(self._rows):
+                freed += _bytes_of(self._rows[num])
+                num += 1
+            del self._rows[:num]
+            self.first += num
+            self.num_bytes -= freed
+            return freed
+
+    def read(self, start: int, stop: int | None = None) -> list[StepRow] | None:
+        """Steps `start` ≤ index < `stop`; None where the log is to be asked for some of them."""
+        with self._lock:
+            if start < self.first:
+                return None
+            return self._rows[start - self.first : None if stop is None else stop - self.first]
+
+
+def _bytes_of(row: StepRow) -> int:
+    return BYTES_PER_STEP + BYTES_PER_NODE * len(row.tokens)
+
+
+@dataclass(slots=True, eq=False)
 class LiveRun:
     """One job of the host, from the queue to its end.
 
-    One thread at a time writes (host's worker until decoding, then the recorder); any may read,
-    and rows are only ever appended.
+    One thread at a time writes (host's worker until decoding, then the recorder); any may read.
     """
 
     owner: str
@@ -88,7 +151,7 @@ class LiveRun:
     log_id: str | None = None
     """Its id in the run log, once it is there."""
     first: First | None = None
-    rows: list[StepRow] = field(default_factory=list)
+    rows: RecentSteps = field(default_factory=RecentSteps)
     metrics: Metrics | None = None
     finish: Finish | None = None
     plain: PlainStep | None = None
@@ -100,17 +163,28 @@ class LiveRun:
     cancel_asked: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
     touched_s: float = field(default_factory=time.monotonic)
+    withdraw: Callable[[], None] = lambda: None
+    """Ends it at once if it still waits in the host's queue."""
+    grown: Callable[[], None] = lambda: None
+    """Told that there are more steps in memory."""
+    _end_turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def cancel(self) -> None:
-        """Ask it to end; a run in the loop ends within one step."""
+        """Ask it to end: at once if it waits in a queue, else within one step."""
         self.cancel_asked.set()
+        self.withdraw()
 
     def end(self, state: State, *, error: str | None = None) -> None:
-        """Nothing more will come."""
-        self.error = error
-        self.progress = None
-        self.state = state
-        self.over.set()
+        """Nothing more will come; what ended already stays as it is."""
+        with self._end_turn:
+            if not self.over.is_set():
+                self.error, self.progress, self.state = error, None, state
+                self.over.set()
+
+    def add_steps(self, rows: Sequence[StepRow]) -> None:
+        """Show steps, which are in the log already."""
+        self.rows.extend(rows)
+        self.grown()
 
     @property
     def num_events(self) -> int:
@@ -118,30 +192,33 @@ class LiveRun:
         return len(self.rows) + (self.first is not None)
 
     def pieces(self, start: int = 0) -> list[str]:
-        """The text of every event from number `start` on; all of it is in the log."""
-        if self.first is None:
+        """The text of every event from number `start` on; all of it is in the log.
+
+        Nothing where that goes back further than what is in memory.
+        """
+        rows = self.rows.read(max(0, start - 1))
+        if self.first is None or rows is None:
             return []
-        rows = self.rows[max(0, start - 1) :]
         return [self.first.text] * (start == 0) + ["".join(row.committed_texts) for row in rows]
 
 
 class LiveRuns:
     """The runs that can still be read without the log: newest `max_runs`, for `ttl_s` seconds.
 
-    Finished runs go first when there are too many, or too many steps in all; a run that is not
-    over is never dropped.
+    Finished runs go first when there are too many; a run that is not over is never dropped. Of
+    their steps so many are in memory as `max_bytes` allow, those of the runs used last.
     """
 
     def __init__(
         self,
         *,
         max_runs: int = 64,
-        max_steps: int = 200_000,
+        max_bytes: int = MAX_STEP_BYTES,
         ttl_s: float = 3600.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_runs = max_runs
-        self._max_steps = max_steps
+        self._max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
         self._lock = threading.Lock()
@@ -149,7 +226,7 @@ class LiveRuns:
 
     def add(self, run: LiveRun) -> None:
         with self._lock:
-            run.touched_s = self._clock()
+            run.touched_s, run.grown = self._clock(), self._trim
             self._runs[run.id] = run
             self._evict()
 
@@ -175,9 +252,15 @@ class LiveRuns:
 
     def _evict(self) -> None:
         oldest = self._clock() - self._ttl_s
-        steps = sum(len(run.rows) for run in self._runs.values())
         for run in list(self._runs.values()):
-            crowded = len(self._runs) > self._max_runs or steps > self._max_steps
+            crowded = len(self._runs) > self._max_runs
             if run.over.is_set() and (crowded or run.touched_s < oldest):
-                steps -= len(run.rows)
                 del self._runs[run.id]
+
+    def _trim(self) -> None:
+        """Leave the steps that are too many to the log: first those of runs that are over."""
+        with self._lock:
+            excess = sum(run.rows.num_bytes for run in self._runs.values()) - self._max_bytes
+            if excess > 0:
+                for run in sorted(self._runs.values(), key=lambda run: not run.over.is_set()):
+                    excess -= run.rows.drop(excess)

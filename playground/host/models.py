@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from weakref import WeakValueDictionary
+from typing import Protocol, TypeVar, cast
 
 import presets
 from engine.drafters.base import BuildContext, Drafter
@@ -25,8 +25,17 @@ CHECK_S, DRIFT = 60.0, 1.3
 """So often a fitted size's times are checked; they are taken anew if they are off by the factor."""
 MAX_DRAFTERS = 2
 """Drafters kept ready, so that going back and forth between two methods loads nothing."""
-IDLE_BYTES = 2 << 30
-"""Weights of draft models that are kept without a drafter: those used last."""
+MAX_FITS = 64
+"""Fitted sizes that are remembered."""
+Place = tuple[str, str, str]
+"""Name, dtype and device of a model."""
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+Attached = TypeVar("Attached", bound=Closable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +70,15 @@ class Models:
         self._locate = locate
         self._target: Target | None = None
         self._key: tuple[str, str] | None = None
-        self._drafters: OrderedDict[str, Drafter] = OrderedDict()
-        self._companions = WeakValueDictionary[tuple[str, str, str], Target]()
-        self._recent: OrderedDict[tuple[str, str, str], Target] = OrderedDict()
+        self._drafters: OrderedDict[str, tuple[Drafter, frozenset[Place]]] = OrderedDict()
+        """Each with the models that it draws on."""
+        self._companions: dict[Place, Target] = {}
+        self._used: set[Place] = set()
+        """Models that the job under way has drawn on."""
+        self._attached: tuple[Hashable, Closable] | None = None
         self._curve: LatencyCurve | None = None
         self._checked_s = 0.0
-        self._fits: dict[str, Fit] = {}
+        self._fits: OrderedDict[str, Fit] = OrderedDict()
         self._fitted: MethodConfig | None = None
         self.loaded: Loaded | None = None
 
@@ -105,6 +117,8 @@ class Models:
             return Fit(config)
         key, self._fitted = config.model_dump_json(), config
         if key not in self._fits:
+            while len(self._fits) >= MAX_FITS:
+                self._fits.popitem(last=False)
             self._fits[key] = fit_size(config, presets.sizes, self.bench(), self._latency)
         return self._fits[key]
 
@@ -115,14 +129,47 @@ class Models:
         """
         assert self._target is not None
         key = config.model_dump_json()
-        if key in self._drafters:
-            self._drafters.move_to_end(key)
-            return self._drafters[key]
-        while len(self._drafters) >= MAX_DRAFTERS:
-            self._drafters.popitem(last=False)[1].close()
-            gc.collect()  # with its model, if nobody else drafts with that
-        self._drafters[key] = build_drafter(config, self.bench(), self._latency)
-        return self._drafters[key]
+        if key not in self._drafters:
+            while len(self._drafters) >= MAX_DRAFTERS:
+                old, _ = self._drafters.popitem(last=False)[1]
+                old.close()
+            before, self._used = self._used, set()
+            try:
+                drafter = build_drafter(config, self.bench(), self._latency)
+                self._drafters[key] = drafter, frozenset(self._used)
+            finally:
+                self._used |= before
+        self._drafters.move_to_end(key)
+        return self._drafters[key][0]
+
+    def attached(self, key: Hashable, make: Callable[[], Attached]) -> Attached:
+        """What was made for this key on the loaded target; what was made for another is freed.
+
+        It goes with the target, and when nobody has wanted anything for long.
+        """
+        if self._attached is None or self._attached[0] != key:
+            self._detach()
+            self._attached = key, make()
+        return cast(Attached, self._attached[1])
+
+    def _detach(self) -> None:
+        if self._attached is not None:
+            self._attached[1].close()
+            self._attached = None
+
+    def release(self, *, idle: bool = False) -> None:
+        """Free the models that neither a drafter kept ready nor the job that just ended drew on.
+
+        Args:
+            idle: nobody has wanted anything for long, so the last job does not count.
+        """
+        if idle:
+            self._detach()
+        needed = set() if idle else self._used
+        needed = needed.union(*(places for _, places in self._drafters.values()))
+        self._used = set()
+        for place in self._companions.keys() - needed:
+            self._companions.pop(place).close()
 
     def bench(self) -> BuildContext:
         """The loaded target, and what a method may use beside it."""
@@ -171,24 +218,22 @@ class Models:
         assert self._target is not None
         dtype, device = dtype or self._target.companion_dtype, device or str(self._target.device)
         key = (spec.name, dtype, device)
-        model = self._companions.get(key)
-        if model is None:
-            model = load_target(spec, dtype=dtype, device=device, cache_dir=self._cache_dir)
-        self._companions[key] = self._recent[key] = model
-        self._recent.move_to_end(key)
-        while sum(each.num_bytes for each in self._recent.values()) > IDLE_BYTES:
-            self._recent.popitem(last=False)
-        return model
+        self._used.add(key)
+        if key not in self._companions:
+            self._companions[key] = load_target(
+                spec, dtype=dtype, device=device, cache_dir=self._cache_dir
+            )
+        return self._companions[key]
 
     def close(self) -> None:
         """Free everything."""
         self.loaded = None
+        self._detach()
         while self._drafters:
-            self._drafters.popitem()[1].close()
-        self._recent.clear()
-        for model in list(self._companions.values()):
-            model.close()
-        self._companions.clear()
+            self._drafters.popitem()[1][0].close()
+        self._used.clear()
+        while self._companions:
+            self._companions.popitem()[1].close()
         if self._target is not None:
             self._target.close()
             self._target = self._key = self._curve = self._fitted = None

@@ -141,7 +141,7 @@ class Recording:
         metrics = self._tally.metrics
         if rows:
             self._log.add_steps(self.run_id, rows, asdict(metrics))
-            self._run.rows.extend(rows)
+            self._run.add_steps(rows)
             self._run.activity = f"generating · {rows[-1].decision}".removesuffix(" · ")
         self._run.metrics = metrics
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun, LiveRuns, Message, State
 from playground.host.menu import MethodMenu
-from playground.host.models import Loaded, Models
+from playground.host.models import Attached, Loaded, Models
 from playground.host.plain import PLAIN, PlainAround, Recent
 from playground.host.recording import log_unbegun, record_run
 from playground.host.request import GenerateRequest
@@ -39,6 +39,8 @@ from storage import RunLog
 MAX_WAITING = 32
 IDLE_S = 0.5
 """After so long without a job, what was measured of the machine is checked."""
+RELEASE_S = 60.0
+"""After so much longer, models and features are freed that no drafter kept ready needs."""
 
 
 class QueueFullError(PlaygroundError):
@@ -95,7 +97,8 @@ class EngineHost:
     def generate(self, request: GenerateRequest, *, owner: str) -> LiveRun:
         """Queue a run; an unfinished run of the same owner is cancelled.
 
-        Raises QueueFullError, ClosingError: too many are waiting, or nothing is taken on.
+        Raises QueueFullError, ClosingError: too many are waiting, or nothing is taken on; nothing
+        is cancelled then.
         """
         run = self._new_run(request, owner)
         return self._enqueue(Job(run, lambda run: self._generate(run, request)))
@@ -131,7 +134,8 @@ class EngineHost:
 
     def before_close(self, end: Callable[[], None]) -> None:
         """Have this called when the host closes: it ends what uses the engine from outside."""
-        self._before_close.append(end)
+        with self._wake:
+            self._before_close.append(end)
 
     def close(self, wait_s: float | None = None) -> None:
         """Take nothing on any more, stop everything, wait for the worker, free the models.
@@ -144,43 +148,50 @@ class EngineHost:
             for run in self.runs.all():
                 run.cancel()
             self._wake.notify_all()
-        while self._before_close:
-            self._before_close.pop(0)()
+            ending, self._before_close = self._before_close, []
+        for end in ending:
+            end()
         if self._worker is not None:
             self._worker.join(wait_s)
         if self._worker is None or not self._worker.is_alive():
             self._models.close()
         for run in self.runs.all():
-            if not run.over.is_set():  # its thread goes on, but nobody is to wait for it
-                run.end("cancelled")
+            run.end("cancelled")  # its thread may go on, but nobody is to wait for it
 
     # ---- the queue
 
     def _enqueue(self, job: Job) -> LiveRun:
-        self.cancel_owner(job.run.owner)
+        run = job.run
         with self._wake:
             if self._closing:
                 raise ClosingError
-            if len(self._waiting) >= MAX_WAITING:
+            if sum(other.run.owner != run.owner for other in self._waiting) >= MAX_WAITING:
                 raise QueueFullError(
                     f"{MAX_WAITING} runs are waiting for the engine. Try again later."
                 )
-            self.runs.add(job.run)
+            self.cancel_owner(run.owner)
+            run.withdraw = partial(self._withdraw, run)
+            self.runs.add(run)
             self._waiting.append(job)
             if self._worker is None:
                 self._worker = threading.Thread(target=self._work, name="engine", daemon=True)
                 self._worker.start()
             self._wake.notify_all()
-        return job.run
+        return run
+
+    def _withdraw(self, run: LiveRun) -> None:
+        """End a run that waits: it is before nobody any more."""
+        with self._wake:
+            waiting = [job for job in self._waiting if job.run is not run]
+            if len(waiting) < len(self._waiting):
+                self._waiting = deque(waiting)
+                run.activity = "stopped before it started"
+                run.end("cancelled")
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            run = job.run
-            if run.cancel_asked.is_set():
-                run.activity = "stopped before it started"
-                run.end("cancelled")
-                continue
-            self._settle(run, partial(job.work, run))
+            self._settle(job.run, partial(job.work, job.run))
+            attempt(self._models.release, where="freeing models")
 
     def _settle(self, run: LiveRun, work: Callable[[], None]) -> None:
         """Do a run's work; what stops it ends the run."""
@@ -190,14 +201,17 @@ class EngineHost:
             run.end("failed", error=outcome.sentence)
 
     def _next(self) -> Job | None:
+        for wait_s, work in (
+            (IDLE_S, self._models.keep_up),
+            (RELEASE_S, partial(self._models.release, idle=True)),
+        ):
+            with self._wake:
+                self._busy = False
+                if self._wake.wait_for(lambda: self._waiting or self._closing, wait_s):
+                    break
+            attempt(work, where="what the engine does between jobs")
         with self._wake:
-            self._busy = False
-            is_idle = not self._wake.wait_for(lambda: self._waiting or self._closing, IDLE_S)
-        if is_idle:
-            attempt(self._models.keep_up, where="measuring the machine again")
-        with self._wake:
-            while not self._waiting and not self._closing:
-                self._wake.wait()
+            self._wake.wait_for(lambda: self._waiting or self._closing)
             self._busy = bool(self._waiting)
             return self._waiting.popleft() if self._waiting else None
 
@@ -229,6 +243,10 @@ class EngineHost:
     def bench(self) -> BuildContext:
         """The prepared target, and what a measurement of a method builds on."""
         return self._models.bench()
+
+    def attached(self, key: Hashable, make: Callable[[], Attached]) -> Attached:
+        """As `Models.attached`."""
+        return self._models.attached(key, make)
 
     # ---- the work of one job, on the worker thread
 

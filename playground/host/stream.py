@@ -19,7 +19,7 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, fields
 from operator import attrgetter
@@ -248,6 +248,9 @@ class RunStream:
 
     def _new_events(self, run: LiveRun) -> list[Event]:
         events = events_of(run, self._sent[run.id], MAX_EVENTS)
+        if events is None:  # a page that lags so far behind asks for what it lacks
+            self._sent[run.id] = run.rows.first + 1
+            events = events_of(run, self._sent[run.id], MAX_EVENTS) or []
         self._sent[run.id] += len(events)
         return events
 
@@ -262,14 +265,18 @@ def _end(run: LiveRun) -> dict[str, Any] | None:
     return None if run.finish is None else end_of(run.num_events, run.finish)
 
 
-def events_of(run: LiveRun, start: int, most: int) -> list[Event]:
-    first, events = run.first, []
+def events_of(run: LiveRun, start: int, most: int) -> list[Event] | None:
+    """Events from number `start` on; None where the log is to be asked for some of them."""
+    first = run.first
     if first is None:
         return []
-    if start == 0:
-        events.append(prefill_event(run.id, first))
-    rows = run.rows[max(0, start - 1) : max(0, start - 1) + most]
-    return events + [step_event(run.id, row) for row in rows]
+    rows = run.rows.read(max(0, start - 1), max(0, start - 1) + most)
+    return None if rows is None else _events(run.id, first if start == 0 else None, rows)
+
+
+def _events(run_id: str, first: First | None, rows: Iterable[StepRow]) -> list[Event]:
+    prefill = [] if first is None else [prefill_event(run_id, first)]
+    return prefill + [step_event(run_id, row) for row in rows]
 
 
 def status_of(run: LiveRun, ahead: int) -> dict[str, Any]:
@@ -354,6 +361,8 @@ class History:
         live = self._runs.get(run_id)
         if live is not None:
             events = events_of(live, have, MAX_EVENTS)
+            if events is None:
+                events = self._events_in_log(live.log_id or "", live.first, have)
             more = have + len(events) < live.num_events
             return {
                 "ev": [[run_id, *event[1:]] for event in events],
@@ -366,13 +375,18 @@ class History:
 
     def step(self, run_id: str, index: int) -> dict[str, Any]:
         """One step with its draft tree. Raises ConfigError: there is no such run or step."""
-        live = self._runs.get(run_id)
-        if live is not None and index < len(live.rows):
-            return step_detail(live.rows[index])
-        row = None if live is not None else self._log.step(run_id, index)
-        if row is None:
+        rows = self._rows(run_id, index, index + 1)
+        if not rows:
             raise ConfigError(f"Run {run_id} has no step {index + 1}.")
-        return step_detail(row)
+        return step_detail(rows[0])
+
+    def _rows(self, run_id: str, start: int, stop: int) -> Sequence[StepRow]:
+        """Steps `start` ≤ index < `stop` of a run, from memory where they are there."""
+        live = self._runs.get(run_id)
+        rows = live.rows.read(start, stop) if live is not None else None
+        if rows is None:
+            return self._log.steps(run_id if live is None else live.log_id or "", start, stop)
+        return rows
 
     def steps(self, run_id: str, first: int, last: int) -> dict[str, str]:
         """Steps from one index to another, added up, as a text; empty without any.
@@ -382,10 +396,10 @@ class History:
         live = self._runs.get(run_id)
         before = max(0, first - 1)
         if live is not None:
-            rows, ttft_s = live.rows[before : last + 1], live.first and live.first.ttft_s
+            ttft_s = live.first and live.first.ttft_s
         else:
             ttft_s = stored_run(self._log, run_id).ttft_s
-            rows = list(self._log.steps(run_id, before, last + 1))
+        rows = self._rows(run_id, before, last + 1)
         if not rows[first - before :]:
             return {"text": ""}
         began_s = rows[0].at_s if first else ttft_s or 0.0
@@ -403,12 +417,8 @@ class History:
         return bare(runs=[{**meta, "id": run_id, "parent": None}], resync=True)
 
     def _since_in_log(self, detail: RunDetail, have: int) -> dict[str, Any]:
-        start = max(0, have - 1)
-        rows = self._log.steps(detail.id, start, start + MAX_EVENTS)
-        events = [step_event(detail.id, row) for row in rows]
         first = _stored_first(detail)
-        if have == 0 and first is not None:
-            events.insert(0, prefill_event(detail.id, first))
+        events = self._events_in_log(detail.id, first, have)
         num_events = detail.num_steps + (first is not None)
         over = detail.status != "running"
         finish = Finish(detail.finish_reason, detail.text)
@@ -419,6 +429,11 @@ class History:
             "figures": self._stored_figures(detail),
             "end": end_of(num_events, finish) if over else None,
         }
+
+    def _events_in_log(self, run_id: str, first: First | None, have: int) -> list[Event]:
+        start = max(0, have - 1)
+        rows = self._log.steps(run_id, start, start + MAX_EVENTS)
+        return _events(run_id, first if have == 0 else None, rows)
 
     def _stored_figures(self, detail: RunDetail) -> dict[str, Any]:
         """A run's figures; of one that died, what the log counted while it streamed."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -13,6 +12,7 @@ from engine.errors import ConfigError
 from engine.tree import MAX_NODES
 from engine.tuning.ranks import RankTable
 from engine.tuning.search import SIZES, CurvePoint
+from playground.host.bounded import BoundedCache
 from playground.host.runner import EngineHost
 from playground.trees.drafted import recorded
 from playground.trees.files import (
@@ -33,7 +33,8 @@ from playground.trees.methods import TreeMethod, tree_method, tree_methods
 from playground.trees.sources import Sources, TreeRuns
 from playground.trees.tables import Examples, describe, pack
 
-TABLES_KEPT = 4
+MAX_TABLE_BYTES = 128_000_000
+"""Memory for rank tables that are kept ready."""
 NOT_DRAFTED = "Another method drafted these. \u201cRe-draft the texts\u201d measures this one."
 Id = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]*$")]
 
@@ -92,7 +93,8 @@ class TreeEditor:
         self._jobs = Jobs(host)
         self._examples = Examples(host.log)
         self._runs = TreeRuns(host.log)
-        self._read_table = lru_cache(TABLES_KEPT)(self._sources.table)
+        self._tables: BoundedCache[str, RankTable]
+        self._tables = BoundedCache(MAX_TABLE_BYTES, lambda table: table.num_bytes)
 
     def start(self, asked: Question) -> dict[str, Any]:
         """All menus of the page."""
@@ -235,7 +237,8 @@ class TreeEditor:
         return self._sources.effective(tree_method(self._catalog, asked.method, asked.target))
 
     def _table(self, asked: Question) -> RankTable:
-        return self._read_table(asked.given("source"))
+        source = asked.given("source")
+        return self._tables.read(source, lambda _: self._sources.table(source))
 
 
 QUESTIONS = tuple(name for name in vars(TreeEditor) if not name.startswith("_"))

@@ -10,7 +10,6 @@ from engine.config import Limits, Sampling
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.model.target import Target
 from engine.tuning import OnProgress, StoppedError
 from engine.tuning.redraft import Redrafter
 from playground.experiments.plan import Item
@@ -47,7 +46,6 @@ class Measurements:
         self._host = host
         self._sources = sources
         self._text_tokens = text_tokens
-        self._kept: tuple[tuple[Any, ...], Target, Redrafter] | None = None
 
     # ---- ranks
 
@@ -173,26 +171,25 @@ class Measurements:
                 wanted, result.trees, result.accepted_lengths.tolist(), result.node_counts.tolist()
             )
             text = f"{row['steps']} steps drafted again, without running the target."
+            if left_out := redrafter.num_left_out:
+                text += f" {left_out} of the texts were left out: they would take too much memory."
             return {"drafted": {**row, "redrafted": True, "text": text}, "text": "drafted"}
 
         return work
 
     def _redrafter(self, run: LiveRun, method: TreeMethod, source: str) -> Redrafter:
         """The source's texts with their features: kept from one try to the next."""
-        bench, config = self._host.bench(), method.config
+        config = method.config
         weights = getattr(config, "speculative_model", None)
-        key = method.target, source, config.decoding_type, weights
-        if self._kept is not None:
-            if self._kept[0] == key and self._kept[1] is bench.target:
-                return self._kept[2]
-            self._kept[2].close()
-            self._kept = None
-        run_ids, _ = self._texts(run, method, source, share=0.3)
-        texts = texts_of_runs(self._host.log, run_ids, target=method.target)
-        tell = progress_of(run, "the target reads the texts once", begin=0.3, end=0.5)
-        redrafter = Redrafter(config, bench, texts, tail=REDRAFT_TAIL, on_progress=tell)
-        self._kept = key, bench.target, redrafter
-        return redrafter
+
+        def make() -> Redrafter:
+            run_ids, _ = self._texts(run, method, source, share=0.3)
+            texts = texts_of_runs(self._host.log, run_ids, target=method.target)
+            tell = progress_of(run, "the target reads the texts once", begin=0.3, end=0.5)
+            bench = self._host.bench()
+            return Redrafter(config, bench, texts, tail=REDRAFT_TAIL, on_progress=tell)
+
+        return self._host.attached((source, config.decoding_type, weights), make)
 
     # ---- the target
 

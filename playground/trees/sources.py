@@ -166,8 +166,8 @@ class Sources:
 
     def _usable(self, target: str) -> list[RunDetail]:
         query = RunQuery(target=target, status="completed", limit=2 * RECENT)
-        details = (self._log.get(row.id) for row in self._log.rows(query) if row.lossless)
-        return [run for run in details if run is not None and is_greedy(run)][:RECENT]
+        lossless = [row.id for row in self._log.rows(query) if row.lossless]
+        return [run for run in self._log.details(lossless) if is_greedy(run)][:RECENT]
 
     def run_ids(self, source: str, target: str) -> tuple[list[str], str | None]:
         """Runs behind a source of texts, and its benchmark if it is one; no suites.
@@ -211,9 +211,8 @@ def _short(text: str) -> str:
 
 def require_greedy(log: RunLog, run_ids: Sequence[str]) -> None:
     """Raises ConfigError: one of the runs was sampled."""
-    for run_id in run_ids:
-        run = log.get(run_id)
-        if run is not None and not is_greedy(run):
+    for run in log.details(run_ids):
+        if not is_greedy(run):
             raise ConfigError(
                 "These runs were sampled; a replay is exact for greedy texts only. Choose runs "
                 "with temperature 0."
@@ -228,7 +227,7 @@ class TreeRuns:
 
     def __init__(self, log: RunLog) -> None:
         self._log = log
-        self._read = lru_cache(REMEMBERED)(log.get)
+        self._read = lru_cache(REMEMBERED)(self._comparable)
 
     def rows(self, config: MethodConfig, target: str) -> list[dict[str, Any]]:
         """Greedy completed runs of this target with these very settings, newest first."""
@@ -239,12 +238,19 @@ class TreeRuns:
         )
         found = []
         for row in self._log.rows(query):
-            run = self._read(row.id)
-            if run is not None and is_greedy(run) and _made_with(run) == wanted:
-                found.append(_row(run))
+            settings, shown = self._read(row.id)
+            if settings == wanted:
+                found.append(shown)
             if len(found) == MOST_FOUND:
                 break
         return found
+
+    def _comparable(self, run_id: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """A greedy run's settings, and what is shown of it: its texts are not kept."""
+        run = self._log.get(run_id)
+        if run is None or not is_greedy(run):
+            return None, {}
+        return _made_with(run), _row(run)
 
 
 def _made_with(run: RunDetail) -> dict[str, Any] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from engine.errors import ConfigError
 from engine.tuning import OnProgress, ignore
 from engine.tuning.ranks import RankTable, measure_ranks
 from playground.experiments.finished import runs_of
+from playground.host.bounded import BoundedCache
 from playground.trees.methods import DYNAMIC_FIELDS
 from storage import Artifact, RunDetail, RunLog, UnknownBenchmarkError, UnknownRunError
 
@@ -30,8 +30,8 @@ NOT_ASKED = (
 MAX_PACKED_BYTES = 64_000_000
 BEFORE = 14
 """Tokens shown before an example's root."""
-MOST_TEXTS = 16
-"""Texts whose tokens are remembered."""
+MAX_TEXT_BYTES, BYTES_PER_PIECE = 32_000_000, 64
+"""Memory for texts whose tokens are remembered, and what a token's text takes."""
 
 
 def texts_of_runs(log: RunLog, run_ids: Sequence[str], *, target: str | None = None) -> list[Text]:
@@ -260,7 +260,8 @@ class Examples:
 
     def __init__(self, log: RunLog) -> None:
         self._log = log
-        self._of = lru_cache(MOST_TEXTS)(self._tokens)
+        self._pieces: BoundedCache[str, tuple[str, ...]]
+        self._pieces = BoundedCache(MAX_TEXT_BYTES, lambda pieces: BYTES_PER_PIECE * len(pieces))
 
     def known_for(self, table: RankTable) -> bool:
         """Whether the log has the texts that the table was measured on."""
@@ -275,7 +276,9 @@ class Examples:
         text, at = table.locate(row)
         sources = table.about.get("sources") or ()
         run_id = sources[text] if text < len(sources) else None
-        pieces = self._of(run_id) if isinstance(run_id, str) else ()
+        pieces: tuple[str, ...] = ()
+        if isinstance(run_id, str):
+            pieces = self._pieces.read(run_id, lambda _: self._tokens(run_id))
         if at + depth >= len(pieces):
             return None
         before = "".join(pieces[max(0, at - BEFORE) : at + 1])

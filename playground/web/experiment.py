@@ -186,10 +186,10 @@ class ExperimentPage(ABC):
         *asked, seen = held
 
         def read() -> list[Any]:
-            choices = self.choices()
-            if not (picked or choices):
+            newest = picked or next((key for _, key in self.choices()), None)
+            if newest is None:
                 return self._nothing(state_html("", self.empty), self.menu(None))
-            key = read_key(picked or choices[0][1])
+            key = read_key(newest)
             now = self.standing(key)
             shown = (key, now.version, *asked)
             if shown == seen:

@@ -93,7 +93,7 @@ def serve(
 def trim_memory() -> None:
     """Give back what was freed: glibc keeps a heap per thread, each as large as it ever was."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if hasattr(libc, "malloc_trim"):
+    if libc is not None and hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)
 
 

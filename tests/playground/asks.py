@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from playground.host.live import LiveRun
 from playground.host.request import read_request
-from playground.host.runner import EngineHost
+from playground.host.runner import MAX_WAITING, EngineHost
 
 WAIT_S = 60.0
 
@@ -39,3 +43,24 @@ def finished(run: LiveRun) -> LiveRun:
     """The run, once it is over."""
     assert run.over.wait(WAIT_S), f"run still {run.state}: {run.activity}"
     return run
+
+
+@contextmanager
+def busy(host: EngineHost, *, full: bool = False) -> Iterator[None]:
+    """The engine does something that no Stop ends, and where `full`, its queue is full besides."""
+    hold = threading.Event()
+
+    def work(run: LiveRun) -> None:
+        hold.wait()
+        run.end("completed")
+
+    runs = [host.submit(work, owner="busy")]
+    while host.occupancy[1]:
+        time.sleep(0.001)
+    try:
+        runs += [host.submit(work, owner=f"busy {n}") for n in range(MAX_WAITING * full)]
+        yield
+    finally:
+        hold.set()
+    for run in runs:
+        finished(run)

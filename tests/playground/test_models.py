@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,16 @@ from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
-from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
-from engine.model.target import Target
 from engine.steps import Step
 from engine.tuning.fit import Fit
 from engine.tuning.latency import LatencyCurve
+from playground.host.bounded import BoundedCache
+from playground.host.live import LiveRun
 from playground.host.models import Models
+from playground.host.runner import EngineHost
+from tests.playground.asks import finished
+from tests.storage.test_threads import at_once
 
 
 def test_a_size_is_fitted_again_between_runs_and_never_before_one(
@@ -86,35 +90,113 @@ def test_a_drafter_that_is_kept_goes_by_the_machine_as_it_is_now(
     models.close()
 
 
-@pytest.mark.parametrize("idle_bytes", [0, 1 << 20])
-def test_a_draft_model_goes_with_the_last_drafter_that_uses_it(
-    idle_bytes: int, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for those used last, of so many bytes: going back to them loads nothing."""
-    monkeypatch.setattr("playground.host.models.IDLE_BYTES", idle_bytes)
-    loaded: list[weakref.ref[Target]] = []
+@pytest.fixture
+def models(tiny_folder: Path, tmp_path: Path) -> Iterator[Models]:
+    """With the tiny target loaded; every name is a model like it."""
 
-    def load(*args: Any, **how: Any) -> Target:
-        loaded.append(weakref.ref(model := load_target(*args, **how)))
-        return model
+    def resolve(name: str) -> TargetSpec:
+        return TargetSpec(name=name, path=str(tiny_folder))
 
-    monkeypatch.setattr("playground.host.models.load_target", load)
-    spec = TargetSpec(name="tiny", path=str(tiny_folder))
-    models = Models(
-        cache_dir=tmp_path,
-        device="cpu",
-        resolve=lambda name: TargetSpec(name=name, path=str(tiny_folder)),
-    )
-    models.target(spec, "float32", lambda *told: None)
-    draft = {"decoding_type": "Draft_Target", "speculative_model": "small"}
-    short, long = (parse_method({**draft, "max_draft_len": length}) for length in (2, 3))
-    for config in (short, long):
-        models.drafter(config)
-    assert len(loaded) == 2 and loaded[1]() is not None, "both draft with one model"
-    models.drafter(parse_method({"decoding_type": "NGram"}))
-    assert loaded[1]() is not None
-    models.drafter(parse_method({"decoding_type": "Suffix"}))
-    assert (loaded[1]() is not None) == (idle_bytes > 0)
-    models.drafter(short)
-    assert len(loaded) == (2 if idle_bytes else 3)
+    models = Models(cache_dir=tmp_path, device="cpu", resolve=resolve, locate=lambda name: name)
+    models.target(resolve("tiny"), "float32", lambda *told: None)
+    yield models
     models.close()
+
+
+def drafting_with(name: str) -> MethodConfig:
+    return parse_method({"decoding_type": "Draft_Target", "speculative_model": name, "size": "set"})
+
+
+def draft_models(models: Models) -> set[str]:
+    return {name for name, *_ in models._companions}
+
+
+def test_a_draft_model_goes_with_the_last_drafter_and_job_that_draw_on_it(models: Models) -> None:
+    for name in ("a", "b", "c"):
+        models.drafter(drafting_with(name))
+    assert draft_models(models) == {"a", "b", "c"}, "a job may use what it has loaded to its end"
+    models.release()
+    models.release()
+    assert draft_models(models) == {"b", "c"}, "these two drafters are kept ready"
+    drafter = drafting_with("d").build(models.bench())
+    models.release()
+    assert draft_models(models) == {"b", "c", "d"}, "the next job may want it again"
+    drafter.close()
+    models.release(idle=True)
+    assert draft_models(models) == {"b", "c"}
+
+
+class Attached:
+    def __init__(self) -> None:
+        self.num_closed = 0
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+def test_what_was_made_on_a_target_goes_with_it_with_its_key_and_after_long_idleness(
+    models: Models, tiny_folder: Path
+) -> None:
+    first = models.attached("texts", Attached)
+    assert models.attached("texts", Attached) is first
+    models.release()
+    second = models.attached("other texts", Attached)
+    assert (first.num_closed, second.num_closed) == (1, 0)
+    models.release(idle=True)
+    third = models.attached("other texts", Attached)
+    assert second.num_closed == 1 and third is not second
+    models.target(TargetSpec(name="another", path=str(tiny_folder)), "float32", lambda *told: None)
+    assert third.num_closed == 1
+
+
+def test_an_idle_engine_frees_what_was_made_on_its_target(
+    host: EngineHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("playground.host.runner.RELEASE_S", 0.01)
+    closed = threading.Event()
+
+    class Features(Attached):
+        def close(self) -> None:
+            closed.set()
+
+    def work(run: LiveRun) -> None:
+        host.prepare(run, host.catalog.target("tiny"), "float32")
+        host.attached("texts", Features)
+        run.end("completed")
+
+    assert finished(host.submit(work, owner="tab")).state == "completed"
+    assert closed.wait(60)
+
+
+def test_fitted_sizes_are_remembered_within_a_bound(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("playground.host.models.MAX_FITS", 3)
+    for length in range(1, 9):
+        models.fit(parse_method({"decoding_type": "NGram", "max_draft_len": length, "size": "fit"}))
+    assert len(models._fits) == 3
+
+
+def test_a_bounded_cache_keeps_what_was_used_last_within_its_bytes() -> None:
+    cache: BoundedCache[str, str] = BoundedCache(10, len)
+    for key in ("a", "b", "c"):
+        cache.put(key, 4 * key)
+        cache.get("a")
+    assert (cache.get("a"), cache.get("b"), cache.get("c")) == ("aaaa", None, "cccc")
+    cache.put("large", 50 * "x")
+    assert cache.num_bytes == 50 and cache.get("large") and cache.get("a") is None
+    assert (
+        cache.read("large", lambda kept: f"{kept}?", stale=lambda kept: len(kept) == 50)[-1] == "?"
+    )
+
+
+def test_threads_that_want_one_value_have_it_made_once() -> None:
+    cache: BoundedCache[str, list[int]] = BoundedCache(10, len)
+    made: list[int] = []
+
+    def make(kept: list[int] | None) -> list[int]:
+        made.append(1)
+        return made
+
+    assert at_once(lambda: cache.read("key", make)) == []
+    assert made == [1]

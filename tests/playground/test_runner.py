@@ -18,7 +18,7 @@ from playground.host.request import read_request
 from playground.host.runner import MAX_WAITING, ClosingError, EngineHost, QueueFullError
 from playground.host.stream import History
 from storage import RunDetail, RunLog
-from tests.playground.asks import ask, finished, start
+from tests.playground.asks import ask, busy, finished, start
 
 SLOW = {"delay_ms": "20"}
 
@@ -31,7 +31,7 @@ def test_a_run_is_in_the_log_with_every_step(host: EngineHost, log: RunLog) -> N
     assert stored is not None
     assert stored.status == "completed"
     assert stored.text == run.finish.text
-    assert list(log.steps(run.log_id, 0, 1000)) == run.rows
+    assert list(log.steps(run.log_id, 0, 1000)) == list(run.rows)
     streamed = "".join(
         [run.first.text if run.first else "", *(t for r in run.rows for t in r.committed_texts)]
     )
@@ -104,6 +104,46 @@ def test_a_waiting_run_can_be_cancelled_and_never_starts(host: EngineHost) -> No
     assert finished(waiting).state == "cancelled"
     assert waiting.first is None and waiting.log_id is None
     assert finished(running).state == "completed"
+
+
+def test_stop_ends_a_waiting_run_at_once_and_nobody_waits_for_it(host: EngineHost) -> None:
+    with busy(host):
+        stopped, behind = start(host, owner="one"), start(host, owner="two")
+        assert host.ahead_of(behind) == 2
+        assert host.cancel_owner("one") == 1
+        assert stopped.over.is_set() and stopped.state == "cancelled"
+        assert (host.ahead_of(behind), host.occupancy) == (1, (1, 1))
+    assert finished(behind).state == "completed"
+    assert stopped.first is None and stopped.log_id is None and stopped.state == "cancelled"
+
+
+def test_a_run_that_is_refused_cancels_nothing(host: EngineHost) -> None:
+    running = start(host, owner="tab", settings=SLOW, limits={"max_new_tokens": "400"})
+    while running.first is None:
+        time.sleep(0.005)
+    waiting = [start(host, owner=f"tab {number}") for number in range(MAX_WAITING)]
+    with pytest.raises(QueueFullError, match="waiting"):
+        start(host, owner="tab")
+    assert not running.cancel_asked.is_set()
+    for run in waiting:
+        run.cancel()
+    again = start(host, owner="tab")
+    assert finished(running).state == "cancelled" and finished(again).state == "completed"
+
+
+def test_a_run_takes_the_place_of_its_owners_waiting_one_in_a_full_queue(host: EngineHost) -> None:
+    with busy(host, full=True):
+        before = host.runs.owned_by("busy 3")
+        run = start(host, owner="busy 3")
+        assert before[0].over.is_set() and host.ahead_of(run) == MAX_WAITING
+    assert finished(run).state == "completed"
+
+
+def test_what_ended_stays_as_it_ended() -> None:
+    run = LiveRun("tab")
+    run.end("failed", error="It broke.")
+    run.end("completed")
+    assert (run.state, run.error) == ("failed", "It broke.")
 
 
 def test_a_new_run_of_a_tab_cancels_its_last(host: EngineHost) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from engine.drafters.base import BuildContext
+from playground.errors import attempt
 from playground.experiments.compare.report import Comparison
-from playground.experiments.finished import RunGroup, runs_of
+from playground.experiments.finished import RunGroup, details_of
 from playground.experiments.job import Job, Jobs, State, submit
 from playground.experiments.measurement import Measurement, Prompt, Summary
 from playground.experiments.plan import ExperimentPlan, Request
@@ -57,13 +58,15 @@ class CompareJob(Job):
     def start(cls, host: EngineHost, jobs: Jobs, plan: ExperimentPlan, *, owner: str) -> CompareJob:
         """Queue a comparison; an unfinished one of the same owner is cancelled.
 
-        Raises QueueFullError: too many are waiting.
+        Raises QueueFullError, ClosingError: it was not taken on; then nothing is cancelled.
         """
-        jobs.cancel_owner(owner)
         job = cls(host, plan, owner)
-        result = submit(host, job, plan, job._measure)
 
-        jobs.start(job, lambda: job._ended(result()))
+        def take_on() -> Callable[[], State]:
+            result = submit(host, job, plan, job._measure)
+            return lambda: job._ended(result())
+
+        jobs.start(job, take_on)
         return job
 
     @property
@@ -78,14 +81,14 @@ class CompareJob(Job):
         try:
             return self._measurement.run(bench)
         finally:
-            self._write_report()
+            self._draw()
 
     def _announce(
         self, number: int, requests: Sequence[Request], prompt: Prompt
     ) -> Mapping[str, LiveRun]:
         """Runs that panels can show from now on."""
         if self.round is not None:
-            self._write_report()
+            self._draw()
         messages = [dict(message) for message in prompt.messages]
         runs: dict[str, LiveRun] = {}
         asked = {request.configuration for request in requests}
@@ -106,13 +109,17 @@ class CompareJob(Job):
         self.round = Round(number, tuple(runs.values()))
         return runs
 
+    def _draw(self) -> None:
+        """The report so far; where the log cannot be read now, it comes with the next round."""
+        attempt(self._write_report, where=f"the report of comparison {self.id}")
+
     def _write_report(self) -> None:
         comparison = self.comparison
-        for run in runs_of(self._host.log, RunGroup(labels={"compare": self.id})):
-            if run.id not in self._read and run.status != "running":
+        group = RunGroup(labels={"compare": self.id})
+        for run in details_of(self._host.log, group, known=self._read):
+            if run.status != "running":
+                comparison.add(run)
                 self._read.add(run.id)
-                if (detail := self._host.log.get(run.id)) is not None:
-                    comparison.add(detail)
         comparison.faults.update(self._measurement.faults)
         self.report = comparison.to_json(self._host.log, self._host.catalog.types)
 
@@ -124,7 +131,7 @@ class CompareJob(Job):
         if summary.cancelled:
             return "cancelled"
         comparison.skipped = {skip.prompt: skip.reason for skip in summary.skipped}
-        self.report = comparison.to_json(self._host.log, self._host.catalog.types)
+        self._host.log.wait_for(self._write_report)
         problems = [*comparison.faults.values(), *comparison.skipped.values()]
         if problems and not comparison.runs:
             self.error = problems[0]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from engine.config import Sampling
 from engine.errors import ConfigError
-from playground.experiments.finished import FinishedRequest, Pair, RunGroup, in_pairs, runs_of
+from playground.experiments.finished import FinishedRequest, Pair, RunGroup, details_of, in_pairs
 from playground.experiments.plan import Types, stored_config
 from playground.experiments.report.audits import audits_of_pairs
 from playground.experiments.report.report import Section, make_report
@@ -174,9 +174,8 @@ class Comparison:
 
 def stored_runs(log: RunLog, compare_id: str) -> list[RunDetail]:
     """All runs of a comparison, in the order in which they ran."""
-    summaries = runs_of(log, RunGroup(labels={"compare": compare_id}))
-    details = [log.get(run.id) for run in summaries if {"place", "prompt"} <= set(run.labels)]
-    found = [run for run in details if run is not None]
+    details = details_of(log, RunGroup(labels={"compare": compare_id}))
+    found = [run for run in details if {"place", "prompt"} <= set(run.labels)]
     if not found:
         raise ConfigError(f"No comparison {compare_id!r:.80} is in the log. Was it deleted?")
     return found

@@ -107,13 +107,13 @@ def race_clocks(runs: LiveRuns, log: RunLog, run_ids: Sequence[str]) -> list[dic
 def _clock(runs: LiveRuns, log: RunLog, run_id: str) -> dict[str, Any]:
     live = runs.get(run_id)
     ttft_s: float | None
-    rows: Sequence[StepRow]
+    rows: Sequence[StepRow] | None = None
     if live is not None and live.first is not None:
-        ttft_s, rows = live.first.ttft_s, live.rows
-    else:
-        detail = stored_run(log, run_id)
+        ttft_s, rows = live.first.ttft_s, live.rows.read(0)
+    if rows is None:
+        detail = stored_run(log, run_id if live is None else live.log_id or run_id)
         begun = detail.first_token_id is not None
-        ttft_s, rows = (detail.ttft_s or 0.0, log.steps(run_id)) if begun else (None, ())
+        ttft_s, rows = (detail.ttft_s or 0.0, log.steps(detail.id)) if begun else (None, ())
     commits = [] if ttft_s is None else [(ttft_s, 1)]
     commits += [(row.at_s, row.num_committed) for row in rows]
     return {"run": run_id, "at_s": [at for at, _ in commits], "num": [num for _, num in commits]}

@@ -55,8 +55,8 @@ def audit_divergences(
     for n, ((own, plain), _) in enumerate(list(divergences(pairs))[:most]):
         if cancelled():
             return
-        stored = log.get(plain.run_id)
-        if stored is None or _find(log, own, plain) is not None:
+        stored = log.wait_for(partial(log.get, plain.run_id))
+        if stored is None or log.wait_for(partial(_find, log, own, plain)) is not None:
             continue
         tell()
         texts = plain.output_ids, own.output_ids

@@ -108,7 +108,7 @@ class Sweeps:
             job = Job(sweep.name, owner=f"sweep {sweep.name}")
             try:
                 run = self._run if pool is None else partial(self._run_by_workers, pool)
-                self._jobs.start(job, lambda: STATES.get(run(job, sweep), "failed"))
+                self._jobs.start(job, lambda: lambda: STATES.get(run(job, sweep), "failed"))
             except ClosingError:
                 sweep.release("stopped")
                 raise

@@ -178,3 +178,15 @@ def test_a_draft_s_shape_follows_from_its_settings(
 ) -> None:
     shape = config.draft_shape()
     assert (shape.levels, shape.depth, shape.num_nodes) == (levels, depth, nodes)
+
+
+def test_texts_whose_features_take_too_much_memory_are_left_out() -> None:
+    case, config, texts = dynamic("eagle2")
+    context = build_context(case.target)
+    whole = Redrafter(config, context, texts)
+    sizes = [reading.num_bytes for reading in whole._readings]
+    some = Redrafter(config, context, texts, max_bytes=sizes[0] + 1)
+    assert whole.num_left_out == 0 and some.num_left_out == len(texts) - 1 > 0
+    assert set(some.draft(config).texts.tolist()) == {0}
+    with pytest.raises(ConfigError, match="must take at most 100 bytes, got"):
+        Redrafter(config, context, texts, max_bytes=100)

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
 import pytest
+import sqlalchemy as sa
 
 from engine.errors import ConfigError
 from playground.experiments import pool
 from playground.experiments.benchmarks import Benchmarks, BenchmarkState, num_planned
 from playground.experiments.finished import runs_of
 from playground.experiments.report.export import json_text
-from playground.host.runner import EngineHost
+from playground.host.runner import EngineHost, QueueFullError
+from playground.web.benchmark import BenchmarkPage
 from storage import RunLog, StorageError
+from storage.records import OutOfReachError
+from tests.playground.asks import busy
 from tests.playground.asks import start as generate
 from tests.playground.tiny import tiny_catalog
+from tests.storage.test_threads import NUM_THREADS, at_once
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 240.0
@@ -78,6 +86,107 @@ def test_a_benchmark_runs_and_its_report_is_read_once(service: Benchmarks) -> No
     assert len(service.file(benchmark_id, "requests.csv").splitlines()) == 5
 
 
+def queries_of(log: RunLog, work: Callable[[], object]) -> list[str]:
+    """The statements that the log is asked with meanwhile."""
+    statements: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
+        statements.append(statement)
+
+    sa.event.listen(log._database.engine, "before_cursor_execute", note)
+    try:
+        work()
+    finally:
+        sa.event.remove(log._database.engine, "before_cursor_execute", note)
+    return statements
+
+
+def test_a_report_takes_as_many_queries_however_many_requests_it_has(
+    service: Benchmarks, host: EngineHost, log: RunLog
+) -> None:
+    few = service.start(asked())
+    finished(service, few)
+    many = service.start(asked(extent={"repeats": "4"}))
+    finished(service, many)
+    opened = [queries_of(log, lambda key=key: Benchmarks(host).look(key)) for key in (few, many)]  # type: ignore[misc]
+    assert len(opened[0]) == len(opened[1])
+
+
+def test_tabs_that_poll_read_a_plan_once(
+    service: Benchmarks, host: EngineHost, log: RunLog
+) -> None:
+    key = service.start(asked())
+    finished(service, key)
+    fresh = Benchmarks(host)
+    faults: list[BaseException] = []
+    statements = queries_of(
+        log, lambda: faults.extend(at_once(lambda: [fresh.look(key) for _ in range(5)]))
+    )
+    assert faults == []
+    assert sum('"plan"' in statement for statement in statements) == 1
+    assert not any('"plan"' in one for one in queries_of(log, fresh.newest))
+
+
+def test_a_page_that_polls_lists_no_experiments(
+    service: Benchmarks, host: EngineHost, log: RunLog
+) -> None:
+    async def drawn() -> BenchmarkPage:  # Gradio leaves event loops unclosed unless one is running
+        with gr.Blocks(analytics_enabled=False), gr.Tab("Benchmark") as tab:
+            return BenchmarkPage(host, tab)
+
+    page, key = asyncio.run(drawn()), service.start(asked())
+    finished(service, key)
+    shown = ("speedup", "speedup", "scripted")
+    seen = page.look(key, *shown, None)[page.shown.index(page.seen)]
+    statements = queries_of(log, lambda: page.look(key, *shown, seen))
+    assert statements and not any("ORDER BY benchmarks.created_at" in one for one in statements)
+
+
+def on_the_engine(log: RunLog, event: str, refuse: Callable[..., None]) -> None:
+    """Call this at every such event of the database on the thread that measures."""
+
+    def listen(*told: Any) -> None:
+        if threading.current_thread().name == "engine":
+            refuse(*told)
+
+    sa.event.listen(log._database.engine, event, listen)
+
+
+def test_a_benchmark_waits_for_a_log_that_cannot_be_read_for_a_while(
+    service: Benchmarks, log: RunLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.database.RETRY_S", 0.0)
+    lost: list[int] = []
+
+    def lose(connection: sa.Connection) -> None:
+        if connection.get_execution_options().get("reading"):
+            lost.append(len(lost))
+            if len(lost) % 2:
+                raise OutOfReachError("the server is away")
+
+    on_the_engine(log, "begin", lose)
+    shown = finished(service, service.start(asked()))
+    assert shown.benchmark.status == "completed", shown.benchmark.summary
+    assert shown.results.report.num_done == 4 and len(lost) > 8
+
+
+def test_a_report_that_cannot_be_drawn_ends_no_benchmark(
+    service: Benchmarks, log: RunLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("playground.experiments.benchmarks.REPORT_EVERY_S", 0.0)
+    refused: list[str] = []
+
+    def refuse(connection: Any, cursor: Any, statement: str, *more: Any) -> None:
+        if "FROM artifacts" in statement:
+            refused.append(statement)
+            raise StorageError("The run log did not answer within 10 s. Ask for less.")
+
+    on_the_engine(log, "before_cursor_execute", refuse)
+    shown = finished(service, service.start(asked()))
+    assert shown.benchmark.status == "completed", shown.benchmark.summary
+    assert shown.results.report.num_done == 4 and refused
+
+
 def test_a_report_grows_while_it_runs(service: Benchmarks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("playground.experiments.benchmarks.REPORT_EVERY_S", 0.0)
     form = asked(extent={"repeats": "3"})
@@ -124,9 +233,41 @@ def test_one_that_is_stopped_in_the_queue_can_be_resumed(
     job = service.look(benchmark_id).job
     assert job is not None and job.message == "waiting for the engine, 1 ahead"
     service.stop(benchmark_id)
-    blocking.cancel()
     shown = finished(service, benchmark_id)
+    assert not blocking.over.is_set(), "it does not wait for what is before it"
     assert shown.benchmark.status == "cancelled" and shown.results.report.num_done == 0
+
+
+def test_a_benchmark_that_is_refused_leaves_the_log_as_it_was(
+    service: Benchmarks, host: EngineHost
+) -> None:
+    with busy(host, full=True):
+        with pytest.raises(QueueFullError):
+            service.start(asked())
+        assert service.newest() == []
+    with busy(host):
+        benchmark_id = service.start(asked())
+        service.stop(benchmark_id)
+        before = finished(service, benchmark_id).benchmark
+    with busy(host, full=True):
+        with pytest.raises(QueueFullError):
+            service.resume(benchmark_id)
+        assert service.look(benchmark_id).benchmark == before and before.status == "cancelled"
+
+
+def test_two_that_resume_a_benchmark_at_once_run_it_once(
+    service: Benchmarks, host: EngineHost
+) -> None:
+    with busy(host):
+        benchmark_id = service.start(asked())
+        service.stop(benchmark_id)
+        finished(service, benchmark_id)
+        faults = at_once(lambda: service.resume(benchmark_id))
+        assert [type(fault) for fault in faults] == [ConfigError] * (NUM_THREADS - 1)
+        job = service.look(benchmark_id).job
+        assert job is not None and not job.cancelled()
+    shown = finished(service, benchmark_id)
+    assert (shown.benchmark.status, shown.results.report.num_done) == ("completed", 4)
 
 
 def test_what_breaks_is_said_and_kept(service: Benchmarks) -> None:
@@ -206,10 +347,12 @@ SERVER = """
 import sys, time
 from pathlib import Path
 from playground.experiments.benchmarks import Benchmarks
-from playground.host.runner import EngineHost
+from playground.host.runner import EngineHost, QueueFullError
+from playground.web.benchmark import BenchmarkPage
 from storage import RunLog
 from tests.playground.bench.test_service import asked
 from tests.playground.tiny import tiny_catalog
+from tests.storage.test_threads import NUM_THREADS, at_once
 log = RunLog.open(sys.argv[1])
 host = EngineHost(log, tiny_catalog(Path(sys.argv[2])), cache_dir=Path(sys.argv[3]), device="cpu")
 Benchmarks(host).start(asked(extent={"repeats": "10"}))

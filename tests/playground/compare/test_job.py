@@ -6,14 +6,17 @@ import json
 import time
 
 import pytest
+import sqlalchemy as sa
 
 from playground.experiments.compare.job import CompareJob
-from playground.experiments.compare.report import Comparison, pieces
+from playground.experiments.compare.report import Comparison, pieces, stored_runs
 from playground.experiments.plan import BASELINE_NAME
-from playground.host.runner import EngineHost
+from playground.host.runner import MAX_WAITING, EngineHost, QueueFullError
 from storage import RunDetail, RunLog, RunQuery
+from storage.records import OutOfReachError
 from tests.playground.asks import finished, start
 from tests.playground.bench.requests import measured, plan_of
+from tests.playground.bench.test_service import on_the_engine, queries_of
 from tests.playground.compare.running import begun, ended, row
 from tests.playground.tiny import ScriptedConfig
 
@@ -265,3 +268,49 @@ def test_drafters_of_a_comparison_have_learned_from_nothing(
     )
     ended(begun(host, options={"repeats": "3"}))
     assert len(made) == 3
+
+
+def test_a_comparison_that_is_refused_cancels_nothing(host: EngineHost) -> None:
+    running = begun(host, ("scripted", {"delay_ms": "50"}), owner="refused")
+    while running.progress is None:
+        time.sleep(0.01)
+    waiting = [
+        host.submit(lambda run: run.end("completed"), owner=str(n)) for n in range(MAX_WAITING)
+    ]
+    with pytest.raises(QueueFullError):
+        begun(host, ("scripted", {}), owner="refused")
+    assert not running.cancelled()
+    for run in waiting:
+        run.cancel()
+    running.cancel()
+    ended(running)
+    assert running.state == "cancelled"
+
+
+def test_a_comparison_waits_for_a_log_that_cannot_be_read_for_a_while(
+    host: EngineHost, log: RunLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.database.RETRY_S", 0.0)
+    num_read = 0
+
+    def lose(connection: sa.Connection) -> None:
+        nonlocal num_read
+        if connection.get_execution_options().get("reading"):
+            num_read += 1
+            if num_read % 2:
+                raise OutOfReachError("the server is away")
+
+    on_the_engine(log, "begin", lose)
+    comparison = begun(host, ("scripted", {}), suite="starter", owner="away")
+    report = ended(comparison)
+    assert comparison.state == "completed", comparison.error
+    assert len(report["runs"]) == 2 * 2 * 2 and num_read > 8
+
+
+def test_a_comparison_is_opened_with_as_many_queries_however_many_runs_it_has(
+    pair: CompareJob, host: EngineHost, log: RunLog
+) -> None:
+    few = begun(host, ("scripted", {}), owner="few")
+    ended(few)
+    asked = [queries_of(log, lambda one=one: stored_runs(log, one.id)) for one in (few, pair)]  # type: ignore[misc]
+    assert len(asked[0]) == len(asked[1])

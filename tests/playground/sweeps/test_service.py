@@ -19,7 +19,7 @@ from playground.host.catalog import Catalog
 from playground.host.menu import MethodMenu
 from playground.host.runner import ClosingError, EngineHost
 from storage import RunLog, RunQuery
-from tests.playground.asks import finished
+from tests.playground.asks import busy, finished
 from tests.playground.asks import start as generate
 from tests.playground.sweeps.conftest import ngram_catalog
 
@@ -269,3 +269,12 @@ def test_a_menu_offers_everything_but_plain_decoding(host: EngineHost) -> None:
     }
     assert tunables["max_draft_len"].suggested == (1, 6)
     assert "scripted_choices" not in tunables
+
+
+def test_a_sweep_is_stopped_at_once_in_the_queue(service: Sweeps, host: EngineHost) -> None:
+    with busy(host):
+        name = service.start(asked())
+        while not host.occupancy[1]:
+            time.sleep(0.01)
+        service.stop(name)
+        assert ended(service, name)["status"] == "stopped" and host.occupancy == (1, 0)

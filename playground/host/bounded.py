@@ -1,0 +1,64 @@
+"""A cache with a bound in bytes, for what is read of the log again and again."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class BoundedCache(Generic[Key, Value]):
+    """The values that were used last; one that is larger than the bound is kept while it is alone.
+
+    Any thread may use it; a value is made by one thread while others that want one wait.
+
+    Args:
+        size_of: bytes of a value, roughly.
+    """
+
+    def __init__(self, max_bytes: int, size_of: Callable[[Value], int]) -> None:
+        self._max_bytes, self._size_of = max_bytes, size_of
+        self._lock, self._making = threading.Lock(), threading.Lock()
+        self._values: OrderedDict[Key, tuple[Value, int]] = OrderedDict()
+
+    @property
+    def num_bytes(self) -> int:
+        with self._lock:
+            return sum(size for _, size in self._values.values())
+
+    def get(self, key: Key) -> Value | None:
+        with self._lock:
+            if key not in self._values:
+                return None
+            self._values.move_to_end(key)
+            return self._values[key][0]
+
+    def put(self, key: Key, value: Value) -> None:
+        size = self._size_of(value)
+        with self._lock:
+            self._values[key] = value, size
+            self._values.move_to_end(key)
+            total = sum(size for _, size in self._values.values())
+            while total > self._max_bytes and len(self._values) > 1:
+                total -= self._values.popitem(last=False)[1][1]
+
+    def read(
+        self,
+        key: Key,
+        make: Callable[[Value | None], Value],
+        *,
+        stale: Callable[[Value], bool] = lambda value: False,
+    ) -> Value:
+        """The value; made where there is none or a stale one, which `make` is given."""
+        value = self.get(key)
+        if value is None or stale(value):
+            with self._making:
+                value = self.get(key)
+                if value is None or stale(value):
+                    value = make(value)
+                    self.put(key, value)
+        return value
