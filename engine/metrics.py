@@ -32,8 +32,8 @@ FORMULAS: dict[str, str] = {
     "time_split": "mean seconds per step in draft, verify, accept and other. Of other, roll-back: "
     "what recurrent layers take for a tree beyond as many tokens of one text (copied states, calls "
     "per level or branch), and to have the state after the accepted path; 0 without such layers",
-    "quiet_split": "seconds per step that speedups are computed from: up to the next step, without "
-    "the steps that something else on the machine disturbed",
+    "quiet_split": "seconds per step up to the next step, without the steps that something else on "
+    "the machine disturbed",
     "num_prompt_tokens": "the prompt: tokens that were read / tokens in the cache already, from an "
     "earlier turn",
     "num_new_tokens": "new tokens, counted after any cut by EOS or length / steps of the loop",

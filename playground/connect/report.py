@@ -11,6 +11,7 @@ from engine.plain import DASH, figure
 from playground.connect.advice import Choice, Measured, choose, schedule, stops_paying
 from playground.connect.readings import Engine
 from playground.connect.replay import Level, failures, same_texts
+from playground.host.baseline import Evidence, doubt_of
 
 COLUMNS = {
     "": "requests under way at the same time, and whether the engine drafts",
@@ -141,6 +142,9 @@ def _figures(level: Level, kind: str) -> dict[str, Any]:
 
 def _speedup(own: Level, plain: Level | None) -> float | None:
     if plain is None or not own.tok_s or not plain.tok_s:
+        return None
+    step_s = own.mat / own.tok_s if own.mat else None
+    if doubt_of(Evidence(step_s, 1 / plain.tok_s)):
         return None
     return own.tok_s / plain.tok_s
 

@@ -5,16 +5,18 @@ that it is compared with. A machine's speed changes within minutes, so only a ru
 another within a minute takes over what was timed after that; and where the speed changed between
 the two timings, the comparison says that it is uncertain.
 
-A run streams while the page draws, and the first one in a cold process; what is timed around it is
-alone. So both sides are counted by their undisturbed steps (`step_parts`), not by tok/s.
+A speedup is the ratio of the two tok/s that are shown beside it: of the wall clock, every step of
+the run counted. `playground.host.baseline` says how far to trust it.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -22,6 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from engine.config import Limits
 from engine.metrics import StepParts, Tally, TimeSplit, percentile, undisturbed
 from engine.tuning.latency import bucket_of
+from playground.host.baseline import Evidence, doubt_of
 from storage import RunDetail, RunLog, RunQuery
 
 if TYPE_CHECKING:  # `runs list` reads what was kept, without torch
@@ -41,12 +44,10 @@ BRIEF, MOST_CONTEXT = 128, 1024
 """Tokens of context: the first token is not to wait for long, so what comes before it is brief."""
 RECENT_S = 60.0
 """For so long a timing stands for the next run's too: no first token waits for another."""
-DRIFT, NOISE = 1.15, 1.5
-"""Ratio of the timings before and after a run, and of the quartiles within one, that are too much
-to trust them."""
+NUM_RECENT = 16
+"""Timings of which the median of a target is taken."""
 SAME_PLACE = ("device_name", "threads", "weights", "revision", "dtype")
 """What two runs have in common, of their environments, if their clocks can be compared."""
-Doubt = Literal["apart", "drift", "noise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class PlainStep:
         drift: how many times as long a step took after the run as before it; 1 where the two took
             turns, None where plain decoding was not timed on both sides of the run.
         noise: ratio of the quartiles of its steps.
+        disagreement: over the median of the recent timings of this target; 1 if there are none.
     """
 
     verify_s: float
@@ -67,6 +69,7 @@ class PlainStep:
     run_id: str | None = None
     drift: float | None = None
     noise: float = 1.0
+    disagreement: float = 1.0
 
     @property
     def parts(self) -> StepParts:
@@ -76,14 +79,10 @@ class PlainStep:
     def tok_s(self) -> float:
         return 1 / (self.verify_s + self.other_s)
 
-    @property
-    def doubt(self) -> Doubt | None:
-        """Why nothing should be compared with it to two decimals."""
-        if self.drift is None:
-            return "apart"
-        if not 1 / DRIFT < self.drift < DRIFT:
-            return "drift"
-        return "noise" if self.noise > NOISE else None
+    def evidence(self, own_step_s: float | None = None) -> Evidence:
+        """For a run whose steps took so long on the wall clock."""
+        step_s = self.verify_s + self.other_s
+        return Evidence(own_step_s, step_s, self.drift, self.noise, self.disagreement)
 
 
 class PlainAround:
@@ -94,26 +93,34 @@ class PlainAround:
         bench: BuildContext,
         prompt_ids: Sequence[int],
         cancelled: Callable[[], bool],
-        recent: Recent | None = None,
+        recent: Recent,
     ) -> None:
         """Time it before the run, unless what was timed after the last one will do."""
         self._bench, self._cancelled = bench, cancelled
         self._brief = list(prompt_ids)[-BRIEF:]
-        taken = recent.timing_for(bench.target, self._bucket) if recent else None
+        self._recent = recent
+        taken = recent.timing_for(bench.target, self._bucket)
         self._before = taken or self._time(self._brief, BEFORE_S)
-        self.recent: Recent | None = None
-        """What was timed after the run."""
 
     @property
     def before(self) -> PlainStep | None:
         """What can be said while the run goes on; None where it was stopped."""
         return self._before.step(1.0, None) if self._before else None
 
-    def after(self, token_ids: Sequence[int]) -> PlainStep | None:
+    def after(self, token_ids: Sequence[int], own_step_s: float | None = None) -> PlainStep | None:
         """A step at the end of the run's text, as fast as the machine was on its way there.
 
-        Example: 5 ms before the run and 6 ms after it make 5.5 ms. Where the text is long, its step
-        is timed by itself, and taken for 5.5 / 6 of that.
+        Where no step of a method can be as fast as `own_step_s`, it is timed once more.
+        """
+        step = self._after(token_ids)
+        if step and doubt_of(step.evidence(own_step_s)) == "cheap step":
+            step = self._after(token_ids)
+        return step
+
+    def _after(self, token_ids: Sequence[int]) -> PlainStep | None:
+        """Example: 5 ms before the run and 6 ms after it make 5.5 ms.
+
+        Where the text is long, its step is timed by itself, and taken for 5.5 / 6 of that.
         """
         before, again = self._before, self._time(self._brief, AFTER_S)
         if before is None or again is None:
@@ -122,9 +129,10 @@ class PlainAround:
         is_brief = bucket_of(len(token_ids)) == self._bucket
         at_end = again if is_brief else self._time(list(token_ids)[-MOST_CONTEXT:], AFTER_S)
         noise = max(before.noise, again.noise)
-        place = weakref.ref(self._bench.target), self._bucket
-        self.recent = Recent(*place, again, time.monotonic())
-        return (at_end or again).step((1 + 1 / drift) / 2, drift, noise)
+        disagreement = self._recent.disagreement(self._bench.target, self._bucket, again)
+        self._recent.add(self._bench.target, self._bucket, again)
+        step = (at_end or again).step((1 + 1 / drift) / 2, drift, noise)
+        return replace(step, disagreement=disagreement)
 
     @property
     def _bucket(self) -> int:
@@ -170,19 +178,33 @@ class _Timing:
         return PlainStep(*times, "around", drift=drift, noise=noise)
 
 
-@dataclass(frozen=True, slots=True)
 class Recent:
-    """A timing, and of what: at which context, and when it ended (`time.monotonic`)."""
+    """The last timings after runs: of which target, at which context, and when they ended."""
 
-    target: weakref.ref[Target]
-    bucket: int
-    timing: _Timing
-    ended_s: float
+    def __init__(self) -> None:
+        self._timings: deque[tuple[weakref.ref[Target], int, _Timing, float]] = deque(
+            maxlen=NUM_RECENT
+        )
+
+    def add(self, target: Target, bucket: int, timing: _Timing) -> None:
+        self._timings.append((weakref.ref(target), bucket, timing, time.monotonic()))
 
     def timing_for(self, target: Target, bucket: int) -> _Timing | None:
-        """None where it is of something else, or no longer recent."""
-        same = self.target() is target and self.bucket == bucket
-        return self.timing if same and time.monotonic() - self.ended_s < RECENT_S else None
+        """The last one, if it is of this target and context and still recent."""
+        if not self._timings:
+            return None
+        ref, at, timing, ended_s = self._timings[-1]
+        same = ref() is target and at == bucket
+        return timing if same and time.monotonic() - ended_s < RECENT_S else None
+
+    def disagreement(self, target: Target, bucket: int, timing: _Timing) -> float:
+        """A timing over the median of those of this target, at this context."""
+        same = [
+            past.split.total_s
+            for ref, at, past, _ in self._timings
+            if ref() is target and at == bucket
+        ]
+        return timing.split.total_s / statistics.median(same) if same else 1.0
 
 
 def plain_step_of(log: RunLog, run: RunDetail) -> PlainStep | None:
@@ -222,18 +244,11 @@ def kept_plain_step(metrics: Mapping[str, Any]) -> PlainStep | None:
 
 
 def step_parts(metrics: Mapping[str, Any]) -> StepParts | None:
-    """What a step of a run takes until the next, disturbed ones left out; None if it had none.
-
-    Of a run that was stored without them, the mean of all, so that tokens over it are its tok/s.
-    """
-    if quiet := metrics.get("quiet_split"):
-        # Fewer rows are less to roll back: what it takes counts with what it is taken for.
-        back_s = quiet.get("rollback_s", 0.0)
-        rest_s = quiet["accept_s"] + quiet["other_s"] - back_s
-        return StepParts(quiet["draft_s"], quiet["verify_s"] + back_s, rest_s)
+    """Seconds of a run's mean step until the next, so that its tokens over them are its tok/s."""
     tok_s, split, steps = (metrics.get(name) for name in ("tok_s", "time_split", "num_steps"))
     if not (tok_s and split and steps):
         return None
-    draft_s, verify_s = split["draft_s"], split["verify_s"]
+    # Fewer rows are less to roll back: what it takes counts with what it is taken for.
+    draft_s, verify_s = split["draft_s"], split["verify_s"] + split.get("rollback_s", 0.0)
     step_s = (metrics["num_new_tokens"] - 1) / steps / tok_s
-    return StepParts(draft_s, verify_s, max(0.0, step_s - draft_s - verify_s))
+    return StepParts(draft_s, verify_s, step_s - draft_s - verify_s)

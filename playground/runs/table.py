@@ -8,6 +8,7 @@ from typing import Any, Self
 from urllib.parse import urlencode
 
 from engine.plain import DASH
+from playground.host.baseline import Evidence, doubt_of, trusted_speedup
 from playground.host.plain import kept_plain_step
 from playground.host.result import weigh
 from playground.runs.columns import COLUMNS, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
@@ -23,6 +24,7 @@ from storage import (
     RunLog,
     RunPage,
     RunSummary,
+    SpeedupCounts,
     Spread,
 )
 
@@ -199,10 +201,12 @@ def experiment_row(found: ExperimentRow) -> dict[str, Any]:
     }
 
 
-def _range(speedups: tuple[float, float] | None) -> str:
-    if speedups is None:
+def _range(counts: Sequence[SpeedupCounts]) -> str:
+    """Least and largest speedup of an experiment, of those that can be trusted."""
+    speedups = [one for one in map(trusted_speedup, counts) if one is not None]
+    if not speedups:
         return DASH
-    low, high = (f"{one:.2f}" for one in speedups)
+    low, high = (f"{end(speedups):.2f}" for end in (min, max))
     return f"{high}×" if low == high else f"{low} … {high}×"
 
 
@@ -230,8 +234,8 @@ class Divisor:
         for run_id, metrics in log.metrics([run.id for run in rows if not run.experiment]).items():
             if plain := kept_plain_step(metrics):
                 found = weigh(metrics, plain)
-                if found and found.is_sure:
-                    weighed[run_id] = found.balance.formula
+                if found and found.is_sure and found.speedup is not None:
+                    weighed[run_id] = found.speedup
         return cls(None, log.rates(prompts, decoding_type=PLAIN), weighed)
 
     def speedup(self, run: RunSummary) -> float | None:
@@ -248,6 +252,9 @@ class Divisor:
         where = Circumstance(run.target, run.prompt_id, run.dtype, run.device, experiment)
         rate = self.rates.get(where)
         if rate is None or run.tok_s is None or rate.mean <= 0:
+            return None
+        step_s = (run.num_new_tokens - 1) / run.num_steps / run.tok_s if run.num_steps else None
+        if self.setup_id is None and doubt_of(Evidence(step_s, 1 / rate.mean)):
             return None
         return run.tok_s / rate.mean
 

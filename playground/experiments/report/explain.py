@@ -45,13 +45,13 @@ class Explanation:
 
 
 def explain(pairs: Sequence[Pair]) -> Explanation | None:
-    """Over the requests that both sides decoded; None where there is none."""
+    """Over the requests that both sides decoded; None where no speedup can be given."""
     both = [(own, plain) for own, plain in pairs if own.decode_s > 0 and plain.decode_s > 0]
+    fast = speedup_of(both)
     own, plain = Pool.of([own for own, _ in both]), Pool.of([plain for _, plain in both])
-    if not own.step_s or not plain.step_s:
+    if fast is None or fast.ratio is None or not own.step_s or not plain.step_s:
         return None
     balance = balance_of(own, plain)
-    measured = (own.tok_s or 0.0) / (plain.tok_s or 1.0)
     draft, verify, other = (1000 * part for part in parts_of(own))
     plain_ms = 1000 * sum(parts_of(plain))
     terms = (
@@ -59,17 +59,17 @@ def explain(pairs: Sequence[Pair]) -> Explanation | None:
         f"{_ms(plain_ms)} ms / ({_ms(draft)} + {_ms(verify)} + {_ms(other)} ms) = "
         f"{balance.formula:.2f}"
     )
-    differs = _differs(own, plain, measured, balance.formula)
-    because = _because(balance, measured, _doubt(speedup_of(both)))
-    return Explanation(measured, balance.formula, terms, because, differs)
+    differs = _differs(own, plain, fast.ratio, balance.formula)
+    because = _because(balance, fast.ratio, _doubt(fast))
+    return Explanation(fast.ratio, balance.formula, terms, because, differs)
 
 
-def _doubt(speedup: Speedup | None) -> str:
+def _doubt(speedup: Speedup) -> str:
     """Whether the scatter could make the difference; a single measurement shows none."""
-    if speedup is None or speedup.num_prompts == speedup.num_repeats == 1:
+    if speedup.num_prompts == speedup.num_repeats == 1:
         return ""
     if speedup.low is None:
-        return ", in too few answers to be sure"
+        return f", with {speedup.interval}"
     return "" if speedup.faster or speedup.slower else ", within the noise"
 
 
@@ -93,8 +93,8 @@ def _because(balance: Balance, measured: float, noise: str) -> str:
     names = {"draft": "drafting", "verify": "verification", "other": "the rest"}
     listed = ", ".join(f"{value:+.2f} {names[part]}" for part, value in balance.paid.items())
     account = (
-        f"{balance.mat:.2f} tokens a step, and a step costs {1 + balance.total:.2f} plain steps "
-        f"(1 {listed})"
+        f"{balance.mat:.2f} tokens a step, and a step takes {1 + balance.total:.2f}× as long as a "
+        f"plain step (1 {listed})"
     )
     without = f"without it the speedup would be {balance.without_largest:.2f}."
     if hardly_drafts(balance.mat):

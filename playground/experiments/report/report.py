@@ -21,6 +21,7 @@ from playground.experiments.report.statistics import (
     latency_table,
     mean,
     position_rates,
+    ratio_of,
     speedup_of,
 )
 from playground.experiments.report.verdict import (
@@ -37,11 +38,13 @@ from playground.experiments.suites import in_order
 FORMULAS: dict[str, str] = {
     "speedup": (
         "tok/s over the tok/s of plain decoding on the same requests, tok/s = "
-        "Σ (new tokens - 1) / Σ (last commit - first commit)"
+        "Σ (new tokens - 1) / Σ (last commit - first commit); none where a step took less time "
+        "than a plain step, for then plain decoding was timed while the machine was slower"
     ),
     "interval": (
-        "95 % interval of the speedup: Student's t on the scatter between prompts, or between the "
-        "repeats of a single prompt; none where its bounds would be more than 10 times apart"
+        "95 % interval of each speedup by itself: Student's t on the scatter between prompts, or "
+        "between the repeats of a single prompt; none where its bounds would be more than 10 times "
+        "apart. Which is the fastest is judged with Bonferroni's correction for their number"
     ),
     "mat": "1 + Σ accepted draft tokens / Σ steps, before any cut by EOS or length",
     "tok_s": "Σ (new tokens - 1) / Σ (last commit - first commit): decoding without prefill",
@@ -197,7 +200,7 @@ def _on_one_kind(
     said = headline(
         sections[0].name,
         contenders,
-        lambda one, other: speedup_of(in_pairs(by_name[one], by_name[other])),
+        lambda one, other: ratio_of(in_pairs(by_name[one], by_name[other]), len(contenders)),
         preliminary=preliminary,
     )
     return sections, said
