@@ -148,8 +148,7 @@ class MethodMenu:
 
 
 def settings_of(config: MethodConfig) -> str:
-    """Equal for equal settings; of a size that is fitted to the machine, what it was fitted to
-    does not count."""
+    """Equal for equal settings, whatever a size that is fitted to the machine came out as."""
     return json.dumps(_chosen(config, is_fitted=False), sort_keys=True)
 
 

@@ -56,7 +56,7 @@ def remaining(log: RunLog, catalog: Catalog, compare_id: str) -> Remaining | Non
         Left(c["name"], left_of(pools[c["name"]], pools[plain["name"]], config, batched))
         for c in others
         if pools[c["name"]].num_steps and pools[plain["name"]].num_steps
-        if not doubt_of(Evidence(pools[c["name"]].wall_step_s, pools[plain["name"]].wall_step_s))
+        if not doubt_of(Evidence(pools[c["name"]].step_s, pools[plain["name"]].step_s))
         for config in [stored_config(c["config"], catalog.types)]
     ]
     if not rows:

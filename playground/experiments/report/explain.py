@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from engine.metrics import SAME, Balance, StepParts, hardly_drafts
 from playground.experiments.finished import Pair
 from playground.experiments.report.statistics import Pool, Speedup, speedup_of
+from playground.host.baseline import Evidence, doubt_of
 
 AGREES = 0.005
 COSTS = {
@@ -50,6 +51,8 @@ def explain(pairs: Sequence[Pair]) -> Explanation | None:
     fast = speedup_of(both)
     own, plain = Pool.of([own for own, _ in both]), Pool.of([plain for _, plain in both])
     if fast is None or fast.ratio is None or not own.step_s or not plain.step_s:
+        return None
+    if doubt_of(Evidence(own.step_s, plain.step_s)):
         return None
     balance = balance_of(own, plain)
     draft, verify, other = (1000 * part for part in parts_of(own))

@@ -194,7 +194,7 @@ def ratio_of(pairs: Sequence[Pair], num_comparisons: int = 1) -> Speedup | None:
     own plain decoding (`on_one_clock`): one that is slow at everything moves no ratio.
 
     Worked example: one prompt of 10 tokens, plain decoding 1 s, in two repeats 0.5 s and 0.48 s:
-    ratio 2 / 0.98 = 2.04; u = ±(0.5 - 0.48 / 0.98) = ±0.0102, se = 0.0204, t = 12.71: 1.57 … 2.65.
+    ratio 2 / 0.98 = 2.04; u = ±(0.5 - 0.48 / 0.98) = ±0.0102, se = 0.0204, t = 12.71: 1.57 … 2.64.
     With 0.4 s in the second it would be 0.54 … 9.12, which is wider than `WIDEST`: none is given.
     """
     both = _decoded(pairs)
