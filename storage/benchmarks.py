@@ -350,8 +350,8 @@ def _ratios(setups: Sequence[sa.Row[Any]]) -> list[_Ratio]:
         base = plain.get((one.experiment, one.benchmark_id))
         if one.decoding_type != PLAIN and base and one.num_timed == base.num_timed:
             counts = SpeedupCounts(
-                *(one.tokens, one.seconds, one.num_steps or 0),
-                *(base.tokens, base.seconds, base.num_steps or 0),
+                *(one.tokens, one.seconds, int(one.num_steps or 0)),
+                *(base.tokens, base.seconds, int(base.num_steps or 0)),
             )
             found.append(_Ratio(one.experiment, one.run_id, one.setup_id, counts))
     return found

@@ -160,8 +160,8 @@ def _verdict(own: Level, plain: Level | None) -> str:
     if speedup is None or own.mat is None:
         return ""
     return (
-        f"{where}: {speedup:.2f} × plain decoding: {own.mat:.2f} tokens a step, and a step costs "
-        f"{own.mat / speedup:.2f} plain steps."
+        f"{where}: {speedup:.2f}× plain decoding: {own.mat:.2f} tokens a step, and a step takes "
+        f"{own.mat / speedup:.2f}× as long as a plain step."
     )
 
 
