@@ -11,7 +11,7 @@ from engine.plain import DASH, figure
 from playground.connect.advice import Choice, Measured, choose, schedule, stops_paying
 from playground.connect.readings import Engine
 from playground.connect.replay import Level, failures, same_texts
-from playground.host.baseline import Evidence, doubt_of
+from playground.host.baseline import DOUBTS, Doubt, Evidence, doubt_of
 
 COLUMNS = {
     "": "requests under way at the same time, and whether the engine drafts",
@@ -143,10 +143,14 @@ def _figures(level: Level, kind: str) -> dict[str, Any]:
 def _speedup(own: Level, plain: Level | None) -> float | None:
     if plain is None or not own.tok_s or not plain.tok_s:
         return None
-    step_s = own.mat / own.tok_s if own.mat else None
-    if doubt_of(Evidence(step_s, 1 / plain.tok_s)):
-        return None
-    return own.tok_s / plain.tok_s
+    return None if _doubt(own, plain) else own.tok_s / plain.tok_s
+
+
+def _doubt(own: Level, plain: Level | None) -> Doubt | None:
+    """Why the two rates are not divided."""
+    own_step_s = own.mat / own.tok_s if own.mat and own.tok_s else None
+    plain_step_s = 1 / plain.tok_s if plain and plain.tok_s else None
+    return doubt_of(Evidence(own_step_s, plain_step_s))
 
 
 def _ratio(own: Level, plain: Level | None) -> str:
@@ -157,6 +161,8 @@ def _ratio(own: Level, plain: Level | None) -> str:
 def _verdict(own: Level, plain: Level | None) -> str:
     """Speedup = MAT / what a step costs in plain steps."""
     speedup, where = _speedup(own, plain), f"Concurrency {own.concurrency}"
+    if doubt := _doubt(own, plain):
+        return f"{where}: no speedup is given: {DOUBTS[doubt]}"
     if speedup is None or own.mat is None:
         return ""
     return (

@@ -103,10 +103,9 @@ class MethodMenu:
 
     def _settings(self, run: RunSummary) -> str | None:
         """Of a stored run; None where nobody here knows its method."""
-        known = self._catalog.types.get(run.decoding_type)
         try:
-            return known and settings_of(known.parse(run.method))
-        except ConfigError:
+            return settings_of(self._catalog.types[run.decoding_type].parse(run.method))
+        except (KeyError, ConfigError):
             return None
 
     def _in_place(self, run: RunSummary, here: RunDetail) -> bool:

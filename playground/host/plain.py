@@ -108,9 +108,13 @@ class PlainAround:
         return self._before.step(1.0, None) if self._before else None
 
     def after(self, token_ids: Sequence[int], own_step_s: float | None = None) -> PlainStep | None:
-        """A step at the end of the run's text, as fast as the machine was on its way there.
+        """A step after these tokens, as fast as the machine was while the run went on.
 
         Where no step of a method can be as fast as `own_step_s`, it is timed once more.
+
+        Args:
+            token_ids: up to the middle of the run's answer: steps grow with the context, and the
+                last one would be slower than the mean that it is compared with.
         """
         step = self._after(token_ids)
         if step and doubt_of(step.evidence(own_step_s)) == "cheap step":
@@ -127,11 +131,11 @@ class PlainAround:
             return self.before
         drift = again.split.total_s / before.split.total_s
         is_brief = bucket_of(len(token_ids)) == self._bucket
-        at_end = again if is_brief else self._time(list(token_ids)[-MOST_CONTEXT:], AFTER_S)
+        there = again if is_brief else self._time(list(token_ids)[-MOST_CONTEXT:], AFTER_S)
         noise = max(before.noise, again.noise)
         disagreement = self._recent.disagreement(self._bench.target, self._bucket, again)
         self._recent.add(self._bench.target, self._bucket, again)
-        step = (at_end or again).step((1 + 1 / drift) / 2, drift, noise)
+        step = (there or again).step((1 + 1 / drift) / 2, drift, noise)
         return replace(step, disagreement=disagreement)
 
     @property

@@ -334,7 +334,8 @@ class EngineHost:
                     step_s = (record.at_s - ttft_s) / (record.index + 1)
                 elif plain and not self._is_over(run):
                     run.activity = "timing plain decoding"
-                    run.plain = plain.after([*prompt_ids, *record.output_ids], step_s)
+                    middle = record.output_ids[: len(record.output_ids) // 2]
+                    run.plain = plain.after([*prompt_ids, *middle], step_s)
 
     def _plain_around(
         self, run: LiveRun, request: GenerateRequest, prompt_ids: list[int]
