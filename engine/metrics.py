@@ -304,11 +304,6 @@ class Balance:
         return cls(mat, dict(zip(StepParts._fields, extra, strict=True)))
 
     @property
-    def saved(self) -> float:
-        """Plain steps that it stands for beyond the one that it replaces."""
-        return self.mat - 1
-
-    @property
     def total(self) -> float:
         return sum(self.paid.values())
 

@@ -39,7 +39,7 @@ def timed_pairs(draw: st.DrawFn) -> list[Pair]:
     """Answers of one text by both sides, on a machine that is as fast as it likes at any time."""
     pairs = []
     for prompt in range(draw(st.integers(1, 4))):
-        steps, accepted = draw(st.integers(1, 12)), draw(st.integers(0, 24))
+        steps, accepted = draw(st.integers(1, 12)), draw(st.integers(0, 6))
         tokens = draw(st.integers(1, steps + accepted))
         at: dict[str, Any] = {"prompt": str(prompt), "num_new_tokens": tokens + 1}
         own = measured(

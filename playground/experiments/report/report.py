@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from engine import metrics
@@ -19,7 +20,6 @@ from playground.experiments.report.statistics import (
     Pool,
     Speedup,
     latency_table,
-    mean,
     position_rates,
     ratio_of,
     speedup_of,
@@ -235,8 +235,8 @@ def _section(
         position_rates=position_rates(requests),
         draft_acceptance=pool.draft_acceptance,
         split_ms=pool.split_ms,
-        itl_ms=1000 * mean(itl) if itl else None,
-        ttft_ms=1000 * mean([r.ttft_s for r in requests]) if requests else None,
+        itl_ms=1000 * fmean(itl) if itl else None,
+        ttft_ms=1000 * fmean([r.ttft_s for r in requests]) if requests else None,
         by_context=by_context(requests),
         verdict=None if reference or audits is None else verdict_of(pairs, audits),
         num_prompts=len({(r.suite, r.prompt, r.turn) for r in requests}),
@@ -266,6 +266,6 @@ def by_context(requests: Sequence[FinishedRequest]) -> tuple[ContextBin, ...]:
         members = [r for r in requests if r.decode_s > 0 and low <= r.context_len < high]
         tok_s = Pool.of(members).tok_s
         if tok_s is not None:
-            middle = mean([r.context_len for r in members])
+            middle = fmean([r.context_len for r in members])
             bins.append(ContextBin(low, high, len(members), middle, tok_s))
     return tuple(bins)

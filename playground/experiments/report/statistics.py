@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import fmean, stdev
 from typing import Literal, NamedTuple, Self
 
 from engine.metrics import mat, percentile, tok_s
@@ -27,18 +28,6 @@ NO_INTERVAL: dict[Cause, str] = {
     "few": "too few answers for an interval",
     "scatter": "answers that scatter too widely for an interval",
 }
-
-
-def mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def std(values: Sequence[float]) -> float | None:
-    """Sample standard deviation; None of fewer than two values."""
-    if len(values) < 2:
-        return None
-    middle = mean(values)
-    return math.sqrt(math.fsum((v - middle) ** 2 for v in values) / (len(values) - 1))
 
 
 def position_rates(requests: Sequence[FinishedRequest]) -> tuple[float, ...]:
@@ -354,6 +343,7 @@ class Statistic:
     p50: float
     p25: float
     std: float | None
+    """None of a single value."""
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self | None:
@@ -361,7 +351,8 @@ class Statistic:
         if not values:
             return None
         shares = {f"p{q}": percentile(values, q) for q in PERCENTILES}
-        return cls(mean(values), min(values), max(values), std=std(values), **shares)
+        std = stdev(values) if len(values) > 1 else None
+        return cls(fmean(values), min(values), max(values), std=std, **shares)
 
 
 LATENCY_ROWS: dict[str, tuple[str, str]] = {

@@ -196,18 +196,14 @@ def _ranked(
         return Headline(f"No measurable gain over plain decoding: {reached}.")
     trust = TRUST_SENTENCES[best.trust]
     behind = [one for one in contenders if one is not best and not ahead(best.name, one.name)]
-    level = [one for one in behind if not _lies_below(one.speedup, fast)]
+    # Of disjoint intervals nobody says that they are not separated.
+    level = [o for o in behind if not (o.speedup and o.speedup.high and o.speedup.high < fast.low)]
     if level:
         sentences = [f"{reached}, the highest speedup.", *_not_apart(best.name, level, over), trust]
         return Headline(" ".join(filter(None, sentences)))
     said = f"{best.name} is the fastest: {fast.text} plain decoding"
     said += f" ({extent(fast, len(contenders))})."
     return Headline(" ".join(filter(None, (said, trust))), best.name)
-
-
-def _lies_below(slow: Speedup | None, fast: Speedup) -> bool:
-    """Whether the whole interval of one lies below that of the other."""
-    return bool(slow and slow.high is not None and fast.low is not None and slow.high < fast.low)
 
 
 def _not_apart(

@@ -22,7 +22,6 @@ from playground.experiments.report.statistics import (
     latency_table,
     position_rates,
     speedup_of,
-    std,
     student_t,
 )
 from playground.web.results import Cell, speedup_cell
@@ -36,10 +35,9 @@ def test_percentiles_are_numpys(values: list[float], q: int) -> None:
     assert percentile(values, q) == pytest.approx(float(np.percentile(values, q)), abs=1e-6)
 
 
-def test_std_is_numpys_sample_deviation() -> None:
-    values = [1.0, 4.0, 4.5, 9.0]
-    assert std(values) == pytest.approx(float(np.std(values, ddof=1)))
-    assert std([1.0]) is None
+def test_a_single_value_has_no_deviation() -> None:
+    one = Statistic.of([1.0])
+    assert one is not None and (one.avg, one.p99, one.std) == (1.0, 1.0, None)
 
 
 def test_latency_table_equals_hand_computed_values() -> None:
