@@ -38,8 +38,8 @@ FORMULAS: dict[str, str] = {
     "time_split": "mean seconds per step in draft, verify, accept, other and roll-back, which is "
     "what recurrent layers take for a tree beyond as many tokens of one text (copied states, calls "
     "per level or branch), and to have the state after the accepted path; 0 without such layers",
-    "quiet_split": "seconds per step that speedups are computed from: up to the next step, without "
-    "the steps that something else on the machine disturbed",
+    "quiet_split": "seconds per step up to the next step, without the steps that something else on "
+    "the machine disturbed",
     "num_prompt_tokens": "the prompt: tokens that were read / tokens in the cache already, from an "
     "earlier turn",
     "num_new_tokens": "new tokens, counted after any cut by EOS, stop string or length / steps of "
@@ -482,11 +482,6 @@ class Balance:
         unit = sum(plain)
         extra = ((ours - theirs) / unit for ours, theirs in zip(own, plain, strict=True))
         return cls(mat, dict(zip(StepParts._fields, extra, strict=True)))
-
-    @property
-    def saved(self) -> float:
-        """Plain steps that it stands for beyond the one that it replaces."""
-        return self.mat - 1
 
     @property
     def total(self) -> float:

@@ -23,6 +23,7 @@ from engine.errors import ConfigError, SourceError
 from engine.interop import ENGINES, export_method, find_engine, import_config
 from engine.interop.handoff import Export, Imported
 from engine.model.sources import TargetSpec
+from playground.host.baseline import trusted_speedup
 from playground.host.catalog import OWN_DRAFTERS, TYPE_PREFIX, Catalog
 from playground.host.stream import stored_run
 from presets.reading import parse_yaml
@@ -137,9 +138,10 @@ def of_run(log: RunLog, run_id: str) -> Handed:
 def offered_runs(log: RunLog) -> list[tuple[str, str]]:
     """What can be handed over, a title and a run's id: what experiments measured, fastest first,
     then the newest single runs. Plain decoding needs no config."""
+    ranked = [(trusted_speedup(one.counts) or 0.0, one.example) for one in log.experiments.ranked()]
     found = [
-        (_title(one.example, f"{formats.speedup(one.speedup)} plain"), one.example.id)
-        for one in log.experiments.ranked()
+        (_title(run, f"{formats.speedup(speedup)} plain" if speedup else ""), run.id)
+        for speedup, run in sorted(ranked, key=lambda one: -one[0])
     ]
     for run in log.experiments.page(RunQuery(limit=RECENT)).rows:
         if isinstance(run, RunSummary) and run.decoding_type != PLAIN:

@@ -24,6 +24,7 @@ from storage.records import RunQuery as RunQuery
 from storage.records import RunSummary as RunSummary
 from storage.records import SchemaError as SchemaError
 from storage.records import SortKey as SortKey
+from storage.records import SpeedupCounts as SpeedupCounts
 from storage.records import Spread as Spread
 from storage.records import Status as Status
 from storage.records import StepRow as StepRow

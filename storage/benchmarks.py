@@ -23,6 +23,7 @@ from storage.records import (
     MeasuredSetup,
     RunQuery,
     RunSummary,
+    SpeedupCounts,
     StorageError,
     UnknownArtifactError,
     UnknownBenchmarkError,
@@ -286,8 +287,8 @@ class Experiments:
             )
             ratios = {ratio.setup_id: ratio for ratio in newest_last}
             examples = read_summaries(connection, [one.run_id for one in ratios.values()])
-        found = [MeasuredSetup(ratios[run.setup_id].speedup, run) for run in examples]
-        return tuple(sorted(found, key=lambda one: one.speedup, reverse=True))
+        found = [MeasuredSetup(ratios[run.setup_id].counts, run) for run in examples]
+        return tuple(sorted(found, key=lambda one: one.counts.speedup, reverse=True))
 
 
 def _rows(
@@ -308,15 +309,11 @@ def _rows(
             num_runs=sum(setup.num_runs for setup in setups[key]),
             num_completed=sum(setup.num_completed for setup in setups[key]),
             newest_at=max(setup.newest_at for setup in setups[key] if setup.newest_at),
-            speedups=_ends([ratio.speedup for ratio in _ratios(setups[key])]),
+            speedups=tuple(ratio.counts for ratio in _ratios(setups[key])),
             example=run,
         )
         for run, key in zip(heads, keys, strict=True)
     }
-
-
-def _ends(values: Sequence[float]) -> tuple[float, float] | None:
-    return (min(values), max(values)) if values else None
 
 
 def _setups(
@@ -345,35 +342,35 @@ def _setups(
         sa.func.max(sa.case((timed, runs.c.id))).label("run_id"),
         sa.func.sum(sa.case((timed, tokens))).label("tokens"),
         sa.func.sum(sa.case((timed, tokens / runs.c.tok_s))).label("seconds"),
+        sa.func.sum(sa.case((timed, runs.c.num_steps))).label("num_steps"),
     )
     return connection.execute(wanted.where(runs.c.experiment.in_(keys)).group_by(*within)).all()
 
 
 class _Ratio(NamedTuple):
-    """A configuration's tok/s over plain decoding's in one experiment, and one of its runs."""
+    """A configuration beside plain decoding in one experiment, and one of its runs."""
 
     experiment: str
     run_id: str
     setup_id: str
-    speedup: float
+    counts: SpeedupCounts
 
 
 def _ratios(setups: Sequence[sa.Row[Any]]) -> list[_Ratio]:
-    """Ratios of pooled tok/s of the configurations of experiments.
+    """The configurations of experiments that can be compared with plain decoding.
 
     Sums of unequal requests are no comparison: a configuration counts that completed as many as
     plain decoding did; in a sweep, those of its trial.
     """
-    timed = [one for one in setups if one.seconds]
-    plain = {
-        (one.experiment, one.benchmark_id): (one.num_timed, one.tokens / one.seconds)
-        for one in timed
-        if one.decoding_type == PLAIN and one.tokens
-    }
+    timed = [one for one in setups if one.seconds and one.tokens]
+    plain = {(o.experiment, o.benchmark_id): o for o in timed if o.decoding_type == PLAIN}
     found = []
     for one in timed:
-        num_plain, rate = plain.get((one.experiment, one.benchmark_id), (0, 0.0))
-        if one.decoding_type != PLAIN and one.num_timed == num_plain:
-            speedup = one.tokens / one.seconds / rate
-            found.append(_Ratio(one.experiment, one.run_id, one.setup_id, speedup))
+        base = plain.get((one.experiment, one.benchmark_id))
+        if one.decoding_type != PLAIN and base and one.num_timed == base.num_timed:
+            counts = SpeedupCounts(
+                *(one.tokens, one.seconds, int(one.num_steps or 0)),
+                *(base.tokens, base.seconds, int(base.num_steps or 0)),
+            )
+            found.append(_Ratio(one.experiment, one.run_id, one.setup_id, counts))
     return found

@@ -349,6 +349,34 @@ class Circumstance(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class SpeedupCounts:
+    """Tokens after the first, seconds of decoding and steps: a configuration's, plain decoding's.
+
+    Both answered as many requests of one experiment.
+    """
+
+    num_tokens: float
+    decode_s: float
+    num_steps: int
+    num_plain_tokens: float
+    plain_decode_s: float
+    num_plain_steps: int
+
+    @property
+    def speedup(self) -> float:
+        """Ratio of pooled tok/s, whether or not the baseline can be trusted."""
+        plain_tok_s = self.num_plain_tokens / self.plain_decode_s
+        return self.num_tokens / self.decode_s / plain_tok_s
+
+    @property
+    def step_s(self) -> tuple[float | None, float | None]:
+        """Wall clock per step of the configuration and of plain decoding; None without steps."""
+        own_s = self.decode_s / self.num_steps if self.num_steps else None
+        plain_s = self.plain_decode_s / self.num_plain_steps if self.num_plain_steps else None
+        return own_s, plain_s
+
+
+@dataclass(frozen=True, slots=True)
 class ExperimentRow:
     """The requests of one experiment, as a row among single runs.
 
@@ -356,8 +384,7 @@ class ExperimentRow:
         key: kind and id; see `experiment_of`.
         name: the benchmark's; empty for other kinds.
         num_completed: of its `num_runs` requests.
-        speedups: least and largest of its configurations; None while none answered all that
-            plain decoding did.
+        speedups: of every configuration that answered all that plain decoding did.
         example: one of its runs.
     """
 
@@ -366,7 +393,7 @@ class ExperimentRow:
     num_runs: int
     num_completed: int
     newest_at: datetime
-    speedups: tuple[float, float] | None
+    speedups: tuple[SpeedupCounts, ...]
     example: RunSummary
 
     @property
@@ -382,8 +409,7 @@ class ExperimentRow:
 class MeasuredSetup:
     """A configuration that an experiment compared with plain decoding."""
 
-    speedup: float
-    """Ratio of pooled tok/s."""
+    counts: SpeedupCounts
     example: RunSummary
     """One of its runs."""
 

@@ -118,7 +118,8 @@ def test_csv_has_a_line_per_configuration_and_group(folder: Path, questions: Pat
     assert [(row["configuration"], row["group"]) for row in rows] == [
         (name, group) for name in (BASELINE_NAME, "suffix") for group in ("chat", "qa", "overall")
     ]
-    assert float(rows[-1]["speedup"]) > 0 and int(rows[-1]["pairs"]) == 4
+    assert bool(rows[-1]["speedup"]) is not bool(rows[-1]["doubt"])
+    assert int(rows[-1]["pairs"]) == 4
 
 
 def test_csv_is_written_to_a_file_beside_the_tables(

@@ -192,8 +192,8 @@ def trials_table(state: Mapping[str, Any]) -> Table:
 
 
 def _by_value(row: Mapping[str, Any]) -> tuple[bool, float]:
-    measured = row["outcome"] == "measured"
-    return measured, row["figures"]["value"] if row["figures"] else float("-inf")
+    value = row["figures"] and row["figures"]["value"]
+    return row["outcome"] == "measured", float("-inf") if value is None else value
 
 
 def _cells(state: Mapping[str, Any], row: Mapping[str, Any]) -> list[str]:

@@ -9,10 +9,11 @@ from typing import Any
 
 from engine import formats
 from engine.formats import DASH
-from engine.metrics import speedup
+from engine.metrics import speedup, step_ms_of
 from playground.connect.advice import Choice, Measured, choose, schedule, stops_paying
 from playground.connect.readings import Engine
 from playground.connect.replay import Level, failures, same_texts
+from playground.host.baseline import DOUBTS, Doubt, Evidence, doubt_of
 
 COLUMNS = {
     "": "requests under way at the same time, and whether the engine drafts",
@@ -142,17 +143,32 @@ def _figures(level: Level, kind: str) -> dict[str, Any]:
 
 
 def _speedup(own: Level, plain: Level | None) -> float | None:
-    return None if plain is None else speedup(own.tok_s, plain.tok_s)
+    if plain is None or _doubt(own, plain):
+        return None
+    return speedup(own.tok_s, plain.tok_s)
+
+
+def _doubt(own: Level, plain: Level | None) -> Doubt | None:
+    """Why the two rates are not divided."""
+    own_step_ms = step_ms_of(own.mat, own.tok_s)
+    plain_step_ms = step_ms_of(1.0, plain.tok_s) if plain else None
+    return doubt_of(Evidence(_seconds(own_step_ms), _seconds(plain_step_ms)))
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
 
 
 def _verdict(own: Level, plain: Level | None) -> str:
     """Speedup = MAT / what a step costs in plain steps."""
     gain, where = _speedup(own, plain), f"Concurrency {own.concurrency}"
+    if doubt := _doubt(own, plain):
+        return f"{where}: no speedup is given: {DOUBTS[doubt]}"
     if gain is None or own.mat is None:
         return ""
     return (
         f"{where}: {formats.speedup(gain)} plain decoding: {formats.mat(own.mat)} tokens a step, "
-        f"and a step costs {formats.figure(own.mat / gain)} plain steps."
+        f"and a step takes {formats.figure(own.mat / gain, 2, '×')} as long as a plain step."
     )
 
 

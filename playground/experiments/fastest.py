@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from engine import formats
 from engine.drafters import parse_method
 from engine.drafters.base import BuildContext
 from engine.errors import ConfigError
@@ -25,8 +24,10 @@ from playground.experiments.job import Job, Jobs, Progress, State, submit
 from playground.experiments.measurement import Measurement, Summary
 from playground.experiments.plan import BASELINE, TYPED, Configuration, ExperimentPlan
 from playground.experiments.report.explain import explain
-from playground.experiments.report.statistics import TOO_FEW, Pool, Speedup, speedup_of
+from playground.experiments.report.statistics import Pool, Speedup, speedup_of
+from playground.experiments.report.verdict import NO_NUMBER, extent
 from playground.experiments.suites import first_turns, typed_item
+from playground.host.baseline import DOUBTS
 from playground.host.catalog import TYPE_PREFIX, Catalog
 from playground.host.request import read_request
 from playground.host.runner import EngineHost
@@ -133,7 +134,8 @@ class Contender:
 
     @property
     def ratio(self) -> float:
-        return self.speedup.ratio if self.speedup else 0.0
+        """The speedup; 0 where none can be given."""
+        return (self.speedup and self.speedup.ratio) or 0.0
 
 
 class Search(Job):
@@ -242,8 +244,10 @@ class Search(Job):
         return in_pairs(mine, plain)
 
     def _speed(self, name: str) -> float:
-        found = speedup_of(self._pairs(name))
-        return found.ratio if found else 0.0
+        """Speedup so far; where the baseline is in doubt its bound, so that it is timed again."""
+        pairs = self._pairs(name)
+        found = speedup_of(pairs)
+        return (found and (found.ratio or Pool.of([own for own, _ in pairs]).mat)) or 0.0
 
     def contenders(self) -> list[Contender]:
         """All methods: those in the running first, the fastest of them on top."""
@@ -283,29 +287,39 @@ class Search(Job):
     @property
     def advice(self) -> str:
         """What to use, why, how sure that is, and on what it was tried."""
-        first = next((c for c in self.contenders() if c.speedup), None)
+        found = self.contenders()
+        doubts = "".join(
+            f" {NO_NUMBER.format(c.name, DOUBTS[c.speedup.doubt])}"
+            for c in found
+            if c.speedup and c.speedup.doubt
+        )
+        first = next((c for c in found if c.ratio), None)
         if first is None or first.speedup is None:
-            return "Nothing was measured."
+            return f"Nothing was measured.{doubts}"
         tokens = self.plan.limits.max_new_tokens
         own = self.plan.items[0].suite == TYPED
         on = "your prompt" if own else f"{len(self.plan.items)} shipped prompts"
         rounds = first.speedup.num_repeats
         tried = f"Tried on {on}, {tokens} tokens each, {rounds} time{'s' * (rounds != 1)}."
-        if waiting := [c.name for c in self.contenders() if c.state == "waiting"]:
+        if waiting := [c.name for c in found if c.state == "waiting"]:
             tried += f" Time ran out before {', '.join(waiting)}."
+        tried += doubts
         if first.speedup.low is None:
             return (
-                f"Not confirmed: {first.name} reached {formats.speedup(first.ratio)} plain "
-                f"decoding, with {TOO_FEW}. {tried} Search again, or try it."
+                f"Not confirmed: {first.name} reached {first.speedup.text} plain decoding, with "
+                f"{first.speedup.interval}. {tried} Search again to confirm."
             )
         if self.best is None:
             return (
                 f"Nothing beats plain decoding here. The best was {first.name}: "
-                f"{formats.speedup(first.ratio)} plain decoding. {tried}"
+                f"{first.speedup.text} plain decoding. {tried}"
             )
         why = explain(self._pairs(first.name))
         because = f" {why.because}" if why else ""
-        return f"{first.name}: {said(first.speedup)}.{because} {tried}"
+        gain = "" if first.speedup.faster else ", which includes no gain"
+        among = extent(first.speedup, sum(c.speedup is not None for c in found))
+        reached = f"{first.speedup.text} plain decoding ({among}){gain}"
+        return f"{first.name}: {reached}.{because} {tried}"
 
 
 def interrupted(log: RunLog) -> BenchmarkHead | None:
@@ -314,9 +328,3 @@ def interrupted(log: RunLog) -> BenchmarkHead | None:
     if newest is None or newest.status != "interrupted":
         return None
     return newest if newest.name.startswith(NAME) else None
-
-
-def said(speedup: Speedup) -> str:
-    """A speedup with its interval, and whether that leaves a doubt."""
-    words = f"{speedup.text} plain decoding (95% interval {speedup.interval})"
-    return words if speedup.faster else f"{words}, which includes no gain"

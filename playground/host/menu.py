@@ -1,14 +1,24 @@
-"""The methods to pick from, in groups, each with the speedup that was last measured of it here."""
+"""The methods to pick from, in groups, each with the speedup that was last measured of it here.
+
+What was measured counts for a method of the very same settings, on the same weights, in the same
+dtype and on the same device as the target's newest run.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from engine import formats
+from engine.drafters.method import MethodConfig
+from engine.errors import ConfigError
+from engine.metrics import SAME
+from playground.host.baseline import trusted_speedup
 from playground.host.catalog import TYPE_PREFIX, Catalog
-from playground.host.plain import PLAIN, plain_step_of
+from playground.host.plain import PLAIN, SAME_PLACE, plain_step_of
 from playground.host.result import weigh
-from storage import MeasuredSetup, RunLog, RunQuery
+from storage import RunDetail, RunLog, RunQuery, RunSummary
 
 RECOMMENDED, TRAINED, NO_WEIGHTS = "recommended", "trained", "no weights"
 BASELINE, FURTHER, UNTRAINED = "baseline", "further", "untrained"
@@ -22,8 +32,8 @@ GROUPS = {
 }
 """Groups in order, with their headings."""
 MOST_RECOMMENDED = 3
-NEWEST = 4
-"""Runs of a method among which one with a sure speedup is looked for."""
+NEWEST = 20
+"""Runs of a method among which one of the same settings with a sure speedup is looked for."""
 
 Choices = list[tuple[str, str]]
 """Labels and keys. A label ends with the name of its group, which a style sheet makes a heading."""
@@ -50,50 +60,67 @@ class MethodMenu:
         return [(label, key) for label, key in self.choices(target) if not self._is_plain(key)]
 
     def _speedups(self, target: str, keys: Sequence[str]) -> dict[str, float]:
-        if not self._log.find(RunQuery(target=target, status="completed", limit=1)).rows:
+        newest = self._log.find(RunQuery(target=target, status="completed", limit=1)).rows
+        here = self._log.get(newest[0].id) if newest else None
+        if here is None:
             return {}
-        measured = self._measured(target)
-        found = {key: measured.get(key) or self.speedup(target, key) for key in keys}
+        measured = self._measured(here)
+        settings = {key: settings_of(self._catalog.method(key).config) for key in keys}
+        found = {key: measured.get(settings[key]) or self._of_a_run(here, key) for key in keys}
         return {key: speedup for key, speedup in found.items() if speedup is not None}
 
-    def _measured(self, target: str) -> dict[str, float]:
-        """What the newest experiments found of the methods on a target, by key.
+    def _measured(self, here: RunDetail) -> dict[str, float]:
+        """What the newest experiments in a run's place found, by settings.
 
         They asked plain decoding the same, so that they are worth more than single runs.
         """
-        found: dict[tuple[str, str], MeasuredSetup] = {}
-        for one in self._log.experiments.ranked():
-            method = one.example.decoding_type, one.example.method_title
-            known = found.get(method)
-            newer = known is None or known.example.created_at < one.example.created_at
-            if one.example.target == target and newer:
-                found[method] = one
-        methods = {
-            key: self._catalog.method(key) for _, key in self._catalog.method_choices(target)
-        }
-        named = {key: (one.config.decoding_type, one.title) for key, one in methods.items()}
-        return {key: found[name].speedup for key, name in named.items() if name in found}
+        ranked = sorted(self._log.experiments.ranked(), key=lambda one: one.example.created_at)
+        found: dict[str, float] = {}
+        for one in ranked:
+            speedup, settings = trusted_speedup(one.counts), self._settings(one.example)
+            if speedup is not None and settings and self._in_place(one.example, here):
+                found[settings] = speedup
+        return found
 
-    def speedup(self, target: str, key: str) -> float | None:
-        """Speedup of the newest run of a method, where it is sure to two decimals."""
-        method = self._catalog.method(key)
+    def _of_a_run(self, here: RunDetail, key: str) -> float | None:
+        """Speedup of the newest run of a method in a place, where it is sure to two decimals."""
+        config = self._catalog.method(key).config
         query = RunQuery(
-            target=target,
-            decoding_type=method.config.decoding_type,
-            method_title=method.title,
+            target=here.target,
+            decoding_type=config.decoding_type,
+            dtype=here.dtype,
+            device=here.device,
             status="completed",
             limit=NEWEST,
         )
         for row in () if self._is_plain(key) else self._log.find(query).rows:
+            if self._settings(row) != settings_of(config) or not self._in_place(row, here):
+                continue
             run = self._log.get(row.id)
             weighed = run and weigh(run.metrics, plain_step_of(self._log, run))
             if weighed and weighed.is_sure:
-                return weighed.balance.formula
+                return weighed.speedup
         return None
+
+    def _settings(self, run: RunSummary) -> str | None:
+        """Of a stored run; None where nobody here knows its method."""
+        try:
+            return settings_of(self._catalog.types[run.decoding_type].parse(run.method))
+        except (KeyError, ConfigError):
+            return None
+
+    def _in_place(self, run: RunSummary, here: RunDetail) -> bool:
+        """Whether a run is of the same weights, dtype and device as another."""
+        if (run.target, run.dtype, run.device) != (here.target, here.dtype, here.device):
+            return False
+        detail = self._log.get(run.id)
+        theirs, ours = detail.environment if detail else {}, here.environment
+        return all(theirs.get(name) == ours.get(name) for name in SAME_PLACE)
 
     def _recommended(self, target: str, speedups: dict[str, float]) -> Sequence[str]:
         """The fastest that are faster than plain decoding; before any is known, the first."""
-        fast = [key for key in speedups if speedups[key] > 1 and self._group(key) != UNTRAINED]
+        faster = [key for key, speedup in speedups.items() if speedup > 1 + SAME]
+        fast = [key for key in faster if self._group(key) != UNTRAINED]
         first = [] if speedups else [self._catalog.first_method(target)]
         return sorted(fast, key=lambda key: -speedups[key])[:MOST_RECOMMENDED] or [
             key for key in first if self._group(key) != UNTRAINED
@@ -118,6 +145,20 @@ class MethodMenu:
         presets = [one for _, one in offered if not one.startswith(TYPE_PREFIX)]
         same = any(self._catalog.method(one).config == config for one in presets)
         return key.startswith(TYPE_PREFIX) and same
+
+
+def settings_of(config: MethodConfig) -> str:
+    """Equal for equal settings, whatever a size that is fitted to the machine came out as."""
+    return json.dumps(_chosen(config, is_fitted=False), sort_keys=True)
+
+
+def _chosen(config: MethodConfig, *, is_fitted: bool) -> dict[str, Any]:
+    values = config.model_dump(mode="json")
+    fitted = config.size_settings.split() if is_fitted or config.size == "fit" else []
+    for name in [*fitted, "size"] if is_fitted else fitted:
+        values.pop(name, None)
+    within = config.within().items()
+    return values | {n: _chosen(one, is_fitted=config.size == "fit") for n, one in within}
 
 
 def _label(title: str, speedup: float | None, group: str) -> str:

@@ -5,16 +5,18 @@ that it is compared with. A machine's speed changes within minutes, so only a ru
 another within a minute takes over what was timed after that; and where the speed changed between
 the two timings, the comparison says that it is uncertain.
 
-A run streams while the page draws, and the first one in a cold process; what is timed around it is
-alone. So both sides are counted by their undisturbed steps (`step_parts`), not by tok/s.
+A speedup is the ratio of the two tok/s that are shown beside it: of the wall clock, every step of
+the run counted. `playground.host.baseline` says how far to trust it.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
@@ -29,6 +31,7 @@ from engine.metrics import (
     undisturbed,
 )
 from engine.tuning.latency import bucket_of
+from playground.host.baseline import Evidence, doubt_of
 from storage import RunDetail, RunLog, RunQuery
 
 if TYPE_CHECKING:  # `runs list` reads what was kept, without torch
@@ -48,12 +51,10 @@ BRIEF, MOST_CONTEXT = 128, 1024
 """Tokens of context: the first token is not to wait for long, so what comes before it is brief."""
 RECENT_S = 60.0
 """For so long a timing stands for the next run's too: no first token waits for another."""
-DRIFT, NOISE = 1.15, 1.5
-"""Ratio of the timings before and after a run, and of the quartiles within one, that are too much
-to trust them."""
+NUM_RECENT = 16
+"""Timings of which the median of a target is taken."""
 SAME_PLACE = ("device_name", "threads", "weights", "revision", "dtype")
 """What two runs have in common, of their environments, if their clocks can be compared."""
-Doubt = Literal["apart", "drift", "noise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class PlainStep:
         drift: how many times as long a step took after the run as before it; 1 where the two took
             turns, None where plain decoding was not timed on both sides of the run.
         noise: ratio of the quartiles of its steps.
+        disagreement: over the median of the recent timings of this target; 1 if there are none.
     """
 
     verify_s: float
@@ -74,6 +76,7 @@ class PlainStep:
     run_id: str | None = None
     drift: float | None = None
     noise: float = 1.0
+    disagreement: float = 1.0
 
     @property
     def parts(self) -> StepParts:
@@ -83,14 +86,10 @@ class PlainStep:
     def tok_s(self) -> float:
         return 1 / sum(self.parts)
 
-    @property
-    def doubt(self) -> Doubt | None:
-        """Why nothing should be compared with it to two decimals."""
-        if self.drift is None:
-            return "apart"
-        if not 1 / DRIFT < self.drift < DRIFT:
-            return "drift"
-        return "noise" if self.noise > NOISE else None
+    def evidence(self, own_step_s: float | None = None) -> Evidence:
+        """For a run whose steps took so long on the wall clock."""
+        step_s = self.verify_s + self.other_s
+        return Evidence(own_step_s, step_s, self.drift, self.noise, self.disagreement)
 
 
 class PlainAround:
@@ -101,37 +100,50 @@ class PlainAround:
         bench: BuildContext,
         prompt_ids: Sequence[int],
         cancelled: Callable[[], bool],
-        recent: Recent | None = None,
+        recent: Recent,
     ) -> None:
         """Time it before the run, unless what was timed after the last one will do."""
         self._bench, self._cancelled = bench, cancelled
         self._brief = list(prompt_ids)[-BRIEF:]
-        taken = recent.timing_for(bench.target, self._bucket) if recent else None
+        self._recent = recent
+        taken = recent.timing_for(bench.target, self._bucket)
         self._before = taken or self._time(self._brief, BEFORE_S)
-        self.recent: Recent | None = None
-        """What was timed after the run."""
 
     @property
     def before(self) -> PlainStep | None:
         """What can be said while the run goes on; None where it was stopped."""
         return self._before.step(1.0, None) if self._before else None
 
-    def after(self, token_ids: Sequence[int]) -> PlainStep | None:
-        """A step at the end of the run's text, as fast as the machine was on its way there.
+    def after(self, token_ids: Sequence[int], own_step_s: float | None = None) -> PlainStep | None:
+        """A step after these tokens, as fast as the machine was while the run went on.
 
-        Example: 5 ms before the run and 6 ms after it make 5.5 ms. Where the text is long, its step
-        is timed by itself, and taken for 5.5 / 6 of that.
+        Where no step of a method can be as fast as `own_step_s`, it is timed once more.
+
+        Args:
+            token_ids: up to the middle of the run's answer: steps grow with the context, and the
+                last one would be slower than the mean that it is compared with.
+        """
+        step = self._after(token_ids)
+        if step and doubt_of(step.evidence(own_step_s)) == "cheap step":
+            step = self._after(token_ids)
+        return step
+
+    def _after(self, token_ids: Sequence[int]) -> PlainStep | None:
+        """Example: 5 ms before the run and 6 ms after it make 5.5 ms.
+
+        Where the text is long, its step is timed by itself, and taken for 5.5 / 6 of that.
         """
         before, again = self._before, self._time(self._brief, AFTER_S)
         if before is None or again is None:
             return self.before
         drift = again.split.total_s / before.split.total_s
         is_brief = bucket_of(len(token_ids)) == self._bucket
-        at_end = again if is_brief else self._time(list(token_ids)[-MOST_CONTEXT:], AFTER_S)
+        there = again if is_brief else self._time(list(token_ids)[-MOST_CONTEXT:], AFTER_S)
         noise = max(before.noise, again.noise)
-        place = weakref.ref(self._bench.target), self._bucket
-        self.recent = Recent(*place, again, time.monotonic())
-        return (at_end or again).step((1 + 1 / drift) / 2, drift, noise)
+        disagreement = self._recent.disagreement(self._bench.target, self._bucket, again)
+        self._recent.add(self._bench.target, self._bucket, again)
+        step = (there or again).step((1 + 1 / drift) / 2, drift, noise)
+        return replace(step, disagreement=disagreement)
 
     @property
     def _bucket(self) -> int:
@@ -177,19 +189,33 @@ class _Timing:
         return PlainStep(*times, "around", drift=drift, noise=noise)
 
 
-@dataclass(frozen=True, slots=True)
 class Recent:
-    """A timing, and of what: at which context, and when it ended (`time.monotonic`)."""
+    """The last timings after runs: of which target, at which context, and when they ended."""
 
-    target: weakref.ref[Target]
-    bucket: int
-    timing: _Timing
-    ended_s: float
+    def __init__(self) -> None:
+        self._timings: deque[tuple[weakref.ref[Target], int, _Timing, float]] = deque(
+            maxlen=NUM_RECENT
+        )
+
+    def add(self, target: Target, bucket: int, timing: _Timing) -> None:
+        self._timings.append((weakref.ref(target), bucket, timing, time.monotonic()))
 
     def timing_for(self, target: Target, bucket: int) -> _Timing | None:
-        """None where it is of something else, or no longer recent."""
-        same = self.target() is target and self.bucket == bucket
-        return self.timing if same and time.monotonic() - self.ended_s < RECENT_S else None
+        """The last one, if it is of this target and context and still recent."""
+        if not self._timings:
+            return None
+        ref, at, timing, ended_s = self._timings[-1]
+        same = ref() is target and at == bucket
+        return timing if same and time.monotonic() - ended_s < RECENT_S else None
+
+    def disagreement(self, target: Target, bucket: int, timing: _Timing) -> float:
+        """A timing over the median of those of this target, at this context."""
+        same = [
+            past.split.total_s
+            for ref, at, past, _ in self._timings
+            if ref() is target and at == bucket
+        ]
+        return timing.split.total_s / statistics.median(same) if same else 1.0
 
 
 def plain_step_of(log: RunLog, run: RunDetail) -> PlainStep | None:
@@ -229,16 +255,10 @@ def kept_plain_step(metrics: Mapping[str, Any]) -> PlainStep | None:
 
 
 def step_parts(metrics: Mapping[str, Any]) -> StepParts | None:
-    """What a step of a run takes until the next, disturbed ones left out; None if it had none.
-
-    Of a run that was stored without them, the mean of all, so that tokens over it are its tok/s.
-    """
+    """Seconds of a run's mean step until the next, so that its tokens over them are its tok/s."""
     figures = stored_figures(metrics)
-    if quiet := figures.get("quiet_split"):
-        return TimeSplit(**quiet).parts
     split, steps = figures.get("time_split"), figures.get("num_steps")
     if not (split and steps and figures["decode_s"]):
         return None
     draft_s, verify_s, _ = TimeSplit(**split).parts
-    rest_s = figures["decode_s"] / steps - draft_s - verify_s
-    return StepParts(draft_s, verify_s, max(0.0, rest_s))
+    return StepParts(draft_s, verify_s, figures["decode_s"] / steps - draft_s - verify_s)

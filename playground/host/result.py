@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine import formats
-from engine.metrics import SAME, Balance, hardly_drafts, tokens_per_step
+from engine.metrics import (
+    SAME,
+    Balance,
+    TimeSplit,
+    hardly_drafts,
+    stored_figures,
+    tokens_per_step,
+)
+from playground.host.baseline import DOUBTS, DRIFT, doubt_of
 from playground.host.plain import PlainStep, step_parts
 
 LEAST_STEPS = 4
@@ -16,29 +24,23 @@ SURE_STEPS, SURE_SHARE = 16, 0.8
 """Undisturbed steps, and their share of all, below which the sentence says that it is uncertain."""
 COSTS = {"draft": "drafting", "verify": "verifying", "other": "the rest"}
 ADVICE = {
-    "draft": "Drafting costs most: draft fewer tokens, or choose a method that needs no model.",
-    "verify": "Verifying costs most: draft fewer tokens, or make the tree smaller.",
+    "draft": "Drafting dominates. Draft fewer tokens or choose a method that needs no model.",
+    "verify": "Verification dominates. Draft fewer tokens or use a smaller tree.",
     "other": "Neither drafting nor verifying takes most of the time.",
 }
 NO_DRAFTS = "Hardly any draft is accepted on this text."
 SOURCES = {
     "around": "Plain decoding: {} tok/s, timed briefly before and after this run.",
+    "before": "Plain decoding: {} tok/s, timed briefly before this run.",
     "run": "Plain decoding: {} tok/s, from a run in the log.",
     "measured": "Plain decoding: {} tok/s, timed briefly after a run.",
 }
-CHEAPEST = 0.9
-"""Plain steps below which no step can cost: the machine was busier under plain decoding."""
-DOUBTS = {
-    "apart": "plain decoding was not timed before and after this run.",
-    "drift": "the speed of the machine changed while this ran.",
-    "noise": "the machine was busy while plain decoding was timed.",
-    "uneven": "the machine was busier while plain decoding was timed.",
+RUN_DOUBTS = {
+    "busy": "the machine was busy with something else during {disturbed} of {steps} steps.",
     "few": "only {quiet} steps could be compared.",
-    "busy": "the machine was busy with something else during {disturbed} of {steps} steps, which "
-    "are left out.",
 }
+"""What may be wrong with the run rather than with its baseline."""
 UNCERTAIN = "Uncertain: {} Compare measures both in turn."
-SOME = "Left out: {disturbed} of {steps} steps, slowed by other work on the machine."
 
 
 def result_of(
@@ -60,7 +62,8 @@ def result_of(
     weighed = weigh(metrics, plain)
     if plain is None or weighed is None:
         return None
-    source = SOURCES[plain.source].format(formats.tok_s(plain.tok_s))
+    timed = "before" if plain.source == "around" and plain.drift is None else plain.source
+    source = SOURCES[timed].format(formats.tok_s(plain.tok_s))
     return _compared(weighed, " ".join(filter(None, (weighed.remark, source))))
 
 
@@ -69,57 +72,59 @@ class Weighed:
     """A run beside plain decoding, and how far to trust it.
 
     Attributes:
-        is_sure: whether its speedup may be given to two decimals, and recommended.
-        remark: why not, or what was left out; empty where there is nothing to say.
+        speedup: tok/s over plain decoding's; None where the baseline is wrong.
+        is_sure: whether it may be given to two decimals, and recommended.
+        remark: why not; empty where there is nothing to say.
     """
 
     balance: Balance
+    speedup: float | None
     is_sure: bool
     remark: str
 
 
 def weigh(metrics: Mapping[str, Any], plain: PlainStep | None) -> Weighed | None:
-    """A run's balance: all the tokens it committed, the time of undisturbed steps.
-
-    What it committed depends on the text alone; how long a step took, on the machine too.
-    """
+    """A run's balance, by the wall clock: its speedup is the ratio of the tok/s that are shown."""
     own, steps = step_parts(metrics), metrics.get("num_steps")
     if plain is None or own is None or not steps:
         return None
     tokens = tokens_per_step(metrics["num_new_tokens"], steps)
     assert tokens is not None
     balance = Balance.of(tokens, own, plain.parts)
-    disturbed = metrics.get("num_disturbed", 0)
-    quiet = steps - disturbed
-    doubt: str | None = plain.doubt
-    if doubt is None and 1 + balance.total < CHEAPEST:
-        doubt = "uneven"
-    if doubt is None and quiet < SURE_SHARE * steps:
-        doubt = "busy"
-    if doubt is None and quiet < SURE_STEPS:
-        doubt = "few"
-    said = [UNCERTAIN.format(DOUBTS[doubt])] if doubt else []
-    if disturbed and doubt != "busy":
-        said.append(SOME)
-    remark = " ".join(said).format(steps=steps, disturbed=disturbed, quiet=quiet)
-    return Weighed(balance, doubt is None, remark)
+    doubt = doubt_of(plain.evidence(sum(own)))
+    words = DOUBTS[doubt] if doubt else _doubt_of_run(metrics, sum(own))
+    speedup = None if doubt == "cheap step" else balance.formula
+    return Weighed(balance, speedup, not words, UNCERTAIN.format(words) if words else "")
+
+
+def _doubt_of_run(metrics: Mapping[str, Any], step_s: float) -> str:
+    """Whether other work on the machine, or too few steps, made the run's own clock."""
+    steps, disturbed = metrics["num_steps"], metrics.get("num_disturbed", 0)
+    quiet, split = steps - disturbed, stored_figures(metrics).get("quiet_split")
+    quiet_s = TimeSplit(**split).total_s if split else step_s
+    is_busy = quiet < SURE_SHARE * steps or step_s > DRIFT * quiet_s
+    doubt = "busy" if is_busy else "few" if quiet < SURE_STEPS else None
+    counts = {"steps": steps, "disturbed": disturbed, "quiet": quiet}
+    return RUN_DOUBTS[doubt].format(**counts) if doubt else ""
 
 
 def _compared(weighed: Weighed, source: str) -> dict[str, str]:
-    balance = weighed.balance
-    formula, is_sure = balance.formula, weighed.is_sure
-    speedup = formats.speedup(formula) if is_sure else f"About {formats.figure(formula, 1, '×')}"
-    head = f"{speedup} plain decoding:"
-    costs = f"a step costs {formats.figure(1 + balance.total)} plain steps"
+    balance, speedup = weighed.balance, weighed.speedup
     tokens = formats.mat(balance.mat)
-    if balance.formula > 1 + SAME:
+    if speedup is None:
+        return _said("same", "No speedup is given:", f"{tokens} tokens a step.", source)
+    sure = weighed.is_sure
+    shown = formats.speedup(speedup) if sure else f"About {formats.figure(speedup, 1, '×')}"
+    head = f"{shown} plain decoding:"
+    costs = f"a step takes {formats.speedup(1 + balance.total)} as long as a plain step"
+    if speedup > 1 + SAME:
         return _said("faster", head, f"{tokens} tokens a step, and {costs}.", source)
     parts = [f"{COSTS[name]} {round(paid, 2) + 0.0:+.2f}" for name, paid in balance.paid.items()]
     text = f"{tokens} tokens a step, but {costs} ({', '.join(parts)})."
-    if balance.formula >= 1 - SAME:
+    if speedup >= 1 - SAME:
         return _said("same", head, text, source)
     advice = NO_DRAFTS if hardly_drafts(balance.mat) else ADVICE[balance.largest]
-    return _said("slower", head, text, source, advice)
+    return _said("slower", head, text, source, advice if weighed.is_sure else "")
 
 
 def _said(mood: str, head: str, text: str, source: str = "", advice: str = "") -> dict[str, str]:

@@ -23,7 +23,7 @@ from engine.drafters.base import BuildContext, Drafter
 from engine.errors import PlaygroundError, PromptError
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
-from engine.steps import End
+from engine.steps import Prefill, Step
 from engine.tuning.fit import Fit
 from playground.errors import Fault, attempt
 from playground.host.catalog import Catalog
@@ -80,7 +80,7 @@ class EngineHost:
         self._worker: threading.Thread | None = None
         self._closing = False
         self._busy = False
-        self._recent: Recent | None = None
+        self._recent = Recent()
         self._before_close: list[Callable[[], None]] = []
 
     # ---- what pages ask
@@ -335,6 +335,7 @@ class EngineHost:
             run=run,
         ) as recording:
             plain = self._plain_around(run, request, prompt_ids)
+            ttft_s = step_s = 0.0
             for record in decode(
                 target,
                 drafter,
@@ -345,10 +346,14 @@ class EngineHost:
                 prefix_caching=True,
             ):
                 recording.put(record)
-                if isinstance(record, End) and plain and not self._is_over(run):
+                if isinstance(record, Prefill):
+                    ttft_s = record.ttft_s
+                elif isinstance(record, Step):
+                    step_s = (record.at_s - ttft_s) / (record.index + 1)
+                elif plain and not self._is_over(run):
                     run.activity = "timing plain decoding"
-                    run.plain = plain.after([*prompt_ids, *record.output_ids])
-                    self._recent = plain.recent
+                    middle = record.output_ids[: len(record.output_ids) // 2]
+                    run.plain = plain.after([*prompt_ids, *middle], step_s)
 
     def _plain_around(
         self, run: LiveRun, request: GenerateRequest, prompt_ids: list[int]

@@ -9,7 +9,8 @@ from urllib.parse import urlencode
 
 from engine import formats
 from engine.formats import DASH
-from engine.metrics import speedup
+from engine.metrics import speedup, step_ms_of, tokens_per_step
+from playground.host.baseline import Evidence, doubt_of, trusted_speedup
 from playground.host.plain import kept_plain_step
 from playground.host.result import weigh
 from playground.runs.columns import COLUMNS, FIGURES, GROUP_COLUMNS, GROUP_FIGURES, Column
@@ -23,6 +24,7 @@ from storage import (
     RunGroup,
     RunLog,
     RunSummary,
+    SpeedupCounts,
     Spread,
 )
 
@@ -193,11 +195,14 @@ def experiment_row(found: ExperimentRow) -> dict[str, Any]:
     }
 
 
-def _range(speedups: tuple[float, float] | None) -> str:
-    if speedups is None:
+def _range(counts: Sequence[SpeedupCounts]) -> str:
+    """Least and largest speedup of an experiment, of those that can be trusted."""
+    speedups = [one for one in map(trusted_speedup, counts) if one is not None]
+    if not speedups:
         return DASH
-    low, high = map(formats.speedup, speedups)
-    return high if low == high else formats.interval(*speedups)
+    low, high = min(speedups), max(speedups)
+    text = formats.speedup(high)
+    return text if formats.speedup(low) == text else formats.interval(low, high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +229,8 @@ class Divisor:
         for run_id, metrics in log.metrics([run.id for run in rows if not run.experiment]).items():
             if plain := kept_plain_step(metrics):
                 found = weigh(metrics, plain)
-                if found and found.is_sure:
-                    weighed[run_id] = found.balance.formula
+                if found and found.is_sure and found.speedup is not None:
+                    weighed[run_id] = found.speedup
         return cls(None, log.rates(prompts, decoding_type=PLAIN), weighed)
 
     def speedup(self, run: RunSummary) -> float | None:
@@ -242,6 +247,10 @@ class Divisor:
         where = Circumstance(run.target, run.prompt_id, run.dtype, run.device, experiment)
         rate = self.rates.get(where)
         if rate is None:
+            return None
+        step_ms = step_ms_of(tokens_per_step(run.num_new_tokens, run.num_steps), run.tok_s)
+        step_s = None if step_ms is None else step_ms / 1000
+        if self.setup_id is None and doubt_of(Evidence(step_s, 1 / rate.mean)):
             return None
         return speedup(run.tok_s, rate.mean)
 

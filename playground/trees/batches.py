@@ -11,6 +11,7 @@ from engine.tuning.latency import BatchLatency
 from playground.experiments.compare.report import Comparison, stored_runs
 from playground.experiments.plan import stored_config
 from playground.experiments.report.statistics import Pool
+from playground.host.baseline import Evidence, doubt_of
 from playground.host.catalog import Catalog
 from playground.host.live import LiveRun
 from playground.host.runner import EngineHost
@@ -54,11 +55,12 @@ def remaining(log: RunLog, catalog: Catalog, compare_id: str) -> Remaining | Non
         Left(c["name"], left_of(pools[c["name"]], pools[plain["name"]], config, batched))
         for c in others
         if pools[c["name"]].num_steps and pools[plain["name"]].num_steps
+        if not doubt_of(Evidence(pools[c["name"]].step_s, pools[plain["name"]].step_s))
         for config in [stored_config(c["config"], catalog.types)]
     ]
     if not rows:
         raise ConfigError(
-            "Nothing besides plain decoding has finished yet. Compare something first."
+            "Nothing besides plain decoding has a reliable speedup yet. Compare something first."
         )
     return Remaining(batched.batches, tuple(rows), batched.by)
 

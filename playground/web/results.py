@@ -18,6 +18,7 @@ from engine import formats
 from engine.formats import DASH, plural
 from playground.errors import Fault, attempt
 from playground.experiments.report.statistics import Speedup
+from playground.host.baseline import DOUBTS
 from playground.web.forms import RAW
 
 HTML = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -125,6 +126,7 @@ def speedup_cell(fast: Speedup | None, *, reference: bool = False) -> Cell | str
     mood = "good" if fast.faster else "bad" if fast.slower else ""
     hint = f"{plural(fast.num_pairs, 'request')}: {plural(fast.num_prompts, 'prompt')} × "
     hint += f"{plural(fast.num_repeats, 'repeat')}; below: 95% interval"
+    hint = f"No number: {DOUBTS[fast.doubt]}" if fast.doubt else hint
     return Cell(fast.text, fast.interval, mood, hint)
 
 

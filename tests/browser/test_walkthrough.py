@@ -154,7 +154,7 @@ def compare_three(
         assert compare.cell(name, "lossless?") == "identical"
         assert "×" in compare.cell(name, "speedup")
         assert "MAT · t_plain / (t_draft + t_verify + t_other)" in compare.why(name)
-        assert "tokens a step, and a step costs" in compare.why(name)
+        assert "tokens a step, and a step takes" in compare.why(name)
     ratios = {name: float(compare.cell(name, "speedup").split("×")[0]) for name in names[1:]}
     said = page.tab.inner_text("#pg-cmp-table h3")
     assert max(ratios.values()) in [ratio for name, ratio in ratios.items() if name in said]

@@ -182,13 +182,24 @@ def test_where_nothing_pays_it_says_so(host: EngineHost) -> None:
 
 
 def test_a_single_answer_recommends_nothing_but_can_be_taken_along(host: EngineHost) -> None:
-    search = told(host, "a", "b", seconds={"a": 0.02, "b": 0.4}, repeats=1)
+    search = told(host, "a", "b", seconds={"a": 0.05, "b": 0.4}, repeats=1)
     assert search.best is None
     assert search.leader is not None and search.leader.name == "a"
     assert search.advice.startswith(
-        "Not confirmed: a reached 5.00× plain decoding, with too few answers"
+        "Not confirmed: a reached 2.00× plain decoding, with too few answers"
     )
     assert told(host, "a", seconds={"a": 0.4}, repeats=1).leader is None
+
+
+def test_what_is_faster_than_its_mat_is_neither_recommended_nor_dropped(host: EngineHost) -> None:
+    """c comes out at 5× with 2.5 tokens a step: it is to be timed again."""
+    search = told(host, "a", "b", "c", seconds={"a": 0.06, "b": 0.4, "c": 0.02})
+    c = next(one for one in search.contenders() if one.name == "c")
+    assert c.speedup is not None and c.speedup.doubt == "cheap step" and c.speedup.text == "–"
+    assert c.state == "running" and search.leader is not None and search.leader.name == "a"
+    assert "No speedup is given for c: a step took less time" in search.advice
+    alone = told(host, "c", seconds={"c": 0.02})
+    assert alone.leader is None and alone.advice.startswith("Nothing was measured. No speedup")
 
 
 def test_search_is_found_from_any_tab_until_it_is_closed(host: EngineHost) -> None:
@@ -222,7 +233,10 @@ def test_advice_has_figure_interval_reason_and_what_it_was_tried_on(host: Engine
     assert search.best is not None and search.best.name == "a"
     said, mat = search.advice, search.best.mat
     assert f" {mat:.2f} tokens a step" in said, "one MAT for the table and the reason"
-    assert said.startswith("a: 2.00× plain decoding (95% interval 2.00 … 2.00×). Faster: ")
+    assert said.startswith(
+        "a: 2.00× plain decoding (exploratory 95% interval 2.00 … 2.00×, best of 2; 1 prompt × 2 "
+        "repeats). Faster: "
+    )
     assert "Tried on your prompt, 24 tokens each, 2 times." in said
 
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 
 from playground.host.catalog import TYPE_PREFIX, Catalog
-from playground.host.menu import BASELINE, FURTHER, GROUPS, RECOMMENDED, MethodMenu
+from playground.host.menu import (
+    BASELINE,
+    FURTHER,
+    GROUPS,
+    RECOMMENDED,
+    MethodMenu,
+    settings_of,
+)
 from playground.host.plain import PLAIN, PlainStep
 from playground.web.components import static_text
 from storage import RunLog
@@ -65,66 +73,109 @@ def test_random_targets_stand_last_and_start_with_their_own_drafter(log: RunLog)
         assert spec.random is None or key in grouped(MethodMenu(catalog, log), name)["untrained"]
 
 
+PLACE = {"dtype": "bfloat16", "device": "cpu", "environment": {"device_name": "a", "weights": "w"}}
+
+
 def measured(
-    log: RunLog, title: str, tok_s: float, plain_tok_s: float, *, drift: float = 1.0
+    log: RunLog, tok_s: float, *, drift: float = 1.0, plain_tok_s: float = 10.0, **changes: Any
 ) -> None:
-    """A run that was compared with plain decoding."""
-    method = {"decoding_type": "NGram"}
-    run_id = log.begin(new_run(target=EMBEDDED, method=method, method_title=title))
+    """A run of n-gram lookup, 4 tokens a step, that was compared with plain decoding."""
+    stored: dict[str, Any] = {"method": settings("ngram"), "target": EMBEDDED, **PLACE, **changes}
+    run_id = log.begin(new_run(**stored))
     plain = PlainStep(1 / plain_tok_s, 0.0, "around", drift=drift)
-    split = {"draft_s": 0.0, "verify_s": 2 / tok_s, "accept_s": 0.0, "other_s": 0.0}
-    counts = {"mat": 2.0, "num_steps": 20, "num_new_tokens": 41}
-    metrics = {"tok_s": tok_s, "time_split": split, "plain": asdict(plain), **counts}
-    log.finish(
-        run_id,
-        status="completed",
-        output_ids=[5, 6],
-        text="ab",
-        finish_reason="length",
-        metrics=metrics,
-    )
+    split = {"draft_s": 0.0, "verify_s": 4 / tok_s, "accept_s": 0.0, "other_s": 0.0}
+    counts = {"mat": 4.0, "num_steps": 20, "num_new_tokens": 81}
+    finish(log, run_id, {"tok_s": tok_s, "time_split": split, "plain": asdict(plain), **counts})
+
+
+def finish(log: RunLog, run_id: str, metrics: dict[str, Any], num_tokens: int = 81) -> None:
+    ended: dict[str, Any] = {"status": "completed", "text": "", "finish_reason": "length"}
+    log.finish(run_id, output_ids=[5] * num_tokens, metrics=metrics, **ended)
+
+
+def settings(key: str, **changes: Any) -> dict[str, Any]:
+    return Catalog.shipped().method(key).config.replace(**changes).model_dump(mode="json")
+
+
+def label_of(log: RunLog, key: str = "ngram") -> str:
+    """What the menu says after a method's title."""
+    label = next(one for one, k in MethodMenu(Catalog.shipped(), log).choices(EMBEDDED) if k == key)
+    return label.removeprefix(Catalog.shipped().method(key).title).removeprefix(" · ")
 
 
 def test_last_measured_speedup_stands_with_a_method(log: RunLog) -> None:
-    catalog = Catalog.shipped()
-    menu, title = MethodMenu(catalog, log), catalog.method("ngram").title
-    assert menu.speedup(EMBEDDED, "ngram") is None
-    measured(log, title, 30.0, 10.0)
-    measured(log, title, 15.0, 10.0)
-    measured(log, title, 90.0, 10.0, drift=1.4)  # uncertain: the machine's speed changed
-    labels = {key: label for label, key in menu.choices(EMBEDDED)}
-    assert labels["ngram"] == f"{title} · 1.50× · {RECOMMENDED}"
-    assert menu.speedup("vicuna-7b-v1.3", "ngram") is None
+    measured(log, 30.0)
+    measured(log, 15.0)
+    measured(log, 20.0, drift=1.4)  # uncertain: the machine's speed changed
+    measured(log, 90.0)  # impossible at 4 tokens a step
+    assert label_of(log) == f"1.50× · {RECOMMENDED}"
+    other = MethodMenu(Catalog.shipped(), log).choices("vicuna-7b-v1.3")
+    assert not any("×" in label for label, _ in other)
 
 
 def test_what_was_slower_than_plain_decoding_is_not_recommended(log: RunLog) -> None:
-    catalog = Catalog.shipped()
-    measured(log, catalog.method("ngram").title, 5.0, 10.0)
-    found = grouped(MethodMenu(catalog, log), EMBEDDED)
+    measured(log, 5.0)
+    found = grouped(MethodMenu(Catalog.shipped(), log), EMBEDDED)
     assert RECOMMENDED not in found and "ngram" in found["no weights"]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"method": settings("ngram", max_draft_len=6)},
+        {"method": settings("suffix")},
+        {"dtype": "float32"},
+        {"device": "cuda"},
+        {"environment": {"device_name": "a", "weights": "others"}},
+        {"environment": {"device_name": "b", "weights": "w"}},
+    ],
+)
+def test_other_settings_weights_dtypes_and_devices_label_no_preset(
+    log: RunLog, changes: dict[str, Any]
+) -> None:
+    measured(log, 13.1, method_title="N-gram", **changes)
+    measured(log, 9.3, method_title="N-gram")
+    assert label_of(log) == "0.93× · no weights"
+
+
+def test_where_the_target_ran_last_decides_which_speedups_are_shown(log: RunLog) -> None:
+    measured(log, 13.1)
+    measured(log, 9.3, dtype="float32")
+    assert label_of(log) == "0.93× · no weights"
+
+
+def test_a_fitted_size_is_no_other_setting() -> None:
+    config = Catalog.shipped().method("eagle2-smollm2-135m").config.replace(size="fit")
+    fitted = config.replace(max_draft_len=2, size="fit")
+    assert fitted != config and settings_of(fitted) == settings_of(config)
+    as_set = config.replace(max_draft_len=2)
+    assert as_set.size == "set" and settings_of(as_set) != settings_of(config)
+
+
+def experiment(log: RunLog, tok_s: float, *, num_steps: int = 20, **changes: Any) -> None:
+    """A comparison: 81 tokens of plain decoding at 10 tok/s, and of n-gram lookup."""
+    label = {"labels": {"compare": f"{tok_s}"}, "target": EMBEDDED, **PLACE}
+    methods = ((settings("plain"), 10.0, 80), (settings("ngram", **changes), tok_s, num_steps))
+    for method, rate, steps in methods:
+        run_id = log.begin(new_run(method=method, **label))
+        finish(log, run_id, {"tok_s": rate, "num_steps": steps, "num_new_tokens": 81})
+
+
 def test_an_experiment_counts_more_than_a_single_run(log: RunLog) -> None:
-    catalog = Catalog.shipped()
-    title = catalog.method("ngram").title
-    of = {"target": EMBEDDED, "labels": {"compare": "c"}}
-    for decoding_type, name, tok_s in (
-        ("Autoregressive", "Plain decoding", 10.0),
-        ("NGram", title, 12.5),
-    ):
-        method = {"decoding_type": decoding_type}
-        run_id = log.begin(new_run(method=method, method_title=name, **of))
-        log.finish(
-            run_id,
-            status="completed",
-            output_ids=[5, 6],
-            text="ab",
-            finish_reason="length",
-            metrics={"tok_s": tok_s},
-        )
-    measured(log, title, 90.0, 10.0)
-    labels = {key: label for label, key in MethodMenu(catalog, log).choices(EMBEDDED)}
-    assert labels["ngram"] == f"{title} · 1.25× · {RECOMMENDED}"
+    experiment(log, 12.5)
+    measured(log, 30.0)
+    assert label_of(log) == f"1.25× · {RECOMMENDED}"
+
+
+def test_the_last_trial_of_a_sweep_does_not_label_the_preset(log: RunLog) -> None:
+    experiment(log, 9.3)
+    experiment(log, 13.1, max_draft_len=6)
+    assert label_of(log) == "0.93× · no weights"
+
+
+def test_an_experiment_above_its_mat_labels_nothing(log: RunLog) -> None:
+    experiment(log, 45.0)
+    assert label_of(log) == "no weights"
 
 
 @pytest.mark.parametrize("group", GROUPS)

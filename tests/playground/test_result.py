@@ -11,10 +11,11 @@ import pytest
 import presets
 from engine.metrics import TimeSplit, measure, undisturbed
 from engine.steps import End, Prefill, Record, Step
+from playground.host.baseline import Doubt, doubt_of
 from playground.host.live import LiveRuns
-from playground.host.plain import PlainAround, PlainStep, plain_step_of
+from playground.host.plain import PlainAround, PlainStep, Recent, plain_step_of
 from playground.host.request import read_request
-from playground.host.result import NO_DRAFTS, result_of
+from playground.host.result import NO_DRAFTS, result_of, weigh
 from playground.host.runner import EngineHost
 from playground.host.stream import History, run_meta, warning_of
 from storage import RunLog
@@ -47,7 +48,7 @@ def test_result_is_the_ratio_of_the_two_rates() -> None:
     # 2.6 tokens in 12.4 ms are 209.7 tok/s, over 100 tok/s
     found = said(metrics(2.6, 0.002, 0.0094, 0.001))
     assert found["head"] == "2.10× plain decoding:" and found["mood"] == "faster"
-    assert found["text"] == "2.60 tokens a step, and a step costs 1.24 plain steps."
+    assert found["text"] == "2.60 tokens a step, and a step takes 1.24× as long as a plain step."
     assert "100.0 tok/s" in found["source"]
 
 
@@ -73,32 +74,49 @@ def timed_records(ms: Sequence[float], num_tokens: int, num_drafted: int = 0) ->
     return [*records, End((5,) * (1 + num_tokens * len(ms)), "length", len(ms))]
 
 
-def test_disturbed_steps_count_on_neither_side() -> None:
-    quiet = said(timed([9.0] * 20, 2))
-    assert quiet["head"] == "2.00× plain decoding:" and "left out" not in quiet["source"]
+def test_the_speedup_is_the_ratio_of_the_tok_s_beside_it_however_busy_the_machine_was() -> None:
+    assert said(timed([9.0] * 20, 2))["head"] == "2.00× plain decoding:"
+    for ms in ([300.0, 60.0, *[9.0] * 18], [60.0] * 8 + [9.0] * 16, [9.0] * 20):
+        values = timed(ms, 2)
+        weighed = weigh(values, PLAIN)
+        assert weighed and weighed.speedup == pytest.approx(values["tok_s"] / PLAIN.tok_s)
+        assert weighed.is_sure is (ms == [9.0] * 20)
     cold = said(timed([300.0, 60.0, *[9.0] * 18], 2))
-    assert cold["head"] == quiet["head"] and cold["text"] == quiet["text"]
-    assert "Left out: 2 of 20 steps" in cold["source"]
-    busy = said(timed([60.0] * 8 + [9.0] * 16, 2))
-    assert busy["head"] == "About 2.0× plain decoding:" and "Uncertain" in busy["source"]
-    drifted = said(timed([300.0, 60.0, *[9.0] * 18], 2), replace(PLAIN, drift=1.4))["source"]
-    assert "Uncertain" in drifted and "Left out: 2 of 20 steps" in drifted
-    assert "busier while plain" in said(timed([3.0] * 20, 2))["source"]
+    assert cold["head"] == "About 0.7× plain decoding:" and not cold["advice"]
+    assert "something else during 2 of 20 steps" in cold["source"]
     assert "only 6 steps" in said(timed([9.0] * 6, 2))["source"]
+    drifted = said(timed([9.0] * 20, 2), replace(PLAIN, drift=1.4))["source"]
+    assert drifted.count("Uncertain") == 1
+
+
+def test_a_step_cheaper_than_a_plain_step_gives_no_number() -> None:
+    found = said(timed([3.0] * 20, 2))
+    assert found["head"] == "No speedup is given:" and found["text"] == "2.00 tokens a step."
+    assert "less time than a step of plain decoding" in found["source"]
+    assert "×" not in found["head"] + found["text"]
+
+
+def test_while_a_run_goes_on_its_source_does_not_contradict_its_doubt() -> None:
+    before = said(timed([9.0] * 20, 2), replace(PLAIN, drift=None))["source"]
+    assert (
+        "not timed both before and after" in before and "timed briefly before this run." in before
+    )
+    assert "before and after this run." not in before.partition("Plain decoding:")[2]
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"drift": 1.4}, "speed of the machine changed"),
-        ({"drift": 0.7}, "speed of the machine changed"),
+        ({"drift": 1.4}, "machine's speed changed"),
+        ({"drift": 0.7}, "machine's speed changed"),
         ({"noise": 1.6}, "busy while plain decoding was timed"),
-        ({"drift": None, "source": "measured"}, "not timed before and after"),
+        ({"disagreement": 1.7}, "at another speed than just before"),
+        ({"drift": None, "source": "measured"}, "not timed both before and after"),
     ],
 )
 def test_plain_steps_that_differ_make_it_uncertain(changes: dict[str, Any], words: str) -> None:
     values = timed([9.0] * 20, 2)
-    assert said(values, replace(PLAIN, drift=1.1, noise=1.4))["head"].startswith("2.00× ")
+    assert said(values, replace(PLAIN, drift=1.1, noise=1.4))["head"].startswith("2.00×")
     found = said(values, replace(PLAIN, **changes))
     assert found["head"] == "About 2.0× plain decoding:"
     assert found["source"].startswith("Uncertain: ") and words in found["source"]
@@ -113,10 +131,10 @@ def test_longer_draft_may_take_longer() -> None:
 
 def test_slow_run_says_what_costs_most() -> None:
     found = said(metrics(1.2, 0.012, 0.010, 0.001))
-    assert found["mood"] == "slower" and found["head"].startswith("0.52× ")
+    assert found["mood"] == "slower" and found["head"].startswith("0.52×")
     assert "drafting +1.20, verifying +0.10, the rest +0.00" in found["text"]
-    assert found["advice"].startswith("Drafting costs most")
-    assert said(metrics(1.2, 0.001, 0.018, 0.001))["advice"].startswith("Verifying costs most")
+    assert found["advice"].startswith("Drafting dominates")
+    assert said(metrics(1.2, 0.001, 0.018, 0.001))["advice"].startswith("Verification dominates")
     assert said(metrics(1.0, 0.001, 0.018, 0.001))["advice"] == NO_DRAFTS
 
 
@@ -141,7 +159,7 @@ def test_a_run_is_compared_with_plain_steps_timed_around_it(host: EngineHost, lo
     assert run.plain is not None and run.plain.source == "around" and run.plain.drift is not None
     live = History(host.runs, log).since(run.id, 0)["figures"]["result"]
     stored = History(LiveRuns(), log).since(run.log_id or "", 0)["figures"]["result"]
-    assert live == stored and "× plain decoding" in live["head"]
+    assert live == stored and "× plain decoding" in live["head"] or "No speedup" in live["head"]
     again = finished(start(host))
     assert again.plain is not None and again.plain != run.plain, "timed anew"
     programs = replace(read_request(host.catalog, ask()), weighed=False)
@@ -160,24 +178,49 @@ def test_plain_steps_are_as_fast_as_the_machine_was_in_between(
         return timed_records([next(ms)] * 20, 1)
 
     monkeypatch.setattr("engine.decode.decode", steps)
-    prompt = list(range(5, 40))
-    even = PlainAround(host.bench(), prompt, lambda: False).after(prompt)
-    assert even is not None and even.verify_s == pytest.approx(0.010) and even.doubt is None
+    prompt, recent = list(range(5, 40)), Recent()
+
+    def around() -> PlainAround:
+        return PlainAround(host.bench(), prompt, lambda: False, recent)
+
+    even = around().after(prompt)
+    assert even is not None and even.verify_s == pytest.approx(0.010) and doubt(even) is None
+    monkeypatch.setattr("playground.host.plain.RECENT_S", 0.0)
     ms = iter([10.0, 30.0])
-    slower = PlainAround(host.bench(), prompt, lambda: False)
-    assert slower.before is not None and slower.before.doubt == "apart"
+    slower = around()
+    assert slower.before is not None and doubt(slower.before) == "apart"
     step = slower.after(prompt)
-    assert step is not None and step.doubt == "drift" and step.drift == pytest.approx(31 / 11)
+    assert step is not None and doubt(step) == "drift" and step.drift == pytest.approx(31 / 11)
     assert 1 / step.tok_s == pytest.approx((0.011 + 0.031) / 2)
+    monkeypatch.setattr("playground.host.plain.RECENT_S", 60.0)
     # A run right behind it waits for no timing of its own.
     ms = iter([31.0])
-    behind = PlainAround(host.bench(), prompt, lambda: False, slower.recent)
+    behind = around()
     assert behind.before is not None and behind.before.verify_s == pytest.approx(0.030)
-    assert behind.after(prompt) is not None and next(ms, None) is None
+    after = behind.after(prompt)
+    assert after is not None and next(ms, None) is None
+    assert after.disagreement == pytest.approx(32 / 21), "over the median of 11 and 31 ms"
+    assert doubt(after) == "disagreement"
     monkeypatch.setattr("playground.host.plain.RECENT_S", 0.0)
     ms = iter([50.0])
-    late = PlainAround(host.bench(), prompt, lambda: False, slower.recent)
+    late = around()
     assert late.before is not None and late.before.verify_s == pytest.approx(0.050)
+
+
+def doubt(step: PlainStep) -> Doubt | None:
+    return doubt_of(step.evidence())
+
+
+def test_plain_decoding_is_timed_again_where_a_step_took_less(
+    host: EngineHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished(start(host))
+    ms = iter([10.0, 11.0, 10.0])
+    monkeypatch.setattr("engine.decode.decode", lambda *_, **__: timed_records([next(ms)] * 20, 1))
+    around = PlainAround(host.bench(), [5] * 40, lambda: False, Recent())
+    step = around.after([5] * 40, 0.0112)
+    assert step is not None and step.verify_s + step.other_s == pytest.approx(0.011)
+    assert doubt_of(step.evidence(0.0112)) is None and next(ms, None) is None
 
 
 def test_a_stored_run_is_compared_with_plain_decoding_of_its_experiment(
@@ -188,9 +231,8 @@ def test_a_stored_run_is_compared_with_plain_decoding_of_its_experiment(
     stored = log.get(finished(host.generate(programs, owner="api")).log_id or "")
     assert stored is not None
     step = plain_step_of(log, stored)
-    assert step is not None and step.run_id == plain.log_id and step.doubt == "apart"
-    assert plain.metrics is not None and plain.metrics.quiet_split is not None
-    assert 1 / step.tok_s == pytest.approx(plain.metrics.quiet_split.total_s)
+    assert step is not None and step.run_id == plain.log_id and doubt(step) == "apart"
+    assert plain.metrics is not None and plain.metrics.tok_s == pytest.approx(step.tok_s)
 
 
 def test_stopped_run_is_compared_with_what_was_timed_before_it(host: EngineHost) -> None:
@@ -199,7 +241,7 @@ def test_stopped_run_is_compared_with_what_was_timed_before_it(host: EngineHost)
         pass
     run.cancel()
     step = finished(run).plain
-    assert step is not None and step.doubt == "apart"
+    assert step is not None and doubt(step) == "apart"
 
 
 @pytest.mark.parametrize("kept", [{}, {"verify_s": "x"}, [], {"verify_s": 0, "other_s": -1}])

@@ -46,7 +46,8 @@ def test_a_run_has_the_speedup_of_its_own_sentence(log: RunLog) -> None:
             run_id, status="completed", output_ids=(), text="", finish_reason="eos", metrics=kept
         )
     speedups = {row["id"]: row["speedup"] for row in cells(log, {})}
-    assert (speedups[own], speedups[doubtful]) == ("2.10×", "4.19×")
+    assert speedups[own] == "2.10×"
+    assert speedups[doubtful] == "–", "4.19 of another day's baseline, at 2.6 tokens a step"
 
 
 COLUMNS = [column.key for column in columns.COLUMNS]

@@ -215,7 +215,7 @@ def _by_prompt(pairs: Sequence[Pair]) -> list[tuple[str, float]]:
     for pair in pairs:
         of_prompt.setdefault(pair[0].prompt, []).append(pair)
     found = {prompt: speedup_of(its) for prompt, its in of_prompt.items()}
-    return [(prompt, one.ratio) for prompt, one in found.items() if one is not None]
+    return [(prompt, one.ratio) for prompt, one in found.items() if one and one.ratio is not None]
 
 
 # ---- the verdict in a sentence

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine import formats
-from engine.metrics import SAME, Balance, hardly_drafts, speedup
+from engine.metrics import SAME, Balance, hardly_drafts
 from playground.experiments.finished import Pair
 from playground.experiments.report.statistics import Pool, Speedup, speedup_of
+from playground.host.baseline import Evidence, doubt_of
 
 AGREES = 0.005
 COSTS = {
@@ -46,13 +47,17 @@ class Explanation:
 
 
 def explain(pairs: Sequence[Pair]) -> Explanation | None:
-    """Over the requests that both sides decoded; None where there is none."""
+    """Over the requests that both sides decoded; None where no speedup can be given."""
     both = [(own, plain) for own, plain in pairs if own.decode_s > 0 and plain.decode_s > 0]
+    fast = speedup_of(both)
     own, plain = Pool.of([own for own, _ in both]), Pool.of([plain for _, plain in both])
+    if fast is None or fast.ratio is None:
+        return None
     balance = balance_of(own, plain)
     if balance is None or own.time_split is None or plain.time_split is None:
         return None
-    measured = speedup(own.tok_s, plain.tok_s) or 0.0
+    if doubt_of(Evidence(own.step_s, plain.step_s)):
+        return None
     draft, verify, other = (1000 * part for part in own.time_split.parts)
     plain_ms = 1000 * sum(plain.time_split.parts)
     terms = (
@@ -60,17 +65,17 @@ def explain(pairs: Sequence[Pair]) -> Explanation | None:
         f"{_ms(plain_ms)} ms / ({_ms(draft)} + {_ms(verify)} + {_ms(other)} ms) = "
         f"{formats.speedup(balance.formula)}"
     )
-    differs = _differs(own, plain, measured, balance.formula)
-    because = _because(balance, measured, _doubt(speedup_of(both)))
-    return Explanation(measured, balance.formula, terms, because, differs)
+    differs = _differs(own, plain, fast.ratio, balance.formula)
+    because = _because(balance, fast.ratio, _doubt(fast))
+    return Explanation(fast.ratio, balance.formula, terms, because, differs)
 
 
-def _doubt(speedup: Speedup | None) -> str:
+def _doubt(speedup: Speedup) -> str:
     """Whether the scatter could make the difference; a single measurement shows none."""
-    if speedup is None or speedup.num_prompts == speedup.num_repeats == 1:
+    if speedup.num_prompts == speedup.num_repeats == 1:
         return ""
     if speedup.low is None:
-        return ", in too few answers to be sure"
+        return f", with {speedup.interval}"
     return "" if speedup.faster or speedup.slower else ", within the noise"
 
 
@@ -91,8 +96,8 @@ def _because(balance: Balance, measured: float, noise: str) -> str:
     names = {"draft": "drafting", "verify": "verification", "other": "the rest"}
     listed = ", ".join(f"{value:+.2f} {names[part]}" for part, value in balance.paid.items())
     account = (
-        f"{balance.mat:.2f} tokens a step, and a step costs {1 + balance.total:.2f} plain steps "
-        f"(1 {listed})"
+        f"{balance.mat:.2f} tokens a step, and a step takes {1 + balance.total:.2f}× as long as a "
+        f"plain step (1 {listed})"
     )
     without = f"without it the speedup would be {formats.speedup(balance.without_largest)}."
     if hardly_drafts(balance.mat):

@@ -62,7 +62,7 @@ def speedup_csv(results: Results) -> str:
     """One line per configuration and group, and one per configuration overall."""
     head = (
         "configuration,decoding_type,lossless,group,requests,new_tokens,steps,mat,tok_s,step_ms,"
-        "speedup,speedup_low,speedup_high,prompts,repeats,pairs"
+        "speedup,speedup_low,speedup_high,prompts,repeats,pairs,doubt"
     )
     return _csv(
         head.split(","),
@@ -75,7 +75,7 @@ def speedup_csv(results: Results) -> str:
 
 
 def _speedup_row(section: Section, group: str, cell: Cell) -> list[Any]:
-    known = ("ratio", "low", "high", "num_prompts", "num_repeats", "num_pairs")
+    known = ("ratio", "low", "high", "num_prompts", "num_repeats", "num_pairs", "doubt")
     return [
         *(section.name, section.decoding_type, section.lossless, group),
         *(cell.num_requests, cell.num_new_tokens, cell.num_steps),

@@ -142,22 +142,22 @@ def _machine(plan: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[st
 def _bars(report: Report) -> tuple[list[Bar], float]:
     """Every speedup as a bar with its interval, and where 1× lies."""
     found = [
-        (section, section.overall.speedup)
+        (section, fast, fast.ratio)
         for section in report.configurations
-        if section.overall.speedup is not None
+        if (fast := section.overall.speedup) is not None and fast.ratio is not None
     ]
-    longest = max((fast.ratio for _, fast in found), default=1.0)
+    longest = max((ratio for *_, ratio in found), default=1.0)
     unit = (WIDTH - LEFT - 90) / max(1.0, 1.5 * longest)
 
     def at(value: float | None) -> float | None:
         return None if value is None else LEFT + unit * min(value, 1.5 * longest)
 
     bars = []
-    for n, (section, fast) in enumerate(found):
+    for n, (section, fast, ratio) in enumerate(found):
         low, high = (None, None) if section.reference else (at(fast.low), at(fast.high))
         colour = GREY if section.reference else HUES[(n - 1) % len(HUES)]
         y = n * (BAR + GAP) + 4
-        bars.append(Bar(section.name, y, unit * fast.ratio, low, high, fast.text, colour))
+        bars.append(Bar(section.name, y, unit * ratio, low, high, fast.text, colour))
     return bars, LEFT + unit
 
 

@@ -53,8 +53,8 @@ def _speedups(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
             error_y={
                 "type": "data",
                 "symmetric": False,
-                "array": [f.high - f.ratio if f and f.high else 0 for f in fast],
-                "arrayminus": [f.ratio - f.low if f and f.low else 0 for f in fast],
+                "array": [f.high - f.ratio if f and f.ratio and f.high else 0 for f in fast],
+                "arrayminus": [f.ratio - f.low if f and f.ratio and f.low else 0 for f in fast],
                 "thickness": 1,
                 "width": 0,  # caps are drawn where there is no interval, too
                 "color": TEXT,
@@ -69,7 +69,8 @@ def _speedups(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:
 
 def _top(fast: Speedup) -> float:
     """Where its bar is drawn to; the whisker of two prompts may reach out of any picture."""
-    return max(1.0, fast.ratio if fast.high is None else min(fast.high, TALLEST * fast.ratio))
+    ratio = fast.ratio or 0.0
+    return max(1.0, ratio if fast.high is None else min(fast.high, TALLEST * ratio))
 
 
 def _cost(report: Report, requests: Sequence[FinishedRequest]) -> go.Figure:

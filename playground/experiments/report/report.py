@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from engine import metrics
@@ -20,8 +21,8 @@ from playground.experiments.report.statistics import (
     Pool,
     Speedup,
     latency_table,
-    mean,
     position_rates,
+    ratio_of,
     speedup_of,
 )
 from playground.experiments.report.verdict import (
@@ -38,11 +39,13 @@ from playground.experiments.suites import in_order
 FORMULAS: dict[str, str] = {
     "speedup": (
         "tok/s over the tok/s of plain decoding on the same requests, tok/s = "
-        "Σ (new tokens - 1) / Σ (last commit - first commit)"
+        "Σ (new tokens - 1) / Σ (last commit - first commit); none where a step took less time "
+        "than a plain step, for then plain decoding was timed while the machine was slower"
     ),
     "interval": (
-        "95% interval of the speedup: Student's t on the scatter between prompts, or between the "
-        "repeats of a single prompt; none where its bounds would be more than 10 times apart"
+        "95% interval of each speedup by itself: Student's t on the scatter between prompts, or "
+        "between the repeats of a single prompt; none where its bounds would be more than 10 times "
+        "apart. Which is the fastest is judged with Bonferroni's correction for their number"
     ),
     "mat": "1 + Σ accepted draft tokens / Σ steps, before any cut by EOS or length",
     "tok_s": "Σ (new tokens - 1) / Σ (last commit - first commit): decoding without prefill",
@@ -198,7 +201,7 @@ def _on_one_kind(
     said = headline(
         sections[0].name,
         contenders,
-        lambda one, other: speedup_of(in_pairs(by_name[one], by_name[other])),
+        lambda one, other: ratio_of(in_pairs(by_name[one], by_name[other]), len(contenders)),
         preliminary=preliminary,
     )
     return sections, said
@@ -233,8 +236,8 @@ def _section(
         position_rates=position_rates(requests),
         draft_acceptance=pool.draft_acceptance,
         time_split=pool.time_split,
-        itl_ms=1000 * mean(itl) if itl else None,
-        ttft_ms=1000 * mean([r.ttft_s for r in requests]) if requests else None,
+        itl_ms=1000 * fmean(itl) if itl else None,
+        ttft_ms=1000 * fmean([r.ttft_s for r in requests]) if requests else None,
         by_context=by_context(requests),
         verdict=None if reference or audits is None else verdict_of(pairs, audits),
         num_prompts=len({(r.suite, r.prompt, r.turn) for r in requests}),
@@ -264,6 +267,6 @@ def by_context(requests: Sequence[FinishedRequest]) -> tuple[ContextBin, ...]:
         members = [r for r in requests if r.decode_s > 0 and low <= r.context_len < high]
         tok_s = Pool.of(members).tok_s
         if tok_s is not None:
-            middle = mean([r.context_len for r in members])
+            middle = fmean([r.context_len for r in members])
             bins.append(ContextBin(low, high, len(members), middle, tok_s))
     return tuple(bins)

@@ -7,33 +7,27 @@ short one.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from functools import lru_cache
+from statistics import fmean, stdev
+from typing import Literal, NamedTuple, Self
 
 from engine import formats, metrics
 from engine.metrics import TimeSplit, mat, percentile, tok_s
 from playground.experiments.finished import SPLIT, FinishedRequest, Pair
+from playground.host import baseline
 
 PERCENTILES = (99, 90, 75, 95, 50, 25)
-_T = "12.71 4.30 3.18 2.78 2.57 2.45 2.36 2.31 2.26 2.23 2.20 2.18 2.16 2.14 2.13 2.12 2.11 2.10"
-QUANTILES = tuple(map(float, _T.split()))
-"""Student's t at 97.5% for 1, 2, … degrees of freedom."""
 WIDEST = 10.0
 """Upper over lower bound of the widest interval that is given: beyond it nothing is known."""
-TOO_FEW = "too few answers for an interval"
-
-
-def mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
-
-
-def std(values: Sequence[float]) -> float | None:
-    """Sample standard deviation; None of fewer than two values."""
-    if len(values) < 2:
-        return None
-    middle = mean(values)
-    return math.sqrt(math.fsum((v - middle) ** 2 for v in values) / (len(values) - 1))
+NORMAL = 1.96
+"""97.5% quantile of the normal distribution: Student's with any number of answers."""
+Cause = Literal["few", "scatter"]
+NO_INTERVAL: dict[Cause, str] = {
+    "few": "too few answers for an interval",
+    "scatter": "answers that scatter too widely for an interval",
+}
 
 
 def position_rates(requests: Sequence[FinishedRequest]) -> tuple[float, ...]:
@@ -85,6 +79,11 @@ class Pool:
         return mat(self.num_accepted, self.num_steps)
 
     @property
+    def wall_step_s(self) -> float | None:
+        """A step with what lies between it and the next."""
+        return self.decode_s / self.num_steps if self.num_steps else None
+
+    @property
     def draft_acceptance(self) -> float | None:
         return metrics.draft_acceptance(self.num_accepted, self.num_drafted)
 
@@ -105,17 +104,20 @@ class Speedup:
     """How much faster than plain decoding, over `num_pairs` requests that both answered.
 
     Attributes:
-        ratio: of pooled tok/s.
-        low, high: 95 % interval of `ratio`; None where a single measurement shows no scatter, or
-            so few answers scatter so much that the interval would be wider than `WIDEST`.
+        ratio: of pooled tok/s; None where `doubt` says that plain decoding was timed badly.
+        low, high: 95% interval of `ratio`; None where there is none.
+        cause: why there is no interval: the answers are too few, as those of a single measurement,
+            or scatter so much that even many like them would leave it wider than `WIDEST`.
     """
 
-    ratio: float
+    ratio: float | None
     low: float | None
     high: float | None
     num_prompts: int
     num_repeats: int
     num_pairs: int
+    cause: Cause | None = None
+    doubt: baseline.Doubt | None = None
 
     @property
     def text(self) -> str:
@@ -125,7 +127,11 @@ class Speedup:
     @property
     def interval(self) -> str:
         """The interval as every table writes it, or why there is none."""
-        return TOO_FEW if self.low is None else formats.interval(self.low, self.high)
+        if self.doubt:
+            return "unreliable baseline"
+        if self.low is None:
+            return NO_INTERVAL[self.cause or "few"]
+        return formats.interval(self.low, self.high)
 
     @property
     def faster(self) -> bool:
@@ -139,6 +145,16 @@ class Speedup:
 
 
 def speedup_of(pairs: Sequence[Pair]) -> Speedup | None:
+    """`ratio_of` over plain decoding: without a number where its timing is in doubt."""
+    both = _decoded(pairs)
+    if (found := ratio_of(both)) is None:
+        return None
+    own, plain = (Pool.of(side).wall_step_s for side in zip(*both, strict=True))
+    doubt = baseline.doubt_of(baseline.Evidence(own, plain))
+    return replace(found, ratio=None, low=None, high=None, doubt=doubt) if doubt else found
+
+
+def ratio_of(pairs: Sequence[Pair], num_comparisons: int = 1) -> Speedup | None:
     """Ratio of pooled tok/s with its interval, over the requests that both sides decoded.
 
     None where there is none. This is the one estimator of bars, tables, races and verdicts:
@@ -150,7 +166,7 @@ def speedup_of(pairs: Sequence[Pair]) -> Speedup | None:
     interval then holds for this prompt alone. With u the change of log ratio that a prompt
     accounts for (its share of the tokens less its share of the seconds, less the same of plain
     decoding), se = sqrt(n / (n - 1) · Σ u²) and the interval is ratio · exp(± t · se), t being
-    Student's 97.5 % quantile for n - 1 degrees of freedom.
+    Student's 97.5% quantile for n - 1 degrees of freedom.
 
     A percentile bootstrap over prompts, which one might expect here, is too narrow for the few
     prompts that people wait for. In 1,500 simulated benchmarks whose prompts differ by 35 %, two
@@ -162,30 +178,97 @@ def speedup_of(pairs: Sequence[Pair]) -> Speedup | None:
     own plain decoding (`on_one_clock`): one that is slow at everything moves no ratio.
 
     Worked example: one prompt of 10 tokens, plain decoding 1 s, in two repeats 0.5 s and 0.48 s:
-    ratio 2 / 0.98 = 2.04; u = ±(0.5 - 0.48 / 0.98) = ±0.0102, se = 0.0204, t = 12.71: 1.57 … 2.65.
+    ratio 2 / 0.98 = 2.04; u = ±(0.5 - 0.48 / 0.98) = ±0.0102, se = 0.0204, t = 12.71: 1.57 … 2.64.
     With 0.4 s in the second it would be 0.54 … 9.12, which is wider than `WIDEST`: none is given.
     """
-    both = [(own, plain) for own, plain in pairs if own.decode_s > 0 and plain.decode_s > 0]
+    both = _decoded(pairs)
     if not both:
         return None
-    both = on_one_clock(both)
-    ratio = pooled_ratio(both)
+    ours, plain = (Pool.of(side).tok_s for side in zip(*both, strict=True))
+    assert ours is not None and plain
+    ratio = ours / plain
     prompts = in_units(both, lambda own: (own.suite, own.prompt))
     repeats = in_units(both, lambda own: own.repeat)
-    units = prompts if len(prompts) > 1 else repeats
-    low, high = _interval(ratio, units)
-    return Speedup(ratio, low, high, len(prompts), len(repeats), len(both))
+    units = [Counts.of(unit) for unit in (prompts if len(prompts) > 1 else repeats)]
+    low, high, cause = _interval(ratio, units, num_comparisons)
+    return Speedup(ratio, low, high, len(prompts), len(repeats), len(both), cause)
+
+
+def _decoded(pairs: Sequence[Pair]) -> list[Pair]:
+    return on_one_clock([(o, p) for o, p in pairs if o.decode_s > 0 and p.decode_s > 0])
+
+
+class Counts(NamedTuple):
+    """Tokens and seconds of a prompt (or of a repeat of the only one), and of plain decoding."""
+
+    num_tokens: int
+    decode_s: float
+    num_plain_tokens: int
+    plain_decode_s: float
+
+    @classmethod
+    def of(cls, unit: Sequence[Pair]) -> Self:
+        own, plain = (Pool.of(side) for side in zip(*unit, strict=True))
+        return cls(own.num_committed, own.decode_s, plain.num_committed, plain.decode_s)
+
+
+def counts_by_prompt(pairs: Sequence[Pair]) -> dict[str, Counts]:
+    """What can be kept of a measurement for `is_apart`."""
+    prompts = in_units(_decoded(pairs), lambda own: (own.suite, own.prompt))
+    return {"/".join((u[0][0].suite, u[0][0].prompt)): Counts.of(u) for u in prompts}
+
+
+def is_apart(
+    ours: Mapping[str, Counts], theirs: Mapping[str, Counts], num_comparisons: int = 1
+) -> bool:
+    """Whether two speedups on the same prompts differ by more than they scatter.
+
+    What makes one prompt faster than another cancels out: with u a prompt's change of the ratio of
+    the two speedups, as in `ratio_of`, they are apart where |log ratio| > t · se. On fewer than two
+    prompts nothing is.
+    """
+    shared = [prompt for prompt in ours if prompt in theirs]
+    if len(shared) < 2:
+        return False
+    a, b = ([side[prompt] for prompt in shared] for side in (ours, theirs))
+    logs = [sign * math.log(rate) for sign, units in ((1, a), (-1, b)) for rate in _rates(units)]
+    se = _error([x - y for x, y in zip(_changes(a), _changes(b), strict=True)])
+    return abs(math.fsum(logs)) > student_t(len(shared) - 1, num_comparisons) * se
+
+
+def _rates(units: Sequence[Counts]) -> tuple[float, float]:
+    """Pooled tok/s, and what divides them as a factor: seconds per token of plain decoding."""
+    tokens, seconds, plain_tokens, plain_seconds = map(math.fsum, zip(*units, strict=True))
+    return tokens / seconds, plain_seconds / plain_tokens
 
 
 def _interval(
-    ratio: float, units: Sequence[Sequence[Pair]]
-) -> tuple[float, float] | tuple[None, None]:
-    """Of the pooled ratio; None of fewer than two units, and where it would be too wide."""
-    se = _log_ratio_error(units)
-    if se is None or 2 * student_t(len(units) - 1) * se > math.log(WIDEST):
-        return None, None
-    reach = math.exp(student_t(len(units) - 1) * se)
-    return ratio / reach, ratio * reach
+    ratio: float, units: Sequence[Counts], num_comparisons: int
+) -> tuple[float, float, None] | tuple[None, None, Cause]:
+    """Of the pooled ratio, or why there is none."""
+    if len(units) < 2:
+        return None, None, "few"
+    se = _error(_changes(units))
+    reach = student_t(len(units) - 1, num_comparisons) * se
+    if 2 * reach > math.log(WIDEST):
+        return None, None, "scatter" if 2 * NORMAL * se > math.log(WIDEST) else "few"
+    return ratio / math.exp(reach), ratio * math.exp(reach), None
+
+
+def _error(changes: Sequence[float]) -> float:
+    """Standard error of a log ratio, from the change that each of at least two units makes."""
+    squares = math.fsum(change**2 for change in changes)
+    return math.sqrt(len(changes) / (len(changes) - 1) * squares)
+
+
+def _changes(units: Sequence[Counts]) -> list[float]:
+    """The change of the log ratio that every unit accounts for, u of `ratio_of`."""
+    tokens, seconds, plain_tokens, plain_seconds = map(math.fsum, zip(*units, strict=True))
+    return [
+        (u.num_tokens / tokens - u.decode_s / seconds)
+        - (u.num_plain_tokens / plain_tokens - u.plain_decode_s / plain_seconds)
+        for u in units
+    ]
 
 
 def on_one_clock(pairs: Sequence[Pair]) -> list[Pair]:
@@ -215,32 +298,30 @@ def in_units(
     return list(found.values())
 
 
-def pooled_ratio(pairs: Sequence[Pair]) -> float:
-    """Of tok/s; all of these pairs decoded something."""
-    ratio = metrics.speedup(*(Pool.of(side).tok_s for side in zip(*pairs, strict=True)))
-    assert ratio is not None
-    return ratio
+@lru_cache
+def student_t(freedom: int, num_comparisons: int = 1) -> float:
+    """Student's quantile at 97.5%, or beyond 2.5% / `num_comparisons` (Bonferroni).
+
+    Whoever picks the largest of several has compared it with all of them.
+    Source: Abramowitz and Stegun, 26.7.3 and 26.7.4, by bisection of the angle atan(t / sqrt(n)).
+    """
+    inside, low, high = 1 - 0.05 / num_comparisons, 0.0, math.pi / 2
+    for _ in range(60):
+        angle = (low + high) / 2
+        low, high = (angle, high) if _share_within(angle, freedom) < inside else (low, angle)
+    return math.sqrt(freedom) * math.tan(low)
 
 
-def _log_ratio_error(units: Sequence[Sequence[Pair]]) -> float | None:
-    """Standard error of the logarithm of the pooled ratio; None of fewer than two units."""
-    if len(units) < 2:
-        return None
-    own, plain = (_excess([[pair[side] for pair in unit] for unit in units]) for side in (0, 1))
-    squares = math.fsum((ours - theirs) ** 2 for ours, theirs in zip(own, plain, strict=True))
-    return math.sqrt(len(units) / (len(units) - 1) * squares)
-
-
-def _excess(units: Sequence[Sequence[FinishedRequest]]) -> list[float]:
-    """Share of all tokens less share of all seconds, of every unit."""
-    pools = [Pool.of(unit) for unit in units]
-    tokens, seconds = sum(p.num_committed for p in pools), math.fsum(p.decode_s for p in pools)
-    return [p.num_committed / tokens - p.decode_s / seconds for p in pools]
-
-
-def student_t(freedom: int) -> float:
-    """Student's 97.5 % quantile."""
-    return QUANTILES[freedom - 1] if freedom <= len(QUANTILES) else 1.96 + 2.5 / freedom
+def _share_within(angle: float, freedom: int) -> float:
+    """P(|t| < sqrt(freedom) · tan(angle)) of Student's distribution."""
+    odd, squared = freedom % 2, math.cos(angle) ** 2
+    term = math.cos(angle) if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for k in range(2 + odd, freedom, 2):
+        term *= squared * (k - 1) / k
+        total += term
+    whole = math.sin(angle) * total
+    return 2 / math.pi * (angle + whole) if odd else whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +338,7 @@ class Statistic:
     p50: float
     p25: float
     std: float | None
+    """None of a single value."""
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self | None:
@@ -264,7 +346,8 @@ class Statistic:
         if not values:
             return None
         shares = {f"p{q}": percentile(values, q) for q in PERCENTILES}
-        return cls(mean(values), min(values), max(values), std=std(values), **shares)
+        std = stdev(values) if len(values) > 1 else None
+        return cls(fmean(values), min(values), max(values), std=std, **shares)
 
 
 LATENCY_ROWS: dict[str, tuple[str, str]] = {

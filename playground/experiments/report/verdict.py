@@ -8,7 +8,8 @@ from typing import Literal
 
 from playground.experiments.finished import FinishedRequest, Pair
 from playground.experiments.report.audits import Audits, divergences, gap_sentences
-from playground.experiments.report.statistics import TOO_FEW, Speedup
+from playground.experiments.report.statistics import Speedup
+from playground.host.baseline import DOUBTS
 
 MAX_LISTED = 20
 Cause = Literal["near ties", "fault", "unknown"]
@@ -35,8 +36,9 @@ NEAR_TIES: dict[bool | None, str] = {
     False: "rounding is not the cause, so the method is at fault",
 }
 """What is said of one answer, by `Divergence.near_tie`."""
-UNSURE = f"These are {TOO_FEW}: add prompts or repeats to see how certain it is."
+UNSURE = "These are {}: add prompts or repeats to see how certain it is."
 MORE = "more prompts or repeats would"
+NO_NUMBER = "No speedup is given for {}: {} Measure again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,38 +156,82 @@ def headline(
 
     Args:
         plain: name of plain decoding's configuration.
-        over: speedup of one configuration over another on the requests that both answered.
+        over: speedup of one configuration over another, plain decoding's included, on the requests
+            that both answered; its interval allows for as many comparisons as there are contenders.
         preliminary: how much is done, while it is not all: `4 of 24 requests`.
     """
     measured = [(one, one.speedup) for one in contenders if one.speedup is not None]
-    if not measured:
-        return Headline("")
-    best, fast = max(measured, key=lambda pair: pair[1].ratio)
-    others = [one.name for one, _ in measured if one is not best]
+    reliable = [(one, fast, fast.ratio) for one, fast in measured if fast.ratio is not None]
+    doubts = [
+        NO_NUMBER.format(one.name, DOUBTS[fast.doubt]) for one, fast in measured if fast.doubt
+    ]
+    if not reliable:
+        return Headline(" ".join(doubts))
+    best, fast, ratio = max(reliable, key=lambda one: one[2])
     if preliminary:
-        leads = f"{best.name} leads at" if fast.ratio > 1 else f"plain decoding leads; {best.name}:"
+        leads = f"{best.name} leads at" if ratio > 1 else f"plain decoding leads; {best.name}:"
         return Headline(f"Preliminary, {preliminary}: {leads} {fast.text}.")
-    reached = f"{best.name} reaches {fast.text} plain decoding{_measured(fast)}"
+    found = _ranked(plain, [one for one, _ in measured], best, fast, over)
+    return Headline(" ".join((found.text, *doubts)), found.fastest)
+
+
+def _ranked(
+    plain: str,
+    contenders: Sequence[Contender],
+    best: Contender,
+    fast: Speedup,
+    over: Callable[[str, str], Speedup | None],
+) -> Headline:
+    """Which is the fastest, where `best` has the highest speedup of those that have one."""
+    reached = f"{best.name} reaches {fast.text} plain decoding ({extent(fast, len(contenders))})"
     if fast.low is None:
-        return Headline(f"{reached}. {UNSURE}")
-    if all(speedup.slower for _, speedup in measured):
+        return Headline(f"{reached}. {UNSURE.format(fast.interval)}")
+
+    def ahead(one: str, other: str) -> bool:
+        return bool((found := over(one, other)) and found.faster)
+
+    if all(ahead(plain, one.name) for one in contenders):
         return Headline(f"Plain decoding is the fastest here. Next, {reached}.", plain)
-    if not fast.faster:
+    if not ahead(best.name, plain):
         return Headline(f"No measurable gain over plain decoding: {reached}.")
     trust = TRUST_SENTENCES[best.trust]
-    level = [name for name in others if not ((ahead := over(best.name, name)) and ahead.faster)]
+    behind = [one for one in contenders if one is not best and not ahead(best.name, one.name)]
+    # Of disjoint intervals nobody says that they are not separated.
+    level = [o for o in behind if not (o.speedup and o.speedup.high and o.speedup.high < fast.low)]
     if level:
-        apart = f"The measurements do not separate it from {', '.join(level)}; {MORE}."
-        return Headline(" ".join(filter(None, (f"{reached}, the highest speedup.", apart, trust))))
-    said = f"{best.name} is the fastest: {fast.text} plain decoding{_measured(fast)}."
+        sentences = [f"{reached}, the highest speedup.", *_not_apart(best.name, level, over), trust]
+        return Headline(" ".join(filter(None, sentences)))
+    said = f"{best.name} is the fastest: {fast.text} plain decoding"
+    said += f" ({extent(fast, len(contenders))})."
     return Headline(" ".join(filter(None, (said, trust))), best.name)
 
 
-def _measured(fast: Speedup) -> str:
-    """The interval and what it comes from, in brackets."""
-    extent = " × ".join(
+def _not_apart(
+    best: str, level: Sequence[Contender], over: Callable[[str, str], Speedup | None]
+) -> list[str]:
+    """What the measurements leave open, and of what they say nothing and why."""
+    causes = {
+        one.name: found.interval if found else "no requests in common"
+        for one in level
+        if (found := over(best, one.name)) is None or found.low is None
+    }
+    alike = [one.name for one in level if one.name not in causes]
+    said = (
+        [f"The measurements do not separate it from {', '.join(alike)}; {MORE}."] if alike else []
+    )
+    listed = ", ".join(f"{name} ({cause})" for name, cause in causes.items())
+    return [*said, f"How far it is ahead of {listed} is not known."] if causes else said
+
+
+def extent(fast: Speedup, num_contenders: int = 1) -> str:
+    """The interval and what it comes from; of one picked as the best of several, exploratory."""
+    parts = [
         f"{number} {noun}{'s' * (number > 1)}"
         for number, noun in ((fast.num_prompts, "prompt"), (fast.num_repeats, "repeat"))
-    )
-    interval = "" if fast.low is None else f"95% interval {fast.interval}; "
-    return f" ({interval}{extent})"
+    ]
+    if fast.low is None:
+        return " × ".join(parts)
+    interval = f"95% interval {fast.interval}"
+    if num_contenders > 1:
+        interval = f"exploratory {interval}, best of {num_contenders}"
+    return f"{interval}; {' × '.join(parts)}"

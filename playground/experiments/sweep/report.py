@@ -1,18 +1,14 @@
 """What a sweep has found so far: its trials, the best of them, and that one as a method file.
 
-Every trial answers the same prompts, so trials are compared prompt by prompt: what makes one prompt
-faster than another cancels out. With d the difference of log speedups of a prompt, two trials are
-told apart when |mean d| > t · sd(d) / sqrt(prompts), t being Student's 97.5 % quantile.
-
-Worked example: speedups 2.0, 1.5, 1.0 and 1.8, 1.4, 0.9 on the same prompts give d = 0.105, 0.069,
-0.105, mean 0.093 and 4.30 · 0.021 / sqrt(3) = 0.052: the first is faster.
+Every trial answers the same prompts, so trials are compared prompt by prompt (`is_apart`). The best
+is picked on the data that it is compared on, so it is compared with Bonferroni's correction for the
+number of the others.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -20,16 +16,15 @@ import yaml
 from engine import formats
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from playground.experiments.report.statistics import mean, std, student_t
+from playground.experiments.report.statistics import is_apart
 from playground.experiments.sweep.plan import OBJECTIVES, Objective, SweepPlan
 from playground.experiments.sweep.space import shown
 from playground.experiments.sweep.store import FAULT, Sweep
 from playground.experiments.sweep.trials import Trial, key_of, last_of_slots, num_done
+from playground.host.baseline import DOUBTS
 
 MOST_NAMED = 5
 """Trials that the verdict names."""
-MIN_PROMPTS = 3
-"""Fewer do not tell how much they scatter."""
 FORMULAS: dict[str, str] = {
     "value": "what the sweep maximises",
     "speedup": OBJECTIVES["speedup"][1],
@@ -38,8 +33,8 @@ FORMULAS: dict[str, str] = {
     "mat": OBJECTIVES["mat"][1],
     "same": "answers identical to plain decoding's / answers compared",
     "seconds": "from the trial's start to its end, including loading the drafter",
-    "as_good": "its speedups do not differ from the best trial's, compared prompt by prompt as "
-    "logarithms (Student's t at 95%)",
+    "as_good": "its speedup is not shown to differ from the best trial's, compared prompt by "
+    "prompt (Student's t at 95%, corrected for the number of trials)",
 }
 """Formula of every column."""
 
@@ -65,18 +60,9 @@ def as_good(best: Trial, trials: Sequence[Trial], objective: Objective) -> list[
     """Measured trials that cannot be told from the best one; none for MAT, which has no noise."""
     if objective == "mat" or best.figures is None:
         return []
-    ours = best.figures.ratios
-    others = [t for t in trials if t.outcome == "measured" and t.number != best.number]
-    return [t for t in others if t.figures is not None and not differ(ours, t.figures.ratios)]
-
-
-def differ(ours: Mapping[str, float], theirs: Mapping[str, float]) -> bool:
-    """Whether two trials' speedups by prompt differ by more than they scatter."""
-    both = [math.log(ours[prompt] / theirs[prompt]) for prompt in ours if prompt in theirs]
-    if len(both) < MIN_PROMPTS:
-        return True
-    reach = student_t(len(both) - 1) * (std(both) or 0.0) / math.sqrt(len(both))
-    return abs(mean(both)) > reach
+    others = [t for t in trials if t.value is not None and t.figures and t.number != best.number]
+    ours = best.figures.counts
+    return [t for t in others if t.figures and not is_apart(ours, t.figures.counts, len(others))]
 
 
 def state_of(sweep: Sweep) -> dict[str, Any]:
@@ -124,14 +110,16 @@ def _row(trial: Trial) -> dict[str, Any]:
     row = dataclasses.asdict(trial)
     del row["slot"]
     if row["figures"] is not None:
-        del row["figures"]["ratios"]
+        del row["figures"]["counts"], row["figures"]["told"]
+        if doubt := row["figures"]["doubt"]:
+            row["reason"] = row["reason"] or f"No speedup is given: {DOUBTS[doubt]}"
     return row
 
 
 def verdict(plan: SweepPlan, trials: Sequence[Trial], best: Trial) -> str:
     """What the best trial means, in a sentence or two."""
     figures = best.figures
-    assert figures is not None
+    assert figures is not None and figures.value is not None
     settings = ", ".join(f"{field} {shown(value)}" for field, value in best.point.items())
     title = OBJECTIVES[plan.objective][0]
     gain = _gain(plan, trials, best, figures.value)
@@ -141,6 +129,9 @@ def verdict(plan: SweepPlan, trials: Sequence[Trial], best: Trial) -> str:
         more = f" and {len(ties) - MOST_NAMED} more" if len(ties) > MOST_NAMED else ""
         named = ", ".join(map(str, ties[:MOST_NAMED]))
         said.append(f"As good within the noise: trial{'s' * (len(ties) > 1)} {named}{more}.")
+    num_others = sum(t.value is not None for t in trials) - 1
+    if num_others and plan.objective != "mat":
+        said.append(f"Exploratory: picked from {num_others + 1} trials on the same prompts.")
     if figures.speedup is not None and figures.speedup < 1:
         said.append(f"Plain decoding is faster: the speedup is {formats.speedup(figures.speedup)}.")
     differing = figures.num_prompts - figures.num_same
@@ -149,7 +140,7 @@ def verdict(plan: SweepPlan, trials: Sequence[Trial], best: Trial) -> str:
     return " ".join(said)
 
 
-def _text(plan: SweepPlan, value: float) -> str:
+def _text(plan: SweepPlan, value: float | None) -> str:
     return formats.of_kind(plan.objective)(value)
 
 
@@ -192,7 +183,7 @@ def preset_yaml(sweep: Sweep, number: int | None = None) -> str:
     config = plan.space.config(trial.point)
     defaults = type(config).parse({}).model_dump(mode="json")
     description = f"Trial {trial.number} of sweep {sweep.name} on {plan.target.name}"
-    if trial.figures is not None:
+    if trial.figures is not None and trial.figures.value is not None:
         title, figures = OBJECTIVES[plan.objective][0], trial.figures
         description += f": {title} {_text(plan, figures.value)} over {figures.num_prompts} answers"
     values = {

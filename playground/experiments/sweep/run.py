@@ -272,7 +272,7 @@ class _Run:
         if reason:
             trial.set_user_attr(REASON, reason)
         trial.set_user_attr(OUTCOME, outcome)
-        value = figures.value if figures is not None and outcome == "measured" else None
+        value = figures.told if figures is not None and outcome == "measured" else None
         self._study.tell(trial, value, state=TOLD[outcome])
         if outcome != "repeated":
             slot = _slot_of(trial)
@@ -379,9 +379,10 @@ class RunningTrial:
             return
         try:
             objective = "mat" if self._run.plan.objective == "mat" else "speedup"
-            so_far = figures_of(pairs, objective, None).value  # type: ignore[arg-type]
+            so_far = figures_of(pairs, objective, None).told  # type: ignore[arg-type]
         except ConfigError:
             return
+        assert so_far is not None
         self._trial.report(so_far, len(pairs))
         self.pruned = self._trial.should_prune()
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from optuna.trial import FrozenTrial, TrialState
 
-from engine import metrics
 from engine.errors import ConfigError
 from playground.experiments.finished import Pair
-from playground.experiments.report.statistics import Pool, speedup_of
+from playground.experiments.report.statistics import Counts, Pool, counts_by_prompt, speedup_of
 from playground.experiments.sweep.plan import Objective
 from playground.experiments.sweep.space import Point
+from playground.host.baseline import Doubt
 
 Status = Literal[
     "running", "measured", "pruned", "refused", "failed", "killed", "stopped", "repeated"
@@ -38,22 +38,33 @@ class Figures:
     """What was measured in one trial, over all prompts that both methods answered.
 
     Attributes:
-        value: the objective.
+        value: the objective; None where `doubt` leaves no speedup.
         tok_s, plain_tok_s: of the method and of plain decoding, prompt by prompt in turn.
         speedup: their ratio.
         num_prompts: answers compared.
         num_same: of these, answers that are token-identical to plain decoding's.
-        ratios: speedup of every answer, by prompt.
+        counts: what the speedup is made of, by prompt; sweeps of older versions have none.
+        doubt: why no speedup is given.
+        told: what a search goes on from: the objective or, where it is in doubt, its bound by MAT.
     """
 
-    value: float
+    value: float | None
     tok_s: float | None
     plain_tok_s: float | None
     speedup: float | None
     mat: float | None
     num_prompts: int
     num_same: int
-    ratios: Mapping[str, float]
+    counts: Mapping[str, Counts] = field(default_factory=dict)
+    doubt: Doubt | None = None
+    told: float | None = None
+
+    @classmethod
+    def stored(cls, values: Mapping[str, Any]) -> Self:
+        """As JSON has it, without what other versions kept."""
+        known = {one.name: values[one.name] for one in fields(cls) if one.name in values}
+        counts = {key: Counts(*each) for key, each in values.get("counts", {}).items()}
+        return cls(**{**known, "counts": counts})
 
 
 def figures_of(
@@ -67,21 +78,22 @@ def figures_of(
     own, plain = Pool.of([own for own, _ in pairs]), Pool.of([plain for _, plain in pairs])
     fast = speedup_of(pairs)
     speedup = None if fast is None else fast.ratio
-    value = own.mat if objective == "mat" else speedup
-    if objective == "tok_s" and speedup is not None:
-        value = speedup * (reference_tok_s or plain.tok_s or 0.0)
-    if value is None:
+    told = own.mat if objective == "mat" or (fast and fast.doubt) else speedup
+    if objective == "tok_s" and told is not None:
+        told *= reference_tok_s or plain.tok_s or 0.0
+    if told is None:
         raise ConfigError(
             "The answers end after their first token, so nothing can be measured. Choose other "
             "prompts, a larger max_new_tokens, or ignore_eos."
         )
     same = sum(own.output_ids == plain.output_ids for own, plain in pairs)
-    ratios = {
-        "/".join(map(str, own.pair)): ratio
-        for own, plain in pairs
-        if (ratio := metrics.speedup(own.tok_s, plain.tok_s))
-    }
-    return Figures(value, own.tok_s, plain.tok_s, speedup, own.mat, len(pairs), same, ratios)
+    return Figures(
+        told if objective == "mat" or speedup is not None else None,
+        *(own.tok_s, plain.tok_s, speedup, own.mat, len(pairs), same),
+        counts_by_prompt(pairs),
+        None if fast is None else fast.doubt,
+        told,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +121,7 @@ class Trial:
 
     @property
     def value(self) -> float | None:
-        """The objective; None unless it was measured to the end."""
+        """The objective; None unless it was measured to the end, on a baseline to be trusted."""
         return self.figures.value if self.figures and self.outcome == "measured" else None
 
 
@@ -146,7 +158,7 @@ def _read(frozen: FrozenTrial) -> Trial:
         int(attributes.get(SLOT, frozen.number)),
         dict(frozen.params),
         outcome,  # type: ignore[arg-type]
-        None if figures is None else Figures(**figures),
+        None if figures is None else Figures.stored(figures),
         str(attributes.get(REASON, "")),
         (ended - began).total_seconds() if began and ended else None,
         int(attributes.get(ANSWERED, 0)),

@@ -19,18 +19,62 @@ def one(
 def said(
     *contenders: Contender, apart: bool = True, preliminary: str = ""
 ) -> tuple[str, str | None]:
-    over = Speedup(1.3, 1.2 if apart else 0.9, 1.4, 6, 2, 12)
-    found = headline("plain", contenders, lambda one, other: over, preliminary=preliminary)
+    by_name = {one.name: one.speedup for one in contenders}
+    between = Speedup(1.3, 1.2 if apart else 0.9, 1.4, 6, 2, 12)
+
+    def over(one: str, other: str) -> Speedup | None:
+        if other == "plain":
+            return by_name[one]
+        fast = by_name[other]
+        if one != "plain":
+            return between if fast and fast.low else fast
+        assert fast is not None and fast.ratio
+        ends = (fast.high and 1 / fast.high, fast.low and 1 / fast.low)
+        return Speedup(1 / fast.ratio, *ends, 6, 2, 12)
+
+    found = headline("plain", contenders, over, preliminary=preliminary)
     return found.text, found.fastest
 
 
 def test_the_fastest_is_named_with_its_interval_and_its_verdict() -> None:
-    text, fastest = said(one("a", 1.2, 1.1, 1.3), one("b", 1.84, 1.7, 1.9))
+    text, fastest = said(one("b", 1.84, 1.7, 1.9))
     assert fastest == "b"
     assert text == (
         "b is the fastest: 1.84× plain decoding (95% interval 1.70 … 1.90×; 6 prompts × 2 "
         "repeats). Its answers are token-identical to plain decoding’s."
     )
+
+
+def test_the_interval_of_the_best_of_several_is_exploratory() -> None:
+    text, fastest = said(one("a", 1.2, 1.1, 1.3), one("b", 1.84, 1.7, 1.9))
+    assert fastest == "b"
+    assert "(exploratory 95% interval 1.70 … 1.90×, best of 2; 6 prompts × 2 repeats)" in text
+
+
+def test_disjoint_intervals_are_never_said_not_to_be_separated() -> None:
+    apart = said(one("a", 1.24, 1.14, 1.33), one("b", 0.7, 0.6, 0.8), apart=False)
+    assert apart[1] == "a" and "do not separate" not in apart[0]
+    text, fastest = said(
+        one("Suffix", 1.24, 1.14, 1.33), one("Token recycling", 0.7, None, None), apart=False
+    )
+    assert fastest is None and "do not separate" not in text
+    assert "is ahead of Token recycling (too few answers for an interval) is not known" in text
+
+
+def test_what_has_no_baseline_is_named_without_a_number() -> None:
+    doubtful = Contender("c", Speedup(None, None, None, 6, 2, 12, doubt="cheap step"), "identical")
+    text, fastest = said(one("a", 1.24, 1.14, 1.33), doubtful, apart=False)
+    assert fastest is None and "No speedup is given for c: a step took less time" in text
+    text, fastest = said(doubtful)
+    assert fastest is None and text.startswith("No speedup is given for c")
+
+
+def test_the_winner_is_compared_with_the_correction_for_its_rivals() -> None:
+    """Alone x is shown to be ahead; as the best of nine, three prompts are too few."""
+    seconds = {"x": [0.2, 0.26, 0.21]}
+    assert report(seconds).fastest == "x"
+    rivals = {f"y{n}": [0.39, 0.4, 0.41] for n in range(8)}
+    assert report({**seconds, **rivals}).fastest is None
 
 
 def test_nothing_is_called_fastest_that_the_measurements_do_not_tell_apart() -> None:

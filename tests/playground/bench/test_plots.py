@@ -15,10 +15,11 @@ REQUESTS = [
     measured(),
     measured(prompt="2", group="maths"),
     measured("a", decode_s=0.2, num_steps=2, num_accepted=2, at_least=(2, 1)),
-    measured("a", prompt="2", group="maths", decode_s=0.1, num_steps=2, num_accepted=2),
-    measured("b", decode_s=0.8),
+    measured("a", prompt="2", group="maths", decode_s=0.16, num_steps=1, num_accepted=3),
+    measured("b", decode_s=0.8, num_steps=4, num_accepted=0),
+    measured("c", decode_s=0.05),  # 8× at MAT 4: plain decoding was timed badly
 ]
-REPORT = make_report(plan_of("plain", "a", "b"), REQUESTS)
+REPORT = make_report(plan_of("plain", "a", "b", "c"), REQUESTS)
 
 
 def drawn(kind: str) -> dict[str, Any]:
@@ -36,8 +37,9 @@ def test_every_figure_is_plain_json_without_a_background(kind: str) -> None:
 
 def test_speedups_stand_by_kind_of_task_with_their_spread() -> None:
     bars = drawn("speedup")
-    assert list(bars) == ["a", "b"] and bars["a"]["x"] == ["chat", "maths", "overall"]
-    assert bars["a"]["y"] == pytest.approx([2, 4, 8 / 3])
+    assert list(bars) == ["a", "b", "c"] and bars["a"]["x"] == ["chat", "maths", "overall"]
+    assert bars["a"]["y"] == pytest.approx([2, 2.5, 0.8 / 0.36])
+    assert bars["c"]["y"] == [None] * 3, "no bar without a baseline"
     assert bars["b"]["y"] == [pytest.approx(0.5), None, pytest.approx(0.5)]
 
 
@@ -54,10 +56,10 @@ def test_the_legend_has_room_of_its_own_below_the_plot(num_methods: int) -> None
 
 
 def test_positions_split_and_latency_are_the_reports() -> None:
-    assert drawn("positions")["a"]["y"] == pytest.approx([50, 25])
+    assert drawn("positions")["a"]["y"] == pytest.approx([200 / 3, 100 / 3])
     split = drawn("split")
-    assert split["verify"]["y"] == ["plain", "a", "b"]
-    assert split["verify"]["x"] == pytest.approx([100, 200, 100])
+    assert split["verify"]["y"] == ["plain", "a", "b", "c"]
+    assert split["verify"]["x"] == pytest.approx([100, 800 / 3, 100, 400])
     boxes = drawn("latency")
-    assert boxes["a"]["y"] == pytest.approx([300, 200])
+    assert boxes["a"]["y"] == pytest.approx([300, 260])
     assert boxes["plain"]["marker"]["color"] == GREY != boxes["a"]["marker"]["color"]

@@ -6,6 +6,9 @@ import pytest
 
 from engine.metrics import chain_mat
 from playground.connect.advice import Choice, Measured, choose, schedule, stops_paying
+from playground.connect.client import Drafting, Reply
+from playground.connect.replay import Answered, Asked, Level
+from playground.connect.report import _speedup, _verdict
 
 RATES = (0.8, 0.5, 0.2, 0.05)
 
@@ -35,3 +38,24 @@ def test_lengths_become_vllms_table_without_gaps() -> None:
     assert stops_paying(choices) == 8
     assert stops_paying(choices[:3]) is None
     assert stops_paying([choice(1, 0), choice(2, 3)]) is None
+
+
+def level(seconds: float, *, mat: float | None = None) -> Level:
+    """One answer of 41 tokens that took so long after its first."""
+    drafting = None if mat is None else Drafting(20, 80, round(20 * (mat - 1)))
+    reply = Reply(
+        text="x",
+        num_prompt_tokens=5,
+        num_new_tokens=41,
+        ttft_s=0.1,
+        latency_s=0.1 + seconds,
+        finish_reason="length",
+        drafting=drafting,
+    )
+    return Level(1, seconds, (Answered(Asked("s", "p", "chat", "x"), reply),))
+
+
+def test_an_engine_that_is_faster_than_its_mat_has_no_speedup() -> None:
+    assert _verdict(level(1.0, mat=2.0), level(1.6)).startswith("Concurrency 1: 1.60× plain")
+    assert "no speedup is given" in _verdict(level(1.0, mat=2.0), level(2.1))
+    assert _speedup(level(1.0, mat=2.0), level(2.1)) is None

@@ -52,9 +52,9 @@ def peak_at_5(config: Any) -> float:
 
 
 def answer(
-    tok_s: float, prompt: int, configuration: str, *, accepted: int = 5, text: int = 7
+    tok_s: float, prompt: int, configuration: str, *, accepted: int = 15, text: int = 7
 ) -> FinishedRequest:
-    """Twenty-one tokens in ten steps."""
+    """Twenty-one tokens: the first, one per step, and those accepted."""
     return FinishedRequest(
         run_id=f"{configuration}{prompt}",
         suite="s",
@@ -66,7 +66,7 @@ def answer(
         configuration=configuration,
         num_prompt_tokens=3,
         num_new_tokens=21,
-        num_steps=10,
+        num_steps=20 - accepted,
         num_drafted=20,
         num_accepted=accepted,
         ttft_s=0.1,

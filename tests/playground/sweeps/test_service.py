@@ -117,10 +117,12 @@ def test_a_sweep_measures_every_point_on_the_engine(done: Done) -> None:
     for row in state["trials"]:
         figures = row["figures"]
         assert figures["num_same"] == figures["num_prompts"] == 2, "greedy and lossless"
+        if figures["doubt"]:  # of milliseconds on a busy machine
+            assert figures["speedup"] is None and figures["value"] is None
+            continue
         assert figures["speedup"] == pytest.approx(figures["tok_s"] / figures["plain_tok_s"])
-    reference = state["trials"][0]["figures"]["plain_tok_s"]
-    for row in state["trials"]:
-        assert row["figures"]["value"] == pytest.approx(reference * row["figures"]["speedup"])
+        reference = state["trials"][0]["figures"]["plain_tok_s"]
+        assert figures["value"] == pytest.approx(reference * figures["speedup"])
 
 
 def test_the_figures_are_those_of_the_runs_in_the_log(done: Done) -> None:

@@ -80,7 +80,7 @@ def test_what_drifts_divides_out_of_tok_s_and_speedup(store: SweepStore) -> None
 
 def test_mat_counts_steps_not_time(store: SweepStore) -> None:
     sweep = swept(store, Scripted(), "max_draft_len=3:4", mode="grid", objective="mat")
-    assert values(sweep.trials()) == [1.5, 1.5]
+    assert values(sweep.trials()) == [4.0, 4.0]
 
 
 def test_settings_that_do_not_fit_are_refused_with_their_sentence(store: SweepStore) -> None:

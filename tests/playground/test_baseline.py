@@ -1,0 +1,200 @@
+"""No surface gives a speedup that a steady clock cannot show, and all ask one function."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.drafters import methods
+from engine.metrics import SAME
+from playground.deploy import offered_runs
+from playground.experiments.compare.report import Comparison
+from playground.experiments.finished import Pair
+from playground.experiments.report.report import make_report
+from playground.experiments.report.statistics import Pool, speedup_of
+from playground.experiments.sweep.trials import figures_of
+from playground.host.baseline import Doubt, Evidence, doubt_of, trusted_speedup
+from playground.host.plain import PlainStep
+from playground.host.result import result_of, weigh
+from playground.host.runner import EngineHost
+from playground.runs.query import TableQuery
+from playground.runs.table import RunTable
+from storage import RunLog, SpeedupCounts
+from tests.playground.bench.requests import measured, plan_of
+from tests.playground.test_fastest import told
+from tests.playground.test_menu import experiment, label_of
+
+seconds = st.floats(1e-3, 10.0)
+
+
+@st.composite
+def timed_pairs(draw: st.DrawFn) -> list[Pair]:
+    """Answers of one text by both sides, on a machine that is as fast as it likes at any time."""
+    pairs = []
+    for prompt in range(draw(st.integers(1, 4))):
+        steps, accepted = draw(st.integers(1, 12)), draw(st.integers(0, 6))
+        tokens = draw(st.integers(1, steps + accepted))
+        at: dict[str, Any] = {"prompt": str(prompt), "num_new_tokens": tokens + 1}
+        own = measured(
+            "x",
+            num_steps=steps,
+            num_accepted=accepted,
+            decode_s=draw(seconds),
+            split_s=(draw(seconds), draw(seconds), 0.0, 0.0),
+            **at,
+        )
+        split_s = (0.0, draw(seconds), 0.0, 0.0)
+        plain = measured(num_steps=tokens, decode_s=draw(seconds), split_s=split_s, **at)
+        pairs.append((own, plain))
+    return pairs
+
+
+def of_estimator(pairs: list[Pair]) -> Iterator[float | None]:
+    found = speedup_of(pairs)
+    assert found is not None and (found.ratio is None) == (found.doubt is not None)
+    yield found.ratio
+
+
+def of_report(pairs: list[Pair]) -> Iterator[float | None]:
+    report = make_report(plan_of("plain", "x"), [one for pair in pairs for one in pair])
+    section = report.section("x")
+    for cell in (section.overall, *section.groups.values()):
+        yield cell.speedup and cell.speedup.ratio
+    yield section.why and section.why.measured
+    yield section.why and section.why.formula
+
+
+def of_sweep(pairs: list[Pair]) -> Iterator[float | None]:
+    figures = figures_of(pairs, "speedup", None)
+    yield from (figures.value, figures.speedup, figures.told)
+
+
+def of_log(pairs: list[Pair]) -> Iterator[float | None]:
+    own, plain = (Pool.of(side) for side in zip(*pairs, strict=True))
+    sums = ((p.num_committed, p.decode_s, p.num_steps) for p in (own, plain))
+    yield trusted_speedup(SpeedupCounts(*(n for side in sums for n in side)))  # type: ignore[arg-type]
+
+
+def of_generate(pairs: list[Pair]) -> Iterator[float | None]:
+    own, plain = (Pool.of(side) for side in zip(*pairs, strict=True))
+    metrics = {
+        "num_steps": own.num_steps,
+        "num_new_tokens": own.num_committed + 1,
+        "tok_s": own.tok_s,
+        "time_split": dict.fromkeys(("draft_s", "verify_s", "accept_s", "other_s"), 0.0),
+    }
+    found = weigh(metrics, PlainStep(1 / (plain.tok_s or 1.0), 0.0, "around", drift=1.0))
+    yield found and found.speedup
+
+
+SURFACES: list[Callable[[list[Pair]], Iterator[float | None]]] = [
+    of_estimator,
+    of_report,
+    of_sweep,
+    of_log,
+    of_generate,
+]
+
+
+@pytest.mark.parametrize("surface", SURFACES)
+@given(pairs=timed_pairs())
+def test_no_speedup_above_mat_is_given(
+    surface: Callable[[list[Pair]], Iterator[float | None]], pairs: list[Pair]
+) -> None:
+    mat = Pool.of([own for own, _ in pairs]).mat
+    assert mat is not None
+    for speedup in surface(pairs):
+        assert speedup is None or speedup <= mat * (1 + SAME) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "doubt"),
+    [
+        (Evidence(0.010, 0.010), None),
+        (Evidence(None, 0.010), None),
+        (Evidence(0.0096, 0.010), "cheap step"),
+        (Evidence(0.0096, 0.010, drift=None, noise=2.0), "cheap step"),
+        (Evidence(0.02, 0.010, drift=None), "apart"),
+        (Evidence(0.02, 0.010, drift=1.2), "drift"),
+        (Evidence(0.02, 0.010, drift=0.8), "drift"),
+        (Evidence(0.02, 0.010, noise=1.6), "noise"),
+        (Evidence(0.02, 0.010, disagreement=0.6), "disagreement"),
+        (Evidence(0.02, 0.010, drift=1.1, noise=1.4, disagreement=1.4), None),
+    ],
+)
+def test_each_reason_is_told_from_the_others(evidence: Evidence, doubt: Doubt | None) -> None:
+    assert doubt_of(evidence) == doubt
+
+
+@pytest.fixture
+def doubtful(monkeypatch: pytest.MonkeyPatch) -> list[Evidence]:
+    """The one function trusts nothing, wherever it is called from; what it was asked."""
+    asked: list[Evidence] = []
+
+    def trusts_nothing(evidence: Evidence) -> Doubt:
+        asked.append(evidence)
+        return "drift"
+
+    for module in list(sys.modules.values()):
+        if getattr(module, "doubt_of", None) is doubt_of:
+            monkeypatch.setattr(module, "doubt_of", trusts_nothing)
+    return asked
+
+
+REQUESTS = [measured(), measured("x", decode_s=0.2)]
+
+
+def test_generate_asks(doubtful: list[Evidence]) -> None:
+    split = {"draft_s": 0.0, "verify_s": 0.01, "accept_s": 0.0, "other_s": 0.0}
+    metrics = {"num_steps": 20, "num_new_tokens": 41, "tok_s": 200.0, "time_split": split}
+    found = result_of(metrics, PlainStep(0.01, 0.0, "around", drift=1.0), is_plain=False)
+    assert found is not None and found["head"].startswith("About 2.0×")
+    assert doubtful == [Evidence(pytest.approx(0.01), 0.01)]
+
+
+def test_benchmark_asks(doubtful: list[Evidence]) -> None:
+    report = make_report(plan_of("plain", "x"), REQUESTS)
+    fast = report.section("x").overall.speedup
+    assert fast is not None and fast.ratio is None and fast.doubt == "drift" and fast.text == "–"
+    assert report.headline.startswith("No speedup is given for x: ")
+
+
+def test_compare_asks(doubtful: list[Evidence], log: RunLog) -> None:
+    comparison = Comparison("c", plan_of("plain", "x"), finished=REQUESTS)
+    row = json.loads(comparison.to_json(log, methods()))["configurations"][1]
+    assert row["speedup"] == "–" and row["by_prompt"] == [] and row["why"] is None
+    assert row["overall"]["speedup"]["doubt"] == "drift"
+
+
+def test_sweep_asks(doubtful: list[Evidence]) -> None:
+    figures = figures_of([(REQUESTS[1], REQUESTS[0])], "speedup", None)
+    assert (figures.value, figures.speedup, figures.doubt) == (None, None, "drift")
+
+
+def test_find_the_fastest_asks(doubtful: list[Evidence], host: EngineHost) -> None:
+    search = told(host, "a", "b", seconds={"a": 0.05})
+    assert search.leader is None and search.best is None
+    assert "No speedup is given for a: " in search.advice
+
+
+def test_menus_and_the_table_of_runs_ask(doubtful: list[Evidence], log: RunLog) -> None:
+    experiment(log, 12.5)
+    assert label_of(log) == "no weights"
+    assert "×" not in str(offered_runs(log))
+    assert "×" not in str(RunTable(log, methods()).view(TableQuery()))
+    assert "×" not in str(RunTable(log, methods()).view(TableQuery.parse({"group": "run"})))
+
+
+def test_they_give_the_number_where_the_baseline_is_trusted(log: RunLog) -> None:
+    experiment(log, 12.5)
+    assert "1.25×" in label_of(log) and "1.25× plain" in str(offered_runs(log))
+    assert "1.25×" in str(RunTable(log, methods()).view(TableQuery()))
+    fast = make_report(plan_of("plain", "x"), REQUESTS).section("x").overall.speedup
+    assert fast is not None and asdict(fast)["ratio"] == pytest.approx(2.0)
