@@ -181,9 +181,8 @@ class HeadCheckpoint:
             )
         if all_slide and SLIDING[0] not in kinds:
             kinds = SLIDING[:1] * count
-        window = named or config.sliding_window or 0
-        if not config.use_sliding_window:
-            window = 0
+        stated, slides = config.sliding_window, config.use_sliding_window
+        window = named or (stated if slides else None) or 0
         if SLIDING[0] in kinds and window < 1:
             raise DrafterError(
                 f"{self.location}'s config.json has sliding_attention among its layer_types, but "
@@ -203,7 +202,8 @@ class HeadCheckpoint:
         And how many numbers of a head they turn.
         """
         config = self.config
-        rope = dict(config.rope_parameters or config.rope_scaling)
+        new, old = config.rope_parameters, config.rope_scaling
+        rope = dict(new or old)
         kind = rope.pop("type", None) or "default"
         rope.setdefault("rope_type", kind)
         rope.setdefault("rope_theta", config.rope_theta)
@@ -212,7 +212,8 @@ class HeadCheckpoint:
                 f"{self.location} uses {str(rope['rope_type'])[:80]!a} rotary positions; heads may "
                 f"use {', '.join(_ROPE_TYPES)}."
             )
-        share = config.partial_rotary_factor or rope.pop("partial_rotary_factor", None) or 1.0
+        of_rope = rope.pop("partial_rotary_factor", None)
+        share = config.partial_rotary_factor or of_rope or 1.0
         turned = int(head_dim * share) if isinstance(share, float | int) else 0
         if not 2 <= turned <= head_dim or turned % 2:
             raise DrafterError(

@@ -180,6 +180,14 @@ CASES: dict[str, tuple[dict[str, Any], Formula]] = {
         {"rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5}},
         Formula(turned=4),
     ),
+    "partial_rotary_factor in both places, and old settings beside new ones": (
+        {
+            "partial_rotary_factor": 0.5,
+            "rope_parameters": {"rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+            "rope_scaling": {"rope_type": "default"},
+        },
+        Formula(turned=4),
+    ),
     "is_neox_style": ({"is_neox_style": False}, Formula(interleaved=True)),
 }
 
