@@ -6,7 +6,6 @@ import ctypes
 import dataclasses
 import logging
 import os
-import sys
 import threading
 import webbrowser
 from collections.abc import Sequence
@@ -92,8 +91,7 @@ def serve(
 
 def trim_memory() -> None:
     """Give back what was freed: glibc keeps a heap per thread, each as large as it ever was."""
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if hasattr(libc, "malloc_trim"):
+    if os.name == "posix" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 
 
