@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from engine.errors import PlaygroundError
+from engine.plain import disk_is_full, unwritable
 from storage import StorageError
 
 Result = TypeVar("Result")
@@ -29,13 +30,17 @@ def attempt(work: Callable[[], Result], *, where: str) -> Result | Fault:
     """What `work` returns, or the fault that stopped it.
 
     Our own errors are written for the user and pass through as they are. Anything else is a bug:
-    it is logged with its traceback, and the page learns under which name to look for it.
+    it is logged with its traceback, and the page learns under which name to look for it. A
+    full disk is no bug.
     """
     try:
         return work()
     except (PlaygroundError, StorageError) as error:
         return Fault(str(error), expected=True)
-    except (Exception, SystemExit):  # a drafter of one's own may call exit
+    except (Exception, SystemExit) as error:  # a drafter of one's own may call exit
+        if disk_is_full(error):
+            place = getattr(error, "filename", None) or f"A file of {where}"
+            return Fault(unwritable(place, error), expected=True)
         logger.exception("unexpected error in %s", where)
         return Fault(
             f"Something broke in {where}. The details are in the server's log; the rest of the "

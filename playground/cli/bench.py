@@ -20,6 +20,7 @@ from playground.cli.options import (
     option,
     parts,
     remark,
+    say,
     takes,
     until_interrupt,
     write_files,
@@ -190,9 +191,9 @@ def _show(
 
     results = read_results(log, benchmark_id)
     if options.as_json:
-        typer.echo(json_text(results))
+        say(json_text(results))
     elif options.csv == STDOUT:
-        typer.echo(speedup_csv(results), nl=False)
+        say(speedup_csv(results), nl=False)
     else:
         print_wide(*tables(results.report))
     for name, notes in summary.notes.items():

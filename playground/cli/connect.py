@@ -7,10 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import typer
-
 from engine.plain import figure
-from playground.cli.options import JsonOptions, LogOptions, argument, option, takes
+from playground.cli.options import JsonOptions, LogOptions, argument, option, say, takes
 
 if TYPE_CHECKING:
     from playground.connect.readings import Reading
@@ -52,15 +50,15 @@ async def _watch(options: ConnectOptions, address: Address) -> None:
     async with Client.at(address.url, address.key) as client:
         engine = await client.find(address.model)
         before = await client.read()
-        typer.echo(f"{engine.title} at {client.url}, {client.model}")
-        typer.echo(f"since its start: {_line(before, None)}")
+        say(f"{engine.title} at {client.url}, {client.model}")
+        say(f"since its start: {_line(before, None)}")
         began, taken = time.monotonic(), 0
         while options.readings == 0 or taken < options.readings:
             await asyncio.sleep(options.every)
             now, after = time.monotonic(), await client.read()
             grown, restarted = between(before, after)
             note = "  (it was restarted)" if restarted else ""
-            typer.echo(_line(grown, now - began) + note)
+            say(_line(grown, now - began) + note)
             began, before, taken = now, after, taken + 1
 
 
@@ -97,11 +95,11 @@ async def _replay(options: ConnectOptions, address: Address) -> None:
     )
     with RunLog.open(options.log_url) as log:
         async for report in visit(address, load, log):
-            typer.echo(f"… {report.drafting[-1].concurrency} at a time measured", err=True)
+            say(f"… {report.drafting[-1].concurrency} at a time measured", err=True)
     if options.as_json:
-        typer.echo(json.dumps(report.to_dict(), indent=2))
+        say(json.dumps(report.to_dict(), indent=2))
         return
     print_wide(
         table(f"{report.engine.title}, {len(load.asked)} prompts", [*COLUMNS][1:], report.rows())
     )
-    typer.echo("\n".join(report.sentences()))
+    say("\n".join(report.sentences()))

@@ -21,6 +21,7 @@ from playground.cli.options import (
     put,
     read_stdin,
     remark,
+    say,
     takes,
     write_files,
 )
@@ -63,15 +64,15 @@ def export(options: ExportOptions) -> None:
         raise ConfigError(f"{made.refusal}{nearest}")
     if options.output is not None:
         for path in write_files(options.output, {file.name: file.text for file in made.files}):
-            typer.echo(str(path))
+            say(str(path))
     else:
         for file in made.files:
             head = f"# ---- {file.name}\n" if len(made.files) > 1 else ""
             typer.echo(head + file.text, nl=not file.text.endswith("\n"))
-    typer.echo(f"{engine.title} {made.version}: {made.verdict}", err=True)
+    say(f"{engine.title} {made.version}: {made.verdict}", err=True)
     for kind, sentences in (("warning", made.warnings), ("note", made.notes)):
         for sentence in sentences:
-            typer.echo(f"{kind}: {sentence}", err=True)
+            say(f"{kind}: {sentence}", err=True)
 
 
 def _handed(options: ExportOptions) -> Handed:

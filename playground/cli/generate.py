@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engine.plain import figure, visible
+from engine.plain import figure, json_text, visible
 from playground.cli.options import (
     EXIT_INTERRUPTED,
     METHOD_HELP,
@@ -24,6 +23,7 @@ from playground.cli.options import (
     option,
     read_stdin,
     remark,
+    say,
     takes,
     until_interrupt,
     whole_numbers,
@@ -82,7 +82,7 @@ def generate(options: GenerateOptions) -> None:
         config = fit.config
         target, drafter = models.bench().target, models.drafter(config)
         for note in filter(None, (*target.notes, fit.reason, *drafter.notes)):
-            typer.echo(note, err=True)
+            say(note, err=True)
         messages, prompt_text, prompt_ids = _prompt(options, target)
         recording = stack.enter_context(
             record_run(
@@ -116,11 +116,11 @@ def generate(options: GenerateOptions) -> None:
     if options.as_json:
         values = {"run_id": run_id, "target": target.name, **_summary(config, run)}
         values["output_ids"] = output_ids
-        typer.echo(json.dumps(values, ensure_ascii=False, indent=2))
+        say(json_text(values, indent=2))
     else:
         assert run.metrics is not None and run.finish is not None
         typer.echo(_written(run.finish.text.removeprefix(shown)))
-        typer.echo(_figures(config, run.metrics, run.finish.reason, run_id), err=True)
+        say(_figures(config, run.metrics, run.finish.reason, run_id), err=True)
     if stopped():
         raise typer.Exit(EXIT_INTERRUPTED)
 

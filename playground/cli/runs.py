@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engine.plain import visible
 from playground.cli.options import (
     REQUIRED,
     JsonOptions,
     LogOptions,
     argument,
     option,
+    say,
     takes,
 )
 
@@ -88,12 +88,12 @@ def list_(options: ListOptions) -> None:
     with options.open_log() as log:
         page = log.find(query)
     if options.as_json:
-        typer.echo(json.dumps([run_values(run) for run in page.rows], indent=2))
+        say(json.dumps([run_values(run) for run in page.rows], indent=2))
         return
     for run in page.rows:
-        typer.echo(visible(_line(run)))
+        say(_line(run))
     shown = f"{len(page.rows)} of {at_least(page)} runs"
-    typer.echo(shown if page.total else "No run matches.", err=True)
+    say(shown if page.total else "No run matches.", err=True)
 
 
 def _line(run: RunSummary) -> str:
@@ -141,7 +141,7 @@ def export(options: ExportOptions) -> None:
                 if sys.stderr.isatty():
                     end = "\n" if number == len(ids) else ""
                     typer.echo(f"\rexported {number} of {len(ids)}{end}", nl=False, err=True)
-    typer.echo(f"{len(ids)} runs written to {file}", err=True)
+    say(f"{len(ids)} runs written to {file}", err=True)
 
 
 @dataclass(kw_only=True)
@@ -159,8 +159,8 @@ def import_(options: ImportOptions) -> None:
         for file in options.files:
             *_, total = Imported(), *import_runs(log, read_lines(file))
             for given, own in total.renamed.items():
-                typer.echo(f"{given}: another run has this id; imported as {own}")
-            typer.echo(f"{file}: {total.added} runs imported, {total.known} were already here")
+                say(f"{given}: another run has this id; imported as {own}")
+            say(f"{file}: {total.added} runs imported, {total.known} were already here")
 
 
 @dataclass(kw_only=True)
@@ -192,13 +192,13 @@ def copy(options: CopyOptions) -> None:
         ):
             sweeps = ours.copy_from(theirs)
     for given, own in found.renamed.items():
-        typer.echo(f"{given}: another run has this id; copied as {own}")
-    typer.echo(
+        say(f"{given}: another run has this id; copied as {own}")
+    say(
         f"{found.runs} runs copied, {found.known} were already there; {found.benchmarks} "
         f"benchmarks, {found.artifacts} measurements, {sweeps} sweeps"
     )
     if found.running:
-        typer.echo(f"{found.running} runs go on. Copy again when they have ended.", err=True)
+        say(f"{found.running} runs go on. Copy again when they have ended.", err=True)
 
 
 @dataclass(kw_only=True)
@@ -218,7 +218,7 @@ def tag_(options: TagOptions) -> None:
         raise ConfigError("Name a tag with --add or --remove.")
     with options.open_log() as log:
         log.retag(options.ids, add=options.add, remove=options.remove)
-    typer.echo(f"{len(set(options.ids))} runs tagged", err=True)
+    say(f"{len(set(options.ids))} runs tagged", err=True)
 
 
 @dataclass(kw_only=True)
@@ -234,7 +234,7 @@ def delete(options: IdOptions) -> None:
     """Hide runs; `restore` brings them back."""
     with options.open_log() as log:
         log.delete(*options.ids)
-    typer.echo(f"{len(set(options.ids))} runs deleted", err=True)
+    say(f"{len(set(options.ids))} runs deleted", err=True)
 
 
 @runs.command()
@@ -243,4 +243,4 @@ def restore(options: IdOptions) -> None:
     """Show deleted runs again."""
     with options.open_log() as log:
         log.restore(*options.ids)
-    typer.echo(f"{len(set(options.ids))} runs restored", err=True)
+    say(f"{len(set(options.ids))} runs restored", err=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import typer
-
-from playground.cli.options import DeviceOptions, JsonOptions, LogOptions, option, takes
+from playground.cli.options import DeviceOptions, JsonOptions, LogOptions, option, say, takes
 
 
 @dataclass(kw_only=True)
@@ -86,13 +84,13 @@ def models(options: JsonOptions) -> None:
 
     specs = presets.targets()
     if options.as_json:
-        typer.echo(json.dumps([s.model_dump(mode="json") for s in specs.values()], indent=2))
+        say(json.dumps([s.model_dump(mode="json") for s in specs.values()], indent=2))
         return
     for spec in specs.values():
         wheel = spec.wheel and f"wheel {spec.wheel.package}"
         where = spec.hub or spec.path or wheel or "random weights, made on first use"
-        typer.echo(f"{spec.name:26}{spec.title}  [{where}]\n{'':26}{spec.description.strip()}")
-    typer.echo("\nAny local folder, .gguf file or hub id works too: --target PATH_OR_ID")
+        say(f"{spec.name:26}{spec.title}  [{where}]\n{'':26}{spec.description.strip()}")
+    say("\nAny local folder, .gguf file or hub id works too: --target PATH_OR_ID")
 
 
 @takes(JsonOptions)
@@ -107,17 +105,17 @@ def methods(options: JsonOptions) -> None:
     if options.as_json:
         schema = {name: cls.model_json_schema() for name, cls in types.items()}
         dumped = {name: preset.model_dump(mode="json") for name, preset in named.items()}
-        typer.echo(json.dumps({"decoding_types": schema, "presets": dumped}, indent=2))
+        say(json.dumps({"decoding_types": schema, "presets": dumped}, indent=2))
         return
     for name, cls in types.items():
-        typer.echo(f"{name:16}{cls.summary}" + (f"  ({cls.paper})" if cls.paper else ""))
+        say(f"{name:16}{cls.summary}" + (f"  ({cls.paper})" if cls.paper else ""))
         for key, setting in cls.model_fields.items():
             if key != "decoding_type":
                 default = json.dumps(setting.get_default(), default=str)
                 short = default if len(default) <= 24 else default[:21] + "..."
                 said = ": ".join(filter(None, (setting.title, setting.description)))
-                typer.echo(f"{'':4}{key:32}{short:26}{said}")
-    typer.echo("\nPresets:")
+                say(f"{'':4}{key:32}{short:26}{said}")
+    say("\nPresets:")
     for preset in named.values():
         belongs = f" for {preset.target}" if preset.target else ""
-        typer.echo(f"  {preset.name:24}{preset.title}{belongs}")
+        say(f"  {preset.name:24}{preset.title}{belongs}")

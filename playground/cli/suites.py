@@ -13,6 +13,7 @@ from playground.cli.options import (
     argument,
     option,
     put,
+    say,
     takes,
 )
 
@@ -52,12 +53,12 @@ def list_(options: JsonOptions) -> None:
         rows = [
             {"name": s.name, "title": s.title, "prompts": len(s.prompts)} for s in known.values()
         ]
-        typer.echo(json.dumps(rows, indent=2))
+        say(json.dumps(rows, indent=2))
         return
     for suite in known.values():
-        typer.echo(f"{suite.name:16}{suite.title}: {len(suite.prompts)} prompts")
+        say(f"{suite.name:16}{suite.title}: {len(suite.prompts)} prompts")
     for name in [name for name in PUBLIC if name not in known]:
-        typer.echo(f"{name:16}not fetched yet: app.py suites fetch {name}")
+        say(f"{name:16}not fetched yet: app.py suites fetch {name}")
 
 
 @suites.command("fetch")
@@ -67,7 +68,7 @@ def fetch(options: FetchOptions) -> None:
     from playground.experiments import public
 
     suite = public.fetch(options.name, options.file)
-    typer.echo(f"{len(suite.prompts)} prompts: bench --suite {suite.name}")
+    say(f"{len(suite.prompts)} prompts: bench --suite {suite.name}")
 
 
 @suites.command("export")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engine.plain import DASH, figure
+from engine.plain import DASH, figure, json_text
 from playground.cli.bench import WorkloadOptions, show_progress
 from playground.cli.options import (
     EXIT_INTERRUPTED,
@@ -20,6 +19,7 @@ from playground.cli.options import (
     MethodOptions,
     RayOptions,
     option,
+    say,
     takes,
     until_interrupt,
     write_files,
@@ -171,7 +171,7 @@ def _show(options: SweepOptions, sweep: Sweep, console: Console) -> None:
 
     state = state_of(sweep)
     if options.as_json:
-        typer.echo(json.dumps(state, ensure_ascii=False, indent=1))
+        say(json_text(state, indent=1))
     else:
         print_wide(trials_table(state), state["verdict"] or "Nothing was measured.")
     if options.output is not None and state["best"] is not None:

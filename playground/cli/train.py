@@ -10,9 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from playground.cli.options import REQUIRED, RayOptions, TargetOptions, option, parts, takes
+from playground.cli.options import REQUIRED, RayOptions, TargetOptions, option, parts, say, takes
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -124,12 +122,12 @@ def train(options: TrainOptions) -> None:
         with options.on_workers(pool, spec, options.dtype, None) as workers:
             scores = _train_on(workers, options, drafters, console)
     if not options.grid:
-        typer.echo("\n".join(lines(next(iter(scores.values())))))
+        say("\n".join(lines(next(iter(scores.values())))))
         console.print(f"Weights and card: {options.output}")
         return
     best_first = sorted(scores.items(), key=lambda pair: -pair[1]["overall"].mat)
     for folder, found in best_first:
-        typer.echo(f"MAT {found['overall'].mat:.2f}  {folder}")
+        say(f"MAT {found['overall'].mat:.2f}  {folder}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from engine.plain import file_name
 from playground.cli.options import (
     EMBEDDED,
     CommandGroup,
@@ -19,6 +20,7 @@ from playground.cli.options import (
     MethodOptions,
     option,
     parts,
+    say,
     takes,
     whole_numbers,
     write_files,
@@ -102,8 +104,8 @@ def ranks(options: RanksOptions) -> None:
                 depths=options.depths,
                 on_progress=lambda fraction: bar(round(100 * fraction)),
             )
-    typer.echo("\n".join(_described(table)))
-    typer.echo(f"table {artifact_id}")
+    say("\n".join(_described(table)))
+    say(f"table {artifact_id}")
 
 
 @tune.command()
@@ -137,18 +139,18 @@ def fit(options: FitOptions) -> None:
     )
     stock = stock_trees(table, config, presets.trees().values(), **judged)
     if options.as_json:
-        typer.echo(json.dumps([one.row() for one in (*fits, *stock)], indent=2))
+        say(json.dumps([one.row() for one in (*fits, *stock)], indent=2))
     else:
-        typer.echo("\n".join(_fitted([*fits, *stock], options.held_out > 0, latency)))
+        say("\n".join(_fitted([*fits, *stock], options.held_out > 0, latency)))
     if options.output is not None:
         made_for = f"{Path(str(about['target'])).name}-{about['decoding_type']}".lower()
         names = {f"{options.name or made_for}-{len(one.tree)}": one for one in fits}
         texts = {
-            f"{name}.yaml": fit_yaml(one, name, table, options.prompts)
+            f"{file_name(name)}.yaml": fit_yaml(one, name, table, options.prompts)
             for name, one in names.items()
         }
         for file in write_files(options.output, texts):
-            typer.echo(f"wrote {file}", err=True)
+            say(f"wrote {file}", err=True)
 
 
 @tune.command()
@@ -176,9 +178,9 @@ def latency(options: LatencyOptions) -> None:
     if options.as_json:
         verify, other = latency.verify.to_dict(), latency.other.to_dict()
         curves = {"verify": verify, "other": other, "draft": latency.draft.to_dict()}
-        typer.echo(json.dumps(curves, indent=2))
+        say(json.dumps(curves, indent=2))
     else:
-        typer.echo("\n".join(_latency_lines(latency)))
+        say("\n".join(_latency_lines(latency)))
 
 
 def _made_with(log: RunLog, options: RanksOptions) -> tuple[str, str | None]:

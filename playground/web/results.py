@@ -14,12 +14,13 @@ import gradio as gr
 from jinja2 import Environment
 from markupsafe import Markup, escape
 
+from engine.plain import visible, visible_value
 from playground.errors import Fault, attempt
 from playground.experiments.plan import plural as plural
 from playground.experiments.report.statistics import Speedup
 from playground.web.forms import RAW
 
-HTML = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+HTML = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=visible_value)
 DASH = "–"
 TERM = HTML.from_string(
     '<span class="pg-term" tabindex="0" data-about="{{ about }}">{{ title }}</span>'
@@ -28,7 +29,9 @@ TERM = HTML.from_string(
 
 def term(title: str, about: str) -> Markup:
     """A heading or label with its definition, under the pointer and for the keyboard."""
-    return Markup(TERM.render(title=title, about=about)) if about and title else escape(title)
+    return (
+        Markup(TERM.render(title=title, about=about)) if about and title else escape(visible(title))
+    )
 
 
 HTML.filters["term"] = term
