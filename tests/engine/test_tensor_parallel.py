@@ -48,7 +48,7 @@ def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Target:
     return loaded(folder, "cpu", tmp_path_factory.mktemp("cache"))
 
 
-CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
 """Sums over two parts are rounded otherwise than over one."""
 
 

@@ -79,6 +79,7 @@ def test_a_page_of_a_long_log_is_read_from_the_index_of_its_order(
                 plan = cursor.connection.execute(f"EXPLAIN QUERY PLAN {sql}", values)
                 plans.extend(row[-1] for row in plan)
 
+        asked: tuple[dict[str, Any], ...]
         asked = ({"text": "x"}, {"include_deleted": True}, {"target": "a", "status": "failed"})
         for sort, descending, more in product(names_of(SortKey), (True, False), asked):
             plans.clear()
