@@ -14,12 +14,11 @@ from typing import Any
 
 import presets
 from benchmarks import TARGET, read_options
+from benchmarks.models import load
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.base import BuildContext, Drafter
-from engine.model.loading import load_target
 from engine.model.target import Target
-from playground.host import paths
 
 METHODS = (
     "plain,ngram,suffix,token-recycling,medusa-smollm2-135m,eagle-smollm2-135m,pard-smollm2-135m"
@@ -30,9 +29,12 @@ QUESTIONS = ("Tell the story again.", "Which of them would you have repaired fir
 
 def main() -> None:
     """Measure and print."""
-    options = read_options(__doc__, target=TARGET, tokens=1500, rounds=5, methods=METHODS)
-    target = load_target(presets.resolve(options.target), cache_dir=paths.cache_dir())
-    small = load_target(presets.resolve("smollm2-135m-instruct"), cache_dir=paths.cache_dir())
+    smoke = {"tokens": 60, "rounds": 1, "methods": "plain,ngram"}
+    options = read_options(
+        __doc__, smoke=smoke, target=TARGET, tokens=1500, rounds=5, methods=METHODS
+    )
+    target = load(options.target)
+    small = target if options.smoke else load(TARGET)
     context = BuildContext(target, presets.resolve, lambda spec, **where: small, presets.locate)
     print(f"{target.name} {target.dtype_name} on {target.device_name}")
     print(

@@ -11,36 +11,45 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import presets
+from benchmarks import TARGET, read_options
+from benchmarks.endpoints import ours
 from benchmarks.vs_llama_cpp import DRAFT_WAY, serving
 from playground.connect.replay import Load, asked_of
 from playground.connect.report import Report
 from playground.connect.session import Address, visit
 
+STAND_IN = "Synthetic"
+"""What this program's own server drafts by where there is no llama-server."""
+
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("server", type=Path)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("draft", type=Path)
-    parser.add_argument("--longest", type=int, default=7)
-    parser.add_argument("--also", default="1,5")
-    parser.add_argument("--prompts", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=96)
-    options = parser.parse_args()
+    options = read_options(
+        __doc__,
+        programs=("server", "model", "draft"),
+        smoke={"prompts": 1, "tokens": 16, "longest": 2, "also": "1"},
+        target=TARGET,
+        longest=7,
+        also="1,5",
+        prompts=6,
+        tokens=96,
+    )
     asked = tuple(asked_of(presets.suites()["tasks"], options.prompts))
     load = Load(asked, (1,), options.tokens)
-    with serving(options.server, options.model, []) as plain:
-        long = _report(options, load, options.longest, plain.url)
+    with _plain_url(options) as plain_url:
+        long = _report(options, load, options.longest, plain_url)
         print("\n".join(long.sentences()))
         (choice,) = long.choices
         others = {int(part) for part in options.also.split(",")}
         print(f"{'length':>8}{'MAT':>14}{'tok/s':>18}{'× plain':>18}")
         for length in sorted({choice.draft_len or 1, *others}):
-            report = _report(options, load, length, plain.url)
+            report = _report(options, load, length, plain_url)
             (own, beside), rates = report.pairs[0], long.position_rates
             assert own.tok_s and beside is not None and beside.tok_s and own.mat
             said = choice.tok_s_by_len[length]
@@ -52,8 +61,22 @@ def main() -> None:
     print("predicted → measured; * = advised" + ("" if choice.draft_len else ": no drafts"))
 
 
+@contextmanager
+def _plain_url(options: argparse.Namespace) -> Iterator[str]:
+    """Where a server listens that does not draft; without a llama-server, this program's own."""
+    if options.server is None:
+        print("No llama-server is given: this program's own server stands in for it.")
+        with tempfile.TemporaryDirectory() as folder, ours(Path(folder), options.target) as url:
+            yield url
+    else:
+        with serving(options.server, options.model, []) as plain:
+            yield plain.url
+
+
 def _report(options: argparse.Namespace, load: Load, length: int, plain_url: str) -> Report:
     """A server that drafts so many tokens, beside the one that does not draft."""
+    if options.server is None:
+        return asyncio.run(_last(Address(plain_url, model=f"{options.target}:{STAND_IN}"), load))
     drafting = ["--spec-type", DRAFT_WAY, "--model-draft", str(options.draft), "--metrics"]
     drafting += ["--spec-draft-n-max", str(length)]
     with serving(options.server, options.model, drafting) as server:

@@ -3,13 +3,13 @@
     python -m benchmarks.cpu_forward [--context 256] [--rounds 15] [--rows 1,8,16,32,64] [--codes]
         [--avx2]
 
-One process, same weights and threads; the contestants take turns within each round. Prints the
-median of each with its quartiles, and the median of the ratios round by round.
+With `--codes` also in a GGUF file's own quantization, with `--avx2` also as a processor without
+AVX-512 runs it. One process, same weights and threads; the contestants take turns within each
+round. Prints the median of each with its quartiles, and the median of the ratios round by round.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import statistics
 import time
@@ -19,26 +19,28 @@ from unittest.mock import patch
 import torch
 
 import presets
+from benchmarks import TARGET, read_options
+from benchmarks.models import load
 from engine.kernels.cpu import compile as compiling
 from engine.model.forward import prepare_attention
-from engine.model.loading import load_target
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.tree import TreeShape
-from playground.host import paths
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", default="smollm2-135m-instruct")
-    parser.add_argument("--dtypes", default="float32,bfloat16")
-    parser.add_argument("--codes", action="store_true", help="also in a GGUF file's own codes")
-    parser.add_argument("--avx2", action="store_true", help="also without AVX-512, compiled so")
-    parser.add_argument("--context", type=int, default=256)
-    parser.add_argument("--rows", default="1,2,4,8,12,16,24,32,48,64")
-    parser.add_argument("--rounds", type=int, default=15)
-    options = parser.parse_args()
+    options = read_options(
+        __doc__,
+        smoke={"dtypes": "bfloat16", "context": 32, "rows": "1,4", "rounds": 2},
+        target=TARGET,
+        dtypes="float32,bfloat16",
+        codes=False,
+        avx2=False,
+        context=256,
+        rows="1,2,4,8,12,16,24,32,48,64",
+        rounds=15,
+    )
     targets: dict[str, Target] = {}
     for dtype in options.dtypes.split(","):
         packed = _load(options.target, dtype, native="off")
@@ -60,7 +62,7 @@ def main() -> None:
 
 def _load(name: str, dtype: str, native: Literal["auto", "off"] = "auto") -> Target:
     spec = presets.resolve(name).model_copy(update={"native_kernels": native})
-    return load_target(spec, dtype=dtype, device="cpu", cache_dir=paths.cache_dir())
+    return load(spec, dtype, "cpu")
 
 
 def _without_avx512(name: str) -> Target:

@@ -1,7 +1,7 @@
 """How near decoding on a device comes to its memory bandwidth, by CUDA graphs and without.
 
     python -m benchmarks.cuda_decode [--out cuda_decode.json] [--shapes 8B,1B,32B] [--seconds 420]
-    python -m benchmarks.cuda_decode --tiny --device cpu
+    python -m benchmarks.cuda_decode --smoke
 
 Randomly initialised Llama shapes in bfloat16, made on the device: nothing is fetched, no tokenizer.
 Per shape and way of running it: a step of plain decoding and one that verifies a static tree of 64
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -28,7 +29,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks import random_heads, random_llama
+from benchmarks import random_heads, random_llama, read_options
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
@@ -125,9 +126,10 @@ class Bench:
         self, device: torch.device, options: argparse.Namespace, capturer: CapturerOf
     ) -> None:
         self.device, self.capturer = device, capturer
+        self.captures = device.type == "cuda" or capturer is not CudaGraphs
         self.tokens, self.rounds = options.tokens, options.rounds
         self.context = options.context
-        self.bandwidth = Spread.of(list(self._copies(64 << 20 if options.tiny else 2 << 30)))
+        self.bandwidth = Spread.of(list(self._copies(64 << 20 if options.smoke else 2 << 30)))
 
     def _copies(self, size: int) -> Iterator[float]:
         """Bytes per second of copies on the device, read and written bytes both counted."""
@@ -223,20 +225,20 @@ def main(arguments: list[str] | None = None, capturer: CapturerOf = CudaGraphs) 
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    smoke = {"shapes": "tiny", "context": 64, "tokens": 24, "rounds": 1, "out": os.devnull}
+    options = read_options(
+        __doc__,
+        arguments=arguments,
+        smoke=smoke,
+        device="auto",
+        shapes="8B,1B,32B",
+        context=512,
+        tokens=96,
+        rounds=3,
+        seconds=420.0,
+        out="cuda_decode.json",
     )
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--shapes", default="8B,1B,32B", type=lambda text: text.split(","))
-    parser.add_argument("--tiny", action="store_true", help="a tiny shape: is the script whole?")
-    parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=420.0)
-    parser.add_argument("--out", type=Path, default=Path("cuda_decode.json"))
-    options = parser.parse_args(arguments)
-    if options.tiny:
-        options.shapes, options.context, options.tokens = ["tiny"], 64, 24
+    options.shapes, options.out = options.shapes.split(","), Path(options.out)
     return options
 
 
@@ -253,6 +255,9 @@ def _measure(
     expected = None
     with tempfile.TemporaryDirectory() as temp:
         for way in WAYS:
+            if way == "graphs" and not bench.captures:
+                print(f"{shape} {way}: left out, no CUDA device")
+                continue
             if not has_time():
                 print(f"{shape} {way}: left out, no time")
                 continue

@@ -5,6 +5,7 @@
 The float32 target answers the suite's prompts greedily; then every dtype reads prompts and answers
 and is asked for the next token of each answer's. Prints the perplexity of the answers, the share of
 tokens that are the likeliest in both, and the Kullback-Leibler divergence from float32.
+`--limit` counts prompts of each kind of task.
 """
 
 from __future__ import annotations
@@ -15,30 +16,32 @@ from collections import defaultdict
 import torch
 
 import presets
+from benchmarks import TARGET, read_options
+from benchmarks.models import load
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.base import BuildContext
-from engine.model.loading import load_target
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.steps import End
 from engine.tree import TreeShape
-from playground.host import paths
 
 REFERENCE = "float32"
 
 
 def main() -> None:
     """Answer, score, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", default="smollm2-135m-instruct")
-    parser.add_argument("--dtypes", default="bfloat16,auto,q8")
-    parser.add_argument("--suite", default="tasks")
-    parser.add_argument("--limit", type=int, default=4, help="prompts of each kind of task")
-    parser.add_argument("--new-tokens", type=int, default=96)
-    options = parser.parse_args()
-    reference = _load(options.target, REFERENCE)
+    options = read_options(
+        __doc__,
+        smoke={"dtypes": "bfloat16", "suite": "starter", "limit": 1, "new_tokens": 4},
+        target=TARGET,
+        dtypes="bfloat16,auto,q8",
+        suite="tasks",
+        limit=4,
+        new_tokens=96,
+    )
+    reference = load(options.target, REFERENCE, "cpu")
     texts = _answers(reference, options)
     known = [_log_probs(reference, prompt, answer) for prompt, answer in texts]
     reference.close()
@@ -47,16 +50,10 @@ def main() -> None:
     print(f"{'dtype':24}{'perplexity':>12}{'same likeliest':>16}{'divergence':>12}")
     _print(REFERENCE, texts, known, known)
     for dtype in options.dtypes.split(","):
-        target = _load(options.target, dtype)
+        target = load(options.target, dtype, "cpu")
         found = [_log_probs(target, prompt, answer) for prompt, answer in texts]
         _print(f"{dtype} ({target.environment()['forward']})", texts, known, found)
         target.close()
-
-
-def _load(name: str, dtype: str) -> Target:
-    return load_target(
-        presets.resolve(name), dtype=dtype, device="cpu", cache_dir=paths.cache_dir()
-    )
 
 
 def _answers(target: Target, options: argparse.Namespace) -> list[tuple[list[int], list[int]]]:

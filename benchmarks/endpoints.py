@@ -15,35 +15,34 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 import torch
 
 import presets
+from benchmarks import TARGET, read_options, spread
+from benchmarks.models import embedded_file
 from benchmarks.vs_llama_cpp import serving
 from playground.experiments.prompt_files import read_suite_file
-from playground.host import paths
 from tests.playground.serving import free_port
 
 FIGURES = ("time_to_first_token", "inter_token_latency", "output_token_throughput")
-TARGET = "smollm2-135m-instruct"
-TOKENS = 96
 CORES = os.sched_getaffinity(0)
 
 
 @contextmanager
-def ours(folder: Path) -> Iterator[str]:
+def ours(folder: Path, target: str) -> Iterator[str]:
     """The address of our server, with a log of its own."""
     port = free_port()
-    line = [sys.executable, "app.py", "serve", "--port", str(port), "--db", folder / "runs.sqlite3"]
-    with subprocess.Popen([*line, "--no-token"], stdout=subprocess.PIPE, text=True) as process:
+    line = [sys.executable, "app.py", "serve", "--port", str(port), "--no-token"]
+    line += ["--db", str(folder / "runs.sqlite3"), "--target", target]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             next(line for line in process.stdout if "For programs" in line)
@@ -52,7 +51,9 @@ def ours(folder: Path) -> Iterator[str]:
             process.terminate()
 
 
-def measured(aiperf: Path, url: str, model: str, questions: Path, count: int) -> dict[str, float]:
+def measured(
+    aiperf: Path, url: str, model: str, questions: Path, count: int, tokens: int
+) -> dict[str, float]:
     """AIPerf's mean of every figure over these questions."""
     with tempfile.TemporaryDirectory() as folder:
         line = f"""
@@ -60,12 +61,12 @@ def measured(aiperf: Path, url: str, model: str, questions: Path, count: int) ->
             --tokenizer {presets.FOLDER / "drafters" / "draft-smollm2-135m"}
             --input-file {questions} --custom-dataset-type single_turn --request-count {count}
             --warmup-request-count 2 --extra-inputs temperature:0
-            --extra-inputs max_tokens:{TOKENS} --extra-inputs ignore_eos:true
+            --extra-inputs max_tokens:{tokens} --extra-inputs ignore_eos:true
             --extra-inputs cache_prompt:false --use-server-token-count --ui none --workers-max 1
             --record-processors 1 --no-gpu-telemetry --no-server-metrics
             --output-artifact-dir {folder}"""
         apart = partial(os.sched_setaffinity, 0, CORES - os.sched_getaffinity(0) or CORES)
-        command = [aiperf, *line.split()]
+        command = [str(aiperf), *line.split()]
         done = subprocess.run(command, capture_output=True, text=True, preexec_fn=apart)
         if done.returncode:
             raise RuntimeError(done.stdout[-2000:] + done.stderr[-2000:])
@@ -73,12 +74,13 @@ def measured(aiperf: Path, url: str, model: str, questions: Path, count: int) ->
     return {name: found[name]["avg"] for name in FIGURES}
 
 
-def benched(questions: Path, methods: str) -> dict[str, dict[str, float]]:
+def benched(options: argparse.Namespace, questions: Path) -> dict[str, dict[str, float]]:
     """The same figures as `bench` writes them of every method over these questions."""
     with tempfile.TemporaryDirectory() as folder:
         line = f"""
-            app.py bench --target {TARGET} --suite {questions} --methods {methods} --no-save
-            --max-new-tokens {TOKENS} --ignore-eos --output {folder}"""
+            app.py bench --target {options.target} --suite {questions}
+            --methods {options.methods} --no-save --max-new-tokens {options.tokens}
+            --ignore-eos --output {folder}"""
         subprocess.run([sys.executable, *line.split()], capture_output=True, check=True)
         found = {
             file.parent.name: json.loads(file.read_text())
@@ -92,42 +94,61 @@ def benched(questions: Path, methods: str) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("server", type=Path, help="the program llama-server")
-    parser.add_argument("aiperf", type=Path, help="the program aiperf")
-    parser.add_argument("--methods", default="plain,suffix-smollm2-135m")
-    parser.add_argument("--prompts", type=Path, help="prompt file; default: suite `tasks`")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--apart", action="store_true", help="one core for engines, one thread")
-    options = parser.parse_args()
+    options = read_options(
+        __doc__,
+        programs=("server", "aiperf"),
+        smoke={"rounds": 1, "tokens": 4, "methods": "plain,ngram"},
+        target=TARGET,
+        methods="plain,suffix-smollm2-135m",
+        prompts=None,
+        rounds=2,
+        tokens=96,
+        apart=False,
+    )
     if options.apart:
         os.sched_setaffinity(0, {min(CORES)})
         os.environ["OMP_NUM_THREADS"] = "1"
         torch.set_num_threads(1)
     suite = read_suite_file(options.prompts) if options.prompts else presets.suites()["tasks"]
     first = {prompt.category: prompt.turns[0] for prompt in reversed(suite.prompts)}
-    file = next(Path(paths.cache_dir()).rglob("SmolLM2-135M-Instruct.Q4_1.gguf"))
+    if options.smoke:
+        first = dict([*first.items()][:1])
     figures: dict[str, list[dict[str, float]]] = {}
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         questions = Path(name) / "questions.jsonl"
         questions.write_text("\n".join(json.dumps({"text": text}) for text in first.values()))
-        with serving(options.server, file, ()) as peer, ours(Path(name)) as url:
-            by_aiperf = partial(measured, options.aiperf, questions=questions, count=len(first))
-            contestants = {"llama-server, plain": partial(by_aiperf, peer.url, TARGET)}
-            for method in options.methods.split(","):
-                contestants[f"here, {method}"] = partial(by_aiperf, url, f"{TARGET}:{method}")
-            for _ in range(options.rounds):
-                found = {who: measure() for who, measure in contestants.items()}
-                for who, one in (found | benched(questions, options.methods)).items():
-                    figures.setdefault(who, []).append(one)
-    print(f"{len(first)} requests of {TOKENS} tokens, {options.rounds} rounds, one at a time")
+        contestants = clients(options, questions, len(first), stack)
+        for _ in range(options.rounds):
+            found = {who: measure() for who, measure in contestants.items()}
+            for who, one in (found | benched(options, questions)).items():
+                figures.setdefault(who, []).append(one)
+    print(
+        f"{len(first)} requests of {options.tokens} tokens, {options.rounds} rounds, one at a time"
+    )
     for who, rounds in figures.items():
         told = f"  {who:28}"
         for name, unit in zip(FIGURES, ("TTFT {} ms", "ITL {} ms", "{} tok/s"), strict=True):
-            values = [one[name] for one in rounds]
-            spread = f"{statistics.median(values):.1f} ({min(values):.1f} … {max(values):.1f})"
-            told += f"   {unit.format(spread):26}"
+            told += f"   {unit.format(spread([one[name] for one in rounds], 1)):26}"
         print(told.rstrip())
+
+
+def clients(
+    options: argparse.Namespace, questions: Path, count: int, stack: ExitStack
+) -> dict[str, Callable[[], dict[str, float]]]:
+    """What AIPerf measures of both servers, by contestant."""
+    if options.server is None or options.aiperf is None:
+        print("No llama-server and AIPerf are given: the table is of `bench`.")
+        return {}
+    by_aiperf = partial(
+        measured, options.aiperf, questions=questions, count=count, tokens=options.tokens
+    )
+    peer = stack.enter_context(serving(options.server, embedded_file(), ()))
+    url = stack.enter_context(ours(questions.parent, options.target))
+    methods = {
+        f"here, {method}": partial(by_aiperf, url, f"{options.target}:{method}")
+        for method in options.methods.split(",")
+    }
+    return {"llama-server, plain": partial(by_aiperf, peer.url, TARGET), **methods}
 
 
 if __name__ == "__main__":

@@ -182,8 +182,16 @@ def predicted(target: Target, options: argparse.Namespace) -> None:
 def main() -> None:
     """Measure and print."""
     options = read_options(
-        __doc__, context=256, rounds=9, families=",".join(FAMILIES), tokens=40, predict=False
+        __doc__,
+        smoke={"context": 32, "rounds": 1, "families": "lfm2", "tokens": 8},
+        context=256,
+        rounds=9,
+        families=",".join(FAMILIES),
+        tokens=40,
+        predict=False,
     )
+    if options.smoke:
+        SIZE.update(vocab_size=1024, hidden_size=96, intermediate_size=96)
     ways: tuple[Way, ...] = ("levels", "branches")
     for family in options.families.split(","):
         target = random_target(family)

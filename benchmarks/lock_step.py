@@ -21,16 +21,15 @@ from torch import Tensor
 
 import presets
 from benchmarks import TARGET, read_options
+from benchmarks.models import load
 from engine.drafters.base import BuildContext
 from engine.drafters.heads.medusa import MedusaDrafter, MedusaHeads
 from engine.model.forward import RaggedBatch
-from engine.model.loading import load_target
 from engine.model.target import Target
 from engine.proposal import Needs
 from engine.tree import ChoiceTree
 from engine.tuning.latency import BatchLatency, DraftLatency, LatencyCurve, StepLatency
 from engine.tuning.timing import measure_batch
-from playground.host import paths
 
 MAX_LEN = 512
 METHOD = "medusa-smollm2-135m"
@@ -118,10 +117,16 @@ class LockStep:
 def main() -> None:
     """Measure and print."""
     options = read_options(
-        __doc__, target=TARGET, dtype="auto", batches="1,4,16", length=3, steps=24, rounds=3
+        __doc__,
+        smoke={"batches": "1,2", "steps": 3, "rounds": 1},
+        target=TARGET,
+        dtype="auto",
+        batches="1,4,16",
+        length=3,
+        steps=24,
+        rounds=3,
     )
-    spec = presets.resolve(options.target)
-    target = load_target(spec, dtype=options.dtype, cache_dir=paths.cache_dir())
+    target = load(options.target, options.dtype)
     bench = BuildContext(target, presets.resolve, lambda _: target, locate=presets.locate)
     config = presets.methods()[METHOD].config.with_tree(ChoiceTree.chain(options.length))
     drafter = config.build(bench)

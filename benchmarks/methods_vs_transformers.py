@@ -25,15 +25,14 @@ import torch
 from transformers import PreTrainedModel
 
 import presets
-from benchmarks import read_options
+from benchmarks import TARGET, ratios, read_options
+from benchmarks.models import build_context, load
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
-from engine.drafters.base import BuildContext, Drafter
-from engine.model.loading import load_target
+from engine.drafters.base import Drafter
 from engine.model.target import Target
 from engine.steps import End
-from playground.host import paths
 
 DRAFTER = "draft-smollm2-135m"
 PAIRS = (("plain", "generate"), ("NGram", "prompt lookup"), ("Draft_Target", "assistant"))
@@ -41,11 +40,17 @@ PAIRS = (("plain", "generate"), ("NGram", "prompt lookup"), ("Draft_Target", "as
 
 def main() -> None:
     """Measure and print."""
-    options = read_options(__doc__, dtype="auto", rounds=3, tokens=96, per_category=1)
-    target = load_target(
-        presets.resolve("smollm2-135m-instruct"), dtype=options.dtype, cache_dir=paths.cache_dir()
+    options = read_options(
+        __doc__,
+        smoke={"rounds": 1, "tokens": 8, "dtype": "float32"},
+        target=TARGET,
+        dtype="auto",
+        rounds=3,
+        tokens=96,
+        per_category=1,
     )
-    prompts = _prompts(target, options.per_category)
+    target = load(options.target, options.dtype)
+    prompts = _prompts(target, options.per_category)[: 1 if options.smoke else None]
     runs = _contestants(target, Limits(max_new_tokens=options.tokens, ignore_eos=True))
     for run in runs.values():
         run(prompts[0])
@@ -65,11 +70,7 @@ def main() -> None:
     for name, values in seconds.items():
         print(f"  {name:16} median {tokens / statistics.median(values):6.1f} tok/s")
     for ours, theirs in PAIRS:
-        ratios = [b / a for a, b in zip(seconds[ours], seconds[theirs], strict=True)]
-        print(
-            f"  {ours} / {theirs}: median {statistics.median(ratios):.2f}"
-            f"  (min {min(ratios):.2f}, max {max(ratios):.2f})"
-        )
+        print(f"  {ours} / {theirs}: {ratios(seconds[theirs], seconds[ours])}")
 
 
 def _prompts(target: Target, per_category: int) -> list[list[int]]:
@@ -81,12 +82,7 @@ def _prompts(target: Target, per_category: int) -> list[list[int]]:
 
 
 def _contestants(target: Target, limits: Limits) -> dict[str, Callable[[list[int]], float]]:
-    spec = presets.resolve(presets.locate(DRAFTER))
-
-    def load(_: object) -> Target:
-        return load_target(spec, dtype=target.companion_dtype, cache_dir=paths.cache_dir())
-
-    bench = BuildContext(target, presets.resolve, load, locate=presets.locate)
+    bench = build_context(target)
     draft = presets.methods()[DRAFTER].config
     # A pool of each run's own: it must not remember the answers from the round before.
     ngram = presets.methods()["ngram"].config.replace(is_public_pool=False)
@@ -96,7 +92,7 @@ def _contestants(target: Target, limits: Limits) -> dict[str, Callable[[list[int
         "Draft_Target": draft.build(bench),
     }
     model = _modules(target.model)
-    assistant = _modules(load(None).model)
+    assistant = _modules(load(presets.locate(DRAFTER), target.companion_dtype).model)
     length = draft.model_dump()["max_draft_len"]
     assistant.generation_config.num_assistant_tokens = length
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
@@ -116,7 +112,8 @@ def _modules(model: PreTrainedModel) -> PreTrainedModel:
     """The same weights under transformers' own modules and attention."""
     plain = copy.deepcopy(model)
     plain.set_attn_implementation("sdpa")
-    return plain.eval()
+    plain.eval()
+    return plain
 
 
 def _ours(target: Target, drafter: Drafter, limits: Limits) -> Callable[[list[int]], float]:
@@ -129,9 +126,7 @@ def _ours(target: Target, drafter: Drafter, limits: Limits) -> Callable[[list[in
     return run
 
 
-def _theirs(
-    model: PreTrainedModel, tokens: int, settings: dict[str, Any]
-) -> Callable[[list[int]], float]:
+def _theirs(model: Any, tokens: int, settings: dict[str, Any]) -> Callable[[list[int]], float]:
     def run(ids: list[int]) -> float:
         prompt = torch.tensor([ids])
         began = time.perf_counter()

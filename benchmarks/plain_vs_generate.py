@@ -12,7 +12,6 @@ which takes minutes to warm up on a processor.
 from __future__ import annotations
 
 import copy
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,15 +20,14 @@ import torch
 from transformers import CompileConfig, PreTrainedModel
 
 import presets
-from benchmarks import TARGET, read_options
+from benchmarks import TARGET, ratios, read_options, spread
+from benchmarks.models import load
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import parse_method
 from engine.drafters.base import BuildContext, Drafter
 from engine.metrics import measure
-from engine.model.loading import load_target
 from engine.model.target import Target
-from playground.host import paths
 
 Contestant = tuple[PreTrainedModel, dict[str, Any]]
 """A model of transformers and settings of its `generate`."""
@@ -38,11 +36,15 @@ Contestant = tuple[PreTrainedModel, dict[str, Any]]
 def main() -> None:
     """Measure and print."""
     options = read_options(
-        __doc__, target=TARGET, dtype="auto", rounds=7, tokens=96, compiled=False
+        __doc__,
+        smoke={"rounds": 1, "tokens": 8, "dtype": "float32"},
+        target=TARGET,
+        dtype="auto",
+        rounds=7,
+        tokens=96,
+        compiled=False,
     )
-    target = load_target(
-        presets.resolve(options.target), dtype=options.dtype, cache_dir=paths.cache_dir()
-    )
+    target = load(options.target, options.dtype)
     prompts = {p.category: p for p in presets.suites()["starter"].prompts if not p.raw}
     chat, summary = prompts["chat"].turns[0], prompts["summarisation"].turns[0]
     limits = Limits(max_new_tokens=options.tokens, ignore_eos=True)
@@ -54,14 +56,15 @@ def main() -> None:
     peers: dict[str, Contestant] = {"generate": (reference, {})}
     if options.compiled:
         everywhere = CompileConfig()
-        everywhere._compile_all_devices = True
+        vars(everywhere)["_compile_all_devices"] = True
         static = {"cache_implementation": "static", "compile_config": everywhere}
         peers["generate, compiled"] = (reference, static)
     print(f"{target.name} {target.dtype_name} on {target.device_name}, {options.tokens} tokens")
-    for title, prompt, contestants in (
+    parts: tuple[tuple[str, str, dict[str, Drafter | Contestant]], ...] = (
         ("chat", chat, {"ours": plain, **peers}),
         ("summarise this text", summary, {"NGram": ngram, "plain": plain, **peers}),
-    ):
+    )
+    for title, prompt, contestants in parts:
         ids = target.encode_chat([{"role": "user", "content": prompt}])
         runs = {
             name: _timer(target, contestant, ids, limits)
@@ -74,7 +77,8 @@ def _reference(target: Target) -> PreTrainedModel:
     """The same weights under transformers' own modules and attention."""
     model: PreTrainedModel = copy.deepcopy(target.model)
     model.set_attn_implementation("sdpa")
-    return model.eval()
+    model.eval()
+    return model
 
 
 def _timer(
@@ -90,7 +94,8 @@ def _timer(
 
         return ours
     prompt = torch.tensor([ids], device=target.device)
-    model, settings = contestant
+    model: Any = contestant[0]
+    settings = contestant[1]
 
     def generate() -> float:
         times: list[float] = []
@@ -130,17 +135,10 @@ def _compare(title: str, runs: dict[str, Callable[[], float]], rounds: int) -> N
             rates[name].append(run())
     print(f"\n{title} ({rounds} rounds, interleaved)")
     for name, values in rates.items():
-        print(
-            f"  {name:18} median {statistics.median(values):6.1f} tok/s"
-            f"  (min {min(values):.1f}, max {max(values):.1f})"
-        )
+        print(f"  {name:18} {spread(values, 1)} tok/s")
     first, *others = rates
     for other in others:
-        ratios = [a / b for a, b in zip(rates[first], rates[other], strict=True)]
-        print(
-            f"  {first} / {other}: median {statistics.median(ratios):.2f}"
-            f"  (min {min(ratios):.2f}, max {max(ratios):.2f})"
-        )
+        print(f"  {first} / {other}: {ratios(rates[first], rates[other])}")
 
 
 if __name__ == "__main__":

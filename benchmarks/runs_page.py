@@ -5,7 +5,8 @@
 
 Writes runs as an import would, up to 10,000; more are copies of these, made by the database. Then
 asks what the page asks: first page, every order, filters, deep pages, text search, groups; and what
-other pages ask of the log. Prints median and 95th percentile in milliseconds, and the processor
+other pages ask of the log. `--only` is a word of the questions' names; `--prompts` counts different
+ones. Prints median and 95th percentile in milliseconds, and the processor
 time of the median question, which other programs on the machine hardly change; that of PostgreSQL's
 own process is in it, where it runs on this machine. With --db the log is kept there, in a SQLite
 file or a PostgreSQL database, and used again the next time; a log of an older schema is migrated,
@@ -14,7 +15,6 @@ and how long that takes is printed.
 
 from __future__ import annotations
 
-import argparse
 import random
 import tempfile
 import time
@@ -27,12 +27,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from benchmarks import read_options
 from playground.deploy import offered_runs
 from playground.host.catalog import Catalog
 from playground.host.menu import MethodMenu
 from playground.runs.query import TableQuery
 from playground.runs.table import RunTable
-from storage import RunDetail, RunLog, RunQuery, SortKey, StoredRun, names_of
+from storage import RunDetail, RunLog, RunQuery, SortKey, Status, StoredRun, names_of
 from storage import schema as tables
 
 TARGETS = ("smollm2-135m-instruct", "qwen3-0.6b", "llama-3.2-1b", "tinyllama-1.1b")
@@ -44,7 +45,7 @@ METHODS = (
     ("Eagle", "EAGLE-2, dynamic tree"),
     ("Draft_Target", "Draft model"),
 )
-STATUSES = ("completed",) * 17 + ("cancelled", "failed", "interrupted")
+STATUSES: tuple[Status, ...] = ("completed",) * 17 + ("cancelled", "failed", "interrupted")
 CATEGORIES = ("chat", "translation", "summarization", "qa", "math", "rag", "code")
 WORDS = (
     "the of and a to in is you that it he was for on are as with his they at be this have from or "
@@ -104,13 +105,15 @@ GROUPS = ("method_title", "setup_id", "prompt_id", "label:category")
 
 def main() -> None:
     """Build, ask, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=100_000)
-    parser.add_argument("--prompts", type=int, default=2000, help="different prompts")
-    parser.add_argument("--db", default=None, help="keep the log here")
-    parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--only", default="", help="questions with this in their name")
-    options = parser.parse_args()
+    options = read_options(
+        __doc__,
+        smoke={"runs": 60, "prompts": 20, "repeats": 2},
+        runs=100_000,
+        prompts=2000,
+        db="",
+        repeats=20,
+        only="",
+    )
     with tempfile.TemporaryDirectory() as folder:
         started = time.monotonic()
         log = RunLog.open(options.db or str(Path(folder) / "runs.sqlite3"))
@@ -246,7 +249,12 @@ def _run(random_: random.Random, number: int, at: datetime, prompts: list[str]) 
         "step_p95_ms": 1300 * mat / tok_s,
         "draft_acceptance": random_.random(),
     }
-    split = {"draft_s": 0.004, "verify_s": 0.03, "accept_s": 0.0004, "other_s": 0.0006}
+    split: dict[str, Any] = {
+        "draft_s": 0.004,
+        "verify_s": 0.03,
+        "accept_s": 0.0004,
+        "other_s": 0.0006,
+    }
     ids = tuple(random_.randrange(49152) for _ in range(120))
     return RunDetail(
         id=f"{random_.getrandbits(64):016x}",

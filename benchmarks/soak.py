@@ -1,6 +1,6 @@
 """What hours of mixed use leave behind: memory, threads, open files; how long pages take meanwhile.
 
-    python -m benchmarks.soak [SECONDS] [--clients 8] [--target smollm2-135m-instruct] [--seed 0]
+    python -m benchmarks.soak [--seconds 600] [--clients 8] [--target NAME] [--seed 0]
 
 Starts the program as a person does, with a log of its own, and lets that many clients use it over
 HTTP: they open the page, ask panels for runs, generate (one at a time on the engine), leave in the
@@ -31,7 +31,8 @@ from typing import Any
 
 import httpx
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks import ROOT, TARGET, read_options
+
 API = "/gradio_api"
 METHODS = ("plain", "ngram", "suffix")
 PROMPTS = ("Tell me about tea.", "Count to twenty.", "def fib(n):", "Name three rivers.")
@@ -41,12 +42,8 @@ MOST_STREAM_S = 300.0
 
 def main() -> None:
     """Use and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("seconds", type=float, nargs="?", default=600.0)
-    parser.add_argument("--clients", type=int, default=8)
-    parser.add_argument("--target", default="smollm2-135m-instruct")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    smoke = {"seconds": 5.0, "clients": 2}
+    options = read_options(__doc__, smoke=smoke, seconds=600.0, clients=8, target=TARGET, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         server, url = _start(Path(folder), options.target)
         try:

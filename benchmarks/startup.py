@@ -10,20 +10,17 @@ from __future__ import annotations
 
 import json
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from pathlib import Path
 
-from benchmarks import read_options
+from benchmarks import ROOT, TARGET, read_options, spread
 
-ROOT = Path(__file__).resolve().parents[1]
 WAIT_S = 120.0
 LOAD = """
-import json, time
+import json, sys, time
 began = time.perf_counter()
 import presets
 from engine.config import Limits
@@ -41,7 +38,7 @@ def resident(key):
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(key))
 
 before = resident("VmRSS")
-target = load_target(presets.resolve("smollm2-135m-instruct"), cache_dir=paths.cache_dir())
+target = load_target(presets.resolve(sys.argv[1]), cache_dir=paths.cache_dir())
 loaded = time.perf_counter()
 weights = sum(p.numel() * p.element_size() for p in target.model.parameters())
 drafter = parse_method({"decoding_type": "Autoregressive"}).build(BuildContext(target, None, None))
@@ -59,11 +56,11 @@ print(json.dumps({
 
 def main() -> None:
     """Measure and print."""
-    options = read_options(__doc__, rounds=5)
+    options = read_options(__doc__, smoke={"rounds": 1}, target=TARGET, rounds=5)
     gradio = [_imports("gradio") for _ in range(options.rounds)]
     app = [_imports("playground.cli.main") for _ in range(options.rounds)]
-    pages = [_first_page() for _ in range(options.rounds)]
-    loads = [_load() for _ in range(options.rounds)]
+    pages = [_first_page(options.target) for _ in range(options.rounds)]
+    loads = [_load(options.target) for _ in range(options.rounds)]
     _print("import gradio", gradio)
     _print("import the command line", app)
     _print("python app.py to the first page", pages)
@@ -80,10 +77,7 @@ def main() -> None:
 
 
 def _print(title: str, seconds: list[float]) -> None:
-    print(
-        f"{title:48} median {statistics.median(seconds):5.2f} s"
-        f"  (min {min(seconds):.2f}, max {max(seconds):.2f})"
-    )
+    print(f"{title:48} {spread(seconds)} s")
 
 
 def _imports(module: str) -> float:
@@ -92,22 +86,22 @@ def _imports(module: str) -> float:
     return time.perf_counter() - began
 
 
-def _load() -> dict[str, float]:
+def _load(target: str) -> dict[str, float]:
     done = subprocess.run(
-        [sys.executable, "-c", LOAD], check=True, cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", LOAD, target], check=True, cwd=ROOT, capture_output=True, text=True
     )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def _first_page() -> float:
+def _first_page(target: str) -> float:
     """From the command to the first answer of the server."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "app.py", "serve", "--port", str(port)]
-        command += ["--db", f"{folder}/runs.sqlite3", "--no-token"]
+        command += ["--db", f"{folder}/runs.sqlite3", "--no-token", "--target", target]
         began = time.perf_counter()
         with subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

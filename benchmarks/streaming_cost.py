@@ -17,7 +17,8 @@ import tempfile
 import threading
 from pathlib import Path
 
-from benchmarks import TARGET, read_options
+import presets
+from benchmarks import TARGET, read_options, spread
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.metrics import measure
@@ -33,13 +34,20 @@ from storage import RunLog
 def main() -> None:
     """Measure and print."""
     options = read_options(
-        __doc__, target=TARGET, dtype="auto", method="plain", panels=4, rounds=7, tokens=192
+        __doc__,
+        smoke={"rounds": 1, "tokens": 8},
+        target=TARGET,
+        dtype="auto",
+        method="plain",
+        panels=4,
+        rounds=7,
+        tokens=192,
     )
     catalog = Catalog.shipped()
     method = catalog.method(options.method)
     prompt = catalog.suites["starter"].prompts[0].turns[0]
     request = GenerateRequest(
-        target=catalog.target(options.target),
+        target=presets.resolve(options.target),
         dtype=options.dtype,
         method=method,
         config=catalog.presets[options.method].config,
@@ -81,10 +89,7 @@ def _compare(host: EngineHost, request: GenerateRequest, options: argparse.Names
     title = f"{options.panels} panels and run log"
     print(f"  {title:26} median {statistics.median(shown):6.1f} tok/s")
     costs = [100 * (1 - b / a) for a, b in zip(alone, shown, strict=True)]
-    print(
-        f"  cost: median {statistics.median(costs):.1f} %"
-        f"  (min {min(costs):.1f}, max {max(costs):.1f})"
-    )
+    print(f"  cost: {spread(costs, 1)} %")
 
 
 def _streamed(host: EngineHost, request: GenerateRequest, panels: int) -> float:

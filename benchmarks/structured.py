@@ -11,7 +11,6 @@ that is accepted, and the drafts that were cut because the schema forbids them.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import defaultdict
 from collections.abc import Iterator
@@ -19,15 +18,13 @@ from typing import Any
 
 import jsonschema
 
-import presets
-from benchmarks.vs_llama_cpp import fitted
+from benchmarks import TARGET, read_options
+from benchmarks.models import fitted, load
 from engine.config import Limits, Sampling
 from engine.decode import decode
 from engine.metrics import Metrics, measure, tok_s
-from engine.model.loading import load_target
 from engine.model.text import whole_text
 from engine.steps import End
-from playground.host import paths
 
 PLAIN = "plain"
 TEXT = {"type": "string", "maxLength": 32}
@@ -60,18 +57,16 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
 
 def main() -> None:
     """Answer every prompt with every method, print a line per method."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--target", default="smollm2-135m-instruct")
-    parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--methods", default="eagle2-smollm2-135m,suffix,token-recycling")
-    parser.add_argument("--limit", type=int, default=50, help="prompts")
-    options = parser.parse_args()
-    target = load_target(
-        presets.resolve(options.target),
-        dtype=options.dtype,
-        device="auto",
-        cache_dir=paths.cache_dir(),
+    options = read_options(
+        __doc__,
+        smoke={"limit": 1, "methods": "suffix", "tokens": 24},
+        target=TARGET,
+        dtype="float32",
+        methods="eagle2-smollm2-135m,suffix,token-recycling",
+        limit=50,
+        tokens=256,
     )
+    target = load(options.target, options.dtype)
     names = [PLAIN, *options.methods.split(",")]
     drafters = {name: fitted(target, name) for name in names}
     found: dict[str, list[tuple[str, bool, Metrics]]] = defaultdict(list)
@@ -79,7 +74,7 @@ def main() -> None:
         ids = target.encode_chat([{"role": "user", "content": asked}])
         sampling = Sampling(structured_output="json_schema", grammar=json.dumps(schema))
         for name, drafter in drafters.items():
-            limits = Limits(max_new_tokens=256)
+            limits = Limits(max_new_tokens=options.tokens)
             records = list(decode(target, drafter, ids, sampling=sampling, limits=limits))
             assert isinstance(end := records[-1], End)
             text = whole_text(target.tokenizer, end.output_ids)

@@ -1,6 +1,6 @@
 """One grid in one process and by workers of a local Ray: wall time, best settings, speedups.
 
-    python -m benchmarks.sweep_on_ray [--workers 2] [options of `app.py sweep`]
+    python -m benchmarks.sweep_on_ray [--workers 2] [--sweep "options of `app.py sweep`"]
 
 24 trials of prompt look-up by default, every process and worker with one thread. A speedup is the
 geometric mean over the prompts, with Student's 95 % interval; two agree where their prompts' log
@@ -9,9 +9,9 @@ speedups, paired, do not differ by more than they scatter, which one trial in tw
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -19,27 +19,29 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from benchmarks import ROOT, TARGET, read_options
 from playground.experiments.report.statistics import mean, std, student_t
 from playground.experiments.sweep.report import as_good, best_of, differ, shown_trials
 from playground.experiments.sweep.store import SweepStore
 from playground.experiments.sweep.trials import Trial
 from storage import RunLog
 
-ROOT = Path(__file__).resolve().parents[1]
-GRID = ("--vary", "max_draft_len=1:8", "--vary", "max_matching_ngram_size=1:3")
-ASKED = ("--method", "ngram", *GRID, "--suite", "starter", "--max-new-tokens", "32")
+GRID = "--vary max_draft_len=1:8 --vary max_matching_ngram_size=1:3"
+SWEEP = f"--method ngram --suite starter --max-new-tokens 32 {GRID}"
+SMOKE = "--method ngram --suite starter --max-new-tokens 4 --vary max_draft_len=1:2"
 
 
 def main() -> None:
     """Measure both ways, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--workers", type=int, default=2)
-    options, asked = parser.parse_known_args()
+    options = read_options(
+        __doc__, smoke={"workers": 1, "sweep": SMOKE}, target=TARGET, workers=2, sweep=SWEEP
+    )
+    asked = ("--target", options.target, *shlex.split(options.sweep))
     ray = ("--ray", "local", "--workers", str(options.workers), "--worker-cpus", "1")
     with tempfile.TemporaryDirectory() as folder:
         ways = {"one process": (), f"{options.workers} workers": ray}
         found = [
-            swept(str(Path(folder) / f"{number}.db"), (*(asked or ASKED), *more))
+            swept(str(Path(folder) / f"{number}.db"), (*asked, *more))
             for number, more in enumerate(ways.values())
         ]
     for name, (seconds, trials) in zip(ways, found, strict=True):

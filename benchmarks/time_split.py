@@ -1,6 +1,6 @@
 """Where the time of a step goes, per method, on one target.
 
-    python benchmarks/time_split.py [--dtype float32] [--tokens 64] [--rounds 3]
+    python -m benchmarks.time_split [--dtype float32] [--tokens 64] [--rounds 3]
 
 Prints mean milliseconds of draft, verify, accept and everything else, and the share of accept and
 else: what a step spends outside the model forwards and the drafting. Heads without a checkpoint
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import presets
 from benchmarks import TARGET, random_heads, read_options
+from benchmarks.models import load
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import methods, parse_method
@@ -22,20 +23,17 @@ from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
 from engine.errors import PlaygroundError
 from engine.metrics import Tally
-from engine.model.loading import load_target
 from engine.model.target import Target
 from engine.tuning.adaptive import build_drafter
-from playground.host import paths
 
 HEADS = ("Medusa", "ReDrafter", "Eagle", "Eagle3")
 
 
 def main() -> None:
     """Measure and print."""
-    options = read_options(__doc__, target=TARGET, dtype="auto", tokens=64, rounds=3)
-    target = load_target(
-        presets.resolve(options.target), dtype=options.dtype, cache_dir=paths.cache_dir()
-    )
+    smoke = {"tokens": 4, "rounds": 1}
+    options = read_options(__doc__, smoke=smoke, target=TARGET, dtype="auto", tokens=64, rounds=3)
+    target = load(options.target, options.dtype)
     print(f"{target.name} {target.dtype_name} on {target.device_name}")
     print(
         f"{'method':26}{'nodes':>7}{'draft':>9}{'verify':>9}{'accept':>9}{'other':>9}{'share':>8}"

@@ -19,20 +19,19 @@ from dataclasses import dataclass, field
 
 import presets
 from benchmarks import TARGET, read_options
+from benchmarks.models import load
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
 from engine.metrics import Metrics, measure
-from engine.model.loading import load_target
 from engine.model.target import Target
 from engine.tree import ChoiceTree
 from engine.tuning.latency import Prediction, StepLatency, bucket_of
 from engine.tuning.ranks import RankTable
 from engine.tuning.search import SIZES, CurvePoint, curve
 from engine.tuning.timing import measure_curve, measure_draft, measure_other
-from playground.host import paths
 from playground.trees.fitting import hold_out, stock_trees
 from playground.trees.sources import SHIPPED
 from presets import MethodPreset
@@ -60,15 +59,21 @@ class Contestant:
 
 def main() -> None:
     """Measure and print."""
-    options = read_options(__doc__, target=TARGET, dtype="auto", prompts=12, tokens=96, rounds=3)
-    target = load_target(
-        presets.resolve(options.target), dtype=options.dtype, cache_dir=paths.cache_dir()
+    options = read_options(
+        __doc__,
+        smoke={"prompts": 1, "tokens": 8, "rounds": 1},
+        target=TARGET,
+        dtype="auto",
+        prompts=12,
+        tokens=96,
+        rounds=3,
     )
+    target = load(options.target, options.dtype)
     bench = BuildContext(target, presets.resolve, lambda spec: target, locate=presets.locate)
     print(f"{target.name} {target.dtype_name} on {target.device_name}, {options.tokens} tokens")
     for name, preset in presets.methods().items():
         file = SHIPPED / f"{name}.npz"
-        if preset.target == options.target and file.is_file():
+        if preset.target == (TARGET if options.smoke else options.target) and file.is_file():
             _report(preset, RankTable.from_bytes(file.read_bytes()), bench, options)
 
 
@@ -97,8 +102,9 @@ def _report(
     def tok_s(point: CurvePoint) -> float:
         return latency.predict_config(config.with_tree(point.tree), point.mat).tok_s
 
-    best = max(curve(fitted, SIZES), key=tok_s).tree
-    pairs = [(s.title, s.tree) for s in stock_trees(table, config, _published())]
+    best = max(curve(fitted, SIZES[: 2 if options.smoke else None]), key=tok_s).tree
+    published = _published()[: 2 if options.smoke else None]
+    pairs = [(s.title, s.tree) for s in stock_trees(table, config, published)]
     made: dict[str, Contestant] = {}
     for title, tree in pairs:
         made[title] = _contestant(title, config, tree, bench)

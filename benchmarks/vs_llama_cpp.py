@@ -2,12 +2,13 @@
 
     python -m benchmarks.vs_llama_cpp LLAMA_SERVER [--draft DRAFT.gguf] [--methods plain,…]
 
-LLAMA_SERVER is the program as its project builds it (`cmake --build … --target llama-server`);
-DRAFT.gguf is a shipped draft model, converted by its `convert_hf_to_gguf.py`. Each way runs in a
-server of its own. All contestants take turns prompt by prompt: same prompts, same number of
-threads, greedy, exactly so many tokens. tok/s are of decoding, first token to last, without the
-prompt; llama-server's are those that it reports. Methods have the size that is fitted to this
-machine. Prints totals per round, and ratios.
+LLAMA_SERVER is the program as its project builds it (`cmake --build … --target llama-server`); it
+reads `--gguf`, the embedded model's file by default. DRAFT.gguf is a shipped draft model, converted
+by its `convert_hf_to_gguf.py`. Each way runs in a server of its own; a way that this build does not
+know is left out. All contestants take turns prompt by prompt: same prompts, same number of threads,
+greedy, exactly so many tokens. tok/s are of decoding, first token to last, without the prompt;
+llama-server's are those that it reports. Methods have the size that is fitted to this machine.
+Prints medians of the rounds' tok/s, and ratios.
 """
 
 from __future__ import annotations
@@ -17,29 +18,27 @@ import socket
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from pathlib import Path
 
 import httpx
 import torch
 
 import presets
+from benchmarks import TARGET, ratios, read_options
+from benchmarks.models import embedded_file, fitted, load
 from engine.config import Limits
 from engine.decode import decode
-from engine.drafters.base import BuildContext, Drafter
-from engine.metrics import Tally
-from engine.model.loading import load_target
+from engine.drafters.base import Drafter
+from engine.metrics import measure
 from engine.model.target import Target
-from engine.tuning.adaptive import build_drafter, controller_curve
-from engine.tuning.fit import fit_size
 from playground.experiments.prompt_files import read_suite_file
-from playground.host import paths
 
 PEER = "llama.cpp"
-WAYS = ("none", "ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
-"""Its kinds of speculation that need no weights; `none` is its plain decoding."""
+PLAIN = f"{PEER} none"
+WAYS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+"""Its kinds of speculation that need no weights."""
 DRAFT_WAY = "draft-simple"
 START_S = 60.0
 WARM_UP_TOKENS = 32
@@ -67,46 +66,49 @@ class Server:
             "ignore_eos": True,
             "cache_prompt": False,
         }
-        timings = self._http.post("/completion", json=asked).raise_for_status().json()["timings"]
+        answer = self._http.post("/completion", json=asked).raise_for_status().json()
+        timings: dict[str, float] = answer["timings"]
         if timings["predicted_n"] < num_tokens - 1:
             raise RuntimeError(f"llama-server wrote {timings['predicted_n']} tokens")
-        return float(timings["predicted_ms"]) / 1000 / timings["predicted_n"] * (num_tokens - 1)
+        return timings["predicted_ms"] / 1000 / timings["predicted_n"] * (num_tokens - 1)
 
 
 @contextmanager
 def serving(program: Path, file: Path, options: Sequence[str]) -> Iterator[Server]:
-    """Start a llama-server with these options and end it."""
+    """Start a llama-server with these options and end it.
+
+    Raises RuntimeError: it did not start.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     threads = str(torch.get_num_threads())
-    line = [program, "--model", file, "--port", str(port), "--ctx-size", "4096", "--parallel", "1"]
+    line = [
+        str(program),
+        "--model",
+        str(file),
+        "--port",
+        str(port),
+        "--ctx-size",
+        "4096",
+        "--parallel",
+        "1",
+    ]
     line += ["--threads", threads, "--threads-batch", threads, *options]
-    with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    try:
+        process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    except OSError as error:
+        raise RuntimeError(f"{program} could not be started: {error.strerror}") from error
+    with process:
         try:
             server, began_s = Server(f"http://127.0.0.1:{port}"), time.monotonic()
             while not server.ready():
                 if process.poll() is not None or time.monotonic() - began_s > START_S:
-                    raise RuntimeError(f"llama-server did not start with {' '.join(options)}")
+                    raise RuntimeError(f"{program} did not start: {' '.join(options) or 'plain'}")
                 time.sleep(0.1)
             yield server
         finally:
             process.terminate()
-
-
-def fitted(target: Target, name: str) -> Drafter:
-    """A preset's drafter in the size that suits this machine."""
-    context = BuildContext(
-        target,
-        presets.resolve,
-        lambda spec: load_target(
-            spec, dtype=target.companion_dtype, device="cpu", cache_dir=paths.cache_dir()
-        ),
-        locate=presets.locate,
-    )
-    curve = cache(lambda: controller_curve(target))
-    config = presets.methods()[name].config
-    return build_drafter(fit_size(config, presets.sizes(config), context, curve).config, context)
 
 
 def prompts_of(target: Target, options: argparse.Namespace) -> list[list[int]]:
@@ -121,45 +123,53 @@ def prompts_of(target: Target, options: argparse.Namespace) -> list[list[int]]:
 
 def seconds_here(target: Target, drafter: Drafter, ids: list[int], num_tokens: int) -> float:
     """Of decoding, first token to last."""
-    tally = Tally()
     limits = Limits(max_new_tokens=num_tokens, ignore_eos=True)
-    for record in decode(target, drafter, ids, limits=limits):
-        tally.add(record)
-    assert tally.metrics.tok_s is not None
-    return (num_tokens - 1) / tally.metrics.tok_s
+    rate = measure(decode(target, drafter, ids, limits=limits)).tok_s
+    assert rate is not None
+    return (num_tokens - 1) / rate
 
 
-def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("server", type=Path, help="the program llama-server")
-    parser.add_argument("--draft", type=Path, help="a draft model as GGUF")
-    parser.add_argument("--methods", default="plain,suffix-smollm2-135m")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--prompts", type=Path, help="prompt file; default: suite `tasks`")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=96)
-    parser.add_argument("--per-category", type=int, default=1)
-    return parser.parse_args()
+def servers_of(options: argparse.Namespace, stack: ExitStack) -> dict[str, Server]:
+    """A server for each way that this build of llama-server knows."""
+    if options.server is None:
+        print("No llama-server is given: the table is of the methods here.")
+        return {}
+    ways: dict[str, list[str]]
+    ways = {PLAIN: []} | {f"{PEER} {way}": ["--spec-type", way] for way in WAYS}
+    if options.draft:
+        draft = ["--spec-type", DRAFT_WAY, "--model-draft", str(options.draft)]
+        ways[f"{PEER} {DRAFT_WAY}"] = draft
+    file, servers = options.gguf or embedded_file(), dict[str, Server]()
+    for name, settings in ways.items():
+        try:
+            servers[name] = stack.enter_context(serving(options.server, file, settings))
+        except RuntimeError as error:
+            print(f"{name} is left out: {error}.")
+    return servers
 
 
 def main() -> None:
     """Measure and print."""
-    options = parsed()
-    target = load_target(
-        presets.resolve("smollm2-135m-instruct"), dtype=options.dtype, cache_dir=paths.cache_dir()
+    options = read_options(
+        __doc__,
+        programs=("server",),
+        smoke={"rounds": 1, "tokens": 8, "methods": "plain,ngram"},
+        target=TARGET,
+        gguf=None,
+        draft=None,
+        methods="plain,suffix-smollm2-135m",
+        dtype="auto",
+        prompts=None,
+        rounds=3,
+        tokens=96,
+        per_category=1,
     )
-    file = next(Path(paths.cache_dir()).rglob("SmolLM2-135M-Instruct.Q4_1.gguf"))
-    prompts = prompts_of(target, options)
+    target = load(options.target, options.dtype)
+    prompts = prompts_of(target, options)[: 1 if options.smoke else None]
     drafters = {name: fitted(target, name) for name in options.methods.split(",")}
-    ways = {way: ["--spec-type", way] for way in WAYS}
-    if options.draft:
-        ways[DRAFT_WAY] = ["--spec-type", DRAFT_WAY, "--model-draft", str(options.draft)]
     rates: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        servers = {
-            f"{PEER} {way}": stack.enter_context(serving(options.server, file, settings))
-            for way, settings in ways.items()
-        }
+        servers = servers_of(options, stack)
         for server in servers.values():
             server.seconds(prompts[0], WARM_UP_TOKENS)
         for drafter in drafters.values():
@@ -180,17 +190,20 @@ def main() -> None:
     show(rates)
 
 
-def show(rates: dict[str, list[float]]) -> None:
-    """tok/s of everyone; ratios to llama.cpp's plain decoding and to its best way to speculate."""
+def show(rates: Mapping[str, list[float]]) -> None:
+    """tok/s of everyone; ratios to llama.cpp's plain decoding and to its best way to speculate.
+
+    Without llama.cpp: ratios to the first method.
+    """
     middle = {name: statistics.median(values) for name, values in rates.items()}
-    plain = f"{PEER} {WAYS[0]}"
-    best = max((name for name in rates if name.startswith(PEER) and name != plain), key=middle.get)  # type: ignore[arg-type]
+    ways = [name for name in rates if name.startswith(PEER) and name != PLAIN]
+    others = [
+        name for name in (PLAIN, max(ways, key=middle.__getitem__, default="")) if name in rates
+    ]
     for name, values in rates.items():
         line = f"  {name:28} {middle[name]:6.1f} tok/s"
-        for against in (plain, best):
-            ratios = [a / b for a, b in zip(values, rates[against], strict=True)]
-            line += f"   {statistics.median(ratios):.2f} × {against}"
-            line += f" ({min(ratios):.2f} … {max(ratios):.2f})"
+        for other in others or [next(iter(rates))]:
+            line += f"   {ratios(values, rates[other])} × {other}"
         print(line)
 
 

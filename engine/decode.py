@@ -16,7 +16,7 @@ The loop knows token ids only; text is made from its records by whoever reads th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
 import torch
@@ -45,7 +45,7 @@ def decode(
     limits: Limits | None = None,
     cancelled: Callable[[], bool] = lambda: False,
     prefix_caching: bool = False,
-) -> Iterator[Record]:
+) -> Generator[Record, None, None]:
     """Generate from a prompt and yield one record per step.
 
     Args:

@@ -2,12 +2,16 @@
 
 Whoever reads a file, a form or a request reads it here (YAML: `presets.reading`), so that nothing
 behind has to think of nesting without end, numbers of a thousand digits, or half surrogate pairs,
-which no answer, no terminal and no tokenizer can carry.
+which no answer, no terminal and no tokenizer can carry. The other way: what is written of it
+(`visible`, `json_text`, `csv_line`, `file_name`) commands no terminal, turns no line around and
+leaves no folder.
 """
 
 from __future__ import annotations
 
 import csv
+import errno
+import hashlib
 import io
 import json
 import re
@@ -16,6 +20,7 @@ from collections.abc import Callable, Iterable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from engine.errors import ConfigError
 
@@ -26,7 +31,12 @@ MAX_DIGITS = 40
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _LONG_INTEGER = re.compile(rf"(?<![.\d])\d{{{MAX_DIGITS + 1}}}")
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
+)
+_FULL = ("no space left on device", "disk is full", "disk full", "storagefull", "quota exceeded")
+"""As libraries say it that pass on no error number."""
+MAX_FILE_NAME_BYTES = 150
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 _SIGNS = {"[": 1, "{": 1, "]": -1, "}": -1}
 
@@ -126,8 +136,52 @@ def short(value: object, most: int = 80) -> str:
 
 
 def visible(text: str) -> str:
-    """Text of others for a terminal: its control characters are shown, not obeyed."""
+    """Text of others to be read: its control characters are shown, not obeyed."""
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def visible_value(value: Any) -> Any:
+    """`visible` of a text that is no HTML yet; for `finalize` of templates."""
+    return visible(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """JSON that people read in any script; control characters are escaped, as JSON has it."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def file_name(name: str) -> str:
+    """A name of others as that of a file or folder: one for each name, within its folder.
+
+    Example: `a/b` → `a%2Fb`, `..` → `%2E.`
+    """
+    safe = quote(name.encode("utf-8", "surrogatepass"), safe=" +,=()")
+    if safe[:1] in (".", "-", " ", ""):
+        safe = f"%{ord(safe[0]):02X}{safe[1:]}" if safe else "%"
+    if len(safe) > MAX_FILE_NAME_BYTES:
+        digest = hashlib.sha256(safe.encode()).hexdigest()[:16]
+        safe = f"{safe[: MAX_FILE_NAME_BYTES - 17]}%{digest}"
+    return safe
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Whether an error, or what it came of, says that there is no room to write."""
+    while True:
+        number, text = getattr(error, "errno", None), str(error).lower()
+        if number in (errno.ENOSPC, errno.EDQUOT) or any(sign in text for sign in _FULL):
+            return True
+        if error.__cause__ is None:
+            return False
+        error = error.__cause__
+
+
+def unwritable(place: object, error: BaseException) -> str:
+    """The sentences about what could not be written, and why."""
+    if disk_is_full(error):
+        return f"{place} cannot be written: the disk is full. Make room there, or write elsewhere."
+    reason = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "")
+    return f"{place} cannot be written: {reason or type(error).__name__}. Give another place."
 
 
 def csv_line(values: Iterable[Any]) -> str:
@@ -140,5 +194,5 @@ def csv_line(values: Iterable[Any]) -> str:
 def _cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    whole = value.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
+    whole = visible(value)
     return f"'{whole}" if whole.startswith(_FORMULA_STARTS) else whole

@@ -12,6 +12,7 @@ from typing import TypeVar
 from anyio.to_thread import run_sync
 
 from engine.errors import PlaygroundError
+from engine.plain import disk_is_full, unwritable
 from storage import StorageError
 
 Result = TypeVar("Result")
@@ -33,7 +34,8 @@ def attempt(work: Callable[[], Result], *, where: str) -> Result | Fault:
     """What `work` returns, or the fault that stopped it.
 
     Our own errors are written for the user and pass through as they are. Anything else is a bug:
-    it is logged with its traceback, and the page learns under which name to look for it.
+    it is logged with its traceback, and the page learns under which name to look for it. A
+    full disk is no bug.
     """
     try:
         return work()
@@ -52,6 +54,9 @@ def fault_of(error: BaseException, *, where: str) -> Fault:
     """An exception as the user is told of it."""
     if isinstance(error, PlaygroundError | StorageError):
         return Fault(str(error), expected=True)
+    if disk_is_full(error):
+        place = getattr(error, "filename", None) or f"A file of {where}"
+        return Fault(unwritable(place, error), expected=True)
     logger.exception("unexpected error in %s", where, exc_info=error)
     return Fault(
         f"Something broke in {where}. The details are in the server's log; the rest of the "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,7 @@ class Copied:
         return self.runs + self.known + self.running
 
 
-def copy(source: Database, into: Database) -> Iterator[Copied]:
+def copy(source: Database, into: Database) -> Generator[Copied, None, None]:
     """Copy what is over, oldest first; yields after each batch, which arrives whole or not at all.
 
     What is there already is left as it is, so that a copy that was cut off goes on.

@@ -18,6 +18,7 @@ from alembic.script import ScriptDirectory
 
 from storage.dialects import (
     MAX_READING_S,
+    disk_is_full,
     engine_options,
     foreign_keys_off,
     in_memory,
@@ -182,6 +183,10 @@ class Database:
         if is_lost(error):
             remedy = "Check that its server is running and accepts this machine."
             return OutOfReachError(f"{where} cannot be reached: {reason}. {remedy}")
+        if disk_is_full(error):
+            return StorageError(
+                f"{where} cannot be written: the disk is full. Make room, or give another --db."
+            )
         what = "file" if self.url.get_backend_name() == "sqlite" else "server"
         return StorageError(
             f"{where} cannot be used: {reason}. Check the {what}, or give another --db."

@@ -140,6 +140,13 @@ def timed_out(error: sa.exc.SQLAlchemyError) -> bool:
     return str(orig) == "interrupted" or getattr(orig, "sqlstate", None) == "57014"
 
 
+def disk_is_full(error: sa.exc.SQLAlchemyError) -> bool:
+    """Whether there was no room to write."""
+    orig = getattr(error, "orig", None)
+    name = getattr(orig, "sqlite_errorname", "")
+    return name == "SQLITE_FULL" or getattr(orig, "sqlstate", None) == "53100"
+
+
 def prepare(engine: sa.Engine) -> None:
     """Set a database up: reading has a time limit and one view, writers wait for each other.
 

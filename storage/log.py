@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Literal, Self, TypeVar
 
 import sqlalchemy as sa
@@ -263,7 +263,7 @@ class RunLog(RunReader):
             take_turn(connection, "import")  # what one of them adds, the next one knows
             return writing.write_whole(connection, new)
 
-    def copy_from(self, source: RunLog) -> Iterator[Copied]:
+    def copy_from(self, source: RunLog) -> Generator[Copied, None, None]:
         """Copy all that is over in another log; yields how far it is.
 
         Raises:

@@ -63,7 +63,7 @@ class Server:
             free.bind(("127.0.0.1", 0))
             self.port = int(free.getsockname()[1])
         options = ("-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync")
-        command = [self._programs / "initdb", "-D", folder / "data", *options]
+        command = [str(self._programs / "initdb"), "-D", str(folder / "data"), *options]
         subprocess.run(command, user=self._user, cwd=folder, check=True, capture_output=True)
 
     def start(self) -> None:
@@ -71,7 +71,7 @@ class Server:
         settings = {"listen_addresses": "127.0.0.1", "port": self.port, **FAST}
         settings["unix_socket_directories"] = str(self.folder)
         options = [word for key, value in settings.items() for word in ("-c", f"{key}={value}")]
-        command = [self._programs / "postgres", "-D", self.folder / "data", *options]
+        command = [str(self._programs / "postgres"), "-D", str(self.folder / "data"), *options]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 command, user=self._user, cwd=self.folder, stdout=log, stderr=log

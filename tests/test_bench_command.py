@@ -52,6 +52,23 @@ def bench(folder: Path, *arguments: object, code: int = 0) -> Any:
     return result
 
 
+def test_files_of_a_configuration_stay_in_the_folder_and_are_its_own(
+    folder: Path, questions: Path, tmp_path: Path
+) -> None:
+    names = ("../../../evil", "a b", "a-b", "a/b")
+    methods = [part for name in names for part in ("--method", f"NGram 'name={name}'")]
+    output = tmp_path / "deep" / "er" / "out"
+    bench(
+        folder,
+        *("--suite", questions, "--limit-per-category", 1, *methods, "--no-save"),
+        *("--max-new-tokens", 2, "--ignore-eos", "--repeats", 1, "--output", output),
+    )
+    assert [file.name for file in tmp_path.iterdir()] == ["deep"]
+    assert len(list((tmp_path / "deep").rglob("evil*"))) == 0
+    found = [json.loads(file.read_text()) for file in output.glob("genai-perf/*/*.json")]
+    assert {one["input_config"]["method"] for one in found} == {BASELINE_NAME, *names}
+
+
 def test_json_has_every_figure_of_every_configuration(
     folder: Path, questions: Path, tmp_path: Path
 ) -> None:

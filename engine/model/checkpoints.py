@@ -15,6 +15,7 @@ from engine.errors import DrafterError, SourceError, VocabularyError, first_line
 from engine.model.files import listed, read_settings, read_tensors
 from engine.model.sources import hub_error, without_telemetry
 from engine.model.target import Target
+from engine.plain import disk_is_full, unwritable
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 
@@ -148,5 +149,8 @@ def _hub_errors(location: str) -> Iterator[None]:
     except HFValidationError as error:
         raise SourceError(f"{location!r:.200} is neither a local path nor a hub id.") from error
     except OSError as error:
+        if disk_is_full(error):
+            place = error.filename or f"The hub's cache, for {location},"
+            raise SourceError(unwritable(place, error)) from error
         said = SourceError(f"{location}: {first_line(error)}.")
         raise hub_error(location, error) or said from error

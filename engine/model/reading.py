@@ -24,8 +24,16 @@ from transformers.utils.logging import set_tqdm_hook
 from engine.errors import OutOfMemoryError, SourceError, TargetError, first_line
 from engine.model.files import UNREADABLE, check_complete, check_parameters
 from engine.model.kinds import check_can_roll_back
-from engine.model.sources import ProgressCallback, TargetSpec, Weights, hub_error, partial_folder
+from engine.model.sources import (
+    ProgressCallback,
+    TargetSpec,
+    Weights,
+    hub_error,
+    partial_folder,
+    writing,
+)
 from engine.model.tokenizer import check_tokenizer, is_panic
+from engine.plain import disk_is_full, unwritable
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
@@ -76,6 +84,9 @@ def counted(tell: Callable[[float], None]) -> Iterator[None]:
 
 def explain(spec: TargetSpec, error: Exception) -> SourceError | TargetError:
     """transformers' exception as one sentence."""
+    if disk_is_full(error):  # of the hub's cache, or where weights are offloaded
+        place = getattr(error, "filename", None) or "The folder of fetched or offloaded weights"
+        return SourceError(unwritable(place, error))
     text = str(error)
     where = spec.hub or spec.path or spec.name
     from_hub = hub_error(where, error) if spec.hub else None
@@ -255,5 +266,6 @@ def _convert(spec: TargetSpec, weights: Weights, folder: Path) -> None:
     # transformers marks the model as quantised although its weights are plain by now.
     del model.config.quantization_config
     model.hf_quantizer = None  # type: ignore[assignment]
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
+    with writing(folder):
+        tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder)

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from engine.config import Settings
 from engine.errors import ConfigError, SourceError
 from engine.model.random_weights import RandomSource, save_source
+from engine.plain import file_name, unwritable
 
 try:
     import fcntl
@@ -163,6 +164,7 @@ def locate(spec: TargetSpec, cache_dir: Path, progress: ProgressCallback | None 
 
 def _make(source: RandomSource, folder: Path, name: str) -> Weights:
     digest = hashlib.sha256(source.model_dump_json().encode()).hexdigest()
+    name = file_name(name)
     done = folder / f"{name}-{digest[:12]}"
     if not done.is_dir():
         with partial_folder(folder) as temp, writing(done):
@@ -196,7 +198,7 @@ def fetch_member(wheel: WheelSource, cache_dir: Path, progress: ProgressCallback
 
     Raises SourceError: pip could not fetch the wheel, or a digest differs.
     """
-    folder = cache_dir / "wheels" / f"{wheel.package}-{wheel.version}"
+    folder = cache_dir / "wheels" / file_name(f"{wheel.package}-{wheel.version}")
     done = folder / Path(wheel.member).name
     if done.is_file():
         return done
@@ -215,7 +217,7 @@ def fetch_member(wheel: WheelSource, cache_dir: Path, progress: ProgressCallback
                 f"{archive.name} has no file {wheel.member}. It is not this package."
             ) from error
         except OSError as error:
-            raise SourceError(f"{wheel.member} could not be written: {error}.") from error
+            raise SourceError(unwritable(member, error)) from error
         _check_digest(member, wheel.member_sha256)
         os.replace(member, done)
     return done
@@ -249,10 +251,7 @@ def writing(place: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise ConfigError(
-            f"{place} cannot be written: {reason}. Make room there, or give another folder."
-        ) from error
+        raise ConfigError(unwritable(place, error)) from error
 
 
 @contextmanager

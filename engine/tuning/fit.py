@@ -131,7 +131,7 @@ def _beside_verifying(drafter: Drafter, target: Target) -> tuple[float, float]:
     prompt = [(97 * (i % PERIOD)) % target.vocab_size for i in range(PROMPT_LEN)]
     records = decode(target, drafter, prompt, limits=Limits(max_new_tokens=512, ignore_eos=True))
     steps = [s for s in islice(records, NUM_STEPS + 2) if isinstance(s, Step)][1:]
-    records.close()  # type: ignore[attr-defined]
+    records.close()
     drafting = statistics.median(step.draft_s for step in steps)
     rest = statistics.median(step.accept_s + step.other_s - step.rollback_s for step in steps)
     return 1000 * drafting, 1000 * rest

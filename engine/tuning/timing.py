@@ -223,7 +223,7 @@ def measure_other(
         on_progress(done / len(rows))
         records = decode(target, _FixedChain(n, target), prompt, limits=limits)
         steps = [s for s in islice(records, repeats + 2) if isinstance(s, Step)]
-        records.close()  # type: ignore[attr-defined]
+        records.close()
         taken = [step.accept_s + step.other_s - step.rollback_s for step in steps]
         medians.append(1000 * statistics.median(taken[1:] or taken))
     on_progress(1.0)

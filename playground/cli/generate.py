@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from engine.formats import plural
+from engine.plain import json_text
 from playground.cli.options import (
     EXIT_INTERRUPTED,
     METHOD_HELP,
@@ -122,7 +122,7 @@ def generate(options: GenerateOptions) -> None:
     if options.as_json:
         values = {"run_id": run_id, "target": target.name, **_summary(config, run)}
         values["output_ids"] = output_ids
-        put(json.dumps(values, ensure_ascii=False, indent=2) + "\n", None)
+        put(json_text(values, indent=2) + "\n", None)
     else:
         assert run.metrics is not None and run.finish is not None
         put(run.finish.text.removeprefix(shown) + "\n", None)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from engine.plain import MAX_CHARS, as_text, visible
+from engine.plain import MAX_CHARS, as_text, disk_is_full, unwritable, visible
 
 if TYPE_CHECKING:
     from engine.config import Limits, Sampling
@@ -69,8 +69,7 @@ class CommandGroup(TyperGroup):
             if error.errno == errno.EPIPE:  # who reads has seen enough
                 raise
             _forget_output()
-            what = error.filename or "The output"
-            say(f"error: {what!s:.2000}: {error.strerror or error}.", err=True)
+            say(f"error: {_os_sentence(error):.2000}", err=True)
             raise typer.Exit(EXIT_USER_ERROR) from error
         except Exception as error:  # ours are imported only once one is raised: --help is fast
             from engine.errors import PlaygroundError
@@ -94,6 +93,11 @@ def say(text: str, *, err: bool = False, nl: bool = True, start: str = "") -> No
 def as_output(text: str) -> str:
     """A result as it goes out: to a file or program as it is, to a terminal as by `say`."""
     return visible(text) if sys.stdout.isatty() else text
+
+
+def _os_sentence(error: OSError) -> str:
+    what = error.filename or "The output"
+    return unwritable(what, error) if disk_is_full(error) else f"{what}: {error.strerror or error}."
 
 
 def _forget_output() -> None:
@@ -202,7 +206,7 @@ def write_files(folder: Path, texts: Mapping[str, str]) -> list[Path]:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"--output: {folder} cannot be written: {error.strerror}.") from error
+        raise ConfigError(f"--output: {unwritable(folder, error)}") from error
     return [folder / name for name in texts]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import typer
 
 from engine import formats
 from engine.formats import DASH
+from engine.plain import json_text
 from playground.cli.bench import WorkloadOptions, show_progress
 from playground.cli.options import (
     EXIT_INTERRUPTED,
@@ -173,7 +173,7 @@ def _show(options: SweepOptions, sweep: Sweep, console: Console) -> None:
 
     state = state_of(sweep)
     if options.as_json:
-        put(json.dumps(state, ensure_ascii=False, indent=1) + "\n", None)
+        put(json_text(state, indent=1) + "\n", None)
     else:
         print_wide(trials_table(state), state["verdict"] or "Nothing was measured.")
     if options.output is not None and state["best"] is not None:

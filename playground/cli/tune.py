@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from engine.plain import file_name
 from playground.cli.options import (
     EMBEDDED,
     CommandGroup,
@@ -145,7 +146,7 @@ def fit(options: FitOptions) -> None:
         made_for = f"{Path(str(about['target'])).name}-{about['decoding_type']}".lower()
         names = {f"{options.name or made_for}-{len(one.tree)}": one for one in fits}
         texts = {
-            f"{name}.yaml": fit_yaml(one, name, table, options.prompts)
+            f"{file_name(name)}.yaml": fit_yaml(one, name, table, options.prompts)
             for name, one in names.items()
         }
         for file in write_files(options.output, texts):

@@ -17,7 +17,8 @@ from pydantic import ConfigDict
 import presets
 from engine.config import Settings
 from engine.errors import ConfigError, one_of
-from engine.plain import MAX_CHARS, as_text, read_json
+from engine.model.sources import writing
+from engine.plain import MAX_CHARS, as_text, json_text, read_json
 from playground.experiments.prompt_files import read_suite_file, read_suite_text
 from playground.host import paths
 from presets import PromptSuite
@@ -97,8 +98,9 @@ def fetch(name: str, file: Path | None = None) -> PromptSuite:
     text = as_text(raw, what=str(file or name), most=MAX_CHARS)
     suite = read_suite_text(text, f"{name}.jsonl", where=str(file or name))
     folder = paths.suites()
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
     return suite
 
 
@@ -126,4 +128,4 @@ def input_lines(suite: PromptSuite, tool: str, tokens: int) -> str:
     """
     one_of("--to", tool, INPUTS)
     rows = [INPUTS[tool](n, prompt.turns[0], tokens) for n, prompt in enumerate(suite.prompts)]
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    return "".join(json_text(row) + "\n" for row in rows)

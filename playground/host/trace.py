@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from engine.errors import ConfigError
 from engine.metrics import Tally
 from engine.model.target import Target
 from engine.model.text import whole_text
+from engine.plain import json_text, unwritable
 from engine.steps import End, Record, Step
 
 
@@ -83,14 +83,14 @@ class TraceFile:
     def _line(self, line: Mapping[str, Any]) -> None:
         """Flushed, so that a killed run leaves whole lines."""
         try:
-            self._stream.write(json.dumps(line, ensure_ascii=False) + "\n")
+            self._stream.write(json_text(line) + "\n")
             self._stream.flush()
         except OSError as error:
             raise _unwritable(self._path, error) from error
 
 
 def _unwritable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"--trace: {path} cannot be written: {error.strerror}.")
+    return ConfigError(f"--trace: {unwritable(path, error)}")
 
 
 def step_line(step: Step) -> dict[str, Any]:

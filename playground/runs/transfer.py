@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from engine.errors import ConfigError
-from engine.plain import MAX_CHARS, csv_line, read_json, short
+from engine.plain import MAX_CHARS, csv_line, read_json, short, unwritable
 from playground.runs.imports import checked_run
 from storage import Figure, RunDetail, RunLog, RunSummary, StepRow, StoredRun, names_of
 
@@ -87,7 +87,7 @@ def writing(file: Path) -> Iterator[IO[str]]:
         if not special:
             os.replace(part, file)
     except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror or error}.") from error
+        raise ConfigError(unwritable(file, error)) from error
     finally:
         if not special:
             with suppress(OSError):

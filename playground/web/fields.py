@@ -9,6 +9,7 @@ from typing import Any
 import gradio as gr
 
 from engine.grammar import TITLES
+from engine.plain import visible
 from playground.host.controls import Control, FormState
 from playground.web.tree_picture import tree_picture
 
@@ -89,7 +90,7 @@ class Fields:
     def _blame(self, state: FormState) -> dict[str, Any]:
         """What is wrong and no control's fault."""
         said = " ".join(text for name, text in state.faults.items() if name not in self._controls)
-        return {"value": f'<p class="pg-alert">{escape(said)}</p>', "visible": bool(said)}
+        return {"value": f'<p class="pg-alert">{escape(visible(said))}</p>', "visible": bool(said)}
 
 
 def component(control: Control, value: Any, state: FormState) -> Any:

@@ -16,12 +16,13 @@ from markupsafe import Markup, escape
 
 from engine import formats
 from engine.formats import DASH, plural
+from engine.plain import visible, visible_value
 from playground.errors import Fault, attempt
 from playground.experiments.report.statistics import Speedup
 from playground.host.baseline import DOUBTS
 from playground.web.forms import RAW
 
-HTML = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+HTML = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=visible_value)
 TERM = HTML.from_string(
     '<span class="pg-term" tabindex="0" data-about="{{ about }}">{{ title }}</span>'
 )
@@ -29,7 +30,9 @@ TERM = HTML.from_string(
 
 def term(title: str, about: str) -> Markup:
     """A heading or label with its definition, under the pointer and for the keyboard."""
-    return Markup(TERM.render(title=title, about=about)) if about and title else escape(title)
+    return (
+        Markup(TERM.render(title=title, about=about)) if about and title else escape(visible(title))
+    )
 
 
 HTML.filters["term"] = term

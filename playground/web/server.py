@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import logging
 import os
+import sys
 import threading
 import webbrowser
 from collections.abc import Sequence

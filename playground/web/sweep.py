@@ -13,6 +13,7 @@ from pydantic import Field
 from engine.config import Settings
 from engine.errors import ConfigError
 from engine.formats import plural
+from engine.plain import file_name
 from playground.errors import Fault, attempt
 from playground.experiments.pool import Pool
 from playground.experiments.sweep.plan import OBJECTIVES, SweepForm, plan_of_form
@@ -229,7 +230,8 @@ class SweepPage(ExperimentPage):
 
     def file_of(self, picked: Any, trial: Any) -> tuple[str, str]:
         name = read_key(picked)
-        return f"{name}.yaml", preset_yaml(self.service.store.load(name), number_of(trial))
+        text = preset_yaml(self.service.store.load(name), number_of(trial))
+        return f"{file_name(name)}.yaml", text
 
     def listen(self, tabs: gr.Tabs, generate: GeneratePage) -> None:
         """Take a trial to the Generate page."""

@@ -7,11 +7,12 @@ from typing import Any
 from jinja2 import Environment
 
 from engine.formats import plural
+from engine.plain import visible_value
 from engine.tree import ChoiceTree
 from playground.errors import Fault, attempt
 
 STEP_X, STEP_Y, MARGIN = 26, 7, 5
-PICTURE = Environment(autoescape=True).from_string("""
+PICTURE = Environment(autoescape=True, finalize=visible_value).from_string("""
 <figure class="pg-tree-picture"><b>{{ label }}</b>
 {% if fault %}<figcaption class="faulty">{{ fault }}</figcaption>{% else %}
 <svg viewBox="0 0 {{ width }} {{ height }}" width="{{ width }}" role="img" aria-label="{{ text }}">

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from engine.metrics import first_divergence
 from engine.model.audit import (
     Audit,
     audit,
     disagreement,
-    first_divergence,
     reference_logits,
     spacing,
 )
@@ -85,7 +85,7 @@ def test_equal_texts_and_a_text_that_only_ends_early_have_nothing_to_look_at(
 def near_tied(target: Target, plain: list[int], at: int, logit_gap: float) -> int:
     """Give an unused token the likeliest one's output row, a little smaller; returns the token."""
     rival = next(t for t in range(200) if t not in plain)
-    head = target.lm_head.weight
+    head = target.lm_head.get_parameter("weight")
     logit = float(full_logits(target, PROMPT + plain[:at]).max())
     with torch.no_grad():
         head[rival] = head[plain[at]] * (1 - logit_gap / logit)
@@ -156,7 +156,7 @@ class Changed(ModulesForward):
         super().__init__(model)
         self.fault = fault
 
-    def __call__(self, rows, cache, needs, *, last_only) -> TargetOutput:  # type: ignore[no-untyped-def]
+    def __call__(self, rows, cache, needs, *, last_only) -> TargetOutput:
         if self.fault == "siblings seen" and rows.visible is not None:
             rows = rows._replace(visible=torch.ones_like(rows.visible).tril())
         if self.fault == "positions" and rows.visible is not None:

@@ -104,7 +104,7 @@ def test_every_setting_of_every_method_has_a_default_and_a_description(
     name: str, cls: type[MethodConfig]
 ) -> None:
     assert cls.title and cls.summary
-    config = cls()
+    config = cls.parse({})
     assert config.decoding_type == name
     for key, field in cls.model_fields.items():
         if key != "decoding_type":

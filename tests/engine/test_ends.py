@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import random
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,9 @@ PROMPT = [40, 41, 42, 40, 41]
 def endless() -> Target:
     """A target that no token ends."""
     target = tiny_target(eos_token_id=None)
-    target.tokenizer = copy.deepcopy(target.tokenizer)
-    target.tokenizer.eos_token = None
+    tokenizer: Any = copy.deepcopy(target.tokenizer)
+    tokenizer.eos_token = None
+    target.tokenizer = tokenizer
     return target
 
 
@@ -110,7 +112,8 @@ def test_metrics_of_the_last_step_are_those_before_the_cut() -> None:
 
 
 def pieces_of(target: Target) -> list[str]:
-    return [target.tokenizer.decode([i], skip_special_tokens=True) for i in text()]
+    assert target.tokenizer is not None
+    return [str(target.tokenizer.decode([i], skip_special_tokens=True)) for i in text()]
 
 
 @pytest.mark.parametrize("length", [0, 1, 4, 16])
@@ -199,7 +202,7 @@ def test_closing_the_iterator_early_frees_cache_and_drafter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target = tiny_target()
-    caches = []
+    caches: list[Any] = []
     new_cache = target.new_cache
     monkeypatch.setattr(
         target, "new_cache", lambda rows: caches.append(new_cache(rows)) or caches[-1]

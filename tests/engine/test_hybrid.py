@@ -96,6 +96,7 @@ def same_states(target: Target, ours: Any, text: list[int]) -> None:
         for mine, other in zip(ours.rows_of(layer), fresh.rows_of(layer), strict=True):
             assert_close(mine[:, :, : len(text)], other[:, :, : len(text)])
     if ours.recurrent is not None:
+        assert fresh.recurrent is not None
         assert len(ours.recurrent.committed) == len(target.recurrent)
         for layer, states in fresh.recurrent.committed.items():
             assert ours.recurrent.committed[layer].keys() == states.keys() != set()
@@ -229,7 +230,7 @@ def test_sampled_texts_follow_the_targets_law(family: str, method: str) -> None:
     kinds = HYBRIDS[family]["layer_types"][:2]
     target = tiny_target(family, eos_token_id=None, layer_types=kinds, **few)
     with torch.no_grad():
-        target.lm_head.weight.mul_(0.35)
+        target.lm_head.get_parameter("weight").mul_(0.35)
     drafter = parse_method({"decoding_type": method, **METHODS[method]}).build(
         build_context(target)
     )

@@ -21,7 +21,7 @@ from tests.engine.prompts import ROOM, prompts
 from tests.models import FAMILIES, build_context, plain_greedy, tiny_model, tiny_target
 
 NEW_TOKENS = 16
-NGRAM = [
+NGRAM: list[dict[str, Any]] = [
     {"lookup": "transformers"},
     {"lookup": "spec_bench", "max_matching_ngram_size": 1},
     *(

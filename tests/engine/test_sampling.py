@@ -202,7 +202,7 @@ class NoResidual:
     sampling: Sampling
 
     def __call__(self, verified: Verified, draws: Draws) -> Acceptance:
-        at, path = 0, []
+        at, path = 0, list[int]()
         while True:
             probs = probabilities(verified.logits[at], self.sampling)
             children = verified.shape.children[at]
@@ -329,7 +329,7 @@ def markov_target() -> Target:
     )
     with torch.no_grad():
         target.model.model.layers[0].self_attn.o_proj.weight.zero_()
-        target.lm_head.weight.mul_(0.35)
+        target.lm_head.get_parameter("weight").mul_(0.35)
     return target
 
 
@@ -373,8 +373,8 @@ def draft_model(**settings: object) -> Drafter:
     generator = torch.Generator().manual_seed(0)
     alike.model.load_state_dict(markov_target().model.state_dict())
     with torch.no_grad():
-        noise = torch.randn(alike.lm_head.weight.shape, generator=generator)
-        alike.lm_head.weight.add_(0.1 * noise)
+        weight = alike.lm_head.get_parameter("weight")
+        weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
     config = DraftTargetConfig.parse({"speculative_model": "alike", "max_draft_len": 2, **settings})
     return config.build(build_context(markov_target(), alike=alike))
 

@@ -9,6 +9,7 @@ import re
 import sys
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import jsonschema
 import pytest
@@ -50,7 +51,7 @@ SAMPLINGS = {
     "regex": Sampling(structured_output="regex", grammar=REGEX),
     "grammar": Sampling(structured_output="grammar", grammar='start: "x" ("yy" | "zz"){8} "."'),
 }
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     **{name: {"decoding_type": name} for name in ("Autoregressive", "NGram", "Suffix")},
     **{name: {"decoding_type": name} for name in ("Token_Recycling", "Lookahead", "Combined")},
     "Draft_Target": {"decoding_type": "Draft_Target", "speculative_model": "alike"},
@@ -131,7 +132,8 @@ def check_forced(steps: list[Step], kind: str, method: str) -> None:
 
 
 def test_the_text_follows_its_schema_its_expression_and_its_grammar() -> None:
-    texts = {kind: target().tokenizer.decode(expected(kind)[:-1]) for kind in SAMPLINGS}
+    tokenizer: Any = target().tokenizer
+    texts = {kind: tokenizer.decode(expected(kind)[:-1]) for kind in SAMPLINGS}
     jsonschema.validate(json.loads(texts["json_schema"]), SCHEMA)
     assert re.fullmatch(REGEX, texts["regex"])
     assert re.fullmatch(r"x(yy|zz){8}\.", texts["grammar"])
@@ -337,7 +339,8 @@ def test_a_choice_is_a_grammar_of_texts() -> None:
     drafter = parse_method({"decoding_type": "NGram"}).build(build_context(target()))
     *_, end = decode(target(), drafter, prompt_ids(), sampling=sampling, limits=LIMITS)
     assert isinstance(end, End)
-    assert target().tokenizer.decode(end.output_ids[:-1]) in ('say "no"', "yes")
+    tokenizer: Any = target().tokenizer
+    assert tokenizer.decode(end.output_ids[:-1]) in ('say "no"', "yes")
 
 
 def test_without_the_library_the_sentence_says_what_to_install(

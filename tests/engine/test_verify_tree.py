@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from engine.tree import TreeShape
 from tests.engine.scripted import Parents, ScriptedDrafter, random_parents
 from tests.models import FAMILIES, VOCAB, plain_greedy, tiny_model, tiny_target
 
-TOLERANCE = {"atol": 2e-4, "rtol": 1e-4}
+TOLERANCE: dict[str, Any] = {"atol": 2e-4, "rtol": 1e-4}
 
 
 def tokens_of(rng: random.Random, count: int) -> list[int]:

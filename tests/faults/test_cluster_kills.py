@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,11 +23,23 @@ DEAD_S = 60.0
 MOST_RUNS = 500
 
 
+def _enough(db: Path, least: int) -> bool:
+    return num_completed(db) >= least and bool(at_work(db))
+
+
 def test_a_sweep_on_ray_whose_workers_and_driver_are_killed(
     tiny: Path, tmp_path: Path, num_kills: dict[str, int], tally: Tally
 ) -> None:
     draw = random.Random(SEED)
-    rest = ("--target", tiny, "--dtype", "float32", "--grid", "--method", "ngram")
+    rest: tuple[object, ...] = (
+        "--target",
+        tiny,
+        "--dtype",
+        "float32",
+        "--grid",
+        "--method",
+        "ngram",
+    )
     rest += ("--vary", "max_draft_len=1:4", "--vary", "max_matching_ngram_size=1:3", "--suite")
     rest += ("starter", "--categories", "chat", "--max-new-tokens", 200, "--name", "s")
     ray = ("--ray", "local", "--workers", 2, "--worker-cpus", 1)
@@ -40,7 +53,7 @@ def test_a_sweep_on_ray_whose_workers_and_driver_are_killed(
         while num_killed < num_kills["ray"]:
             answered = num_completed(db)
             enough = answered + draw.randint(1, 3)
-            if not child.until(lambda n=enough: num_completed(db) >= n and at_work(db)):  # type: ignore[misc]
+            if not child.until(partial(_enough, db, enough)):
                 break
             workers = at_work(db)
             num_killed += 1

@@ -46,7 +46,17 @@ def test_ctrl_c_in_a_sweep_leaves_it_stopped_and_its_trial_to_be_tried_again(
     tiny: Path, tmp_path: Path
 ) -> None:
     db = tmp_path / "runs.db"
-    asked = ("sweep", "--target", tiny, "--dtype", "float32", "--db", db, "--method", "ngram")
+    asked: tuple[object, ...] = (
+        "sweep",
+        "--target",
+        tiny,
+        "--dtype",
+        "float32",
+        "--db",
+        db,
+        "--method",
+        "ngram",
+    )
     asked += ("--grid", "--vary", "max_draft_len=1:9", "--suite", "starter", "--ignore-eos")
     child = Child(tmp_path, command, *asked, "--max-new-tokens", "400", "--name", "s")
     assert child.until(lambda: _num_completed(db) >= 1), child.errors

@@ -63,7 +63,16 @@ def test_a_killed_run_of_the_command_line(
     tiny: Path, tmp_path: Path, num_kills: dict[str, int], tally: Tally
 ) -> None:
     db, draw = tmp_path / "runs.db", random.Random(SEED)
-    asked = ("generate", "hello", "--target", tiny, "--dtype", "float32", "--db", db)
+    asked: tuple[object, ...] = (
+        "generate",
+        "hello",
+        "--target",
+        tiny,
+        "--dtype",
+        "float32",
+        "--db",
+        db,
+    )
     asked += ("--method", "NGram", "--ignore-eos", "--max-new-tokens", "900")
     timed(tmp_path, *asked)
     with opened(db) as log:
@@ -136,7 +145,16 @@ def test_a_killed_benchmark(
 ) -> None:
     draw = random.Random(SEED)
     asked: Sequence[object] = ("bench", "--target", tiny, "--dtype", "float32", "--db")
-    rest = ("--suite", "starter", "--methods", "ngram", "--repeats", 2, "--max-new-tokens", 16)
+    rest: tuple[object, ...] = (
+        "--suite",
+        "starter",
+        "--methods",
+        "ngram",
+        "--repeats",
+        2,
+        "--max-new-tokens",
+        16,
+    )
     rest += ("--categories", "chat", "--ignore-eos")
     seconds = timed(tmp_path, *asked, tmp_path / "whole.db", *rest)
     with opened(tmp_path / "whole.db") as log:
@@ -172,7 +190,14 @@ def test_a_killed_sweep(
 ) -> None:
     draw = random.Random(SEED)
     asked: Sequence[object] = ("sweep", "--target", tiny, "--dtype", "float32", "--grid", "--db")
-    rest = ("--method", "ngram", "--vary", "max_draft_len=1:3", "--suite", "starter")
+    rest: tuple[object, ...] = (
+        "--method",
+        "ngram",
+        "--vary",
+        "max_draft_len=1:3",
+        "--suite",
+        "starter",
+    )
     rest += ("--categories", "chat", "--max-new-tokens", 16, "--ignore-eos", "--name", "s")
     (tmp_path / "whole").mkdir()
     seconds = timed(tmp_path, *asked, tmp_path / "whole" / "runs.db", *rest)
@@ -239,7 +264,17 @@ def test_killed_corpus_writing_and_training(
     method: str, tiny: Path, tmp_path: Path, num_kills: dict[str, int], tally: Tally
 ) -> None:
     draw = random.Random(SEED)
-    asked = ("train", "--target", tiny, "--dtype", "float32", "--method", method, "--rows", "4")
+    asked: tuple[object, ...] = (
+        "train",
+        "--target",
+        tiny,
+        "--dtype",
+        "float32",
+        "--method",
+        method,
+        "--rows",
+        "4",
+    )
     asked += ("--tokens", "1500", "--set", "pack_tokens=256", "--set", "epochs=3", "--output")
     seconds = timed(tmp_path, *asked, tmp_path / "whole" / "drafter")
     whole = made(tmp_path / "whole")

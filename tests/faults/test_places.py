@@ -12,6 +12,7 @@ import pytest
 from playground.host import recording
 from playground.host.runner import EngineHost
 from storage import RunLog, owner
+from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.faults.children import Child, command, command_with_room
 from tests.faults.conftest import Tally
 from tests.faults.runs import check_run, opened
@@ -40,7 +41,16 @@ def test_a_disk_that_is_full_ends_a_run_and_keeps_what_was_shown(
     room_kib: int, tiny: Path, tmp_path: Path
 ) -> None:
     db, tally = tmp_path / "runs.db", Tally()
-    asked = ("generate", "hello", "--target", tiny, "--dtype", "float32", "--db", db)
+    asked: tuple[object, ...] = (
+        "generate",
+        "hello",
+        "--target",
+        tiny,
+        "--dtype",
+        "float32",
+        "--db",
+        db,
+    )
     asked += ("--ignore-eos", "--max-new-tokens", "1500")
     child = Child(tmp_path, command_with_room, room_kib * KIB, *asked)
     assert str(db) in one_sentence(child)
@@ -52,11 +62,31 @@ def test_a_disk_that_is_full_ends_a_run_and_keeps_what_was_shown(
     assert (tally.unlogged, tally.wrongly_marked) == (0, 0)
 
 
+def test_a_disk_that_is_full_is_not_blamed_on_the_model(
+    tmp_path: Path,
+) -> None:
+    model = write_gguf(tmp_path / "tiny.gguf")
+    asked = ("generate", "hello", "--target", model, "--dtype", "float32", "--no-save")
+    child = Child(tmp_path, command_with_room, 100 * KIB, *asked, "--max-new-tokens", "4")
+    said = one_sentence(child)
+    assert "could not be loaded" not in said and "cannot be written" in said
+    assert "/converted/" in said and "File too large" in said
+
+
 @pytest.mark.parametrize("room_kib", [2, 40])
 def test_a_disk_that_is_full_ends_a_training_with_a_sentence(
     room_kib: int, tiny: Path, tmp_path: Path
 ) -> None:
-    asked = ("train", "--target", tiny, "--dtype", "float32", "--method", "medusa", "--tokens")
+    asked: tuple[object, ...] = (
+        "train",
+        "--target",
+        tiny,
+        "--dtype",
+        "float32",
+        "--method",
+        "medusa",
+        "--tokens",
+    )
     asked += ("1500", "--rows", "4", "--set", "epochs=1", "--output", tmp_path / "out" / "drafter")
     child = Child(tmp_path, command_with_room, room_kib * KIB, *asked)
     said = one_sentence(child)

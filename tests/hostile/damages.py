@@ -38,11 +38,17 @@ class Case:
 
 
 def rewrite(name: str, content: bytes) -> Damage:
-    return lambda folder: (folder / name).write_bytes(content) and None
+    def damage(folder: Path) -> None:
+        (folder / name).write_bytes(content)
+
+    return damage
 
 
 def change(name: str, edit: Callable[[bytes], bytes]) -> Damage:
-    return lambda folder: (folder / name).write_bytes(edit((folder / name).read_bytes())) and None
+    def damage(folder: Path) -> None:
+        (folder / name).write_bytes(edit((folder / name).read_bytes()))
+
+    return damage
 
 
 def setting(name: str, key: str, value: Any) -> Damage:
@@ -61,6 +67,11 @@ def setting(name: str, key: str, value: Any) -> Damage:
         return json.dumps(values).encode()
 
     return change(name, edit)
+
+
+def with_tensor(name: str, edit: Callable[[Tensor], Tensor]) -> Damage:
+    """Another tensor under a name of the weight file."""
+    return tensors(lambda found: {**found, name: edit(found[name])})
 
 
 def tensors(edit: Callable[[dict[str, Tensor]], Mapping[str, Any]], name: str = "") -> Damage:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import itertools
 import random
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gradio.routes
 import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -141,7 +141,7 @@ def page(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Page]:
                 page.faults.append(fault)
 
         # Gradio prints what a listener raised; ours raise nothing.
-        monkeypatch.setattr(gradio.routes.traceback, "print_exc", note)
+        monkeypatch.setattr(traceback, "print_exc", note)
         for edge in (door, errors):
             monkeypatch.setattr(edge.logger, "exception", note)
         yield page
@@ -181,7 +181,9 @@ def test_functions_bear_values_that_nobody_listed(page: Page, pytestconfig: pyte
         suppress_health_check=list(HealthCheck),
     )
     @given(st.sampled_from(places), st.sampled_from(page.served), JSON)
-    def call(place: Any, served: tuple[int, str], value: Any) -> None:
+    def call(
+        place: tuple[tuple[int, str, list[Any]], int], served: tuple[int, str], value: Any
+    ) -> None:
         page.listener(*place, value)
         page.question(served, value)
 

@@ -26,7 +26,7 @@ MERGED = "a: &a {k: 1}\n" + "".join(
     for a, b in zip(LETTERS, LETTERS[1:], strict=False)
 )
 
-BAD_YAML = {
+BAD_YAML: dict[str, Any] = {
     "flow without end": "[" * 40_000,
     "mappings without end": "{a: " * 40_000,
     "sequences without end": "- " * 40_000,
@@ -63,7 +63,7 @@ BAD_YAML = {
     "unclosed": "a: [1",
     "merge of a number": "<<: 1",
 }
-BAD_JSON = {
+BAD_JSON: dict[str, Any] = {
     "lists without end": "[" * 100_000,
     "objects without end": '{"a":' * 100_000,
     "deep and closed": "[" * 100 + "]" * 100,

@@ -8,6 +8,7 @@ import pickle
 import struct
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.hostile.damages import (
     reshaped,
     rewrite,
     tensors,
+    with_tensor,
     without,
 )
 from tests.models import tiny_model
@@ -115,7 +117,7 @@ def weight_cases() -> Iterator[Case]:
         yield Case(
             "target",
             f"a matrix is {kind}",
-            tensors(lambda f, kind=kind: f | {"lm_head.weight": f["lm_head.weight"].to(kind)}),
+            with_tensor("lm_head.weight", partial(Tensor.to, dtype=kind)),
             another=True,
         )
     for value in (float("nan"), float("inf"), float("-inf")):
@@ -123,7 +125,7 @@ def weight_cases() -> Iterator[Case]:
             yield Case(
                 "target",
                 f"{name} is {value}",
-                tensors(lambda f, n=name, v=value: f | {n: torch.full_like(f[n], v)}),
+                with_tensor(name, partial(torch.full_like, fill_value=value)),
                 refused=True,
             )
     for what, damage in DAMAGED.items():

@@ -32,6 +32,7 @@ WAIT_S = 400.0
 
 
 def bench(tiny_folder: Path, db: Path, *more: object, code: int = 0) -> Any:
+    asked: tuple[object, ...]
     asked = ("bench", "--target", tiny_folder, "--dtype", "float32", "--db", db, "--json")
     asked += ("--suite", "starter", "--methods", "ngram", "--max-new-tokens", 8, "--ignore-eos")
     result = CliRunner().invoke(app, [str(value) for value in (*asked, *more)])

@@ -115,6 +115,7 @@ class Found(NamedTuple):
 def bench(folder: Path, variables: Mapping[str, str], *asked: object) -> subprocess.Popen[str]:
     """`bench` from a folder without this program: Ray shows the driver's folder to workers."""
     folder.mkdir()
+    always: tuple[str, ...]
     always = ("bench", "--target", MODEL, "--dtype", "float32", "--suite", "starter", "--json")
     always += ("--methods", "ngram", "--ignore-eos", "--worker-cpus", "1")
     return subprocess.Popen(

@@ -340,7 +340,7 @@ def test_what_an_engine_cannot_do_on_a_hybrid_target_is_said(engine: str) -> Non
 
     assert HYBRID[engine] in notes("qwen3.5-4b")
     assert HYBRID[engine] not in notes("qwen3-8b")
-    assert HYBRID[engine] not in notes("qwen3.5-4b", methods()["Autoregressive"]())
+    assert HYBRID[engine] not in notes("qwen3.5-4b", methods()["Autoregressive"].parse({}))
     if engine == "llamacpp":
         assert "before late April 2026 do not draft" in notes("qwen3.5-4b", version="b8000")
 

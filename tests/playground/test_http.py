@@ -37,7 +37,7 @@ def call(served: Served, name: str, data: list[Any]) -> list[Any]:
 
 def held(**changes: Any) -> list[Any]:
     """What the Generate page's components hold."""
-    fields = {
+    fields: dict[str, Any] = {
         "target": "tiny",
         "dtype": "float32",
         "method": "scripted",

@@ -148,7 +148,7 @@ def test_what_is_no_tab_is_told_apart_by_its_session(tab: object) -> None:
 
 def test_search_after_a_chat_answer_is_for_its_question(page: GeneratePage) -> None:
     run = finished(start(page.host, prompt="The question that was asked."))
-    forms = [{"values": {}}] * 2
+    forms: list[dict[str, Any]] = [{"values": {}}] * 2
     fields = ["tiny", "auto", "plain", "chat", "", ""]
     panel = {"chat": run.log_id}
     assert page._searched(*fields, *forms, panel)["prompt"] == "The question that was asked."

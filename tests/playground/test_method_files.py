@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -101,7 +101,7 @@ def test_what_nobody_wrote_is_one_sentence(tmp_path: Path, text: str, words: str
 
 def test_the_page_takes_the_same_file_and_shows_it_in_the_form() -> None:
     """`MethodFile` hands what it read to this; a preset of the same settings is picked."""
-    page = SimpleNamespace(catalog=Catalog.shipped(), host=SimpleNamespace(menu=NO_MENU))
+    page: Any = SimpleNamespace(catalog=Catalog.shipped(), host=SimpleNamespace(menu=NO_MENU))
     page.take = partial(GeneratePage.take, page)
     text = "speculative_config:\n  decoding_type: NGram\n  max_draft_len: 4\n"
     config, remarks = read_method(f"{text}  max_concurrency: 4\n", where="the file")

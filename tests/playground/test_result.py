@@ -62,11 +62,13 @@ def timed(ms: Sequence[float], num_tokens: int) -> dict[str, Any]:
 
 def timed_records(ms: Sequence[float], num_tokens: int, num_drafted: int = 0) -> list[Record]:
     nodes, at_s = 1 + num_drafted, 0.1
+    tree: dict[str, Any]
     tree = {"tokens": (5,) * nodes, "parents": tuple(range(-1, nodes - 1)), "ranks": (0,) * nodes}
-    probs = {"draft_probs": (None,) * nodes, "target_probs": (None,) * nodes}
+    probs: dict[str, Any] = {"draft_probs": (None,) * nodes, "target_probs": (None,) * nodes}
     records: list[Record] = [Prefill(5, 8, at_s)]
     for index, verify_ms in enumerate(ms):
         at_s += (verify_ms + 1) / 1000
+        times: dict[str, Any]
         times = {"draft_s": 0.0, "verify_s": verify_ms / 1000, "accept_s": 0.0, "other_s": 0.0}
         path = tuple(range(1, num_tokens))
         about: Any = {"accepted": path, "num_committed": num_tokens, "num_extra_rows": 0}

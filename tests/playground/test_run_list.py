@@ -111,7 +111,7 @@ def test_speedup_divides_by_plain_decoding_on_the_same_prompt(log: RunLog) -> No
 
 def test_speedups_stay_within_an_experiment_and_plain_decoding_has_none(log: RunLog) -> None:
     timed(log, 10.0, method=PLAIN, prompt_text="p")
-    of = {"labels": {"compare": "c"}}
+    of: dict[str, Any] = {"labels": {"compare": "c"}}
     base = timed(log, 40.0, method=PLAIN, prompt_text="p", **of)
     fast, alone = timed(log, 50.0, prompt_text="p", **of), timed(log, 50.0, prompt_text="p")
     lost = timed(log, 50.0, prompt_text="p", labels={"compare": "other"})

@@ -134,6 +134,7 @@ def test_the_log_tells_the_same_as_memory(host: EngineHost, history: History) ->
 def test_a_stored_run_keeps_its_method_s_badge(
     host: EngineHost, method: dict[str, str], lossless: bool | None, badge: str
 ) -> None:
+    kind: dict[str, Any]
     kind = {"target": "tiny", "method": method, "method_title": "", "lossless": lossless}
     run = host.log.begin(NewRun(**kind, sampling={}, limits={}, prompt_ids=(1,)))
     (told,) = History(LiveRuns(), host.log).opened(run)["runs"]

@@ -73,7 +73,7 @@ class ScriptedDrafter(Drafter):
         self._root, self._step, self._at = start.root, 0, 1
         weight = self._bench.target.lm_head.weight
         assert isinstance(weight, torch.Tensor)
-        known = hashlib.sha256(weight.float().cpu().numpy()).digest()
+        known = hashlib.sha256(weight.float().cpu().numpy().tobytes()).digest()
         prompt = (known, self.KNOWN, *start.prompt_ids)
         if prompt not in self.WRITTEN:
             limits = Limits(max_new_tokens=self.KNOWN, ignore_eos=True)

@@ -14,12 +14,13 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from engine.errors import ConfigError, first_line
 from engine.model.sources import partial_folder
-from engine.plain import cpuinfo
+from engine.plain import cpuinfo, disk_is_full, unwritable
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).parent
@@ -126,8 +127,10 @@ def _compiled(folder: Path, instructions: Sequence[str]) -> Path:
             made.chmod(0o700)
             file = folder / f"{key.hexdigest()[:24]}-{_digest(made)}.so"
             os.replace(made, file)
-    except (OSError, ConfigError) as error:
-        raise NotNative(f"they could not be made: {first_line(error)}") from error
+    except OSError as error:
+        raise NotNative(unwritable(folder, error)) from error
+    except ConfigError as error:
+        raise NotNative(first_line(error)) from error
     return file
 
 
@@ -139,7 +142,10 @@ def _compile(command: Sequence[str]) -> None:
         raise NotNative(f"{command[0]} took more than {TIMEOUT_S} s") from error
     if ran.returncode:
         said = ran.stderr.decode(errors="replace").strip() or "no message"
-        raise NotNative(f"{command[0]} failed: {first_line(ValueError(said))}")
+        fault = ValueError(said)
+        if disk_is_full(fault):
+            raise NotNative(unwritable(tempfile.gettempdir(), fault))
+        raise NotNative(f"{command[0]} failed: {first_line(fault)}")
 
 
 def _digest(file: Path) -> str:

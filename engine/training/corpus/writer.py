@@ -6,7 +6,7 @@ import json
 import os
 import platform
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,7 @@ def grow(
     num_tokens: int,
     rows: int | None = None,
     prompts: Sequence[GivenPrompt] = (),
-) -> Iterator[Corpus]:
+) -> Generator[Corpus, None, None]:
     """Let the target write until the corpus holds `num_tokens`; yields after every dialogue.
 
     What was there is kept and counted. Dialogues follow from the settings' seed and their number,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from engine.plain import csv_line
+from engine import plain
+from engine.plain import csv_line, file_name
 from playground.experiments.finished import SPLIT, FinishedRequest
 from playground.experiments.report.page import report_page
 from playground.experiments.report.report import FORMULAS, Cell, Report, Section
@@ -50,7 +50,7 @@ def json_text(results: Results) -> str:
         "report": results.report.to_dict(),
         "requests": [_request(request) for request in results.requests],
     }
-    return json.dumps(whole, ensure_ascii=False, indent=1)
+    return plain.json_text(whole, indent=1)
 
 
 def _request(request: FinishedRequest) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def genai_perf_files(results: Results) -> dict[str, str]:
     for section in results.report.configurations:
         if section.latency is None:
             continue
-        folder = "genai-perf/" + re.sub(r"[^\w.-]+", "-", section.name)
+        folder = f"genai-perf/{file_name(section.name)}"
         values, table = _genai_perf(section.latency)
         whole = {**values, "input_config": {**config, "method": section.name}}
         files[f"{folder}/{GENAI_PERF}.json"] = json.dumps(whole, indent=2)

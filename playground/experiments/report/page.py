@@ -2,7 +2,7 @@
 
 It holds everything it shows: its style, and its chart as SVG. plotly inlined would be 4.7 MB; drawn
 here it is a few kilobytes. It has no script, and its policy lets none run: what models wrote enters
-through an escaping template.
+through a template that escapes it and shows its control characters.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from engine.config import Sampling
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from engine.formats import DASH
+from engine.plain import json_text, visible_value
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import BASELINE, extent
 from playground.experiments.report.report import FORMULAS, Cell, Report, Section
@@ -33,7 +34,7 @@ PROMPTS = "prompts.yaml"
 BAR, GAP, LEFT, WIDTH = 22, 12, 210, 820
 """Heights of a bar and of the space below it, and where the bars begin and end, in pixels."""
 IDENTITY = "SHA-256 of all answers' token ids, in order; equal answers have equal digests"
-_PAGES = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+_PAGES = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=visible_value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def prompts_file(plan: Mapping[str, Any]) -> str:
     names = ("id", "category", "turns", "raw", "history")
     prompts = [{name: item[name] for name in names if item.get(name)} for item in plan["items"]]
     head = {"description": "prompts of a shared report", "examples": False}
-    return json.dumps({**head, "prompts": prompts}, ensure_ascii=False, indent=1)
+    return json_text({**head, "prompts": prompts}, indent=1)
 
 
 def _machine(plan: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.engine.scripted import ScriptedDrafter, random_parents
 from tests.models import FAMILIES, VOCAB, build_context, plain_greedy, save_tiny, tiny_model
 
-NEAR = {"rtol": 1e-4, "atol": 2e-4}
+NEAR: dict[str, Any] = {"rtol": 1e-4, "atol": 2e-4}
 ALL = Needs(hidden=True, layers=(0, 2, 3))
 IDS = torch.arange(24)[None] % VOCAB
 SHAPES = [(48, 32), (7, 5), (96, 100), (1, 1), (130, 64)]
@@ -46,7 +47,8 @@ SHAPES = [(48, 32), (7, 5), (96, 100), (1, 1), (130, 64)]
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     plain = nn.Linear(weight.shape[1], len(weight), bias=bias is not None, device="meta")
     plain.weight = nn.Parameter(weight)
-    plain.bias = None if bias is None else nn.Parameter(bias)
+    if bias is not None:
+        plain.bias = nn.Parameter(bias)
     return plain
 
 
@@ -75,6 +77,7 @@ def test_products_equal_the_definition(
     weight, bias = torch.randn(out, size).to(dtype), torch.randn(out).to(dtype)
     x = torch.randn(2, rows, size).to(dtype)
     exact = linear(x.double(), weight.double(), bias.double())
+    near: dict[str, Any]
     near = {"rtol": 1e-5, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.01, "atol": 0.1}
     with torch.inference_mode():
         module = OneDNNLinear(linear_of(weight, bias))

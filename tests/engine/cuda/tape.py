@@ -32,7 +32,7 @@ class _Call:
 
 class _Operators(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.calls: list[_Call] = []
 
     def __torch_dispatch__(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import cuda_decode, random_llama
+from engine.tree import ChoiceTree
 from tests.engine.cuda.tape import Tape
 
 
@@ -15,7 +16,7 @@ def test_the_script_measures_every_way_and_writes_it_down(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "found.json"
-    options = ["--tiny", "--device", "cpu", "--rounds", "1", "--out", str(out)]
+    options = ["--smoke", "--device", "cpu", "--rounds", "1", "--out", str(out)]
     rows = cuda_decode.main(options, lambda device: Tape())
     assert [row.way for row in rows] == list(cuda_decode.WAYS)
     eager, *recorded = rows
@@ -35,7 +36,7 @@ def test_the_script_measures_every_way_and_writes_it_down(
 def test_nothing_is_begun_that_does_not_fit_into_the_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--tiny", "--device", "cpu", "--seconds", "0", "--out", str(tmp_path / "x.json")]
+    options = ["--smoke", "--device", "cpu", "--seconds", "0", "--out", str(tmp_path / "x.json")]
     assert cuda_decode.main(options) == []
     assert "left out, no time" in capsys.readouterr().out
 
@@ -43,4 +44,4 @@ def test_nothing_is_begun_that_does_not_fit_into_the_time(
 def test_the_tree_has_as_many_nodes_as_asked_for_and_no_gap() -> None:
     tree = random_llama.likely_tree(63)
     assert len(tree.shape) == 64 and tree.depth == 5
-    assert random_llama.ChoiceTree.parse(tree.as_lists(), form="candidates") == tree
+    assert ChoiceTree.parse(tree.as_lists(), form="candidates") == tree

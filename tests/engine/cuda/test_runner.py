@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from engine.tree import TreeShape
 from tests.engine.cuda.targets import FAMILIES, captured, model_of, plain, runner_of
 from tests.engine.scripted import random_parents
 
-NEAR = {"rtol": 1e-4, "atol": 2e-4}
+NEAR: dict[str, Any] = {"rtol": 1e-4, "atol": 2e-4}
 ALL = Needs(hidden=True, layers=(0, 2, 3))
 LONG = {"max_position_embeddings": 2048}
 

@@ -80,7 +80,7 @@ def assert_same_steps(ours: list[Record], theirs: list[Record]) -> None:
             assert isinstance(other, Step)
             for field in ("tokens", "parents", "ranks", "accepted", "bonus", "context_len"):
                 assert getattr(mine, field) == getattr(other, field), field
-            near = {"rel": 1e-3, "abs": 1e-5}
+            near: dict[str, Any] = {"rel": 1e-3, "abs": 1e-5}
             for field in ("target_probs", "draft_probs"):
                 pairs = zip(getattr(mine, field), getattr(other, field), strict=True)
                 for a, b in pairs:

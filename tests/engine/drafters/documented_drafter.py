@@ -33,7 +33,7 @@ class MyDrafter(Drafter):
         for request in scheduled_requests.generation_requests:
             tokens = request.get_tokens(0)
             following = dict(zip(tokens, tokens[1:], strict=False))
-            drafted = []
+            drafted: list[int] = []
             while len(drafted) < 3 and (drafted or tokens)[-1] in following:
                 drafted.append(following[(drafted or tokens)[-1]])
             request.py_draft_tokens = drafted

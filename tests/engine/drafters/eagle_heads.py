@@ -66,7 +66,7 @@ def config_of(target: Target, **more: Any) -> dict[str, Any]:
 @torch.inference_mode()
 def save_eagle(folder: Path, target: Target) -> Path:
     """EAGLE-1/2 layout; `fc` is fitted to map embedding and feature to the next feature."""
-    size, embedding = target.hidden_size, target.embedding.weight
+    size, embedding = target.hidden_size, target.embedding.get_parameter("weight")
     inputs, wanted = [], []
     for ids, hidden in texts(target, Needs(hidden=True)):
         inputs.append(torch.cat([embedding[ids[1:]], hidden[:-1]], dim=-1))

@@ -10,7 +10,7 @@ class PairDrafter:
     """Remembers where every pair of tokens was seen last, and the place before that."""
 
     def __init__(self, target):  # the loaded target, should you need its tokenizer or weights
-        self.seen: dict[tuple[int, int], list[int]] = {}
+        self.seen: dict[tuple[int, ...], list[int]] = {}
         self.text: list[int] = []
 
     def draft(self, token_ids: Sequence[int], max_draft_len: int) -> list[list[int]]:

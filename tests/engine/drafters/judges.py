@@ -114,7 +114,7 @@ def few_tokens(scale: float, *, seed: int = 0) -> Target:
         max_position_embeddings=512,
     )
     with torch.no_grad():
-        target.lm_head.weight.mul_(scale)
+        target.lm_head.get_parameter("weight").mul_(scale)
     return target
 
 

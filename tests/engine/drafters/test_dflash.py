@@ -22,7 +22,7 @@ from tests.engine.drafters.judges import PROMPTS, SAMPLED_VOCAB, plain_text, wri
 from tests.engine.drafters.turns import Turns
 from tests.models import build_context, tiny_target
 
-Model = getattr(transformers, "MuseGlimmerAssistantModel", None)
+Model: Any = getattr(transformers, "MuseGlimmerAssistantModel", None)
 if Model is None:
     pytest.skip("this transformers has no DFlash model", allow_module_level=True)
 SETTINGS: dict[str, Any] = {
@@ -177,7 +177,7 @@ def test_sampled_output_follows_the_target(tmp_path: Path, tree: bool):
         "llama", vocab_size=SAMPLED_VOCAB, eos_token_id=None, max_position_embeddings=512
     )
     with torch.no_grad():
-        target.lm_head.weight.mul_(0.35)
+        target.lm_head.get_parameter("weight").mul_(0.35)
     config = DFlashConfig(speculative_model=str(tmp_path), use_dynamic_tree=tree)
     assert judges.p_value(target, config.build(build_context(target))) > 1e-3
 

@@ -81,7 +81,8 @@ def test_greedy_output_is_the_target_s(
 
 
 def test_sampled_output_follows_the_target() -> None:
-    model, small = judges.sampled_target(), of_words(1, 330, "small")
+    model: Any = judges.sampled_target()
+    small: Any = of_words(1, 330, "small")
     few = model.tokenizer.convert_ids_to_tokens(range(12))
     same = small.tokenizer.convert_tokens_to_ids(few)
     others = sorted(set(range(330)) - {*same})
@@ -127,11 +128,14 @@ def test_drafts_are_those_of_transformers(sizes: tuple[int, int] | None) -> None
     config = small.model.generation_config
     config.num_assistant_tokens, config.assistant_confidence_threshold = 4, 0.0
     config.num_assistant_tokens_schedule = "constant"
+    ours: Any = model.tokenizer
+    other: Any = small.tokenizer
     text, same = [*prompt, steps[0].tokens[0]], list[bool]()
     for step in steps[:-1]:
-        generator = AssistedCandidateGeneratorDifferentTokenizers(
-            torch.tensor([text]), small.model, model.tokenizer, small.tokenizer,
-            GenerationConfig(max_length=256, min_length=0), {}, torch.tensor([text]),
+        known: Any = torch.tensor([text])
+        generator: Any = AssistedCandidateGeneratorDifferentTokenizers(
+            known, small.model, ours, other,
+            GenerationConfig(max_length=256, min_length=0), {}, known,
         )  # fmt: skip
         theirs, _ = generator.get_candidates(torch.tensor([text]))
         same.append(theirs[0, len(text) :].tolist() == list(step.tokens[1:]))
@@ -150,7 +154,7 @@ def test_a_token_forms_as_it_would_have_in_one_text() -> None:
         before, after = PROSE[:cut], PROSE[cut:]
         context = model.encode(before)[-10:]
         found = hand_over.continued(small.encode(before)[-10:], small.encode(after), context)
-        assert model.tokenizer.decode(found) == after
+        assert model.tokenizer is not None and model.tokenizer.decode(found) == after
         if model.encode(before) == whole[: len(model.encode(before))]:
             assert model.encode(before) + found == whole
 

@@ -120,7 +120,7 @@ def test_drafts_equal_those_of_the_draft_model_without_a_cache(threshold: float)
     text, lengths = list(PROMPT), set()
     for step in write(model, drafter, 40):
         text.append(step.tokens[0])
-        expected, drafted = list(text), []
+        expected, drafted = list(text), list[int]()
         while len(drafted) < 4:
             with torch.inference_mode():
                 probs = small.model(torch.tensor([expected]), use_cache=False).logits[0, -1]
@@ -155,7 +155,7 @@ def test_a_shorter_drafter_stops_drafting_where_its_context_ends() -> None:
 
 def test_a_drafter_is_reusable_after_an_abandoned_run() -> None:
     model = target()
-    drafter = drafter_of(model, alike(model))
+    drafter: Any = drafter_of(model, alike(model))
     before = write(model, drafter)
     abandoned = decode(model, drafter, [9, 9, 9, 9], limits=Limits(max_new_tokens=30))
     next(abandoned), next(abandoned)
@@ -190,7 +190,7 @@ def test_both_dtypes_of_one_model_are_kept(tmp_path: Path) -> None:
     models.target(TargetSpec.of_path_or_hub(str(folder)), "float32", lambda message, done: None)
     config = DraftTargetConfig(speculative_model=str(folder))
     for dtype in ("target", "bfloat16", "target"):
-        drafter = models.drafter(config.replace(draft_dtype=dtype))
+        drafter: Any = models.drafter(config.replace(draft_dtype=dtype))
         assert drafter._model.dtype_name == dtype.replace("target", "float32")
     assert len(models._companions) == 2
     models.close()
@@ -366,7 +366,7 @@ def test_sampled_output_follows_the_target() -> None:
     order = [13, 4, 9, 1, 12, 0, 7, 3, 11, 5, 20, 21]  # the last two are beyond its 14 logits
     small = renamed(order, vocab_size=14, num_hidden_layers=1)
     with torch.no_grad():
-        small.lm_head.weight.mul_(0.35)
+        small.lm_head.get_parameter("weight").mul_(0.35)
     for settings in ({}, {"use_draft_probs": False}):
         drafter = of_other_vocabulary(model, small, **settings)
         assert judges.p_value(model, drafter, drawn=not settings) > 1e-3
@@ -411,8 +411,8 @@ def test_sampled_output_follows_the_target_where_few_tokens_are_drafted(tmp_path
 
 
 def test_shared_tokens_and_drafts_are_those_of_transformers() -> None:
-    model = of_letters()
-    small = translated(model)
+    model: Any = of_letters()
+    small: Any = translated(model)
     translator = AssistantToTargetTranslator(model.tokenizer, small.tokenizer, VOCAB)
     shared = SharedTokens(model, small)
     pairs = dict(zip(shared.ours.tolist(), shared.theirs.tolist(), strict=True))
@@ -425,9 +425,10 @@ def test_shared_tokens_and_drafts_are_those_of_transformers() -> None:
     config.num_assistant_tokens, config.assistant_confidence_threshold = 4, 0.0
     config.num_assistant_tokens_schedule = "constant"
     text = [*prompt, steps[0].tokens[0]]
-    generator = UniversalSpeculativeDecodingGenerator(
-        torch.tensor([text]), small.model, model.tokenizer, small.tokenizer,
-        GenerationConfig(max_length=256, min_length=0), {}, translator, torch.tensor([text]),
+    known: Any = torch.tensor([text])
+    generator: Any = UniversalSpeculativeDecodingGenerator(
+        known, small.model, model.tokenizer, small.tokenizer,
+        GenerationConfig(max_length=256, min_length=0), {}, translator, known,
     )  # fmt: skip
     for step in steps[:-1]:
         theirs, _ = generator.get_candidates(torch.tensor([text]))

@@ -50,7 +50,7 @@ def save(folder: Path, kind: str = "vanilla", *, size: int = SIZE, **config: Any
     if size != SIZE:
         target = judges.target_of("llama")
         kept = torch.arange(size) * 3
-        tensors |= {"lm_head.weight": target.lm_head.weight.detach()[kept].clone()}
+        tensors |= {"lm_head.weight": target.lm_head.get_parameter("weight").detach()[kept].clone()}
         tensors |= {"d2t": kept - torch.arange(size), "t2d": torch.isin(torch.arange(SIZE), kept)}
     save_file(tensors, folder / "model.safetensors")
     return location
@@ -154,7 +154,7 @@ def test_sampled_output_follows_the_target(tmp_path: Path, tree: bool) -> None:
         "llama", vocab_size=SAMPLED_VOCAB, eos_token_id=None, max_position_embeddings=512
     )
     with torch.no_grad():
-        target.lm_head.weight.mul_(0.35)
+        target.lm_head.get_parameter("weight").mul_(0.35)
     location = save(tmp_path / "own", vocab_size=SAMPLED_VOCAB)
     tensors = load_file(Path(location) / "model.safetensors")
     for name in ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight"):

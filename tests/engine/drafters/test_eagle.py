@@ -117,7 +117,7 @@ def sampled_heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-SAMPLED = {
+SAMPLED: dict[str, tuple[Any, dict[str, Any]]] = {
     "eagle1": (EagleConfig, {"eagle_choices": [[0, 0], [0, 1], [1, 0], [2]]}),
     "eagle2": (EagleConfig, {**SMALL_TREE, "dynamic_tree_max_topK": 3}),
     "eagle3-chain": (Eagle3Config, {"max_draft_len": 2, "eagle3_layers_to_capture": [0]}),

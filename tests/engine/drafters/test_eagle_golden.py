@@ -25,8 +25,8 @@ from tests.engine.drafters.golden import ROOT, GoldenCase, golden_case, run
 from tests.models import build_context
 
 CASES = ("eagle1", "eagle2", "eagle3", "eagle3_fullvocab")
-FLOAT = {"atol": 5e-5, "rtol": 0.0}
-PROB = {"atol": 1e-5, "rtol": 0.0}
+FLOAT: dict[str, Any] = {"atol": 5e-5, "rtol": 0.0}
+PROB: dict[str, Any] = {"atol": 1e-5, "rtol": 0.0}
 
 
 def case_of(name: str) -> GoldenCase:
@@ -283,7 +283,7 @@ def test_static_trees_name_the_distributions_in_the_reference_s_order() -> None:
         if node:
             prob = proposal.dists.probs[wanted[parents[node]], token]
             assert float(prob) == pytest.approx(float(proposal.draft_probs[node]))
-    first_row = case.tensors["head_hidden"][-1:] @ case.target.lm_head.weight.T
+    first_row = case.tensors["head_hidden"][-1:] @ case.target.lm_head.get_parameter("weight").T
     torch.testing.assert_close(proposal.dists.probs[:1], first_row.softmax(-1), **PROB)
 
 

@@ -75,7 +75,7 @@ def speculators_config(settings: dict[str, Any], verifier: str, **more: Any) -> 
 def test_the_speculators_layout_names_its_verifier(tmp_path: Path) -> None:
     target = golden_case("eagle/eagle3").target
     tensors, settings = published()
-    tensors["embed_tokens.weight"] = target.embedding.weight.clone()
+    tensors["embed_tokens.weight"] = target.embedding.get_parameter("weight").clone()
     options = {"norm_before_residual": False, "eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
     named = speculators_config(dict(settings), "org/eagle3", **options)
     fits = write(tmp_path / "fits", renamed(tensors), named)
@@ -93,9 +93,9 @@ def test_speculators_heads_norm_before_the_residual_unless_they_say_no(tmp_path:
     tensors, settings = published()
     silent = speculators_config(dict(settings), "org/eagle3")
     head = write(tmp_path, renamed(tensors), silent)
-    drafter = Eagle3Config(speculative_model=str(head)).build(build_context(target))
+    drafter: Any = Eagle3Config(speculative_model=str(head)).build(build_context(target))
     assert drafter.head.spec.norm_before_residual
-    plain = Eagle3Config(speculative_model=str(GOLDEN3)).build(build_context(target))
+    plain: Any = Eagle3Config(speculative_model=str(GOLDEN3)).build(build_context(target))
     assert not plain.head.spec.norm_before_residual
 
 
@@ -184,7 +184,7 @@ def test_a_head_with_every_option_equals_its_formulas_done_by_hand(tmp_path: Pat
     with torch.inference_mode():
         net = drafter.head
         outputs = net(net.fuse(features), tokens, torch.arange(6))
-        wanted = by_hand(tensors, features, target.embedding.weight[tokens], 500.0)
+        wanted = by_hand(tensors, features, target.embedding.get_parameter("weight")[tokens], 500.0)
         torch.testing.assert_close(outputs, wanted, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(net.logits(outputs), outputs @ tensors["lm_head.weight"].T)
 

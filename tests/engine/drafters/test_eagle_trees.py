@@ -33,6 +33,7 @@ class TableNet:
 
     def __init__(self) -> None:
         self.fed: list[tuple[int, ...]] = []
+        self.root = torch.zeros(1, dtype=torch.long)
         self.output = self.output_of(())
         self.logits = self.log_probs(())[None]
 

@@ -19,7 +19,7 @@ class Generous:
     sampling: Sampling
 
     def __call__(self, verified: Verified, draws: Draws) -> Acceptance:
-        at, path = 0, []
+        at, path = 0, list[int]()
         while True:
             probs = probabilities(verified.logits[at], self.sampling)
             children = verified.shape.children[at]
@@ -51,7 +51,7 @@ class KeepsRejectedMass(LookaheadDrafter):
 
     def rule(self, sampling: Sampling) -> Rule:
         def rule(verified: Verified, draws: Draws) -> Acceptance:
-            at, path = 0, []
+            at, path = 0, list[int]()
             while True:
                 probs = probabilities(verified.logits[at], sampling)
                 taken = [

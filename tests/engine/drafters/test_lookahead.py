@@ -168,6 +168,7 @@ def test_window_is_dropped_when_it_reaches_past_the_context():
     shown = target.prefill(prompt, cache, Needs())
     drafter.start(Start(prompt, 5, shown, Sampling(), SeededDraws(0)))
     proposal = drafter.propose(0)
+    assert proposal.extra is not None
     depth = int(proposal.extra.depths.max())
     assert proposal.cut(depth).extra is not None
     assert proposal.cut(depth - 1).extra is None

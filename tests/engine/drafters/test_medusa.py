@@ -300,7 +300,12 @@ def test_heads_take_the_targets_dtype(tmp_path: Path) -> None:
     assert num_accepted
 
 
-SMALL = {"vocab_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "eos_token_id": None}
+SMALL: dict[str, Any] = {
+    "vocab_size": 4,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "eos_token_id": None,
+}
 
 
 def small_drafter(target: Target, folder: Path, **settings: Any) -> MedusaDrafter:

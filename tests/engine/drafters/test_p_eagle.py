@@ -66,6 +66,7 @@ def config(family: str = "llama", **settings: Any) -> ParallelEagleConfig:
 @functools.cache
 def reference_layers(size: int) -> tuple[list[LlamaDecoderLayer], LlamaRotaryEmbedding]:
     tensors = load_file(saved() / "m.safetensors")
+    settings: dict[str, Any] = {"attn_implementation": "eager"}
     own = LlamaConfig(
         hidden_size=size,
         intermediate_size=INTERMEDIATE,
@@ -73,7 +74,7 @@ def reference_layers(size: int) -> tuple[list[LlamaDecoderLayer], LlamaRotaryEmb
         num_key_value_heads=KV_HEADS,
         rms_norm_eps=1e-5,
         max_position_embeddings=512,
-        attn_implementation="eager",
+        **settings,
     )
     layers = []
     for i, prefix in enumerate(("midlayer", "layers.1", "layers.2")):
@@ -105,7 +106,9 @@ def whole_text_draft(
     masked = tensors["mask_hidden"].view(1, -1).expand(length - 1, -1)
     fused = torch.cat([features, masked]) @ tensors["fc.weight"].T
     ids = torch.tensor([*text[1:], *[MASK] * (length - 1)])
-    embedded = normed(target.embedding.weight[ids], tensors["midlayer.input_layernorm.weight"])
+    embedded = normed(
+        target.embedding.get_parameter("weight")[ids], tensors["midlayer.input_layernorm.weight"]
+    )
     joined = torch.cat([embedded, normed(fused, tensors["midlayer.hidden_norm.weight"])], dim=-1)
     n = len(ids)
     turned = rotary(fused[None], torch.arange(n)[None])

@@ -18,7 +18,7 @@ from engine.tuning.timing import measure_draft
 from tests.engine.drafters import judges
 from tests.engine.drafters.judges import PROMPTS, plain_text, write
 from tests.engine.drafters.turns import Turns
-from tests.models import build_context, tiny_target
+from tests.models import build_context, plain_greedy, tiny_target
 
 MASK = 270
 
@@ -87,7 +87,7 @@ def test_the_text_fills_the_context_and_a_shorter_model_stops_before() -> None:
         drafter = config(max_draft_len=7).build(context(target, model))
         prompt = ([7, 8, 9, 10] * 64)[: most - 9]
         text = write(target, drafter, prompt, tokens=9 if most == 256 else 20)
-        assert text.output == judges.plain_greedy(target, prompt, len(text.output))
+        assert text.output == plain_greedy(target, prompt, len(text.output))
         for step in text.steps:
             room = min(target.context_len - 1 - step.context_len, most - step.context_len)
             assert step.num_drafted == max(0, min(7, room))

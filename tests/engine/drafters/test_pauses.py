@@ -68,7 +68,7 @@ class Pausing(Drafter):
         self.inner, self.needs = inner, inner.needs
         self._device, self._every = target.device, every
         self._step, self._root = 0, 0
-        self.drafts: dict[int, tuple[list[int], tuple[int, ...]]] = {}
+        self.drawn: dict[int, tuple[list[int], tuple[int, ...]]] = {}
         self._length = 0
 
     def start(self, start: Start) -> None:
@@ -80,7 +80,7 @@ class Pausing(Drafter):
         if self._step % self._every:
             return root_only(self._root, self._device)
         proposal = self.inner.propose(max_depth)
-        self.drafts[self._length] = (proposal.tokens.tolist(), proposal.shape.parents)
+        self.drawn[self._length] = (proposal.tokens.tolist(), proposal.shape.parents)
         # The root alone is fed: every context comes up, whatever would have been accepted.
         return proposal.keep([0])
 
@@ -99,7 +99,7 @@ def drafts(
     other = tiny_target("llama", seed=5, hidden_size=16, num_hidden_layers=1)
     drafter = Pausing(parse_method(values).build(build_context(target, other=other)), target, every)
     list(decode(target, drafter, PROMPT, limits=Limits(max_new_tokens=TOKENS)))
-    return drafter.drafts
+    return drafter.drawn
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -273,7 +273,12 @@ def test_head_takes_the_targets_dtype(tmp_path: Path) -> None:
     assert num_accepted
 
 
-SMALL = {"vocab_size": 4, "hidden_size": 16, "num_hidden_layers": 1, "eos_token_id": None}
+SMALL: dict[str, Any] = {
+    "vocab_size": 4,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "eos_token_id": None,
+}
 
 
 def small_head(folder: Path) -> Path:

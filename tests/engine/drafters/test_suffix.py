@@ -65,10 +65,11 @@ def test_probabilities_are_shares_of_what_followed():
     text = [1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 3, 0, 1, 2, 3, 9, 1, 2]
     proposal = started(SuffixConfig(max_draft_len=1), text).propose(99)
     assert proposal.tokens.tolist() == [2, 3]
-    assert proposal.draft_probs.tolist() == [1.0, 0.75]
+    assert proposal.draft_probs is not None and proposal.draft_probs.tolist() == [1.0, 0.75]
     tree = SuffixConfig(max_draft_len=1, use_tree_spec=True)
     proposal = started(tree, text).propose(99)
     assert proposal.tokens.tolist() == [2, 3, 4]
+    assert proposal.draft_probs is not None
     assert proposal.draft_probs.tolist() == [1.0, 0.75, 0.25]
 
 

@@ -80,7 +80,7 @@ def test_tree_is_filled_breadth_first_as_in_the_docstring():
     proposal = drafter.propose(99)
     assert proposal.tokens.tolist() == [5, 7, 8, 5]
     assert proposal.shape.parents == (-1, 0, 0, 1)
-    assert list(proposal.ranks) == [0, 0, 1, 1]
+    assert proposal.ranks is not None and list(proposal.ranks) == [0, 0, 1, 1]
 
 
 def test_accepted_rows_win_over_others_of_the_same_token_then_later_ones():

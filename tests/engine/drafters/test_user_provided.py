@@ -39,7 +39,7 @@ def empty_registry(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(user_provided, "_factories", {})
 
 
-def drafter_that_says(said: Any, **settings: int) -> Drafter:
+def drafter_that_says(said: Any, **settings: Any) -> Drafter:
     """A started drafter whose object answers `said`."""
 
     class Says:
@@ -178,7 +178,7 @@ def test_an_object_without_draft_is_refused():
 ])  # fmt: skip
 def test_it_is_made_of_the_target_or_of_nothing(factory: Any):
     register_user_drafter("mine", factory)
-    assert NAMED.build(build_context(judges.target_of("llama"))).propose
+    assert isinstance(NAMED.build(build_context(judges.target_of("llama"))), Drafter)
 
 
 def test_what_asks_for_more_than_the_target_is_refused():
@@ -225,8 +225,12 @@ def test_it_sees_the_target_s_logits_and_hidden_states_row_by_row():
     with torch.inference_mode():
         whole = target.model(torch.tensor([text]), output_hidden_states=True)
         normed = target.model.model(torch.tensor([text])).last_hidden_state[0]
-    hidden = torch.cat([features.hidden for _, features in user.seen])
-    layers = torch.cat([features.layers for _, features in user.seen])
+    hidden = torch.cat(
+        [features.hidden for _, features in user.seen if features.hidden is not None]
+    )
+    layers = torch.cat(
+        [features.layers for _, features in user.seen if features.layers is not None]
+    )
     logits = torch.cat([features.logits for _, features in user.seen])
     assert len(hidden) == len(text) - 1 and len(logits) == len(text) - len(prompt)
     torch.testing.assert_close(hidden, normed[:-1], atol=1e-4, rtol=1e-4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine.drafters.base import BuildContext
 from engine.drafters.combined import CombinedConfig, CombinedDrafter
 from engine.proposal import Proposal
@@ -28,7 +30,9 @@ class Turns(CombinedDrafter):
         self.num_steps += 1
         return proposal
 
-    def model_steps(self, steps: list[Step], prompt: list[int], first: int) -> list[tuple]:
+    def model_steps(
+        self, steps: list[Step], prompt: list[int], first: int
+    ) -> list[tuple[Any, ...]]:
         """(text before the step, step) of every step that the model drafted after another's."""
         seen, found = [*prompt, first], []
         for step in steps:

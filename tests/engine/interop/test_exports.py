@@ -43,7 +43,7 @@ def config_of(decoding_type: str, **settings: Any) -> MethodConfig:
 def main_files(export: Export) -> list[str]:
     """Files that hold the config, not how to build or to start."""
     if any(file.name.endswith((".yaml", ".json", ".pbtxt")) for file in export.files):
-        keep = (".yaml", ".json", ".pbtxt")
+        keep: tuple[str, ...] = (".yaml", ".json", ".pbtxt")
     else:
         keep = (".sh", ".py")
     files = [file for file in export.files if file.name.endswith(keep)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ def learnable_target(*, num_layers: int = 8) -> Target:
     """Random weights, but few tokens are likely, and layers add little to the embedding."""
     target = tiny_target(num_hidden_layers=num_layers)
     with torch.no_grad():
-        target.lm_head.weight[list(COMMON)] *= 6.0  # type: ignore[index]
+        target.lm_head.get_parameter("weight")[list(COMMON)] *= 6.0
         for name, parameter in target.model.named_parameters():
             if "o_proj" in name or "down_proj" in name:
                 parameter.mul_(0.1)
@@ -41,7 +41,7 @@ def grow(
     num_tokens: int,
     rows: int,
     prompts: Sequence[GivenPrompt] = (),
-) -> Iterator[Corpus]:
+) -> Generator[Corpus, None, None]:
     """A corpus of the shipped templates, as it grows."""
     return writer.grow(
         target,

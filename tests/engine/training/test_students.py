@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def test_unrolling_in_training_is_what_the_drafter_does(
 ) -> None:
     torch.manual_seed(1)
     if version == 1:
-        head = fresh_eagle1(target, None)
+        head: Any = fresh_eagle1(target, None)
     else:
         head = fresh_eagle3(target, torch.arange(100), None)
     # Attention and MLP begin at zero, which would hide a wrong mask.
@@ -156,7 +157,7 @@ def test_what_a_student_learns_to_draft_is_listed_beside_its_weights(
     method: str, target: Target, corpus: Corpus, tmp_path: Path
 ) -> None:
     settings = training_settings(method, {"loss_vocab": 24})
-    student = settings.student(target, corpus, corpus.entries)
+    student: Any = settings.student(target, corpus, corpus.entries)
     student.save(tmp_path, torch.float32)
     listed = tmp_path / "draft_vocab.json"
     assert listed.is_file() == student.drafts_vocabulary

@@ -199,7 +199,7 @@ def test_kept_features_train_as_fresh_ones_do(
 def test_training_goes_on_from_a_trained_drafter(
     method: str, target: Target, corpus: Corpus, tmp_path: Path
 ) -> None:
-    values = {"half_weights": False, "epochs": 1.0}
+    values: dict[str, Any] = {"half_weights": False, "epochs": 1.0}
     first = Trainer(target, corpus, settings(method, **values), tmp_path / "first")
     list(first.steps())
     (tmp_path / "weights").mkdir()

@@ -151,10 +151,10 @@ def test_constraints_and_categories_are_kept() -> None:
         (4, {"category": "z"}, "category must be one of"),
     ],
 )
-def test_bad_constraints_are_named(n: int, limits: dict[str, object], message: str) -> None:
+def test_bad_constraints_are_named(n: int, limits: dict[str, Any], message: str) -> None:
     table = made_up(np.random.default_rng(0), [20])
     with pytest.raises(ConfigError, match=message):
-        best_tree(table, n, **limits)  # type: ignore[arg-type]
+        best_tree(table, n, **limits)
 
 
 def test_a_drafter_that_is_never_right_has_no_tree() -> None:

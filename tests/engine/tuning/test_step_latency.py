@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -182,7 +183,7 @@ def test_the_fastest_size_weighs_mat_against_time() -> None:
     def tok_s(point: CurvePoint, latency: StepLatency) -> float:
         return latency.predict_config(config.with_tree(point.tree), point.mat).tok_s
 
-    small, large = (max(points, key=lambda p, c=c: tok_s(p, c)) for c in (steep, flat))
+    small, large = (max(points, key=partial(tok_s, latency=c)) for c in (steep, flat))
     assert small.num_nodes == 1 and large.num_nodes > 4
     for point in points:
         shape = config.with_tree(point.tree).draft_shape()

@@ -39,7 +39,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the clients' programs, in a virtual environment of their own."""
     folder = tmp_path_factory.mktemp("clients")
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    pip = [folder / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "aiperf>=0.13,<1", "litellm>=1.80,<2"], check=True, timeout=1200)
     return folder / "bin"
 
@@ -80,7 +80,7 @@ def test_aiperf_measures_acceptance_as_the_log_has_it(
 
 
 def test_litellm_reads_whole_answers_and_streams(served: Served, programs: Path) -> None:
-    line = [programs / "python", "-c", LITELLM, f"{served.url}/v1"]
+    line = [str(programs / "python"), "-c", LITELLM, f"{served.url}/v1"]
     done = subprocess.run(line, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     whole, streamed, num_tokens = json.loads(done.stdout.splitlines()[-1])

@@ -68,7 +68,14 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", folder], check=True)
     own = next(folder.glob("lib/python*/site-packages"))
     (own / "ours.pth").write_text("\n".join([*site.getsitepackages(), str(APP.parent)]))
-    pip = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    pip = [
+        str(folder / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([*pip, "nvidia-pytriton>=0.7,<1", "numpy<2"], check=True, timeout=600)
     return folder / "bin" / "python"
 

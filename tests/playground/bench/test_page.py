@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from typing import Any
 
@@ -23,7 +25,7 @@ HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>{{ 1234*5 
 def plan(**changes: Any) -> dict[str, Any]:
     """Two configurations on two prompts, one of them with two turns."""
     choices = {"decoding_type": "Medusa", "medusa_choices": ((0,), (0, 0), (1,))}
-    named = {
+    named: dict[str, dict[str, Any]] = {
         BASELINE_NAME: {"decoding_type": "Autoregressive"},
         "N-gram, 'short'": {"decoding_type": "NGram", "max_draft_len": 3},
         HOSTILE: {**choices, "speculative_model": "a b/c"},
@@ -71,6 +73,20 @@ def requests_of(stored: dict[str, Any]) -> list[FinishedRequest]:
         for turn in range(len(item["turns"]))
         for repeat in range(2)
     ]
+
+
+def test_control_characters_of_names_and_answers_are_shown_not_obeyed() -> None:
+    sent = "\x1b[2J\x00\u202egnp.exe\x9b31m\r"
+    stored = plan()
+    stored["items"][0]["turns"] = [f"Hello{sent}"]
+    requests = [replace(request, text=request.text + sent) for request in requests_of(stored)]
+    page = report_page(sent, stored, make_report(stored, requests), requests, {"cpu": sent})
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", page)
+    assert page.count(r"\x1b[2J\x00\u202egnp.exe\x9b31m\r") > 3
+    (prompts,) = re.findall(r"<details><summary>prompts.yaml</summary><pre>(.*?)</pre>", page, re.S)
+    assert read_suite_text(unescape(prompts), "prompts.yaml", where="page").prompts[0].turns == (
+        f"Hello{sent}",
+    ), "what repeats the experiment is what was asked"
 
 
 class Tags(HTMLParser):

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from playground.experiments.report.plots import GREY, PLOTS, report_figure
+from playground.experiments.report.plots import PLOTS, report_figure
 from playground.experiments.report.report import make_report
+from playground.plots import GREY
 from tests.playground.bench.requests import measured, plan_of
 
 REQUESTS = [

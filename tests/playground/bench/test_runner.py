@@ -46,8 +46,7 @@ def test_every_request_is_a_run_with_steps_and_labels(bench: BuildContext, log: 
     wanted = [request.labels for requests in plan.rounds() for request in requests]
     assert [dict(run.labels) for run in runs] == wanted
     assert all(run.benchmark_id == benchmark_id and run.status == "completed" for run in runs)
-    for stored in runs:
-        assert len(log.steps(stored.id)) == stored.num_steps > 0
+    assert all(len(log.steps(run.id)) == run.num_steps > 0 for run in runs)
     stored = log.benchmarks.get(benchmark_id)
     assert stored is not None and stored.status == "completed"
     assert benchmarks.environment_of(log, benchmark_id)["dtype"] == "float32"

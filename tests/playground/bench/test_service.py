@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -413,11 +414,11 @@ def test_ray_is_refused_where_it_is_not_installed_or_not_offered(
         pool.pool_of("ray://elsewhere:10001", None, ("local",))
 
     def missing(name: str) -> str:
-        raise pool.metadata.PackageNotFoundError(name)
+        raise metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(pool.metadata, "version", missing)
+    monkeypatch.setattr(metadata, "version", missing)
     with pytest.raises(ConfigError, match=r"pip install '.*\[ray\]'"):
         pool.pool_of("local", 2, ("local",))
-    monkeypatch.setattr(pool.metadata, "version", lambda name: "2.60")
+    monkeypatch.setattr(metadata, "version", lambda name: "2.60")
     with pytest.raises(ConfigError, match="Workers must be a number"):
         pool.pool_of("local", 0, ("local",))

@@ -169,6 +169,7 @@ def test_an_error_leaves_what_is_on_show(shown: tuple[CompareJob, Messages]) -> 
     assert {k: v for k, v in message.items() if k != "compare"} == {
         k: v for k, v in last.items() if k != "compare"
     }
-    for nothing in (None, "x", {}, []):
+    nothings: tuple[Any, ...] = (None, "x", {}, [])
+    for nothing in nothings:
         alone = fault_message("No.", nothing)
         assert alone["runs"] == [] and alone["report"] == "" and alone["stream"]

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -159,7 +160,7 @@ def test_a_sweep_over_a_method_that_is_gone_says_so(store: SweepStore) -> None:
     ],
 )
 def test_a_plan_that_cannot_be_run_is_refused(
-    store: SweepStore, changes: dict[str, object], words: str
+    store: SweepStore, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         store.create(plan(**changes), "s")
