@@ -109,12 +109,12 @@ def _loaded(
     windows: tuple[int | None, ...],
 ) -> tuple[_Eagle3, Needs]:
     vocabulary, own_output = draft_vocabulary(found, target)
+    spec = _eagle3_spec(found, target, vocabulary.size, windows[0])
     if not own_output and vocabulary.ids is not None:
         raise DrafterError(
             f"{found.location} drafts tokens of its own (d2t), but lacks lm_head.weight. "
             "It is damaged; copy it again."
         )
-    spec = _eagle3_spec(found, target, vocabulary.size, windows[0])
     needs = Needs(hidden=True)
     if spec.num_features:
         needs = Needs(layers=_captured_layers(found, target, layers))
