@@ -2,14 +2,13 @@
 
     python -m benchmarks.sweep_on_ray [--workers 2] [--sweep "options of `app.py sweep`"]
 
-24 trials of prompt look-up by default, every process and worker with one thread. A speedup is the
-geometric mean over the prompts, with Student's 95 % interval; two agree where their prompts' log
-speedups, paired, do not differ by more than they scatter, which one trial in twenty does by chance.
+24 trials of prompt look-up by default, every process and worker with one thread. A speedup is
+that of pooled tok/s; two agree where, prompt by prompt, they do not differ by more than they
+scatter, which one trial in twenty does by chance.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import shlex
 import subprocess
@@ -20,8 +19,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks import ROOT, TARGET, read_options
-from playground.experiments.report.statistics import mean, std, student_t
-from playground.experiments.sweep.report import as_good, best_of, differ, shown_trials
+from engine import formats
+from playground.experiments.report.statistics import is_apart
+from playground.experiments.sweep.report import as_good, best_of, shown_trials
 from playground.experiments.sweep.store import SweepStore
 from playground.experiments.sweep.trials import Trial
 from storage import RunLog
@@ -77,23 +77,15 @@ def compare(ways: list[str], found: list[dict[str, Trial]]) -> None:
         other = found[1].get(point)
         if other is None or one.figures is None or other.figures is None:
             continue
-        agree = not differ(one.figures.ratios, other.figures.ratios)
+        agree = not is_apart(one.figures.counts, other.figures.counts)
         num, num_agree = num + 1, num_agree + agree
-        shown = (interval(trial.figures.ratios) for trial in (one, other) if trial.figures)
+        shown = (formats.speedup(figures.speedup) for figures in (one.figures, other.figures))
         print(f"{point:46}{''.join(f'{text:>20}' for text in shown)}  {'yes' if agree else 'no'}")
     print(f"{num_agree} of {num} agree")
 
 
 def settings(point: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in point.items())
-
-
-def interval(ratios: Mapping[str, float]) -> str:
-    """`1.50 (1.41 … 1.60)`."""
-    logs = [math.log(ratio) for ratio in ratios.values()]
-    reach = student_t(max(1, len(logs) - 1)) * (std(logs) or 0.0) / math.sqrt(len(logs))
-    low, middle, high = (math.exp(mean(logs) + k * reach) for k in (-1, 0, 1))
-    return f"{middle:.2f} ({low:.2f} … {high:.2f})"
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ HOLDERS = [kind for kind in dataclasses_of_engine() if holds_bulk(kind)]
 
 
 @pytest.mark.parametrize("kind", HOLDERS, ids=lambda kind: kind.__qualname__)
-def test_a_dataclass_that_holds_tensors_is_compared_by_identity(kind: type) -> None:
+def test_a_dataclass_that_holds_tensors_is_compared_by_identity(kind: Any) -> None:
     assert kind.__eq__ is object.__eq__ and kind.__hash__ is object.__hash__
 
 

@@ -68,13 +68,14 @@ TREES: dict[str, Parents] = {
 @pytest.mark.parametrize("sampling", SETTINGS)
 def test_probabilities_equal_transformers_warpers(sampling: Sampling) -> None:
     logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(0)) * 3
-    scores = TemperatureLogitsWarper(sampling.temperature)(None, logits)
+    no_ids = torch.LongTensor()
+    scores = TemperatureLogitsWarper(sampling.temperature)(no_ids, logits)
     if sampling.top_k:
-        scores = TopKLogitsWarper(sampling.top_k)(None, scores)
+        scores = TopKLogitsWarper(sampling.top_k)(no_ids, scores)
     if sampling.top_p < 1:
-        scores = TopPLogitsWarper(sampling.top_p)(None, scores)
+        scores = TopPLogitsWarper(sampling.top_p)(no_ids, scores)
     if sampling.min_p > 0:
-        scores = MinPLogitsWarper(sampling.min_p)(None, scores)
+        scores = MinPLogitsWarper(sampling.min_p)(no_ids, scores)
     torch.testing.assert_close(probabilities(logits, sampling), scores.softmax(-1))
 
 

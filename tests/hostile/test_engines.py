@@ -256,6 +256,7 @@ def test_an_odd_answer_is_a_failed_request_and_the_measurement_goes_on(
     assert sentence.startswith("The engine ") and len(sentence) < 500
 
 
+ODD_COUNTS: list[Any] = [float("nan"), float("inf"), -1, 2**53 + 1, "1", [], 10**400]
 ODD_COUNTERS = {
     "vllm": [
         f"vllm:{name} {value}\n".encode()
@@ -265,7 +266,7 @@ ODD_COUNTERS = {
     + [b'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="a"} 1\n', b"\xff", b"<html>"],
     "trtllm": [
         json.dumps([{"specDecodingStats": {"numDraftTokens": value}}]).encode()
-        for value in (float("nan"), float("inf"), -1, 2**53 + 1, "1", [], 10**400)
+        for value in ODD_COUNTS
     ]
     + [b"5", b"[5]", b"{}", b"[" * 100_000, b"[" + b"0," * 300_000 + b"0]"],
 }

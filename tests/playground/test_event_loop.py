@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ SHOWN = {"compare": json.dumps({"id": LINKS})}
 def values_of(listener: dict[str, Any], held: dict[int, Any], run_id: str) -> list[Any]:
     """What makes a listener look something up, else what the page holds."""
     values = [held[part] for part in listener["inputs"]]
-    special = {
+    special: dict[str, list[Any]] = {
         "follow_link": [LINKS] * 3,
         "show": [SHOWN, LINKS],
         "measure": ["http://127.0.0.1:9"],
@@ -66,7 +67,7 @@ def test_what_blocks_a_loop_is_noted(tmp_path: Path, blocks: str) -> None:
 
     (tmp_path / "file").write_text("1")
     with RunLog.open(str(tmp_path / "log.db")) as log:
-        calls = {
+        calls: dict[str, Callable[[], object]] = {
             "sleeps": lambda: time.sleep(0),
             "a database": log.find,
             "a file": lambda: plain.read_text(tmp_path / "file"),

@@ -97,7 +97,9 @@ def models(tiny_folder: Path, tmp_path: Path) -> Iterator[Models]:
     def resolve(name: str) -> TargetSpec:
         return TargetSpec(name=name, path=str(tiny_folder))
 
-    models = Models(cache_dir=tmp_path, device="cpu", resolve=resolve, locate=lambda name: name)
+    models = Models(
+        cache_dir=tmp_path, device="cpu", resolve=resolve, locate=lambda name, kind="drafters": name
+    )
     models.target(resolve("tiny"), "float32", lambda *told: None)
     yield models
     models.close()

@@ -92,12 +92,14 @@ def test_what_the_first_schema_holds_comes_back_whole(tmp_path: Path) -> None:
     assert (named.name, named.note, named.tags) == ("The Übung", "a note", ("kept", "old"))
     assert named.created_at.tzinfo is not None and named.tok_s and named.verify_s
     (left,) = log.find(RunQuery(labels={"category": "qa"})).rows
-    run, (benchmark,) = log.get(left.id), log.benchmarks.list()
+    run, (head,) = log.get(left.id), log.benchmarks.list()
     assert run is not None and run.environment == {"odd": math.inf}
     assert run.messages == ({"role": "user", "content": "héllo \x00"},)
-    assert run.output_ids == (5, 6, 9, 6, 9) and run.benchmark_id == benchmark.id
+    assert run.output_ids == (5, 6, 9, 6, 9) and run.benchmark_id == head.id
     first, second = log.steps(run.id)
     assert first == step(0) and math.isnan(second.draft_probs[1] or 0)
+    benchmark = log.benchmarks.get(head.id)
+    assert benchmark is not None
     assert (benchmark.plan, benchmark.summary) == ({"suite": "starter"}, {"speedup": 1.5})
     (artifact,) = log.artifacts.find("latency", {"target": "tiny"})
     assert log.artifacts.payload(artifact.id) == b"\x00\xff" and artifact.meta == {"ns": [1, 2]}

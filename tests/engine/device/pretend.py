@@ -18,8 +18,9 @@ _library: Any = None
 class _Pretended(torch.Tensor):
     """Says that it is elsewhere; `_data_cpu` is what it holds."""
 
-    # Else what is copied to the CPU would be of this class, too.
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    _data_cpu: torch.Tensor
+    # Else what is copied to the CPU would be of this class, too. torch's stub has only a method.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
 
 def set_up() -> torch.device:
@@ -34,7 +35,7 @@ def set_up() -> torch.device:
 def _wrapped(data: Any) -> Any:
     if not isinstance(data, torch.Tensor):
         return data
-    tensor = torch._C._acc.create_empty_tensor(data.shape, data.dtype)
+    tensor: Any = torch._C._acc.create_empty_tensor(data.shape, data.dtype)
     tensor.__class__ = _Pretended
     tensor._data_cpu = data
     return tensor

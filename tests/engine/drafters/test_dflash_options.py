@@ -79,8 +79,8 @@ class Formula:
                 query = self.turn(self.norm(query, take("self_attn.q_norm")), at)
                 scores = torch.stack([query @ keys[j][group] for j in seen]) / HEAD_DIM**0.5
                 weights = scores.softmax(0)
-                parts = [p * values[j][group] for p, j in zip(weights, seen, strict=True)]
-                heads.append(sum(parts) * self.value_scale)
+                values_seen = torch.stack([values[j][group] for j in seen])
+                heads.append(weights @ values_seen * self.value_scale)
             hidden = block[at - begin] + take("self_attn.o_proj") @ torch.cat(heads)
             x = self.norm(hidden, take("post_attention_layernorm"))
             gated = silu(take("mlp.gate_proj") @ x) * (take("mlp.up_proj") @ x)
@@ -93,12 +93,16 @@ class Formula:
         features = torch.cat([states[i + 1][0] for i in SETTINGS["target_layer_ids"]], dim=-1)
         context = [self.norm(w["fc.weight"] @ row, w["hidden_norm.weight"]) for row in features]
         ids = [text[-1]] + [SETTINGS["mask_token_id"]] * (SETTINGS["block_size"] - 1)
-        embedded = w.get("embed_tokens.weight", target.embedding.weight)
+        embedded = w.get("embed_tokens.weight", target.embedding.get_parameter("weight"))
         block = [embedded[token] for token in ids]
         for i in range(2):
             block = self.layer(w, i, context, block)
         rows = torch.stack([self.norm(row, w["norm.weight"]) for row in block[self.first :]])
-        logits = rows @ w.get("lm_head.weight", target.lm_head.weight).T * self.multiplier
+        logits = (
+            rows
+            @ w.get("lm_head.weight", target.lm_head.get_parameter("weight")).T
+            * self.multiplier
+        )
         return self.softcap * torch.tanh(logits / self.softcap) if self.softcap else logits
 
 
@@ -235,7 +239,9 @@ def test_a_reduced_vocabulary_of_speculators_loads(tmp_path: Path, own_output: b
     weights = load_file(location / "model.safetensors")
     generator = torch.Generator().manual_seed(9)
     kept = torch.arange(size) * 3
-    weights["embed_tokens.weight"] = torch.randn(target.embedding.weight.shape, generator=generator)
+    weights["embed_tokens.weight"] = torch.randn(
+        target.embedding.get_parameter("weight").shape, generator=generator
+    )
     weights["d2t"] = kept - torch.arange(size)
     weights["t2d"] = torch.isin(torch.arange(target.vocab_size), kept)
     if own_output:
@@ -245,7 +251,7 @@ def test_a_reduced_vocabulary_of_speculators_loads(tmp_path: Path, own_output: b
     text = write(target, drafter, PROMPT, tokens=8)
     seen = [*PROMPT, text.output[0]]
     if not own_output:
-        weights["lm_head.weight"] = target.lm_head.weight[kept]
+        weights["lm_head.weight"] = target.lm_head.get_parameter("weight")[kept]
     for step in text.steps[:3]:
         places = Formula().logits(target, weights, seen).argmax(-1)[: step.num_drafted]
         assert list(step.tokens[1:]) == kept[places].tolist()

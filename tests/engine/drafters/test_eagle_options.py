@@ -59,7 +59,8 @@ class Formula:
         inputs = []
         for hidden, token in rows:
             embedded = self.norm(
-                target.embedding.weight[token], w["midlayer.input_layernorm.weight"]
+                target.embedding.get_parameter("weight")[token],
+                w["midlayer.input_layernorm.weight"],
             )
             hidden = self.norm(hidden, w["midlayer.hidden_norm.weight"])
             inputs.append(torch.cat([embedded, hidden]))
@@ -146,7 +147,7 @@ def unchanged(tree: bool) -> list[Any]:
         return drafted(Path(folder) / "plain", {}, Formula(), **(TREE if tree else {}))
 
 
-WINDOW = {"layer_types": ["sliding_attention"], "sliding_window": 3}
+WINDOW: dict[str, Any] = {"layer_types": ["sliding_attention"], "sliding_window": 3}
 CASES: dict[str, tuple[dict[str, Any], Formula]] = {
     "sliding_window": (WINDOW, Formula(window=3)),
     "a window of one row": ({**WINDOW, "sliding_window": 1}, Formula(window=1)),
@@ -167,12 +168,11 @@ def test_drafts_change_as_the_formula_says(tmp_path: Path, name: str, tree: dict
 
 
 def test_a_window_without_sliding_layers_changes_nothing(tmp_path: Path) -> None:
-    for i, says in enumerate(
-        (
-            {"sliding_window": 3, "use_sliding_window": False, "max_window_layers": 28},
-            {"sliding_window": 3, "layer_types": ["full_attention"]},
-        )
-    ):
+    heads: list[dict[str, Any]] = [
+        {"sliding_window": 3, "use_sliding_window": False, "max_window_layers": 28},
+        {"sliding_window": 3, "layer_types": ["full_attention"]},
+    ]
+    for i, says in enumerate(heads):
         drafted(tmp_path / str(i), says, Formula())
 
 
@@ -187,6 +187,8 @@ def test_ranks_along_a_text_see_the_window_alone(tmp_path: Path) -> None:
     layers = target.prefill(tokens, target.new_cache(len(tokens)), drafter.needs).layers
     text = Text(tuple(PROMPT), tuple(output), limits=Limits())
     reading = Reading(text, torch.tensor(tokens), layers=layers, context_len=target.context_len)
+    ids = drafter.head.vocabulary.ids
+    assert ids is not None
     found, wanted = drafter.ranks(reading, 3), reading.true_tokens(3)
     weights, formula = load_file(tmp_path / "m.safetensors"), Formula(window=3)
     for root in range(3):
@@ -194,7 +196,7 @@ def test_ranks_along_a_text_see_the_window_alone(tmp_path: Path) -> None:
         for depth in range(3):
             out, probs = formula.probs(weights, target, rows)
             true = int(wanted[root, depth])
-            if true in drafter.head.vocabulary.ids:
+            if true in ids:
                 assert int(found[root, depth]) == int((probs > probs[true]).sum())
             rows = [*rows, (out, true)]
 

@@ -11,7 +11,7 @@ from engine.decode import decode
 from engine.drafters import methods, parse_method
 from engine.drafters.base import Drafter, Start
 from engine.proposal import Outcome, Proposal
-from engine.steps import Step
+from engine.steps import End, Step
 from tests.engine.drafters.judges import target_of
 from tests.models import VOCAB, build_context, plain_greedy
 
@@ -85,7 +85,7 @@ def test_no_placeholder_is_ever_verified(name: str, prompt: str) -> None:
     limits = Limits(max_new_tokens=16, ignore_eos=True)
     for ids in (PROMPTS[prompt], [180, *PROMPTS[prompt]], PROMPTS[prompt]):
         *records, end = decode(target, drafter, ids, limits=limits)
-        assert list(end.output_ids) == plain_greedy(target, ids, 16)
+        assert isinstance(end, End) and list(end.output_ids) == plain_greedy(target, ids, 16)
         tokens = [token for step in records if isinstance(step, Step) for token in step.tokens]
         assert all(0 <= token < VOCAB for token in tokens)
     assert drafter.unseen == [] and drafter.num_drafted > 0

@@ -135,7 +135,7 @@ def whole_text_draft(
 def test_sliding_layers_see_their_window_alone(tmp_path: Path) -> None:
     target = judges.target_of("llama")
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    says = {"ptd_token_id": MASK, "layer_types": kinds, "sliding_window": 3}
+    says: dict[str, Any] = {"ptd_token_id": MASK, "layer_types": kinds, "sliding_window": 3}
     head = str(save_parallel(tmp_path, target, **says))
     drafts = []
     for settings, windows in (({}, (1000,) * 3), ({"speculative_model": head}, (3, 1000, 3))):

@@ -280,7 +280,12 @@ def test_messages_and_options_are_held_to_it_too(http: httpx.Client) -> None:
         answer = http.post("/v1/chat/completions", json={**CHAT, **fields})
         assert answer.status_code == 400, fields
         assert list(_last_keys(fields))[-1] in answer.text
-    echoed = {"role": "assistant", "content": "Hi.", "refusal": None, "tool_calls": []}
+    echoed: dict[str, Any] = {
+        "role": "assistant",
+        "content": "Hi.",
+        "refusal": None,
+        "tool_calls": [],
+    }
     talk = [message, echoed, message]
     assert http.post("/v1/chat/completions", json={**CHAT, "messages": talk}).status_code == 200
 

@@ -245,7 +245,7 @@ def test_a_benchmark_that_is_refused_leaves_the_log_as_it_was(
     with busy(host, full=True):
         with pytest.raises(QueueFullError):
             service.start(asked())
-        assert service.newest() == []
+        assert service.newest() == ()
     with busy(host):
         benchmark_id = service.start(asked())
         service.stop(benchmark_id)
@@ -307,7 +307,7 @@ def test_a_wrong_form_is_one_sentence(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         service.start(asked(**changes))
-    assert service.newest() == []
+    assert service.newest() == ()
 
 
 def test_settings_of_a_configuration_are_checked_and_kept(service: Benchmarks) -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from engine.metrics import chain_mat
 from playground.connect.advice import Choice, Measured, choose, schedule, stops_paying
-from playground.connect.client import Drafting, Reply
+from playground.connect.answers import Drafting
+from playground.connect.client import Reply
 from playground.connect.replay import Answered, Asked, Level
 from playground.connect.report import _speedup, _verdict
 
@@ -42,7 +43,9 @@ def test_lengths_become_vllms_table_without_gaps() -> None:
 
 def level(seconds: float, *, mat: float | None = None) -> Level:
     """One answer of 41 tokens that took so long after its first."""
-    drafting = None if mat is None else Drafting(20, 80, round(20 * (mat - 1)))
+    drafting = (
+        None if mat is None else Drafting(steps=20, drafted=80, accepted=round(20 * (mat - 1)))
+    )
     reply = Reply(
         text="x",
         num_prompt_tokens=5,
