@@ -415,7 +415,7 @@ def stored_figures(metrics: Mapping[str, Any]) -> dict[str, Any]:
     rates = metrics.get("position_rates") or ()
     figures = {
         **metrics,
-        "decode_s": (metrics["num_new_tokens"] - 1) / rate if rate else 0.0,
+        "decode_s": ((metrics.get("num_new_tokens") or 1) - 1) / rate if rate else 0.0,
         "at_least": tuple(round(rate * steps) for rate in rates),
     }
     for name in ("time_split", "quiet_split"):

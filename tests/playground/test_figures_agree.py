@@ -341,8 +341,9 @@ def test_the_command_prints_what_it_stores(tmp_path: Path, as_json: bool) -> Non
 def test_what_is_accepted_beyond_the_end_is_said_wherever_it_is_counted(tmp_path: Path) -> None:
     """One step accepts 16 tokens of a text that ends after two: MAT is 17."""
     url = str(tmp_path / "runs.db")
-    asked = ["generate", "--target", str(save_tiny_llama(tmp_path / "tiny")), "--db", url]
-    asked += ["--prompt-ids", "1,2,3", "--method", "Synthetic", "--set", "acceptance_rate=1"]
+    tiny = str(save_tiny_llama(tmp_path / "tiny"))  # as its own draft model: all is accepted
+    asked = ["generate", "--target", tiny, "--db", url, "--prompt-ids", "1,2,3"]
+    asked += ["--method", "Draft_Target", "--set", f"speculative_model={tiny}"]
     asked += ["--set", "max_draft_len=16", "--max-new-tokens", "2", "--ignore-eos"]
     said = CliRunner().invoke(app, [*asked, "--dtype", "float32"]).stderr
     assert "2 tokens in 1 step (length)" in said and "MAT 17.00" in said

@@ -193,7 +193,7 @@ def test_a_broken_log_ends_the_run_with_a_sentence(
     host: EngineHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
-        raise OSError("disk full")
+        raise OSError("no such device")
 
     monkeypatch.setattr(host.log, "add_steps", refuse)
     run = finished(start(host, limits={"max_new_tokens": "400"}))
