@@ -11,20 +11,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
+from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.fields import (
+from engine.interop.export_files import File, ReadYaml
+from engine.interop.table import (
+    Codec,
+    DroppedSetting,
     Engine,
     Field,
-    Loss,
-    Method,
     Refusal,
     Values,
     const,
-    drops_block_tree,
-    same,
-    weights,
+    method,
 )
-from engine.interop.handoff import File, ReadYaml
 
 NEW = (5, 15)
 """First release known to have MTP and DFlash."""
@@ -33,10 +32,8 @@ TOKENIZER = "assistant_tokenizer"
 """Its own, where it has another vocabulary."""
 DRAFTING = ("num_assistant_tokens", "assistant_confidence")
 """How fields of the assistant's generation config begin."""
-KNOWN = frozenset(
-    "assistant_model prompt_lookup_num_tokens max_matching_ngram_size use_mtp speculation_type "
-    "num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold "
-    "is_assistant assistant_lookbehind target_lookbehind assistant_tokenizer "
+IGNORED = (
+    "is_assistant assistant_lookbehind target_lookbehind "
     # what is generated, whoever drafts
     "bad_words_ids begin_suppress_tokens bos_token_id cache_config cache_implementation "
     "compile_config constraints continuous_batching_config decoder_start_token_id "
@@ -53,44 +50,40 @@ KNOWN = frozenset(
     # arguments of `generate` itself
     "inputs input_ids attention_mask generation_config logits_processor stopping_criteria "
     "prefix_allowed_tokens_fn synced_gpus streamer negative_prompt_ids "
-    "negative_prompt_attention_mask custom_generate tokenizer".split()
+    "negative_prompt_attention_mask tokenizer"
 )
-REFUSES = {
-    "assistant_early_exit": Refusal("the target's own lower layers draft (LayerSkip)"),
-    "assistant_ensemble_weight": Refusal("the assistant has a say in what is drawn"),
-    "custom_generate": Refusal("a decoding loop of your own decides"),
-}
-MTP = Method(
+EARLY_EXIT = Refusal("assistant_early_exit", "the target's own lower layers draft (LayerSkip)")
+ROWS = (
+    table.Ignored(IGNORED),
+    Refusal("assistant_ensemble_weight", "the assistant has a say in what is drawn"),
+    Refusal("custom_generate", "a decoding loop of your own decides"),
+    EARLY_EXIT,
+)
+MTP = method(
     "MTP",
     "",
-    (
-        const("use_mtp", True),
-        Loss(
-            "max_draft_len",
-            "max_draft_len={c.max_draft_len} is dropped: transformers drafts one token per MTP "
-            "layer.",
-            lambda config: config.max_draft_len > 1,
-        ),
+    const("use_mtp", True),
+    DroppedSetting(
+        "max_draft_len",
+        "max_draft_len={c.max_draft_len} is dropped: transformers drafts one token per MTP layer.",
+        lambda config: config.max_draft_len > 1,
     ),
     since=NEW,
     read_notes=("transformers drafts one token per MTP layer; 1 is used here.",),
 )
-NGRAM = Method(
+NGRAM = method(
     "NGram",
     "",
-    (
-        Field("max_draft_len", "prompt_lookup_num_tokens"),
-        *same("max_matching_ngram_size"),
-        Loss(
-            "lookup",
-            "transformers has lookup rules of its own (lookup=transformers here): the pool rules "
-            "(is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs more "
-            "than once its pick may be another one.",
-            lambda config: config.lookup != "transformers",
-        ),
-        Loss("is_keep_all is_use_oldest is_public_pool", "", lambda config: False),
+    Field("max_draft_len", "prompt_lookup_num_tokens"),
+    *table.same("max_matching_ngram_size"),
+    DroppedSetting(
+        "lookup is_keep_all is_use_oldest is_public_pool",
+        "transformers has lookup rules of its own (lookup=transformers here): the pool rules "
+        "(is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs more "
+        "than once its pick may be another one.",
+        lambda config: config.lookup != "transformers",
     ),
-    fixed={"lookup": "transformers"},
+    implied={"lookup": "transformers"},
 )
 
 
@@ -109,45 +102,43 @@ def _read_draft_model(reader: Reader) -> None:
         reader.used.add(TOKENIZER)
 
 
-DRAFT_MODEL = Method(
+DRAFT_MODEL = method(
     "Draft_Target",
     "",
-    (
-        weights(ASSISTANT),
-        Field(
-            "max_draft_len",
-            "num_assistant_tokens",
-            absent=20,
-            note="num_assistant_tokens is not set: 20, transformers' default, is used.",
-        ),
-        const("num_assistant_tokens_schedule", "constant", note="here the length stays constant."),
-        Field(
-            "confidence_threshold",
-            "assistant_confidence_threshold",
-            absent=0.4,
-            note="assistant_confidence_threshold is not set: 0.4, its default, is used.",
-        ),
-        Loss(
-            "",
-            "Where scikit-learn is installed, transformers moves confidence_threshold="
-            "{c.confidence_threshold} as it goes.",
-            lambda config: config.confidence_threshold > 0,
-        ),
-        Loss(
-            "use_draft_probs",
-            "use_draft_probs=false is dropped: when sampling, transformers samples the drafts and "
-            "verifies them with their probabilities.",
-            lambda config: not config.use_draft_probs,
-        ),
+    table.weights(ASSISTANT),
+    Field(
+        "max_draft_len",
+        "num_assistant_tokens",
+        default=20,
+        note="num_assistant_tokens is not set: 20, transformers' default, is used.",
     ),
-    takes=(TOKENIZER,),
-    write=_write_draft_model,
-    read=_read_draft_model,
+    const("num_assistant_tokens_schedule", "constant", note="here the length stays constant."),
+    Field(
+        "confidence_threshold",
+        "assistant_confidence_threshold",
+        default=0.4,
+        note="assistant_confidence_threshold is not set: 0.4, its default, is used.",
+    ),
+    DroppedSetting(
+        "",
+        "Where scikit-learn is installed, transformers moves confidence_threshold="
+        "{c.confidence_threshold} as it goes.",
+        lambda config: config.confidence_threshold > 0,
+    ),
+    DroppedSetting(
+        "use_draft_probs",
+        "use_draft_probs=false is dropped: when sampling, transformers samples the drafts and "
+        "verifies them with their probabilities.",
+        lambda config: not config.use_draft_probs,
+    ),
+    Codec((TOKENIZER,), _write_draft_model, _read_draft_model),
 )
-DFLASH = Method(
+DFLASH = method(
     "DFlash",
     "",
-    (weights(ASSISTANT), const("speculation_type", "dflash"), drops_block_tree("transformers")),
+    table.weights(ASSISTANT),
+    const("speculation_type", "dflash"),
+    table.drops_block_tree("transformers"),
     since=NEW,
 )
 
@@ -235,10 +226,9 @@ def _constant(node: ast.expr) -> Any:
         return None
 
 
-def _pick(reader: Reader) -> Method:
-    key = "assistant_early_exit"
-    if reader.find(key):  # the call names no assistant
-        REFUSES[key].check(ENGINE.title, key, reader.values[key])
+def _find_method(reader: Reader) -> table.Method:
+    if early_exit := reader.find(EARLY_EXIT.keys):  # the call names no assistant
+        EARLY_EXIT.check(ENGINE.title, early_exit, reader.values[early_exit])
     if reader.find("prompt_lookup_num_tokens"):
         return NGRAM
     if reader.values.get("use_mtp"):
@@ -264,7 +254,7 @@ ENGINE = Engine(
     plain="",
     drafters="custom_generate there takes a decoding loop of your own.",
     methods=(DRAFT_MODEL, NGRAM, MTP, DFLASH),
-    refused={
+    unsupported={
         "MTP_Assistant": (
             "transformers 5.23 cannot build Gemma 4's assistants: it refuses their own config.",
             "Draft model: with weights of its own, too.",
@@ -272,8 +262,7 @@ ENGINE = Engine(
     },
     files=_files,
     parse=_parse,
-    pick=_pick,
-    known=KNOWN,
-    refuses=REFUSES,
+    find_method=_find_method,
+    rows=ROWS,
     reasons={"max_draft_len": "transformers drafts the whole block."},
 )

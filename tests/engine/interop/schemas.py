@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from engine.drafters.method import MethodConfig
-from engine.interop.handoff import Export
+from engine.interop.export_files import Export
 
 FOLDER = Path(__file__).parent / "recorded"
 RELEASE = {

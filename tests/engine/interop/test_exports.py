@@ -13,7 +13,7 @@ from engine.drafters import methods, parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.interop import ENGINES, export_method, find_engine, import_config, read_version
-from engine.interop.handoff import Export
+from engine.interop.export_files import Export
 from engine.tree import ChoiceTree
 from tests.engine.interop.schemas import check, same_effect
 

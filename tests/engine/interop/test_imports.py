@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from engine.errors import ConfigError
 from engine.interop import ENGINES, import_config
-from engine.interop.handoff import Imported, read_flags
+from engine.interop.export_files import ImportedMethod, read_flags
 from presets.reading import parse_yaml
 
 
-def read(engine: str, text: str) -> Imported:
+def read(engine: str, text: str) -> ImportedMethod:
     return import_config(ENGINES[engine], text, partial(parse_yaml, where="The text"))
 
 
