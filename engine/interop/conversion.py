@@ -101,11 +101,11 @@ class Writer:
         """Draft length of an engine without dynamic trees; warns where the method grows one."""
         levels = int(self.take("max_draft_len"))
         if self.take("use_dynamic_tree"):
-            nodes = self.config.max_total_draft_tokens
-            self.used.update(table.DYNAMIC.split())
+            nodes, names = self.config.max_total_draft_tokens, table.DYNAMIC.split()
+            self.used.update(names)
             self.warnings.append(
                 f"{who} a chain: the dynamic tree of {nodes} nodes (use_dynamic_tree, "
-                f"{', '.join(table.DYNAMIC.split())}) is dropped and only the likeliest token of each of "
+                f"{', '.join(names)}) is dropped and only the likeliest token of each of "
                 f"its {levels} levels is drafted; measured MAT falls."
             )
         return levels

@@ -76,8 +76,8 @@ def _write_eagle3(writer: Writer, values: Values) -> None:
     levels, nodes, topk = (values[name] for name in names)
     if nodes > topk * levels:
         writer.warnings.append(
-            f"max_total_draft_tokens is lowered from {nodes} to {topk * levels}: TensorRT-LLM takes "
-            f"at most dynamic_tree_max_topK × max_draft_len = {topk} × {levels}. MAT may fall."
+            f"max_total_draft_tokens is lowered from {nodes} to {topk * levels}: TensorRT-LLM "
+            f"takes at most dynamic_tree_max_topK × max_draft_len = {topk} × {levels}. MAT may fall."
         )
     elif nodes < levels:
         writer.warnings.append(
