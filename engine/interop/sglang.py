@@ -75,40 +75,41 @@ GREEDY = (
 )
 
 
-# ---- the size of a tree
+# ---- steps, topk and draft tokens, for chains and trees alike
 
 
-def _write_chain(writer: Writer, values: Values) -> None:
-    steps = writer.take("max_draft_len")
-    values |= zip(SIZE, (steps, 1, steps + 1), strict=True)
+def _write_size(writer: Writer, values: Values) -> None:
+    if getattr(writer.config, "use_dynamic_tree", False):
+        steps, topk, nodes = _dynamic_size(writer)
+    elif hasattr(writer.config, "eagle_choices"):
+        steps, topk, nodes = _drawn_size(writer)
+    else:
+        steps, topk = writer.take("max_draft_len"), 1
+    values |= zip(SIZE, (steps, topk, (steps if topk == 1 else nodes) + 1), strict=True)
 
 
-def _write_eagle3(writer: Writer, values: Values) -> None:
+def _dynamic_size(writer: Writer) -> tuple[int, int, int]:
     """The dynamic tree here is SGLang's, except for how many nodes are expanded per level."""
-    if not writer.take("use_dynamic_tree"):
-        return _write_chain(writer, values)
-    topk, steps = (writer.take(name) for name in ("dynamic_tree_max_topK", "max_draft_len"))
-    nodes, expanded = writer.take("max_total_draft_tokens"), writer.take("max_non_leaves_per_layer")
+    topk, nodes, expanded = (writer.take(name) for name in table.DYNAMIC.split())
+    steps = writer.take("max_draft_len")
+    writer.take("use_dynamic_tree")
     if expanded not in (None, topk):
         writer.warnings.append(
             f"max_non_leaves_per_layer={expanded} is dropped: SGLang expands {topk} nodes a level."
         )
-    if topk == 1:
-        return _write_chain(writer, values)
-    if nodes > steps * topk:
+    if topk > 1 and nodes > steps * topk:
         writer.notes.append(
             f"{nodes + 1} draft tokens are more than steps × topk + 1 = {steps * topk + 1}, which "
             "SGLang's own tuning script skips; lower them if the server refuses."
         )
-    writer.notes.append(
-        "Overlap scheduling (SGLANG_ENABLE_SPEC_V2) wants topk 1 in 0.5.9 to 0.5.12."
-    )
-    values |= zip(SIZE, (steps, topk, nodes + 1), strict=True)
+    if topk > 1:
+        overlap = "Overlap scheduling (SGLANG_ENABLE_SPEC_V2) wants topk 1 in 0.5.9 to 0.5.12."
+        writer.notes.append(overlap)
+    return steps, topk, nodes
 
 
-def _write_eagle(writer: Writer, values: Values) -> None:
-    if writer.config.use_dynamic_tree:
-        return _write_eagle3(writer, values)
+def _drawn_size(writer: Writer) -> tuple[int, int, int]:
+    """The nearest to a drawn tree, since SGLang grows its own."""
     tree = ChoiceTree(writer.take("eagle_choices"))
     topk = max(len(children) for children in tree.shape.children)
     if topk == 1 and tree.max_rank == 0:
@@ -119,7 +120,21 @@ def _write_eagle(writer: Writer, values: Values) -> None:
             f"nearest it takes is the same size: {tree.depth} steps, up to {topk} children per "
             f"node, {len(tree)} drafted nodes."
         )
-    values |= zip(SIZE, (tree.depth, topk, len(tree) + 1), strict=True)
+    return tree.depth, topk, len(tree)
+
+
+def _read_size(reader: Reader) -> None:
+    steps, topk, tokens = _size(reader)
+    name, settings = reader.methods[-1].decoding_type, reader.settings
+    if topk > 1 and name in ("Eagle", "Eagle3"):
+        settings |= {"use_dynamic_tree": True, "dynamic_tree_max_topK": topk}
+        settings |= {"max_draft_len": steps, "max_total_draft_tokens": tokens - 1}
+    elif name == "Eagle":
+        settings["eagle_choices"] = ChoiceTree.chain(steps).paths
+    else:
+        settings["max_draft_len"] = steps
+        if topk > 1:
+            reader.notes.append("Here the method drafts a chain: topk is ignored.")
 
 
 def _size(reader: Reader) -> tuple[int, int, int]:
@@ -142,35 +157,25 @@ def _size(reader: Reader) -> tuple[int, int, int]:
     return steps, topk, tokens
 
 
-def _read_chain(reader: Reader) -> None:
-    reader.settings["max_draft_len"], topk, _ = _size(reader)
-    if topk > 1:
-        reader.notes.append("Here the method drafts a chain: topk is ignored.")
-
-
-def _read_eagle3(reader: Reader) -> None:
-    steps, topk, tokens = _size(reader)
-    values = (steps, True, topk, tokens - 1) if topk > 1 else (steps,)
-    names = "max_draft_len use_dynamic_tree dynamic_tree_max_topK max_total_draft_tokens"
-    reader.settings |= zip(names.split(), values, strict=False)
-
-
-def _read_eagle(reader: Reader) -> None:
-    _read_eagle3(reader)
-    if "use_dynamic_tree" not in reader.settings:
-        chain = ChoiceTree.chain(reader.settings.pop("max_draft_len"))
-        reader.settings["eagle_choices"] = chain.paths
-
-
 # ---- the table
 
 
-CHAIN = Codec(SIZE, _write_chain, _read_chain)
+SIZES = Codec(SIZE, _write_size, _read_size)
+TOKEN_MAP = Field("speculative_token_map", PREFIX + "token-map")
+NO_MAP = Refusal(TOKEN_MAP.key, "the drafter chooses among the tokens of a file (FR-Spec)")
+BLOCK_TREE = table.drops_block_tree("SGLang")
+NO_PROBS = table.drops_draft_probs(f". {GREEDY}")
 ONE_MORE: dict[str, Any] = {"encode": lambda length: length + 1, "decode": lambda count: count - 1}
 """SGLang's draft tokens count the root."""
-TOKEN_MAP = PREFIX + "token-map"
-NO_MAP = Refusal(TOKEN_MAP, "the drafter chooses among the tokens of a file (FR-Spec)")
+DFLASH_LENGTH = Field("max_draft_len", TOKENS, (PREFIX + "dflash-block-size",), **ONE_MORE)
+DSPARK_LENGTH = (
+    Field("max_draft_len", PREFIX + "dspark-block-size"),
+    table.read_only("max_draft_len", TOKENS, decode=ONE_MORE["decode"]),
+)
 TRIE = "here one continuation is drafted, by the pool's rules."
+SHORTER = "here matches go down to 1 token."
+WINDOWS = (0, 5, 10)
+"""The first release without n-gram match windows."""
 NGRAM = (
     Field("max_draft_len", TOKENS, default=11, **ONE_MORE),
     table.const(PREFIX + "ngram-max-bfs-breadth", 1, note=TRIE),
@@ -178,81 +183,43 @@ NGRAM = (
         table.read_only("", PREFIX + name, decode=lambda value: table.IGNORED, note=TRIE)
         for name in ("ngram-min-bfs-breadth", "ngram-match-type", "ngram-max-trie-depth")
     ),
-    table.const(
-        PREFIX + "ngram-min-match-window-size",
-        1,
-        until=(0, 5, 10),
-        note="here matches go down to 1 token.",
-    ),
-    Field("max_matching_ngram_size", PREFIX + "ngram-max-match-window-size", until=(0, 5, 10)),
+    table.const(PREFIX + "ngram-min-match-window-size", 1, until=WINDOWS, note=SHORTER),
+    Field("max_matching_ngram_size", PREFIX + "ngram-max-match-window-size", until=WINDOWS),
     Field(
         "",
         PREFIX + "ngram-branch-length",
         build=lambda w: max(18, w.config.max_matching_ngram_size + w.config.max_draft_len),
         decode=lambda length: table.IGNORED,
-        until=(0, 5, 10),
+        until=WINDOWS,
     ),
     DroppedSetting(
         "max_matching_ngram_size",
-        "max_matching_ngram_size={c.max_matching_ngram_size} is dropped: from 0.5.10 on "
-        "SGLang matches as many tokens as its trie is deep "
-        "(--speculative-ngram-max-trie-depth, 18).",
-        since=(0, 5, 10),
+        "max_matching_ngram_size={c.max_matching_ngram_size} is dropped: from 0.5.10 on SGLang "
+        "matches as many tokens as its trie is deep (--speculative-ngram-max-trie-depth, 18).",
+        since=WINDOWS,
     ),
     DroppedSetting(
         f"lookup {table.POOL_RULES}",
-        "SGLang keeps its own trie of all requests and proposes the likeliest "
-        "continuation: the pool rules (lookup, is_keep_all, is_use_oldest, "
-        "is_public_pool) are dropped.",
+        "SGLang keeps its own trie of all requests and proposes the likeliest continuation: the "
+        "pool rules (lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped.",
     ),
 )
+TRIE_NOTE = "SGLang's trie and the pool here choose continuations by different rules."
+RAGGED = (
+    "With SGLANG_RAGGED_VERIFY_MODE=compact, SGLang verifies as much of a block as its confidence "
+    "head finds worth it."
+)
+GREEDY_DRAFTS = {"use_draft_probs": False}
 METHODS = (
+    method("Eagle", "EAGLE", WEIGHTS, TOKEN_MAP, SIZES),
+    method("Eagle3", "EAGLE3", WEIGHTS, SIZES),
+    method("MTP", "NEXTN", NO_MAP, SIZES),
+    method("MTP_Assistant", "FROZEN_KV_MTP", WEIGHTS, NO_MAP, SIZES, since=(0, 5, 14)),
+    method("Draft_Target", "STANDALONE", WEIGHTS, NO_PROBS, NO_MAP, SIZES, implied=GREEDY_DRAFTS),
+    method("NGram", "NGRAM", *NGRAM, since=(0, 5, 3), read_notes=(TRIE_NOTE,)),
+    method("DFlash", "DFLASH", WEIGHTS, DFLASH_LENGTH, BLOCK_TREE, since=(0, 5, 11)),
     method(
-        "Eagle",
-        "EAGLE",
-        WEIGHTS,
-        Field("speculative_token_map", TOKEN_MAP),
-        Codec(SIZE, _write_eagle, _read_eagle),
-    ),
-    method("Eagle3", "EAGLE3", WEIGHTS, Codec(SIZE, _write_eagle3, _read_eagle3)),
-    method("MTP", "NEXTN", NO_MAP, CHAIN),
-    method("MTP_Assistant", "FROZEN_KV_MTP", WEIGHTS, NO_MAP, CHAIN, since=(0, 5, 14)),
-    method(
-        "Draft_Target",
-        "STANDALONE",
-        WEIGHTS,
-        table.drops_draft_probs(f". {GREEDY}"),
-        NO_MAP,
-        CHAIN,
-        implied={"use_draft_probs": False},
-    ),
-    method(
-        "NGram",
-        "NGRAM",
-        *NGRAM,
-        since=(0, 5, 3),
-        read_notes=("SGLang's trie and the pool here choose continuations by different rules.",),
-    ),
-    method(
-        "DFlash",
-        "DFLASH",
-        WEIGHTS,
-        Field("max_draft_len", TOKENS, (PREFIX + "dflash-block-size",), **ONE_MORE),
-        table.drops_block_tree("SGLang"),
-        since=(0, 5, 11),
-    ),
-    method(
-        "DSpark",
-        "DSPARK",
-        WEIGHTS,
-        Field("max_draft_len", PREFIX + "dspark-block-size"),
-        table.read_only("max_draft_len", TOKENS, decode=ONE_MORE["decode"]),
-        table.drops_block_tree("SGLang"),
-        since=(0, 5, 16),
-        notes=(
-            "With SGLANG_RAGGED_VERIFY_MODE=compact, SGLang verifies as much of a block as its "
-            "confidence head finds worth it.",
-        ),
+        "DSpark", "DSPARK", WEIGHTS, *DSPARK_LENGTH, BLOCK_TREE, since=(0, 5, 16), notes=(RAGGED,)
     ),
 )
 

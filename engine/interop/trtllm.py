@@ -39,7 +39,6 @@ COMMON = (
         ("0", "0.0", "none"),
     ),
 )
-RELAXED = "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token"
 SUFFIX_ONLY = "max_spec_factor min_token_prob max_tree_depth"
 
 
@@ -77,7 +76,8 @@ def _write_eagle3(writer: Writer, values: Values) -> None:
     if nodes > topk * levels:
         writer.warnings.append(
             f"max_total_draft_tokens is lowered from {nodes} to {topk * levels}: TensorRT-LLM "
-            f"takes at most dynamic_tree_max_topK × max_draft_len = {topk} × {levels}. MAT may fall."
+            "takes at most dynamic_tree_max_topK × max_draft_len = "
+            f"{topk} × {levels}. MAT may fall."
         )
     elif nodes < levels:
         writer.warnings.append(
@@ -141,132 +141,106 @@ def _switch(name: str, key: str = "", **rest: Any) -> Field:
     return Field(name, key or name, encode=lambda on: on or None, **rest)
 
 
-LENGTH_NAMES = ("max_draft_len", "max_draft_len")
 NO_LENGTH = "TensorRT-LLM asks for max_draft_len, which is missing here: add it before serving."
 SCHEDULE = table.read_only("max_draft_len", "draft_len_schedule", decode=_for_one, kind=dict)
-LENGTH = (Field(*LENGTH_NAMES, note=NO_LENGTH), SCHEDULE)
+LENGTH = (Field("max_draft_len", "max_draft_len", note=NO_LENGTH), SCHEDULE)
+BLOCK_TREE = table.drops_block_tree("TensorRT-LLM")
 BLOCK = (
-    Field(*LENGTH_NAMES, requirement=table.BLOCK, note=NO_LENGTH),
+    Field("max_draft_len", "max_draft_len", requirement=table.BLOCK, note=NO_LENGTH),
     SCHEDULE,
     *WEIGHTS,
     *same("mask_token_id"),
     Field("target_layer_ids", "target_layer_ids", encode=list),
-    table.drops_block_tree("TensorRT-LLM"),
+    BLOCK_TREE,
 )
-CAPTURED = Field("eagle3_layers_to_capture", "eagle3_layers_to_capture", encode=list)
-COMBINED = method("Combined", "", Codec((), _write_combined, _read_combined))
-METHODS = (
-    method(
-        "Draft_Target",
-        "Draft_Target",
-        *LENGTH,
-        *WEIGHTS,
-        _switch("use_draft_probs", "use_rejection_sampling", since=CURRENT, default=False),
-        table.drops_draft_probs(
-            ": this release accepts a drafted token only where the target draws the same one; "
-            "when sampling, acceptance falls.",
-            until=CURRENT,
-        ),
-        Codec((), _write_draft_target),
-        aliases=("DraftTarget",),
-    ),
-    method("NGram", "NGram", *LENGTH, *same("max_matching_ngram_size", *table.POOL_RULES.split())),
-    method(
-        "Suffix",
-        "SA",
-        *LENGTH,
-        table.const("max_matching_ngram_size", -1),
-        Field("use_global_pool", "enable_global_pool"),
-        table.DroppedSetting(
-            SUFFIX_ONLY,
-            "SA copies {c.max_draft_len} tokens after the longest match, however long it is: "
-            "max_spec_factor, min_token_prob and max_tree_depth are dropped.",
-        ),
-        Ignored("global_pool_size"),
-        Refusal("max_matching_ngram_size", "n-grams of one size are looked up", ("-1",)),
-        since=CURRENT,
-        read_notes=(
-            "SA copies max_draft_len tokens always; Suffix here as long as it is confident.",
-        ),
-    ),
-    *trtllm_legacy.METHODS,
-    method(
-        "Eagle3",
-        "Eagle3",
-        *LENGTH,
-        *WEIGHTS,
-        _switch("use_dynamic_tree"),
-        *same(*table.DYNAMIC.split(), switch="use_dynamic_tree"),
-        CAPTURED,
-        *EAGLE_ROWS,
-        Refusal("eagle_choices", "EAGLE-3 drafts a drawn tree, here a chain or a dynamic one"),
-        Codec(SUFFIX_FIRST, _write_eagle3, _read_eagle3),
-        since=CURRENT,
-    ),
-    method(
-        "Eagle3",
-        "Eagle",
-        Field(
-            *LENGTH_NAMES,
-            build=lambda w: w.chain_of_levels("The PyTorch backend drafts until 1.2"),
-        ),
-        *WEIGHTS,
-        CAPTURED,
+DRAFT_MODEL = (
+    *LENGTH,
+    *WEIGHTS,
+    _switch("use_draft_probs", "use_rejection_sampling", since=CURRENT, default=False),
+    table.drops_draft_probs(
+        ": this release accepts a drafted token only where the target draws the same one; when "
+        "sampling, acceptance falls.",
         until=CURRENT,
     ),
-    method(
-        "MTP",
-        "MTP",
-        Field(*LENGTH_NAMES, since=CURRENT),
-        SCHEDULE,
-        Field("max_draft_len", "num_nextn_predict_layers", until=CURRENT),
-        _switch("use_relaxed_acceptance_for_thinking"),
-        *same(*RELAXED.split(), switch="use_relaxed_acceptance_for_thinking"),
-        table.read_only(
-            "",
-            "use_mtp_vanilla",
-            decode=lambda on: table.IGNORED if on else None,
-            kind=bool,
-            note="here a layer drafts again with its one cache, there by copies of itself.",
-        ),
-        Ignored("mtp_eagle_one_model"),
-        Refusal("use_dynamic_tree dynamic_tree_max_topK", "MTP layers draft a tree, here a chain"),
-        Codec(SUFFIX_FIRST),
+    Codec((), _write_draft_target),
+)
+SUFFIX = (
+    *LENGTH,
+    table.const("max_matching_ngram_size", -1),
+    Field("use_global_pool", "enable_global_pool"),
+    table.DroppedSetting(
+        SUFFIX_ONLY,
+        "SA copies {c.max_draft_len} tokens after the longest match, however long it is: "
+        "max_spec_factor, min_token_prob and max_tree_depth are dropped.",
     ),
-    method(
-        "PARD",
-        "PARD",
-        *LENGTH,
-        *WEIGHTS,
-        *same("mask_token_id"),
-        table.drops_block_tree("TensorRT-LLM"),
-        since=CURRENT,
+    Ignored("global_pool_size"),
+    Refusal("max_matching_ngram_size", "n-grams of one size are looked up", ("-1",)),
+)
+CAPTURED = Field("eagle3_layers_to_capture", "eagle3_layers_to_capture", encode=list)
+EAGLE3 = (
+    *LENGTH,
+    *WEIGHTS,
+    _switch("use_dynamic_tree"),
+    *same(*table.DYNAMIC.split(), switch="use_dynamic_tree"),
+    CAPTURED,
+    *EAGLE_ROWS,
+    Refusal("eagle_choices", "EAGLE-3 drafts a drawn tree, here a chain or a dynamic one"),
+    Codec(SUFFIX_FIRST, _write_eagle3, _read_eagle3),
+)
+EAGLE3_CHAIN = Field(
+    "max_draft_len",
+    "max_draft_len",
+    build=lambda writer: writer.chain_of_levels("The PyTorch backend drafts until 1.2"),
+)
+RELAXED = "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token"
+MTP = (
+    Field("max_draft_len", "max_draft_len", since=CURRENT),
+    SCHEDULE,
+    Field("max_draft_len", "num_nextn_predict_layers", until=CURRENT),
+    _switch("use_relaxed_acceptance_for_thinking"),
+    *same(*RELAXED.split(), switch="use_relaxed_acceptance_for_thinking"),
+    table.read_only(
+        "",
+        "use_mtp_vanilla",
+        decode=lambda on: table.IGNORED if on else None,
+        kind=bool,
+        note="here a layer drafts again with its one cache, there by copies of itself.",
     ),
-    method("DFlash", "DFlash", *BLOCK, Ignored("attention_backend"), since=CURRENT),
-    method(
-        "DSpark",
-        "DSpark",
-        *BLOCK,
-        Ignored("attention_backend block_size markov_rank markov_head_type"),
-        since=CURRENT,
-    ),
+    Ignored("mtp_eagle_one_model"),
+    Refusal("use_dynamic_tree dynamic_tree_max_topK", "MTP layers draft a tree, here a chain"),
+    Codec(SUFFIX_FIRST),
+)
+DFLASH_KEYS = Ignored("attention_backend")
+DSPARK_KEYS = Ignored("attention_backend block_size markov_rank markov_head_type")
+NGRAM = (*LENGTH, *same("max_matching_ngram_size", *table.POOL_RULES.split()))
+COMBINED = method("Combined", "", Codec((), _write_combined, _read_combined))
+CONFIDENT = "SA copies max_draft_len tokens always; Suffix here as long as it is confident."
+METHODS = (
+    method("Draft_Target", "Draft_Target", *DRAFT_MODEL, aliases=("DraftTarget",)),
+    method("NGram", "NGram", *NGRAM),
+    method("Suffix", "SA", *SUFFIX, since=CURRENT, read_notes=(CONFIDENT,)),
+    *trtllm_legacy.METHODS,
+    method("Eagle3", "Eagle3", *EAGLE3, since=CURRENT),
+    method("Eagle3", "Eagle", EAGLE3_CHAIN, *WEIGHTS, CAPTURED, until=CURRENT),
+    method("MTP", "MTP", *MTP),
+    method("PARD", "PARD", *LENGTH, *WEIGHTS, *same("mask_token_id"), BLOCK_TREE, since=CURRENT),
+    method("DFlash", "DFlash", *BLOCK, DFLASH_KEYS, since=CURRENT),
+    method("DSpark", "DSpark", *BLOCK, DSPARK_KEYS, since=CURRENT),
     COMBINED,
 )
+AUTO_NOTE = "AUTO is NGram, with these sizes for up to 4 requests at once."
+AUTO_SIZES = {"max_draft_len": 5, "max_matching_ngram_size": 3}
+"""Source: tensorrt_llm/_torch/speculative/auto_heuristic.py"""
+OWN_DRAFTER = (*same("max_draft_len", "drafter"), Ignored("resource_manager"))
+OWN_NOTE = "The drafter itself is named at the start: --drafter module:Class."
 READ_ONLY = (
-    # Source: tensorrt_llm/_torch/speculative/auto_heuristic.py
-    method(
-        "NGram",
-        "AUTO",
-        implied={"max_draft_len": 5, "max_matching_ngram_size": 3},
-        read_notes=("AUTO is NGram, with these sizes for up to 4 requests at once.",),
-    ),
+    method("NGram", "AUTO", implied=AUTO_SIZES, read_notes=(AUTO_NOTE,)),
     method(
         "User_Provided",
         "User_Provided",
-        *same("max_draft_len", "drafter"),
-        Ignored("resource_manager"),
+        *OWN_DRAFTER,
         aliases=("UserProvided",),
-        read_notes=("The drafter itself is named at the start: --drafter module:Class.",),
+        read_notes=(OWN_NOTE,),
     ),
 )
 """Methods that are never exported."""
@@ -347,10 +321,7 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
     option = "--config" if writer.at_least(*CURRENT) else "--extra_llm_api_options"
     whole = document(writer, values)
     serve = command(f"trtllm-serve {model}", f"--backend {backend}", f"{option} config.yaml")
-    files = [
-        File("config.yaml", yaml_block(whole), "yaml"),
-        File("serve.sh", serve, "bash"),
-    ]
+    files = [File("config.yaml", yaml_block(whole), "yaml"), File("serve.sh", serve, "bash")]
     if backend == "pytorch":
         line = f" \\\n  {option} config.yaml"
         files.append(File("bench.sh", BENCHMARK.format(model=model, option=line), "bash"))

@@ -143,8 +143,10 @@ def _sampled(key: str, word: str, **releases: Any) -> Field:
 WEIGHTS = table.weights("model")
 LENGTH_ROW = Field("max_draft_len", LENGTH)
 BLOCK_LENGTH = Field("max_draft_len", LENGTH, requirement=table.BLOCK)
-NO_TREE = Refusal(TREE, "it drafts a drawn tree, here a chain")
 BLOCK_TREE = table.drops_block_tree("vLLM")
+ONE_FORWARD = table.const(PARALLEL, True)
+NO_TREE = Refusal(TREE, "it drafts a drawn tree, here a chain")
+ALL_TOKENS = Refusal("dspark_draft_topk", "its small head corrects few tokens only", ("0", "none"))
 DRAFT_MODEL = (
     WEIGHTS,
     LENGTH_ROW,
@@ -158,8 +160,8 @@ DRAFT_MODEL = (
     ),
     DroppedSetting(
         "",
-        "vocabulary=text becomes use_heterogeneous_vocab: in vLLM the draft model says "
-        "only tokens that both have; acceptance may fall.",
+        "vocabulary=text becomes use_heterogeneous_vocab: in vLLM the draft model says only tokens "
+        "that both have; acceptance may fall.",
         lambda config: config.vocabulary == "text",
         since=(0, 32),
     ),
@@ -167,105 +169,63 @@ DRAFT_MODEL = (
     _sampled("draft_sample_method", "gumbel", since=(0, 21), until=(0, 22)),
     _sampled("rejection_sample_method", "probabilistic", since=(0, 18), until=(0, 21)),
     table.drops_draft_probs(
-        ": when sampling, this release drafts the likeliest token and accepts it with the "
-        "target's probability; acceptance falls with the temperature.",
+        ": when sampling, this release drafts the likeliest token and accepts it with the target's "
+        "probability; acceptance falls with the temperature.",
         until=(0, 18),
     ),
-    NO_TREE,
 )
-METHODS = (
-    method(
-        "Draft_Target",
-        "draft_model",
-        *DRAFT_MODEL,
-        since=(0, 15),
-        removal=(
-            "vLLM's V1 engine refuses draft models until 0.14.",
-            "Use 0.16 or newer, or NGram.",
-        ),
+NGRAM = (
+    table.const("prompt_lookup_min", 1),
+    Field("max_matching_ngram_size", "prompt_lookup_max", decode=None),
+    DroppedSetting(
+        f"lookup {table.POOL_RULES}",
+        "vLLM copies what followed the longest match in the request's own text: the pool rules "
+        "(lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs "
+        "more than once its pick may be another one.",
     ),
-    method(
-        "NGram",
-        "ngram",
-        LENGTH_ROW,
-        table.const("prompt_lookup_min", 1),
-        Field("max_matching_ngram_size", "prompt_lookup_max", decode=None),
-        DroppedSetting(
-            f"lookup {table.POOL_RULES}",
-            "vLLM copies what followed the longest match in the request's own text: the pool rules "
-            "(lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern "
-            "occurs more than once its pick may be another one.",
-        ),
-        Codec(LOOKUP, read=_read_ngram),
-        aliases=("ngram_gpu",),
-    ),
-    method(
-        "Suffix",
-        "suffix",
-        LENGTH_ROW,
-        *(
-            Field(name, f"suffix_decoding_{name}")
-            for name in ("max_tree_depth", "max_spec_factor", "min_token_prob")
-        ),
-        Field(
-            "use_global_pool",
-            "suffix_decoding_max_cached_requests",
-            encode=lambda pooled: 10_000 if pooled else 0,  # vLLM's own default
-            decode=lambda requests: requests > 0,
-            kind=int,
-            default=True,
-        ),
-        Codec((), read=_read_suffix),
-        notes=("vLLM needs the package arctic-inference for it: pip install arctic-inference.",),
-    ),
-    method(
-        "Medusa",
-        "medusa",
-        WEIGHTS,
-        Field(
-            "medusa_choices",
-            LENGTH,
-            build=lambda writer: writer.chain_of_tree("medusa_choices", "vLLM runs Medusa"),
-            decode=lambda length: ChoiceTree.chain(length).paths,
-            kind=int,
-        ),
-        until=(0, 33),
-        removal=(
-            "vLLM 0.33 removed Medusa.",
-            "vLLM 0.32 runs it as a chain: --engine-version 0.32.",
-        ),
-    ),
-    method("Eagle", "eagle", WEIGHTS, Codec((LENGTH, TREE), _write_eagle, _read_eagle)),
-    method(
-        "Eagle3",
-        "eagle3",
-        WEIGHTS,
-        Field("max_draft_len", LENGTH, build=lambda w: w.chain_of_levels("vLLM drafts")),
-        NO_TREE,
-    ),
+    Codec(LOOKUP, read=_read_ngram),
+)
+SUFFIX = (
     *(
-        method(*names, WEIGHTS, LENGTH_ROW, table.const(PARALLEL, True), BLOCK_TREE, since=(0, 16))
-        for names in (("PARD", "draft_model"), ("P_EAGLE", "eagle3"))
+        Field(name, f"suffix_decoding_{name}")
+        for name in ("max_tree_depth", "max_spec_factor", "min_token_prob")
     ),
+    Field(
+        "use_global_pool",
+        "suffix_decoding_max_cached_requests",
+        encode=lambda pooled: 10_000 if pooled else 0,  # vLLM's own default
+        decode=lambda requests: requests > 0,
+        kind=int,
+        default=True,
+    ),
+    Codec((), read=_read_suffix),
+)
+MEDUSA_CHAIN = Field(
+    "medusa_choices",
+    LENGTH,
+    build=lambda writer: writer.chain_of_tree("medusa_choices", "vLLM runs Medusa"),
+    decode=lambda length: ChoiceTree.chain(length).paths,
+    kind=int,
+)
+LEVELS = Field("max_draft_len", LENGTH, build=lambda w: w.chain_of_levels("vLLM drafts"))
+EAGLE = Codec((LENGTH, TREE), _write_eagle, _read_eagle)
+V0_ONLY = ("vLLM's V1 engine refuses draft models until 0.14.", "Use 0.16 or newer, or NGram.")
+NO_MEDUSA = ("vLLM 0.33 removed Medusa.", "vLLM 0.32 runs it as a chain: --engine-version 0.32.")
+ARCTIC = "vLLM needs the package arctic-inference for it: pip install arctic-inference."
+SPELLING = "vLLM's guide spells the method mtp; the name of the assistant makes it this one."
+METHODS = (
+    method("Draft_Target", "draft_model", *DRAFT_MODEL, NO_TREE, since=(0, 15), removal=V0_ONLY),
+    method("NGram", "ngram", LENGTH_ROW, *NGRAM, aliases=("ngram_gpu",)),
+    method("Suffix", "suffix", LENGTH_ROW, *SUFFIX, notes=(ARCTIC,)),
+    method("Medusa", "medusa", WEIGHTS, MEDUSA_CHAIN, until=(0, 33), removal=NO_MEDUSA),
+    method("Eagle", "eagle", WEIGHTS, EAGLE),
+    method("Eagle3", "eagle3", WEIGHTS, LEVELS, NO_TREE),
+    method("PARD", "draft_model", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE, since=(0, 16)),
+    method("P_EAGLE", "eagle3", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE, since=(0, 16)),
     method("MTP", "mtp", LENGTH_ROW, NO_TREE),
-    method(
-        "MTP_Assistant",
-        ASSISTANT,
-        WEIGHTS,
-        LENGTH_ROW,
-        since=(0, 21),
-        notes=("vLLM's guide spells the method mtp; the name of the assistant makes it this one.",),
-    ),
+    method("MTP_Assistant", ASSISTANT, WEIGHTS, LENGTH_ROW, since=(0, 21), notes=(SPELLING,)),
     method("DFlash", "dflash", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE, since=(0, 20)),
-    method(
-        "DSpark",
-        "dspark",
-        WEIGHTS,
-        BLOCK_LENGTH,
-        BLOCK_TREE,
-        Refusal("dspark_draft_topk", "its small head corrects few tokens only", ("0", "none")),
-        since=(0, 32),
-    ),
+    method("DSpark", "dspark", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE, ALL_TOKENS, since=(0, 32)),
 )
 
 
