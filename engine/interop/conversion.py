@@ -144,13 +144,17 @@ class Writer:
         elif isinstance(row, Field) and not (row.switch and not getattr(self.config, row.switch)):
             value = row.build(self) if row.build else self._encoded(row)
             if value is not None:
-                values[row.key] = value
+                values[row.key_in(self.version)] = value
 
     def _encoded(self, row: Field) -> Any:
         value = self.take(row.setting)
         if value is None and row.requirement:
-            title, method = self.engine.title, type(self.config).title
-            why = f"{title} needs {row.key} for {method}, and {row.setting} is not set."
+            title, method, key = (
+                self.engine.title,
+                type(self.config).title,
+                row.key_in(self.version),
+            )
+            why = f"{title} needs {key} for {method}, and {row.setting} is not set."
             raise table.UnsupportedError(why, row.requirement)
         return None if value is None else row.encode(value)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -32,7 +32,6 @@ from engine.interop.table import (
 NEW = (9235,)
 """Build from which on all names are the new ones."""
 TYPE = "--spec-type"
-LENGTH = ("--spec-draft-n-max", ("--draft-max", "--draft", "--draft-n"))
 LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
 IGNORED = (
     "--spec-draft-p-split --draft-p-split --spec-draft-ngl -ngld --gpu-layers-draft "
@@ -67,13 +66,6 @@ def _gguf(model: str) -> str:
     return model if model.endswith(".gguf") else f"{PurePath(model).name}.gguf"
 
 
-def _renamed(field: Field, old: str) -> tuple[Field, Field]:
-    """A row under its name from `NEW` on, and under the old one."""
-    note = "" if field.setting else field.note
-    before = dataclasses.replace(field, key=old, aliases=(), default=None, note=note, until=NEW)
-    return dataclasses.replace(field, since=NEW), before
-
-
 WEIGHTS = Field(
     "speculative_model",
     "-md",
@@ -81,38 +73,38 @@ WEIGHTS = Field(
     build=lambda writer: _gguf(writer.model()),
     decode=lambda model: None if model == f"{table.NO_MODEL}.gguf" else model,
 )
-MIN_LENGTH = _renamed(const("--spec-draft-n-min", 0), "--draft-min")
-FULL_LENGTH = const("--spec-draft-p-min", 0.0, kind=float, note="the full length is drafted here.")
+OLD_LENGTHS = ("--draft-max", "--draft", "--draft-n")
+LENGTH = Field(
+    "max_draft_len",
+    "--spec-draft-n-max",
+    OLD_LENGTHS[1:],
+    old=OLD_LENGTHS[0],
+    renamed=NEW,
+    requirement="Set max_draft_len; more than the trained block is cut to it. llama.cpp drafts 3 "
+    "tokens unless told otherwise.",
+    default=3,
+    note="No draft length is given: 3, the default of builds since April 2026, is used.",
+)
+LEVELS = dataclasses.replace(LENGTH, build=lambda w: w.chain_of_levels("llama-server drafts"))
+MIN_LENGTH = const("--spec-draft-n-min", 0, old="--draft-min", renamed=NEW)
+P_MIN: Any = {"old": "--draft-p-min", "renamed": NEW}
+FULL_LENGTH = const(
+    "--spec-draft-p-min", 0.0, kind=float, note="the full length is drafted here.", **P_MIN
+)
 THRESHOLD = Field(
     "confidence_threshold",
     "--spec-draft-p-min",
-    ("--draft-p-min",),
     default=0.0,
     note="No p_min is given: 0 is used; builds before April 2026 had 0.75.",
+    **P_MIN,
 )
 
 
-def _length(build: Callable[[Writer], Any] | None = None) -> tuple[Field, Field]:
-    note = "No draft length is given: 3, the default of builds since April 2026, is used."
-    requirement = (
-        "Set max_draft_len; more than the trained block is cut to it. llama.cpp drafts 3 tokens "
-        "unless told otherwise."
-    )
-    rest: Any = {"build": build, "requirement": requirement, "default": 3, "note": note}
-    return _renamed(Field("max_draft_len", *LENGTH, **rest), "--draft-max")
-
-
-def _ngram(name: str, field: Field) -> tuple[Field, Field]:
+def _ngram(name: str, field: Field) -> Field:
     """A row under the names that it has in each n-gram type, and under the old one."""
     key, *aliases = (f"--spec-{kind}-{name}" for kind in LOOKUPS)
-    old = f"--spec-ngram-{name}"
-    return _renamed(dataclasses.replace(field, key=key, aliases=(*aliases, old)), old)
-
-
-def _new(decoding_type: str, kind: str, *rows: table.Row, **rest: Any) -> table.Method:
-    """A type that builds have under this name from `NEW` on, or later."""
-    rows = (*rows, *MIN_LENGTH, *_renamed(FULL_LENGTH, "--draft-p-min"))
-    return method(decoding_type, kind, *rows, **{"since": NEW, **rest})
+    names: Any = {"key": key, "aliases": tuple(aliases), "old": f"--spec-ngram-{name}"}
+    return dataclasses.replace(field, **names, renamed=NEW)
 
 
 # ---- lookup, then a draft model
@@ -157,54 +149,37 @@ def _of_kind(reader: Reader, kind: str) -> table.Method:
 # ---- the table
 
 
-ASSISTANT = _new(
-    "MTP_Assistant",
-    "draft-mtp",
-    WEIGHTS,
-    *_length(),
-    notes=(
-        "Builds since June 2026 load Gemma 4's assistants (llama.cpp#23398); at first not those of "
-        "E2B and E4B. Not tried here: look for the assistant in the server's log.",
-    ),
+GEMMA = (
+    "Builds since June 2026 load Gemma 4's assistants (llama.cpp#23398); at first not those of E2B "
+    "and E4B. Not tried here: look for the assistant in the server's log."
 )
+ALL = (MIN_LENGTH, FULL_LENGTH)
+BLOCK_TREE = table.drops_block_tree("llama.cpp")
+SAME_TOKEN = table.drops_draft_probs(
+    ": llama.cpp keeps a drafted token only where the target draws the same one; when sampling, "
+    "acceptance falls."
+)
+DRAFT_MODEL = (WEIGHTS, LENGTH, MIN_LENGTH, THRESHOLD, SAME_TOKEN)
+ASSISTANT = method("MTP_Assistant", "draft-mtp", WEIGHTS, LENGTH, *ALL, since=NEW, notes=(GEMMA,))
 DRAFTING = (
     method(
         "Draft_Target",
         "draft-simple",
-        WEIGHTS,
-        *_length(),
-        *MIN_LENGTH,
-        *_renamed(THRESHOLD, "--draft-p-min"),
-        table.drops_draft_probs(
-            ": llama.cpp keeps a drafted token only where the target draws the same one; when "
-            "sampling, acceptance falls."
-        ),
+        *DRAFT_MODEL,
         aliases=("draft",),
         implied={"use_draft_probs": False},
     ),
-    _new(
-        "Eagle3",
-        "draft-eagle3",
-        WEIGHTS,
-        *_length(lambda writer: writer.chain_of_levels("llama-server drafts")),
-    ),
-    _new("MTP", "draft-mtp", *_length()),
+    method("Eagle3", "draft-eagle3", WEIGHTS, LEVELS, *ALL, since=NEW),
+    method("MTP", "draft-mtp", LENGTH, *ALL, since=NEW),
     ASSISTANT,
-    *(
-        _new(name, kind, WEIGHTS, *_length(), table.drops_block_tree("llama.cpp"), since=since)
-        for name, kind, since in (
-            ("DFlash", "draft-dflash", NEW),
-            ("DSpark", "draft-dspark", (10507,)),
-        )
-    ),
+    method("DFlash", "draft-dflash", WEIGHTS, LENGTH, BLOCK_TREE, *ALL, since=NEW),
+    method("DSpark", "draft-dspark", WEIGHTS, LENGTH, BLOCK_TREE, *ALL, since=(10507,)),
 )
-NGRAM = method(
-    "NGram",
-    LOOKUPS[0],
-    *_ngram("size-n", Field("max_matching_ngram_size", "", default=12)),
-    *_ngram("size-m", Field("max_draft_len", "", default=48)),
-    *_ngram("min-hits", const("", 1, note="here one occurrence is enough.")),
-    Field("max_draft_len", "--draft-max", LENGTH[1], until=NEW),
+NGRAM = (
+    _ngram("size-n", Field("max_matching_ngram_size", "", default=12)),
+    _ngram("size-m", Field("max_draft_len", "", default=48)),
+    _ngram("min-hits", const("", 1, note="here one occurrence is enough.")),
+    Field("max_draft_len", OLD_LENGTHS[0], OLD_LENGTHS, until=NEW),
     DroppedSetting(
         "",
         "ngram-simple looks up exactly {c.max_matching_ngram_size} tokens: the shorter matches "
@@ -220,13 +195,23 @@ NGRAM = method(
             != ("pool", True, False, False)
         ),
     ),
-    aliases=LOOKUPS[1:],
-    implied={"is_use_oldest": False, "is_public_pool": False},
-    notes=("ngram-mod shares a pool between requests, but wants patterns of 16 tokens or more.",),
-    read_notes=("Here shorter matches are tried, too, where the longest finds nothing.",),
 )
 COMBINED = method("Combined", "", Codec((), _write_combined, _read_combined))
-METHODS = (NGRAM, *DRAFTING, COMBINED)
+HASHED = "ngram-mod shares a pool between requests, but wants patterns of 16 tokens or more."
+SHORTER = "Here shorter matches are tried, too, where the longest finds nothing."
+METHODS = (
+    method(
+        "NGram",
+        LOOKUPS[0],
+        *NGRAM,
+        aliases=LOOKUPS[1:],
+        implied={"is_use_oldest": False, "is_public_pool": False},
+        notes=(HASHED,),
+        read_notes=(SHORTER,),
+    ),
+    *DRAFTING,
+    COMBINED,
+)
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
@@ -259,7 +244,7 @@ def _find_method(reader: Reader) -> table.Method:
         NGRAM_MOD.check("llama.cpp", NGRAM_MOD.keys, "")
     if not kinds or kinds == ["none"]:
         raise ConfigError(f"The command names neither {TYPE} nor a draft model (-md).")
-    if reader.find(*LENGTH[1], "--draft-min"):
+    if reader.find(*OLD_LENGTHS, "--draft-min"):
         reader.notes.append("Builds since April 2026 refuse the old names such as --draft-max.")
     if kinds[0] in LOOKUPS[1:]:
         reader.notes.append(f"{kinds[0]} counts occurrences; here the newest one is copied.")

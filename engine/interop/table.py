@@ -62,6 +62,7 @@ class Field(Row):
     Attributes:
         setting: empty for a key that stands for no setting here.
         aliases: other spellings of the key, read only.
+        old: its name in releases before `renamed`.
         encode: our value → the engine's; None leaves the key out.
         decode: the engine's value → ours, or `IGNORED`; None for a key that is written only.
         build: makes the engine's value from the whole method, in place of `encode`.
@@ -74,6 +75,8 @@ class Field(Row):
     setting: str
     key: str
     aliases: tuple[str, ...] = ()
+    old: str = ""
+    renamed: Version = ()
     encode: Callable[[Any], Any] = _same
     decode: Callable[[Any], Any] | None = _same
     build: Callable[[Any], Any] | None = None
@@ -85,7 +88,10 @@ class Field(Row):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return self.key, *self.aliases
+        return (self.key, *self.aliases, *([self.old] if self.old else []))
+
+    def key_in(self, version: Version) -> str:
+        return self.old if version < self.renamed else self.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +171,10 @@ def weights(key: str, *aliases: str, **rest: Any) -> Field:
     def decode(model: str) -> str | None:
         return None if model == NO_MODEL else model
 
-    return Field("speculative_model", key, aliases, build=_model_of, decode=decode, **rest)
+    def build(writer: Any) -> Any:
+        return writer.model()
 
-
-def _model_of(writer: Any) -> Any:
-    return writer.model()
+    return Field("speculative_model", key, aliases, build=build, decode=decode, **rest)
 
 
 def drops_block_tree(title: str) -> DroppedSetting:

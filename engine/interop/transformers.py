@@ -59,32 +59,6 @@ ROWS = (
     Refusal("custom_generate", "a decoding loop of your own decides"),
     EARLY_EXIT,
 )
-MTP = method(
-    "MTP",
-    "",
-    const("use_mtp", True),
-    DroppedSetting(
-        "max_draft_len",
-        "max_draft_len={c.max_draft_len} is dropped: transformers drafts one token per MTP layer.",
-        lambda config: config.max_draft_len > 1,
-    ),
-    since=NEW,
-    read_notes=("transformers drafts one token per MTP layer; 1 is used here.",),
-)
-NGRAM = method(
-    "NGram",
-    "",
-    Field("max_draft_len", "prompt_lookup_num_tokens"),
-    *table.same("max_matching_ngram_size"),
-    DroppedSetting(
-        "lookup is_keep_all is_use_oldest is_public_pool",
-        "transformers has lookup rules of its own (lookup=transformers here): the pool rules "
-        "(is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs more "
-        "than once its pick may be another one.",
-        lambda config: config.lookup != "transformers",
-    ),
-    implied={"lookup": "transformers"},
-)
 
 
 def _write_draft_model(writer: Writer, values: Values) -> None:
@@ -102,9 +76,27 @@ def _read_draft_model(reader: Reader) -> None:
         reader.used.add(TOKENIZER)
 
 
-DRAFT_MODEL = method(
-    "Draft_Target",
-    "",
+ONE_TOKEN = "transformers drafts one token per MTP layer; 1 is used here."
+MTP = (
+    const("use_mtp", True),
+    DroppedSetting(
+        "max_draft_len",
+        "max_draft_len={c.max_draft_len} is dropped: transformers drafts one token per MTP layer.",
+        lambda config: config.max_draft_len > 1,
+    ),
+)
+NGRAM = (
+    Field("max_draft_len", "prompt_lookup_num_tokens"),
+    *table.same("max_matching_ngram_size"),
+    DroppedSetting(
+        "lookup is_keep_all is_use_oldest is_public_pool",
+        "transformers has lookup rules of its own (lookup=transformers here): the pool rules "
+        "(is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs more "
+        "than once its pick may be another one.",
+        lambda config: config.lookup != "transformers",
+    ),
+)
+DRAFT_MODEL = (
     table.weights(ASSISTANT),
     Field(
         "max_draft_len",
@@ -133,14 +125,17 @@ DRAFT_MODEL = method(
     ),
     Codec((TOKENIZER,), _write_draft_model, _read_draft_model),
 )
-DFLASH = method(
-    "DFlash",
-    "",
+DFLASH = (
     table.weights(ASSISTANT),
     const("speculation_type", "dflash"),
     table.drops_block_tree("transformers"),
-    since=NEW,
 )
+METHODS = {
+    "model": method("Draft_Target", "", *DRAFT_MODEL),
+    "lookup": method("NGram", "", *NGRAM, implied={"lookup": "transformers"}),
+    "mtp": method("MTP", "", *MTP, since=NEW, read_notes=(ONE_TOKEN,)),
+    "dflash": method("DFlash", "", *DFLASH, since=NEW),
+}
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
@@ -230,15 +225,15 @@ def _find_method(reader: Reader) -> table.Method:
     if early_exit := reader.find(EARLY_EXIT.keys):  # the call names no assistant
         EARLY_EXIT.check(ENGINE.title, early_exit, reader.values[early_exit])
     if reader.find("prompt_lookup_num_tokens"):
-        return NGRAM
+        return METHODS["lookup"]
     if reader.values.get("use_mtp"):
-        return MTP
+        return METHODS["mtp"]
     if reader.find(ASSISTANT) is None:
         raise ConfigError(
             "The call drafts nothing: it has none of assistant_model, prompt_lookup_num_tokens and "
             "use_mtp."
         )
-    return DFLASH if reader.values.get("speculation_type") == "dflash" else DRAFT_MODEL
+    return METHODS["dflash" if reader.values.get("speculation_type") == "dflash" else "model"]
 
 
 ENGINE = Engine(
@@ -253,7 +248,7 @@ ENGINE = Engine(
     key="",
     plain="",
     drafters="custom_generate there takes a decoding loop of your own.",
-    methods=(DRAFT_MODEL, NGRAM, MTP, DFLASH),
+    methods=tuple(METHODS.values()),
     unsupported={
         "MTP_Assistant": (
             "transformers 5.23 cannot build Gemma 4's assistants: it refuses their own config.",

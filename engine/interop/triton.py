@@ -192,23 +192,39 @@ def _write_redrafter(writer: Writer, values: Values) -> None:
 # ---- the table
 
 
-HEADS = "EAGLE-3 heads for the same target."
 NO_WEIGHTS = "config.pbtxt names no drafter weights: they are in the engine. Set speculative_model."
+NO_BEAMS = "Its beams are fixed in the engine; the defaults are used here."
+NO_MODEL = "A request names no draft model: it is an engine. Set speculative_model."
 LOOKAHEAD = tuple(
     Field(f"max_{name}_size", f"lookahead_{name}_size")
     for name in ("window", "ngram", "verification_set")
 )
+PARAMETERS = Ignored("medusa_choices eagle_choices " + " ".join(row.key for row in LOOKAHEAD))
+REQUEST = (
+    Field("max_draft_len", DRAFTS),
+    Field("use_draft_probs", "use_draft_logits", default=False),
+    Ignored(
+        "text_input max_tokens stream bad_words stop_words end_id pad_id top_k top_p temperature "
+        "length_penalty repetition_penalty min_length presence_penalty frequency_penalty "
+        "random_seed return_log_probs return_context_logits return_generation_logits beam_width"
+    ),
+    Codec((), _write_draft_target),
+)
 
 
-def _mode(decoding_type: str, what: str, nearest: str, *rows: table.Row, **rest: Any) -> Any:
+def _mode(
+    decoding_type: str, what: str, write: Any, *rows: Field, read_notes: tuple[str, ...] = ()
+) -> table.Method:
     """A method of the engine backend."""
+    mode = table.const(MODE, decoding_type.lower())
     removed = (
         f"Triton served {what} through TensorRT-LLM's engine backend, which was removed in July "
         "2026; containers with TensorRT-LLM 1.2 still have it."
     )
-    others = Ignored(" ".join(("medusa_choices eagle_choices", *(row.key for row in LOOKAHEAD))))
-    rows = (table.const(MODE, decoding_type.lower()), *rows, others)
-    return method(decoding_type, "", *rows, until=(1, 3), removal=(removed, nearest), **rest)
+    heads = "EAGLE-3 heads for the same target."
+    nearest = heads if read_notes else "NGram: it needs no weights either."
+    rest: Any = {"until": (1, 3), "removal": (removed, nearest), "read_notes": read_notes}
+    return method(decoding_type, "", mode, *rows, PARAMETERS, Codec((), write), **rest)
 
 
 def _tree(name: str) -> Field:
@@ -222,52 +238,16 @@ def _tree(name: str) -> Field:
     )
 
 
+MEDUSA, EAGLE = _tree("medusa_choices"), _tree("eagle_choices")
+HEADS = (NO_WEIGHTS,)
+BEAMS = (NO_WEIGHTS, NO_BEAMS)
 MODES = {
-    "medusa": _mode(
-        "Medusa",
-        "Medusa",
-        HEADS,
-        _tree("medusa_choices"),
-        Codec((), _write_medusa),
-        read_notes=(NO_WEIGHTS,),
-    ),
-    "eagle": _mode(
-        "Eagle",
-        "EAGLE-1 and EAGLE-2",
-        HEADS,
-        _tree("eagle_choices"),
-        Codec((), _write_eagle),
-        read_notes=(NO_WEIGHTS,),
-    ),
-    "lookahead": _mode(
-        "Lookahead",
-        "lookahead",
-        "NGram: it needs no weights either.",
-        *LOOKAHEAD,
-        Codec((), _write_lookahead),
-    ),
-    "redrafter": _mode(
-        "ReDrafter",
-        "ReDrafter",
-        HEADS,
-        Codec((), _write_redrafter),
-        read_notes=(NO_WEIGHTS, "Its beams are fixed in the engine; the defaults are used here."),
-    ),
+    "medusa": _mode("Medusa", "Medusa", _write_medusa, MEDUSA, read_notes=HEADS),
+    "eagle": _mode("Eagle", "EAGLE-1 and EAGLE-2", _write_eagle, EAGLE, read_notes=HEADS),
+    "lookahead": _mode("Lookahead", "lookahead", _write_lookahead, *LOOKAHEAD),
+    "redrafter": _mode("ReDrafter", "ReDrafter", _write_redrafter, read_notes=BEAMS),
 }
-DRAFT_TARGET = method(
-    "Draft_Target",
-    "",
-    Field("max_draft_len", DRAFTS),
-    Field("use_draft_probs", "use_draft_logits", default=False),
-    Ignored(
-        "text_input max_tokens stream bad_words stop_words end_id pad_id top_k top_p temperature "
-        "length_penalty repetition_penalty min_length presence_penalty frequency_penalty "
-        "random_seed return_log_probs return_context_logits return_generation_logits beam_width"
-    ),
-    Codec((), _write_draft_target),
-    until=(1, 3),
-    read_notes=("A request names no draft model: it is an engine. Set speculative_model.",),
-)
+DRAFT_TARGET = method("Draft_Target", "", *REQUEST, until=(1, 3), read_notes=(NO_MODEL,))
 LLM_API = tuple(own for own in trtllm.METHODS if own.decoding_type not in trtllm.LEGACY)
 
 

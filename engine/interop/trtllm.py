@@ -148,14 +148,14 @@ BLOCK_TREE = table.drops_block_tree("TensorRT-LLM")
 BLOCK = (
     Field("max_draft_len", "max_draft_len", requirement=table.BLOCK, note=NO_LENGTH),
     SCHEDULE,
-    *WEIGHTS,
+    WEIGHTS,
     *same("mask_token_id"),
     Field("target_layer_ids", "target_layer_ids", encode=list),
     BLOCK_TREE,
 )
 DRAFT_MODEL = (
     *LENGTH,
-    *WEIGHTS,
+    WEIGHTS,
     _switch("use_draft_probs", "use_rejection_sampling", since=CURRENT, default=False),
     table.drops_draft_probs(
         ": this release accepts a drafted token only where the target draws the same one; when "
@@ -179,7 +179,7 @@ SUFFIX = (
 CAPTURED = Field("eagle3_layers_to_capture", "eagle3_layers_to_capture", encode=list)
 EAGLE3 = (
     *LENGTH,
-    *WEIGHTS,
+    WEIGHTS,
     _switch("use_dynamic_tree"),
     *same(*table.DYNAMIC.split(), switch="use_dynamic_tree"),
     CAPTURED,
@@ -194,9 +194,8 @@ EAGLE3_CHAIN = Field(
 )
 RELAXED = "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token"
 MTP = (
-    Field("max_draft_len", "max_draft_len", since=CURRENT),
+    Field("max_draft_len", "max_draft_len", old="num_nextn_predict_layers", renamed=CURRENT),
     SCHEDULE,
-    Field("max_draft_len", "num_nextn_predict_layers", until=CURRENT),
     _switch("use_relaxed_acceptance_for_thinking"),
     *same(*RELAXED.split(), switch="use_relaxed_acceptance_for_thinking"),
     table.read_only(
@@ -221,9 +220,9 @@ METHODS = (
     method("Suffix", "SA", *SUFFIX, since=CURRENT, read_notes=(CONFIDENT,)),
     *trtllm_legacy.METHODS,
     method("Eagle3", "Eagle3", *EAGLE3, since=CURRENT),
-    method("Eagle3", "Eagle", EAGLE3_CHAIN, *WEIGHTS, CAPTURED, until=CURRENT),
+    method("Eagle3", "Eagle", EAGLE3_CHAIN, WEIGHTS, CAPTURED, until=CURRENT),
     method("MTP", "MTP", *MTP),
-    method("PARD", "PARD", *LENGTH, *WEIGHTS, *same("mask_token_id"), BLOCK_TREE, since=CURRENT),
+    method("PARD", "PARD", *LENGTH, WEIGHTS, *same("mask_token_id"), BLOCK_TREE, since=CURRENT),
     method("DFlash", "DFlash", *BLOCK, DFLASH_KEYS, since=CURRENT),
     method("DSpark", "DSpark", *BLOCK, DSPARK_KEYS, since=CURRENT),
     COMBINED,

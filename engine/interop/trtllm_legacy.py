@@ -15,11 +15,6 @@ from engine.tree import ChoiceTree
 
 CURRENT = (1, 3)
 """First release that has the PyTorch backend only."""
-REMOVED = (
-    "TensorRT-LLM removed {} with its TensorRT backend in July 2026; 1.2 is the last release that "
-    "has it."
-)
-LEGACY_NOTES = ("It runs on the TensorRT backend, which builds an engine when it starts.",)
 EAGLE_ROWS = (
     table.Ignored(
         "posterior_threshold use_dynamic_tree dynamic_tree_max_topK num_eagle_layers "
@@ -27,10 +22,7 @@ EAGLE_ROWS = (
     ),
     Refusal("greedy_sampling", "false accepts any plausible token", ("true", "none")),
 )
-WEIGHTS = (
-    table.weights("speculative_model", "speculative_model_dir", since=CURRENT),
-    table.weights("speculative_model_dir", "speculative_model", until=CURRENT),
-)
+WEIGHTS = table.weights("speculative_model", old="speculative_model_dir", renamed=CURRENT)
 
 
 def _paths(value: Any) -> object:
@@ -81,57 +73,50 @@ def _read_eagle(reader: Reader) -> None:
             reader.used.add(key)
 
 
+MEDUSA = (
+    Field(
+        "medusa_choices",
+        "max_draft_len",
+        ("max_total_draft_tokens",),
+        build=lambda writer: len(writer.config.medusa_choices),
+        decode=None,
+    ),
+    *table.same("num_medusa_heads"),
+    WEIGHTS,
+    Field(
+        "medusa_choices",
+        "medusa_choices",
+        encode=lambda paths: list(map(list, paths)),
+        decode=_paths,
+    ),
+)
 EAGLE_SIZES = ("eagle_choices", "max_draft_len", "num_eagle_layers", "max_non_leaves_per_layer")
+EAGLE = (
+    WEIGHTS,
+    read_only("use_dynamic_tree", "use_dynamic_tree"),
+    read_only("dynamic_tree_max_topK", "dynamic_tree_max_topK", switch="use_dynamic_tree"),
+    *EAGLE_ROWS,
+    Codec(EAGLE_SIZES, _write_eagle, _read_eagle),
+)
+LOOKAHEAD = table.same("max_window_size", "max_ngram_size", "max_verification_set_size")
+REMOVED = (
+    "TensorRT-LLM removed {} with its TensorRT backend in July 2026; 1.2 is the last release that "
+    "has it."
+)
+HEADS = "EAGLE-3 heads for the same target"
+NO_MEDUSA = (REMOVED.format("Medusa"), f"{HEADS}, or TensorRT-LLM 1.2.")
+NO_EAGLE = (
+    "TensorRT-LLM's PyTorch backend takes EAGLE-3 heads only.",
+    f"{HEADS}; EAGLE-1 and EAGLE-2 ran until 1.2.",
+)
+NO_LOOKAHEAD = (REMOVED.format("lookahead"), "NGram or SA: they need no weights either.")
+RELEASES: Any = {
+    "until": CURRENT,
+    "notes": ("It runs on the TensorRT backend, which builds an engine when it starts.",),
+}
+INFERRED = "num_eagle_layers or eagle_choices: read as EAGLE-1/2 of the TensorRT backend."
 METHODS = (
-    method(
-        "Medusa",
-        "Medusa",
-        Field(
-            "medusa_choices",
-            "max_draft_len",
-            ("max_total_draft_tokens",),
-            build=lambda writer: len(writer.config.medusa_choices),
-            decode=None,
-        ),
-        *table.same("num_medusa_heads"),
-        *WEIGHTS,
-        Field(
-            "medusa_choices",
-            "medusa_choices",
-            encode=lambda paths: list(map(list, paths)),
-            decode=_paths,
-        ),
-        until=CURRENT,
-        removal=(
-            REMOVED.format("Medusa"),
-            "EAGLE-3 heads for the same target, or TensorRT-LLM 1.2.",
-        ),
-        notes=LEGACY_NOTES,
-    ),
-    method(
-        "Eagle",
-        "Eagle",
-        *WEIGHTS,
-        read_only("use_dynamic_tree", "use_dynamic_tree"),
-        read_only("dynamic_tree_max_topK", "dynamic_tree_max_topK", switch="use_dynamic_tree"),
-        *EAGLE_ROWS,
-        Codec(EAGLE_SIZES, _write_eagle, _read_eagle),
-        until=CURRENT,
-        removal=(
-            "TensorRT-LLM's PyTorch backend takes EAGLE-3 heads only.",
-            "EAGLE-3 heads for the same target; EAGLE-1 and EAGLE-2 ran until 1.2.",
-        ),
-        notes=LEGACY_NOTES,
-        read_notes=(
-            "num_eagle_layers or eagle_choices: read as EAGLE-1/2 of the TensorRT backend.",
-        ),
-    ),
-    method(
-        "Lookahead",
-        "Lookahead",
-        *table.same("max_window_size", "max_ngram_size", "max_verification_set_size"),
-        until=CURRENT,
-        removal=(REMOVED.format("lookahead"), "NGram or SA: they need no weights either."),
-        notes=LEGACY_NOTES,
-    ),
+    method("Medusa", "Medusa", *MEDUSA, removal=NO_MEDUSA, **RELEASES),
+    method("Eagle", "Eagle", *EAGLE, removal=NO_EAGLE, read_notes=(INFERRED,), **RELEASES),
+    method("Lookahead", "Lookahead", *LOOKAHEAD, removal=NO_LOOKAHEAD, **RELEASES),
 )
