@@ -239,7 +239,8 @@ class Method(Row):
     @property
     def keys(self) -> tuple[str, ...]:
         """All keys that are read."""
-        return tuple(key for row in (*self.fields, *self.codecs) for key in row.keys)
+        fields = tuple(key for row in self.fields for key in row.keys)
+        return fields + tuple(key for codec in self.codecs for key in codec.keys)
 
     @property
     def own_keys(self) -> set[str]:

@@ -244,7 +244,7 @@ def _read(text: str, format: str, read_yaml: ReadYaml) -> Placed:
         return tree_of(_in_pbtxt(text), "triton")
     if format in ("sequoia", "yaml", "preset", "buffers"):
         try:
-            values = read_yaml(text)
+            values = _read_json(text) if text.lstrip().startswith("{") else read_yaml(text)
         except ConfigError as error:
             raise TreeError(str(error)) from error
         if format == "sequoia" and isinstance(values, dict):
