@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import presets
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.interop import ENGINES, export_method, import_config
@@ -114,14 +113,6 @@ def test_documented_files_are_written_to_the_letter(
     assert read(engine, example) == config
 
 
-def test_llama_cpp_s_old_names() -> None:
-    settings = {"speculative_model": "/m/draft.gguf", "max_draft_len": 8, "use_draft_probs": False}
-    config = parse_method({"decoding_type": "Draft_Target", **settings})
-    old = written("llamacpp", config, "b8000")["serve.sh"]
-    assert "--draft-max 8" in old and "--draft-p-min 0.0" in old and "--spec-" not in old
-    assert read("llamacpp", old) == config
-
-
 def test_sglang_s_default_sizes_are_a_chain_of_three() -> None:
     text = "--speculative-algorithm EAGLE --speculative-draft-model-path x/y"
     result = import_config(ENGINES["sglang"], text, yaml.safe_load)
@@ -141,23 +132,7 @@ def test_a_parallel_draft_model_goes_from_vllm_to_tensorrt_llm() -> None:
     assert read("trtllm", example + "  mask_token_id: 7\n") == config.replace(mask_token_id=7)
 
 
-def test_tensorrt_llm_s_legacy_eagle_example_counts_nodes_and_layers() -> None:
-    """The example of the 1.0 line: 63 nodes in max_draft_len, 4 layers."""
-    tree = presets.trees()["mc_sim_7b_63-medusa"].tree
-    config = parse_method(
-        {
-            "decoding_type": "Eagle",
-            "speculative_model": "yuhuili/EAGLE-Vicuna-7B-v1.3",
-            "eagle_choices": tree.as_lists(),
-        }
-    )
-    block = yaml.safe_load(written("trtllm", config, "1.0")["config.yaml"])["speculative_config"]
-    assert block["max_draft_len"] == 63 and block["num_eagle_layers"] == 4
-    assert block["max_non_leaves_per_layer"] <= 10
-    assert block["speculative_model_dir"] == "yuhuili/EAGLE-Vicuna-7B-v1.3"
-
-
-def test_triton_s_documented_parameters() -> None:
+def test_triton_s_documented_parameters(tmp_path: Path) -> None:
     text = (
         'parameters: { key: "decoding_mode"  value: { string_value: "medusa" } }\n'
         'parameters: { key: "medusa_choices" value: { string_value: "{0}, {0, 0}, {1}, {0, 1}" } }'
@@ -173,6 +148,12 @@ def test_triton_s_documented_parameters() -> None:
     )
     assert "--speculative_decoding_mode medusa" in files["build.sh"]
     assert "--gemm_plugin float16" in files["build.sh"]
+    models = repository(files["serve.sh"], tmp_path)
+    assert models["preprocessing"]["tokenizer_dir"] == LLAMA
+    engine = models["tensorrt_llm"]
+    assert engine["decoding_mode"] == "medusa"
+    assert engine["medusa_choices"] == "{0}, {1}, {0, 0}, {0, 1}"
+    assert engine["engine_dir"] == f"{tmp_path}/engine"
 
 
 TEMPLATES = {
@@ -206,20 +187,9 @@ def repository(script: str, folder: Path) -> dict[str, dict[str, str]]:
     run = {"cwd": folder, "env": {**os.environ, "APP": str(app)}, "check": True}
     subprocess.run(["bash", "-c", script], **run)  # type: ignore[call-overload]
     files = (folder / "model_repository").glob("*/config.pbtxt")
-    made = {file.parent.name: file.read_text().split("\n") for file in files}
-    assert all(lines[0] == f'name: "{model}"' for model, lines in made.items())
-    return {m: dict(line.split("=", 1) for line in lines[1:]) for m, lines in made.items()}
-
-
-def test_triton_s_repository_is_filled_with_mode_and_tree(tmp_path: Path) -> None:
-    config = parse_method({"decoding_type": "Medusa", "speculative_model": "a/b"})
-    files = written("triton", config.replace(medusa_choices=[[0], [0, 0], [1]]), "1.2")
-    made = repository(files["serve.sh"], tmp_path)
-    assert made["preprocessing"]["tokenizer_dir"] == LLAMA
-    engine = made["tensorrt_llm"]
-    assert engine["decoding_mode"] == "medusa"
-    assert engine["medusa_choices"] == "{0}, {1}, {0, 0}"
-    assert engine["engine_dir"] == f"{tmp_path}/engine"
+    models = {file.parent.name: file.read_text().split("\n") for file in files}
+    assert all(lines[0] == f'name: "{model}"' for model, lines in models.items())
+    return {m: dict(line.split("=", 1) for line in lines[1:]) for m, lines in models.items()}
 
 
 @pytest.mark.parametrize("logits", [True, False])
@@ -236,11 +206,11 @@ def test_triton_s_two_models_of_the_documented_example(logits: bool, tmp_path: P
     assert "--model_dir small" in files["build.sh"] and "--max_draft_len 10" in files["build.sh"]
     ranks = "--disable-spawn-processes --world_size=3" if logits else "--world_size=1"
     assert f"--multi-model {ranks}" in files["serve.sh"]
-    made = repository(files["serve.sh"], tmp_path)
-    assert made["tensorrt_llm_bls"]["tensorrt_llm_model_name"] == "tensorrt_llm"
-    assert made["tensorrt_llm_bls"]["tensorrt_llm_draft_model_name"] == "tensorrt_llm_draft"
+    models = repository(files["serve.sh"], tmp_path)
+    assert models["tensorrt_llm_bls"]["tensorrt_llm_model_name"] == "tensorrt_llm"
+    assert models["tensorrt_llm_bls"]["tensorrt_llm_draft_model_name"] == "tensorrt_llm_draft"
     for rank, model, gpu in ((1, "tensorrt_llm_draft", "0"), (2, "tensorrt_llm", "1")):
-        own = made[model]
+        own = models[model]
         assert (own["gpu_device_ids"], own["enable_kv_cache_reuse"]) == (gpu, "true")
         assert (own["participant_ids"] == str(rank)) == logits
         assert (own["speculative_decoding_fast_logits"] == "1") == logits

@@ -12,7 +12,7 @@ import presets
 from engine.drafters import methods, parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.interop import ENGINES, export_method, find_engine, import_config, read_version
+from engine.interop import ENGINES, export_method, import_config, read_version
 from engine.interop.export_files import Export
 from engine.tree import ChoiceTree
 from tests.engine.interop.schemas import check, same_effect
@@ -265,13 +265,5 @@ def test_versions_are_read_or_refused() -> None:
         read_version(ENGINES["vllm"], "0.6.1")
     with pytest.raises(ConfigError, match="must be like 0.33, got 'newest'"):
         read_version(ENGINES["vllm"], "newest")
-
-
-def test_a_newer_release_is_pointed_out() -> None:
     notes = exported(config_of("NGram"), "vllm", "0.99").notes
     assert any("0.99 is newer than 0.33" in note for note in notes)
-
-
-def test_unknown_engine_is_refused_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="got 'vlm'. Did you mean vllm"):
-        find_engine("vlm")

@@ -18,15 +18,6 @@ def read(engine: str, text: str) -> ImportedMethod:
     return import_config(ENGINES[engine], text, partial(parse_yaml, where="The text"))
 
 
-def test_keys_that_do_not_bear_on_drafts_are_listed() -> None:
-    result = read(
-        "vllm",
-        '{"method": "ngram", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1, '
-        '"enforce_eager": true, "parallel_drafting": false}',
-    )
-    assert result.ignored == ("draft_tensor_parallel_size", "enforce_eager", "parallel_drafting")
-
-
 def test_sglang_flags_that_mean_nothing_here_are_listed() -> None:
     result = read(
         "sglang",
@@ -137,21 +128,16 @@ def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
     [
         ("vllm", "", "Nothing to read. Paste a config of vLLM"),
         ("vllm", '{"method": "custom_class", "model": "a.B"}', "has no counterpart here: a propos"),
-        ("vllm", '{"method": "medusa"}', "num_speculative_tokens is missing"),
         ("vllm", '{"method": "ngram", "num_speculative_tokens": "x"}', "must be an integer"),
-        ("vllm", "vllm serve x --speculative-config", "has no --speculative-config"),
-        ("sglang", "--model-path x", "--speculative-algorithm must be one of EAGLE"),
         ("sglang", "--speculative-algorithm EAGLE3 --speculative-num-steps 3", "wants all of"),
         ("sglang", "--speculative-algorithm A --speculative-algorithm B", "is given twice"),
         ("trtllm", "a: 1", "must have speculative_config with decoding_type"),
-        ("trtllm", "a: [", "not valid YAML"),
         ("trtllm", "decoding_type: Medusa\nmedusa_choices: '[[0], [0, 1, 0]]'", "not connected"),
         ("triton", "parameters: { key: \"decoding_mode\" value: { string_value: \"top_k\" } }",
          "It drafts nothing"),
         ("triton", "parameters: { key: \"medusa_choices\" value: { string_value: \"{0\" } }",
          "'{' was never closed"),
         ("llamacpp", "llama-server -m t.gguf", "names neither --spec-type nor a draft model"),
-        ("llamacpp", "--spec-type ngram-mod,ngram-simple", "has no counterpart here"),
         ("transformers", "model.generate(**inputs)", "The call drafts nothing"),
         ("transformers", "model.generate(assistant_early_exit=4)", "LayerSkip"),
         ("vllm", '{"method": "ngram", "num_speculative_tokens": 3, "promt_lookup_max": 4}',
@@ -160,25 +146,16 @@ def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
          "parallel_drafting=True has no counterpart here: in vLLM, one forward drafts"),
         ("vllm", '{"model": "a/b", "num_speculative_tokens": 3, "draft_sample_method": "greedy", '
          '"rejection_sample_method": "synthetic"}', "rejection_sample_method=synthetic has no"),
-        ("sglang", "--speculative-algorithm NGRAM --speculative-numsteps 4",
-         "has no setting --speculative-numsteps (did you mean --speculative-num-steps?)"),
         ("sglang", "--speculative-algorithm NGRAM --speculative-accept-threshold-acc 0.5",
          "accepts tokens that the target would not draw"),
         ("trtllm", f"{EAGLE3}eagle_choices: [[0], [1]]", "a drawn tree, here a chain"),
         ("trtllm", f"{EAGLE3}sa_config: {{treshold: 3}}", "no setting sa_config.treshold"),
     ("trtllm", "decoding_type: NGram\ndraft_len_schedule: {4: 1}", "batch sizes, 1 among them"),
-    ("trtllm", "decoding_type: NGram\nacceptance_rate_threshold: 0.3", "drafting ends for good"),
     ("vllm", '{"method": "eagle3", "model": "a/b", "num_speculative_tokens": 2, '
      '"speculative_token_tree": "[(0,), (1,)]"}', "speculative_token_tree=[(0,), (1,)] has no"),
-    ("vllm", '{"method": "dspark", "model": "a/b", "num_speculative_tokens": 7, '
-     '"dspark_draft_topk": 32}', "dspark_draft_topk=32 has no counterpart"),
     ("llamacpp", "-md d.gguf --spec-draft-conf-min 0.4", "--spec-draft-conf-min=0.4 has no"),
         ("trtllm", "decoding_type: MTP\nmax_draft_len: 2\nnum_nextn_predict_layers: 3",
          "max_draft_len contradicts num_nextn_predict_layers. Keep one of them."),
-        ("trtllm", "decoding_type: NGram\nmax_draft_len: 2\ndraft_len_schedule: {1: 3}",
-         "draft_len_schedule contradicts max_draft_len. Keep one of them."),
-        ("trtllm", f"{EAGLE3}speculative_model: c/d",
-         "speculative_model contradicts speculative_model_dir."),
         ("vllm", '{"model": "a/b", "num_speculative_tokens": 3, "draft_sample_method": "greedy", '
          '"rejection_sample_method": "probabilistic"}',
          "rejection_sample_method contradicts draft_sample_method. Keep one of them."),
@@ -187,9 +164,6 @@ def test_old_names_of_llama_cpp_are_read_and_pointed_out() -> None:
         ("sglang", "--speculative-algorithm DSPARK --speculative-draft-model-path a/b "
          "--speculative-dspark-block-size 4 --speculative-num-draft-tokens 9",
          "--speculative-num-draft-tokens contradicts --speculative-dspark-block-size."),
-        ("llamacpp", "--spec-type ngram-simple --spec-ngram-simple-size-m 3 --draft-max 5",
-         "--draft-max contradicts --spec-ngram-simple-size-m. Keep one of them."),
-        ("trtllm", "decoding_type: SA\nmax_matching_ngram_size: 3", "n-grams of one size"),
         ("triton", 'parameters: { key: "decoding_mode" value: { string_value: "medusa" } }'
          'parameters: { key: "medusa_choise" value: { string_value: "{0}" } }',
          "no setting medusa_choise (did you mean medusa_choices?)"),

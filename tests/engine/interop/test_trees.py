@@ -147,12 +147,6 @@ def test_documented_tree_reads_back_from_its_leaves_and_its_candidates() -> None
     )
 
 
-def test_cartesian_example_has_seven_choices_with_six_below_each() -> None:
-    tree = parse_tree("[1, 7, 6]")
-    assert len(tree) == 7 + 7 * 6 and tree.depth == 2 and tree.max_rank == 6
-    assert format_tree(tree, "cartesian") == "[1, 7, 6]"
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
