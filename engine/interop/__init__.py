@@ -18,7 +18,9 @@ from engine.interop.conversion import Reader, Writer
 from engine.interop.export_files import MAX_CHARS, Export, ImportedMethod, ReadYaml, Version
 from engine.interop.table import Engine, UnsupportedError
 
-DRAWN = "whether drafts are drawn is not a setting of this method here; only sampling is touched."
+DRAWN = (
+    "whether drafts are sampled is no setting of this method here; it matters only when sampling."
+)
 _MODULES = (trtllm, vllm, sglang, triton, llamacpp, transformers)
 ENGINES: Mapping[str, Engine] = {module.ENGINE.name: module.ENGINE for module in _MODULES}
 
@@ -40,7 +42,7 @@ def read_version(engine: Engine, text: str | None) -> Version:
     """A release as numbers: `0.20.2`, `v0.20`, `b9235`; none means the newest known.
 
     Raises:
-        ConfigError: no such form, or older than what is known.
+        ConfigError: no such form, or older than the oldest known.
     """
     oldest, text = engine.versions[-1][0], text or engine.newest
     if not re.fullmatch(r"[vb]?\d{1,6}(\.\d{1,4}){0,3}\S*", text):
@@ -80,10 +82,10 @@ def export_method(
         resolve: what `speculative_model` names → what the engine can load.
         notes: remarks on the target.
         hybrid: whether it has recurrent layers.
-        warnings: what of the target is lost.
+        warnings: further differences from the target here.
 
     Raises:
-        ConfigError: the version is malformed, or older than what is known.
+        ConfigError: the version is malformed, or older than the oldest known.
     """
     numbers = read_version(engine, version)
     if numbers > _numbers(engine.newest):

@@ -57,7 +57,7 @@ REASONS = {
 
 @dataclass
 class Writer:
-    """Makes an engine's values of a config, and collects what the export says.
+    """Converts a config to an engine's values, and collects notes and warnings.
 
     Attributes:
         target: as the engine can load it.
@@ -105,7 +105,7 @@ class Writer:
             self.used.update(names)
             self.warnings.append(
                 f"{who} a chain: the dynamic tree of {nodes} nodes (use_dynamic_tree, "
-                f"{', '.join(names)}) is dropped and only the likeliest token of each of "
+                f"{', '.join(names)}) is dropped and only the most probable token of each of "
                 f"its {levels} levels is drafted; measured MAT falls."
             )
         return levels
@@ -236,11 +236,11 @@ class Reader:
         for key in self.values.keys() & refusals.keys():
             refusals[key].check(engine.title, key, self.values[key])
         own = (method.own_keys for method in self.methods)
-        known = engine.common_keys.union(*own) if engine.strict else engine.keys
+        allowed = engine.common_keys.union(*own) if engine.strict else engine.keys
         unread = [key for key in self.values if key not in (*self.used, engine.key)]
-        unknown = [key for key in unread if key not in known]
+        unknown = [key for key in unread if key not in allowed]
         if unknown:
-            named = ", ".join(key + _nearest(key, known) for key in unknown[:8])
+            named = ", ".join(key + _nearest(key, allowed) for key in unknown[:8])
             raise ConfigError(f"{engine.title} has no setting {named:.400}. Correct or remove it.")
         return tuple(unread)
 

@@ -49,12 +49,15 @@ ROWS = (
     NGRAM_MOD,
     Refusal(
         "--spec-draft-n-min --draft-min --draft-n-min",
-        "drafts that are shorter are thrown away",
+        "shorter drafts are discarded",
         ("0",),
     ),
-    Refusal("--spec-synth-rates --spec-synth-len", "acceptance is made up, for testing a server"),
-    Refusal("--spec-ngram-check-rate", "lookups are left out", ("1",)),
-    Refusal("--spec-draft-conf-min", "a draft ends where its head is in doubt", ("0", "0.0")),
+    Refusal(
+        "--spec-synth-rates --spec-synth-len",
+        "acceptance rates are synthetic, for testing a server",
+    ),
+    Refusal("--spec-ngram-check-rate", "some lookups are skipped", ("1",)),
+    Refusal("--spec-draft-conf-min", "a draft ends where its head is not confident", ("0", "0.0")),
 )
 
 
@@ -95,7 +98,7 @@ THRESHOLD = Field(
     "confidence_threshold",
     "--spec-draft-p-min",
     default=0.0,
-    note="No p_min is given: 0 is used; builds before April 2026 had 0.75.",
+    note="No p_min is given: 0 is used; builds before April 2026 used 0.75.",
     **P_MIN,
 )
 

@@ -55,7 +55,7 @@ ROWS = (
     table.Ignored(IGNORED),
     Refusal(
         _flags("adaptive adaptive-config"),
-        "it moves the number of steps by rules of its own; set adaptive=true here for ours",
+        "it adapts the number of steps by its own rules; set adaptive=true here instead",
     ),
     Refusal(
         _flags("accept-threshold-single accept-threshold-acc"),
@@ -65,13 +65,13 @@ ROWS = (
     Refusal(_flags("use-block-verification"), "a block of drafts is accepted by another rule"),
     Refusal(
         _flags("draft-window-size draft-sink-size dflash-draft-window-size"),
-        "the drafter attends to a part of the context only",
+        "the drafter attends to only a part of the context",
     ),
-    Refusal(_flags("ngram-external-corpus-path"), "texts of a file are looked up, too"),
+    Refusal(_flags("ngram-external-corpus-path"), "it also looks up the texts of a file"),
 )
 GREEDY = (
-    "When sampling, SGLang drafts the likeliest tokens: the law of the output stays, acceptance "
-    "falls with the temperature."
+    "When sampling, SGLang drafts the most probable tokens: the law of the output stays, "
+    "acceptance falls with the temperature."
 )
 
 
@@ -152,7 +152,7 @@ def _size(reader: Reader) -> tuple[int, int, int]:
     steps, topk, tokens = (reader.typed(name, int) for name in SIZE)
     if topk == 1 and tokens != steps + 1:
         reader.notes.append(
-            f"With topk 1, SGLang drafts {steps} tokens whatever num-draft-tokens says."
+            f"With topk 1, SGLang drafts {steps} tokens regardless of num-draft-tokens."
         )
     return steps, topk, tokens
 
@@ -173,7 +173,7 @@ DSPARK_LENGTH = (
     table.read_only("max_draft_len", TOKENS, decode=ONE_MORE["decode"]),
 )
 TRIE = "here one continuation is drafted, by the pool's rules."
-SHORTER = "here matches go down to 1 token."
+SHORTER = "here matches may be as short as 1 token."
 WINDOWS = (0, 5, 10)
 """The first release without n-gram match windows."""
 NGRAM = (
@@ -200,8 +200,8 @@ NGRAM = (
     ),
     DroppedSetting(
         f"lookup {table.POOL_RULES}",
-        "SGLang keeps its own trie of all requests and proposes the likeliest continuation: the "
-        "pool rules (lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped.",
+        "SGLang keeps its own trie of all requests and proposes the most probable continuation: "
+        "the pool rules (lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped.",
     ),
 )
 TRIE_NOTE = "SGLang's trie and the pool here choose continuations by different rules."

@@ -98,7 +98,7 @@ class Field(Row):
 class DroppedSetting(Row):
     """A warning in place of those that `settings` (separated by blanks) are dropped.
 
-    It is given where `when` holds of the config, which is `{c}` in the sentence.
+    It is issued where `when` holds of the config, which is `{c}` in the sentence.
     """
 
     settings: str
@@ -182,7 +182,7 @@ def drops_block_tree(title: str) -> DroppedSetting:
     return DroppedSetting(
         "use_dynamic_tree dynamic_tree_max_topK max_total_draft_tokens",
         "use_dynamic_tree, dynamic_tree_max_topK and max_total_draft_tokens are dropped: "
-        f"{title} drafts the likeliest token of every place of the block; measured MAT falls.",
+        f"{title} drafts the most probable token at each position; measured MAT falls.",
         lambda config: config.use_dynamic_tree,
     )
 

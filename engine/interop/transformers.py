@@ -29,7 +29,7 @@ NEW = (5, 15)
 """First release known to have MTP and DFlash."""
 ASSISTANT = "assistant_model"
 TOKENIZER = "assistant_tokenizer"
-"""Its own, where it has another vocabulary."""
+"""The assistant's tokenizer, where the vocabularies differ."""
 DRAFTING = ("num_assistant_tokens", "assistant_confidence")
 """How fields of the assistant's generation config begin."""
 IGNORED = (
@@ -55,14 +55,14 @@ IGNORED = (
 EARLY_EXIT = Refusal("assistant_early_exit", "the target's own lower layers draft (LayerSkip)")
 ROWS = (
     table.Ignored(IGNORED),
-    Refusal("assistant_ensemble_weight", "the assistant has a say in what is drawn"),
-    Refusal("custom_generate", "a decoding loop of your own decides"),
+    Refusal("assistant_ensemble_weight", "the assistant influences which tokens are sampled"),
+    Refusal("custom_generate", "a custom decoding loop runs instead"),
     EARLY_EXIT,
 )
 
 
 def _write_draft_model(writer: Writer, values: Values) -> None:
-    """Another vocabulary; without do_sample transformers hands over text."""
+    """Another vocabulary; without do_sample, transformers passes text between the models."""
     if writer.config.vocabulary == "text":
         writer.take("vocabulary")
         values[TOKENIZER] = writer.model()
@@ -247,7 +247,7 @@ ENGINE = Engine(
     trees="chains only",
     key="",
     plain="",
-    drafters="custom_generate there takes a decoding loop of your own.",
+    drafters="custom_generate there takes a custom decoding loop.",
     methods=tuple(METHODS.values()),
     unsupported={
         "MTP_Assistant": (

@@ -35,7 +35,7 @@ COMMON = (
     ),
     Refusal(
         "acceptance_rate_threshold acceptance_length_threshold",
-        "drafting ends for good once less is accepted",
+        "drafting stops permanently once acceptance falls below it",
         ("0", "0.0", "none"),
     ),
 )
@@ -190,7 +190,7 @@ EAGLE3 = (
 EAGLE3_CHAIN = Field(
     "max_draft_len",
     "max_draft_len",
-    build=lambda writer: writer.chain_of_levels("The PyTorch backend drafts until 1.2"),
+    build=lambda writer: writer.chain_of_levels("Until 1.2, the PyTorch backend drafts"),
 )
 RELAXED = "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token"
 MTP = (
@@ -402,6 +402,6 @@ ENGINE = Engine(
     strict=True,
     reasons={
         "lookup": "TensorRT-LLM looks up by its pool's rules (lookup=pool here).",
-        "relaxed_rule": "TensorRT-LLM compares probabilities, whatever its guide says.",
+        "relaxed_rule": "TensorRT-LLM compares probabilities, contrary to its guide.",
     },
 )

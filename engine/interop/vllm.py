@@ -44,7 +44,7 @@ ROWS = (
     table.Ignored(IGNORED),
     Refusal(
         "num_speculative_tokens_per_batch_size",
-        "the draft's length follows the batch; set num_speculative_tokens for one request",
+        "the draft length depends on the batch size; set num_speculative_tokens for one request",
     ),
     Refusal(
         "rejection_sample_method",
@@ -53,11 +53,11 @@ ROWS = (
     ),
     Refusal(
         "synthetic_acceptance_rates synthetic_acceptance_length",
-        "acceptance is made up, for testing a server",
+        "acceptance rates are synthetic, for testing a server",
     ),
-    Refusal("enable_adaptive_verification", "it verifies less of a draft than was drafted"),
+    Refusal("enable_adaptive_verification", "only a part of each draft is verified"),
     Refusal("tensor_parallel_size", "the drafter's setting is draft_tensor_parallel_size"),
-    Refusal("index_share_for_mtp_iteration", "MTP layers share what they attend to"),
+    Refusal("index_share_for_mtp_iteration", "MTP layers share their attention indices"),
 )
 NO_PARALLEL = Refusal(
     PARALLEL, "one forward drafts a whole block (PARD, P-EAGLE), which its method cannot do"
@@ -82,7 +82,7 @@ def _read_ngram(reader: Reader) -> None:
         )
     reader.settings["max_matching_ngram_size"] = most
     if least > 1:
-        reader.notes.append(f"Here matches go down to 1 token, there they end at {least}.")
+        reader.notes.append(f"Here, matches may be as short as 1 token; in vLLM, {least}.")
     reader.used.update(LOOKUP)
 
 
@@ -102,7 +102,7 @@ def _write_eagle(writer: Writer, values: Values) -> None:
     tree = ChoiceTree(writer.config.eagle_choices)
     writer.take("use_dynamic_tree")
     writer.notes.append(
-        "When sampling, vLLM drafts the likeliest token; here EAGLE-1 draws its drafts. The law of "
+        "When sampling, vLLM drafts the most probable token; here EAGLE-1 samples. The law of "
         "the output is the same, acceptance differs."
     )
     takes_trees = not writer.at_least(0, 21) and tree != ChoiceTree.chain(tree.depth)
@@ -115,7 +115,7 @@ def _write_eagle(writer: Writer, values: Values) -> None:
     if takes_trees:
         writer.notes.append(
             "vLLM 0.20 takes trees in which every node of a depth has equally many children, e.g. "
-            f"{format_tree(parse_tree('[1, 2, 2]'), 'tuples')}; this one is not of that kind."
+            f"{format_tree(parse_tree('[1, 2, 2]'), 'tuples')}; this tree is not one of them."
         )
 
 
@@ -146,7 +146,9 @@ BLOCK_LENGTH = Field("max_draft_len", LENGTH, requirement=table.BLOCK)
 BLOCK_TREE = table.drops_block_tree("vLLM")
 ONE_FORWARD = table.const(PARALLEL, True)
 NO_TREE = Refusal(TREE, "it drafts a drawn tree, here a chain")
-ALL_TOKENS = Refusal("dspark_draft_topk", "its small head corrects few tokens only", ("0", "none"))
+ALL_TOKENS = Refusal(
+    "dspark_draft_topk", "its Markov head corrects a few tokens only", ("0", "none")
+)
 DRAFT_MODEL = (
     WEIGHTS,
     LENGTH_ROW,
@@ -160,8 +162,8 @@ DRAFT_MODEL = (
     ),
     DroppedSetting(
         "",
-        "vocabulary=text becomes use_heterogeneous_vocab: in vLLM the draft model says only tokens "
-        "that both have; acceptance may fall.",
+        "vocabulary=text becomes use_heterogeneous_vocab: in vLLM the draft model proposes only "
+        "tokens of both vocabularies; acceptance may fall.",
         lambda config: config.vocabulary == "text",
         since=(0, 32),
     ),
@@ -169,8 +171,8 @@ DRAFT_MODEL = (
     _sampled("draft_sample_method", "gumbel", since=(0, 21), until=(0, 22)),
     _sampled("rejection_sample_method", "probabilistic", since=(0, 18), until=(0, 21)),
     table.drops_draft_probs(
-        ": when sampling, this release drafts the likeliest token and accepts it with the target's "
-        "probability; acceptance falls with the temperature.",
+        ": when sampling, this release drafts the most probable token and accepts it with the "
+        "target's probability; acceptance falls with the temperature.",
         until=(0, 18),
     ),
 )

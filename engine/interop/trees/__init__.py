@@ -10,7 +10,7 @@
     medusa_choices: [[0], [0, 0], [1]]        YAML, in flow or block style
     {"choices": …, "retrieve_indices": …}     what an engine computes of it (`buffers`), as JSON
 
-Lists hold every candidate, or only the ends of paths (`ChoiceTree.parse` says which is which).
+Lists hold every candidate, or only the ends of paths (`ChoiceTree.parse` tells them apart).
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def _cartesian(tree: ChoiceTree) -> str:
     counts = children_per_depth(tree)
     if counts is None:
         raise TreeError(
-            "Cartesian shorthand says trees in which every node of a depth has the same number of "
-            "children, ranks from 0 up; this tree is not one. Choose another format."
+            "Cartesian shorthand expresses only trees in which all nodes of a depth have the "
+            "same number of children, ranks from 0 up; this tree is not one. Choose another format."
         )
     return json.dumps([1, *counts])
 
@@ -156,10 +156,10 @@ def format_tree(tree: ChoiceTree, format: str) -> str:
 
 
 def _format(name: str) -> TreeFormat:
-    known = {form.name: form for form in FORMATS}
-    if name not in known:
-        raise ConfigError(f"format must be one of {', '.join(known)}, got {name!r:.40}.")
-    return known[name]
+    formats = {form.name: form for form in FORMATS}
+    if name not in formats:
+        raise ConfigError(f"format must be one of {', '.join(formats)}, got {name!r:.40}.")
+    return formats[name]
 
 
 # ---- reading

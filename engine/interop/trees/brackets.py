@@ -71,7 +71,7 @@ def _item(node: ast.AST, place: Callable[[int, int], str]) -> Item:
 
 
 def data_items(values: Sequence[object]) -> list[Item]:
-    """Plain data, as YAML and JSON give it."""
+    """The items of parsed YAML or JSON."""
     return [
         Item(str(value), f"item {n}", data_items(value) if isinstance(value, list) else None)
         for n, value in enumerate(values, 1)

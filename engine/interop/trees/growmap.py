@@ -1,8 +1,9 @@
 """Sequoia's growmaps: a tree as lists of successors, without ranks.
 
 A growmap numbers its nodes level by level, the root first, and lists the successors of each node
-from the likeliest on; the rank of a node is its place in that list. UMbreLLa keeps the same keys in
-JSON, Sequoia in a .pt file. Source: arXiv:2402.12374; github Infini-AI-Lab/Sequoia, tree_search.py.
+from the most probable on; the rank of a node is its place in that list. UMbreLLa keeps the same
+keys in JSON, Sequoia in a .pt file.
+Source: arXiv:2402.12374; github Infini-AI-Lab/Sequoia, tree_search.py.
 
 Example: the tree [0], [1], [0, 0] has successors [[1, 2], [3], [], []].
 """
@@ -101,7 +102,7 @@ def read_growmap(values: Mapping[str, Any]) -> ChoiceTree:
     nodes = [path for path in paths if path]
     if growmap.size not in (None, size):
         raise TreeError(
-            f"The growmap says size {growmap.size}, but its successors make {size} nodes."
+            f"The growmap has size {growmap.size}, but its successors make {size} nodes."
         )
     if growmap.depth not in (None, [0, *map(len, nodes)]):
         raise TreeError("The growmap's depth does not agree with its successors.")
@@ -109,7 +110,7 @@ def read_growmap(values: Mapping[str, Any]) -> ChoiceTree:
 
 
 def read_growmap_file(file: FilePath) -> ChoiceTree:
-    """The tree of Sequoia's .pt file, read without running anything that the file says.
+    """The tree of Sequoia's .pt file, read without executing anything in the file.
 
     Raises:
         TreeError: not such a file, or too large.
@@ -123,7 +124,7 @@ def read_growmap_file(file: FilePath) -> ChoiceTree:
             raise TreeError(f"{file} has more than {MAX_PICKLE_BYTES} bytes; it is not a growmap.")
         values = _Lists(BytesIO(pickled)).load()
     except pickle.UnpicklingError as error:
-        raise TreeError(f"{file} holds more than tensors and lists; it is not read.") from error
+        raise TreeError(f"{file} has more than tensors and lists; it is not read.") from error
     except FAULTS as error:
         raise TreeError(f"{file} could not be read as a growmap: {error!s:.200}.") from error
     if not isinstance(values, Mapping):
