@@ -21,7 +21,7 @@ from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError, SourceError
 from engine.interop import ENGINES, export_method, find_engine, import_config
-from engine.interop.handoff import Export, Imported
+from engine.interop.export_files import Export, ImportedMethod
 from engine.model.sources import TargetSpec
 from playground.host.baseline import trusted_speedup
 from playground.host.catalog import OWN_DRAFTERS, TYPE_PREFIX, Catalog
@@ -175,7 +175,7 @@ def hand_over(
         resolve=lambda name: model_name(name, resolve),
         notes=_target_notes(spec, target),
         hybrid=spec is not None and _is_recurrent(spec),
-        losses=_losses(handed, engine, resolve),
+        warnings=_losses(handed, engine, resolve),
     )
 
 
@@ -273,7 +273,7 @@ def _is_gguf(name: str, resolve: Resolve) -> bool:
 # ---- in
 
 
-def read_config(engine: str, text: str) -> Imported:
+def read_config(engine: str, text: str) -> ImportedMethod:
     """A method from another engine's config.
 
     Raises ConfigError: it cannot be read, or has no counterpart here.

@@ -98,6 +98,11 @@ def test_losses_and_remarks_go_to_stderr() -> None:
             "Nearest: N-gram lookup, Suffix: without weights",
         ),
         (["export", "--to", "vllm", "--run", "nope", "--set", "a=1"], "as it was"),
+        (["export", "--to", "vllm", "--run", "nope"], "No run nope is in the log"),
+        (
+            ["export", "--method", "ngram", "--to", "vllm", "--output", __file__],
+            "cannot be written",
+        ),
         (["import", "no/such/file", "--from", "vllm"], "could not be read"),
         (["import", "-", "--from", "vllm"], "Nothing to read"),
         (["import", "-", "--from", "tgi"], "The engine must be one of"),
@@ -111,15 +116,3 @@ def test_bad_input_is_one_sentence(arguments: list[str], words: str, tmp_path: P
     result = invoke(*arguments, *db, code=2)
     error = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert len(error) == 1 and words in error[0] and "Traceback" not in result.output
-
-
-def test_a_missing_run_is_one_sentence(tmp_path: Path) -> None:
-    result = invoke("export", "--to", "vllm", "--run", "nope", "--db", tmp_path / "l.db", code=2)
-    assert "No run nope is in the log" in result.stderr
-
-
-def test_output_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    file.write_text("")
-    result = invoke("export", "--method", "ngram", "--to", "vllm", "--output", file, code=2)
-    assert "--output" in result.stderr and "cannot be written" in result.stderr

@@ -1,7 +1,7 @@
-"""Serving engines: a method as each of them takes it, and their configs read as methods here.
+"""Serving engines: methods exported as each of them runs it, and their configs read as methods.
 
-One file per engine holds its table (`fields`), read both ways; `trees` reads and writes choice
-trees in every tool's format.
+One file per engine holds its `table`, read both ways, and its file templates; `trees` reads and
+writes choice trees in every tool's format.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.interop import llamacpp, sglang, transformers, triton, trtllm, vllm
 from engine.interop.conversion import Reader, Writer
-from engine.interop.fields import Engine, NotTakenError
-from engine.interop.handoff import MAX_CHARS, Export, Imported, ReadYaml, Version
+from engine.interop.export_files import MAX_CHARS, Export, ImportedMethod, ReadYaml, Version
+from engine.interop.table import Engine, UnsupportedError
 
-DRAWN = "whether drafts are drawn is not a setting of this method here; only sampling is touched."
+DRAWN = (
+    "whether drafts are sampled is no setting of this method here; it matters only when sampling."
+)
 _MODULES = (trtllm, vllm, sglang, triton, llamacpp, transformers)
 ENGINES: Mapping[str, Engine] = {module.ENGINE.name: module.ENGINE for module in _MODULES}
 
@@ -40,7 +42,7 @@ def read_version(engine: Engine, text: str | None) -> Version:
     """A release as numbers: `0.20.2`, `v0.20`, `b9235`; none means the newest known.
 
     Raises:
-        ConfigError: no such form, or older than what is known.
+        ConfigError: no such form, or older than the oldest known.
     """
     oldest, text = engine.versions[-1][0], text or engine.newest
     if not re.fullmatch(r"[vb]?\d{1,6}(\.\d{1,4}){0,3}\S*", text):
@@ -70,9 +72,9 @@ def export_method(
     resolve: Callable[[str], str] = str,
     notes: tuple[str, ...] = (),
     hybrid: bool = False,
-    losses: tuple[str, ...] = (),
+    warnings: tuple[str, ...] = (),
 ) -> Export:
-    """A method as an engine takes it, or why it does not.
+    """A method as an engine runs it, or why it cannot.
 
     Args:
         target: the target as the engine can load it.
@@ -80,20 +82,20 @@ def export_method(
         resolve: what `speculative_model` names → what the engine can load.
         notes: remarks on the target.
         hybrid: whether it has recurrent layers.
-        losses: what of the target does not go over.
+        warnings: further differences from the target here.
 
     Raises:
-        ConfigError: the version is malformed, or older than what is known.
+        ConfigError: the version is malformed, or older than the oldest known.
     """
     numbers = read_version(engine, version)
     if numbers > _numbers(engine.newest):
         newer = f"{engine.title} {version} is newer than {engine.newest}, the newest known here."
         notes = (*notes, f"{newer} Check the result against its documentation.")
     version = version or engine.newest
-    writer = Writer(engine, config, target, numbers, resolve, list(notes), list(losses))
+    writer = Writer(engine, config, target, numbers, resolve, list(notes), list(warnings))
     try:
         files = engine.files(writer, writer.values())
-    except NotTakenError as error:
+    except UnsupportedError as error:
         return Export(engine.name, version, refusal=str(error), nearest=error.nearest)
     writer.finish()
     if hybrid and config.decoding_type != "Autoregressive":
@@ -103,7 +105,7 @@ def export_method(
     return Export(engine.name, version, files, tuple(writer.notes), tuple(writer.warnings))
 
 
-def import_config(engine: Engine, text: str, read_yaml: ReadYaml) -> Imported:
+def import_config(engine: Engine, text: str, read_yaml: ReadYaml) -> ImportedMethod:
     """An engine's config as a method here.
 
     Args:
@@ -118,11 +120,10 @@ def import_config(engine: Engine, text: str, read_yaml: ReadYaml) -> Imported:
     if len(text) > MAX_CHARS:
         raise ConfigError(f"The text has {len(text)} characters; {MAX_CHARS} are allowed.")
     values, target = engine.parse(text, read_yaml)
-    used, refuses = {engine.key}, dict(engine.refuses)
-    reader = Reader(values, used=used, known=set(engine.known), refuses=refuses)
-    settings = reader.read(engine.pick(reader))
-    ignored = reader.ignored(engine.title)
-    if engine.drawn in ignored:
-        reader.notes.append(f"{engine.drawn} is ignored: {DRAWN}")
-    unread = tuple(key for key in ignored if key != engine.drawn)
-    return Imported(parse_method(settings), target, tuple(reader.notes), unread)
+    reader = Reader(engine, values)
+    settings = reader.read(engine.find_method(reader))
+    ignored = reader.ignored()
+    if engine.sampling_key in ignored:
+        reader.notes.append(f"{engine.sampling_key} is ignored: {DRAWN}")
+    unread = tuple(key for key in ignored if key != engine.sampling_key)
+    return ImportedMethod(parse_method(settings), target, tuple(reader.notes), unread)

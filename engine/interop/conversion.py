@@ -1,7 +1,6 @@
-"""A method written as an engine's values, and such values read as a method, by its table's rows.
+"""A method written as an engine's values, and such values read as a method, by the table's rows.
 
-A setting that has an effect, differs from its default and was written by no row becomes a warning:
-nothing is dropped in silence.
+A setting that has an effect, differs from its default and was written by no row becomes a warning.
 """
 
 from __future__ import annotations
@@ -18,20 +17,11 @@ from pydantic import TypeAdapter, ValidationError
 from engine.drafters import methods
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.interop.fields import (
-    IGNORED,
-    NO_MODEL,
-    Engine,
-    Field,
-    Method,
-    NotTakenError,
-    Refusal,
-    Values,
-)
-from engine.interop.handoff import File, Version
+from engine.interop import table
+from engine.interop.export_files import File, Version
+from engine.interop.table import IGNORED, NO_MODEL, Engine, Field, Method, Values
 from engine.tree import ChoiceTree
 
-DYNAMIC = "dynamic_tree_max_topK max_total_draft_tokens max_non_leaves_per_layer"
 _KINDS = {
     int: "an integer",
     float: "a number",
@@ -62,18 +52,18 @@ REASONS = {
     "vocabulary": "{title} wants a draft model of the target's vocabulary.",
     "use_tree_spec": "{title} verifies one path, not a tree.",
 }
-"""What to add to the warning that a setting is dropped."""
+"""Added to the warning that a setting is dropped."""
 
 
 @dataclass
 class Writer:
-    """Makes an engine's values of a config, and collects what the export says.
+    """Converts a config to an engine's values, and collects notes and warnings.
 
     Attributes:
         target: as the engine can load it.
         version: the engine's release.
         resolve: what `speculative_model` names → what the engine can load.
-        used: settings that were written, or whose loss was told.
+        used: settings that were written, or reported as dropped.
     """
 
     engine: Engine
@@ -98,24 +88,24 @@ class Writer:
 
     def model(self) -> str:
         """The drafter's weights as the engine can load them."""
-        named = self.take("speculative_model")
-        if named is None:
+        name = self.take("speculative_model")
+        if name is None:
             self.warnings.append(
                 f"speculative_model is not set. Put the drafter's path in place of {NO_MODEL}."
             )
             return NO_MODEL
-        self.models.append(self.resolve(named))
+        self.models.append(self.resolve(name))
         return self.models[-1]
 
     def chain_of_levels(self, who: str) -> int:
         """Draft length of an engine without dynamic trees; warns where the method grows one."""
         levels = int(self.take("max_draft_len"))
         if self.take("use_dynamic_tree"):
-            nodes = self.config.max_total_draft_tokens
-            self.used.update(DYNAMIC.split())
+            nodes, names = self.config.max_total_draft_tokens, table.DYNAMIC.split()
+            self.used.update(names)
             self.warnings.append(
                 f"{who} a chain: the dynamic tree of {nodes} nodes (use_dynamic_tree, "
-                f"{', '.join(DYNAMIC.split())}) is dropped and only the likeliest token of each of "
+                f"{', '.join(names)}) is dropped and only the most probable token of each of "
                 f"its {levels} levels is drafted; measured MAT falls."
             )
         return levels
@@ -134,43 +124,44 @@ class Writer:
         """The engine's keys and values for the config.
 
         Raises:
-            NotTakenError: this release cannot take it.
+            UnsupportedError: this release cannot run it.
         """
         method = self.engine.method(self.config, self.version)
-        values = {self.engine.key: method.theirs} if method.theirs else {}
+        values = {self.engine.key: method.name} if method.name else {}
         for row in method.rows:
-            if not row.is_for(self.version):
-                continue
-            if isinstance(row, Field):
+            if row.is_for(self.version):
                 self._write(row, values)
-            else:
-                self.used.update(row.ours.split())
-                if row.when(self.config):
-                    self.warnings.append(row.sentence.format(c=self.config))
         self.notes.extend(method.notes)
-        if method.write:
-            method.write(self, values)
+        for codec in method.codecs:
+            codec.write(self, values)
         return values
 
-    def _write(self, row: Field, values: Values) -> None:
-        if row.given and not getattr(self.config, row.given):
-            return
-        if row.write is not None:
-            value = row.write(self)
-        else:
-            ours = self.take(row.ours)
-            if ours is None and row.needed:
-                title, method = self.engine.title, type(self.config).title
-                why = f"{title} needs {row.theirs} for {method}, and {row.ours} is not set."
-                raise NotTakenError(why, row.needed)
-            value = None if ours is None else row.out(ours)
-        if value is not None:
-            values[row.theirs] = value
+    def _write(self, row: table.Row, values: Values) -> None:
+        if isinstance(row, table.DroppedSetting):
+            self.used.update(row.settings.split())
+            if row.when(self.config):
+                self.warnings.append(row.sentence.format(c=self.config))
+        elif isinstance(row, Field) and not (row.switch and not getattr(self.config, row.switch)):
+            value = row.build(self) if row.build else self._encoded(row)
+            if value is not None:
+                values[row.key_in(self.version)] = value
+
+    def _encoded(self, row: Field) -> Any:
+        value = self.take(row.setting)
+        if value is None and row.requirement:
+            title, method, key = (
+                self.engine.title,
+                type(self.config).title,
+                row.key_in(self.version),
+            )
+            why = f"{title} needs {key} for {method}, and {row.setting} is not set."
+            raise table.UnsupportedError(why, row.requirement)
+        return None if value is None else row.encode(value)
 
     def part(self, config: MethodConfig) -> Writer:
         """A writer for a method inside this one, with the same notes and warnings."""
-        own = (self.engine, config, self.target, self.version, self.resolve)
-        return Writer(*own, self.notes, self.warnings, models=self.models)
+        shared = (self.engine, config, self.target, self.version, self.resolve)
+        return Writer(*shared, self.notes, self.warnings, models=self.models)
 
     def finish(self, prefix: str = "") -> None:
         """Warn of every setting that has an effect, is not at its default and was not written."""
@@ -188,21 +179,21 @@ class Writer:
 
 @dataclass
 class Reader:
-    """An engine's values while they are read as settings of ours; keys with None are absent.
+    """An engine's values while they are read as settings; a key whose value is None is absent.
 
     `origins` has the key that each setting was read from.
     """
 
+    engine: Engine
     values: Mapping[str, Any]
     settings: Values = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
-    known: set[str] = field(default_factory=set)
-    refuses: dict[str, Refusal] = field(default_factory=dict)
+    methods: list[Method] = field(default_factory=list)
 
     def find(self, *keys: str) -> str | None:
-        """The first of these keys that is there."""
+        """The first of these keys that has a value."""
         return next((key for key in keys if self.values.get(key) is not None), None)
 
     def typed(self, key: str, kind: type) -> Any:
@@ -222,64 +213,65 @@ class Reader:
 
     def read(self, method: Method) -> Values:
         """Our settings for one of the engine's methods, `decoding_type` included."""
-        self.settings, self.origins = dict(method.fixed), {}
+        self.settings, self.origins = dict(method.implied), {}
         self.notes.extend(method.read_notes)
-        self.known |= {*method.known, *method.keys}
-        self.refuses |= method.refuses
-        fields = [row for row in method.rows if isinstance(row, Field)]
-        for row in fields:
-            self._read(row, method.ours)
-        for row in fields:
-            if row.absent is not None:
-                self.settings.setdefault(row.ours, row.absent)
-        if method.read:
-            method.read(self)
-        return {"decoding_type": method.ours, **self.settings}
+        self.methods.append(method)
+        for row in method.fields:
+            self._read(row, method.decoding_type)
+        for row in method.fields:
+            if row.default is not None:
+                self.settings.setdefault(row.setting, row.default)
+        for codec in method.codecs:
+            codec.read(self)
+        return {"decoding_type": method.decoding_type, **self.settings}
 
-    def _differs(self, key: str, other: str) -> bool:
-        value = self.values.get(key)
-        return value is not None and value != self.values[other]
-
-    def ignored(self, title: str) -> tuple[str, ...]:
+    def ignored(self) -> tuple[str, ...]:
         """The keys that were not read and do not bear on what is drafted.
 
         Raises:
             ConfigError: one that was not read does bear on it, or is none of the engine's.
         """
-        for key in self.values.keys() & self.refuses.keys():
-            self.refuses[key].check(title, key, self.values[key])
-        known = self.known | self.refuses.keys()
-        left = [key for key in self.values if key not in self.used]
-        unknown = [key for key in left if key not in known]
+        engine, rows = self.engine, [row for method in self.methods for row in method.rows]
+        refusals = table.refusals_of((*engine.rows, *rows))
+        for key in self.values.keys() & refusals.keys():
+            refusals[key].check(engine.title, key, self.values[key])
+        own = (method.own_keys for method in self.methods)
+        allowed = engine.common_keys.union(*own) if engine.strict else engine.keys
+        unread = [key for key in self.values if key not in (*self.used, engine.key)]
+        unknown = [key for key in unread if key not in allowed]
         if unknown:
-            named = ", ".join(key + _nearest(key, known) for key in unknown[:8])
-            raise ConfigError(f"{title} has no setting {named:.400}. Correct or remove it.")
-        return tuple(left)
+            named = ", ".join(key + _nearest(key, allowed) for key in unknown[:8])
+            raise ConfigError(f"{engine.title} has no setting {named:.400}. Correct or remove it.")
+        return tuple(unread)
 
-    def _read(self, row: Field, ours: str) -> None:
-        if row.given and not self.settings.get(row.given):
+    def _read(self, row: Field, decoding_type: str) -> None:
+        if row.switch and not self.settings.get(row.switch):
             return
         key = self.find(*row.keys)
         if key is None:
-            self.notes += [row.note] if row.note and row.ours else []
-        elif row.back is not None:
-            kind = row.kind or _kind_of(ours, row.ours)
-            value = row.back(self.values[key] if kind is None else self.typed(key, kind))
+            self.notes += [row.note] if row.note and row.setting else []
+        elif row.decode is not None:
+            kind = row.kind or _kind_of(decoding_type, row.setting)
+            value = row.decode(self.values[key] if kind is None else self.typed(key, kind))
             if value is not IGNORED:
                 self.used.update(row.keys)
-                others = [other for other in row.keys if self._differs(other, key)]
-                if row.ours and self.settings.setdefault(row.ours, value) != value:
-                    others.append(self.origins[row.ours])
-                if others:
-                    raise ConfigError(f"{key} contradicts {others[0]}. Keep one of them.")
-                self.origins.setdefault(row.ours, key)
-            elif row.note and not row.ours:
+                self._set(row, key, value)
+            elif row.note and not row.setting:
                 self.notes.append(f"{key} is ignored: {row.note}")
                 self.used.add(key)
 
+    def _set(self, row: Field, key: str, value: Any) -> None:
+        """Raises ConfigError: another key gives the setting another value."""
+        others = [k for k in row.keys if self.values.get(k) not in (None, self.values[key])]
+        if row.setting and self.settings.setdefault(row.setting, value) != value:
+            others.append(self.origins[row.setting])
+        if others:
+            raise ConfigError(f"{key} contradicts {others[0]}. Keep one of them.")
+        self.origins.setdefault(row.setting, key)
 
-def _nearest(word: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(word, sorted(known), n=1)
+
+def _nearest(word: str, words: Iterable[str]) -> str:
+    near = difflib.get_close_matches(word, sorted(words), n=1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 

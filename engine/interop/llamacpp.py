@@ -10,53 +10,58 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.interop import fields
+from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.fields import NO_MODEL, Engine, Field, Loss, Method, Refusal, Values, const
-from engine.interop.handoff import File, ReadYaml, Version, command, read_flags
+from engine.interop.export_files import File, ReadYaml, command, read_flags
+from engine.interop.table import (
+    Codec,
+    DroppedSetting,
+    Engine,
+    Field,
+    Refusal,
+    Values,
+    const,
+    method,
+)
 
 NEW = (9235,)
 """Build from which on all names are the new ones."""
 TYPE = "--spec-type"
-MODEL = ("-md", "--spec-draft-model", "--model-draft", "--spec-draft-hf", "-hfd", "-hfrd",
-         "--hf-repo-draft")  # fmt: skip
-LENGTH = ("--spec-draft-n-max", ("--draft-max", "--draft", "--draft-n"))
-OLD = (*LENGTH[1], "--draft-min")
-KNOWN = frozenset(
+LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
+IGNORED = (
     "--spec-draft-p-split --draft-p-split --spec-draft-ngl -ngld --gpu-layers-draft "
     "--n-gpu-layers-draft --spec-draft-device -devd --device-draft --spec-draft-type-k -ctkd "
     "--cache-type-k-draft --spec-draft-type-v -ctvd --cache-type-v-draft --spec-draft-threads -td "
     "--threads-draft --spec-draft-threads-batch -tbd --threads-batch-draft --ctx-size-draft -cd "
     "--spec-draft-backend-sampling --no-spec-draft-backend-sampling --spec-draft-cpu-moe -cmoed "
-    "--cpu-moe-draft --spec-draft-n-cpu-moe -ncmoed --n-cpu-moe-draft --spec-draft-conf-min "
-    "--spec-synth-rates --spec-synth-len --spec-default --spec-ngram-check-rate "
-    "--spec-ngram-mod-n-match --spec-ngram-mod-n-min --spec-ngram-mod-n-max --lookup-cache-static "
-    "-lcs --lookup-cache-dynamic -lcd".split()
+    "--cpu-moe-draft --spec-draft-n-cpu-moe -ncmoed --n-cpu-moe-draft --spec-ngram-mod-n-match "
+    "--spec-ngram-mod-n-min --spec-ngram-mod-n-max --lookup-cache-static -lcs "
+    "--lookup-cache-dynamic -lcd"
 )
-REFUSES = {
-    "--spec-draft-n-min": Refusal("drafts that are shorter are thrown away", ("0",)),
-    "--draft-min": Refusal("drafts that are shorter are thrown away", ("0",)),
-    "--draft-n-min": Refusal("drafts that are shorter are thrown away", ("0",)),
-    "--spec-synth-rates": Refusal("acceptance is made up, for testing a server"),
-    "--spec-synth-len": Refusal("acceptance is made up, for testing a server"),
-    "--spec-default": Refusal("it stands for ngram-mod, which looks up hashed n-grams"),
-    "--spec-ngram-check-rate": Refusal("lookups are left out", ("1",)),
-    "--spec-draft-conf-min": Refusal("a draft ends where its head is in doubt", ("0", "0.0")),
-}
-LOOKUPS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v")
-RULES = (
-    "ngram-simple copies what followed the last occurrence in the request's own text: the pool "
-    f"rules (lookup, {', '.join(fields.POOL_RULES.split())}) are dropped."
+NGRAM_MOD = Refusal("--spec-default", "it stands for ngram-mod, which looks up hashed n-grams")
+ROWS = (
+    table.Ignored(IGNORED),
+    NGRAM_MOD,
+    Refusal(
+        "--spec-draft-n-min --draft-min --draft-n-min",
+        "shorter drafts are discarded",
+        ("0",),
+    ),
+    Refusal(
+        "--spec-synth-rates --spec-synth-len",
+        "acceptance rates are synthetic, for testing a server",
+    ),
+    Refusal("--spec-ngram-check-rate", "some lookups are skipped", ("1",)),
+    Refusal("--spec-draft-conf-min", "a draft ends where its head is not confident", ("0", "0.0")),
 )
-GGUF = (
-    "llama.cpp loads GGUF files: convert a folder of weights with "
-    "python convert_hf_to_gguf.py FOLDER --outfile NAME.gguf; heads also need --target-model-dir."
-)
+
+
+# ---- rows
 
 
 def _gguf(model: str) -> str:
@@ -64,36 +69,66 @@ def _gguf(model: str) -> str:
     return model if model.endswith(".gguf") else f"{PurePath(model).name}.gguf"
 
 
-def _kinds(reader: Reader) -> list[str]:
-    """The types in the order in which they draft; a draft model alone is one, too."""
-    kinds = [kind for part in str(reader.values.get(TYPE, "")).split(",") if (kind := part.strip())]
-    return kinds or (["draft-simple"] if reader.find(*MODEL) else [])
+WEIGHTS = Field(
+    "speculative_model",
+    "-md",
+    ("--spec-draft-model", "--model-draft", "--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft"),
+    build=lambda writer: _gguf(writer.model()),
+    decode=lambda model: None if model == f"{table.NO_MODEL}.gguf" else model,
+)
+OLD_LENGTHS = ("--draft-max", "--draft", "--draft-n")
+LENGTH = Field(
+    "max_draft_len",
+    "--spec-draft-n-max",
+    OLD_LENGTHS[1:],
+    old=OLD_LENGTHS[0],
+    renamed=NEW,
+    requirement="Set max_draft_len; more than the trained block is cut to it. llama.cpp drafts 3 "
+    "tokens unless told otherwise.",
+    default=3,
+    note="No draft length is given: 3, the default of builds since April 2026, is used.",
+)
+LEVELS = dataclasses.replace(LENGTH, build=lambda w: w.chain_of_levels("llama-server drafts"))
+MIN_LENGTH = const("--spec-draft-n-min", 0, old="--draft-min", renamed=NEW)
+P_MIN: Any = {"old": "--draft-p-min", "renamed": NEW}
+FULL_LENGTH = const(
+    "--spec-draft-p-min", 0.0, kind=float, note="the full length is drafted here.", **P_MIN
+)
+THRESHOLD = Field(
+    "confidence_threshold",
+    "--spec-draft-p-min",
+    default=0.0,
+    note="No p_min is given: 0 is used; builds before April 2026 used 0.75.",
+    **P_MIN,
+)
+
+
+def _ngram(name: str, field: Field) -> Field:
+    """A row under the names that it has in each n-gram type, and under the old one."""
+    key, *aliases = (f"--spec-{kind}-{name}" for kind in LOOKUPS)
+    names: Any = {"key": key, "aliases": tuple(aliases), "old": f"--spec-ngram-{name}"}
+    return dataclasses.replace(field, **names, renamed=NEW)
+
+
+# ---- lookup, then a draft model
 
 
 def _write_combined(writer: Writer, values: Values) -> None:
     """Types in one list: lookup comes first wherever it finds something, as here."""
     first, second = writer.take("retrieval"), writer.take("model")
-    drafting = [method.ours for method in DRAFTING]
+    drafting = [method.decoding_type for method in DRAFTING]
     fits = first.decoding_type == "NGram" and second.decoding_type in drafting
     if not writer.at_least(*NEW) or not fits:
-        raise fields.NotTakenError(
+        raise table.UnsupportedError(
             f"llama.cpp cannot combine {first.decoding_type} with {second.decoding_type}.",
             f"From build {NEW[0]} on it combines NGram with {', '.join(drafting)}.",
         )
     values[TYPE] = ""
     for config in (first, second):
         part = writer.part(config)
-        made = part.values()
-        kind = made.pop(TYPE)
-        values |= {TYPE: f"{values[TYPE]},{kind}".lstrip(","), **made}
+        own = part.values()
+        values |= {**own, TYPE: f"{values[TYPE]},{own[TYPE]}".lstrip(",")}
         part.finish(f"{config.decoding_type}: ")
-
-
-def _of_kind(reader: Reader, kind: str) -> Method:
-    """The method of a type; next-token layers in a file of their own are an assistant."""
-    if kind == ASSISTANT.theirs and reader.find(*MODEL):
-        return ASSISTANT
-    return fields.require_named(METHODS, TYPE, kind)
 
 
 def _read_combined(reader: Reader) -> None:
@@ -101,151 +136,95 @@ def _read_combined(reader: Reader) -> None:
     reader.settings = {"retrieval": reader.read(first), "model": reader.read(second)}
 
 
-def _renamed(field: Field, old: str) -> tuple[Field, Field]:
-    """A row under its name from `NEW` on, and under the old one."""
-    note = "" if field.ours else field.note
-    before = dataclasses.replace(field, theirs=old, also=(), absent=None, note=note, until=NEW)
-    return dataclasses.replace(field, since=NEW), before
+def _kinds(reader: Reader) -> list[str]:
+    """The types in the order in which they draft; a draft model alone is one, too."""
+    kinds = [kind for part in str(reader.values.get(TYPE, "")).split(",") if (kind := part.strip())]
+    return kinds or (["draft-simple"] if reader.find(*WEIGHTS.keys) else [])
 
 
-def _weights(model: str) -> str | None:
-    return None if model == f"{NO_MODEL}.gguf" else model
+def _of_kind(reader: Reader, kind: str) -> table.Method:
+    """The method of a type; next-token layers in a file of their own are an assistant."""
+    if kind == ASSISTANT.name and reader.find(*WEIGHTS.keys):
+        return ASSISTANT
+    return table.method_named(METHODS, TYPE, kind)
 
 
-WEIGHTS = Field(
-    "speculative_model",
-    MODEL[0],
-    MODEL[1:],
-    write=lambda writer: _gguf(writer.model()),
-    back=_weights,
+# ---- the table
+
+
+GEMMA = (
+    "Builds since June 2026 load Gemma 4's assistants (llama.cpp#23398); at first not those of E2B "
+    "and E4B. Not tried here: look for the assistant in the server's log."
 )
-LEAST = _renamed(const("--spec-draft-n-min", 0), "--draft-min")
-P_MIN = _renamed(
-    const("--spec-draft-p-min", 0.0, kind=float, note="the full length is drafted here."),
-    "--draft-p-min",
+ALL = (MIN_LENGTH, FULL_LENGTH)
+BLOCK_TREE = table.drops_block_tree("llama.cpp")
+SAME_TOKEN = table.drops_draft_probs(
+    ": llama.cpp keeps a drafted token only where the target draws the same one; when sampling, "
+    "acceptance falls."
 )
-
-
-def _length(write: Callable[[Writer], Any] | None = None) -> tuple[Field, Field]:
-    note = "No draft length is given: 3, the default of builds since April 2026, is used."
-    needed = (
-        "Set max_draft_len; more than the trained block is cut to it. llama.cpp drafts 3 tokens "
-        "unless told otherwise."
-    )
-    field = Field("max_draft_len", *LENGTH, write=write, needed=needed, absent=3, note=note)
-    return _renamed(field, "--draft-max")
-
-
-def _ngram(name: str, field: Field) -> tuple[Field, Field]:
-    """A row under the names that it has in each n-gram type, and under the old one."""
-    theirs, *also = (f"--spec-{kind}-{name}" for kind in LOOKUPS)
-    old = f"--spec-ngram-{name}"
-    return _renamed(dataclasses.replace(field, theirs=theirs, also=(*also, old)), old)
-
-
-def _new(
-    ours: str, kind: str, *rows: Field | Loss, since: Version = NEW, notes: tuple[str, ...] = ()
-) -> Method:
-    """A type that builds have under this name from `NEW` on, or later."""
-    return Method(ours, kind, (*rows, *LEAST, *P_MIN), since=since, notes=notes)
-
-
-ASSISTANT = _new(
-    "MTP_Assistant",
-    "draft-mtp",
-    WEIGHTS,
-    *_length(),
-    notes=(
-        "Builds since June 2026 load Gemma 4's assistants (llama.cpp#23398); at first not those of "
-        "E2B and E4B. Not tried here: look for the assistant in the server's log.",
-    ),
-)
+DRAFT_MODEL = (WEIGHTS, LENGTH, MIN_LENGTH, THRESHOLD, SAME_TOKEN)
+ASSISTANT = method("MTP_Assistant", "draft-mtp", WEIGHTS, LENGTH, *ALL, since=NEW, notes=(GEMMA,))
 DRAFTING = (
-    Method(
+    method(
         "Draft_Target",
         "draft-simple",
-        (
-            WEIGHTS,
-            *_length(),
-            *LEAST,
-            *_renamed(
-                Field(
-                    "confidence_threshold",
-                    "--spec-draft-p-min",
-                    ("--draft-p-min",),
-                    absent=0.0,
-                    note="No p_min is given: 0 is used; builds before April 2026 had 0.75.",
-                ),
-                "--draft-p-min",
-            ),
-            fields.drops_draft_probs(
-                ": llama.cpp keeps a drafted token only where the target draws the same one; when "
-                "sampling, acceptance falls."
-            ),
-        ),
-        also=("draft",),
-        fixed={"use_draft_probs": False},
+        *DRAFT_MODEL,
+        aliases=("draft",),
+        implied={"use_draft_probs": False},
     ),
-    _new(
-        "Eagle3",
-        "draft-eagle3",
-        WEIGHTS,
-        *_length(lambda writer: writer.chain_of_levels("llama-server drafts")),
-    ),
-    _new("MTP", "draft-mtp", *_length()),
+    method("Eagle3", "draft-eagle3", WEIGHTS, LEVELS, *ALL, since=NEW),
+    method("MTP", "draft-mtp", LENGTH, *ALL, since=NEW),
     ASSISTANT,
-    *(
-        _new(
-            ours,
-            f"draft-{ours.lower()}",
-            WEIGHTS,
-            *_length(),
-            fields.drops_block_tree("llama.cpp"),
-            since=since,
-        )
-        for ours, since in (("DFlash", NEW), ("DSpark", (10507,)))
+    method("DFlash", "draft-dflash", WEIGHTS, LENGTH, BLOCK_TREE, *ALL, since=NEW),
+    method("DSpark", "draft-dspark", WEIGHTS, LENGTH, BLOCK_TREE, *ALL, since=(10507,)),
+)
+NGRAM = (
+    _ngram("size-n", Field("max_matching_ngram_size", "", default=12)),
+    _ngram("size-m", Field("max_draft_len", "", default=48)),
+    _ngram("min-hits", const("", 1, note="here one occurrence is enough.")),
+    Field("max_draft_len", OLD_LENGTHS[0], OLD_LENGTHS, until=NEW),
+    DroppedSetting(
+        "",
+        "ngram-simple looks up exactly {c.max_matching_ngram_size} tokens: the shorter matches "
+        "tried here after them are dropped.",
+        lambda config: config.max_matching_ngram_size > 1,
+    ),
+    DroppedSetting(
+        f"lookup {table.POOL_RULES}",
+        "ngram-simple copies what followed the last occurrence in the request's own text: the pool "
+        "rules (lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped.",
+        lambda c: (
+            (c.lookup, c.is_keep_all, c.is_use_oldest, c.is_public_pool)
+            != ("pool", True, False, False)
+        ),
     ),
 )
+COMBINED = method("Combined", "", Codec((), _write_combined, _read_combined))
+HASHED = "ngram-mod shares a pool between requests, but wants patterns of 16 tokens or more."
+SHORTER = "Here shorter matches are tried, too, where the longest finds nothing."
 METHODS = (
-    Method(
+    method(
         "NGram",
-        "ngram-simple",
-        (
-            *_ngram("size-n", Field("max_matching_ngram_size", "", absent=12)),
-            *_ngram("size-m", Field("max_draft_len", "", absent=48)),
-            *_ngram("min-hits", const("", 1, note="here one occurrence is enough.")),
-            Field("max_draft_len", "--draft-max", LENGTH[1], until=NEW),
-            Loss(
-                "",
-                "ngram-simple looks up exactly {c.max_matching_ngram_size} tokens: the shorter "
-                "matches tried here after them are dropped.",
-                lambda config: config.max_matching_ngram_size > 1,
-            ),
-            Loss(
-                f"lookup {fields.POOL_RULES}",
-                RULES,
-                lambda c: (
-                    (c.lookup, c.is_keep_all, c.is_use_oldest, c.is_public_pool)
-                    != ("pool", True, False, False)
-                ),
-            ),
-        ),
-        also=LOOKUPS[1:],
-        fixed={"is_use_oldest": False, "is_public_pool": False},
-        notes=(
-            "ngram-mod shares a pool between requests, but wants patterns of 16 tokens or more.",
-        ),
-        read_notes=("Here shorter matches are tried, too, where the longest finds nothing.",),
+        LOOKUPS[0],
+        *NGRAM,
+        aliases=LOOKUPS[1:],
+        implied={"is_use_oldest": False, "is_public_pool": False},
+        notes=(HASHED,),
+        read_notes=(SHORTER,),
     ),
     *DRAFTING,
-    Method("Combined", "", write=_write_combined, read=_read_combined),
+    COMBINED,
 )
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
     target = writer.target
     if not all(model.endswith(".gguf") for model in (target, *writer.models)):
-        writer.notes.append(GGUF)
+        writer.notes.append(
+            "llama.cpp loads GGUF files: convert a folder of weights with "
+            "python convert_hf_to_gguf.py FOLDER --outfile NAME.gguf; heads also need "
+            "--target-model-dir."
+        )
     if values.get(TYPE) == "draft-simple" and not writer.at_least(*NEW):
         del values[TYPE]
     text = command(f"llama-server -m {shlex.quote(_gguf(target))}", *values.items())
@@ -253,28 +232,28 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
-    flags = read_flags(text)
-    prefixes, names = ("--spec", "--draft"), {*MODEL, *KNOWN}
+    flags, keys = read_flags(text), ENGINE.keys
     values = {
         key: value
         for key, value in flags.options.items()
-        if key in names or key.startswith(prefixes)
+        if key in keys or key.startswith(("--spec", "--draft"))
     }
     return values, flags.first("-m", "--model", "-hf", "--hf-repo")
 
 
-def _pick(reader: Reader) -> Method:
+def _find_method(reader: Reader) -> table.Method:
     kinds = _kinds(reader)
-    if (key := "--spec-default") in reader.values:
-        REFUSES[key].check("llama.cpp", key, "")
+    if reader.find(NGRAM_MOD.keys):
+        NGRAM_MOD.check("llama.cpp", NGRAM_MOD.keys, "")
     if not kinds or kinds == ["none"]:
         raise ConfigError(f"The command names neither {TYPE} nor a draft model (-md).")
-    if reader.find(*OLD):
+    if reader.find(*OLD_LENGTHS, "--draft-min"):
         reader.notes.append("Builds since April 2026 refuse the old names such as --draft-max.")
     if kinds[0] in LOOKUPS[1:]:
         reader.notes.append(f"{kinds[0]} counts occurrences; here the newest one is copied.")
-    if len(kinds) == 2 and kinds[0] in LOOKUPS and fields.named(DRAFTING, kinds[1]):
-        return METHODS[-1]
+    drafting = {name for method in DRAFTING for name in (method.name, *method.aliases)}
+    if len(kinds) == 2 and kinds[0] in LOOKUPS and kinds[1] in drafting:
+        return COMBINED
     if len(kinds) > 1:
         raise ConfigError(
             f"{TYPE} {','.join(kinds)} has no counterpart here; an n-gram type followed by a "
@@ -296,7 +275,7 @@ ENGINE = Engine(
     plain="--spec-type and a draft model",
     drafters="Drafters there are C++ and part of the build.",
     methods=METHODS,
-    refused={
+    unsupported={
         "Lookahead": (
             "llama-server has no lookahead; it is an example program only.",
             "N-gram lookup: without weights, too.",
@@ -304,9 +283,8 @@ ENGINE = Engine(
     },
     files=_files,
     parse=_parse,
-    pick=_pick,
-    known=KNOWN.union(*(method.keys for method in METHODS)),
-    refuses=REFUSES,
+    find_method=_find_method,
+    rows=ROWS,
     reasons={
         "eagle3_layers_to_capture": "The conversion to GGUF fixes the layers.",
         "mask_token_id": "The conversion to GGUF fixes it.",
@@ -314,13 +292,13 @@ ENGINE = Engine(
         "target_layer_ids": "The conversion to GGUF fixes it.",
     },
     hybrid=(
-        Loss(
+        DroppedSetting(
             "",
             "Builds before late April 2026 do not draft on targets with recurrent layers "
             "(llama.cpp#19493).",
             until=NEW,
         ),
-        Loss(
+        DroppedSetting(
             "",
             "Where a build cannot roll this target's recurrent state back, it saves all of it at "
             "every step, which has made drafting several times slower than plain decoding "

@@ -5,8 +5,8 @@ What changed between releases, read from the releases' own server_args.py:
     0.5.2   STANDALONE (a draft model)
     0.5.3   NGRAM, with match window and branch length; 0.5.10 has one --…-max-trie-depth instead
     0.5.11  DFLASH, --speculative-adaptive
-    0.5.14  --speculative-use-rejection-sampling (EAGLE family, topk 1); FROZEN_KV_MTP, to which
-            EAGLE and NEXTN turn by themselves where the draft model is an assistant (#24436)
+    0.5.14  --speculative-use-rejection-sampling (EAGLE family, topk 1); FROZEN_KV_MTP, which
+            replaces EAGLE and NEXTN where the draft model is an assistant (#24436)
     0.5.16  DSPARK, a block of gamma tokens: --speculative-dspark-block-size (#30261)
 
 SGLang grows its own tree from three numbers: steps (depth), topk (children of a node) and draft
@@ -20,110 +20,96 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.interop import fields
+from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.fields import IGNORED, Engine, Field, Loss, Method, Refusal, Values, const
-from engine.interop.handoff import File, ReadYaml, command, read_flags
+from engine.interop.export_files import File, ReadYaml, command, read_flags
+from engine.interop.table import Codec, DroppedSetting, Engine, Field, Refusal, Values, method
 from engine.tree import ChoiceTree
 
 PREFIX = "--speculative-"
+
+
+def _flags(names: str) -> str:
+    return " ".join(PREFIX + name for name in names.split())
+
+
 ALGORITHM = PREFIX + "algorithm"
-MODEL = (PREFIX + "draft-model-path", PREFIX + "draft-model")
 TOKENS = PREFIX + "num-draft-tokens"
 SIZE = (PREFIX + "num-steps", PREFIX + "eagle-topk", TOKENS)
 """Steps, children of a node, and nodes verified, the root counted."""
-WINDOW = PREFIX + "ngram-max-match-window-size"
-THRESHOLDS = (PREFIX + "accept-threshold-single", PREFIX + "accept-threshold-acc")
-KNOWN = frozenset(
-    PREFIX + name
-    for name in (
-        "algorithm draft-model-path draft-model draft-model-revision draft-load-format num-steps "
-        "eagle-topk num-draft-tokens dflash-block-size dspark-block-size accept-threshold-single "
-        "accept-threshold-acc use-rejection-sampling use-block-verification token-map "
-        "attention-mode draft-attention-backend moe-runner-backend moe-a2a-backend "
-        "draft-model-quantization draft-kv-cache-dtype draft-window-size draft-sink-size "
-        "dsa-topk-backend adaptive adaptive-config ngram-min-match-window-size "
-        "ngram-max-match-window-size ngram-min-bfs-breadth ngram-max-bfs-breadth ngram-match-type "
-        "ngram-branch-length ngram-max-trie-depth ngram-capacity ngram-external-corpus-path "
-        "ngram-external-sam-budget ngram-external-corpus-max-tokens dflash-draft-window-size "
-        "domino-candidate-pool-size dspark-align-verify-tokens-to-graph-tier "
-        "dspark-confidence-sts-path dspark-sps-table-path enable-w4a4-mxfp4-megamoe "
-        "skip-dp-mlp-sync"
-    ).split()
+WEIGHTS = table.weights(PREFIX + "draft-model-path", PREFIX + "draft-model")
+IGNORED = _flags(
+    "draft-model-revision draft-load-format use-rejection-sampling attention-mode "
+    "draft-attention-backend moe-runner-backend moe-a2a-backend draft-model-quantization "
+    "draft-kv-cache-dtype dsa-topk-backend ngram-capacity ngram-external-sam-budget "
+    "ngram-external-corpus-max-tokens domino-candidate-pool-size "
+    "dspark-align-verify-tokens-to-graph-tier dspark-confidence-sts-path dspark-sps-table-path "
+    "enable-w4a4-mxfp4-megamoe skip-dp-mlp-sync"
 )
-"""Flags of any release from 0.4.10 to 0.5.23."""
-SWITCHES = frozenset(
-    PREFIX + name
-    for name in (
-        "use-rejection-sampling use-block-verification adaptive enable-w4a4-mxfp4-megamoe "
-        "skip-dp-mlp-sync dspark-align-verify-tokens-to-graph-tier"
-    ).split()
+"""Together with the table's: the flags of any release from 0.4.10 to 0.5.23."""
+SWITCHES = _flags(
+    "use-rejection-sampling use-block-verification adaptive enable-w4a4-mxfp4-megamoe "
+    "skip-dp-mlp-sync dspark-align-verify-tokens-to-graph-tier"
 )
-_OWN = "it moves the number of steps by rules of its own; set adaptive=true here for ours"
-_WINDOW = "the drafter attends to a part of the context only"
-REFUSES = {
-    PREFIX + "adaptive": Refusal(_OWN),
-    PREFIX + "adaptive-config": Refusal(_OWN),
-    **{
-        key: Refusal("a value below 1 accepts tokens that the target would not draw", ("1", "1.0"))
-        for key in THRESHOLDS
-    },
-    PREFIX + "use-block-verification": Refusal("a block of drafts is accepted by another rule"),
-    PREFIX + "draft-window-size": Refusal(_WINDOW),
-    PREFIX + "draft-sink-size": Refusal(_WINDOW),
-    PREFIX + "dflash-draft-window-size": Refusal(_WINDOW),
-    PREFIX + "ngram-external-corpus-path": Refusal("texts of a file are looked up, too"),
-}
-HYBRID = (
-    Loss(
-        "",
-        "With this target's recurrent layers, prefix caching and drafts go together under "
-        "--mamba-scheduler-strategy extra_buffer.",
+ROWS = (
+    table.Ignored(IGNORED),
+    Refusal(
+        _flags("adaptive adaptive-config"),
+        "it adapts the number of steps by its own rules; set adaptive=true here instead",
     ),
-    Loss(
-        "",
-        "Of targets with recurrent layers, releases before June 2026 verify trees by an older "
-        "worker, and those with lightning attention take chains only (sglang#27463).",
-        lambda config: getattr(config, "use_dynamic_tree", False),
+    Refusal(
+        _flags("accept-threshold-single accept-threshold-acc"),
+        "a value below 1 accepts tokens that the target would not draw",
+        ("1", "1.0"),
     ),
+    Refusal(_flags("use-block-verification"), "a block of drafts is accepted by another rule"),
+    Refusal(
+        _flags("draft-window-size draft-sink-size dflash-draft-window-size"),
+        "the drafter attends to only a part of the context",
+    ),
+    Refusal(_flags("ngram-external-corpus-path"), "it also looks up the texts of a file"),
 )
 GREEDY = (
-    "When sampling, SGLang drafts the likeliest tokens: the law of the output stays, acceptance "
-    "falls with the temperature."
+    "When sampling, SGLang drafts the most probable tokens: the law of the output stays, "
+    "acceptance falls with the temperature."
 )
 
 
-def _write_chain(writer: Writer, values: Values) -> None:
+# ---- steps, topk and draft tokens, for chains and trees alike
+
+
+def _write_size(writer: Writer, values: Values) -> None:
+    if getattr(writer.config, "use_dynamic_tree", False):
+        steps, topk, nodes = _dynamic_size(writer)
+    elif hasattr(writer.config, "eagle_choices"):
+        steps, topk, nodes = _drawn_size(writer)
+    else:
+        steps, topk = writer.take("max_draft_len"), 1
+    values |= zip(SIZE, (steps, topk, (steps if topk == 1 else nodes) + 1), strict=True)
+
+
+def _dynamic_size(writer: Writer) -> tuple[int, int, int]:
+    """The dynamic tree here is SGLang's, except for how many nodes are expanded per level."""
+    topk, nodes, expanded = (writer.take(name) for name in table.DYNAMIC.split())
     steps = writer.take("max_draft_len")
-    values |= zip(SIZE, (steps, 1, steps + 1), strict=True)
-
-
-def _write_eagle3(writer: Writer, values: Values) -> None:
-    """Our dynamic tree is the same as SGLang's, but for how many nodes are expanded per level."""
-    if not writer.take("use_dynamic_tree"):
-        return _write_chain(writer, values)
-    topk, steps = (writer.take(name) for name in ("dynamic_tree_max_topK", "max_draft_len"))
-    keep, expanded = writer.take("max_total_draft_tokens"), writer.take("max_non_leaves_per_layer")
+    writer.take("use_dynamic_tree")
     if expanded not in (None, topk):
         writer.warnings.append(
             f"max_non_leaves_per_layer={expanded} is dropped: SGLang expands {topk} nodes a level."
         )
-    if topk == 1:
-        return _write_chain(writer, values)
-    if keep > steps * topk:
+    if topk > 1 and nodes > steps * topk:
         writer.notes.append(
-            f"{keep + 1} draft tokens are more than steps × topk + 1 = {steps * topk + 1}, which "
+            f"{nodes + 1} draft tokens are more than steps × topk + 1 = {steps * topk + 1}, which "
             "SGLang's own tuning script skips; lower them if the server refuses."
         )
-    writer.notes.append(
-        "Overlap scheduling (SGLANG_ENABLE_SPEC_V2) wants topk 1 in 0.5.9 to 0.5.12."
-    )
-    values |= zip(SIZE, (steps, topk, keep + 1), strict=True)
+    if topk > 1:
+        overlap = "Overlap scheduling (SGLANG_ENABLE_SPEC_V2) wants topk 1 in 0.5.9 to 0.5.12."
+        writer.notes.append(overlap)
+    return steps, topk, nodes
 
 
-def _write_eagle(writer: Writer, values: Values) -> None:
-    if writer.config.use_dynamic_tree:
-        return _write_eagle3(writer, values)
+def _drawn_size(writer: Writer) -> tuple[int, int, int]:
+    """The nearest to a drawn tree, since SGLang grows its own."""
     tree = ChoiceTree(writer.take("eagle_choices"))
     topk = max(len(children) for children in tree.shape.children)
     if topk == 1 and tree.max_rank == 0:
@@ -134,11 +120,25 @@ def _write_eagle(writer: Writer, values: Values) -> None:
             f"nearest it takes is the same size: {tree.depth} steps, up to {topk} children per "
             f"node, {len(tree)} drafted nodes."
         )
-    values |= zip(SIZE, (tree.depth, topk, len(tree) + 1), strict=True)
+    return tree.depth, topk, len(tree)
+
+
+def _read_size(reader: Reader) -> None:
+    steps, topk, tokens = _size(reader)
+    name, settings = reader.methods[-1].decoding_type, reader.settings
+    if topk > 1 and name in ("Eagle", "Eagle3"):
+        settings |= {"use_dynamic_tree": True, "dynamic_tree_max_topK": topk}
+        settings |= {"max_draft_len": steps, "max_total_draft_tokens": tokens - 1}
+    elif name == "Eagle":
+        settings["eagle_choices"] = ChoiceTree.chain(steps).paths
+    else:
+        settings["max_draft_len"] = steps
+        if topk > 1:
+            reader.notes.append("Here the method drafts a chain: topk is ignored.")
 
 
 def _size(reader: Reader) -> tuple[int, int, int]:
-    """Steps, topk and draft tokens, root counted; filled in as SGLang does for most models."""
+    """Steps, topk and draft tokens, root counted; completed as SGLang does for most models."""
     reader.used.update(SIZE)
     missing = [name for name in SIZE if reader.find(name) is None]
     if len(missing) == len(SIZE):
@@ -152,135 +152,74 @@ def _size(reader: Reader) -> tuple[int, int, int]:
     steps, topk, tokens = (reader.typed(name, int) for name in SIZE)
     if topk == 1 and tokens != steps + 1:
         reader.notes.append(
-            f"With topk 1, SGLang drafts {steps} tokens whatever num-draft-tokens says."
+            f"With topk 1, SGLang drafts {steps} tokens regardless of num-draft-tokens."
         )
     return steps, topk, tokens
 
 
-def _read_chain(reader: Reader) -> None:
-    reader.settings["max_draft_len"], topk, _ = _size(reader)
-    if topk > 1:
-        reader.notes.append("Here the method drafts a chain: topk is ignored.")
+# ---- the table
 
 
-def _read_eagle3(reader: Reader) -> None:
-    steps, topk, tokens = _size(reader)
-    reader.settings["max_draft_len"] = steps
-    if topk > 1:
-        reader.settings |= {
-            "use_dynamic_tree": True,
-            "dynamic_tree_max_topK": topk,
-            "max_total_draft_tokens": tokens - 1,
-        }
-
-
-def _read_eagle(reader: Reader) -> None:
-    _read_eagle3(reader)
-    if "use_dynamic_tree" not in reader.settings:
-        chain = ChoiceTree.chain(reader.settings.pop("max_draft_len"))
-        reader.settings["eagle_choices"] = chain.paths
-
-
-TRIE = "here one continuation is drafted, by the pool's rules."
-SHORTER = "here matches go down to 1 token."
-WEIGHTS = fields.weights(*MODEL)
-ONE_MORE: dict[str, Any] = {"out": lambda length: length + 1, "back": lambda tokens: tokens - 1}
+SIZES = Codec(SIZE, _write_size, _read_size)
+TOKEN_MAP = Field("speculative_token_map", PREFIX + "token-map")
+NO_MAP = Refusal(TOKEN_MAP.key, "the drafter chooses among the tokens of a file (FR-Spec)")
+BLOCK_TREE = table.drops_block_tree("SGLang")
+NO_PROBS = table.drops_draft_probs(f". {GREEDY}")
+ONE_MORE: dict[str, Any] = {"encode": lambda length: length + 1, "decode": lambda count: count - 1}
 """SGLang's draft tokens count the root."""
-TOKEN_MAP = PREFIX + "token-map"
-OTHERS_MAP = {TOKEN_MAP: Refusal("the drafter chooses among the tokens of a file (FR-Spec)")}
+DFLASH_LENGTH = Field("max_draft_len", TOKENS, (PREFIX + "dflash-block-size",), **ONE_MORE)
+DSPARK_LENGTH = (
+    Field("max_draft_len", PREFIX + "dspark-block-size"),
+    table.read_only("max_draft_len", TOKENS, decode=ONE_MORE["decode"]),
+)
+TRIE = "here one continuation is drafted, by the pool's rules."
+SHORTER = "here matches may be as short as 1 token."
+WINDOWS = (0, 5, 10)
+"""The first release without n-gram match windows."""
+NGRAM = (
+    Field("max_draft_len", TOKENS, default=11, **ONE_MORE),
+    table.const(PREFIX + "ngram-max-bfs-breadth", 1, note=TRIE),
+    *(
+        table.read_only("", PREFIX + name, decode=lambda value: table.IGNORED, note=TRIE)
+        for name in ("ngram-min-bfs-breadth", "ngram-match-type", "ngram-max-trie-depth")
+    ),
+    table.const(PREFIX + "ngram-min-match-window-size", 1, until=WINDOWS, note=SHORTER),
+    Field("max_matching_ngram_size", PREFIX + "ngram-max-match-window-size", until=WINDOWS),
+    Field(
+        "",
+        PREFIX + "ngram-branch-length",
+        build=lambda w: max(18, w.config.max_matching_ngram_size + w.config.max_draft_len),
+        decode=lambda length: table.IGNORED,
+        until=WINDOWS,
+    ),
+    DroppedSetting(
+        "max_matching_ngram_size",
+        "max_matching_ngram_size={c.max_matching_ngram_size} is dropped: from 0.5.10 on SGLang "
+        "matches as many tokens as its trie is deep (--speculative-ngram-max-trie-depth, 18).",
+        since=WINDOWS,
+    ),
+    DroppedSetting(
+        f"lookup {table.POOL_RULES}",
+        "SGLang keeps its own trie of all requests and proposes the most probable continuation: "
+        "the pool rules (lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped.",
+    ),
+)
+TRIE_NOTE = "SGLang's trie and the pool here choose continuations by different rules."
+RAGGED = (
+    "With SGLANG_RAGGED_VERIFY_MODE=compact, SGLang verifies as much of a block as its confidence "
+    "head finds worth it."
+)
+GREEDY_DRAFTS = {"use_draft_probs": False}
 METHODS = (
-    Method(
-        "Eagle",
-        "EAGLE",
-        (WEIGHTS, Field("speculative_token_map", TOKEN_MAP)),
-        takes=SIZE,
-        write=_write_eagle,
-        read=_read_eagle,
-    ),
-    Method("Eagle3", "EAGLE3", (WEIGHTS,), takes=SIZE, write=_write_eagle3, read=_read_eagle3),
-    Method("MTP", "NEXTN", takes=SIZE, refuses=OTHERS_MAP, write=_write_chain, read=_read_chain),
-    Method(
-        "MTP_Assistant",
-        "FROZEN_KV_MTP",
-        (WEIGHTS,),
-        since=(0, 5, 14),
-        takes=SIZE,
-        refuses=OTHERS_MAP,
-        write=_write_chain,
-        read=_read_chain,
-    ),
-    Method(
-        "Draft_Target",
-        "STANDALONE",
-        (WEIGHTS, fields.drops_draft_probs(f". {GREEDY}")),
-        fixed={"use_draft_probs": False},
-        takes=SIZE,
-        refuses=OTHERS_MAP,
-        write=_write_chain,
-        read=_read_chain,
-    ),
-    Method(
-        "NGram",
-        "NGRAM",
-        (
-            Field("max_draft_len", TOKENS, absent=11, **ONE_MORE),
-            const(PREFIX + "ngram-max-bfs-breadth", 1, note=TRIE),
-            *(
-                Field("", PREFIX + name, write=lambda w: None, back=lambda v: IGNORED, note=TRIE)
-                for name in ("ngram-min-bfs-breadth", "ngram-match-type", "ngram-max-trie-depth")
-            ),
-            const(PREFIX + "ngram-min-match-window-size", 1, until=(0, 5, 10), note=SHORTER),
-            Field("max_matching_ngram_size", WINDOW, until=(0, 5, 10)),
-            Field(
-                "",
-                PREFIX + "ngram-branch-length",
-                write=lambda writer: max(
-                    18, writer.config.max_matching_ngram_size + writer.config.max_draft_len
-                ),
-                back=lambda length: IGNORED,
-                until=(0, 5, 10),
-            ),
-            Loss(
-                "max_matching_ngram_size",
-                "max_matching_ngram_size={c.max_matching_ngram_size} is dropped: from 0.5.10 on "
-                "SGLang matches as many tokens as its trie is deep "
-                "(--speculative-ngram-max-trie-depth, 18).",
-                since=(0, 5, 10),
-            ),
-            Loss(
-                f"lookup {fields.POOL_RULES}",
-                "SGLang keeps its own trie of all requests and proposes the likeliest "
-                "continuation: the pool rules (lookup, is_keep_all, is_use_oldest, "
-                "is_public_pool) are dropped.",
-            ),
-        ),
-        since=(0, 5, 3),
-        read_notes=("SGLang's trie and the pool here choose continuations by different rules.",),
-    ),
-    Method(
-        "DFlash",
-        "DFLASH",
-        (
-            WEIGHTS,
-            Field("max_draft_len", TOKENS, (PREFIX + "dflash-block-size",), **ONE_MORE),
-            fields.drops_block_tree("SGLang"),
-        ),
-        since=(0, 5, 11),
-    ),
-    Method(
-        "DSpark",
-        "DSPARK",
-        (
-            WEIGHTS,
-            Field("max_draft_len", PREFIX + "dspark-block-size"),
-            Field("max_draft_len", TOKENS, write=lambda writer: None, back=ONE_MORE["back"]),
-            fields.drops_block_tree("SGLang"),
-        ),
-        since=(0, 5, 16),
-        notes=(
-            "With SGLANG_RAGGED_VERIFY_MODE=compact, SGLang verifies as much of a block as its "
-            "confidence head finds worth it.",
-        ),
+    method("Eagle", "EAGLE", WEIGHTS, TOKEN_MAP, SIZES),
+    method("Eagle3", "EAGLE3", WEIGHTS, SIZES),
+    method("MTP", "NEXTN", NO_MAP, SIZES),
+    method("MTP_Assistant", "FROZEN_KV_MTP", WEIGHTS, NO_MAP, SIZES, since=(0, 5, 14)),
+    method("Draft_Target", "STANDALONE", WEIGHTS, NO_PROBS, NO_MAP, SIZES, implied=GREEDY_DRAFTS),
+    method("NGram", "NGRAM", *NGRAM, since=(0, 5, 3), read_notes=(TRIE_NOTE,)),
+    method("DFlash", "DFLASH", WEIGHTS, DFLASH_LENGTH, BLOCK_TREE, since=(0, 5, 11)),
+    method(
+        "DSpark", "DSPARK", WEIGHTS, *DSPARK_LENGTH, BLOCK_TREE, since=(0, 5, 16), notes=(RAGGED,)
     ),
 )
 
@@ -291,21 +230,20 @@ def _files(writer: Writer, values: Values) -> tuple[File, ...]:
 
 
 def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
-    flags = read_flags(text, switches=SWITCHES)
+    flags = read_flags(text, switches=frozenset(SWITCHES.split()))
     values = {key: value for key, value in flags.options.items() if key.startswith(PREFIX)}
     return values, flags.first("--model-path", "--model")
 
 
-def _pick(reader: Reader) -> Method:
+def _find_method(reader: Reader) -> table.Method:
     name = str(reader.values.get(ALGORITHM, "")).upper()
-    model = reader.find(*MODEL)
+    model = reader.find(*WEIGHTS.keys)
     if name in ("EAGLE", "NEXTN") and model and "assistant" in reader.values[model].lower():
         name = "FROZEN_KV_MTP"
-    found = fields.require_named(METHODS, ALGORITHM, name)
-    if found.ours == "Eagle" and model is None:
+    if name == "EAGLE" and model is None:
         reader.notes.append("EAGLE without a draft model is the target's own MTP layer.")
-        return fields.require_named(METHODS, ALGORITHM, "NEXTN")
-    return found
+        name = "NEXTN"
+    return table.method_named(METHODS, ALGORITHM, name)
 
 
 ENGINE = Engine(
@@ -323,17 +261,30 @@ ENGINE = Engine(
     plain=ALGORITHM,
     drafters="Newer releases run a class registered with SpeculativeAlgorithm.register.",
     methods=METHODS,
-    refused={"Suffix": ("SGLang has no suffix decoding.", "NGram: its trie spans requests, too.")},
+    unsupported={
+        "Suffix": ("SGLang has no suffix decoding.", "NGram: its trie spans requests, too.")
+    },
     files=_files,
     parse=_parse,
-    pick=_pick,
-    drawn=PREFIX + "use-rejection-sampling",
-    known=KNOWN,
-    refuses=REFUSES,
-    hybrid=HYBRID,
+    find_method=_find_method,
+    rows=ROWS,
+    sampling_key=PREFIX + "use-rejection-sampling",
     reasons={
         "confidence_threshold": "SGLang always drafts all steps.",
         "use_relaxed_acceptance_for_thinking": "SGLang's own lossy switch is "
         "--speculative-accept-threshold-single.",
     },
+    hybrid=(
+        DroppedSetting(
+            "",
+            "With this target's recurrent layers, prefix caching and drafts go together under "
+            "--mamba-scheduler-strategy extra_buffer.",
+        ),
+        DroppedSetting(
+            "",
+            "Of targets with recurrent layers, releases before June 2026 verify trees by an older "
+            "worker, and those with lightning attention take chains only (sglang#27463).",
+            lambda config: getattr(config, "use_dynamic_tree", False),
+        ),
+    ),
 )

@@ -11,32 +11,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
+from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.fields import (
+from engine.interop.export_files import File, ReadYaml
+from engine.interop.table import (
+    Codec,
+    DroppedSetting,
     Engine,
     Field,
-    Loss,
-    Method,
     Refusal,
     Values,
     const,
-    drops_block_tree,
-    same,
-    weights,
+    method,
 )
-from engine.interop.handoff import File, ReadYaml
 
 NEW = (5, 15)
 """First release known to have MTP and DFlash."""
 ASSISTANT = "assistant_model"
 TOKENIZER = "assistant_tokenizer"
-"""Its own, where it has another vocabulary."""
+"""The assistant's tokenizer, where the vocabularies differ."""
 DRAFTING = ("num_assistant_tokens", "assistant_confidence")
 """How fields of the assistant's generation config begin."""
-KNOWN = frozenset(
-    "assistant_model prompt_lookup_num_tokens max_matching_ngram_size use_mtp speculation_type "
-    "num_assistant_tokens num_assistant_tokens_schedule assistant_confidence_threshold "
-    "is_assistant assistant_lookbehind target_lookbehind assistant_tokenizer "
+IGNORED = (
+    "is_assistant assistant_lookbehind target_lookbehind "
     # what is generated, whoever drafts
     "bad_words_ids begin_suppress_tokens bos_token_id cache_config cache_implementation "
     "compile_config constraints continuous_batching_config decoder_start_token_id "
@@ -53,49 +50,19 @@ KNOWN = frozenset(
     # arguments of `generate` itself
     "inputs input_ids attention_mask generation_config logits_processor stopping_criteria "
     "prefix_allowed_tokens_fn synced_gpus streamer negative_prompt_ids "
-    "negative_prompt_attention_mask custom_generate tokenizer".split()
+    "negative_prompt_attention_mask tokenizer"
 )
-REFUSES = {
-    "assistant_early_exit": Refusal("the target's own lower layers draft (LayerSkip)"),
-    "assistant_ensemble_weight": Refusal("the assistant has a say in what is drawn"),
-    "custom_generate": Refusal("a decoding loop of your own decides"),
-}
-MTP = Method(
-    "MTP",
-    "",
-    (
-        const("use_mtp", True),
-        Loss(
-            "max_draft_len",
-            "max_draft_len={c.max_draft_len} is dropped: transformers drafts one token per MTP "
-            "layer.",
-            lambda config: config.max_draft_len > 1,
-        ),
-    ),
-    since=NEW,
-    read_notes=("transformers drafts one token per MTP layer; 1 is used here.",),
-)
-NGRAM = Method(
-    "NGram",
-    "",
-    (
-        Field("max_draft_len", "prompt_lookup_num_tokens"),
-        *same("max_matching_ngram_size"),
-        Loss(
-            "lookup",
-            "transformers has lookup rules of its own (lookup=transformers here): the pool rules "
-            "(is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs more "
-            "than once its pick may be another one.",
-            lambda config: config.lookup != "transformers",
-        ),
-        Loss("is_keep_all is_use_oldest is_public_pool", "", lambda config: False),
-    ),
-    fixed={"lookup": "transformers"},
+EARLY_EXIT = Refusal("assistant_early_exit", "the target's own lower layers draft (LayerSkip)")
+ROWS = (
+    table.Ignored(IGNORED),
+    Refusal("assistant_ensemble_weight", "the assistant influences which tokens are sampled"),
+    Refusal("custom_generate", "a custom decoding loop runs instead"),
+    EARLY_EXIT,
 )
 
 
 def _write_draft_model(writer: Writer, values: Values) -> None:
-    """Another vocabulary; without do_sample transformers hands over text."""
+    """Another vocabulary; without do_sample, transformers passes text between the models."""
     if writer.config.vocabulary == "text":
         writer.take("vocabulary")
         values[TOKENIZER] = writer.model()
@@ -109,47 +76,66 @@ def _read_draft_model(reader: Reader) -> None:
         reader.used.add(TOKENIZER)
 
 
-DRAFT_MODEL = Method(
-    "Draft_Target",
-    "",
-    (
-        weights(ASSISTANT),
-        Field(
-            "max_draft_len",
-            "num_assistant_tokens",
-            absent=20,
-            note="num_assistant_tokens is not set: 20, transformers' default, is used.",
-        ),
-        const("num_assistant_tokens_schedule", "constant", note="here the length stays constant."),
-        Field(
-            "confidence_threshold",
-            "assistant_confidence_threshold",
-            absent=0.4,
-            note="assistant_confidence_threshold is not set: 0.4, its default, is used.",
-        ),
-        Loss(
-            "",
-            "Where scikit-learn is installed, transformers moves confidence_threshold="
-            "{c.confidence_threshold} as it goes.",
-            lambda config: config.confidence_threshold > 0,
-        ),
-        Loss(
-            "use_draft_probs",
-            "use_draft_probs=false is dropped: when sampling, transformers samples the drafts and "
-            "verifies them with their probabilities.",
-            lambda config: not config.use_draft_probs,
-        ),
+ONE_TOKEN = "transformers drafts one token per MTP layer; 1 is used here."
+MTP = (
+    const("use_mtp", True),
+    DroppedSetting(
+        "max_draft_len",
+        "max_draft_len={c.max_draft_len} is dropped: transformers drafts one token per MTP layer.",
+        lambda config: config.max_draft_len > 1,
     ),
-    takes=(TOKENIZER,),
-    write=_write_draft_model,
-    read=_read_draft_model,
 )
-DFLASH = Method(
-    "DFlash",
-    "",
-    (weights(ASSISTANT), const("speculation_type", "dflash"), drops_block_tree("transformers")),
-    since=NEW,
+NGRAM = (
+    Field("max_draft_len", "prompt_lookup_num_tokens"),
+    *table.same("max_matching_ngram_size"),
+    DroppedSetting(
+        "lookup is_keep_all is_use_oldest is_public_pool",
+        "transformers has lookup rules of its own (lookup=transformers here): the pool rules "
+        "(is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs more "
+        "than once its pick may be another one.",
+        lambda config: config.lookup != "transformers",
+    ),
 )
+DRAFT_MODEL = (
+    table.weights(ASSISTANT),
+    Field(
+        "max_draft_len",
+        "num_assistant_tokens",
+        default=20,
+        note="num_assistant_tokens is not set: 20, transformers' default, is used.",
+    ),
+    const("num_assistant_tokens_schedule", "constant", note="here the length stays constant."),
+    Field(
+        "confidence_threshold",
+        "assistant_confidence_threshold",
+        default=0.4,
+        note="assistant_confidence_threshold is not set: 0.4, its default, is used.",
+    ),
+    DroppedSetting(
+        "",
+        "Where scikit-learn is installed, transformers moves confidence_threshold="
+        "{c.confidence_threshold} as it goes.",
+        lambda config: config.confidence_threshold > 0,
+    ),
+    DroppedSetting(
+        "use_draft_probs",
+        "use_draft_probs=false is dropped: when sampling, transformers samples the drafts and "
+        "verifies them with their probabilities.",
+        lambda config: not config.use_draft_probs,
+    ),
+    Codec((TOKENIZER,), _write_draft_model, _read_draft_model),
+)
+DFLASH = (
+    table.weights(ASSISTANT),
+    const("speculation_type", "dflash"),
+    table.drops_block_tree("transformers"),
+)
+METHODS = {
+    "model": method("Draft_Target", "", *DRAFT_MODEL),
+    "lookup": method("NGram", "", *NGRAM, implied={"lookup": "transformers"}),
+    "mtp": method("MTP", "", *MTP, since=NEW, read_notes=(ONE_TOKEN,)),
+    "dflash": method("DFlash", "", *DFLASH, since=NEW),
+}
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
@@ -235,20 +221,19 @@ def _constant(node: ast.expr) -> Any:
         return None
 
 
-def _pick(reader: Reader) -> Method:
-    key = "assistant_early_exit"
-    if reader.find(key):  # the call names no assistant
-        REFUSES[key].check(ENGINE.title, key, reader.values[key])
+def _find_method(reader: Reader) -> table.Method:
+    if early_exit := reader.find(EARLY_EXIT.keys):  # the call names no assistant
+        EARLY_EXIT.check(ENGINE.title, early_exit, reader.values[early_exit])
     if reader.find("prompt_lookup_num_tokens"):
-        return NGRAM
+        return METHODS["lookup"]
     if reader.values.get("use_mtp"):
-        return MTP
+        return METHODS["mtp"]
     if reader.find(ASSISTANT) is None:
         raise ConfigError(
             "The call drafts nothing: it has none of assistant_model, prompt_lookup_num_tokens and "
             "use_mtp."
         )
-    return DFLASH if reader.values.get("speculation_type") == "dflash" else DRAFT_MODEL
+    return METHODS["dflash" if reader.values.get("speculation_type") == "dflash" else "model"]
 
 
 ENGINE = Engine(
@@ -262,9 +247,9 @@ ENGINE = Engine(
     trees="chains only",
     key="",
     plain="",
-    drafters="custom_generate there takes a decoding loop of your own.",
-    methods=(DRAFT_MODEL, NGRAM, MTP, DFLASH),
-    refused={
+    drafters="custom_generate there takes a custom decoding loop.",
+    methods=tuple(METHODS.values()),
+    unsupported={
         "MTP_Assistant": (
             "transformers 5.23 cannot build Gemma 4's assistants: it refuses their own config.",
             "Draft model: with weights of its own, too.",
@@ -272,8 +257,7 @@ ENGINE = Engine(
     },
     files=_files,
     parse=_parse,
-    pick=_pick,
-    known=KNOWN,
-    refuses=REFUSES,
+    find_method=_find_method,
+    rows=ROWS,
     reasons={"max_draft_len": "transformers drafts the whole block."},
 )

@@ -19,24 +19,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.interop import trtllm
+from engine.interop import table, trtllm
 from engine.interop.conversion import Reader, Writer
-from engine.interop.fields import Engine, Field, Method, NotTakenError, Values, const
-from engine.interop.handoff import File, ReadYaml, command, read_mapping, yaml_block
-from engine.interop.trees import (
-    format_tree,
-    is_pbtxt,
-    parse_tree,
-    pbtxt_parameter,
-    tensorrt_sizes,
-)
+from engine.interop.export_files import File, ReadYaml, command, read_mapping, yaml_block
+from engine.interop.table import Codec, Engine, Field, Ignored, UnsupportedError, Values, method
+from engine.interop.trees import format_tree, is_pbtxt, parse_tree, pbtxt_parameter, tensorrt_sizes
 from engine.tree import ChoiceTree
 
 MODE = "decoding_mode"
+DRAFTS = "num_draft_tokens"
 WHERE = "all_models/llmapi/tensorrt_llm/1/model.yaml"
 ENGINE_WHERE = "all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt"
-HEADS = "EAGLE-3 heads for the same target."
-NO_WEIGHTS = "config.pbtxt names no drafter weights: they are in the engine. Set speculative_model."
 PLAIN_MODES = ("top_k", "top_p", "top_k_top_p", "beam_search", "auto")
 _PARAMETER = re.compile(
     r"key\s*:\s*\"([^\"]*)\"\s*(?:,\s*)?value\s*(?::\s*)?\{\s*string_value\s*:\s*\"([^\"]*)\""
@@ -45,19 +38,46 @@ _SPECULATIVE = re.compile("decoding_mode|medusa|eagle|lookahead|redrafter|specul
 """In the names of parameters that bear on drafting; a template has fifty others."""
 
 
-DRAFTS = "num_draft_tokens"
-REQUEST_KEYS = frozenset(
-    "text_input max_tokens stream bad_words stop_words end_id pad_id top_k top_p temperature "
-    "length_penalty repetition_penalty min_length presence_penalty frequency_penalty random_seed "
-    "return_log_probs return_context_logits return_generation_logits beam_width".split()
-)
-BATCH = 4
-"""Requests at once that the build and the repository allow, as in the tutorial."""
-
-# ---- the engine backend's build
+# ---- file templates of the engine backend; at most 4 requests at once, as in the tutorial
 
 
 LLAMA = "models/core/llama"
+REPOSITORY = """set -e
+APP=${APP:-/app}
+TOKENIZER=%(tokenizer)s
+cp -r "$APP/all_models/inflight_batcher_llm" model_repository
+%(before)s\
+fill() { python3 "$APP/tools/fill_template.py" -i "model_repository/$1/config.pbtxt" "$2"; }
+fill preprocessing "tokenizer_dir:$TOKENIZER,tokenizer_type:auto,\
+triton_max_batch_size:4,preprocessing_instance_count:1"
+fill postprocessing "tokenizer_dir:$TOKENIZER,tokenizer_type:auto,\
+triton_max_batch_size:4,postprocessing_instance_count:1"
+fill ensemble "triton_max_batch_size:4,logits_datatype:TYPE_FP32"
+fill tensorrt_llm_bls "triton_max_batch_size:4,decoupled_mode:false,logits_datatype:TYPE_FP32,\
+bls_instance_count:1%(bls)s"
+"""
+ENGINE_MODEL = """fill %(model)s "triton_backend:tensorrtllm,triton_max_batch_size:4,\
+decoupled_mode:false,logits_datatype:TYPE_FP32,max_queue_delay_microseconds:0,\
+batching_strategy:inflight_fused_batching,encoder_input_features_data_type:TYPE_FP16,\
+engine_dir:$PWD/%(engine)s%(more)s"
+"""
+LAUNCH = 'python3 "$APP/scripts/launch_triton_server.py" --model_repo=model_repository'
+TWO_MODELS = """DRAFT_GPU=${DRAFT_GPU:-0}
+TARGET_GPU=${TARGET_GPU:-1}
+cp -r model_repository/tensorrt_llm model_repository/tensorrt_llm_draft
+sed -i 's/name: "tensorrt_llm"/name: "tensorrt_llm_draft"/' \
+model_repository/tensorrt_llm_draft/config.pbtxt
+"""
+TWO_MODELS_BLS = (
+    ",accumulate_tokens:false,tensorrt_llm_model_name:tensorrt_llm,"
+    "tensorrt_llm_draft_model_name:tensorrt_llm_draft"
+)
+
+
+def _repository(writer: Writer, *, before: str = "", bls: str = "") -> str:
+    """The repository with every template filled that does not depend on the decoding mode."""
+    tokenizer = shlex.quote(writer.target)
+    return REPOSITORY % {"tokenizer": tokenizer, "before": before, "bls": bls}
 
 
 def _convert(example: str, options: Values, output: str = "checkpoint") -> str:
@@ -69,76 +89,27 @@ def _convert(example: str, options: Values, output: str = "checkpoint") -> str:
 
 def _engine(checkpoint: str, output: str, **options: object) -> str:
     """The command that builds an engine."""
-    options = {
-        "checkpoint_dir": checkpoint,
-        "output_dir": output,
-        "gemm_plugin": "float16",
-        "max_batch_size": BATCH,
-        **options,
-    }
+    paths = {"checkpoint_dir": checkpoint, "output_dir": output}
+    options = {**paths, "gemm_plugin": "float16", "max_batch_size": 4, **options}
     return command("trtllm-build", *((f"--{name}", value) for name, value in options.items()))
 
 
 def _build(writer: Writer, convert: str, mode: str, **options: object) -> None:
-    """Adds the commands that turn the weights into an engine, and those that serve it."""
-    made = _engine("checkpoint", "engine", speculative_decoding_mode=mode, **options)
-    writer.files.append(File("build.sh", f"set -e\n{convert}{made}", "bash"))
-
-
-# ---- the engine backend's model repository
-
-
-def _fill(model: str, values: Values) -> str:
-    """One of the tutorial's template steps."""
-    pairs = ",".join(f"{key}:{value}" for key, value in values.items())
-    return f'fill {model} "{pairs}"\n'
-
-
-def _repository(
-    writer: Writer, engines: Mapping[str, Values], *, bls: Values, before: str = ""
-) -> str:
-    """The repository with every template filled that does not depend on the decoding mode.
-
-    Args:
-        engines: models that run an engine, with parameters of their own.
-        bls: parameters of the model in Python that calls them.
-        before: commands between the copying and the filling.
-    """
-    size, logits = {"triton_max_batch_size": BATCH}, {"logits_datatype": "TYPE_FP32"}
-    text = {"tokenizer_dir": "$TOKENIZER", "tokenizer_type": "auto", **size}
-    whole = {**size, "decoupled_mode": "false", **logits}
-    run = {
-        "triton_backend": "tensorrtllm",
-        **whole,
-        "max_queue_delay_microseconds": 0,
-        "batching_strategy": "inflight_fused_batching",
-        "encoder_input_features_data_type": "TYPE_FP16",
-    }
-    return (
-        f"set -e\nAPP=${{APP:-/app}}\nTOKENIZER={shlex.quote(writer.target)}\n"
-        'cp -r "$APP/all_models/inflight_batcher_llm" model_repository\n'
-        f"{before}"
-        'fill() { python3 "$APP/tools/fill_template.py" -i "model_repository/$1/config.pbtxt" '
-        '"$2"; }\n'
-        + _fill("preprocessing", {**text, "preprocessing_instance_count": 1})
-        + _fill("postprocessing", {**text, "postprocessing_instance_count": 1})
-        + _fill("ensemble", {**size, **logits})
-        + _fill("tensorrt_llm_bls", {**whole, "bls_instance_count": 1, **bls})
-        + "".join(_fill(model, {**run, **own}) for model, own in engines.items())
-    )
-
-
-def _launch(*options: str) -> str:
-    start = 'python3 "$APP/scripts/launch_triton_server.py" --model_repo=model_repository'
-    return command(start, " ".join(options))
+    """Adds the commands that turn the weights into an engine."""
+    build = _engine("checkpoint", "engine", speculative_decoding_mode=mode, **options)
+    writer.files.append(File("build.sh", f"set -e\n{convert}{build}", "bash"))
 
 
 def _serve(writer: Writer, values: Values) -> File:
     """Fills the repository, the parameters of the decoding mode included, and starts the server."""
-    script = _repository(writer, {"tensorrt_llm": {"engine_dir": "$PWD/engine"}}, bls={})
+    script = _repository(writer)
+    script += ENGINE_MODEL % {"model": "tensorrt_llm", "engine": "engine", "more": ""}
     for key, value in values.items():  # commas in a tree would part fill_template's values
         script += f"sed -i 's/${{{key}}}/{value}/' model_repository/tensorrt_llm/config.pbtxt\n"
-    return File("serve.sh", script + _launch("--world_size=1"), "bash")
+    return File("serve.sh", script + command(LAUNCH, "--world_size=1"), "bash")
+
+
+# ---- codecs
 
 
 def _write_draft_target(writer: Writer, values: Values) -> None:
@@ -152,28 +123,18 @@ def _write_draft_target(writer: Writer, values: Values) -> None:
         + _engine("checkpoint-draft", "engine-draft", **fmha)
         + _engine("checkpoint", "engine", **fmha, **target)
     )
-    shared: Values = {"enable_kv_cache_reuse": "true", "kv_cache_free_gpu_mem_fraction": 0.5}
-    engines: dict[str, Values] = {}
-    for rank, (model, folder, gpu) in enumerate(
-        (("tensorrt_llm_draft", "engine-draft", "DRAFT"), ("tensorrt_llm", "engine", "TARGET")), 1
-    ):
-        fast = {"participant_ids": rank, "speculative_decoding_fast_logits": 1} if logits else {}
-        own = {"engine_dir": f"$PWD/{folder}", "gpu_device_ids": f"${gpu}_GPU"}
-        engines[model] = {**own, **shared, **fast}
-    models = ("tensorrt_llm_model_name", "tensorrt_llm_draft_model_name")
-    copied = (
-        "DRAFT_GPU=${DRAFT_GPU:-0}\nTARGET_GPU=${TARGET_GPU:-1}\n"
-        "cp -r model_repository/tensorrt_llm model_repository/tensorrt_llm_draft\n"
-        """sed -i 's/name: "tensorrt_llm"/name: "tensorrt_llm_draft"/' """
-        "model_repository/tensorrt_llm_draft/config.pbtxt\n"
-    )
-    bls = {"accumulate_tokens": "false", **dict(zip(models, reversed(engines), strict=True))}
-    script = _repository(writer, engines, bls=bls, before=copied)
+    script = _repository(writer, before=TWO_MODELS, bls=TWO_MODELS_BLS)
+    for rank, (suffix, gpu) in enumerate((("_draft", "DRAFT"), ("", "TARGET")), 1):
+        more = f",gpu_device_ids:${gpu}_GPU,enable_kv_cache_reuse:true"
+        more += ",kv_cache_free_gpu_mem_fraction:0.5"
+        more += f",participant_ids:{rank},speculative_decoding_fast_logits:1" if logits else ""
+        names = {"model": f"tensorrt_llm{suffix}", "engine": f"engine{suffix.replace('_', '-')}"}
+        script += ENGINE_MODEL % {**names, "more": more}
     # Rank 0 directs; with logits, every engine is a rank that sends or receives them.
-    ranks = ("--disable-spawn-processes", "--world_size=3") if logits else ("--world_size=1",)
+    ranks = "--disable-spawn-processes --world_size=3" if logits else "--world_size=1"
     writer.files += [
         File("build.sh", f"set -e\n{build}", "bash"),
-        File("serve.sh", script + _launch("--multi-model", *ranks), "bash"),
+        File("serve.sh", script + command(LAUNCH, f"--multi-model {ranks}"), "bash"),
     ]
     writer.notes += [
         "Each request says how many tokens are drafted: send one like request.json to "
@@ -187,21 +148,20 @@ def _write_medusa(writer: Writer, values: Values) -> None:
     depth, heads = ChoiceTree(writer.config.medusa_choices).depth, writer.take("num_medusa_heads")
     if heads is None:
         writer.notes.append(f"build.sh converts {depth} heads, as many as the tree is deep.")
-    convert: Values = {"model_dir": writer.target, "medusa_model_dir": writer.model()}
-    convert["num_medusa_heads"] = heads or depth
-    _build(writer, _convert("medusa", convert), "medusa")
+    options = {"model_dir": writer.target, "medusa_model_dir": writer.model()}
+    convert = _convert("medusa", {**options, "num_medusa_heads": heads or depth})
+    _build(writer, convert, "medusa")
 
 
 def _write_eagle(writer: Writer, values: Values) -> None:
     if writer.take("use_dynamic_tree"):
-        raise NotTakenError(
+        raise UnsupportedError(
             "Triton's config.pbtxt has no parameter for a dynamic tree (EAGLE-2).",
             "A drawn tree (EAGLE-1), or TensorRT-LLM 1.2's own server.",
         )
-    tree = ChoiceTree(writer.config.eagle_choices)
-    convert = {"model_dir": writer.target, "eagle_model_dir": writer.model()}
-    convert |= tensorrt_sizes(tree)
-    _build(writer, _convert("eagle", convert), "eagle", use_paged_context_fmha="enable")
+    sizes = tensorrt_sizes(ChoiceTree(writer.config.eagle_choices))
+    options = {"model_dir": writer.target, "eagle_model_dir": writer.model(), **sizes}
+    _build(writer, _convert("eagle", options), "eagle", use_paged_context_fmha="enable")
 
 
 def _write_lookahead(writer: Writer, values: Values) -> None:
@@ -220,26 +180,51 @@ def _write_redrafter(writer: Writer, values: Values) -> None:
         "config.pbtxt does not have them."
     )
     base = _convert(LLAMA, {"model_dir": writer.target}, "base")
-    convert = {
+    options = {
         "base_model_checkpoint_dir": "base",
         "drafter_model_dir": writer.model(),
         "redrafter_num_beams": width,
         "redrafter_draft_len_per_beam": length - 1,
     }
-    _build(writer, base + _convert("redrafter", convert), "explicit_draft_tokens")
+    _build(writer, base + _convert("redrafter", options), "explicit_draft_tokens")
 
 
 # ---- the table
 
 
-def _method(ours: str, what: str, nearest: str, *rows: Field, **rest: Any) -> Method:
+NO_WEIGHTS = "config.pbtxt names no drafter weights: they are in the engine. Set speculative_model."
+NO_BEAMS = "Its beams are fixed in the engine; the defaults are used here."
+NO_MODEL = "A request names no draft model: it is an engine. Set speculative_model."
+LOOKAHEAD = tuple(
+    Field(f"max_{name}_size", f"lookahead_{name}_size")
+    for name in ("window", "ngram", "verification_set")
+)
+PARAMETERS = Ignored("medusa_choices eagle_choices " + " ".join(row.key for row in LOOKAHEAD))
+REQUEST = (
+    Field("max_draft_len", DRAFTS),
+    Field("use_draft_probs", "use_draft_logits", default=False),
+    Ignored(
+        "text_input max_tokens stream bad_words stop_words end_id pad_id top_k top_p temperature "
+        "length_penalty repetition_penalty min_length presence_penalty frequency_penalty "
+        "random_seed return_log_probs return_context_logits return_generation_logits beam_width"
+    ),
+    Codec((), _write_draft_target),
+)
+
+
+def _mode(
+    decoding_type: str, what: str, write: Any, *rows: Field, read_notes: tuple[str, ...] = ()
+) -> table.Method:
     """A method of the engine backend."""
+    mode = table.const(MODE, decoding_type.lower())
     removed = (
         f"Triton served {what} through TensorRT-LLM's engine backend, which was removed in July "
         "2026; containers with TensorRT-LLM 1.2 still have it."
     )
-    mode = const(MODE, ours.lower())
-    return Method(ours, "", (mode, *rows), until=(1, 3), outside=(removed, nearest), **rest)
+    heads = "EAGLE-3 heads for the same target."
+    nearest = heads if read_notes else "NGram: it needs no weights either."
+    rest: Any = {"until": (1, 3), "removal": (removed, nearest), "read_notes": read_notes}
+    return method(decoding_type, "", mode, *rows, PARAMETERS, Codec((), write), **rest)
 
 
 def _tree(name: str) -> Field:
@@ -247,56 +232,23 @@ def _tree(name: str) -> Field:
     return Field(
         name,
         name,
-        out=lambda paths: format_tree(ChoiceTree(paths), "triton"),
-        back=lambda text: parse_tree(text, format="triton").paths,
+        encode=lambda paths: format_tree(ChoiceTree(paths), "triton"),
+        decode=lambda text: parse_tree(text, format="triton").paths,
         note=f"{name} is not set; the tree of the method's defaults is used here.",
     )
 
 
+MEDUSA, EAGLE = _tree("medusa_choices"), _tree("eagle_choices")
+HEADS = (NO_WEIGHTS,)
+BEAMS = (NO_WEIGHTS, NO_BEAMS)
 MODES = {
-    "medusa": _method(
-        "Medusa",
-        "Medusa",
-        HEADS,
-        _tree("medusa_choices"),
-        read_notes=(NO_WEIGHTS,),
-        write=_write_medusa,
-    ),
-    "eagle": _method(
-        "Eagle",
-        "EAGLE-1 and EAGLE-2",
-        HEADS,
-        _tree("eagle_choices"),
-        read_notes=(NO_WEIGHTS,),
-        write=_write_eagle,
-    ),
-    "lookahead": _method(
-        "Lookahead",
-        "lookahead",
-        "NGram: it needs no weights either.",
-        Field("max_window_size", "lookahead_window_size"),
-        Field("max_ngram_size", "lookahead_ngram_size"),
-        Field("max_verification_set_size", "lookahead_verification_set_size"),
-        write=_write_lookahead,
-    ),
-    "redrafter": _method(
-        "ReDrafter",
-        "ReDrafter",
-        HEADS,
-        read_notes=(NO_WEIGHTS, "Its beams are fixed in the engine; the defaults are used here."),
-        write=_write_redrafter,
-    ),
+    "medusa": _mode("Medusa", "Medusa", _write_medusa, MEDUSA, read_notes=HEADS),
+    "eagle": _mode("Eagle", "EAGLE-1 and EAGLE-2", _write_eagle, EAGLE, read_notes=HEADS),
+    "lookahead": _mode("Lookahead", "lookahead", _write_lookahead, *LOOKAHEAD),
+    "redrafter": _mode("ReDrafter", "ReDrafter", _write_redrafter, read_notes=BEAMS),
 }
-DRAFT_TARGET = Method(
-    "Draft_Target",
-    "",
-    (Field("max_draft_len", DRAFTS), Field("use_draft_probs", "use_draft_logits", absent=False)),
-    until=(1, 3),
-    read_notes=("A request names no draft model: it is an engine. Set speculative_model.",),
-    known=REQUEST_KEYS,
-    write=_write_draft_target,
-)
-LLM_API = tuple(method for method in trtllm.METHODS if method.ours not in trtllm.LEGACY)
+DRAFT_TARGET = method("Draft_Target", "", *REQUEST, until=(1, 3), read_notes=(NO_MODEL,))
+LLM_API = tuple(own for own in trtllm.METHODS if own.decoding_type not in trtllm.LEGACY)
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
@@ -326,10 +278,10 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
         return read_mapping(text, read_yaml, (), f"A request must have {DRAFTS}")
     if not is_pbtxt(text):
         return trtllm.parse(text, read_yaml)
-    found = {key: value.strip() for key, value in _PARAMETER.findall(text)}
+    parameters = {key: value.strip() for key, value in _PARAMETER.findall(text)}
     values = {
         key: value
-        for key, value in found.items()
+        for key, value in parameters.items()
         if value and "${" not in value and _SPECULATIVE.search(key)
     }
     trees = [mode for mode in ("medusa", "eagle") if f"{mode}_choices" in values]
@@ -337,13 +289,12 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
     return {**values, MODE: mode}, None
 
 
-def _pick(reader: Reader) -> Method:
+def _find_method(reader: Reader) -> table.Method:
     mode = reader.values.get(MODE)
     if reader.find(DRAFTS):
         return DRAFT_TARGET
     if mode is None:
-        return trtllm.pick(reader)
-    reader.known.update(key for method in MODES.values() for key in method.keys)
+        return trtllm.find_method(reader)
     if mode not in MODES:
         hint = " It drafts nothing." if mode in PLAIN_MODES else ""
         raise ConfigError(
@@ -366,13 +317,13 @@ ENGINE = Engine(
     plain="speculative_config",
     drafters=trtllm.ENGINE.drafters,
     methods=(*MODES.values(), DRAFT_TARGET, *LLM_API),
-    refused=trtllm.ENGINE.refused,
+    unsupported=trtllm.ENGINE.unsupported,
     files=_files,
     parse=_parse,
-    pick=_pick,
-    drawn="use_rejection_sampling",
-    known=trtllm.COMMON | {"speculative_decoding_fast_logits"},
-    refuses=trtllm.REFUSES,
+    find_method=_find_method,
+    sampling_key="use_rejection_sampling",
+    rows=(*trtllm.COMMON, Ignored("speculative_decoding_fast_logits")),
+    strict=True,
     reasons={
         **trtllm.ENGINE.reasons,
         "acceptance": "Triton's parameters know no typical acceptance.",

@@ -15,42 +15,34 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.interop import fields, serving, trtllm_legacy
-from engine.interop.conversion import DYNAMIC, Reader, Writer
-from engine.interop.fields import (
-    IGNORED,
-    Engine,
-    Field,
-    Loss,
-    Method,
-    Refusal,
-    Values,
-    const,
-    same,
-)
-from engine.interop.handoff import File, ReadYaml, command, read_mapping, yaml_block
-from engine.interop.trtllm_legacy import CURRENT, EAGLE_KEYS, TYPICAL, WEIGHTS
+from engine.interop import table, trtllm_legacy
+from engine.interop.conversion import Reader, Writer
+from engine.interop.export_files import File, ReadYaml, command, read_mapping, yaml_block
+from engine.interop.table import Codec, Engine, Field, Ignored, Refusal, Values, method, same
+from engine.interop.trtllm_legacy import CURRENT, EAGLE_ROWS, WEIGHTS
 
 TYPE = "decoding_type"
-LEGACY = tuple(method.theirs for method in trtllm_legacy.METHODS)
-SUFFIX_SECOND = "sa_config use_sa_spec sa_spec_threshold".split()
+LEGACY = tuple(method.name for method in trtllm_legacy.METHODS)
+SUFFIX_FIRST = ("sa_config", "use_sa_spec", "sa_spec_threshold")
 """Suffix lookup before another method: as the code has it, and as the guide of 1.3 has it."""
-COMMON = frozenset(
-    "decoding_type max_draft_len max_total_draft_tokens speculative_model speculative_model_dir "
-    "max_concurrency draft_len_schedule load_format acceptance_rate_window_size "
-    "acceptance_rate_threshold use_rejection_sampling advanced_sampling_mode enable_penalty "
-    "allow_advanced_sampling acceptance_window acceptance_length_threshold".split()
+COMMON = (
+    Ignored(
+        "decoding_type max_draft_len max_total_draft_tokens speculative_model "
+        "speculative_model_dir max_concurrency draft_len_schedule load_format "
+        "acceptance_rate_window_size acceptance_rate_threshold use_rejection_sampling "
+        "advanced_sampling_mode enable_penalty allow_advanced_sampling acceptance_window "
+        "acceptance_length_threshold"
+    ),
+    Refusal(
+        "acceptance_rate_threshold acceptance_length_threshold",
+        "drafting stops permanently once acceptance falls below it",
+        ("0", "0.0", "none"),
+    ),
 )
-REFUSES = dict.fromkeys(
-    ("acceptance_rate_threshold", "acceptance_length_threshold"),
-    Refusal("drafting ends for good once less is accepted", ("0", "0.0", "none")),
-)
-NO_TREE = {"eagle_choices": Refusal("EAGLE-3 drafts a drawn tree, here a chain or a dynamic one")}
-RELAXED = "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token"
 SUFFIX_ONLY = "max_spec_factor min_token_prob max_tree_depth"
 
 
-# ---- what no row can say
+# ---- codecs
 
 
 def _write_draft_target(writer: Writer, values: Values) -> None:
@@ -76,23 +68,24 @@ def _for_one(schedule: dict[Any, Any]) -> object:
 
 
 def _write_eagle3(writer: Writer, values: Values) -> None:
-    """A dynamic tree within TensorRT-LLM's bounds; every change is told."""
+    """A dynamic tree within TensorRT-LLM's bounds; every change is a warning."""
     if not writer.config.use_dynamic_tree:
         return
     names = ("max_draft_len", "max_total_draft_tokens", "dynamic_tree_max_topK")
-    levels, keep, topk = (values[name] for name in names)
-    if keep > topk * levels:
+    levels, nodes, topk = (values[name] for name in names)
+    if nodes > topk * levels:
         writer.warnings.append(
-            f"max_total_draft_tokens is lowered from {keep} to {topk * levels}: TensorRT-LLM takes "
-            f"at most dynamic_tree_max_topK × max_draft_len = {topk} × {levels}. MAT may fall."
+            f"max_total_draft_tokens is lowered from {nodes} to {topk * levels}: TensorRT-LLM "
+            "takes at most dynamic_tree_max_topK × max_draft_len = "
+            f"{topk} × {levels}. MAT may fall."
         )
-    elif keep < levels:
+    elif nodes < levels:
         writer.warnings.append(
-            f"max_draft_len is lowered from {levels} to {keep}: TensorRT-LLM takes no fewer nodes "
+            f"max_draft_len is lowered from {levels} to {nodes}: TensorRT-LLM takes no fewer nodes "
             "than levels. The trees stay the same, for one of so few nodes is never deeper."
         )
-    values["max_total_draft_tokens"] = min(keep, topk * levels)
-    values["max_draft_len"] = min(levels, keep)
+    values["max_total_draft_tokens"] = min(nodes, topk * levels)
+    values["max_draft_len"] = min(levels, nodes)
     writer.notes.append("Dynamic trees do not run on targets with sliding-window or MLA attention.")
 
 
@@ -110,7 +103,7 @@ def _write_combined(writer: Writer, values: Values) -> None:
     first, second = writer.take("retrieval"), writer.take("model")
     fits = first.decoding_type == "Suffix" and second.decoding_type in ("Eagle3", "MTP")
     if not writer.at_least(*CURRENT) or not fits:
-        raise fields.NotTakenError(
+        raise table.UnsupportedError(
             f"TensorRT-LLM cannot combine {first.decoding_type} with {second.decoding_type}.",
             "From 1.3 on it combines Suffix with Eagle3 or MTP (sa_config).",
         )
@@ -130,179 +123,182 @@ def _write_combined(writer: Writer, values: Values) -> None:
 
 def _read_combined(reader: Reader) -> None:
     reader.notes.append("Suffix lookup before the method (sa_config) is Combined here.")
-    named = reader.values.get("sa_config")
-    extra = dict(named) if isinstance(named, Mapping) else {}
+    config = reader.values.get("sa_config")
+    extra = dict(config) if isinstance(config, Mapping) else {}
     model = reader.read(_named(reader))
     pool = {"decoding_type": "Suffix", "use_global_pool": extra.pop("enable_global_pool", False)}
-    matched = extra.pop("threshold", reader.values.get("sa_spec_threshold") or 4)
+    threshold = extra.pop("threshold", reader.values.get("sa_spec_threshold") or 4)
     if extra:
         raise ConfigError(f"TensorRT-LLM has no setting sa_config.{next(iter(extra))!s:.40}.")
-    reader.settings = {"retrieval": pool, "model": model, "min_match_len": matched}
-    reader.used.update(SUFFIX_SECOND)
+    reader.settings = {"retrieval": pool, "model": model, "min_match_len": threshold}
+    reader.used.update(SUFFIX_FIRST)
 
 
 # ---- the table
 
 
-def _switch(name: str, theirs: str = "", **rest: Any) -> Field:
-    return Field(name, theirs or name, out=lambda on: on or None, **rest)
+def _switch(name: str, key: str = "", **rest: Any) -> Field:
+    return Field(name, key or name, encode=lambda on: on or None, **rest)
 
 
-SCHEDULE = Field(
-    "max_draft_len", "draft_len_schedule", write=lambda writer: None, back=_for_one, kind=dict
-)
 NO_LENGTH = "TensorRT-LLM asks for max_draft_len, which is missing here: add it before serving."
+SCHEDULE = table.read_only("max_draft_len", "draft_len_schedule", decode=_for_one, kind=dict)
 LENGTH = (Field("max_draft_len", "max_draft_len", note=NO_LENGTH), SCHEDULE)
-VANILLA = Field(
-    "",
-    "use_mtp_vanilla",
-    write=lambda writer: None,
-    back=lambda on: IGNORED if on else None,
-    kind=bool,
-    note="here a layer drafts again with its one cache, there by copies of itself.",
+BLOCK_TREE = table.drops_block_tree("TensorRT-LLM")
+BLOCK = (
+    Field("max_draft_len", "max_draft_len", requirement=table.BLOCK, note=NO_LENGTH),
+    SCHEDULE,
+    WEIGHTS,
+    *same("mask_token_id"),
+    Field("target_layer_ids", "target_layer_ids", encode=list),
+    BLOCK_TREE,
 )
-CAPTURED = Field("eagle3_layers_to_capture", "eagle3_layers_to_capture", out=list)
-COMBINED = Method("Combined", "", write=_write_combined, read=_read_combined)
-METHODS = (
-    Method(
-        "Draft_Target",
-        "Draft_Target",
-        (
-            *LENGTH,
-            *WEIGHTS,
-            _switch("use_draft_probs", "use_rejection_sampling", since=CURRENT, absent=False),
-            fields.drops_draft_probs(
-                ": this release accepts a drafted token only where the target draws the same one; "
-                "when sampling, acceptance falls.",
-                until=CURRENT,
-            ),
-        ),
-        also=("DraftTarget",),
-        write=_write_draft_target,
-    ),
-    Method(
-        "NGram", "NGram", (*LENGTH, *same("max_matching_ngram_size", *fields.POOL_RULES.split()))
-    ),
-    Method(
-        "Suffix",
-        "SA",
-        (
-            *LENGTH,
-            const("max_matching_ngram_size", -1),
-            Field("use_global_pool", "enable_global_pool"),
-            Loss(
-                SUFFIX_ONLY,
-                "SA copies {c.max_draft_len} tokens after the longest match, however long it is: "
-                "max_spec_factor, min_token_prob and max_tree_depth are dropped.",
-            ),
-        ),
-        since=CURRENT,
-        read_notes=(
-            "SA copies max_draft_len tokens always; Suffix here as long as it is confident.",
-        ),
-        known=frozenset({"global_pool_size"}),
-        refuses={"max_matching_ngram_size": Refusal("n-grams of one size are looked up", ("-1",))},
-    ),
-    *trtllm_legacy.METHODS,
-    Method(
-        "Eagle3",
-        "Eagle3",
-        (
-            *LENGTH,
-            *WEIGHTS,
-            _switch("use_dynamic_tree"),
-            *same(*DYNAMIC.split(), given="use_dynamic_tree"),
-            CAPTURED,
-        ),
-        since=CURRENT,
-        takes=tuple(SUFFIX_SECOND),
-        known=EAGLE_KEYS,
-        refuses=TYPICAL | NO_TREE,
-        write=_write_eagle3,
-        read=_read_eagle3,
-    ),
-    Method(
-        "Eagle3",
-        "Eagle",
-        (
-            Field(
-                "max_draft_len",
-                "max_draft_len",
-                write=lambda w: w.chain_of_levels("The PyTorch backend drafts until 1.2"),
-            ),
-            *WEIGHTS,
-            CAPTURED,
-        ),
+DRAFT_MODEL = (
+    *LENGTH,
+    WEIGHTS,
+    _switch("use_draft_probs", "use_rejection_sampling", since=CURRENT, default=False),
+    table.drops_draft_probs(
+        ": this release accepts a drafted token only where the target draws the same one; when "
+        "sampling, acceptance falls.",
         until=CURRENT,
     ),
-    Method(
-        "MTP",
-        "MTP",
-        (
-            Field("max_draft_len", "max_draft_len", since=CURRENT),
-            SCHEDULE,
-            Field("max_draft_len", "num_nextn_predict_layers", until=CURRENT),
-            _switch("use_relaxed_acceptance_for_thinking"),
-            *same(*RELAXED.split(), given="use_relaxed_acceptance_for_thinking"),
-            VANILLA,
-        ),
-        takes=tuple(SUFFIX_SECOND),
-        known=frozenset({"mtp_eagle_one_model"}),
-        refuses=dict.fromkeys(
-            ("use_dynamic_tree", "dynamic_tree_max_topK"),
-            Refusal("MTP layers draft a tree, here a chain"),
-        ),
+    Codec((), _write_draft_target),
+)
+SUFFIX = (
+    *LENGTH,
+    table.const("max_matching_ngram_size", -1),
+    Field("use_global_pool", "enable_global_pool"),
+    table.DroppedSetting(
+        SUFFIX_ONLY,
+        "SA copies {c.max_draft_len} tokens after the longest match, however long it is: "
+        "max_spec_factor, min_token_prob and max_tree_depth are dropped.",
     ),
-    Method(
-        "PARD",
-        "PARD",
-        (*LENGTH, *WEIGHTS, *same("mask_token_id"), fields.drops_block_tree("TensorRT-LLM")),
-        since=CURRENT,
+    Ignored("global_pool_size"),
+    Refusal("max_matching_ngram_size", "n-grams of one size are looked up", ("-1",)),
+)
+CAPTURED = Field("eagle3_layers_to_capture", "eagle3_layers_to_capture", encode=list)
+EAGLE3 = (
+    *LENGTH,
+    WEIGHTS,
+    _switch("use_dynamic_tree"),
+    *same(*table.DYNAMIC.split(), switch="use_dynamic_tree"),
+    CAPTURED,
+    *EAGLE_ROWS,
+    Refusal("eagle_choices", "EAGLE-3 drafts a drawn tree, here a chain or a dynamic one"),
+    Codec(SUFFIX_FIRST, _write_eagle3, _read_eagle3),
+)
+EAGLE3_CHAIN = Field(
+    "max_draft_len",
+    "max_draft_len",
+    build=lambda writer: writer.chain_of_levels("Until 1.2, the PyTorch backend drafts"),
+)
+RELAXED = "relaxed_topk relaxed_delta begin_thinking_phase_token end_thinking_phase_token"
+MTP = (
+    Field("max_draft_len", "max_draft_len", old="num_nextn_predict_layers", renamed=CURRENT),
+    SCHEDULE,
+    _switch("use_relaxed_acceptance_for_thinking"),
+    *same(*RELAXED.split(), switch="use_relaxed_acceptance_for_thinking"),
+    table.read_only(
+        "",
+        "use_mtp_vanilla",
+        decode=lambda on: table.IGNORED if on else None,
+        kind=bool,
+        note="here a layer drafts again with its one cache, there by copies of itself.",
     ),
-    *(
-        Method(
-            name,
-            name,
-            (
-                Field("max_draft_len", "max_draft_len", needed=fields.BLOCK, note=NO_LENGTH),
-                SCHEDULE,
-                *WEIGHTS,
-                *same("mask_token_id"),
-                Field("target_layer_ids", "target_layer_ids", out=list),
-                fields.drops_block_tree("TensorRT-LLM"),
-            ),
-            since=CURRENT,
-            known=frozenset({"attention_backend", *checkpoint}),
-        )
-        for name, checkpoint in (
-            ("DFlash", ()),
-            ("DSpark", ("block_size", "markov_rank", "markov_head_type")),
-        )
-    ),
+    Ignored("mtp_eagle_one_model"),
+    Refusal("use_dynamic_tree dynamic_tree_max_topK", "MTP layers draft a tree, here a chain"),
+    Codec(SUFFIX_FIRST),
+)
+DFLASH_KEYS = Ignored("attention_backend")
+DSPARK_KEYS = Ignored("attention_backend block_size markov_rank markov_head_type")
+NGRAM = (*LENGTH, *same("max_matching_ngram_size", *table.POOL_RULES.split()))
+COMBINED = method("Combined", "", Codec((), _write_combined, _read_combined))
+CONFIDENT = "SA copies max_draft_len tokens always; Suffix here as long as it is confident."
+METHODS = (
+    method("Draft_Target", "Draft_Target", *DRAFT_MODEL, aliases=("DraftTarget",)),
+    method("NGram", "NGram", *NGRAM),
+    method("Suffix", "SA", *SUFFIX, since=CURRENT, read_notes=(CONFIDENT,)),
+    *trtllm_legacy.METHODS,
+    method("Eagle3", "Eagle3", *EAGLE3, since=CURRENT),
+    method("Eagle3", "Eagle", EAGLE3_CHAIN, WEIGHTS, CAPTURED, until=CURRENT),
+    method("MTP", "MTP", *MTP),
+    method("PARD", "PARD", *LENGTH, WEIGHTS, *same("mask_token_id"), BLOCK_TREE, since=CURRENT),
+    method("DFlash", "DFlash", *BLOCK, DFLASH_KEYS, since=CURRENT),
+    method("DSpark", "DSpark", *BLOCK, DSPARK_KEYS, since=CURRENT),
     COMBINED,
 )
+AUTO_NOTE = "AUTO is NGram, with these sizes for up to 4 requests at once."
+AUTO_SIZES = {"max_draft_len": 5, "max_matching_ngram_size": 3}
+"""Source: tensorrt_llm/_torch/speculative/auto_heuristic.py"""
+OWN_DRAFTER = (*same("max_draft_len", "drafter"), Ignored("resource_manager"))
+OWN_NOTE = "The drafter itself is named at the start: --drafter module:Class."
 READ_ONLY = (
-    # Source: tensorrt_llm/_torch/speculative/auto_heuristic.py
-    Method(
-        "NGram",
-        "AUTO",
-        fixed={"max_draft_len": 5, "max_matching_ngram_size": 3},
-        read_notes=("AUTO is NGram, with these sizes for up to 4 requests at once.",),
-    ),
-    Method(
+    method("NGram", "AUTO", implied=AUTO_SIZES, read_notes=(AUTO_NOTE,)),
+    method(
         "User_Provided",
         "User_Provided",
-        same("max_draft_len", "drafter"),
-        also=("UserProvided",),
-        read_notes=("The drafter itself is named at the start: --drafter module:Class.",),
-        known=frozenset({"resource_manager"}),
+        *OWN_DRAFTER,
+        aliases=("UserProvided",),
+        read_notes=(OWN_NOTE,),
     ),
 )
-"""What a file may say and no export does."""
+"""Methods that are never exported."""
+
+
+# ---- files
+
+
+BENCHMARK = """# dataset.jsonl: python app.py suites export humaneval --to trtllm-bench
+trtllm-bench --model {model} latency \\
+  --backend pytorch \\
+  --dataset dataset.jsonl \\
+  --report_json report.json{option}
+"""
+"""One request at a time, where drafting gains most."""
+DISAGGREGATED = ("Eagle3", "MTP")
+"""Methods for which TensorRT-LLM and Dynamo document it."""
+DISAGGREGATED_FILES = {
+    "disagg_config.yaml": """hostname: localhost
+port: 8000
+backend: pytorch
+context_servers:
+  num_instances: 1
+  urls: ["localhost:8001"]
+generation_servers:
+  num_instances: 1
+  urls: ["localhost:8002"]
+""",
+    "disaggregated.sh": """set -e
+CUDA_VISIBLE_DEVICES=0 trtllm-serve {model} --backend pytorch \\
+  --host localhost --port 8001 {option} prefill.yaml &
+CUDA_VISIBLE_DEVICES=1 trtllm-serve {model} --backend pytorch \\
+  --host localhost --port 8002 {option} decode.yaml &
+trtllm-serve disaggregated -c disagg_config.yaml
+""",
+    "dynamo.sh": """set -e
+python3 -m dynamo.frontend --http-port 8000 &
+CUDA_VISIBLE_DEVICES=0 python3 -m dynamo.trtllm --model-path {model} --served-model-name {model} \\
+  --disaggregation-mode prefill --extra-engine-args prefill.yaml &
+CUDA_VISIBLE_DEVICES=1 python3 -m dynamo.trtllm --model-path {model} --served-model-name {model} \\
+  --disaggregation-mode decode --extra-engine-args decode.yaml &
+wait
+""",
+}
+"""Prefill and decode on different GPUs, behind trtllm-serve or NVIDIA Dynamo.
+
+Source: TensorRT-LLM, examples/disaggregated and docs/source/performance/perf-benchmarking.md;
+Dynamo, examples/backends/trtllm/engine_configs/llama4/eagle.
+"""
+WORKER: Values = {
+    "backend": "pytorch",
+    "disable_overlap_scheduler": True,
+    "cache_transceiver_config": {"backend": "DEFAULT", "max_tokens_in_buffer": 16384},
+}
+"""Both workers need the `speculative_config`: the drafter's cache is transferred, too."""
 
 
 def document(writer: Writer, values: Values) -> Values:
-    """The YAML file's content: `speculative_config`, and what must stand beside it."""
+    """The YAML file's content: `speculative_config`, and the settings beside it."""
     if not values:
         return {}
     beside = {}
@@ -315,23 +311,28 @@ def document(writer: Writer, values: Values) -> Values:
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
-    serve = f"trtllm-serve {shlex.quote(writer.target)}"
+    model, kind = shlex.quote(writer.target), writer.config.decoding_type
+    bench = File("bench.sh", BENCHMARK.format(model=model, option=""), "bash")
     if not values:
-        plain = File("serve.sh", command(serve, "--backend pytorch"), "bash")
-        return plain, serving.benchmark(writer.target)
-    kind = writer.config.decoding_type
+        plain = command(f"trtllm-serve {model}", "--backend pytorch")
+        return File("serve.sh", plain, "bash"), bench
     backend = "tensorrt" if kind in LEGACY else "pytorch"
     option = "--config" if writer.at_least(*CURRENT) else "--extra_llm_api_options"
-    config, whole = (option, "config.yaml"), document(writer, values)
-    files = [
-        File("config.yaml", yaml_block(whole), "yaml"),
-        File("serve.sh", command(serve, f"--backend {backend}", config), "bash"),
-    ]
+    whole = document(writer, values)
+    serve = command(f"trtllm-serve {model}", f"--backend {backend}", f"{option} config.yaml")
+    files = [File("config.yaml", yaml_block(whole), "yaml"), File("serve.sh", serve, "bash")]
     if backend == "pytorch":
-        files.append(serving.benchmark(writer.target, config))
-    if kind in serving.DISAGGREGATED:
-        writer.notes.append(serving.TRANSFER_NOTE)
-        files += serving.disaggregated(writer.target, whole, option)
+        line = f" \\\n  {option} config.yaml"
+        files.append(File("bench.sh", BENCHMARK.format(model=model, option=line), "bash"))
+    if kind in DISAGGREGATED:
+        writer.notes.append(
+            "In prefill.yaml and decode.yaml, max_tokens_in_buffer must exceed the longest prompt."
+        )
+        worker = yaml_block({**WORKER, **whole})
+        files += [File(f"{role}.yaml", worker, "yaml") for role in ("prefill", "decode")]
+        for name, text in DISAGGREGATED_FILES.items():
+            language = "yaml" if name.endswith(".yaml") else "bash"
+            files.append(File(name, text.format(model=model, option=option), language))
     return tuple(files)
 
 
@@ -344,21 +345,21 @@ def parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None
     return values, target
 
 
-def pick(reader: Reader) -> Method:
+def find_method(reader: Reader) -> table.Method:
     """The method of a `speculative_config`."""
     method = _named(reader)
     if reader.find("draft_len_schedule"):
         reader.notes.append("draft_len_schedule: the length for one request is drafted here.")
-    grown = reader.find("dynamic_tree_max_topK") and not reader.find("eagle_choices")
-    if method.ours in ("Eagle", "Eagle3") and grown:
+    is_dynamic = reader.find("dynamic_tree_max_topK") and not reader.find("eagle_choices")
+    if method.decoding_type in ("Eagle", "Eagle3") and is_dynamic:
         reader.values = {**reader.values, "use_dynamic_tree": True}  # as TensorRT-LLM takes it
     combines = isinstance(reader.values.get("sa_config"), Mapping) or (
         reader.find("use_sa_spec") and reader.typed("use_sa_spec", bool)
     )
-    return COMBINED if combines and set(SUFFIX_SECOND) <= set(method.takes) else method
+    return COMBINED if combines and set(SUFFIX_FIRST) <= set(method.keys) else method
 
 
-def _named(reader: Reader) -> Method:
+def _named(reader: Reader) -> table.Method:
     """By name; Eagle means EAGLE-1/2 only with what the TensorRT backend alone had."""
     name = str(reader.values[TYPE])
     model = str(reader.values.get("speculative_model", reader.values.get("speculative_model_dir")))
@@ -367,7 +368,7 @@ def _named(reader: Reader) -> Method:
         or "eagle3" in model.lower().replace("-", "").replace("_", "")
     ):
         name = "Eagle3"
-    return fields.require_named((*METHODS, *READ_ONLY), TYPE, name)
+    return table.method_named((*METHODS, *READ_ONLY), TYPE, name)
 
 
 ENGINE = Engine(
@@ -383,7 +384,7 @@ ENGINE = Engine(
     plain="speculative_config",
     drafters="User_Provided there takes a Drafter object from Python, not from YAML.",
     methods=METHODS,
-    refused={
+    unsupported={
         "ReDrafter": (
             "TensorRT-LLM's LLM API never had ReDrafter; it was an engine built for Triton.",
             "Export to Triton for TensorRT-LLM 1.2, or use EAGLE-3 heads.",
@@ -395,12 +396,12 @@ ENGINE = Engine(
     },
     files=_files,
     parse=parse,
-    pick=pick,
-    drawn="use_rejection_sampling",
-    known=COMMON,
-    refuses=REFUSES,
+    find_method=find_method,
+    sampling_key="use_rejection_sampling",
+    rows=COMMON,
+    strict=True,
     reasons={
         "lookup": "TensorRT-LLM looks up by its pool's rules (lookup=pool here).",
-        "relaxed_rule": "TensorRT-LLM compares probabilities, whatever its guide says.",
+        "relaxed_rule": "TensorRT-LLM compares probabilities, contrary to its guide.",
     },
 )

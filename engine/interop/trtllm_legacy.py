@@ -7,31 +7,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.interop import fields
-from engine.interop.conversion import DYNAMIC, Reader, Writer
-from engine.interop.fields import Field, Method, Refusal, Values, same
+from engine.interop import table
+from engine.interop.conversion import Reader, Writer
+from engine.interop.table import Codec, Field, Refusal, Values, method, read_only
 from engine.interop.trees import parse_tree, tensorrt_sizes
 from engine.tree import ChoiceTree
 
 CURRENT = (1, 3)
 """First release that has the PyTorch backend only."""
-REMOVED = (
-    "TensorRT-LLM removed {} with its TensorRT backend in July 2026; 1.2 is the last release that "
-    "has it."
+EAGLE_ROWS = (
+    table.Ignored(
+        "posterior_threshold use_dynamic_tree dynamic_tree_max_topK num_eagle_layers "
+        "max_non_leaves_per_layer eagle3_one_model eagle3_layers_to_capture eagle3_model_arch"
+    ),
+    Refusal("greedy_sampling", "false accepts any plausible token", ("true", "none")),
 )
-LEGACY_NOTES = ("It runs on the TensorRT backend, which builds an engine when it starts.",)
-EAGLE_KEYS = frozenset(
-    "posterior_threshold use_dynamic_tree dynamic_tree_max_topK num_eagle_layers "
-    "max_non_leaves_per_layer eagle3_one_model eagle3_layers_to_capture eagle3_model_arch".split()
-)
-TYPICAL = {"greedy_sampling": Refusal("false accepts any plausible token", ("true", "none"))}
-WEIGHTS = (
-    fields.weights("speculative_model", "speculative_model_dir", since=CURRENT),
-    fields.weights("speculative_model_dir", "speculative_model", until=CURRENT),
-)
+WEIGHTS = table.weights("speculative_model", old="speculative_model_dir", renamed=CURRENT)
 
 
-def _tree(value: Any) -> object:
+def _paths(value: Any) -> object:
     """Paths of a tree in a YAML file: lists, or a text in any format."""
     tree = parse_tree(value) if isinstance(value, str) else ChoiceTree.parse(value)
     return tree.paths
@@ -45,10 +39,10 @@ def _write_eagle(writer: Writer, values: Values) -> None:
         values |= {**tensorrt_sizes(tree), **model, "eagle_choices": tree.as_lists()}
         return
     levels = writer.take("max_draft_len")
-    topk, keep, expanded = (writer.take(name) for name in DYNAMIC.split())
+    topk, nodes, expanded = (writer.take(name) for name in table.DYNAMIC.split())
     counts_levels = writer.at_least(1, 2)
-    values["max_draft_len"] = levels if counts_levels else keep
-    values |= {"max_total_draft_tokens": keep} if counts_levels else {}
+    values["max_draft_len"] = levels if counts_levels else nodes
+    values |= {"max_total_draft_tokens": nodes} if counts_levels else {}
     values |= {
         "num_eagle_layers": levels,
         "max_non_leaves_per_layer": topk if expanded is None else expanded,
@@ -61,7 +55,7 @@ def _write_eagle(writer: Writer, values: Values) -> None:
 def _read_eagle(reader: Reader) -> None:
     if not reader.settings.get("use_dynamic_tree"):
         if reader.find("eagle_choices"):
-            reader.settings["eagle_choices"] = _tree(reader.values["eagle_choices"])
+            reader.settings["eagle_choices"] = _paths(reader.values["eagle_choices"])
             reader.used.add("eagle_choices")
         else:
             reader.notes.append("No tree is named; the one of the method's defaults is used here.")
@@ -72,69 +66,57 @@ def _read_eagle(reader: Reader) -> None:
         if expanded != reader.settings.get("dynamic_tree_max_topK"):
             reader.settings["max_non_leaves_per_layer"] = expanded
     keys = ("max_total_draft_tokens", "max_draft_len", "num_eagle_layers")
-    theirs = keys if reader.find(keys[0]) else keys[1:]
-    for ours, key in zip(keys[:2], theirs, strict=False):
+    own = keys if reader.find(keys[0]) else keys[1:]
+    for setting, key in zip(keys[:2], own, strict=False):
         if reader.find(key):
-            reader.settings[ours] = reader.typed(key, int)
+            reader.settings[setting] = reader.typed(key, int)
             reader.used.add(key)
 
 
-def _read_only(name: str, **rest: Any) -> Field:
-    return Field(name, name, write=lambda writer: None, **rest)
-
-
+MEDUSA = (
+    Field(
+        "medusa_choices",
+        "max_draft_len",
+        ("max_total_draft_tokens",),
+        build=lambda writer: len(writer.config.medusa_choices),
+        decode=None,
+    ),
+    *table.same("num_medusa_heads"),
+    WEIGHTS,
+    Field(
+        "medusa_choices",
+        "medusa_choices",
+        encode=lambda paths: list(map(list, paths)),
+        decode=_paths,
+    ),
+)
+EAGLE_SIZES = ("eagle_choices", "max_draft_len", "num_eagle_layers", "max_non_leaves_per_layer")
+EAGLE = (
+    WEIGHTS,
+    read_only("use_dynamic_tree", "use_dynamic_tree"),
+    read_only("dynamic_tree_max_topK", "dynamic_tree_max_topK", switch="use_dynamic_tree"),
+    *EAGLE_ROWS,
+    Codec(EAGLE_SIZES, _write_eagle, _read_eagle),
+)
+LOOKAHEAD = table.same("max_window_size", "max_ngram_size", "max_verification_set_size")
+REMOVED = (
+    "TensorRT-LLM removed {} with its TensorRT backend in July 2026; 1.2 is the last release that "
+    "has it."
+)
+HEADS = "EAGLE-3 heads for the same target"
+NO_MEDUSA = (REMOVED.format("Medusa"), f"{HEADS}, or TensorRT-LLM 1.2.")
+NO_EAGLE = (
+    "TensorRT-LLM's PyTorch backend takes EAGLE-3 heads only.",
+    f"{HEADS}; EAGLE-1 and EAGLE-2 ran until 1.2.",
+)
+NO_LOOKAHEAD = (REMOVED.format("lookahead"), "NGram or SA: they need no weights either.")
+RELEASES: Any = {
+    "until": CURRENT,
+    "notes": ("It runs on the TensorRT backend, which builds an engine when it starts.",),
+}
+INFERRED = "num_eagle_layers or eagle_choices: read as EAGLE-1/2 of the TensorRT backend."
 METHODS = (
-    Method(
-        "Medusa",
-        "Medusa",
-        (
-            Field(
-                "medusa_choices",
-                "max_draft_len",
-                ("max_total_draft_tokens",),
-                write=lambda writer: len(writer.config.medusa_choices),
-                back=None,
-            ),
-            *same("num_medusa_heads"),
-            *WEIGHTS,
-            Field("medusa_choices", "medusa_choices", out=lambda c: list(map(list, c)), back=_tree),
-        ),
-        until=CURRENT,
-        outside=(
-            REMOVED.format("Medusa"),
-            "EAGLE-3 heads for the same target, or TensorRT-LLM 1.2.",
-        ),
-        notes=LEGACY_NOTES,
-    ),
-    Method(
-        "Eagle",
-        "Eagle",
-        (
-            *WEIGHTS,
-            _read_only("use_dynamic_tree"),
-            _read_only("dynamic_tree_max_topK", given="use_dynamic_tree"),
-        ),
-        until=CURRENT,
-        outside=(
-            "TensorRT-LLM's PyTorch backend takes EAGLE-3 heads only.",
-            "EAGLE-3 heads for the same target; EAGLE-1 and EAGLE-2 ran until 1.2.",
-        ),
-        notes=LEGACY_NOTES,
-        read_notes=(
-            "num_eagle_layers or eagle_choices: read as EAGLE-1/2 of the TensorRT backend.",
-        ),
-        takes=("eagle_choices", "max_draft_len", "num_eagle_layers", "max_non_leaves_per_layer"),
-        known=EAGLE_KEYS,
-        refuses=TYPICAL,
-        write=_write_eagle,
-        read=_read_eagle,
-    ),
-    Method(
-        "Lookahead",
-        "Lookahead",
-        same("max_window_size", "max_ngram_size", "max_verification_set_size"),
-        until=CURRENT,
-        outside=(REMOVED.format("lookahead"), "NGram or SA: they need no weights either."),
-        notes=LEGACY_NOTES,
-    ),
+    method("Medusa", "Medusa", *MEDUSA, removal=NO_MEDUSA, **RELEASES),
+    method("Eagle", "Eagle", *EAGLE, removal=NO_EAGLE, read_notes=(INFERRED,), **RELEASES),
+    method("Lookahead", "Lookahead", *LOOKAHEAD, removal=NO_LOOKAHEAD, **RELEASES),
 )

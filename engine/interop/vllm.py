@@ -18,82 +18,72 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.interop import fields
+from engine.interop import table
 from engine.interop.conversion import Reader, Writer
-from engine.interop.fields import (
-    IGNORED,
-    Engine,
-    Field,
-    Loss,
-    Method,
-    Refusal,
-    Values,
-    const,
-    drops_block_tree,
-)
-from engine.interop.handoff import File, ReadYaml, command, read_flags, read_mapping
+from engine.interop.export_files import File, ReadYaml, command, read_flags, read_mapping
+from engine.interop.table import Codec, DroppedSetting, Engine, Field, Refusal, Values, method
 from engine.interop.trees import children_per_depth, format_tree, parse_tree
 from engine.tree import ChoiceTree
 
 LENGTH = "num_speculative_tokens"
 TREE = "speculative_token_tree"
-KNOWN = frozenset(
-    "method model num_speculative_tokens draft_tensor_parallel_size quantization kv_cache_dtype "
-    "moe_backend attention_backend revision code_revision max_model_len enforce_eager "
-    "prompt_lookup_max prompt_lookup_min suffix_decoding_max_tree_depth "
-    "suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor "
-    "suffix_decoding_min_token_prob parallel_drafting use_heterogeneous_vocab draft_load_config "
-    "num_speculative_tokens_per_batch_size rejection_sample_method synthetic_acceptance_rates "
-    "synthetic_acceptance_length draft_sample_method disable_padded_drafter_batch "
-    "disable_eagle_block_drop use_local_argmax_reduction enable_adaptive_verification "
-    "index_share_for_mtp_iteration dspark_draft_topk disable_lookahead_block_hashes "
-    "draft_lm_head_quantization xpress_topc fly_window_size fly_entropy_threshold "
-    "fly_entropy_top_k speculative_token_tree disable_by_batch_size disable_logprobs".split()
+LOOKUP = ("prompt_lookup_max", "prompt_lookup_min")
+PARALLEL = "parallel_drafting"
+ASSISTANT = "gemma4_mtp"
+BLOCKS = ("dflash", "dspark")
+"""Methods that draft in one forward whether the config says so or not."""
+IGNORED = (
+    "model draft_tensor_parallel_size quantization kv_cache_dtype moe_backend attention_backend "
+    "revision code_revision max_model_len enforce_eager draft_load_config draft_sample_method "
+    "disable_padded_drafter_batch disable_eagle_block_drop use_local_argmax_reduction "
+    "disable_lookahead_block_hashes draft_lm_head_quantization xpress_topc fly_window_size "
+    "fly_entropy_threshold fly_entropy_top_k disable_by_batch_size disable_logprobs"
 )
-"""Keys of any release from 0.10 to 0.33."""
-ONE_LENGTH = "the draft's length follows the batch; set num_speculative_tokens for one request"
-REFUSES = {
-    "num_speculative_tokens_per_batch_size": Refusal(ONE_LENGTH),
-    "rejection_sample_method": Refusal(
-        "drafts are accepted by another rule", ("none", "standard", "strict", "probabilistic")
+"""Together with the table's: the keys of any release from 0.10 to 0.33."""
+ROWS = (
+    table.Ignored(IGNORED),
+    Refusal(
+        "num_speculative_tokens_per_batch_size",
+        "the draft length depends on the batch size; set num_speculative_tokens for one request",
     ),
-    "synthetic_acceptance_rates": Refusal("acceptance is made up, for testing a server"),
-    "synthetic_acceptance_length": Refusal("acceptance is made up, for testing a server"),
-    "enable_adaptive_verification": Refusal("it verifies less of a draft than was drafted"),
-    "tensor_parallel_size": Refusal("the drafter's setting is draft_tensor_parallel_size"),
-    "index_share_for_mtp_iteration": Refusal("MTP layers share what they attend to"),
-}
-PARALLEL = Refusal("one forward drafts a whole block (PARD, P-EAGLE), which its method cannot do")
+    Refusal(
+        "rejection_sample_method",
+        "drafts are accepted by another rule",
+        ("none", "standard", "strict", "probabilistic"),
+    ),
+    Refusal(
+        "synthetic_acceptance_rates synthetic_acceptance_length",
+        "acceptance rates are synthetic, for testing a server",
+    ),
+    Refusal("enable_adaptive_verification", "only a part of each draft is verified"),
+    Refusal("tensor_parallel_size", "the drafter's setting is draft_tensor_parallel_size"),
+    Refusal("index_share_for_mtp_iteration", "MTP layers share their attention indices"),
+)
+NO_PARALLEL = Refusal(
+    PARALLEL, "one forward drafts a whole block (PARD, P-EAGLE), which its method cannot do"
+)
 NO_COUNTERPART = {
     "mlp_speculator": "an MLP speculator",
     "custom_class": "a proposer class of your own; register a drafter here instead",
     "extract_hidden_states": "no drafting at all, it writes training data",
 }
-DRAWN = {TREE: Refusal("it drafts a drawn tree, here a chain")}
-FEWER = {"dspark_draft_topk": Refusal("its small head corrects few tokens only", ("0", "none"))}
-ASSISTANT = "gemma4_mtp"
-BLOCKS = ("dflash", "dspark")
-"""Methods that draft in one forward whether the config says so or not."""
-SAMPLED = (
-    "When sampling, vLLM drafts the likeliest token; here EAGLE-1 draws its drafts. The law of the "
-    "output is the same, acceptance differs."
-)
-POOL = 10_000
-"""Requests that vLLM's global suffix tree keeps by default."""
+
+
+# ---- the table
 
 
 def _read_ngram(reader: Reader) -> None:
-    """Of the two lengths, a missing one is the other; vLLM takes 5 where both are missing."""
-    given = [key for key in ("prompt_lookup_max", "prompt_lookup_min") if reader.values.get(key)]
-    most, least = (reader.typed(given[i], int) if given else 5 for i in (0, -1))
+    """A missing length equals the other; vLLM uses 5 where both are missing."""
+    keys = [key for key in LOOKUP if reader.values.get(key)]
+    most, least = (reader.typed(keys[i], int) if keys else 5 for i in (0, -1))
     if least > most:
         raise ConfigError(
             f"prompt_lookup_min={least} is more than prompt_lookup_max={most}. Lower it."
         )
     reader.settings["max_matching_ngram_size"] = most
     if least > 1:
-        reader.notes.append(f"Here matches go down to 1 token, there they end at {least}.")
-    reader.used |= {"prompt_lookup_max", "prompt_lookup_min"}
+        reader.notes.append(f"Here, matches may be as short as 1 token; in vLLM, {least}.")
+    reader.used.update(LOOKUP)
 
 
 def _read_suffix(reader: Reader) -> None:
@@ -111,7 +101,10 @@ def _write_eagle(writer: Writer, values: Values) -> None:
         return
     tree = ChoiceTree(writer.config.eagle_choices)
     writer.take("use_dynamic_tree")
-    writer.notes.append(SAMPLED)
+    writer.notes.append(
+        "When sampling, vLLM drafts the most probable token; here EAGLE-1 samples. The law of "
+        "the output is the same, acceptance differs."
+    )
     takes_trees = not writer.at_least(0, 21) and tree != ChoiceTree.chain(tree.depth)
     if takes_trees and children_per_depth(tree) is not None:
         writer.take("eagle_choices")
@@ -122,174 +115,123 @@ def _write_eagle(writer: Writer, values: Values) -> None:
     if takes_trees:
         writer.notes.append(
             "vLLM 0.20 takes trees in which every node of a depth has equally many children, e.g. "
-            f"{format_tree(parse_tree('[1, 2, 2]'), 'tuples')}; this one is not of that kind."
+            f"{format_tree(parse_tree('[1, 2, 2]'), 'tuples')}; this tree is not one of them."
         )
 
 
 def _read_eagle(reader: Reader) -> None:
-    given = reader.values.get(TREE)
-    tree = parse_tree(str(given)) if given else ChoiceTree.chain(reader.typed(LENGTH, int))
+    text = reader.values.get(TREE)
+    tree = parse_tree(str(text)) if text else ChoiceTree.chain(reader.typed(LENGTH, int))
     reader.settings["eagle_choices"] = tree.paths
     reader.used |= {LENGTH, TREE}
 
 
-RULES = (
-    "vLLM copies what followed the longest match in the request's own text: the pool rules "
-    "(lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs more "
-    "than once its pick may be another one."
-)
-
-
-def _sampled(theirs: str, word: str, **releases: Any) -> Field:
+def _sampled(key: str, word: str, **releases: Any) -> Field:
     """Whether drafts are sampled and verified with their probabilities, as a word."""
-    ours = {"probabilistic": True, "gumbel": True, "greedy": False, "strict": False}
+    words = {"probabilistic": True, "gumbel": True, "greedy": False, "strict": False}
+    return Field(
+        "use_draft_probs",
+        key,
+        encode={True: word}.get,
+        decode=lambda name: words.get(name, table.IGNORED),
+        kind=str,
+        default=False,
+        **releases,
+    )
 
-    def back(given: str) -> object:
-        return ours.get(given, IGNORED)
 
-    out = {True: word}.get
-    return Field("use_draft_probs", theirs, out=out, back=back, kind=str, absent=False, **releases)
-
-
-WEIGHTS = fields.weights("model")
+WEIGHTS = table.weights("model")
 LENGTH_ROW = Field("max_draft_len", LENGTH)
-METHODS = (
-    Method(
-        "Draft_Target",
-        "draft_model",
-        (
-            WEIGHTS,
-            LENGTH_ROW,
-            Field(
-                "vocabulary",
-                "use_heterogeneous_vocab",
-                out=lambda kind: kind != "same" or None,
-                back=lambda on: "intersection" if on else "same",
-                kind=bool,
-                since=(0, 32),
-            ),
-            Loss(
-                "",
-                "vocabulary=text becomes use_heterogeneous_vocab: in vLLM the draft model says "
-                "only tokens that both have; acceptance may fall.",
-                lambda config: config.vocabulary == "text",
-                since=(0, 32),
-            ),
-            _sampled("draft_sample_method", "probabilistic", since=(0, 22)),
-            _sampled("draft_sample_method", "gumbel", since=(0, 21), until=(0, 22)),
-            _sampled("rejection_sample_method", "probabilistic", since=(0, 18), until=(0, 21)),
-            fields.drops_draft_probs(
-                ": when sampling, this release drafts the likeliest token and accepts it with the "
-                "target's probability; acceptance falls with the temperature.",
-                until=(0, 18),
-            ),
-        ),
-        since=(0, 15),
-        outside=(
-            "vLLM's V1 engine refuses draft models until 0.14.",
-            "Use 0.16 or newer, or NGram.",
-        ),
-        refuses=DRAWN,
+BLOCK_LENGTH = Field("max_draft_len", LENGTH, requirement=table.BLOCK)
+BLOCK_TREE = table.drops_block_tree("vLLM")
+ONE_FORWARD = table.const(PARALLEL, True)
+NO_TREE = Refusal(TREE, "it drafts a drawn tree, here a chain")
+ALL_TOKENS = Refusal(
+    "dspark_draft_topk", "its Markov head corrects a few tokens only", ("0", "none")
+)
+DRAFT_MODEL = (
+    WEIGHTS,
+    LENGTH_ROW,
+    Field(
+        "vocabulary",
+        "use_heterogeneous_vocab",
+        encode=lambda kind: kind != "same" or None,
+        decode=lambda on: "intersection" if on else "same",
+        kind=bool,
+        since=(0, 32),
     ),
-    Method(
-        "NGram",
-        "ngram",
-        (
-            LENGTH_ROW,
-            const("prompt_lookup_min", 1),
-            Field("max_matching_ngram_size", "prompt_lookup_max", back=None),
-            Loss(f"lookup {fields.POOL_RULES}", RULES),
-        ),
-        also=("ngram_gpu",),
-        takes=("prompt_lookup_max", "prompt_lookup_min"),
-        read=_read_ngram,
+    DroppedSetting(
+        "",
+        "vocabulary=text becomes use_heterogeneous_vocab: in vLLM the draft model proposes only "
+        "tokens of both vocabularies; acceptance may fall.",
+        lambda config: config.vocabulary == "text",
+        since=(0, 32),
     ),
-    Method(
-        "Suffix",
-        "suffix",
-        (
-            LENGTH_ROW,
-            *(
-                Field(name, f"suffix_decoding_{name}")
-                for name in ("max_tree_depth", "max_spec_factor", "min_token_prob")
-            ),
-            Field(
-                "use_global_pool",
-                "suffix_decoding_max_cached_requests",
-                out=lambda pooled: POOL if pooled else 0,
-                back=lambda requests: requests > 0,
-                kind=int,
-                absent=True,
-            ),
-        ),
-        notes=("vLLM needs the package arctic-inference for it: pip install arctic-inference.",),
-        read=_read_suffix,
-    ),
-    Method(
-        "Medusa",
-        "medusa",
-        (
-            WEIGHTS,
-            Field(
-                "medusa_choices",
-                LENGTH,
-                write=lambda writer: writer.chain_of_tree("medusa_choices", "vLLM runs Medusa"),
-                back=lambda length: ChoiceTree.chain(length).paths,
-                kind=int,
-            ),
-        ),
-        until=(0, 33),
-        outside=(
-            "vLLM 0.33 removed Medusa.",
-            "vLLM 0.32 runs it as a chain: --engine-version 0.32.",
-        ),
-    ),
-    Method(
-        "Eagle",
-        "eagle",
-        (WEIGHTS,),
-        takes=(LENGTH, TREE),
-        write=_write_eagle,
-        read=_read_eagle,
-    ),
-    Method(
-        "Eagle3",
-        "eagle3",
-        (WEIGHTS, Field("max_draft_len", LENGTH, write=lambda w: w.chain_of_levels("vLLM drafts"))),
-        refuses=DRAWN,
-    ),
-    *(
-        Method(
-            ours,
-            theirs,
-            (WEIGHTS, LENGTH_ROW, const("parallel_drafting", True), drops_block_tree("vLLM")),
-            since=(0, 16),
-        )
-        for ours, theirs in (("PARD", "draft_model"), ("P_EAGLE", "eagle3"))
-    ),
-    Method("MTP", "mtp", (LENGTH_ROW,), refuses=DRAWN),
-    Method(
-        "MTP_Assistant",
-        ASSISTANT,
-        (WEIGHTS, LENGTH_ROW),
-        since=(0, 21),
-        notes=("vLLM's guide spells the method mtp; the name of the assistant makes it this one.",),
-    ),
-    *(
-        Method(
-            ours,
-            ours.lower(),
-            (
-                WEIGHTS,
-                Field("max_draft_len", LENGTH, needed=fields.BLOCK),
-                drops_block_tree("vLLM"),
-            ),
-            since=since,
-            refuses=refuses,
-        )
-        for ours, since, refuses in (("DFlash", (0, 20), {}), ("DSpark", (0, 32), FEWER))
+    _sampled("draft_sample_method", "probabilistic", since=(0, 22)),
+    _sampled("draft_sample_method", "gumbel", since=(0, 21), until=(0, 22)),
+    _sampled("rejection_sample_method", "probabilistic", since=(0, 18), until=(0, 21)),
+    table.drops_draft_probs(
+        ": when sampling, this release drafts the most probable token and accepts it with the "
+        "target's probability; acceptance falls with the temperature.",
+        until=(0, 18),
     ),
 )
+NGRAM = (
+    table.const("prompt_lookup_min", 1),
+    Field("max_matching_ngram_size", "prompt_lookup_max", decode=None),
+    DroppedSetting(
+        f"lookup {table.POOL_RULES}",
+        "vLLM copies what followed the longest match in the request's own text: the pool rules "
+        "(lookup, is_keep_all, is_use_oldest, is_public_pool) are dropped; where a pattern occurs "
+        "more than once its pick may be another one.",
+    ),
+    Codec(LOOKUP, read=_read_ngram),
+)
+SUFFIX = (
+    *(
+        Field(name, f"suffix_decoding_{name}")
+        for name in ("max_tree_depth", "max_spec_factor", "min_token_prob")
+    ),
+    Field(
+        "use_global_pool",
+        "suffix_decoding_max_cached_requests",
+        encode=lambda pooled: 10_000 if pooled else 0,  # vLLM's own default
+        decode=lambda requests: requests > 0,
+        kind=int,
+        default=True,
+    ),
+    Codec((), read=_read_suffix),
+)
+MEDUSA_CHAIN = Field(
+    "medusa_choices",
+    LENGTH,
+    build=lambda writer: writer.chain_of_tree("medusa_choices", "vLLM runs Medusa"),
+    decode=lambda length: ChoiceTree.chain(length).paths,
+    kind=int,
+)
+LEVELS = Field("max_draft_len", LENGTH, build=lambda w: w.chain_of_levels("vLLM drafts"))
+EAGLE = Codec((LENGTH, TREE), _write_eagle, _read_eagle)
+V0_ONLY = ("vLLM's V1 engine refuses draft models until 0.14.", "Use 0.16 or newer, or NGram.")
+NO_MEDUSA = ("vLLM 0.33 removed Medusa.", "vLLM 0.32 runs it as a chain: --engine-version 0.32.")
+ARCTIC = "vLLM needs the package arctic-inference for it: pip install arctic-inference."
+SPELLING = "vLLM's guide spells the method mtp; the name of the assistant makes it this one."
+METHODS = (
+    method("Draft_Target", "draft_model", *DRAFT_MODEL, NO_TREE, since=(0, 15), removal=V0_ONLY),
+    method("NGram", "ngram", LENGTH_ROW, *NGRAM, aliases=("ngram_gpu",)),
+    method("Suffix", "suffix", LENGTH_ROW, *SUFFIX, notes=(ARCTIC,)),
+    method("Medusa", "medusa", WEIGHTS, MEDUSA_CHAIN, until=(0, 33), removal=NO_MEDUSA),
+    method("Eagle", "eagle", WEIGHTS, EAGLE),
+    method("Eagle3", "eagle3", WEIGHTS, LEVELS, NO_TREE),
+    method("PARD", "draft_model", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE, since=(0, 16)),
+    method("P_EAGLE", "eagle3", WEIGHTS, LENGTH_ROW, ONE_FORWARD, BLOCK_TREE, since=(0, 16)),
+    method("MTP", "mtp", LENGTH_ROW, NO_TREE),
+    method("MTP_Assistant", ASSISTANT, WEIGHTS, LENGTH_ROW, since=(0, 21), notes=(SPELLING,)),
+    method("DFlash", "dflash", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE, since=(0, 20)),
+    method("DSpark", "dspark", WEIGHTS, BLOCK_LENGTH, BLOCK_TREE, ALL_TOKENS, since=(0, 32)),
+)
+
+
+# ---- files
 
 
 def _files(writer: Writer, values: Values) -> tuple[File, ...]:
@@ -319,62 +261,54 @@ def _parse(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | Non
 
 def _parse_command(text: str, read_yaml: ReadYaml) -> tuple[Mapping[str, Any], str | None]:
     flags = read_flags(text)
-    given = flags.first("--speculative-config", "--spec-config")
-    values = read_yaml(given) if given else {}
+    config = flags.first("--speculative-config", "--spec-config")
+    values = read_yaml(config) if config else {}
     if not isinstance(values, Mapping):
-        raise ConfigError(f"--speculative-config must be a JSON object, got {given!r:.80}.")
+        raise ConfigError(f"--speculative-config must be a JSON object, got {config!r:.80}.")
     merged = {str(key): value for key, value in values.items()}
     for name, value in flags.options.items():
         head, dot, key = name.partition("--speculative-config.")
         merged |= {key.replace("-", "_"): read_yaml(value)} if dot and not head else {}
     if not merged:
         raise ConfigError("The command has no --speculative-config with a JSON object.")
-    served = (
-        flags.arguments[flags.arguments.index("serve") + 1 :] if "serve" in flags.arguments else ()
-    )
+    *_, serve = -1, *(at for at, word in enumerate(flags.arguments) if word == "serve")
+    served = flags.arguments[serve + 1 :] if serve >= 0 else ()
     return merged, flags.first("--model") or (served[0] if served else None)
 
 
-def _pick(reader: Reader) -> Method:
+def _find_method(reader: Reader) -> table.Method:
     """The method, inferred as vLLM does where it is not named."""
     name = _name(reader)
-    found = _parallel(reader, name) or fields.named(METHODS, name)
-    if found is None:
+    named = {word: m for m in reversed(METHODS) for word in (m.name, *m.aliases)}
+    parallel = name not in BLOCKS and reader.find(PARALLEL) and reader.typed(PARALLEL, bool)
+    if parallel:
+        named = {m.name: m for m in METHODS if PARALLEL in m.keys}
+        if name not in named:
+            NO_PARALLEL.check("vLLM", PARALLEL, True)
+    if name not in named:
         what = f": {NO_COUNTERPART[name]}" if name in NO_COUNTERPART else ""
         raise ConfigError(f"vLLM's method {name!r:.40} has no counterpart here{what}.")
-    if found.ours != "Suffix" and reader.find(LENGTH, TREE) is None:
+    if name != "suffix" and reader.find(LENGTH, TREE) is None:
         raise ConfigError(f"{LENGTH} is missing. Add it: how many tokens to draft.")
     if reader.find("method") is None:
         reader.notes.append(f"No method is named; vLLM's own rules make it {name}.")
-    return found
-
-
-def _parallel(reader: Reader, name: str) -> Method | None:
-    """The method of that name that drafts in one forward, if the config asks for it."""
-    key = "parallel_drafting"
-    if name in BLOCKS or not reader.find(key) or not reader.typed(key, bool):
-        return None
-    found = next((m for m in METHODS if m.theirs == name and key in m.keys), None)
-    if found is None:
-        PARALLEL.check("vLLM", key, True)
-    return found
+    return named[name]
 
 
 def _name(reader: Reader) -> str:
+    model = str(reader.values.get("model") or "").lower()
     if reader.find("method"):
-        method = str(reader.values["method"]).strip("[]")
-        if "assistant" in str(reader.values.get("model", "")).lower() and method == "mtp":
+        name = str(reader.values["method"]).strip("[]")
+        if "assistant" in model and name == "mtp":
             return ASSISTANT
-        return "mtp" if method.endswith("_mtp") and method != ASSISTANT else method
+        return "mtp" if name.endswith("_mtp") and name != ASSISTANT else name
     if reader.find("model") is None:
         raise ConfigError("The config names neither method nor model. Add one of them.")
-    model = str(reader.values["model"]).lower()
     if model.strip("[]") == "ngram":
         reader.used.add("model")
         return "ngram"
-    signs = ("eagle3", "dflash", "dspark", "medusa")
-    guesses = {"eagle-": "eagle", **{sign: sign for sign in signs}}
-    return next((name for sign, name in guesses.items() if sign in model), "draft_model")
+    signs = {"eagle-": "eagle", **{sign: sign for sign in ("eagle3", *BLOCKS, "medusa")}}
+    return next((name for sign, name in signs.items() if sign in model), "draft_model")
 
 
 ENGINE = Engine(
@@ -395,18 +329,17 @@ ENGINE = Engine(
     methods=METHODS,
     files=_files,
     parse=_parse,
-    pick=_pick,
-    drawn="draft_sample_method",
-    known=KNOWN,
-    refuses=REFUSES,
+    find_method=_find_method,
+    rows=ROWS,
+    sampling_key="draft_sample_method",
     reasons={"max_total_draft_tokens": "It only matters with use_tree_spec."},
     hybrid=(
-        Loss(
+        DroppedSetting(
             "",
             "With this target's recurrent layers, prefix caching and drafts go together only under "
             "--mamba-cache-mode align (vllm#39809).",
         ),
-        Loss(
+        DroppedSetting(
             "",
             "N-gram drafts have damaged the text of targets with gated delta layers (vllm#39273, "
             "open); compare a greedy text with plain decoding first.",

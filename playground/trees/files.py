@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from engine.interop.trees import FORMATS, detect_format, format_tree, parse_tree
 from engine.interop.trees.growmap import read_growmap_file
 from engine.tree import MAX_NODES, ChoiceTree
 from presets.choice_trees import TreePreset, tree_yaml
+from presets.reading import parse_yaml
 from storage import Artifact, RunLog
 
 KIND = "tree"
@@ -64,7 +66,13 @@ def read_text(raw: str, limits: ChoiceLimits = ANY) -> dict[str, Any]:
     """
     if len(raw) > MAX_TEXT_CHARS:
         raise TreeError(f"The text has {len(raw)} characters; at most {MAX_TEXT_CHARS} are read.")
-    tree = parse_tree(raw, max_depth=limits.depth, num_ranks=limits.ranks, what=limits.what)
+    tree = parse_tree(
+        raw,
+        read_yaml=partial(parse_yaml, where="The text"),
+        max_depth=limits.depth,
+        num_ranks=limits.ranks,
+        what=limits.what,
+    )
     return {"tree": tree.as_lists(), "format": TITLES[detect_format(raw)]}
 
 

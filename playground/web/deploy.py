@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 
 from engine.interop import ENGINES, find_engine
-from engine.interop.handoff import Export, File, Imported
+from engine.interop.export_files import Export, File, ImportedMethod
 from engine.metrics import FORMULAS
 from playground.deploy import (
     Handed,
@@ -403,7 +403,7 @@ def summary(handed: Handed) -> str:
     return str(SAID.about(handed.title, handed.config, figures, f"on {handed.target}"))
 
 
-def remarks(read: Imported) -> str:
+def remarks(read: ImportedMethod) -> str:
     """What a pasted config is here, and what of it is ignored."""
     served = f"It served {read.target}." if read.target else ""
     said = [

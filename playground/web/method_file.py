@@ -9,7 +9,7 @@ from typing import Any
 import gradio as gr
 
 from engine.drafters.method import MethodConfig
-from engine.interop.handoff import MAX_CHARS
+from engine.interop.export_files import MAX_CHARS
 from engine.plain import read_text
 from playground.errors import Fault, attempt
 from playground.host.methods import read_method

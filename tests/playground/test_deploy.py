@@ -21,7 +21,7 @@ from engine.drafters import methods, parse_method
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
 from engine.interop import ENGINES
-from engine.interop.handoff import Export
+from engine.interop.export_files import Export
 from engine.model.sources import TargetSpec
 from playground.deploy import (
     Handed,

@@ -1,6 +1,6 @@
 """Choice trees as text: every format that other tools write, in and out, with detection.
 
-`parse_tree` finds out by itself which format it was given, and names the place of a fault:
+`parse_tree` detects the format, and names the place of a fault:
 
     [[0], [0, 0], [1]]                        Medusa, EAGLE, TensorRT-LLM; also `name = [...]`
     [(0,), (0, 0), (1,)]                      vLLM until 0.20
@@ -10,7 +10,7 @@
     medusa_choices: [[0], [0, 0], [1]]        YAML, in flow or block style
     {"choices": …, "retrieve_indices": …}     what an engine computes of it (`buffers`), as JSON
 
-Lists hold every candidate, or only the ends of paths (`ChoiceTree.parse` says which is which).
+Lists hold every candidate, or only the ends of paths (`ChoiceTree.parse` tells them apart).
 """
 
 from __future__ import annotations
@@ -18,13 +18,17 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from engine.errors import ConfigError, TreeError
+from engine.interop.export_files import ReadYaml
 from engine.interop.trees.brackets import (
+    Item,
     Placed,
+    data_items,
     product_paths,
     read_brackets,
     read_cartesian,
@@ -82,8 +86,8 @@ def _cartesian(tree: ChoiceTree) -> str:
     counts = children_per_depth(tree)
     if counts is None:
         raise TreeError(
-            "Cartesian shorthand says trees in which every node of a depth has the same number of "
-            "children, ranks from 0 up; this tree is not one. Choose another format."
+            "Cartesian shorthand expresses only trees in which all nodes of a depth have the "
+            "same number of children, ranks from 0 up; this tree is not one. Choose another format."
         )
     return json.dumps([1, *counts])
 
@@ -111,7 +115,7 @@ def tensorrt_sizes(tree: ChoiceTree) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TreeFormat:
-    """A way to write a choice tree; `write` raises a TreeError where it cannot say the tree."""
+    """A way to write a choice tree; `write` raises a TreeError where it cannot express the tree."""
 
     name: str
     title: str
@@ -124,7 +128,6 @@ FORMATS: tuple[TreeFormat, ...] = (
         "Python lists, all nodes (Medusa, EAGLE, TensorRT-LLM)",
         lambda tree: json.dumps(tree.paths),
     ),
-    TreeFormat("leaves", "Python lists, ends of paths only", lambda tree: json.dumps(tree.leaves)),
     TreeFormat("tuples", "Python tuples (vLLM until 0.20)", lambda tree: str(list(tree.paths))),
     TreeFormat("yaml", "TensorRT-LLM YAML", _yaml_list),
     TreeFormat("triton", "Triton braces", _braces),
@@ -145,7 +148,7 @@ def format_tree(tree: ChoiceTree, format: str) -> str:
 
     Raises:
         ConfigError: there is no such format.
-        TreeError: the format cannot say this tree (Cartesian, Sequoia), or the tree is empty.
+        TreeError: the format cannot express this tree (Cartesian, Sequoia), or it is empty.
     """
     if not tree.paths:
         raise TreeError("Choice tree must have at least one path, got an empty list.")
@@ -153,18 +156,22 @@ def format_tree(tree: ChoiceTree, format: str) -> str:
 
 
 def _format(name: str) -> TreeFormat:
-    known = {form.name: form for form in FORMATS}
-    if name not in known:
-        raise ConfigError(f"format must be one of {', '.join(known)}, got {name!r:.40}.")
-    return known[name]
+    formats = {form.name: form for form in FORMATS}
+    if name not in formats:
+        raise ConfigError(f"format must be one of {', '.join(formats)}, got {name!r:.40}.")
+    return formats[name]
 
 
 # ---- reading
 
 
+_read_json = partial(read_json, what="The text")
+
+
 def parse_tree(
     text: str,
     *,
+    read_yaml: ReadYaml = _read_json,
     format: str = "auto",
     max_depth: int | None = None,
     num_ranks: int | None = None,
@@ -173,15 +180,17 @@ def parse_tree(
     """Read a tree.
 
     Args:
-        format: the format; `auto` finds out.
+        read_yaml: plain data of a YAML text; the default reads JSON alone.
+        format: the format; `auto` detects it.
         max_depth, num_ranks: what the drafter offers, e.g. its number of heads; None = any.
         what: the drafter's name in the message when the tree does not fit it.
 
     Raises:
         ConfigError: there is no such format.
-        TreeError: not a tree; names the path, and where it stands.
+        TreeError: not a tree; names the path and its place.
     """
-    tree, places = _read(text, detect_format(text) if format == "auto" else _format(format).name)
+    name = detect_format(text) if format == "auto" else _format(format).name
+    tree, places = _read(text, name, read_yaml)
     for path, where in places.items():
         if max_depth is not None and len(path) > max_depth:
             raise TreeError(
@@ -209,7 +218,7 @@ def detect_format(text: str) -> str:
     if is_pbtxt(text):
         return "pbtxt"
     if start[0] == "{" and '"' in start:
-        return "sequoia" if "Successors" in start or "branches" in start else "preset"
+        return "sequoia" if "Successors" in start else "preset"
     key = None if named else _YAML_KEY.search(text)
     if key is not None:
         return "preset" if key[2] in OWN_KEYS else "yaml"
@@ -230,120 +239,58 @@ def is_pbtxt(text: str) -> bool:
     return "string_value" in text or re.search(r"\bparameters\s*(?::\s*)?\{", text) is not None
 
 
-def _read(text: str, format: str) -> Placed:
-    if format == "sequoia":
-        tree = read_growmap(_read_json(text))
-        return tree, {path: f"node {node}" for node, path in enumerate(tree.paths, 1)}
+def _read(text: str, format: str, read_yaml: ReadYaml) -> Placed:
     if format == "pbtxt":
-        return tree_of(read_brackets(_in_pbtxt(text)), "triton")
-    if format in ("yaml", "preset", "buffers"):
-        found = _in_json(text) if text.lstrip().startswith("{") else _in_yaml(text)
-        return tree_of(read_brackets(found), "lists")
-    items = read_brackets(_bare(text))
+        return tree_of(_in_pbtxt(text), "triton")
+    if format in ("sequoia", "yaml", "preset", "buffers"):
+        try:
+            values = _read_json(text) if text.lstrip().startswith("{") else read_yaml(text)
+        except ConfigError as error:
+            raise TreeError(str(error)) from error
+        if format == "sequoia" and isinstance(values, dict):
+            tree = read_growmap(values)
+            return tree, {path: f"node {node}" for node, path in enumerate(tree.paths, 1)}
+        return tree_of(_in_data(values), "lists")
+    items = read_brackets(text)
     return read_cartesian(items) if format == "cartesian" else tree_of(items, format)
 
 
-# ---- the tree inside a file; lines and columns stay as they were
-
-
-def _bare(text: str) -> str:
-    """The text with `name =` before it and quotes around it blanked out."""
-    head = _ASSIGNED.match(text)
-    if head:
-        text = re.sub(r"[^\n]", " ", head.group()) + text[head.end() :]
-    stripped = text.strip()
-    if len(stripped) > 1 and stripped[0] in "\"'" and stripped[-1] == stripped[0]:
-        start, end = text.index(stripped[0]), text.rindex(stripped[0])
-        text = f"{text[:start]} {text[start + 1 : end]}"
-    return text
-
-
-def _in_pbtxt(text: str) -> str:
+def _in_pbtxt(text: str) -> list[Item]:
     """The braces of the one tree parameter that is filled in."""
     filled = [m for m in _PBTXT.finditer(text) if "$" not in m[2] and m[2].strip()]
     if len(filled) != 1:
-        found = " and ".join(match[1] for match in filled) or "none that is filled in"
+        names = " and ".join(match[1] for match in filled) or "none that is filled in"
         raise TreeError(
             "A config.pbtxt must have one parameter with a tree, medusa_choices or eagle_choices, "
-            f'such as string_value: "{{0}}, {{0, 0}}"; got {found}.'
+            f'such as string_value: "{{0}}, {{0, 0}}"; got {names}.'
         )
-    return re.sub(r"[^\n]", " ", text[: filled[0].start(2)]) + filled[0][2]
+    start = filled[0].start(2)
+    return read_brackets(
+        filled[0][2], text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
+    )
 
 
-def _read_json(text: str) -> dict[str, object]:
-    try:
-        values = read_json(text, what="The text")
-    except ConfigError as error:
-        raise TreeError(str(error)) from error
-    if not isinstance(values, dict):
-        raise TreeError("A tree in JSON must be an object with a key such as choices.")
-    return values
+def _in_data(values: object) -> list[Item]:
+    """The list under the one key that has a tree, at any depth."""
+    trees = list(_trees(values))
+    keys = ", ".join(key for key, _ in trees)
+    if not trees:
+        raise TreeError(f"The file must have one of the keys {', '.join(TREE_KEYS)}; it has none.")
+    if len(trees) > 1:
+        raise TreeError(f"The file has {len(trees)} trees ({keys}). Paste one.")
+    value = trees[0][1]
+    if isinstance(value, str):
+        return read_brackets(value)
+    if not isinstance(value, list):
+        raise TreeError(f"{keys} must have a list below it such as - [0, 0], got {value!s:.40}.")
+    return [Item("", "", data_items(value))]
 
 
-def _in_json(text: str) -> str:
-    """The list under one of the keys, at the top or under speculative_config."""
-    values = _read_json(text)
-    inner = values.get("speculative_config", values)
-    for key in TREE_KEYS:
-        value = inner.get(key) if isinstance(inner, dict) else None
-        if value is not None:
-            return value if isinstance(value, str) else json.dumps(value)
-    raise TreeError(f"The JSON must have one of the keys {', '.join(TREE_KEYS)}; it has none.")
-
-
-def _in_yaml(text: str) -> str:
-    """The value under one of the keys as a list in flow style, whatever style it is in."""
-    found = list(_YAML_KEY.finditer(text))
-    if not found:
-        raise TreeError(f"The YAML must have one of the keys {', '.join(TREE_KEYS)}; it has none.")
-    if len(found) > 1:
-        keys = ", ".join(match[2] for match in found)
-        raise TreeError(f"The YAML has {len(found)} trees ({keys}). Paste one.")
-    (key,) = found
-    before, rest = re.sub(r"[^\n]", " ", text[: key.start(3)]), text[key.start(3) :]
-    if key[3].split("#")[0].strip():
-        return before + _flow(rest)
-    return "\n" * before.count("\n") + _block(rest, key[2])
-
-
-def _flow(rest: str) -> str:
-    """As much of a text as its brackets or quotes need; what follows belongs to other keys."""
-    lead = len(rest) - len(rest.lstrip())
-    if rest[lead] in "\"'":
-        end = rest.find(rest[lead], lead + 1)
-        return rest[:lead] + " " + rest[lead + 1 : end if end > 0 else None]
-    depth = 0
-    for at, sign in enumerate(rest):
-        depth += (sign in "[({") - (sign in "])}")
-        if depth <= 0 and sign in "])}":
-            return rest[: at + 1]
-        if depth == 0 and sign == "\n":
-            return rest[:at]
-    return rest
-
-
-def _block(rest: str, key: str) -> str:
-    """A block-style list as brackets: dashes become what opens it and its commas.
-
-    Example: `- - 0`, below it `  - 1`, then `- - 2` give `[ [ 0`, `  , 1]`, `, [ 2` and `]]`.
-    """
-    written, opened = [""], list[int]()
-    for line in rest.split("\n")[1:]:
-        signs = list(line.split("#")[0].rstrip())
-        dashes = re.match(r"(?: *- +)*", "".join(signs))
-        columns = [] if dashes is None else [i for i, c in enumerate(dashes[0]) if c == "-"]
-        if signs and (not columns or columns[0] < min(opened, default=0)):
-            break
-        for column in columns:
-            while opened and opened[-1] > column:
-                opened.pop()
-                written[-1] += "]"
-            if opened and opened[-1] == column:
-                signs[column] = ","
-            else:
-                signs[column] = "["
-                opened.append(column)
-        written.append("".join(signs))
-    if not opened:
-        raise TreeError(f"{key} must have a list below it such as - [0, 0], got nothing.")
-    return "\n".join(written) + "]" * len(opened)
+def _trees(values: object) -> Iterator[tuple[str, object]]:
+    """Key and value of each tree in plain data."""
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            yield from [(key, value)] if key in TREE_KEYS else _trees(value)
+    elif isinstance(values, list):
+        for value in values:
+            yield from _trees(value)

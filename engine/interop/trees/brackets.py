@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.errors import TreeError
@@ -12,77 +13,73 @@ from engine.tree import MAX_NODES, ChoiceTree, Path
 
 MAX_CHARS = 200_000
 Placed = tuple[ChoiceTree, Mapping[Path, str]]
-"""A tree, and where each of its listed paths stands."""
-_PAIRS = {"[": "]", "(": ")", "{": "}"}
-_TOKEN = re.compile(r"\s+|#[^\n]*|[\[\](){},]|[^\s\[\](){},#]+")
+"""A tree, and where each of its listed paths is."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Item:
-    """A number or what stands in its stead; or a bracket, and the items behind it.
-
-    Attributes:
-        wants_item: whether a bracket may be followed by an item: at the start, and after a comma.
-    """
+    """A number, or text in its place; or a bracket with the items inside."""
 
     text: str
     place: str
     items: list[Item] | None = None
-    wants_item: bool = True
 
 
-def place(line: int, column: int) -> str:
-    return f"line {line}, column {column}"
+def read_brackets(text: str, line: int = 1, column: int = 1) -> list[Item]:
+    """The items of a text: all that it lists at the top, without `name =` and quotes around it.
 
+    Lists, tuples and Triton's braces are Python's own syntax, so that Python parses them.
 
-def read_brackets(text: str) -> list[Item]:
-    """The items of a text, in order; those at the top are separated by commas too."""
+    Args:
+        line, column: where the text begins.
+    """
     if len(text) > MAX_CHARS:
         raise TreeError(f"Choice tree text has {len(text)} characters; {MAX_CHARS} are allowed.")
-    items: list[Item] = []
-    stack = [Item("", "", items)]
-    line, start = 1, 0
-    for match in _TOKEN.finditer(text):
-        token = match.group()
-        if token[0].isspace() or token[0] == "#":
-            if "\n" in token:
-                line += token.count("\n")
-                start = match.start() + token.rindex("\n") + 1
-            continue
-        at = place(line, match.start() - start + 1)
-        if token in _PAIRS:
-            stack.append(Item(token, at, []))
-        elif token != ",":
-            item = _closed(stack, token, at) if token in _PAIRS.values() else Item(token, at)
-            top = stack[-1]
-            if not top.wants_item:
-                raise TreeError(f"A comma is missing before {item.text[:40]} at {item.place}.")
-            assert top.items is not None
-            top.items.append(item)
-            top.wants_item = False
-        elif stack[-1].wants_item:
-            raise TreeError(f"Nothing stands before the comma at {at}. Remove the comma.")
-        else:
-            stack[-1].wants_item = True
-    top = stack[-1]
-    if top.text:
-        raise TreeError(f"{top.text} at {top.place} is never closed. Add {_PAIRS[top.text]}.")
-    return items
+    indent = text[: len(text) - len(text.lstrip())]
+    line, first = line + indent.count("\n"), len(indent) - indent.rfind("\n") - 1
+    first += 0 if "\n" in indent else column - 1
+
+    def place(row: int, at: int) -> str:
+        return f"line {line + row - 1}, column {at + (first if row == 1 else 0)}"
+
+    try:
+        statements = ast.parse(text.strip()).body
+        nodes = [getattr(statement, "value", None) or statement for statement in statements]
+        match nodes:
+            case [ast.Constant(value=str(quoted))]:
+                return read_brackets(quoted, line, first + 2)
+        return [_item(node, place) for node in nodes]
+    except SyntaxError as error:
+        at = place(error.lineno or 1, error.offset or 1)
+        raise TreeError(f"The tree is malformed at {at}: {error.msg}.") from error
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise TreeError("The tree is malformed: it is not a list of paths.") from error
 
 
-def _closed(stack: list[Item], token: str, at: str) -> Item:
-    if len(stack) == 1:
-        raise TreeError(f"{token} at {at} closes nothing. Remove it.")
-    top = stack.pop()
-    if _PAIRS[top.text] != token:
-        raise TreeError(
-            f"{top.text} at {top.place} is closed by {token} at {at}; it needs {_PAIRS[top.text]}."
-        )
-    return top
+def _item(node: ast.AST, place: Callable[[int, int], str]) -> Item:
+    at = place(getattr(node, "lineno", 1), getattr(node, "col_offset", 0) + 1)
+    match node:
+        case ast.List(elts=parts) | ast.Tuple(elts=parts) | ast.Set(elts=parts):
+            return Item("", at, [_item(part, place) for part in parts])
+        case ast.Dict(keys=[]):  # empty braces
+            return Item("", at, [])
+        case ast.Constant(value=value):
+            return Item(repr(value), at)
+        case ast.Subscript(slice=part) | ast.Call(args=[part, *_]):  # [0] [1] and [0] (1)
+            raise TreeError(f"A comma is missing before {place(part.lineno, part.col_offset)}.")
+    return Item(ast.unparse(node), at)
+
+
+def data_items(values: Sequence[object]) -> list[Item]:
+    """The items of parsed YAML or JSON."""
+    return [
+        Item(str(value), f"item {n}", data_items(value) if isinstance(value, list) else None)
+        for n, value in enumerate(values, 1)
+    ]
 
 
 def tree_of(items: Sequence[Item], format: str) -> Placed:
-    """Paths from the groups of one outer list, or from those at the top (Triton's braces)."""
+    """Paths from one outer list, or from the groups at the top (Triton's braces)."""
     inner = items[0].items if len(items) == 1 else None
     if inner is not None:
         is_outer = bool(inner) and all(item.items is not None for item in inner)

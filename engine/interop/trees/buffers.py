@@ -1,4 +1,4 @@
-"""What an engine's attention and verifier are handed of a draft tree, as its code spells it."""
+"""The tables that attention and verifiers take for a draft tree, under their names in the code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORD = 32
 def tree_buffers(shape: TreeShape) -> dict[str, list[int] | list[list[int]]]:
     """The tables of a tree by their names in TensorRT-LLM, Medusa and EAGLE, and SGLang.
 
-    Bit j of a row's packed mask says that the row sees row j: bit 0 of the first int32 is the root.
+    Bit j of a row's packed mask: the row attends to row j. Bit 0 of the first int32 is the root.
     Paths to the leaves run from the last leaf to the first, filled up with -1; so do a node's first
     child and next sibling where there is none.
 

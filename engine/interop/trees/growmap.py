@@ -1,8 +1,9 @@
 """Sequoia's growmaps: a tree as lists of successors, without ranks.
 
 A growmap numbers its nodes level by level, the root first, and lists the successors of each node
-from the likeliest on; the rank of a node is its place in that list. UMbreLLa keeps the same keys in
-JSON, Sequoia in a .pt file. Source: arXiv:2402.12374; github Infini-AI-Lab/Sequoia, tree_search.py.
+from the most probable on; the rank of a node is its place in that list. UMbreLLa keeps the same
+keys in JSON, Sequoia in a .pt file.
+Source: arXiv:2402.12374; github Infini-AI-Lab/Sequoia, tree_search.py.
 
 Example: the tree [0], [1], [0, 0] has successors [[1, 2], [3], [], []].
 """
@@ -31,49 +32,27 @@ FAULTS: tuple[type[Exception], ...] = (
 )
 """What a damaged archive or pickle raises, in `zipfile` and in `pickle`."""
 Numbers = Annotated[list[int], Field(max_length=MAX_NODES + 1)]
-Rows = Annotated[list[Numbers], Field(max_length=MAX_NODES + 1)]
 
 
 class Growmap(Settings):
-    """The keys that make the tree; roots and mask follow from them."""
+    """The keys that make the tree; roots, branches and mask follow from them."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
 
-    Successors: Rows | None = None
-    branches: Rows | None = None
+    Successors: Annotated[list[Numbers], Field(max_length=MAX_NODES + 1)]
     depth: Numbers | None = None
     size: int | None = Field(None, ge=2, le=MAX_NODES + 1)
-
-    def successors(self) -> list[list[int]]:
-        """As listed, or from how many children each node has, level by level."""
-        if self.Successors is not None:
-            return self.Successors
-        if self.branches is None:
-            raise TreeError(
-                "A growmap must have Successors, or roots and branches. Neither is here."
-            )
-        found: list[list[int]] = []
-        born = 1
-        for count in (count for level in self.branches for count in level):
-            if not 0 <= count <= MAX_NODES + 1 - born:
-                raise TreeError(
-                    f"Growmap branches must be counts for at most {MAX_NODES + 1} nodes, got "
-                    f"{count}."
-                )
-            found.append(list(range(born, born + count)))
-            born += count
-        return found + [[] for _ in range(born - len(found))]
 
 
 def write_growmap(tree: ChoiceTree) -> dict[str, Any]:
     """The growmap of a tree, every key that Sequoia writes.
 
     Raises:
-        TreeError: the tree skips a rank, which a growmap cannot say.
+        TreeError: the tree skips a rank, which a growmap cannot express.
     """
-    shape, known = tree.shape, set(tree.paths)
+    shape, paths = tree.shape, set(tree.paths)
     for *parent, rank in tree.paths:
-        if rank and (*parent, rank - 1) not in known:
+        if rank and (*parent, rank - 1) not in paths:
             raise TreeError(
                 "A Sequoia growmap has no ranks: children are ranks 0, 1, … in a row, but this "
                 f"tree has {[*parent, rank]} without {[*parent, rank - 1]}."
@@ -100,7 +79,7 @@ def read_growmap(values: Mapping[str, Any]) -> ChoiceTree:
         growmap = Growmap.parse(values)
     except ConfigError as error:
         raise TreeError(f"The growmap is malformed: {error}") from error
-    successors = growmap.successors()
+    successors = growmap.Successors
     size = len(successors)
     if not 2 <= size <= MAX_NODES + 1:
         raise TreeError(
@@ -120,18 +99,18 @@ def read_growmap(values: Mapping[str, Any]) -> ChoiceTree:
             if paths[child] is not None:
                 raise TreeError(f"Growmap node {child} is the successor of two nodes.")
             paths[child] = (*above, rank)
-    found = [path for path in paths if path]
+    nodes = [path for path in paths if path]
     if growmap.size not in (None, size):
         raise TreeError(
-            f"The growmap says size {growmap.size}, but its successors make {size} nodes."
+            f"The growmap has size {growmap.size}, but its successors make {size} nodes."
         )
-    if growmap.depth not in (None, [0, *map(len, found)]):
+    if growmap.depth not in (None, [0, *map(len, nodes)]):
         raise TreeError("The growmap's depth does not agree with its successors.")
-    return ChoiceTree.parse(found, form="candidates")
+    return ChoiceTree.parse(nodes, form="candidates")
 
 
 def read_growmap_file(file: FilePath) -> ChoiceTree:
-    """The tree of Sequoia's .pt file, read without running anything that the file says.
+    """The tree of Sequoia's .pt file, read without executing anything in the file.
 
     Raises:
         TreeError: not such a file, or too large.
@@ -145,7 +124,7 @@ def read_growmap_file(file: FilePath) -> ChoiceTree:
             raise TreeError(f"{file} has more than {MAX_PICKLE_BYTES} bytes; it is not a growmap.")
         values = _Lists(BytesIO(pickled)).load()
     except pickle.UnpicklingError as error:
-        raise TreeError(f"{file} holds more than tensors and lists; it is not read.") from error
+        raise TreeError(f"{file} has more than tensors and lists; it is not read.") from error
     except FAULTS as error:
         raise TreeError(f"{file} could not be read as a growmap: {error!s:.200}.") from error
     if not isinstance(values, Mapping):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, create_model
+from transformers import GenerationConfig
 
 from engine.drafters.method import MethodConfig
-from engine.interop.handoff import Export
+from engine.interop.export_files import Export
 
 FOLDER = Path(__file__).parent / "recorded"
 RELEASE = {
@@ -173,7 +175,13 @@ def _llamacpp(export: Export, files: dict[str, str]) -> None:
 
 
 def _transformers(export: Export, files: dict[str, str]) -> None:
-    compile(files["generate.py"], "generate.py", "exec")
+    text = files["generate.py"]
+    compile(text, "generate.py", "exec")
+    call = text.split("model.generate(")[1].split(")\n")[0]
+    names = [part.split("=")[0] for part in call.split(", ")[1:]]
+    names += re.findall(r"assistant\.generation_config\.(\w+)", text)
+    arguments = ("assistant_model", "assistant_tokenizer", "tokenizer")
+    assert all(name in vars(GenerationConfig()) or name in arguments for name in names)
 
 
 _CHECKS = {

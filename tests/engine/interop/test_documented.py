@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import presets
 from engine.drafters import parse_method
 from engine.drafters.method import MethodConfig
 from engine.interop import ENGINES, export_method, import_config
@@ -55,36 +54,70 @@ def test_vllm_examples_come_back_to_the_letter(version: str, example: str) -> No
     assert json.loads(files["speculative_config.json"]) == json.loads(example)
 
 
-def test_vllm_ngram_example() -> None:
-    example = (
-        '{"method":"ngram","num_speculative_tokens":4,"prompt_lookup_min":2,"prompt_lookup_max":5}'
-    )
-    found = import_config(ENGINES["vllm"], example, yaml.safe_load)
-    assert found.config == parse_method(
-        {"decoding_type": "NGram", "max_draft_len": 4, "max_matching_ngram_size": 5}
-    )
-    assert found.notes == ("Here matches go down to 1 token, there they end at 2.",)
-    assert written("vllm", found.config)["serve.sh"] == (
-        f"vllm serve {LLAMA} \\\n  --speculative-config '"
-        '{"method":"ngram","num_speculative_tokens":4,'
-        '"prompt_lookup_min":1,"prompt_lookup_max":5}\'\n'
-    )
+@pytest.mark.parametrize(
+    ("engine", "settings", "example"),
+    [
+        (
+            "trtllm",
+            {**EAGLE3, "max_draft_len": 4, "use_dynamic_tree": True, "dynamic_tree_max_topK": 10,
+             "max_total_draft_tokens": 40},
+            "speculative_config:\n"
+            "  decoding_type: Eagle3\n"
+            "  max_draft_len: 4\n"
+            "  speculative_model: yuhuili/EAGLE3-LLaMA3.1-Instruct-8B\n"
+            "  use_dynamic_tree: true\n"
+            "  dynamic_tree_max_topK: 10\n"
+            "  max_total_draft_tokens: 40\n",
+        ),
+        (
+            "trtllm",
+            {"decoding_type": "NGram"},
+            "disable_overlap_scheduler: true\n"
+            "speculative_config:\n"
+            "  decoding_type: NGram\n"
+            "  max_draft_len: 10\n"
+            "  max_matching_ngram_size: 2\n"
+            "  is_keep_all: true\n"
+            "  is_use_oldest: true\n"
+            "  is_public_pool: true\n",
+        ),
+        (
+            "sglang",
+            {**EAGLE3, "max_draft_len": 5, "use_dynamic_tree": True, "dynamic_tree_max_topK": 4,
+             "max_total_draft_tokens": 15},
+            f"python -m sglang.launch_server --model-path {LLAMA} \\\n"
+            "  --speculative-algorithm EAGLE3 \\\n"
+            "  --speculative-draft-model-path yuhuili/EAGLE3-LLaMA3.1-Instruct-8B \\\n"
+            "  --speculative-num-steps 5 \\\n"
+            "  --speculative-eagle-topk 4 \\\n"
+            "  --speculative-num-draft-tokens 16\n",  # the root is counted
+        ),
+        (
+            "llamacpp",
+            {"decoding_type": "Draft_Target", "speculative_model": "/m/draft.gguf",
+             "max_draft_len": 8, "use_draft_probs": False},
+            "llama-server -m Llama-3.1-8B-Instruct.gguf \\\n"
+            "  --spec-type draft-simple \\\n"
+            "  -md /m/draft.gguf \\\n"
+            "  --spec-draft-n-max 8 \\\n"
+            "  --spec-draft-n-min 0 \\\n"
+            "  --spec-draft-p-min 0.0\n",
+        ),
+    ],
+)  # fmt: skip
+def test_documented_files_are_written_to_the_letter(
+    engine: str, settings: dict[str, object], example: str
+) -> None:
+    config = parse_method(settings)
+    assert next(iter(written(engine, config).values())) == example
+    assert read(engine, example) == config
 
 
-def test_tensorrt_llm_s_safe_hand_off() -> None:
-    example = (
-        "speculative_config:\n"
-        "  decoding_type: Eagle3\n"
-        "  max_draft_len: 4\n"
-        "  speculative_model: yuhuili/EAGLE3-LLaMA3.1-Instruct-8B\n"
-    )
-    config = read("trtllm", example)
-    assert config == parse_method({**EAGLE3, "max_draft_len": 4})
-    files = written("trtllm", config)
-    assert files["config.yaml"] == example
-    assert files["serve.sh"] == (
-        f"trtllm-serve {LLAMA} \\\n  --backend pytorch \\\n  --config config.yaml\n"
-    )
+def test_sglang_s_default_sizes_are_a_chain_of_three() -> None:
+    text = "--speculative-algorithm EAGLE --speculative-draft-model-path x/y"
+    result = import_config(ENGINES["sglang"], text, yaml.safe_load)
+    assert result.config.model_dump()["eagle_choices"] == ChoiceTree.chain(3).paths
+    assert any("3, 1, 4 is used here" in note for note in result.notes)
 
 
 def test_a_parallel_draft_model_goes_from_vllm_to_tensorrt_llm() -> None:
@@ -99,50 +132,7 @@ def test_a_parallel_draft_model_goes_from_vllm_to_tensorrt_llm() -> None:
     assert read("trtllm", example + "  mask_token_id: 7\n") == config.replace(mask_token_id=7)
 
 
-def test_tensorrt_llm_s_dynamic_tree() -> None:
-    tree = {"use_dynamic_tree": True, "dynamic_tree_max_topK": 10, "max_total_draft_tokens": 40}
-    config = parse_method({**EAGLE3, "max_draft_len": 4, **tree})
-    assert written("trtllm", config)["config.yaml"] == (
-        "speculative_config:\n"
-        "  decoding_type: Eagle3\n"
-        "  max_draft_len: 4\n"
-        "  speculative_model: yuhuili/EAGLE3-LLaMA3.1-Instruct-8B\n"
-        "  use_dynamic_tree: true\n"
-        "  dynamic_tree_max_topK: 10\n"
-        "  max_total_draft_tokens: 40\n"
-    )
-
-
-def test_tensorrt_llm_s_ngram_with_its_own_names() -> None:
-    assert written("trtllm", parse_method({"decoding_type": "NGram"}))["config.yaml"] == (
-        "disable_overlap_scheduler: true\n"
-        "speculative_config:\n"
-        "  decoding_type: NGram\n"
-        "  max_draft_len: 10\n"
-        "  max_matching_ngram_size: 2\n"
-        "  is_keep_all: true\n"
-        "  is_use_oldest: true\n"
-        "  is_public_pool: true\n"
-    )
-
-
-def test_tensorrt_llm_s_legacy_eagle_example_counts_nodes_and_layers() -> None:
-    """The example of the 1.0 line: 63 nodes in max_draft_len, 4 layers."""
-    tree = presets.trees()["mc_sim_7b_63-medusa"].tree
-    config = parse_method(
-        {
-            "decoding_type": "Eagle",
-            "speculative_model": "yuhuili/EAGLE-Vicuna-7B-v1.3",
-            "eagle_choices": tree.as_lists(),
-        }
-    )
-    block = yaml.safe_load(written("trtllm", config, "1.0")["config.yaml"])["speculative_config"]
-    assert block["max_draft_len"] == 63 and block["num_eagle_layers"] == 4
-    assert block["max_non_leaves_per_layer"] <= 10
-    assert block["speculative_model_dir"] == "yuhuili/EAGLE-Vicuna-7B-v1.3"
-
-
-def test_triton_s_documented_parameters() -> None:
+def test_triton_s_documented_parameters(tmp_path: Path) -> None:
     text = (
         'parameters: { key: "decoding_mode"  value: { string_value: "medusa" } }\n'
         'parameters: { key: "medusa_choices" value: { string_value: "{0}, {0, 0}, {1}, {0, 1}" } }'
@@ -158,6 +148,12 @@ def test_triton_s_documented_parameters() -> None:
     )
     assert "--speculative_decoding_mode medusa" in files["build.sh"]
     assert "--gemm_plugin float16" in files["build.sh"]
+    models = repository(files["serve.sh"], tmp_path)
+    assert models["preprocessing"]["tokenizer_dir"] == LLAMA
+    engine = models["tensorrt_llm"]
+    assert engine["decoding_mode"] == "medusa"
+    assert engine["medusa_choices"] == "{0}, {1}, {0, 0}, {0, 1}"
+    assert engine["engine_dir"] == f"{tmp_path}/engine"
 
 
 TEMPLATES = {
@@ -191,20 +187,9 @@ def repository(script: str, folder: Path) -> dict[str, dict[str, str]]:
     run = {"cwd": folder, "env": {**os.environ, "APP": str(app)}, "check": True}
     subprocess.run(["bash", "-c", script], **run)  # type: ignore[call-overload]
     files = (folder / "model_repository").glob("*/config.pbtxt")
-    made = {file.parent.name: file.read_text().split("\n") for file in files}
-    assert all(lines[0] == f'name: "{model}"' for model, lines in made.items())
-    return {m: dict(line.split("=", 1) for line in lines[1:]) for m, lines in made.items()}
-
-
-def test_triton_s_repository_is_filled_with_mode_and_tree(tmp_path: Path) -> None:
-    config = parse_method({"decoding_type": "Medusa", "speculative_model": "a/b"})
-    files = written("triton", config.replace(medusa_choices=[[0], [0, 0], [1]]), "1.2")
-    made = repository(files["serve.sh"], tmp_path)
-    assert made["preprocessing"]["tokenizer_dir"] == LLAMA
-    engine = made["tensorrt_llm"]
-    assert engine["decoding_mode"] == "medusa"
-    assert engine["medusa_choices"] == "{0}, {1}, {0, 0}"
-    assert engine["engine_dir"] == f"{tmp_path}/engine"
+    models = {file.parent.name: file.read_text().split("\n") for file in files}
+    assert all(lines[0] == f'name: "{model}"' for model, lines in models.items())
+    return {m: dict(line.split("=", 1) for line in lines[1:]) for m, lines in models.items()}
 
 
 @pytest.mark.parametrize("logits", [True, False])
@@ -221,11 +206,11 @@ def test_triton_s_two_models_of_the_documented_example(logits: bool, tmp_path: P
     assert "--model_dir small" in files["build.sh"] and "--max_draft_len 10" in files["build.sh"]
     ranks = "--disable-spawn-processes --world_size=3" if logits else "--world_size=1"
     assert f"--multi-model {ranks}" in files["serve.sh"]
-    made = repository(files["serve.sh"], tmp_path)
-    assert made["tensorrt_llm_bls"]["tensorrt_llm_model_name"] == "tensorrt_llm"
-    assert made["tensorrt_llm_bls"]["tensorrt_llm_draft_model_name"] == "tensorrt_llm_draft"
+    models = repository(files["serve.sh"], tmp_path)
+    assert models["tensorrt_llm_bls"]["tensorrt_llm_model_name"] == "tensorrt_llm"
+    assert models["tensorrt_llm_bls"]["tensorrt_llm_draft_model_name"] == "tensorrt_llm_draft"
     for rank, model, gpu in ((1, "tensorrt_llm_draft", "0"), (2, "tensorrt_llm", "1")):
-        own = made[model]
+        own = models[model]
         assert (own["gpu_device_ids"], own["enable_kv_cache_reuse"]) == (gpu, "true")
         assert (own["participant_ids"] == str(rank)) == logits
         assert (own["speculative_decoding_fast_logits"] == "1") == logits
@@ -247,76 +232,6 @@ def test_prefill_and_decode_workers_draft_alike() -> None:
         assert f"--port {url.split(':')[1]}" in files["disaggregated.sh"]
     assert "latency" in files["bench.sh"] and "--config config.yaml" in files["bench.sh"]
     assert "prefill.yaml" not in written("trtllm", parse_method({"decoding_type": "NGram"}))
-
-
-def test_triton_s_lookahead_parameters_and_their_build() -> None:
-    files = written("triton", parse_method({"decoding_type": "Lookahead"}), "1.2")
-    for key, value in (("window", 4), ("ngram", 3), ("verification_set", 4)):
-        line = f'key: "lookahead_{key}_size"  value: {{ string_value: "{value}" }}'
-        assert line in files["config.pbtxt"]
-    # (N - 2) + (W - 1 + G)(N - 1) = 1 + 7 · 2
-    assert "--max_draft_len 15" in files["build.sh"]
-
-
-def test_triton_s_redrafter_counts_the_beam_without_the_root() -> None:
-    config = {"decoding_type": "ReDrafter", "speculative_model": "./vicuna-7b-drafter"}
-    files = written("triton", parse_method({**config, "beam_width": 4, "beam_length": 6}), "1.2")
-    assert "--redrafter_num_beams 4" in files["build.sh"]
-    assert "--redrafter_draft_len_per_beam 5" in files["build.sh"]
-    assert "explicit_draft_tokens" in files["build.sh"]
-
-
-def test_triton_s_model_yaml_carries_the_same_block() -> None:
-    config = parse_method({**EAGLE3, "max_draft_len": 4})
-    assert written("triton", config)["model.yaml"] == (
-        f"model: {LLAMA}\n"
-        "backend: pytorch\n"
-        "speculative_config:\n"
-        "  decoding_type: Eagle3\n"
-        "  max_draft_len: 4\n"
-        "  speculative_model: yuhuili/EAGLE3-LLaMA3.1-Instruct-8B\n"
-        "triton_config:\n"
-        "  max_batch_size: 0\n"
-        "  decoupled: false\n"
-    )
-
-
-def test_sglang_counts_the_root_among_its_draft_tokens() -> None:
-    tree = {"use_dynamic_tree": True, "dynamic_tree_max_topK": 4, "max_total_draft_tokens": 15}
-    config = parse_method({**EAGLE3, "max_draft_len": 5, **tree})
-    text = written("sglang", config)["launch.sh"]
-    assert text == (
-        f"python -m sglang.launch_server --model-path {LLAMA} \\\n"
-        "  --speculative-algorithm EAGLE3 \\\n"
-        "  --speculative-draft-model-path yuhuili/EAGLE3-LLaMA3.1-Instruct-8B \\\n"
-        "  --speculative-num-steps 5 \\\n"
-        "  --speculative-eagle-topk 4 \\\n"
-        "  --speculative-num-draft-tokens 16\n"
-    )
-    assert read("sglang", text) == config
-
-
-def test_sglang_s_default_sizes_are_a_chain_of_three() -> None:
-    text = "--speculative-algorithm EAGLE --speculative-draft-model-path x/y"
-    found = import_config(ENGINES["sglang"], text, yaml.safe_load)
-    assert found.config.model_dump()["eagle_choices"] == ChoiceTree.chain(3).paths
-    assert any("3, 1, 4 is used here" in note for note in found.notes)
-
-
-def test_llama_cpp_s_new_and_old_names() -> None:
-    settings = {"speculative_model": "/m/draft.gguf", "max_draft_len": 8, "use_draft_probs": False}
-    config = parse_method({"decoding_type": "Draft_Target", **settings})
-    assert written("llamacpp", config)["serve.sh"] == (
-        "llama-server -m Llama-3.1-8B-Instruct.gguf \\\n"
-        "  --spec-type draft-simple \\\n"
-        "  -md /m/draft.gguf \\\n"
-        "  --spec-draft-n-max 8 \\\n"
-        "  --spec-draft-n-min 0 \\\n"
-        "  --spec-draft-p-min 0.0\n"
-    )
-    old = written("llamacpp", config, "b8000")["serve.sh"]
-    assert "--draft-max 8" in old and "--draft-p-min 0.0" in old and "--spec-" not in old
-    assert read("llamacpp", old) == config
 
 
 def test_llama_cpp_s_documented_commands() -> None:
@@ -351,7 +266,19 @@ def test_one_dspark_block_for_three_engines() -> None:
     assert f"-md {file}" in written("llamacpp", config)["serve.sh"]
 
 
-def test_an_assistant_is_told_by_its_name_as_the_engines_do() -> None:
+def test_triton_s_lookahead_and_redrafter_builds() -> None:
+    files = written("triton", parse_method({"decoding_type": "Lookahead"}), "1.2")
+    for key, value in (("window", 4), ("ngram", 3), ("verification_set", 4)):
+        line = f'key: "lookahead_{key}_size"  value: {{ string_value: "{value}" }}'
+        assert line in files["config.pbtxt"]
+    assert "--max_draft_len 15" in files["build.sh"]  # (N - 2) + (W - 1 + G)(N - 1) = 1 + 7 · 2
+    config = {"decoding_type": "ReDrafter", "speculative_model": "./vicuna-7b-drafter"}
+    files = written("triton", parse_method({**config, "beam_width": 4, "beam_length": 6}), "1.2")
+    for option in ("num_beams 4", "draft_len_per_beam 5"):  # without the root
+        assert f"--redrafter_{option}" in files["build.sh"]
+
+
+def test_an_assistant_is_recognized_by_its_name_as_the_engines_do() -> None:
     model = "google/gemma-4-E4B-it-assistant"
     assistant = parse_method(
         {"decoding_type": "MTP_Assistant", "speculative_model": model, "max_draft_len": 5}

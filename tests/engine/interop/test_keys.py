@@ -17,7 +17,7 @@ from transformers import GenerationConfig
 
 from engine.errors import ConfigError
 from engine.interop import ENGINES, import_config
-from engine.interop.handoff import Imported
+from engine.interop.export_files import ImportedMethod
 from tests.engine.interop.schemas import RELEASE, recorded
 
 VLLM = {
@@ -142,7 +142,7 @@ out = model.generate(**inputs, {})
 """
 
 
-def read(engine: str, values: dict[str, Any]) -> Imported | str:
+def read(engine: str, values: dict[str, Any]) -> ImportedMethod | str:
     """The method, or the sentence that refuses the values."""
     if engine in ("vllm", "trtllm"):
         text = yaml.safe_dump(values)
@@ -159,7 +159,7 @@ def read(engine: str, values: dict[str, Any]) -> Imported | str:
 
 
 @functools.lru_cache(maxsize=64)
-def imported(engine: str, text: str) -> Imported | str:
+def imported(engine: str, text: str) -> ImportedMethod | str:
     """Read once what all keys are added to."""
     try:
         return import_config(ENGINES[engine], text, yaml.safe_load)
@@ -188,7 +188,7 @@ def test_every_key_is_read_or_listed_or_refused_by_name(engine: str, version: st
     assert {"read", "listed", "refused"} <= outcomes | ({"refused"} if none_refused else set())
 
 
-def outcome(before: Imported | str, after: Imported | str, key: str) -> str | None:
+def outcome(before: ImportedMethod | str, after: ImportedMethod | str, key: str) -> str | None:
     """What became of a key; None if it was dropped in silence."""
     if isinstance(after, str):
         return "refused" if key in after else None

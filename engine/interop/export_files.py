@@ -1,4 +1,4 @@
-"""What goes to another engine and comes from it, and the files and commands that carry it."""
+"""Exports, imported methods, and the files and commands of other engines as text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Verdict = Literal["exact", "with losses", "not supported"]
 Version = tuple[int, ...]
 MAX_CHARS = 200_000
 ReadYaml = Callable[[str], Any]
-"""Plain data of a YAML text; who calls passes it in, since the engine package knows no YAML."""
+"""Parses YAML to plain data; callers pass it in, since the engine package does not import yaml."""
 _OPTION = re.compile(r"-(?![\d.]).")
 _PLAIN = re.compile(r"[A-Za-z_./~][\w./~-]*")
 _YAML_WORDS = frozenset("true false yes no on off null y n ~".split())
@@ -24,7 +24,7 @@ _YAML_WORDS = frozenset("true false yes no on off null y n ~".split())
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A text to save or to paste; `language` is for people's editors."""
+    """A text to save or to paste; `language` is for syntax highlighting."""
 
     name: str
     text: str
@@ -33,12 +33,12 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """A method as an engine takes it.
+    """A method as an engine runs it.
 
     Attributes:
-        warnings: one sentence per loss against the method here; `notes` tell of none.
-        refusal: why the engine cannot take the method, without files then; empty if it does.
-        nearest: what comes nearest then.
+        warnings: one sentence per difference from the method here; `notes` report none.
+        refusal: why the engine cannot run the method, without files then; empty if it can.
+        nearest: the closest alternative then.
     """
 
     engine: str
@@ -57,12 +57,12 @@ class Export:
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportedMethod:
     """An engine's config read as a method here.
 
     Attributes:
-        target: the model that it served, if the text said so.
-        notes: how it was read where that is not plain.
+        target: the model that it served, if the text names it.
+        notes: how it was read where that is not obvious.
         ignored: keys that do not bear on what is drafted: where the drafter runs, for how many.
     """
 
@@ -73,7 +73,7 @@ class Imported:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a person should know of how it was read."""
+        """The notes and the ignored keys, a line each."""
         unread = (f"ignored: {key} has no effect on drafting." for key in self.ignored)
         return (*(f"note: {note}" for note in self.notes), *unread)
 
@@ -146,10 +146,10 @@ def read_flags(text: str, *, switches: frozenset[str] = frozenset()) -> Flags:
 def read_mapping(
     text: str, read_yaml: ReadYaml, keys: tuple[str, ...], expected: str
 ) -> tuple[dict[str, Any], str | None]:
-    """A mapping, or the one under one of the keys; and the `model` that stands beside that key.
+    """A mapping, or the one under one of the keys, and the `model` beside that key.
 
     Raises:
-        ConfigError: it is none; begins with `expected`.
+        ConfigError: there is none; begins with `expected`.
     """
     values, target = read_yaml(text), None
     for key in keys:

@@ -1,0 +1,373 @@
+"""A serving engine as one table: per method, rows that are read both ways.
+
+A `Field` pairs a setting here with a key of the engine, in the releases that have it; a
+`DroppedSetting` warns of what an export loses; a `Codec` computes several keys together; `Refusal`
+and `Ignored` classify the keys that stand for no setting here. `conversion` walks the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.drafters import methods
+from engine.drafters.method import MethodConfig
+from engine.errors import ConfigError
+from engine.interop.export_files import File, ReadYaml, Version
+
+Values = dict[str, Any]
+NO_MODEL = "DRAFTER"
+"""Placeholder for the drafter's weights where the method names none."""
+NO_ALTERNATIVE = ("Combined", "MTP", "MTP_Assistant")
+"""Methods that are never suggested instead: they combine others, or need layers of the target."""
+POOL_RULES = "is_keep_all is_use_oldest is_public_pool"
+DYNAMIC = "dynamic_tree_max_topK max_total_draft_tokens max_non_leaves_per_layer"
+BLOCK = "Set max_draft_len, e.g. to the draft model's block size less one."
+"""The advice where DFlash leaves its length to the draft model and the engine needs a number."""
+IGNORED = object()
+"""The decoded form of a value that has no meaning here."""
+
+
+class UnsupportedError(ConfigError):
+    """The engine cannot run the method; `nearest` names the closest alternative."""
+
+    def __init__(self, sentence: str, nearest: str = "") -> None:
+        super().__init__(sentence)
+        self.nearest = nearest
+
+
+# ---- rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Applies to releases from `since` to before `until`."""
+
+    since: Version = ()
+    until: Version | None = None
+
+    def is_for(self, version: Version) -> bool:
+        return self.since <= version and (self.until is None or version < self.until)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Field(Row):
+    """A setting here and a key of the engine.
+
+    Attributes:
+        setting: empty for a key that stands for no setting here.
+        aliases: other spellings of the key, read only.
+        old: its name in releases before `renamed`.
+        encode: our value → the engine's; None leaves the key out.
+        decode: the engine's value → ours, or `IGNORED`; None for a key that is written only.
+        build: makes the engine's value from the whole method, in place of `encode`.
+        kind: type of the engine's value, where it is not the setting's.
+        switch: our setting that must be on for the key to be written or read.
+        requirement: the advice where our setting is None and the engine needs a value.
+        default: our value where the key is absent, explained by `note`; None = the method's own.
+    """
+
+    setting: str
+    key: str
+    aliases: tuple[str, ...] = ()
+    old: str = ""
+    renamed: Version = ()
+    encode: Callable[[Any], Any] = _same
+    decode: Callable[[Any], Any] | None = _same
+    build: Callable[[Any], Any] | None = None
+    kind: type | None = None
+    switch: str = ""
+    requirement: str = ""
+    default: Any = None
+    note: str = ""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.key, *self.aliases, *([self.old] if self.old else []))
+
+    def key_in(self, version: Version) -> str:
+        return self.old if version < self.renamed else self.key
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedSetting(Row):
+    """A warning in place of those that `settings` (separated by blanks) are dropped.
+
+    It is issued where `when` holds of the config, which is `{c}` in the sentence.
+    """
+
+    settings: str
+    sentence: str
+    when: Callable[[Any], bool] = lambda config: True
+
+
+@dataclass(frozen=True, slots=True)
+class Codec(Row):
+    """Keys that several settings make together."""
+
+    keys: tuple[str, ...]
+    write: Callable[[Any, Values], None] = lambda writer, values: None
+    read: Callable[[Any], None] = lambda reader: None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal(Row):
+    """Keys that make the engine draft or accept as no method here does; they are never ignored.
+
+    Attributes:
+        keys: separated by blanks.
+        why: what they do, in a few words.
+        neutral: values with which they do nothing, in lower case.
+    """
+
+    keys: str
+    why: str
+    neutral: tuple[str, ...] = ("false", "none")
+
+    def check(self, title: str, key: str, value: Any) -> None:
+        """Raises ConfigError: the value has an effect."""
+        if str(value).strip().lower() not in self.neutral:
+            entry = f"{key}={value}"[:80] if str(value) else key
+            raise ConfigError(
+                f"{entry} has no counterpart here: in {title}, {self.why}. Remove it to read "
+                "the rest."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored(Row):
+    """Keys, separated by blanks, that have no effect on what is drafted."""
+
+    keys: str
+
+
+def same(*names: str, switch: str = "") -> tuple[Field, ...]:
+    """Settings whose keys have the same names."""
+    return tuple(Field(name, name, switch=switch) for name in names)
+
+
+def read_only(setting: str, key: str, **rest: Any) -> Field:
+    """A key that is never written."""
+    return Field(setting, key, build=lambda writer: None, **rest)
+
+
+def const(key: str, value: Any, **rest: Any) -> Field:
+    """A key that always has this value; another one is ignored on reading, explained by `note`."""
+
+    def decode(other: Any) -> Any:
+        return None if str(other) == str(value) else IGNORED
+
+    return Field("", key, build=lambda writer: value, decode=decode, **rest)
+
+
+def weights(key: str, *aliases: str, **rest: Any) -> Field:
+    """The drafter's weights."""
+
+    def decode(model: str) -> str | None:
+        return None if model == NO_MODEL else model
+
+    def build(writer: Any) -> Any:
+        return writer.model()
+
+    return Field("speculative_model", key, aliases, build=build, decode=decode, **rest)
+
+
+def drops_block_tree(title: str) -> DroppedSetting:
+    """The warning of an engine that drafts a block as a chain."""
+    return DroppedSetting(
+        "use_dynamic_tree dynamic_tree_max_topK max_total_draft_tokens",
+        "use_dynamic_tree, dynamic_tree_max_topK and max_total_draft_tokens are dropped: "
+        f"{title} drafts the most probable token at each position; measured MAT falls.",
+        lambda config: config.use_dynamic_tree,
+    )
+
+
+def drops_draft_probs(why: str, **releases: Any) -> DroppedSetting:
+    """The warning of an engine that verifies without the drafter's probabilities."""
+    sentence = f"use_draft_probs is dropped{why}"
+    return DroppedSetting(
+        "use_draft_probs", sentence, lambda config: config.use_draft_probs, **releases
+    )
+
+
+# ---- methods and engines
+
+
+def refusals_of(rows: Iterable[Row]) -> dict[str, Refusal]:
+    """The refusal of each key that has one."""
+    return {key: row for row in rows if isinstance(row, Refusal) for key in row.keys.split()}
+
+
+def ignored_of(rows: Iterable[Row]) -> frozenset[str]:
+    return frozenset(k for row in rows if isinstance(row, Ignored) for k in row.keys.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Row):
+    """A method here as an engine runs it.
+
+    Attributes:
+        name: the engine's name for it, under the engine's `key`; empty if nothing names it.
+        aliases: other names that are read as this method.
+        implied: our settings that the engine's method implies.
+        removal: why later releases do not have it, and the closest alternative.
+        notes: remarks on an export; `read_notes` on reading.
+    """
+
+    decoding_type: str
+    name: str
+    rows: tuple[Row, ...] = ()
+    aliases: tuple[str, ...] = ()
+    implied: Mapping[str, Any] = field(default_factory=dict)
+    removal: tuple[str, str] | None = None
+    notes: tuple[str, ...] = ()
+    read_notes: tuple[str, ...] = ()
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        return tuple(row for row in self.rows if isinstance(row, Field))
+
+    @property
+    def codecs(self) -> tuple[Codec, ...]:
+        return tuple(row for row in self.rows if isinstance(row, Codec))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys that are read."""
+        fields = tuple(key for row in self.fields for key in row.keys)
+        return fields + tuple(key for codec in self.codecs for key in codec.keys)
+
+    @property
+    def own_keys(self) -> set[str]:
+        """All keys that are read, refused or ignored for it alone."""
+        return {*self.keys, *refusals_of(self.rows), *ignored_of(self.rows)}
+
+
+def method(decoding_type: str, name: str, *rows: Row, **rest: Any) -> Method:
+    return Method(decoding_type, name, rows, **rest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """A serving engine.
+
+    Attributes:
+        versions: releases that differ, newest first; a newer one counts as the first.
+        trees: which draft trees it takes, in a few words.
+        key: its key for the method's name.
+        plain: what an export leaves out, so that the engine decodes plainly.
+        drafters: the closest alternative to a drafter written for this playground.
+        unsupported: per other decoding type, why it is missing and the closest alternative.
+        files: the values as files.
+        parse: a text as values, and the target if the text names it.
+        find_method: which of its methods the values are.
+        rows: refused and ignored keys of every method.
+        strict: whether a key of another method is an error, as it is in the engine.
+        sampling_key: key for how drafts are sampled; a setting here of some methods only.
+        reasons: why a setting has no counterpart, where `conversion.REASONS` is wrong.
+        hybrid: notes on drafting for targets with recurrent layers.
+    """
+
+    name: str
+    title: str
+    versions: tuple[tuple[str, str], ...]
+    trees: str
+    key: str
+    plain: str
+    drafters: str
+    methods: tuple[Method, ...]
+    unsupported: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    files: Callable[[Any, Values], tuple[File, ...]]
+    parse: Callable[[str, ReadYaml], tuple[Mapping[str, Any], str | None]]
+    find_method: Callable[[Any], Method]
+    rows: tuple[Row, ...] = ()
+    strict: bool = False
+    sampling_key: str = ""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    hybrid: tuple[DroppedSetting, ...] = ()
+
+    @property
+    def newest(self) -> str:
+        return self.versions[0][0]
+
+    @property
+    def common_keys(self) -> set[str]:
+        return {*ignored_of(self.rows), *refusals_of(self.rows)}
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """The keys of all methods."""
+        own = (method.own_keys for method in self.methods)
+        return frozenset({self.key, *self.common_keys}.union(*own))
+
+    def method(self, config: MethodConfig, version: Version) -> Method:
+        """The method as this release runs it.
+
+        Raises:
+            UnsupportedError: it does not.
+        """
+        cls, name, title = type(config), config.decoding_type, self.title
+        if name == "Autoregressive":
+            plain = f"Without {self.plain}, {title} decodes plainly."
+            return Method(name, "", notes=(plain,) if self.plain else ())
+        candidates = [method for method in self.methods if method.decoding_type == name]
+        for candidate in candidates:
+            if candidate.is_for(version):
+                return candidate
+        if candidates:
+            since = ".".join(map(str, candidates[0].since))
+            later = f"{title} has {candidates[0].name or cls.title} from {since} on."
+            nearest = f"Release {since} or newer; before, {self._nearest(cls, version)}."
+            raise UnsupportedError(*(candidates[0].removal or (later, nearest)))
+        unsupported = {
+            "Combined": (
+                f"{title} runs one drafting method at a time.",
+                "Export the method that drafts most of the accepted tokens by itself.",
+            ),
+            "User_Provided": (
+                f"A drafter written for this playground does not run in {title}.",
+                self.drafters,
+            ),
+        } | dict(self.unsupported)
+        none = f"{title} has no {cls.title}.", f"{self._nearest(cls, version)}."
+        raise UnsupportedError(*unsupported.get(name, none))
+
+    def _nearest(self, cls: type[MethodConfig], version: Version) -> str:
+        """The methods of this release that, like this one, need weights of their own or none."""
+        available = [
+            methods()[method.decoding_type]
+            for method in self.methods
+            if method.decoding_type not in NO_ALTERNATIVE and method.is_for(version)
+        ]
+        like = [other.title for other in available if _has_weights(other) == _has_weights(cls)]
+        if not like:
+            return ", ".join(other.title for other in available)
+        why = "with weights of their own" if _has_weights(cls) else "without weights"
+        return f"{', '.join(dict.fromkeys(like))}: {why}, too"
+
+
+def _has_weights(cls: type[MethodConfig]) -> bool:
+    return "speculative_model" in cls.model_fields
+
+
+def method_named(methods: Iterable[Method], key: str, name: str) -> Method:
+    """The first method that the engine calls so under this key.
+
+    Raises:
+        ConfigError: none has a counterpart here.
+    """
+    names: dict[str, Method] = {}
+    for candidate in methods:
+        for word in (candidate.name, *candidate.aliases) if candidate.name else ():
+            names.setdefault(word, candidate)
+    if name not in names:
+        raise ConfigError(
+            f"{key} must be one of {', '.join(names)}, got {name or 'none':.40}. Others have no "
+            "counterpart here."
+        )
+    return names[name]
