@@ -166,10 +166,8 @@ class _Generation:
         target_probs, draft_probs = verified.token_probs(), proposal.token_probs()
         self.constraint.commit(committed)
         self.drafter.observe(Outcome(proposal, output, (0, *accepted.path), committed))
-        draft_s, forward_s, accept_s, total_s = clock.phases_s()
-        rollback = self.cache.rollback()
-        verify_s = forward_s - rollback.forward_s - rollback.timing_s
-        rollback_s = rollback.forward_s + rollback.commit_s
+        draft_s, verify_s, accept_s, total_s = clock.phases_s()
+        rollback_s = self.cache.rollback_s
         self.num_steps += 1
         return Step(
             index=self.num_steps - 1,

@@ -35,9 +35,8 @@ FORMULAS: dict[str, str] = {
     "mean of step latency / tokens the step committed, in milliseconds",
     "step_p50_ms": "median latency of a step, in milliseconds",
     "step_p95_ms": "95th percentile of the latency of a step, in milliseconds",
-    "time_split": "mean seconds per step in draft, verify, accept, other and roll-back, which is "
-    "what recurrent layers take for a tree beyond as many tokens of one text (copied states, calls "
-    "per level or branch), and to have the state after the accepted path; 0 without such layers",
+    "time_split": "mean seconds per step in draft, verify, accept, other and roll-back, which "
+    "restores the states of recurrent layers after the accepted path; 0 without such layers",
     "quiet_split": "seconds per step that speedups are computed from: up to the next step, without "
     "the steps that something else on the machine disturbed",
     "num_prompt_tokens": "the prompt: tokens that were read / tokens in the cache already, from an "
@@ -196,7 +195,7 @@ class TimeSplit:
     """Seconds of a step, or their mean over several, by part; the parts add up to the step.
 
     Attributes:
-        rollback_s: see `engine.model.states.RollBack`; neither in `verify_s` nor in `other_s`.
+        rollback_s: restoring recurrent states; not a part of `other_s` here.
     """
 
     draft_s: float

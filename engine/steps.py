@@ -80,8 +80,8 @@ class Step:
     num_forced: int = 0
     """The last so many nodes: drafted because the grammar leaves no other token."""
     rollback_s: float = 0.0
-    """Of `other_s`, what recurrent layers take beyond reading as many rows of one text, in the
-    verify forward and after it, to have the state after the accepted path; 0 without any."""
+    """Of `other_s`, restoring the states of recurrent layers after the accepted path; 0 without
+    such layers."""
 
     @property
     def num_drafted(self) -> int:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
-from engine.model.states import RecurrentStates, RollBack, States
+from engine.model.states import RecurrentStates, States
 from engine.tree import upload
 
 GROWTH = 512
@@ -176,9 +176,10 @@ class TreeCache(Cache):
         if self.recurrent is not None and path:
             self.recurrent.commit(path, self.length, lasting=lasting)
 
-    def rollback(self) -> RollBack:
-        """What rolling recurrent states back took since the last forward began."""
-        return RollBack() if self.recurrent is None else self.recurrent.clock.read()
+    @property
+    def rollback_s(self) -> float:
+        """Seconds that the last commit took to restore recurrent states; 0 without any."""
+        return 0.0 if self.recurrent is None else self.recurrent.commit_s
 
     def truncate(self, length: int) -> None:
         """Forget committed rows from `length` on, and more where a recurrent state needs it.

@@ -87,8 +87,13 @@ class Forward(ABC):
 
 
 class RaggedBatch(ABC):
-    """Keys and values of texts, each in a stretch of one buffer of `capacity` tokens."""
+    """Keys and values of several texts, each at its own place in a buffer of `capacity` tokens.
 
+    Attributes:
+        name: what runs, in words.
+    """
+
+    name: str
     capacity: int
 
     @abstractmethod
@@ -101,15 +106,13 @@ class RaggedBatch(ABC):
         needs: Needs | None = None,
         num_logits: int = 0,
     ) -> TargetOutput:
-        """Read new tokens of any texts; a text's earlier ones were read before, or come before.
-
-        A row's results are bit by bit those of its text alone.
+        """Read new tokens of any texts; earlier ones of a text were read before, or come before.
 
         Args:
             tokens: `(n,)` int64.
-            positions: `(n,)` int64, within each row's text.
+            positions: `(n,)` int64, within each row's text; what was read there is overwritten.
             begins: `(n,)` int64, where the row's text begins in the buffer.
-            num_logits: the last so many rows get logits.
+            num_logits: how many of the last rows get logits.
         """
 
     @abstractmethod

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from engine.model.states import AsText, RecurrentStates, States
+from engine.model.states import RecurrentStates, States
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
@@ -97,7 +97,6 @@ class _Run:
 class RecurrentLayers:
     def __init__(self, model: PreTrainedModel) -> None:
         self.run: _Run | None = None
-        self.as_text: AsText = {}
         self._mixers: list[_Mixer] = []
         inside: set[nn.Module] = set()
         code = inspect.getsource(sys.modules[type(model).__module__])
@@ -129,8 +128,6 @@ class RecurrentLayers:
     ) -> Iterator[None]:
         """Let the forward within read and write these states."""
         self.run = None if states is None else _Run(states, parents)
-        if states is not None:
-            states.begin(self.as_text)
         try:
             yield
         finally:
@@ -170,16 +167,7 @@ class _Mixer:
             output, last = self._read(run.states, inputs, before)
             run.states.ran(self._number, lambda path: last)
             return output
-        kind = type(self._module).__name__, len(run.parents)
-        if run.states.clock.wants(kind):
-            with run.states.clock.text(kind):
-                self._read(run.states, inputs, before)
-        with run.states.clock.layer(kind):
-            return self._follow(run, run.parents, inputs, before)
-
-    def _follow(self, run: _Run, parents: tuple[int, ...], inputs: Inputs, before: States) -> Any:
-        """Read the rows of a tree, the way that suits its shape."""
-        layout = _layout(parents, _rows(inputs).device)
+        layout = _layout(run.parents, _rows(inputs).device)
         one_long = len(layout.branches) == 1 and len(layout.levels) > SHORT
         convolves = bool(before) and all(kind == "conv" for kind, _ in before)
         way = self.way or ("branches" if one_long or convolves else "levels")
@@ -202,7 +190,7 @@ class _Mixer:
             level, i = of_row[path[-1]]
             return {key: state[i : i + 1].clone() for key, state in states[level].items()}
 
-        run.states.ran(self._number, after, *states)
+        run.states.ran(self._number, after)
         order = fed_as.argsort()
         return _rowwise(lambda *levels: torch.cat(levels)[order].transpose(0, 1), 1, *outputs)
 
@@ -227,7 +215,7 @@ class _Mixer:
             again = _picked(inputs, torch.tensor([path], device=layout.branches.device))
             return self._read(run.states, again, before)[1]
 
-        run.states.ran(self._number, after, inputs, ends, seen)
+        run.states.ran(self._number, after)
         rows = torch.tensor(layout.place, device=zeros.device)
         return _rowwise(lambda of: of[rows[:, 0], rows[:, 1]][None], longest, output)
 

@@ -15,7 +15,7 @@ from engine.decode import decode
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.errors import TargetError
-from engine.model.batch import Batch, batch_of
+from engine.model.batch import TextBatch
 from engine.model.cache import TreeCache
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal, TargetOutput
@@ -143,7 +143,7 @@ def measure_batch(
     sizes = [(b, n) for b in batches for n in rows if b * n <= max(MAX_BATCH_ROWS, 2 * b)]
     sizes.sort(key=lambda size: (size[1] > rows[1], size[0] * size[1]))
     least = 2 * len(batches)  # a slope needs two points
-    batch = batch_of(target, max(batches), max_len)
+    batch = TextBatch(target, max(batches), max_len)
     batch.prefill([(0, [i % target.vocab_size for i in range(context_len)])])
     batch.repeat(context_len)
     taken: dict[tuple[int, int], list[float]] = {}
@@ -158,7 +158,7 @@ def measure_batch(
     return BatchLatency(batches, tuple(_curve(taken, b, context_len) for b in batches), batch.name)
 
 
-def _time_batch(target: Target, batch: Batch, context_len: int, texts: int, n: int) -> float:
+def _time_batch(target: Target, batch: TextBatch, context_len: int, texts: int, n: int) -> float:
     read = [(t, i % target.vocab_size, context_len + i) for t in range(texts) for i in range(n)]
     synchronise(target.device)
     began = time.perf_counter()

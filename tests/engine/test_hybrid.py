@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -308,15 +307,3 @@ def test_what_roll_back_takes_is_a_part_of_the_rest() -> None:
     assert split.total_s == pytest.approx(sum(step.total_s for step in steps) / len(steps))
     without = steps_of(tiny_target(eos_token_id=None), TreeShape([-1, 0, 0, 1, 2]))
     assert {step.rollback_s for step in without} == {0.0}
-
-
-def test_more_levels_take_more_to_roll_back() -> None:
-    """Of as many rows."""
-    target = target_of("qwen3_5_text")
-    target.recurrent.go("levels")
-    few, many = (
-        statistics.median(step.rollback_s for step in steps_of(target, shape))
-        for shape in (TreeShape([-1, *[0] * 11]), TreeShape.chain(11))
-    )
-    target.recurrent.go(None)
-    assert many > 2 * few
