@@ -33,7 +33,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", default="smollm2-135m-instruct")
     parser.add_argument("--dtypes", default="float32,bfloat16")
-    parser.add_argument("--codes", action="store_true", help="also in a GGUF file's own codes")
+    parser.add_argument(
+        "--codes", action="store_true", help="also in a GGUF file's own quantization"
+    )
     parser.add_argument("--avx2", action="store_true", help="also without AVX-512, compiled so")
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--rows", default="1,2,4,8,12,16,24,32,48,64")

@@ -23,7 +23,7 @@ from pydantic_core import ErrorDetails
 
 from engine.errors import ConfigError
 from engine.grammar import MAX_CHARS, TITLES, GrammarKind, compiled
-from engine.plain import short
+from engine.safe_text import short
 
 MOST_FAULTS = 4
 """Faults that one sentence names."""

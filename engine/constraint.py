@@ -142,7 +142,7 @@ class Structured:
     def mask(self, output: TargetOutput) -> TargetOutput:
         allowed = torch.from_numpy(self._allowed).to(output.logits.device)
         logits = output.logits[: len(allowed)].masked_fill(~allowed, -torch.inf)
-        return replace(output, logits=logits, best=None, log_totals=None)
+        return replace(output, logits=logits, best=None, logsumexp=None)
 
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens:

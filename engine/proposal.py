@@ -43,7 +43,7 @@ class TargetOutput:
             prompt row.
         hidden: `(rows, hidden)` if `Needs.hidden`; after prefill every prompt row.
         layers: `(rows, len(Needs.layers) * hidden)`, concatenated in the order asked for.
-        log_totals: `(rows,)` float32, logsumexp of the logits, where it was had by the way.
+        logsumexp: `(rows,)` float32, logsumexp of the logits, where it was had by the way.
         best: `(rows,)` int64, argmax of the logits, likewise.
         shared: of every layer in `Needs.shared`.
     """
@@ -51,7 +51,7 @@ class TargetOutput:
     logits: Tensor
     hidden: Tensor | None = None
     layers: Tensor | None = None
-    log_totals: Tensor | None = None
+    logsumexp: Tensor | None = None
     best: Tensor | None = None
     shared: tuple[SharedRows, ...] = ()
 

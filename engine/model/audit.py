@@ -62,7 +62,7 @@ def disagreement(target: Target, expected: Tensor) -> str | None:
     spacing at 1, as a share of the reference's own spread. A sibling that is seen by mistake, or a
     row in the wrong place, is off by half of that spread and more.
 
-    With dtype q4 the reference has the dequantised weights, rounded to bfloat16: one more rounding
+    With dtype q4 the reference has the dequantized weights, rounded to bfloat16: one more rounding
     of the same size.
     """
     try:
@@ -80,7 +80,7 @@ def disagreement(target: Target, expected: Tensor) -> str | None:
         if output.argmax() != output.logits.argmax(dim=-1).tolist():
             return "its likeliest token is not the one its logits say"
         totals = output.logits.float().logsumexp(dim=-1)
-        if output.log_totals is not None and not torch.allclose(output.log_totals, totals, 1e-3):
+        if output.logsumexp is not None and not torch.allclose(output.logsumexp, totals, 1e-3):
             return "it normalises its logits wrongly"
     return None
 

@@ -16,7 +16,7 @@ from engine.model.files import check_sizes, read_settings
 from engine.model.kinds import is_recurrent
 from engine.model.loading import all_free_bytes, free_bytes, opened, pick_device, pick_dtype
 from engine.model.placement import Share, first_of, is_placement, placed
-from engine.model.reading import checked_parameters, explained, read_config
+from engine.model.reading import checked_parameters, read_config, translate_errors
 from engine.model.sources import TargetSpec, Weights, locate, without_telemetry
 
 LICENCE = re.compile(r"^license(?:_name)?:\s*['\"]?([\w.+ -]{1,80})", re.MULTILINE)
@@ -56,7 +56,7 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
     where = pick_device(first_of(device))
     kind = pick_dtype(dtype, where)
     weights = locate(spec, cache_dir)
-    with explained(spec):
+    with translate_errors(spec):
         file, num_bytes = opened(weights)
         known = (
             _of_header(file.metadata, file.num_weights)
@@ -122,7 +122,7 @@ def recurrent_by_config(folder: Path) -> bool:
     spec = TargetSpec(name=folder.name, path=str(folder))
     try:
         check_sizes(read_settings(folder / "config.json"), spec.name)
-        with explained(spec):
+        with translate_errors(spec):
             config = read_config(Weights(str(folder), None, None, True, None))
     except PlaygroundError:
         return False

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.model.cache import TreeCache
-from engine.model.kinds import CHUNKED, FULL, KEYLESS, SLIDING, attends
+from engine.model.kinds import CHUNKED, FULL, NO_KV_CACHE, SLIDING, attends
 from engine.proposal import Needs, TargetOutput
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
@@ -71,7 +71,7 @@ class Forward(ABC):
         tokens: Tensor,
         cache: TreeCache,
         levels: int,
-        least_prob: float,
+        min_prob: float,
         ids: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
         """As `Target.draft_chain`, but that nothing is committed; None = token by token."""
@@ -210,7 +210,7 @@ class MaskBuilder:
         kinds = set(getattr(config, "layer_types", None) or ())
         self.per_kind = bool(kinds) and _looks_up_by_kind(model)
         self.window, self.chunk = _window(config), getattr(config, "attention_chunk_size", None)
-        self.all_sliding = self.window is not None and kinds <= {*SLIDING, *KEYLESS}
+        self.all_sliding = self.window is not None and kinds <= {*SLIDING, *NO_KV_CACHE}
         self.additive = config._attn_implementation == "eager"
 
     def build(
@@ -252,7 +252,7 @@ class MaskBuilder:
     def _by_kind(
         self, full: Tensor | None, sliding: Tensor | None, chunked: Tensor | None
     ) -> dict[str, Tensor | None]:
-        kinds = ((FULL, full), (SLIDING, sliding), (CHUNKED, chunked), (KEYLESS, None))
+        kinds = ((FULL, full), (SLIDING, sliding), (CHUNKED, chunked), (NO_KV_CACHE, None))
         return {name: mask for names, mask in kinds for name in names}
 
     def _finish(self, mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -38,7 +38,7 @@ DIGESTS = "digests.json"
 
 
 @contextlib.contextmanager
-def explained(spec: TargetSpec) -> Iterator[None]:
+def translate_errors(spec: TargetSpec) -> Iterator[None]:
     """Turns what transformers raises over a model that it cannot read into one sentence."""
     try:
         yield
@@ -49,7 +49,7 @@ def explained(spec: TargetSpec) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def counted(tell: Callable[[float], None]) -> Iterator[None]:
+def report_progress(tell: Callable[[float], None]) -> Iterator[None]:
     """Within it, `tell` gets the share of a checkpoint's tensors that transformers has read."""
     most = 0.0
 
@@ -133,7 +133,7 @@ def checked_parameters(config: Any, num_bytes: int | None, name: str) -> int:
 
 
 def num_parameters(config: Any) -> int:
-    """How many a model has, counted on one without storage."""
+    """How many a model has, report_progress on one without storage."""
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     return sum(p.numel() for p in model.parameters())
@@ -187,8 +187,8 @@ def converted(
 ) -> Weights:
     """A GGUF file as a folder of safetensors in float32, made once and kept in the cache.
 
-    Parsing a GGUF takes tens of seconds and dequantised weights load in one; float32 keeps every
-    dequantised value exactly.
+    Parsing a GGUF takes tens of seconds and dequantized weights load in one; float32 keeps every
+    dequantized value exactly.
     """
     assert weights.gguf_file is not None
     file = Path(weights.location) / weights.gguf_file
@@ -203,7 +203,7 @@ def converted(
         said = "Unpacking 4-bit weights (once; about half a minute)"
         tell(said, None)
         with partial_folder(folder.parent) as temp:
-            with counted(lambda share: tell(said, 0.2 * share)):
+            with report_progress(lambda share: tell(said, 0.2 * share)):
                 _convert(spec, weights, temp / key)
             _write_digests(temp / key)
             shutil.rmtree(folder, ignore_errors=True)
@@ -252,7 +252,7 @@ def _convert(spec: TargetSpec, weights: Weights, folder: Path) -> None:
     tokenizer = read_tokenizer(weights)
     assert tokenizer is not None
     model = read_weights(spec, weights, torch.float32)
-    # transformers marks the model as quantised although its weights are plain by now.
+    # transformers marks the model as quantized although its weights are plain by now.
     del model.config.quantization_config
     model.hf_quantizer = None  # type: ignore[assignment]
     tokenizer.save_pretrained(folder)

@@ -40,7 +40,7 @@ Inputs = dict[str, Any]
 KEEPS_STATE = re.compile(
     r"\.(update_conv_state|update_recurrent_state|set_linear_cache)\(|self\.conv1d_state\b"
 )
-CANNOT_GO_ON = re.compile(r"mamba_selective_scan\(")
+NO_INITIAL_STATE = re.compile(r"mamba_selective_scan\(")
 """Kernels that start several tokens from nothing, whatever state there is."""
 SHORT = 4
 """Chains of more rows are read as one branch, and so is every tree by layers that only convolve,
@@ -120,7 +120,7 @@ class RecurrentLayers:
     def go(self, way: Way | None) -> None:
         """Run trees this way wherever the kernels can."""
         for mixer in self._mixers:
-            mixer.way = way if mixer.goes_on else "levels"
+            mixer.way = way if mixer.takes_initial_state else "levels"
 
     @contextlib.contextmanager
     def following(
@@ -149,8 +149,8 @@ class _Mixer:
         self._module, self._layers, self._number = module, layers, number
         self._forward = module.forward
         self._takes = inspect.signature(self._forward)
-        self.goes_on = CANNOT_GO_ON.search(inspect.getsource(type(module))) is None
-        self.way: Way | None = None if self.goes_on else "levels"
+        self.takes_initial_state = NO_INITIAL_STATE.search(inspect.getsource(type(module))) is None
+        self.way: Way | None = None if self.takes_initial_state else "levels"
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -223,7 +223,7 @@ class _Mixer:
         """Read the rows of one text; its output, and the state after the last."""
         first = _rows(inputs)
         index = torch.arange(first.shape[1], device=first.device)
-        if len(index) == 1 or not before or self.goes_on:
+        if len(index) == 1 or not before or self.takes_initial_state:
             return self._once(states, inputs, _copied(before, index[:1]))
         outputs = []
         for row in index:
@@ -264,7 +264,7 @@ class _GriffinMixer(_Mixer):
 
     def __init__(self, module: nn.Module, layers: RecurrentLayers, number: int) -> None:
         super().__init__(module, layers, number)
-        self.goes_on, self.way = False, "levels"
+        self.takes_initial_state, self.way = False, "levels"
 
     def _once(self, states: RecurrentStates, inputs: Inputs, before: States) -> tuple[Any, States]:
         module: Any = self._module

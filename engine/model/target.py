@@ -28,8 +28,8 @@ from engine.model.random_weights import NOTE
 from engine.model.recurrent import recurrent_layers
 from engine.model.states import RecurrentStates
 from engine.model.tokenizer import encode
-from engine.plain import as_text, cpuinfo
 from engine.proposal import Needs, Proposal, TargetOutput
+from engine.safe_text import as_text, cpuinfo
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
@@ -264,7 +264,7 @@ class Target:
         tokens: Tensor,
         cache: TreeCache,
         levels: int,
-        least_prob: float = 0.0,
+        min_prob: float = 0.0,
         *,
         ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor] | None:
@@ -274,7 +274,7 @@ class Target:
 
         Args:
             tokens: `(n,)` int64.
-            levels: most tokens; fewer where the text is less likely than `least_prob`.
+            levels: most tokens; fewer where the text is less likely than `min_prob`.
             ids: `(size,)` int64, the only tokens that it may say; None = all. A matrix of their
                 rows is kept, so that the others cost nothing.
 
@@ -283,7 +283,7 @@ class Target:
             by token.
         """
         cache.reserve(len(tokens) + levels)
-        found = self._forward.draft_chain(tokens, cache, levels, least_prob, ids)
+        found = self._forward.draft_chain(tokens, cache, levels, min_prob, ids)
         if found is not None:
             cache.length += len(tokens) + len(found[0]) - 1
         return found

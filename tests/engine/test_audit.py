@@ -171,7 +171,7 @@ class Changed(ModulesForward):
             logits = logits + torch.nan
         best = logits.argmax(dim=-1) + (self.fault == "argmax")
         totals = logits.float().logsumexp(dim=-1) + (self.fault == "totals")
-        return dataclasses.replace(output, logits=logits, best=best, log_totals=totals)
+        return dataclasses.replace(output, logits=logits, best=best, logsumexp=totals)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

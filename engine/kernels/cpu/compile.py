@@ -19,7 +19,7 @@ from pathlib import Path
 
 from engine.errors import ConfigError, first_line
 from engine.model.sources import partial_folder
-from engine.plain import cpuinfo
+from engine.safe_text import cpuinfo
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).parent

@@ -22,17 +22,17 @@ from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import TargetError
 from engine.kernels.cpu import decoder as decoder_module
 from engine.kernels.cpu.compile import AVX512, NEEDED, NotNative, best_instructions, library
-from engine.kernels.cpu.gguf import BLOCK, Blocks
+from engine.kernels.cpu.gguf import BLOCK, QuantizedMatrix
 from engine.kernels.cpu.native import NativeForward, why_not
-from engine.kernels.cpu.operators import MOST, Matrix, NativeLinear, likeliest, pack_linears
-from engine.kernels.cpu.weights import Codes
+from engine.kernels.cpu.operators import MOST, Matrix, NativeLinear, pack_linears, topk
+from engine.kernels.cpu.weights import QuantizedWeights
 from engine.model.audit import disagreement, reference_logits
 from engine.model.corpus import Corpus
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
-from engine.plain import cpuinfo
 from engine.proposal import Needs, Proposal
+from engine.safe_text import cpuinfo
 from engine.steps import End
 from engine.training.corpus.dialogues import ChatFormat, Completion, CorpusSettings
 from engine.tree import TreeShape
@@ -51,7 +51,7 @@ def wide_model(name: str) -> Any:
 
 def native(model: Any, kernels: ctypes.CDLL, bits: int = 16) -> Target:
     assert why_not(model) is None
-    codes = None if bits == 16 else Codes(model, bits=bits, file=None)
+    codes = None if bits == 16 else QuantizedWeights(model, bits=bits, file=None)
     forward = NativeForward(model, kernels, codes)
     assert forward.name == ("native" if bits == 16 else f"native, q{bits}")
     return Target(model, tiny_tokenizer(), name="native", forward=forward)
@@ -137,9 +137,9 @@ def test_totals_and_best_are_logsumexp_and_argmax_of_the_logits(
     shape = TreeShape(random_parents(random.Random(3), 13))
     tokens = torch.tensor(tokens_of(random.Random(3), 13))
     shown = target.verify(Proposal(tokens, shape), cache, Needs())
-    assert shown.logits.shape == (13, vocab) and shown.log_totals is not None
+    assert shown.logits.shape == (13, vocab) and shown.logsumexp is not None
     expected = shown.logits.double().logsumexp(dim=-1)
-    torch.testing.assert_close(shown.log_totals.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(shown.logsumexp.double(), expected, rtol=1e-5, atol=1e-5)
     assert shown.best is not None
     assert shown.best.tolist() == shown.logits.argmax(dim=-1).tolist()
 
@@ -243,11 +243,11 @@ def test_a_product_in_codes(
     codes[1] = 0
     scale = (0.16 / 2**bits * torch.rand(rows, columns // 32, generator=generator)).half().float()
     minimum = (-0.08 * torch.rand(rows, columns // 32, generator=generator)).half().float()
-    blocks = Blocks(codes, scale, minimum, bits)
+    blocks = QuantizedMatrix(codes, scale, minimum, bits)
     bias = torch.randn(rows, generator=generator)
     x = torch.randn(n, columns, generator=generator).bfloat16()
     x[0, :64] = torch.where(torch.arange(64) % 2 == 0, 3.0, -3.0)
-    weight = blocks.dequantised()
+    weight = blocks.dequantize()
     packed = linear_of(any_kernels, Matrix.of(blocks, bias), weight, bias)
     expected = in_8_bits(x) @ weight.double().t() + bias.double()
     found = packed.float_product(x)
@@ -258,7 +258,7 @@ def test_a_product_in_codes(
 
 
 def test_numbers_that_are_none_do_not_vanish_in_a_code(any_kernels: ctypes.CDLL) -> None:
-    matrix = Matrix.of(Blocks.quantised(torch.randn(16, 64), 8), None)
+    matrix = Matrix.of(QuantizedMatrix.quantize(torch.randn(16, 64), 8), None)
     for bad in (math.nan, math.inf, -math.inf):
         x = torch.randn(2, 64).bfloat16()
         x[0, 5] = bad
@@ -479,13 +479,13 @@ def test_the_likeliest_tokens_are_what_torch_finds(kernels: ctypes.CDLL, drawn: 
     number = sampled_from([-math.inf, -3.5, 0.0, 0.25, 7.0, 7.5]) | floats(-50, 50, width=32)
     values = drawn.draw(lists(number, min_size=rows * vocab, max_size=rows * vocab))
     logits = torch.tensor(values).view(rows, vocab)
-    found = likeliest(logits, k)
+    found = topk(logits, k)
     assert torch.equal(found.logits, logits.topk(k).values)
     assert torch.equal(logits.gather(1, found.ids), found.logits)
     assert all(len(set(row)) == k for row in found.ids.tolist())
     expected = logits.logsumexp(dim=-1, keepdim=True)
-    assert found.log_totals is not None
-    torch.testing.assert_close(found.log_totals, expected, atol=1e-4, rtol=1e-5)
+    assert found.logsumexp is not None
+    torch.testing.assert_close(found.logsumexp, expected, atol=1e-4, rtol=1e-5)
     # Of equal logits the first is the first.
     for row, ids in zip(logits.tolist(), found.ids.tolist(), strict=True):
         order = sorted(range(vocab), key=lambda i: (-row[i], i))

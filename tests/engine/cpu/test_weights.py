@@ -16,11 +16,11 @@ from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import ConfigError, TargetError
 from engine.kernels.cpu.compile import NotNative, library
-from engine.kernels.cpu.gguf import BLOCK, Blocks, GGUFFile
+from engine.kernels.cpu.gguf import BLOCK, GGUFFile, QuantizedMatrix
 from engine.kernels.cpu.weights import (
-    Codes,
     OneDNNLinear,
     PackedLinear,
+    QuantizedWeights,
     can_pack,
     pack,
     rotary_order,
@@ -241,26 +241,27 @@ def test_a_loaded_model_finds_its_matrices_in_the_file(
 ) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", kind)
     model = load(path, "bfloat16", tmp_path).model
-    codes = Codes(model, bits=bits, file=GGUFFile(path))
-    for name in codes.NAMES:
+    quantized = QuantizedWeights(model, bits=bits, file=GGUFFile(path))
+    for name in quantized.NAMES:
         owner = "self_attn" if name[0] in "qkvo" else "mlp"
         weight = model.get_submodule(f"model.layers.1.{owner}.{name}").weight
-        blocks = codes.find(f"model.layers.1.{owner}.{name}", weight)
+        blocks = quantized.find(f"model.layers.1.{owner}.{name}", weight)
         assert blocks is not None and blocks.bits == bits
-        assert torch.equal(blocks.dequantised().bfloat16(), weight)
-        other = codes.find(f"model.layers.0.{owner}.{name}", weight)
+        assert torch.equal(blocks.dequantize().bfloat16(), weight)
+        other = quantized.find(f"model.layers.0.{owner}.{name}", weight)
         assert other is None, "another layer's values are not taken"
-    output = codes.find("lm_head", model.lm_head.weight)
+    output = quantized.find("lm_head", model.lm_head.weight)
     assert output is not None and output.bits == 8
-    assert torch.equal(output.dequantised().bfloat16(), model.lm_head.weight)
+    assert torch.equal(output.dequantize().bfloat16(), model.lm_head.weight)
 
 
 def test_matrices_of_another_model_are_left_alone(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
     stranger = tiny_model("llama", seed=9, hidden_size=64, intermediate_size=96).bfloat16()
-    codes = Codes(stranger, bits=4, file=GGUFFile(path))
+    quantized = QuantizedWeights(stranger, bits=4, file=GGUFFile(path))
     assert (
-        codes.find("layers.0.mlp.down_proj", stranger.model.layers[0].mlp.down_proj.weight) is None
+        quantized.find("layers.0.mlp.down_proj", stranger.model.layers[0].mlp.down_proj.weight)
+        is None
     )
 
 
@@ -269,14 +270,14 @@ def test_codes_are_the_nearest_of_each_blocks_range(bits: int) -> None:
     torch.manual_seed(bits)
     weight = torch.randn(7, 96) * torch.logspace(-3, 3, 7)[:, None]
     weight[3, 32:64] = 0.0
-    blocks = Blocks.quantised(weight, bits)
-    assert int(blocks.codes.max()) == 2**bits - 1
+    blocks = QuantizedMatrix.quantize(weight, bits)
+    assert int(blocks.integers.max()) == 2**bits - 1
     # Half a step, and what float16 loses of scale and minimum.
     step = blocks.scale.repeat_interleave(BLOCK, 1)
     least = blocks.minimum.abs().repeat_interleave(BLOCK, 1)
-    off = (blocks.dequantised() - weight).abs()
+    off = (blocks.dequantize() - weight).abs()
     assert (off <= 0.5 * step + 2**-10 * (least + 2**bits * step) + 2.0**-24).all()
-    assert torch.equal(blocks.dequantised()[3, 32:64], torch.zeros(32))
+    assert torch.equal(blocks.dequantize()[3, 32:64], torch.zeros(32))
 
 
 # ---- dtypes
