@@ -175,13 +175,13 @@ class Lossless:
             children = verified.shape.children[at]
             tokens = [verified.tokens[child] for child in children]
             if dists is None or at not in dists.row_of_parent:
-                taken, target_probs = _accept_certain(target_probs, tokens, draws)
+                child_idx, target_probs = _accept_certain(target_probs, tokens, draws)
             else:
                 draft_probs = dists.probs[dists.row_of_parent[at]]
-                taken, target_probs = _accept_drawn(target_probs, draft_probs, tokens, draws)
-            if taken is None:
+                child_idx, target_probs = _accept_drawn(target_probs, draft_probs, tokens, draws)
+            if child_idx is None:
                 return Acceptance(tuple(path), draws.pick(target_probs))
-            at = children[taken]
+            at = children[child_idx]
             path.append(at)
 
 

@@ -140,8 +140,8 @@ class _Generation:
         self.constraint.commit([root])
         self.text.append([root])
         ttft_s = time.perf_counter() - self.began_s
-        told = (self.sampling, self.draws, self.limits, num_cached)
-        self._start = Start(self.prompt_ids, root, output, *told)
+        rest = (self.sampling, self.draws, self.limits, num_cached)
+        self._start = Start(self.prompt_ids, root, output, *rest)
         return Prefill(root, len(self.prompt_ids), ttft_s, num_cached or 0)
 
     @torch.inference_mode()
@@ -245,10 +245,10 @@ class _Output:
             (self._max_new_tokens - before, "length"),
             (self._context_room - before, "context"),
         ]
-        kept = len(committed)
+        num_kept = len(committed)
         # The earliest end counts; of several at one place the first of this list.
         for at, reason in reversed(ends):
-            if at is not None and at <= kept:
-                kept, self.finish_reason = at, reason
-        self.token_ids.extend(committed[:kept])
-        return kept
+            if at is not None and at <= num_kept:
+                num_kept, self.finish_reason = at, reason
+        self.token_ids.extend(committed[:num_kept])
+        return num_kept

@@ -64,8 +64,8 @@ class TargetOutput:
 
 def joined(parts: Iterable[Tensor | None]) -> Tensor | None:
     """The rows of several tensors, one behind the other; None where there are none."""
-    known = [part for part in parts if part is not None]
-    return torch.cat(known) if known else None
+    tensors = [part for part in parts if part is not None]
+    return torch.cat(tensors) if tensors else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,15 +170,15 @@ class Proposal:
         _, depths, visible = self.rows()
         above = visible & (depths[None, :] < depths[:, None])
         deepest, parent = torch.where(above, depths, -1).max(dim=1)
-        found: list[int] = torch.where(deepest < 0, -1, parent).tolist()
-        return tuple(found)
+        parents: list[int] = torch.where(deepest < 0, -1, parent).tolist()
+        return tuple(parents)
 
     def cut(self, max_depth: int) -> Proposal:
         """Without what lies deeper than `max_depth` (the context ends there); itself if nothing."""
         if self.shape.max_depth <= max_depth and self._extra_depth() <= max_depth:
             return self
-        kept = [i for i, depth in enumerate(self.shape.depths.tolist()) if depth <= max_depth]
-        return self.keep(kept)
+        nodes = [i for i, depth in enumerate(self.shape.depths.tolist()) if depth <= max_depth]
+        return self.keep(nodes)
 
     def keep(
         self, nodes: Sequence[int], decision: str | None = None, *, with_extra: bool = False

@@ -97,12 +97,6 @@ class Step:
         return (*(self.tokens[node] for node in self.accepted), self.bonus)
 
     @property
-    def recovered(self) -> bool:
-        """Whether the last token follows a rejection (recovered) and not a full path (bonus)."""
-        last = self.accepted[-1] if self.accepted else 0
-        return last in self.parents
-
-    @property
     def total_s(self) -> float:
         return self.draft_s + self.verify_s + self.accept_s + self.other_s
 

@@ -116,9 +116,9 @@ def read_tensors(
     Raises SourceError: it is damaged, or holds anything else.
     """
     if file.suffix != ".safetensors":
-        found = read_pickle(file, torch.device("cpu" if values else "meta"))
-        _check_tensors(file, found, values=values)
-        return {name: tensor for name, tensor in found.items() if keep(name)}
+        tensors = read_pickle(file, torch.device("cpu" if values else "meta"))
+        _check_tensors(file, tensors, values=values)
+        return {name: tensor for name, tensor in tensors.items() if keep(name)}
     check_file(file)
     try:
         with safe_open(file, framework="pt") as stored:
@@ -148,14 +148,14 @@ def read_pickle(file: Path, device: torch.device) -> Any:
         ) from error
 
 
-def _check_tensors(file: Path, found: Any, *, values: bool) -> None:
+def _check_tensors(file: Path, tensors: Any, *, values: bool) -> None:
     """SourceError unless it is a dict of plain tensors, each as large as its storage at most."""
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+    if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):
         raise SourceError(f"{file} is not a plain dict of tensors.")
-    for name, tensor in found.items():
-        usual = isinstance(tensor, Tensor) and tensor.layout == torch.strided
-        usual = usual and not tensor.is_quantized and tensor.is_meta != values
-        if not usual or tensor.nbytes > tensor.untyped_storage().nbytes():
+    for name, tensor in tensors.items():
+        is_plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided
+        is_plain = is_plain and not tensor.is_quantized and tensor.is_meta != values
+        if not is_plain or tensor.nbytes > tensor.untyped_storage().nbytes():
             raise SourceError(f"{file}: {safe_text.short(name)} is not a plain tensor with values.")
 
 

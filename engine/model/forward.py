@@ -163,14 +163,14 @@ class ModulesForward(Forward):
         if self._counts_rows:
             numbers = torch.arange(len(positions), device=positions.device)
             cache.shifts = positions - numbers - cache.length
-        kept: int | Tensor = 1 if last_only else 0
+        logits_to_keep: int | Tensor = 1 if last_only else 0
         if last_only and self._cuts_rows and (needs.hidden or needs.layers):
             # Told as a number, Gemma's shared layers leave out all rows but the last.
-            kept = torch.tensor([len(tokens) - 1], device=tokens.device)
+            logits_to_keep = torch.tensor([len(tokens) - 1], device=tokens.device)
         out = self._model(
             input_ids=tokens[None],
             attention_mask=mask,
-            logits_to_keep=kept,
+            logits_to_keep=logits_to_keep,
             # With `use_cache` MiniMax takes its own class of cache only; what is given, all write.
             use_cache=self._model.config.model_type != "minimax",
             **{self._cache_name: cache},
@@ -390,10 +390,10 @@ class FeatureTap:
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
     """The module from token ids to the last hidden state; Llama 4 names itself."""
-    found: Any = model.get_decoder()
-    decoder = model.model if found is model else found
-    assert isinstance(decoder, nn.Module)
-    return decoder
+    decoder: Any = model.get_decoder()
+    module = model.model if decoder is model else decoder
+    assert isinstance(module, nn.Module)
+    return module
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

@@ -135,8 +135,8 @@ def _place(
 def _provenance(spec: TargetSpec, weights: Weights, config: Any) -> dict[str, Any]:
     """Which weights these are."""
     revision = weights.revision or getattr(config, "_commit_hash", None)
-    known = {"weights": weights.fingerprint, "revision": revision}
-    return known if spec.random is None else known | {"random_weights": True}
+    provenance = {"weights": weights.fingerprint, "revision": revision}
+    return provenance if spec.random is None else provenance | {"random_weights": True}
 
 
 def _packed(
@@ -205,9 +205,9 @@ def opened(weights: Weights) -> tuple[GGUFFile | None, int | None]:
         return file, file.num_bytes
     if weights.local:
         return None, check_folder(Path(weights.location))
-    found = cached_file(weights.location, "config.json", revision=weights.revision)
-    assert found is not None
-    check_sizes(read_settings(Path(found)), weights.location)
+    config_file = cached_file(weights.location, "config.json", revision=weights.revision)
+    assert config_file is not None
+    check_sizes(read_settings(Path(config_file)), weights.location)
     return None, None
 
 
@@ -317,34 +317,34 @@ def _quantization_plan(
             weights are to be on several devices.
         TargetError: `dtype` is quantized, and the kernels cannot be used here.
     """
-    asked = WEIGHT_BITS.get(dtype)
+    bits_of_dtype = WEIGHT_BITS.get(dtype)
     if is_placement(device):
-        if asked is None:
+        if bits_of_dtype is None:
             return None
         raise ConfigError(
             f"dtype {dtype} runs on one device only, got device {device}. Choose bfloat16 or "
             "another device."
         )
     on_processor = pick_device(device).type == "cpu"
-    if asked is None and (dtype != "auto" or file is None or not on_processor):
+    if bits_of_dtype is None and (dtype != "auto" or file is None or not on_processor):
         return None
     try:
         _kernels(spec, cache_dir)
     except NotNative as error:
-        if asked is None:
+        if bits_of_dtype is None:
             return None
         raise TargetError(
             f"dtype {dtype} needs the compiled kernels, which are not used: {error}. Choose "
             "bfloat16 or float32."
         ) from error
     if file is None:
-        return None if asked is None else QuantizationPlan(asked, None)
-    if asked is not None and asked < (file.bits or asked):
+        return None if bits_of_dtype is None else QuantizationPlan(bits_of_dtype, None)
+    if bits_of_dtype is not None and bits_of_dtype < (file.bits or bits_of_dtype):
         raise ConfigError(
             f"dtype is {dtype}, but {spec.name}'s file holds its matrices in {file.bits} bits. "
             f"Choose q{file.bits}, or auto."
         )
-    bits = file.bits or asked
+    bits = file.bits or bits_of_dtype
     return None if bits is None else QuantizationPlan(bits, file)
 
 
@@ -407,9 +407,9 @@ def _check_memory(spec: TargetSpec, count: int, dtype: torch.dtype, device: torc
 
 def all_free_bytes() -> dict[str, int]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = {f"cuda:{i}": free_bytes(torch.device("cuda", i)) for i in range(count)}
-    found["cpu"] = free_bytes(torch.device("cpu"))
-    return {name: 1 << 62 if free is None else free for name, free in found.items()}
+    free_by_device = {f"cuda:{i}": free_bytes(torch.device("cuda", i)) for i in range(count)}
+    free_by_device["cpu"] = free_bytes(torch.device("cpu"))
+    return {name: 1 << 62 if free is None else free for name, free in free_by_device.items()}
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -102,7 +102,7 @@ class RecurrentLayers:
         code = inspect.getsource(sys.modules[type(model).__module__])
         if not KEEPS_STATE.search(code):  # the classes of other models need no look, one by one
             return
-        kinds = {known: _kind(known) for known in {type(module) for module in model.modules()}}
+        kinds = {cls: _kind(cls) for cls in {type(module) for module in model.modules()}}
         for module in model.modules():
             kind = kinds[type(module)]
             if kind is not None and module not in inside:
@@ -136,12 +136,12 @@ class RecurrentLayers:
 
 def recurrent_layers(model: PreTrainedModel) -> RecurrentLayers:
     """The model's recurrent layers, made to follow trees from the first call on."""
-    found: Any = getattr(model, "_recurrent_layers", None)
-    if found is None:
-        found = RecurrentLayers(model)
-        object.__setattr__(model, "_recurrent_layers", found)
-    assert isinstance(found, RecurrentLayers)
-    return found
+    layers: Any = getattr(model, "_recurrent_layers", None)
+    if layers is None:
+        layers = RecurrentLayers(model)
+        object.__setattr__(model, "_recurrent_layers", layers)
+    assert isinstance(layers, RecurrentLayers)
+    return layers
 
 
 class _Mixer:

@@ -57,8 +57,8 @@ class RecurrentStates:
         if lasting:
             self._lasting = [*self._lasting, length][-LASTING:]
         self._earlier[length] = self.committed
-        kept = {*self._lasting, *list(self._earlier)[len(self._earlier) - self._rewinds :]}
-        self._earlier = {at: states for at, states in self._earlier.items() if at in kept}
+        lengths = {*self._lasting, *list(self._earlier)[len(self._earlier) - self._rewinds :]}
+        self._earlier = {at: states for at, states in self._earlier.items() if at in lengths}
 
     @property
     def commit_s(self) -> float:
@@ -94,8 +94,8 @@ class RecurrentStates:
     @property
     def num_bytes(self) -> int:
         of_layers = (self.committed, *self._earlier.values())
-        held = {id(t): t for layers in of_layers for s in layers.values() for t in s.values()}
-        return sum(tensor.numel() * tensor.element_size() for tensor in held.values())
+        tensors = {id(t): t for layers in of_layers for s in layers.values() for t in s.values()}
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
     # ---- what transformers' layers call, through the cache
 

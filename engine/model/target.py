@@ -131,12 +131,12 @@ class Target:
     @property
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end a text."""
-        found: set[int] = set()
+        token_ids: set[int] = set()
         generation = getattr(self.model, "generation_config", None)
         for source in (generation, self.config, self.tokenizer):
             ids = getattr(source, "eos_token_id", None)
-            found.update([ids] if isinstance(ids, int) else ids or [])
-        return frozenset(found)
+            token_ids.update([ids] if isinstance(ids, int) else ids or [])
+        return frozenset(token_ids)
 
     @functools.cached_property
     def token_texts(self) -> TokenTexts:
@@ -283,10 +283,10 @@ class Target:
             by token.
         """
         cache.reserve(len(tokens) + levels)
-        found = self._forward.draft_chain(tokens, cache, levels, min_prob, ids)
-        if found is not None:
-            cache.length += len(tokens) + len(found[0]) - 1
-        return found
+        chain = self._forward.draft_chain(tokens, cache, levels, min_prob, ids)
+        if chain is not None:
+            cache.length += len(tokens) + len(chain[0]) - 1
+        return chain
 
     # ---- life
 

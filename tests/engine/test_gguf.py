@@ -66,20 +66,9 @@ def test_values_equal_the_formats_own_package(
     assert blocks.scale.shape == blocks.minimum.shape == (ROWS, COLUMNS // BLOCK)
 
 
-def test_chosen_rows_are_those_rows(file: GGUFFile) -> None:
-    blocks = file.matrix("Q4_1")
-    assert blocks is not None
-    index = torch.tensor([3, 0])
-    assert torch.equal(blocks.rows(index).dequantize(), blocks.dequantize()[index])
-
-
 @pytest.mark.parametrize("name", ["Q6_K", "floats", "nowhere"])
 def test_what_is_not_a_matrix_in_codes_is_none(name: str, file: GGUFFile) -> None:
     assert file.matrix(name) is None
-
-
-def test_the_lowest_bits_of_its_matrices_are_its_own(file: GGUFFile) -> None:
-    assert file.bits == 4
 
 
 def test_the_header_is_read_without_its_arrays(file: GGUFFile) -> None:

@@ -212,12 +212,12 @@ class Decoder:
             taps: layers whose input is wanted; their number = after the last.
             num_logits: the last so many rows get logits; None = all.
         """
-        call, found, _kept = self._call(
+        call, output, _buffers = self._call(
             tokens, self._rotary_rows(positions), slots, states, taps, num_logits
         )
         call.scratch = self._room(len(tokens), slots.context + len(tokens))
         self.kernels.forward(ctypes.byref(self._model), ctypes.byref(call))
-        return found
+        return output
 
     def chain(
         self,
@@ -246,7 +246,7 @@ class Decoder:
         n = len(tokens)
         rotary = self._rotary_rows(torch.arange(position, position + n + levels))
         taps = () if states is None else (len(self.weights.layers),)
-        call, _found, _kept = self._call(tokens, rotary, slots, states, taps, 1)
+        call, _output, _buffers = self._call(tokens, rotary, slots, states, taps, 1)
         call.scratch = self._room(n, slots.context + n + levels)
         drafted, log_probs = torch.empty(levels, dtype=torch.int64), torch.empty(levels)
         chain = _ChainStruct(
@@ -276,7 +276,7 @@ class Decoder:
         tokens = tokens.contiguous()
         visible = None if slots.visible is None else slots.visible.contiguous()
         states = None if states is None else states.to(torch.bfloat16).contiguous()
-        wanted = torch.tensor(taps, dtype=torch.int32)
+        tap_layers = torch.tensor(taps, dtype=torch.int32)
         tapped = torch.empty(n, len(taps) * hidden, dtype=torch.bfloat16)
         normed = torch.empty(n, hidden, dtype=torch.bfloat16)
         count = n if num_logits is None else num_logits
@@ -297,15 +297,15 @@ class Decoder:
             states=_address(states),
             rotary=_address(rotary),
             cache=_address(slots.buffer),
-            taps=_address(wanted),
+            taps=_address(tap_layers),
             tapped=_address(tapped),
             normed=_address(normed),
             logits=_address(logits),
             logsumexp=_address(totals),
             best=_address(best),
         )
-        found = TargetOutput(logits[:, : model.vocab], normed, tapped, totals, best)
-        return call, found, (tokens, rotary, visible, states, wanted, logits)
+        output = TargetOutput(logits[:, : model.vocab], normed, tapped, totals, best)
+        return call, output, (tokens, rotary, visible, states, tap_layers, logits)
 
     def _rotary_rows(self, positions: Tensor) -> Tensor:
         """Rotary positions `(n, head_dim)`, from a table that grows."""

@@ -137,9 +137,9 @@ class QuantizedWeights:
         Args:
             name: of the module within the model: `model.layers.3.mlp.up_proj`.
         """
-        found = self.find(name, linear.weight)
-        if found is not None:
-            return found
+        matrix = self.find(name, linear.weight)
+        if matrix is not None:
+            return matrix
         return QuantizedMatrix.quantize(
             linear.weight, 8 if linear is self._output else self._others
         )
@@ -154,19 +154,19 @@ class QuantizedWeights:
             return None
         *path, last = name.split(".")
         layer = next((part for part in path if part.isdigit()), None)
-        theirs = [f"blk.{layer}.{self.NAMES[last]}"] if last in self.NAMES else self.OUTPUT
+        names = [f"blk.{layer}.{self.NAMES[last]}"] if last in self.NAMES else self.OUTPUT
         orders = [torch.arange(len(weight))]
         if last in ("q_proj", "k_proj"):
             orders.append(rotary_order(len(weight), self._head_dim))
-        for blocks in (self._file.matrix(f"{one}.weight") for one in theirs):
-            if blocks is None or blocks.integers.shape != weight.shape:
+        for matrix in (self._file.matrix(f"{gguf_name}.weight") for gguf_name in names):
+            if matrix is None or matrix.integers.shape != weight.shape:
                 continue
-            fits = (blocks.rows(order) for order in orders if self._same(blocks, weight, order))
+            fits = (matrix.rows(order) for order in orders if self._same(matrix, weight, order))
             return next(fits, None)
         return None
 
-    def _same(self, blocks: QuantizedMatrix, weight: Tensor, order: Tensor) -> bool:
-        values = blocks.rows(order[:: self.SAMPLE]).dequantize()
+    def _same(self, matrix: QuantizedMatrix, weight: Tensor, order: Tensor) -> bool:
+        values = matrix.rows(order[:: self.SAMPLE]).dequantize()
         return torch.equal(values.to(weight.dtype), weight[:: self.SAMPLE])
 
 

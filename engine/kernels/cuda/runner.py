@@ -62,8 +62,8 @@ class Inputs:
 
     @property
     def num_bytes(self) -> int:
-        held = (self.tokens, self.positions, self._among, self._causal, self._order)
-        return sum(x.numel() * x.element_size() for x in held)
+        tensors = (self.tokens, self.positions, self._among, self._causal, self._order)
+        return sum(x.numel() * x.element_size() for x in tensors)
 
     def load(self, tokens: Tensor, positions: Tensor, visible: Tensor | None, length: int) -> None:
         """Take the values of one forward over up to `rows` rows; `visible` None = causal."""

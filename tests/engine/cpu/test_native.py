@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis.strategies import DataObject, data, floats, integers, lists, sampled_from
 from torch import nn
 
-import presets
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
@@ -27,19 +26,16 @@ from engine.kernels.cpu.native import NativeForward, why_not
 from engine.kernels.cpu.operators import MOST, Matrix, NativeLinear, pack_linears, topk
 from engine.kernels.cpu.weights import QuantizedWeights
 from engine.model.audit import disagreement, reference_logits
-from engine.model.corpus import Corpus
 from engine.model.loading import load_target
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
 from engine.safe_text import cpuinfo
 from engine.steps import End
-from engine.training.corpus.dialogues import ChatFormat, Completion, CorpusSettings
 from engine.tree import TreeShape
 from tests.engine.cpu.targets import SIZES, WIDE, plain, variant_model
 from tests.engine.cpu.tiny_gguf import write_gguf
 from tests.engine.scripted import ScriptedDrafter, random_parents
-from tests.engine.training.conftest import grow
 from tests.models import VOCAB, build_context, tiny_model, tiny_tokenizer
 
 ALL = Needs(hidden=True, layers=(0, 2, 3))
@@ -283,17 +279,6 @@ def test_a_forward_on_each_kind_of_processor(any_kernels: ctypes.CDLL, bits: int
     assert off < 0.05
 
 
-def test_the_parts_of_a_matrix_are_matrices_of_its_memory(kernels: ctypes.CDLL) -> None:
-    weight, bias = torch.randn(70, 32).bfloat16(), torch.randn(70)
-    whole = Matrix.of(weight, bias)
-    x = torch.randn(3, 32).bfloat16()
-    expected = whole.product(kernels, x)
-    parts = whole.split([48, 22])
-    found = torch.cat([part.product(kernels, x) for part in parts], dim=1)
-    assert torch.equal(found[:, :70], expected[:, :70])
-    assert parts[1].packed.untyped_storage().data_ptr() == whole.packed.data_ptr()
-
-
 def test_a_drafters_linear_modules_are_multiplied_by_the_kernels(kernels: ctypes.CDLL) -> None:
     torch.manual_seed(0)
     head = nn.Sequential(nn.Linear(64, 50), nn.SiLU(), nn.Linear(50, 8)).bfloat16()
@@ -439,37 +424,6 @@ def test_the_output_matrix_gives_hidden_states_the_logits_of_the_forward(
     modules = plain(wide_model("llama-tied"))
     hidden = torch.randn(3, modules.hidden_size, dtype=modules.dtype)
     assert torch.equal(modules.output(hidden), modules.lm_head(hidden))
-
-
-def test_a_batch_of_dialogues_writes_what_the_target_writes_alone(
-    kernels: ctypes.CDLL, tmp_path: Path
-) -> None:
-    target = native(wide_model("llama"), kernels)
-    settings = CorpusSettings(max_len=96, answer_tokens=24)
-    for _ in grow(target, tmp_path, settings, num_tokens=900, rows=5):
-        pass
-    corpus, compared = Corpus.open(tmp_path), 0
-    for entry in corpus.entries:
-        chat = ChatFormat.of(target)
-        spec = presets.dialogues().dialogue(chat, entry.number, seed=0, answer_tokens=24)
-        answer = next(s for s in spec.segments if isinstance(s, Completion) and s.kind == "answer")
-        if answer.temperature or not entry.spans:
-            continue
-        tokens = entry.token_ids.tolist()
-        start, end = entry.spans[0]
-        limits = Limits(max_new_tokens=end - start)
-        records = list(
-            decode(
-                target,
-                AutoregressiveConfig().build(build_context(target)),
-                tokens[:start],
-                limits=limits,
-            )
-        )
-        written = records[-1]
-        assert isinstance(written, End) and list(written.output_ids) == tokens[start:end]
-        compared += 1
-    assert compared >= 3
 
 
 @given(data())
