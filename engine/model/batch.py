@@ -59,9 +59,9 @@ class TextBatch:
 
 
 class _PaddedTexts:
-    """By transformers' modules: keys and values lie at their positions, column = position.
+    """transformers' modules over a padded batch: keys and values lie at column = position.
 
-    Rows up to the last that is asked are fed at every step; a row's mask ends at its own column.
+    A step feeds all rows up to the last one that it reads; a row's mask ends at its own column.
     """
 
     name = "transformers' modules, a batch dimension"
@@ -73,44 +73,37 @@ class _PaddedTexts:
         self._cache = _RowCache(num_texts, max_len)
 
     def read(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        begins: Tensor,
-        *,
-        num_logits: int,
+        self, tokens: Tensor, positions: Tensor, begins: Tensor, *, num_logits: int
     ) -> TargetOutput:
+        """As `RaggedBatch.read`; logits of all tokens or, of prompts, of none."""
         device = self._target.device
         rows, text, counts = torch.unique_consecutive(
-            begins.to(device) // self._max_len, return_inverse=True, return_counts=True
+            begins // self._max_len, return_inverse=True, return_counts=True
         )
-        columns = torch.arange(len(tokens), device=device) - (counts.cumsum(0) - counts)[text]
-        both = torch.stack([tokens, positions]).to(device)
-        n = int(counts.max())
+        column = torch.arange(len(tokens)) - (counts.cumsum(0) - counts)[text]
+        # Prompts lie side by side, padded on the right, which causal rows never see. Rows left out
+        # of a step are over: what is fed at their beginning does no harm.
+        n = width = int(counts.max())
         if num_logits:
-            # Rows that are left out are fed something where it does no harm: at their beginning.
-            text, width = (
-                rows[text],
-                min(-(-int(positions.max() + 1) // ALIGN) * ALIGN, self._max_len),
-            )
-        else:
-            # Prompts lie side by side, padded on the right, which causal rows never see.
-            width = n
-        fed = torch.arange(n, device=device).repeat(2, int(text.max()) + 1, 1)
-        fed[:, text, columns] = both
+            text, longest = rows[text], int(positions.max()) + 1
+            width = min(-(-longest // ALIGN) * ALIGN, self._max_len)
+        batch = torch.arange(n).repeat(2, int(text.max()) + 1, 1)
+        batch[:, text, column] = torch.stack([tokens, positions])
+        ids, places = batch.to(device)
         if num_logits:
-            self._cache.extend(fed[1], width)
+            self._cache.extend(places, width)
         else:
-            self._cache.prefill(rows)
+            self._cache.prefill(rows.to(device))
         out = self._target.model(
-            input_ids=fed[0],
-            position_ids=fed[1],
-            attention_mask=self._mask(fed[1], width),
+            input_ids=ids,
+            position_ids=places,
+            attention_mask=self._mask(places, width),
             use_cache=True,
             logits_to_keep=n if num_logits else 1,
             **{cache_argument(self._target.model): self._cache},
         )
-        return TargetOutput(out.logits[text, columns] if num_logits else out.logits[:0, 0])
+        logits = out.logits[text.to(device), column.to(device)] if num_logits else out.logits[:0, 0]
+        return TargetOutput(logits)
 
     def repeat(self, length: int, *, every: int) -> None:
         self._cache.repeat(length)
@@ -126,7 +119,7 @@ class _PaddedTexts:
 
 
 class _OneTextAtATime:
-    """By a cache for each text: a recurrent state has no columns that a mask could hide."""
+    """One cache per text: a recurrent state has no columns that a mask could hide."""
 
     name = "transformers' modules, one text after the other"
 
@@ -137,13 +130,9 @@ class _OneTextAtATime:
         self._texts: list[list[int]] = [[] for _ in range(num_texts)]
 
     def read(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        begins: Tensor,
-        *,
-        num_logits: int,
+        self, tokens: Tensor, positions: Tensor, begins: Tensor, *, num_logits: int
     ) -> TargetOutput:
+        """As `RaggedBatch.read`; logits of all tokens."""
         rows, counts = torch.unique_consecutive(begins // self._max_len, return_counts=True)
         ids, starts = (each.split(counts.tolist()) for each in (tokens, positions))
         logits = [

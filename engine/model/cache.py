@@ -165,13 +165,13 @@ class TreeCache(Cache):
             for buffer in self._buffers:
                 rows = buffer.index_select(2, upload(source, buffer.device))
                 buffer[:, :, self.length : self.length + len(path)] = rows
-        self._grow(path, lasting=False)
+        self._advance(path, lasting=False)
 
     def extend(self, count: int) -> None:
         """Keep all `count` rows of the last forward, which read a text."""
-        self._grow(tuple(range(count)), lasting=count > 1)
+        self._advance(tuple(range(count)), lasting=count > 1)
 
-    def _grow(self, path: tuple[int, ...], *, lasting: bool) -> None:
+    def _advance(self, path: tuple[int, ...], *, lasting: bool) -> None:
         self.length += len(path)
         if self.recurrent is not None and path:
             self.recurrent.commit(path, self.length, lasting=lasting)

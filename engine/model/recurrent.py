@@ -41,7 +41,7 @@ KEEPS_STATE = re.compile(
     r"\.(update_conv_state|update_recurrent_state|set_linear_cache)\(|self\.conv1d_state\b"
 )
 NO_INITIAL_STATE = re.compile(r"mamba_selective_scan\(")
-"""Kernels that start several tokens from nothing, whatever state there is."""
+"""Kernels that read several tokens only from an empty state, and ignore a given one."""
 SHORT = 4
 """Chains of more rows are read as one branch, and so is every tree by layers that only convolve,
 whose state after any row can be cut out of what they saw; everything else by levels: what was
@@ -88,7 +88,7 @@ def _layout(parents: tuple[int, ...], device: torch.device) -> _Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A forward under way: whose states, and its rows' parents; None = one text, all committed."""
+    """The running forward: its states and its rows' parents; None = one text, all committed."""
 
     states: RecurrentStates
     parents: tuple[int, ...] | None

@@ -1,7 +1,7 @@
-"""What recurrent layers carry from token to token, and what it takes to roll it back.
+"""The states of recurrent layers, and how they are rolled back to the accepted path.
 
-Committed states are never changed: whoever goes on from one gets a copy. After a forward every
-layer says how the state after any accepted path is had (`AfterPath`); a commit takes it.
+Committed states are never modified: every forward works on a copy. After a forward each layer
+leaves a function that returns its state after any accepted path (`AfterPath`); `commit` calls it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ States = dict[tuple[str, int], Tensor]
 AfterPath = Callable[[tuple[int, ...]], States]
 """The state `(1, …)` after these rows of the last forward."""
 LASTING = 4
-"""So many states after texts that were read are kept to come back to."""
+"""How many states at the ends of prompts are kept to return to."""
 
 
 class RecurrentStates:
@@ -44,11 +44,11 @@ class RecurrentStates:
         self._lasting: list[int] = []
 
     def ran(self, layer: int, after: AfterPath) -> None:
-        """A layer ran over the rows of a forward."""
+        """Register a layer's states of the forward that is running."""
         self._after[layer] = after
 
     def commit(self, path: tuple[int, ...], length: int, *, lasting: bool) -> None:
-        """Go on from after these rows, of `length` in all."""
+        """Continue after these rows; `length` rows are then committed in all."""
         began = now(self._device)
         self.committed = {layer: after(path) for layer, after in self._after.items()}
         self._commit = began, now(self._device)
