@@ -99,18 +99,17 @@ def random_target(family: str) -> Target:
     return Target(model, None, name=family)
 
 
-def step(target: Target, context: int, shape: TreeShape) -> tuple[float, float, int]:
-    """Seconds of verify and of commit, and bytes held between them."""
+def step(target: Target, context: int, shape: TreeShape) -> tuple[float, float]:
+    """Seconds of verify and of commit."""
     cache = target.new_cache(context + len(shape))
     target.prefill([i % 1000 for i in range(context)], cache, Needs())
     tokens = torch.arange(len(shape))
     began = time.perf_counter()
     target.verify(Proposal(tokens, shape), cache, Needs()).logits.argmax(dim=-1).tolist()
     verified = time.perf_counter()
-    held = 0 if cache.recurrent is None else cache.recurrent.pending_bytes
     deepest = (0, *shape.path_to(len(shape) - 1))
     cache.commit(deepest[: len(deepest) // 2 + 1])
-    return verified - began, time.perf_counter() - verified, held
+    return verified - began, time.perf_counter() - verified
 
 
 class _Scripted(Drafter):
@@ -200,8 +199,8 @@ def main() -> None:
         if options.predict:
             predicted(target, options)
             continue
-        print(f"  {'':14}{'':10}{'step':>10}{'commit':>10}{'held':>12}")
-        taken: dict[tuple[str, Way], list[tuple[float, float, int]]] = {}
+        print(f"  {'':14}{'':10}{'step':>10}{'commit':>10}")
+        taken: dict[tuple[str, Way], list[tuple[float, float]]] = {}
         for _ in range(options.rounds + 1):
             for way in ways:
                 target.recurrent.go(way)
@@ -210,11 +209,9 @@ def main() -> None:
                         found = step(target, options.context, shape)
                         taken.setdefault((name, way), []).append(found)
         for (name, way), rounds in taken.items():
-            verify, commit, held = (
-                statistics.median(each[1:]) for each in zip(*rounds, strict=True)
-            )
+            verify, commit = (statistics.median(each[1:]) for each in zip(*rounds, strict=True))
             step_ms, commit_ms = 1000 * (verify + commit), 1000 * commit
-            print(f"  {name:14}{way:10}{step_ms:8.1f} ms{commit_ms:7.1f} ms{held / 2**20:8.1f} MiB")
+            print(f"  {name:14}{way:10}{step_ms:8.1f} ms{commit_ms:7.1f} ms")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class Verified:
         dists: distributions of sampled drafts, None for deterministic ones.
         best: `(n,)` argmax of the logits, where it is known.
         largest: `(n,)` the logits there, where they are known.
-        log_totals: `(n,)` float32, logsumexp of the logits, where it is known.
+        logsumexp: `(n,)` float32, logsumexp of the logits, where it is known.
         target_probs: as `token_probs` returns them, where they are known.
     """
 
@@ -49,7 +49,7 @@ class Verified:
     logits: Tensor
     dists: DraftDists | None = None
     best: Sequence[int] | None = None
-    log_totals: Tensor | None = None
+    logsumexp: Tensor | None = None
     target_probs: Sequence[float] | None = None
     largest: Sequence[float] | None = None
 
@@ -58,7 +58,7 @@ class Verified:
         """What the host needs of a verify forward; it waits for the device once."""
         n = len(proposal.shape)
         logits = output.logits[:n]
-        totals = None if output.log_totals is None else output.log_totals[:n]
+        totals = None if output.logsumexp is None else output.logsumexp[:n]
         if logits.device.type != "cpu":
             return cls._read_at_once(proposal, logits, totals)
         best = None if output.best is None else output.best[:n].tolist()
@@ -102,12 +102,12 @@ class Verified:
         if self.target_probs is not None:
             return self.target_probs
         tokens = torch.tensor(self.tokens, device=self.logits.device)
-        probs: list[float] = _token_probs(tokens, self.shape, self.logits, self.log_totals).tolist()
+        probs: list[float] = _token_probs(tokens, self.shape, self.logits, self.logsumexp).tolist()
         return probs
 
 
 def _token_probs(
-    tokens: Tensor, shape: TreeShape, logits: Tensor, log_totals: Tensor | None
+    tokens: Tensor, shape: TreeShape, logits: Tensor, logsumexp: Tensor | None
 ) -> Tensor:
     """`(n,)` float32, see `Verified.token_probs`."""
     ones = torch.ones(1, device=logits.device)
@@ -116,14 +116,14 @@ def _token_probs(
     parents = shape.parents[1:]
     rows = upload(torch.tensor(parents), logits.device)
     mine = logits[rows, tokens[1:]].float()
-    if log_totals is None:
+    if logsumexp is None:
         # Leaves are half of a bushy tree: nothing needs their sums.
         inner = sorted(set(parents))
         place = {node: i for i, node in enumerate(inner)}
         sums = logits[upload(torch.tensor(inner), logits.device)].float().logsumexp(dim=-1)
         totals = sums[upload(torch.tensor([place[parent] for parent in parents]), logits.device)]
     else:
-        totals = log_totals[rows]
+        totals = logsumexp[rows]
     return torch.cat([ones, (mine - totals).exp()])
 
 
@@ -175,13 +175,13 @@ class Lossless:
             children = verified.shape.children[at]
             tokens = [verified.tokens[child] for child in children]
             if dists is None or at not in dists.row_of_parent:
-                taken, target_probs = _accept_certain(target_probs, tokens, draws)
+                child_idx, target_probs = _accept_certain(target_probs, tokens, draws)
             else:
                 draft_probs = dists.probs[dists.row_of_parent[at]]
-                taken, target_probs = _accept_drawn(target_probs, draft_probs, tokens, draws)
-            if taken is None:
+                child_idx, target_probs = _accept_drawn(target_probs, draft_probs, tokens, draws)
+            if child_idx is None:
                 return Acceptance(tuple(path), draws.pick(target_probs))
-            at = children[taken]
+            at = children[child_idx]
             path.append(at)
 
 

@@ -23,7 +23,7 @@ from pydantic_core import ErrorDetails
 
 from engine.errors import ConfigError
 from engine.grammar import MAX_CHARS, TITLES, GrammarKind, compiled
-from engine.plain import short
+from engine.safe_text import short
 
 MOST_FAULTS = 4
 """Faults that one sentence names."""
@@ -92,14 +92,14 @@ def _at(where: str) -> str:
 
 def _refusal(cls: type[BaseModel], error: ValidationError, where: str) -> ConfigError:
     """All faults in one sentence, and each by the setting that it is about."""
-    said: list[str] = []
+    sentences: list[str] = []
     faults: dict[str, str] = {}
     for detail in error.errors(include_url=False)[:MOST_FAULTS]:
-        said.append(_explain(cls, detail))
+        sentences.append(_explain(cls, detail))
         # A rule over several settings begins with the name of the one to change.
-        name = str(detail["loc"][0]) if detail["loc"] else said[-1].partition(" ")[0]
-        faults.setdefault(name, f"{said[-1]}.")
-    return ConfigError(f"{'; '.join(said)}{_at(where)}.", faults=faults)
+        name = str(detail["loc"][0]) if detail["loc"] else sentences[-1].partition(" ")[0]
+        faults.setdefault(name, f"{sentences[-1]}.")
+    return ConfigError(f"{'; '.join(sentences)}{_at(where)}.", faults=faults)
 
 
 def _explain(cls: type[BaseModel], detail: ErrorDetails) -> str:

@@ -100,9 +100,9 @@ class Structured:
         depths, num_drafted = proposal.shape.depths.tolist(), len(parents)
         drawn = () if proposal.dists is None else proposal.dists.row_of_parent
         allowed: dict[int, NDArray[np.bool_]] = {}
-        kept, path, waiting, certain = list[int](), list[int](), [0], set[int]()
-        while waiting:  # every node right before what lies below it
-            node = waiting.pop()
+        nodes, path, stack, certain = list[int](), list[int](), [0], set[int]()
+        while stack:  # every node right before what lies below it
+            node = stack.pop()
             if node:
                 above = path.index(parents[node]) + 1
                 self._matcher.back(len(path) - above)
@@ -124,16 +124,16 @@ class Structured:
             for child in reversed(children):
                 forbidden = not allowed[node][tokens[child]]
                 if node in drawn or not forbidden:
-                    kept.append(child)
+                    nodes.append(child)
                 if not (forbidden or tokens[child] in self._eos_ids):
-                    waiting.append(child)
+                    stack.append(child)
         self._matcher.back(len(path) - 1)
-        kept = [0, *sorted(kept)]
+        nodes = [0, *sorted(nodes)]
         anything = np.ones_like(allowed[0])  # after the end nothing counts
-        self._allowed = np.stack([allowed.get(node, anything) for node in kept])
-        old = [node for node in kept if node < num_drafted]
-        place = {node: i for i, node in enumerate(kept)}
-        new = [(tokens[node], place[parents[node]]) for node in kept[len(old) :]]
+        self._allowed = np.stack([allowed.get(node, anything) for node in nodes])
+        old = [node for node in nodes if node < num_drafted]
+        place = {node: i for i, node in enumerate(nodes)}
+        new = [(tokens[node], place[parents[node]]) for node in nodes[len(old) :]]
         if certain & {*drawn}:
             proposal = proposal.not_drawn(certain)
         pruned = proposal if len(old) == num_drafted else proposal.keep(old, with_extra=True)
@@ -142,7 +142,7 @@ class Structured:
     def mask(self, output: TargetOutput) -> TargetOutput:
         allowed = torch.from_numpy(self._allowed).to(output.logits.device)
         logits = output.logits[: len(allowed)].masked_fill(~allowed, -torch.inf)
-        return replace(output, logits=logits, best=None, log_totals=None)
+        return replace(output, logits=logits, best=None, logsumexp=None)
 
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens:

@@ -140,8 +140,8 @@ class _Generation:
         self.constraint.commit([root])
         self.text.append([root])
         ttft_s = time.perf_counter() - self.began_s
-        told = (self.sampling, self.draws, self.limits, num_cached)
-        self._start = Start(self.prompt_ids, root, output, *told)
+        rest = (self.sampling, self.draws, self.limits, num_cached)
+        self._start = Start(self.prompt_ids, root, output, *rest)
         return Prefill(root, len(self.prompt_ids), ttft_s, num_cached or 0)
 
     @torch.inference_mode()
@@ -166,10 +166,8 @@ class _Generation:
         target_probs, draft_probs = verified.token_probs(), proposal.token_probs()
         self.constraint.commit(committed)
         self.drafter.observe(Outcome(proposal, output, (0, *accepted.path), committed))
-        draft_s, forward_s, accept_s, total_s = clock.phases_s()
-        rollback = self.cache.rollback()
-        verify_s = forward_s - rollback.forward_s - rollback.timing_s
-        rollback_s = rollback.forward_s + rollback.commit_s
+        draft_s, verify_s, accept_s, total_s = clock.phases_s()
+        rollback_s = self.cache.rollback_s
         self.num_steps += 1
         return Step(
             index=self.num_steps - 1,
@@ -247,10 +245,10 @@ class _Output:
             (self._max_new_tokens - before, "length"),
             (self._context_room - before, "context"),
         ]
-        kept = len(committed)
+        num_kept = len(committed)
         # The earliest end counts; of several at one place the first of this list.
         for at, reason in reversed(ends):
-            if at is not None and at <= kept:
-                kept, self.finish_reason = at, reason
-        self.token_ids.extend(committed[:kept])
-        return kept
+            if at is not None and at <= num_kept:
+                num_kept, self.finish_reason = at, reason
+        self.token_ids.extend(committed[:num_kept])
+        return num_kept

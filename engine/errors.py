@@ -60,12 +60,12 @@ class PromptError(PlaygroundError):
     """The prompt is empty, too long for the context, or cannot be rendered."""
 
 
-def one_of(name: str, value: object, known: Iterable[str], advice: str = "") -> str:
+def one_of(name: str, value: object, choices: Iterable[str], advice: str = "") -> str:
     """The value, which must be among those known. Raises ConfigError: it is not, with `advice`."""
-    allowed = tuple(known)
+    allowed = tuple(choices)
     if not isinstance(value, str) or value not in allowed:
-        said = f"{name} must be one of {', '.join(allowed)}, got {value!r:.80}."
-        raise ConfigError(f"{said} {advice}".rstrip())
+        sentence = f"{name} must be one of {', '.join(allowed)}, got {value!r:.80}."
+        raise ConfigError(f"{sentence} {advice}".rstrip())
     return value
 
 

@@ -49,15 +49,15 @@ def compiled(kind: GrammarKind, text: str) -> str:
     try:
         if kind == "json_schema":
             schema = text.strip() or ANY_OBJECT
-            found = LLMatcher.grammar_from_json_schema(schema, {"whitespace_pattern": BLANKS})
+            grammar = LLMatcher.grammar_from_json_schema(schema, {"whitespace_pattern": BLANKS})
         else:
-            found = grammar_from(kind, text)
-        fault = LLMatcher.validate_grammar(found)
+            grammar = grammar_from(kind, text)
+        fault = LLMatcher.validate_grammar(grammar)
     except ValueError as error:
         fault = str(error)
     if fault:
         raise ConfigError(f"grammar is not a usable {what}: {_reason(fault)}.")
-    return found
+    return grammar
 
 
 def _reason(fault: str) -> str:

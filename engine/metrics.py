@@ -35,9 +35,8 @@ FORMULAS: dict[str, str] = {
     "mean of step latency / tokens the step committed, in milliseconds",
     "step_p50_ms": "median latency of a step, in milliseconds",
     "step_p95_ms": "95th percentile of the latency of a step, in milliseconds",
-    "time_split": "mean seconds per step in draft, verify, accept, other and roll-back, which is "
-    "what recurrent layers take for a tree beyond as many tokens of one text (copied states, calls "
-    "per level or branch), and to have the state after the accepted path; 0 without such layers",
+    "time_split": "mean seconds per step in draft, verify, accept, other and roll-back, which "
+    "restores the states of recurrent layers after the accepted path; 0 without such layers",
     "quiet_split": "seconds per step up to the next step, without the steps that something else on "
     "the machine disturbed",
     "num_prompt_tokens": "the prompt: tokens that were read / tokens in the cache already, from an "
@@ -196,7 +195,7 @@ class TimeSplit:
     """Seconds of a step, or their mean over several, by part; the parts add up to the step.
 
     Attributes:
-        rollback_s: see `engine.model.states.RollBack`; neither in `verify_s` nor in `other_s`.
+        rollback_s: restoring recurrent states; not a part of `other_s` here.
     """
 
     draft_s: float
@@ -213,8 +212,8 @@ class TimeSplit:
     def ms(self) -> dict[str, float]:
         """Milliseconds by part; of roll-back where there is any."""
         names = ("draft", "verify", "accept", "other", "roll-back")
-        told = zip(names, _PARTS(self), strict=True)
-        return {name: 1000 * seconds for name, seconds in told if seconds or name != names[-1]}
+        parts = zip(names, _PARTS(self), strict=True)
+        return {name: 1000 * seconds for name, seconds in parts if seconds or name != names[-1]}
 
     @property
     def parts(self) -> StepParts:
@@ -256,13 +255,13 @@ def undisturbed(by_size: Mapping[int, Sequence[TimeSplit]]) -> list[TimeSplit]:
     Example: {0: [5, 5, 6, 5, 90], 8: [30, 30, 31]} ms. Three steps that drafted 8 are like each
     other; the median of all eight is 18, so 90 is over 3 · 18 and goes.
     """
-    kept: list[TimeSplit] = []
+    quiet: list[TimeSplit] = []
     times: list[float] = []
     for size in sorted(by_size, reverse=True):
         times = sorted(times + [one.total_s for one in by_size[size]])
         most_s = BUSY * percentile(times, 50)
-        kept += [one for one in by_size[size] if one.total_s <= most_s]
-    return kept
+        quiet += [one for one in by_size[size] if one.total_s <= most_s]
+    return quiet
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,8 +435,8 @@ def bypass_sentence(metrics: Mapping[str, Any]) -> str | None:
     if not reasons:
         return None
     steps = metrics["num_steps"]
-    said = (f"{BYPASSES.get(name, name)} ({bypasses[name]} of {steps} steps)" for name in reasons)
-    return f"{'Sometimes n' if drafted else 'N'}othing was drafted: {'; '.join(said)}."
+    clauses = (f"{BYPASSES.get(one, one)} ({bypasses[one]} of {steps} steps)" for one in reasons)
+    return f"{'Sometimes n' if drafted else 'N'}othing was drafted: {'; '.join(clauses)}."
 
 
 # ---- why decoding is faster or slower than plain decoding

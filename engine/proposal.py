@@ -43,7 +43,7 @@ class TargetOutput:
             prompt row.
         hidden: `(rows, hidden)` if `Needs.hidden`; after prefill every prompt row.
         layers: `(rows, len(Needs.layers) * hidden)`, concatenated in the order asked for.
-        log_totals: `(rows,)` float32, logsumexp of the logits, where it was had by the way.
+        logsumexp: `(rows,)` float32, logsumexp of the logits, where it was had by the way.
         best: `(rows,)` int64, argmax of the logits, likewise.
         shared: of every layer in `Needs.shared`.
     """
@@ -51,7 +51,7 @@ class TargetOutput:
     logits: Tensor
     hidden: Tensor | None = None
     layers: Tensor | None = None
-    log_totals: Tensor | None = None
+    logsumexp: Tensor | None = None
     best: Tensor | None = None
     shared: tuple[SharedRows, ...] = ()
 
@@ -64,8 +64,8 @@ class TargetOutput:
 
 def joined(parts: Iterable[Tensor | None]) -> Tensor | None:
     """The rows of several tensors, one behind the other; None where there are none."""
-    known = [part for part in parts if part is not None]
-    return torch.cat(known) if known else None
+    tensors = [part for part in parts if part is not None]
+    return torch.cat(tensors) if tensors else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,15 +170,15 @@ class Proposal:
         _, depths, visible = self.rows()
         above = visible & (depths[None, :] < depths[:, None])
         deepest, parent = torch.where(above, depths, -1).max(dim=1)
-        found: list[int] = torch.where(deepest < 0, -1, parent).tolist()
-        return tuple(found)
+        parents: list[int] = torch.where(deepest < 0, -1, parent).tolist()
+        return tuple(parents)
 
     def cut(self, max_depth: int) -> Proposal:
         """Without what lies deeper than `max_depth` (the context ends there); itself if nothing."""
         if self.shape.max_depth <= max_depth and self._extra_depth() <= max_depth:
             return self
-        kept = [i for i, depth in enumerate(self.shape.depths.tolist()) if depth <= max_depth]
-        return self.keep(kept)
+        nodes = [i for i, depth in enumerate(self.shape.depths.tolist()) if depth <= max_depth]
+        return self.keep(nodes)
 
     def keep(
         self, nodes: Sequence[int], decision: str | None = None, *, with_extra: bool = False

@@ -59,8 +59,8 @@ def _nucleus(scores: Tensor, top_p: float) -> Tensor:
         if bool((reached[..., -1] > top_p).all()):
             outside = reached - probs >= top_p
             outside[..., 0] = False
-            kept = scores.gather(-1, order).masked_fill_(outside, -torch.inf)
-            return torch.full_like(scores, -torch.inf).scatter_(-1, order, kept)
+            nucleus = scores.gather(-1, order).masked_fill_(outside, -torch.inf)
+            return torch.full_like(scores, -torch.inf).scatter_(-1, order, nucleus)
     ascending, order = scores.sort(dim=-1)
     dropped = ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p
     dropped[..., -1] = False

@@ -80,8 +80,8 @@ class Step:
     num_forced: int = 0
     """The last so many nodes: drafted because the grammar leaves no other token."""
     rollback_s: float = 0.0
-    """Of `other_s`, what recurrent layers take beyond reading as many rows of one text, in the
-    verify forward and after it, to have the state after the accepted path; 0 without any."""
+    """Of `other_s`, restoring the states of recurrent layers after the accepted path; 0 without
+    such layers."""
 
     @property
     def num_drafted(self) -> int:
@@ -95,12 +95,6 @@ class Step:
     def committed(self) -> tuple[int, ...]:
         """Tokens appended by this step before any cut: accepted path, then bonus."""
         return (*(self.tokens[node] for node in self.accepted), self.bonus)
-
-    @property
-    def recovered(self) -> bool:
-        """Whether the last token follows a rejection (recovered) and not a full path (bonus)."""
-        last = self.accepted[-1] if self.accepted else 0
-        return last in self.parents
 
     @property
     def total_s(self) -> float:

@@ -25,7 +25,7 @@ import torch
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from engine.errors import TreeError
-from engine.plain import short
+from engine.safe_text import short
 
 Path = tuple[int, ...]
 MAX_NODES = 1024

@@ -12,7 +12,7 @@ from typing import TypeVar
 from anyio.to_thread import run_sync
 
 from engine.errors import PlaygroundError
-from engine.plain import disk_is_full, unwritable
+from engine.safe_text import disk_is_full, unwritable
 from storage import StorageError
 
 Result = TypeVar("Result")

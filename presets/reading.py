@@ -19,7 +19,7 @@ from yaml.resolver import Resolver
 from yaml.scanner import Scanner
 
 from engine.errors import ConfigError
-from engine.plain import MAX_DEPTH, MAX_DIGITS, as_text, read_text
+from engine.safe_text import MAX_DEPTH, MAX_DIGITS, as_text, read_text
 
 MAX_CHARS = 4 << 20
 MAX_NODES = 100_000

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.accept import Lossless, Rule
 from engine.config import Limits, Sampling
-from engine.drafters.texts import Reading
+from engine.drafters.texts import TargetTrace
 from engine.errors import ConfigError
 from engine.metrics import common_len
 from engine.model.sources import Locate, TargetSpec, as_named
@@ -119,12 +119,12 @@ class Drafter(ABC):
         """How drafts are accepted; lossless unless the method is lossy by design."""
         return Lossless(sampling)
 
-    def ranks(self, reading: Reading, depths: int) -> Tensor:
+    def ranks(self, reading: TargetTrace, depths: int) -> Tensor:
         """Ranks that the true tokens of a finished text have, drafting along it from every root.
 
         Returns:
-            `(roots, depths)` int64, `BEYOND` for tokens that it cannot offer; fewer columns if it
-            drafts less deep. Without meaning where `Reading.true_tokens` is −1.
+            `(roots, depths)` int64, `UNRANKED` for tokens that it cannot offer; fewer columns if it
+            drafts less deep. Without meaning where `TargetTrace.true_tokens` is −1.
         """
         raise ConfigError(f"{type(self).__name__} ranks no tokens. Measure it by running it.")
 

@@ -24,7 +24,7 @@ from engine.drafters.base import BuildContext, Drafter, Start, chain, root_only
 from engine.drafters.draft_by_text import TextDrafter
 from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
 from engine.drafters.method import DraftShape, MethodConfig, draft_len
-from engine.drafters.texts import BEYOND, ROWS, Reading
+from engine.drafters.texts import ROWS, UNRANKED, TargetTrace
 from engine.metrics import common_len
 from engine.model.target import Target
 from engine.model.text import SharedTokens, common_vocabulary
@@ -276,14 +276,14 @@ class DraftTargetDrafter(Drafter):
         super().observe(outcome)
         self._drafted = None
 
-    def ranks(self, reading: Reading, depths: int) -> Tensor:
+    def ranks(self, reading: TargetTrace, depths: int) -> Tensor:
         """The model reads the text once; a token's rank is the same from whichever root.
 
         Where it would have stopped (`confidence_threshold`, the end of its context) nothing is
         offered. Exact for chains of every length.
         """
         last = min(len(reading.tokens) - 1, self._model.context_len)
-        ranks = torch.full((len(reading.tokens),), BEYOND)
+        ranks = torch.full((len(reading.tokens),), UNRANKED)
         ranks[1 : last + 1] = self._ranks_within(reading.tokens[: last + 1])
         roots = torch.arange(reading.text.num_roots)[:, None] + reading.first
         index = roots + torch.arange(1, depths + 1)
@@ -304,7 +304,7 @@ class DraftTargetDrafter(Drafter):
                 cache.commit(tuple(range(len(rows))))
                 rank = self._vocabulary.rank_of(logits, ids.clamp_max(self._common - 1))
                 sure = logits.float().softmax(dim=-1).amax(dim=-1) >= threshold
-                found.append(torch.where(sure & (ids < self._common), rank, BEYOND).cpu())
+                found.append(torch.where(sure & (ids < self._common), rank, UNRANKED).cpu())
         finally:
             cache.free()
         return torch.cat(found)

@@ -24,7 +24,7 @@ from engine.config import Limits
 
 ROWS = 128
 """Positions whose full-vocabulary logits are held at a time."""
-BEYOND = 1 << 30
+UNRANKED = 1 << 30
 """Rank of a token that the drafter cannot offer."""
 
 
@@ -48,7 +48,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
+class TargetTrace:
     """A text as the target sees it; all tensors on the CPU.
 
     Attributes:

@@ -62,25 +62,25 @@ def disagreement(target: Target, expected: Tensor) -> str | None:
     spacing at 1, as a share of the reference's own spread. A sibling that is seen by mistake, or a
     row in the wrong place, is off by half of that spread and more.
 
-    With dtype q4 the reference has the dequantised weights, rounded to bfloat16: one more rounding
+    With dtype q4 the reference has the dequantized weights, rounded to bfloat16: one more rounding
     of the same size.
     """
     try:
-        found = _trial(target)
+        outputs = _trial(target)
     except RuntimeError as error:
         return f"it failed: {first_line(error)}"
-    logits = torch.cat([output.logits.float() for output in found])
+    logits = torch.cat([output.logits.float() for output in outputs])
     if logits.isnan().any():
         return "its logits are not numbers"
     spread = (expected - expected.mean(dim=-1, keepdim=True)).square().mean(dim=-1)
     off = float(((logits - expected).square().mean(dim=-1) / spread).sqrt().max())
     if not off <= 4 * math.sqrt(torch.finfo(target.dtype).eps):
         return f"its logits differ from those of transformers' modules (by {off:.0%})"
-    for output in found:
+    for output in outputs:
         if output.argmax() != output.logits.argmax(dim=-1).tolist():
             return "its likeliest token is not the one its logits say"
         totals = output.logits.float().logsumexp(dim=-1)
-        if output.log_totals is not None and not torch.allclose(output.log_totals, totals, 1e-3):
+        if output.logsumexp is not None and not torch.allclose(output.logsumexp, totals, 1e-3):
             return "it normalises its logits wrongly"
     return None
 
@@ -91,10 +91,10 @@ def _trial(target: Target) -> list[TargetOutput]:
     prompt, one, drafted = tokens.split([PROMPT_ROWS, 1, len(tree)])
     cache = target.new_cache(len(tokens))
     try:
-        found = [target.prefill(prompt, cache, Needs())]
-        found.append(target.verify(Proposal(one, TreeShape.chain(0)), cache, Needs()))
+        outputs = [target.prefill(prompt, cache, Needs())]
+        outputs.append(target.verify(Proposal(one, TreeShape.chain(0)), cache, Needs()))
         cache.commit((0,))
-        return [*found, target.verify(Proposal(drafted, tree), cache, Needs())]
+        return [*outputs, target.verify(Proposal(drafted, tree), cache, Needs())]
     finally:
         cache.free()
 

@@ -1,8 +1,7 @@
-"""Forwards of many texts of different length: one token of each per step, or as many."""
+"""Forwards over several texts of different length at once."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,105 +11,102 @@ from transformers.cache_utils import Cache
 
 from engine.model.forward import MaskBuilder, RaggedBatch, cache_argument
 from engine.model.target import Target
-from engine.proposal import Needs, Proposal
+from engine.proposal import Needs, Proposal, TargetOutput
 from engine.tree import TreeShape
 
 ALIGN = 8
 """Widths are multiples of this many columns, which CUDA's attention kernels want of masks."""
 
 
-def batch_of(target: Target, rows: int, max_len: int) -> NativeBatch | ModuleBatch | OneTextAtATime:
-    """Room for `rows` texts of up to `max_len` tokens each.
+class TextBatch:
+    """Texts of different length that are read in lock-step, each in a row of its own.
 
-    `prefill` reads the beginnings of texts: pairs of a row, which drops what it held, and tokens.
-    `step` reads tokens in some rows, in each as many, one behind the other: row (ascending),
-    token, position; it returns their logits `(tokens read, vocabulary)`. What it read stays until
-    something else is read at that position: a rejected draft is overwritten. A row that is left
-    out once is over; it is given another text before it is read again.
-    `repeat` gives all rows the first `length` tokens of row 0.
+    What was read stays until something else is read at the same position: a rejected draft is
+    overwritten. A row that is left out of a step is over, and starts with another text.
     """
-    if len(target.recurrent):
-        return OneTextAtATime(target, rows)
-    texts = target.ragged_batch(rows * max_len)
-    return ModuleBatch(target, rows, max_len) if texts is None else NativeBatch(texts, max_len)
 
-
-class NativeBatch:
-    """By the processor's kernels, which read any rows of any texts in one call."""
-
-    name = "compiled kernels, all rows in one call"
-
-    def __init__(self, texts: RaggedBatch, max_len: int) -> None:
-        self._texts = texts
+    def __init__(self, target: Target, num_texts: int, max_len: int) -> None:
+        """Room for texts of up to `max_len` tokens each."""
         self._max_len = max_len
+        if len(target.recurrent):
+            self._texts: Texts = _OneTextAtATime(target, num_texts, max_len)
+        else:
+            native = target.ragged_batch(num_texts * max_len)
+            self._texts = native or _PaddedTexts(target, num_texts, max_len)
+        self.name = self._texts.name
 
     def prefill(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
-        tokens = [token for _, prompt in prompts for token in prompt]
-        positions = [position for _, prompt in prompts for position in range(len(prompt))]
-        begins = [row * self._max_len for row, prompt in prompts for _ in prompt]
-        self._texts.read(*map(torch.tensor, (tokens, positions, begins)))
+        """Read the beginnings of texts: pairs of a row and token ids."""
+        self._read(
+            [(row, token, at) for row, prompt in prompts for at, token in enumerate(prompt)], 0
+        )
 
-    def step(self, read: Sequence[tuple[int, int, int]]) -> Tensor:
-        rows, tokens, positions = map(torch.tensor, zip(*read, strict=True))
-        begins = rows * self._max_len
-        return self._texts.read(tokens, positions, begins, num_logits=len(read)).logits
+    def step(self, tokens: Sequence[tuple[int, int, int]]) -> Tensor:
+        """Logits `(tokens, vocab)` of new tokens.
+
+        Args:
+            tokens: row (ascending), token id, position; equally many of each row.
+        """
+        return self._read(tokens, len(tokens)).logits
 
     def repeat(self, length: int) -> None:
+        """Give all rows the first `length` tokens of row 0."""
         self._texts.repeat(length, every=self._max_len)
 
+    def _read(self, tokens: Sequence[tuple[int, int, int]], num_logits: int) -> TargetOutput:
+        rows, ids, positions = map(torch.tensor, zip(*tokens, strict=True))
+        return self._texts.read(ids, positions, rows * self._max_len, num_logits=num_logits)
 
-class ModuleBatch:
-    """By transformers' modules: keys and values lie at their positions, column = position.
 
-    Rows up to the last that is asked are fed at every step; a row's mask ends at its own column.
+class _PaddedTexts:
+    """transformers' modules over a padded batch: keys and values lie at column = position.
+
+    A step feeds all rows up to the last one that it reads; a row's mask ends at its own column.
     """
 
     name = "transformers' modules, a batch dimension"
 
-    def __init__(self, target: Target, rows: int, max_len: int) -> None:
+    def __init__(self, target: Target, num_texts: int, max_len: int) -> None:
         self._target = target
         self._max_len = max_len
         self._masks = MaskBuilder(target.model)
-        self._cache = _RowCache(rows, max_len)
+        self._cache = _RowCache(num_texts, max_len)
 
-    def prefill(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Side by side, padded on the right, which causal rows never see."""
-        device, width = self._target.device, max(len(tokens) for _, tokens in prompts)
-        ids = torch.zeros(len(prompts), width, dtype=torch.long)
-        for k, (_, tokens) in enumerate(prompts):
-            ids[k, : len(tokens)] = torch.tensor(tokens)
-        self._cache.prefill(torch.tensor([row for row, _ in prompts], device=device))
-        positions = torch.arange(width, device=device).expand(len(prompts), width)
-        self._forward(ids.to(device), positions, width)
-
-    def step(self, read: Sequence[tuple[int, int, int]]) -> Tensor:
-        """Rows that are not asked are fed something, where it does no harm: at their beginning."""
+    def read(
+        self, tokens: Tensor, positions: Tensor, begins: Tensor, *, num_logits: int
+    ) -> TargetOutput:
+        """As `RaggedBatch.read`; logits of all tokens or, of prompts, of none."""
         device = self._target.device
-        asked = torch.tensor(read, device=device)
-        rows = asked[:, 0].unique()
-        n = len(read) // len(rows)
-        both = torch.arange(n, device=device).repeat(2, int(rows[-1]) + 1, 1)
-        both[:, rows] = asked[:, 1:].T.unflatten(1, (len(rows), n))
-        ids, positions = both
-        longest = max(position for _, _, position in read) + 1
-        width = min(-(-longest // ALIGN) * ALIGN, self._max_len)
-        self._cache.extend(positions, width)
-        return self._forward(ids, positions, width, num_logits=n)[rows].flatten(0, 1)
-
-    def repeat(self, length: int) -> None:
-        self._cache.repeat(length)
-
-    def _forward(self, ids: Tensor, positions: Tensor, width: int, num_logits: int = 1) -> Tensor:
+        rows, text, counts = torch.unique_consecutive(
+            begins // self._max_len, return_inverse=True, return_counts=True
+        )
+        column = torch.arange(len(tokens)) - (counts.cumsum(0) - counts)[text]
+        # Prompts lie side by side, padded on the right, which causal rows never see. Rows left out
+        # of a step are over: what is fed at their beginning does no harm.
+        n = width = int(counts.max())
+        if num_logits:
+            text, longest = rows[text], int(positions.max()) + 1
+            width = min(-(-longest // ALIGN) * ALIGN, self._max_len)
+        batch = torch.arange(n).repeat(2, int(text.max()) + 1, 1)
+        batch[:, text, column] = torch.stack([tokens, positions])
+        ids, places = batch.to(device)
+        if num_logits:
+            self._cache.extend(places, width)
+        else:
+            self._cache.prefill(rows.to(device))
         out = self._target.model(
             input_ids=ids,
-            position_ids=positions,
-            attention_mask=self._mask(positions, width),
+            position_ids=places,
+            attention_mask=self._mask(places, width),
             use_cache=True,
-            logits_to_keep=num_logits,
+            logits_to_keep=n if num_logits else 1,
             **{cache_argument(self._target.model): self._cache},
         )
-        logits: Tensor = out.logits
-        return logits
+        logits = out.logits[text.to(device), column.to(device)] if num_logits else out.logits[:0, 0]
+        return TargetOutput(logits)
+
+    def repeat(self, length: int, *, every: int) -> None:
+        self._cache.repeat(length)
 
     def _mask(self, positions: Tensor, width: int) -> Any:
         """Row r may look at columns up to its position, within the window if there is one."""
@@ -122,29 +118,32 @@ class ModuleBatch:
         return self._masks.as_wanted(full, sliding, self._target.dtype)
 
 
-class OneTextAtATime:
-    """By a cache for each text: a recurrent state has no columns that a mask could hide."""
+class _OneTextAtATime:
+    """One cache per text: a recurrent state has no columns that a mask could hide."""
 
     name = "transformers' modules, one text after the other"
 
-    def __init__(self, target: Target, rows: int) -> None:
+    def __init__(self, target: Target, num_texts: int, max_len: int) -> None:
         self._target = target
-        self._caches = [target.new_cache(0, rewinds=2) for _ in range(rows)]
-        self._texts: list[list[int]] = [[] for _ in range(rows)]
+        self._max_len = max_len
+        self._caches = [target.new_cache(0, rewinds=2) for _ in range(num_texts)]
+        self._texts: list[list[int]] = [[] for _ in range(num_texts)]
 
-    def prefill(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
-        for row, prompt in prompts:
-            self._read(row, 0, prompt)
+    def read(
+        self, tokens: Tensor, positions: Tensor, begins: Tensor, *, num_logits: int
+    ) -> TargetOutput:
+        """As `RaggedBatch.read`; logits of all tokens."""
+        rows, counts = torch.unique_consecutive(begins // self._max_len, return_counts=True)
+        ids, starts = (each.split(counts.tolist()) for each in (tokens, positions))
+        logits = [
+            self._read(row, int(start[0]), part.tolist())
+            for row, start, part in zip(rows.tolist(), starts, ids, strict=True)
+        ]
+        return TargetOutput(torch.cat(logits))
 
-    def step(self, read: Sequence[tuple[int, int, int]]) -> Tensor:
-        logits = []
-        for row, tokens in itertools.groupby(read, key=lambda each: each[0]):
-            _, ids, positions = zip(*tokens, strict=True)
-            logits.append(self._read(row, positions[0], ids))
-        return torch.cat(logits)
-
-    def repeat(self, length: int) -> None:
-        self.prefill([(row, self._texts[0][:length]) for row in range(1, len(self._texts))])
+    def repeat(self, length: int, *, every: int) -> None:
+        for row in range(1, len(self._texts)):
+            self._read(row, 0, self._texts[0][:length])
 
     def _read(self, row: int, position: int, tokens: Sequence[int]) -> Tensor:
         text, cache = self._texts[row], self._caches[row]
@@ -157,7 +156,7 @@ class OneTextAtATime:
         return logits[-len(tokens) :]
 
 
-Batch = NativeBatch | ModuleBatch | OneTextAtATime
+Texts = RaggedBatch | _PaddedTexts | _OneTextAtATime
 
 
 class _RowCache(Cache):

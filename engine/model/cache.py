@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers.cache_utils import Cache
 
-from engine.model.states import RecurrentStates, RollBack, States
+from engine.model.states import RecurrentStates, States
 from engine.tree import upload
 
 GROWTH = 512
@@ -106,10 +106,10 @@ class TreeCache(Cache):
         """Store one layer's rows `(1, kv_heads, rows, head_dim)`; return all rows up to there."""
         if layer_idx not in self._slots:
             same = key_states.shape == value_states.shape
-            wanted = max(1, self.num_layers - len(self._slots)) * (2 if same else 1)
+            num_slots = max(1, self.num_layers - len(self._slots)) * (2 if same else 1)
             self._slots[layer_idx] = (
-                self._slot(key_states, wanted),
-                self._slot(value_states, wanted),
+                self._slot(key_states, num_slots),
+                self._slot(value_states, num_slots),
             )
         key_slot, value_slot = self._slots[layer_idx]
         return self._write(key_slot, key_states), self._write(value_slot, value_states)
@@ -125,7 +125,7 @@ class TreeCache(Cache):
         buffer[:, self.length : end] = states[0]
         return buffer[None, :, :end]
 
-    def _slot(self, states: Tensor, wanted: int) -> tuple[int, int]:
+    def _slot(self, states: Tensor, num_slots: int) -> tuple[int, int]:
         """A free slot of the states' shape, in a new buffer if there is none."""
         heads, width = states.shape[1], states.shape[3]
         for i, buffer in enumerate(self._buffers):
@@ -135,7 +135,7 @@ class TreeCache(Cache):
                 return i, self._free[i] - 1
         if states.shape[2] > self.capacity - self.length:
             self.reserve(states.shape[2])
-        self._buffers.append(self._allocate(states, wanted, heads, self.capacity, width))
+        self._buffers.append(self._allocate(states, num_slots, heads, self.capacity, width))
         self._free.append(1)
         return len(self._buffers) - 1, 0
 
@@ -165,20 +165,21 @@ class TreeCache(Cache):
             for buffer in self._buffers:
                 rows = buffer.index_select(2, upload(source, buffer.device))
                 buffer[:, :, self.length : self.length + len(path)] = rows
-        self._grow(path, lasting=False)
+        self._advance(path, lasting=False)
 
     def extend(self, count: int) -> None:
         """Keep all `count` rows of the last forward, which read a text."""
-        self._grow(tuple(range(count)), lasting=count > 1)
+        self._advance(tuple(range(count)), lasting=count > 1)
 
-    def _grow(self, path: tuple[int, ...], *, lasting: bool) -> None:
+    def _advance(self, path: tuple[int, ...], *, lasting: bool) -> None:
         self.length += len(path)
         if self.recurrent is not None and path:
             self.recurrent.commit(path, self.length, lasting=lasting)
 
-    def rollback(self) -> RollBack:
-        """What rolling recurrent states back took since the last forward began."""
-        return RollBack() if self.recurrent is None else self.recurrent.clock.read()
+    @property
+    def rollback_s(self) -> float:
+        """Seconds that the last commit took to restore recurrent states; 0 without any."""
+        return 0.0 if self.recurrent is None else self.recurrent.commit_s
 
     def truncate(self, length: int) -> None:
         """Forget committed rows from `length` on, and more where a recurrent state needs it.

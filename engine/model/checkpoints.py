@@ -15,7 +15,7 @@ from engine.errors import DrafterError, SourceError, VocabularyError, first_line
 from engine.model.files import listed, read_settings, read_tensors
 from engine.model.sources import hub_error, without_telemetry
 from engine.model.target import Target
-from engine.plain import disk_is_full, unwritable
+from engine.safe_text import disk_is_full, unwritable
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 
@@ -33,23 +33,23 @@ class Checkpoint:
 
     def tensor(self, name: str, *shape: int | None) -> Tensor:
         """A tensor with this shape (None = any size); DrafterError if there is none."""
-        found = self.tensors.get(name)
-        if found is None:
+        tensor = self.tensors.get(name)
+        if tensor is None:
             raise DrafterError(
                 f"{self.location} has no tensor {name}. It is not a checkpoint of this method; "
                 f"it holds {', '.join(sorted(self.tensors)[:6])} …"
             )
-        fits = len(shape) == found.ndim and all(
-            want in (None, got) for want, got in zip(shape, found.shape, strict=True)
+        fits = len(shape) == tensor.ndim and all(
+            size in (None, actual) for size, actual in zip(shape, tensor.shape, strict=True)
         )
         if shape and not fits:
-            wanted = "×".join("any" if s is None else str(s) for s in shape)
-            got = "×".join(str(s) for s in found.shape)
+            expected = "×".join("any" if s is None else str(s) for s in shape)
+            actual = "×".join(str(s) for s in tensor.shape)
             raise DrafterError(
-                f"{self.location}: {name} is {got}, but the target needs {wanted}. "
+                f"{self.location}: {name} is {actual}, but the target needs {expected}. "
                 "This drafter was made for another model."
             )
-        return found
+        return tensor
 
     def count(self, name: str) -> int:
         """How many tensors there are by a name with a number from 0 on in place of {}."""
@@ -152,5 +152,5 @@ def _hub_errors(location: str) -> Iterator[None]:
         if disk_is_full(error):
             place = error.filename or f"The hub's cache, for {location},"
             raise SourceError(unwritable(place, error)) from error
-        said = SourceError(f"{location}: {first_line(error)}.")
-        raise hub_error(location, error) or said from error
+        fault = SourceError(f"{location}: {first_line(error)}.")
+        raise hub_error(location, error) or fault from error

@@ -16,7 +16,7 @@ from engine.model.files import check_sizes, read_settings
 from engine.model.kinds import is_recurrent
 from engine.model.loading import all_free_bytes, free_bytes, opened, pick_device, pick_dtype
 from engine.model.placement import Share, first_of, is_placement, placed
-from engine.model.reading import checked_parameters, explained, read_config
+from engine.model.reading import checked_parameters, read_config, translate_errors
 from engine.model.sources import TargetSpec, Weights, locate, without_telemetry
 
 LICENCE = re.compile(r"^license(?:_name)?:\s*['\"]?([\w.+ -]{1,80})", re.MULTILINE)
@@ -54,23 +54,23 @@ def facts_of(spec: TargetSpec, *, dtype: str, device: str, cache_dir: Path) -> T
     """
     without_telemetry()
     where = pick_device(first_of(device))
-    kind = pick_dtype(dtype, where)
+    torch_dtype = pick_dtype(dtype, where)
     weights = locate(spec, cache_dir)
-    with explained(spec):
+    with translate_errors(spec):
         file, num_bytes = opened(weights)
-        known = (
+        facts = (
             _of_header(file.metadata, file.num_weights)
             if file is not None
             else _of_config(spec, weights, num_bytes)
         )
-        architecture, count, context_len, fault, licence = known
+        architecture, count, context_len, fault, licence = facts
         licence = licence or _licence(weights)
-    free, needed = free_bytes(where), count * kind.itemsize
+    free, needed = free_bytes(where), count * torch_dtype.itemsize
     shares: tuple[Share, ...] = ()
     if is_placement(device):
         free = None
         if fault is None and file is None:
-            shares, fault = _shares(weights, device, kind)
+            shares, fault = _shares(weights, device, torch_dtype)
     elif fault is None and free is not None and needed > free:
         fault = f"Its weights need {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free."
     return TargetFacts(architecture, count, needed, free, context_len, licence, fault, shares)
@@ -122,7 +122,7 @@ def recurrent_by_config(folder: Path) -> bool:
     spec = TargetSpec(name=folder.name, path=str(folder))
     try:
         check_sizes(read_settings(folder / "config.json"), spec.name)
-        with explained(spec):
+        with translate_errors(spec):
             config = read_config(Weights(str(folder), None, None, True, None))
     except PlaygroundError:
         return False
@@ -145,5 +145,5 @@ def _licence(weights: Weights) -> str | None:
         return None
     with Path(card).open(encoding="utf-8", errors="replace") as text:
         head = text.read(MOST_CARD_CHARS)
-    found = LICENCE.search(head.split("\n---", 1)[0])
-    return found[1].strip() if found else None
+    match = LICENCE.search(head.split("\n---", 1)[0])
+    return match[1].strip() if match else None

@@ -21,7 +21,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from engine import plain
+from engine import safe_text
 from engine.errors import SourceError, TargetError, first_line
 from engine.model.forward import decoder_layers
 
@@ -93,7 +93,7 @@ def read_json(file: Path) -> Any:
     Raises ConfigError, SourceError: it cannot be opened, is no JSON, or is nested too deeply.
     """
     check_file(file, most_bytes=MAX_JSON_BYTES)
-    return plain.read_json(file.read_bytes(), what=str(file))
+    return safe_text.read_json(file.read_bytes(), what=str(file))
 
 
 def read_settings(file: Path) -> dict[str, Any]:
@@ -116,9 +116,9 @@ def read_tensors(
     Raises SourceError: it is damaged, or holds anything else.
     """
     if file.suffix != ".safetensors":
-        found = read_pickle(file, torch.device("cpu" if values else "meta"))
-        _check_tensors(file, found, values=values)
-        return {name: tensor for name, tensor in found.items() if keep(name)}
+        tensors = read_pickle(file, torch.device("cpu" if values else "meta"))
+        _check_tensors(file, tensors, values=values)
+        return {name: tensor for name, tensor in tensors.items() if keep(name)}
     check_file(file)
     try:
         with safe_open(file, framework="pt") as stored:
@@ -148,15 +148,15 @@ def read_pickle(file: Path, device: torch.device) -> Any:
         ) from error
 
 
-def _check_tensors(file: Path, found: Any, *, values: bool) -> None:
+def _check_tensors(file: Path, tensors: Any, *, values: bool) -> None:
     """SourceError unless it is a dict of plain tensors, each as large as its storage at most."""
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+    if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):
         raise SourceError(f"{file} is not a plain dict of tensors.")
-    for name, tensor in found.items():
-        usual = isinstance(tensor, Tensor) and tensor.layout == torch.strided
-        usual = usual and not tensor.is_quantized and tensor.is_meta != values
-        if not usual or tensor.nbytes > tensor.untyped_storage().nbytes():
-            raise SourceError(f"{file}: {plain.short(name)} is not a plain tensor with values.")
+    for name, tensor in tensors.items():
+        is_plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided
+        is_plain = is_plain and not tensor.is_quantized and tensor.is_meta != values
+        if not is_plain or tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise SourceError(f"{file}: {safe_text.short(name)} is not a plain tensor with values.")
 
 
 # ---- a model's folder
@@ -198,7 +198,7 @@ def _weight_files(folder: Path) -> list[Path]:
                 raise SourceError(f"{index} must map tensors to files by weight_map.")
             for one in names.values():
                 if not (isinstance(one, str) and Path(one).name == one):
-                    raise SourceError(f"{index} names {plain.short(one)}, no file beside it.")
+                    raise SourceError(f"{index} names {safe_text.short(one)}, no file beside it.")
             return [folder / one for one in sorted(set(names.values()))]
     return []
 
@@ -217,7 +217,7 @@ def check_sizes(values: Mapping[str, Any], where: str, *, least: int | None = No
             continue
         fault = None if value is None else _fault(key.rpartition(".")[2], value, least)
         if fault is not None:
-            raise SourceError(f"{where}: {key} must be {fault}, got {plain.short(value)}.")
+            raise SourceError(f"{where}: {key} must be {fault}, got {safe_text.short(value)}.")
 
 
 def _fault(key: str, value: Any, least: int | None) -> str | None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.model.cache import TreeCache
-from engine.model.kinds import CHUNKED, FULL, KEYLESS, SLIDING, attends
+from engine.model.kinds import CHUNKED, FULL, NO_KV_CACHE, SLIDING, attends
 from engine.proposal import Needs, TargetOutput
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
@@ -71,7 +71,7 @@ class Forward(ABC):
         tokens: Tensor,
         cache: TreeCache,
         levels: int,
-        least_prob: float,
+        min_prob: float,
         ids: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
         """As `Target.draft_chain`, but that nothing is committed; None = token by token."""
@@ -87,8 +87,13 @@ class Forward(ABC):
 
 
 class RaggedBatch(ABC):
-    """Keys and values of texts, each in a stretch of one buffer of `capacity` tokens."""
+    """Keys and values of several texts, each at its own place in a buffer of `capacity` tokens.
 
+    Attributes:
+        name: what runs, in words.
+    """
+
+    name: str
     capacity: int
 
     @abstractmethod
@@ -101,15 +106,13 @@ class RaggedBatch(ABC):
         needs: Needs | None = None,
         num_logits: int = 0,
     ) -> TargetOutput:
-        """Read new tokens of any texts; a text's earlier ones were read before, or come before.
-
-        A row's results are bit by bit those of its text alone.
+        """Read new tokens of any texts; earlier ones of a text were read before, or come before.
 
         Args:
             tokens: `(n,)` int64.
-            positions: `(n,)` int64, within each row's text.
+            positions: `(n,)` int64, within each row's text; what was read there is overwritten.
             begins: `(n,)` int64, where the row's text begins in the buffer.
-            num_logits: the last so many rows get logits.
+            num_logits: how many of the last rows get logits.
         """
 
     @abstractmethod
@@ -160,14 +163,14 @@ class ModulesForward(Forward):
         if self._counts_rows:
             numbers = torch.arange(len(positions), device=positions.device)
             cache.shifts = positions - numbers - cache.length
-        kept: int | Tensor = 1 if last_only else 0
+        logits_to_keep: int | Tensor = 1 if last_only else 0
         if last_only and self._cuts_rows and (needs.hidden or needs.layers):
             # Told as a number, Gemma's shared layers leave out all rows but the last.
-            kept = torch.tensor([len(tokens) - 1], device=tokens.device)
+            logits_to_keep = torch.tensor([len(tokens) - 1], device=tokens.device)
         out = self._model(
             input_ids=tokens[None],
             attention_mask=mask,
-            logits_to_keep=kept,
+            logits_to_keep=logits_to_keep,
             # With `use_cache` MiniMax takes its own class of cache only; what is given, all write.
             use_cache=self._model.config.model_type != "minimax",
             **{self._cache_name: cache},
@@ -207,7 +210,7 @@ class MaskBuilder:
         kinds = set(getattr(config, "layer_types", None) or ())
         self.per_kind = bool(kinds) and _looks_up_by_kind(model)
         self.window, self.chunk = _window(config), getattr(config, "attention_chunk_size", None)
-        self.all_sliding = self.window is not None and kinds <= {*SLIDING, *KEYLESS}
+        self.all_sliding = self.window is not None and kinds <= {*SLIDING, *NO_KV_CACHE}
         self.additive = config._attn_implementation == "eager"
 
     def build(
@@ -249,7 +252,7 @@ class MaskBuilder:
     def _by_kind(
         self, full: Tensor | None, sliding: Tensor | None, chunked: Tensor | None
     ) -> dict[str, Tensor | None]:
-        kinds = ((FULL, full), (SLIDING, sliding), (CHUNKED, chunked), (KEYLESS, None))
+        kinds = ((FULL, full), (SLIDING, sliding), (CHUNKED, chunked), (NO_KV_CACHE, None))
         return {name: mask for names, mask in kinds for name in names}
 
     def _finish(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
@@ -387,10 +390,10 @@ class FeatureTap:
 
 def decoder_of(model: PreTrainedModel) -> nn.Module:
     """The module from token ids to the last hidden state; Llama 4 names itself."""
-    found: Any = model.get_decoder()
-    decoder = model.model if found is model else found
-    assert isinstance(decoder, nn.Module)
-    return decoder
+    decoder: Any = model.get_decoder()
+    module = model.model if decoder is model else decoder
+    assert isinstance(module, nn.Module)
+    return module
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

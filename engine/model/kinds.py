@@ -10,7 +10,7 @@ FULL, SLIDING = ("full_attention", "hybrid"), ("sliding_attention", "hybrid_slid
 CHUNKED = ("chunked_attention",)
 ATTENTION = {FULL[0], SLIDING[0]}
 """What drafters' own layers may be."""
-KEYLESS = ("linear_attention", "conv", "mamba", "mlp", "moe")
+NO_KV_CACHE = ("linear_attention", "conv", "mamba", "mlp", "moe")
 """Layers without keys and values: no mask is theirs."""
 RECURRENT = {"linear_attention", "conv", "mamba", "hybrid", "hybrid_sliding"}
 """Layers with a state, which follows the rows and is rolled back."""
@@ -23,14 +23,14 @@ def kinds_of(config: Any) -> tuple[str, ...]:
 
 def attends(config: Any) -> bool:
     """Whether any layer is one of attention."""
-    return not set(kinds_of(config)) <= set(KEYLESS)
+    return not set(kinds_of(config)) <= set(NO_KV_CACHE)
 
 
 def attending_layers(config: Any) -> list[int]:
     """Layers with keys and values of their own."""
     kinds = kinds_of(config)
     own = len(kinds) - int(getattr(config, "num_kv_shared_layers", 0) or 0)
-    return [i for i, kind in enumerate(kinds[:own]) if kind not in KEYLESS]
+    return [i for i, kind in enumerate(kinds[:own]) if kind not in NO_KV_CACHE]
 
 
 def is_recurrent(config: Any) -> bool:
@@ -41,7 +41,7 @@ def is_recurrent(config: Any) -> bool:
 def check_can_roll_back(config: Any, name: str) -> None:
     """TargetError for a model whose state cannot be rolled back to the accepted path."""
     model_type = str(getattr(config, "model_type", ""))
-    bad = set(kinds_of(config)) - {*FULL, *SLIDING, *CHUNKED, *KEYLESS}
+    bad = set(kinds_of(config)) - {*FULL, *SLIDING, *CHUNKED, *NO_KV_CACHE}
     if model_type in ("rwkv", "xlstm"):
         bad.add(model_type)
     if "local" in (getattr(config, "attention_layers", None) or ()):

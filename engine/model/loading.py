@@ -23,8 +23,8 @@ from engine.errors import ConfigError, OutOfMemoryError, TargetError, one_of
 from engine.kernels.cpu import native
 from engine.kernels.cpu.compile import NotNative, library
 from engine.kernels.cpu.gguf import GGUFFile
-from engine.kernels.cpu.operators import pack_codes
-from engine.kernels.cpu.weights import Codes, can_pack, pack, unpacked
+from engine.kernels.cpu.operators import pack_quantized
+from engine.kernels.cpu.weights import QuantizedWeights, can_pack, pack, unpacked
 from engine.kernels.cuda import runner
 from engine.kernels.cuda.graphs import CudaGraphs
 from engine.model.audit import disagreement, reference_logits
@@ -38,12 +38,12 @@ from engine.model.placement import Placement, first_of, is_placement, placed
 from engine.model.reading import (
     checked_parameters,
     converted,
-    counted,
-    explained,
     gguf_file,
     read_config,
     read_tokenizer,
     read_weights,
+    report_progress,
+    translate_errors,
 )
 from engine.model.sources import (
     ProgressCallback,
@@ -53,7 +53,7 @@ from engine.model.sources import (
     without_telemetry,
 )
 from engine.model.target import Target
-from engine.plain import short
+from engine.safe_text import short
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
@@ -61,8 +61,8 @@ if TYPE_CHECKING:  # seconds of importing, which the page's start does without
 LOG = logging.getLogger(__name__)
 DtypeName = Literal["auto", "float32", "bfloat16", "float16", "q8", "q4"]
 """`q8`, `q4`: matrices in at most 8 or 4 bits, a GGUF file's own as they are; on a processor."""
-CODE_BITS = {"q8": 8, "q4": 4}
-Place = torch.device | Placement
+WEIGHT_BITS = {"q8": 8, "q4": 4}
+Destination = torch.device | Placement
 
 
 def load_target(
@@ -76,8 +76,8 @@ def load_target(
     """Load a model and prepare it for tree verification.
 
     Args:
-        dtype: `auto` = a GGUF file's own codes on CPUs that the compiled kernels run on, else
-            bfloat16 on CUDA and on CPUs with native bfloat16, else float32.
+        dtype: `auto` = a GGUF file's own quantization on CPUs that the compiled kernels run on,
+            else bfloat16 on CUDA and on CPUs with native bfloat16, else float32.
         device: `auto` = CUDA if there is one, else the CPU; any torch device string, or
             several devices as `placement` has it.
         cache_dir: where fetched and converted weights are kept.
@@ -95,11 +95,11 @@ def load_target(
     pick_dtype(dtype, where)
     tell(f"Looking for {spec.title or spec.name}", None)
     weights = locate(spec, cache_dir, tell)
-    with explained(spec):
+    with translate_errors(spec):
         file, num_bytes = opened(weights)
-    coded = _coded(spec, file, dtype, device, cache_dir)
-    kind = torch.bfloat16 if coded is not None else pick_dtype(dtype, where)
-    with explained(spec):
+    plan = _quantization_plan(spec, file, dtype, device, cache_dir)
+    kind = torch.bfloat16 if plan is not None else pick_dtype(dtype, where)
+    with translate_errors(spec):
         if file is not None:
             weights = converted(spec, weights, cache_dir, tell)
         tell("Reading its config", 0.2)
@@ -107,21 +107,23 @@ def load_target(
         count = checked_parameters(config, num_bytes, spec.name)
         place = _place(spec, config, count, kind, device)
         read = functools.partial(_read_model, spec, weights, kind, place)
-        with counted(lambda share: tell("Loading weights", 0.3 + 0.6 * share)):
+        with report_progress(lambda share: tell("Loading weights", 0.3 + 0.6 * share)):
             model = read()
         tell("Loading its tokenizer", 0.9)
         tokenizer = read_tokenizer(weights)
     tell("Packing the weights for this device", 0.95)
     provenance = _provenance(spec, weights, config)
     target = Target(model, tokenizer, name=spec.name, provenance=provenance)
-    target = _packed(target, spec, coded, cache_dir, read)
+    target = _packed(target, spec, plan, cache_dir, read)
     _return_memory()
     LOG.info("%s runs by %s", spec.name, target.environment()["forward"])
     tell("Ready", 1.0)
     return target
 
 
-def _place(spec: TargetSpec, config: Any, count: int, dtype: torch.dtype, device: str) -> Place:
+def _place(
+    spec: TargetSpec, config: Any, count: int, dtype: torch.dtype, device: str
+) -> Destination:
     """Where a model of so many parameters is to be; OutOfMemoryError where it has no room."""
     if is_placement(device):
         return placed(config, device, dtype, all_free_bytes())
@@ -133,24 +135,26 @@ def _place(spec: TargetSpec, config: Any, count: int, dtype: torch.dtype, device
 def _provenance(spec: TargetSpec, weights: Weights, config: Any) -> dict[str, Any]:
     """Which weights these are."""
     revision = weights.revision or getattr(config, "_commit_hash", None)
-    known = {"weights": weights.fingerprint, "revision": revision}
-    return known if spec.random is None else known | {"random_weights": True}
+    provenance = {"weights": weights.fingerprint, "revision": revision}
+    return provenance if spec.random is None else provenance | {"random_weights": True}
 
 
 def _packed(
     plain: Target,
     spec: TargetSpec,
-    coded: _Coded | None,
+    plan: QuantizationPlan | None,
     cache_dir: Path,
     read_again: Callable[[], PreTrainedModel],
 ) -> Target:
     """The target as its device runs it fastest."""
-    codes = None if coded is None else Codes(plain.model, bits=coded.bits, file=coded.file)
-    forward, note = _fast_forward(spec, plain.model, codes, cache_dir)
+    quantized = (
+        None if plan is None else QuantizedWeights(plain.model, bits=plan.bits, file=plan.file)
+    )
+    forward, note = _fast_forward(spec, plain.model, quantized, cache_dir)
     plain.provenance |= note
     if forward is None:
         return plain
-    return _checked(plain, forward, None if codes is None else f"q{codes.bits}", read_again)
+    return _checked(plain, forward, None if quantized is None else f"q{quantized.bits}", read_again)
 
 
 def _checked(
@@ -201,17 +205,17 @@ def opened(weights: Weights) -> tuple[GGUFFile | None, int | None]:
         return file, file.num_bytes
     if weights.local:
         return None, check_folder(Path(weights.location))
-    found = cached_file(weights.location, "config.json", revision=weights.revision)
-    assert found is not None
-    check_sizes(read_settings(Path(found)), weights.location)
+    config_file = cached_file(weights.location, "config.json", revision=weights.revision)
+    assert config_file is not None
+    check_sizes(read_settings(Path(config_file)), weights.location)
     return None, None
 
 
 def _read_model(
-    spec: TargetSpec, weights: Weights, dtype: torch.dtype, where: Place
+    spec: TargetSpec, weights: Weights, dtype: torch.dtype, where: Destination
 ) -> PreTrainedModel:
     """The model where it is to be."""
-    with explained(spec):
+    with translate_errors(spec):
         if isinstance(where, Placement):
             folder = tempfile.mkdtemp(prefix="offloaded-")
             placing = {"device_map": dict(where.device_map), "offload_folder": folder}
@@ -243,7 +247,7 @@ def _freeze_modules() -> None:
 
 
 def _fast_forward(
-    spec: TargetSpec, model: PreTrainedModel, codes: Codes | None, cache_dir: Path
+    spec: TargetSpec, model: PreTrainedModel, quantized: QuantizedWeights | None, cache_dir: Path
 ) -> tuple[Forward | None, dict[str, str]]:
     """A forward for the model's device, and what the log of a run says beside its name.
 
@@ -257,28 +261,28 @@ def _fast_forward(
             return runner.GraphRunner(model, CudaGraphs(model.device)), {}
         return None, {"cuda_graphs": f"not used: {reason}"}
     if model.device.type == "cpu":
-        return _on_processor(spec, model, codes, cache_dir)
+        return _on_processor(spec, model, quantized, cache_dir)
     return None, {}
 
 
 def _on_processor(
-    spec: TargetSpec, model: PreTrainedModel, codes: Codes | None, cache_dir: Path
+    spec: TargetSpec, model: PreTrainedModel, quantized: QuantizedWeights | None, cache_dir: Path
 ) -> tuple[Forward | None, dict[str, str]]:
     """By compiled kernels, else by transformers' modules with packed weights."""
     reason = native.why_not(model)
-    if reason is None or codes is not None:
+    if reason is None or quantized is not None:
         try:
             kernels = _kernels(spec, cache_dir)
             if reason is None:
-                return native.NativeForward(model, kernels, codes), {}
+                return native.NativeForward(model, kernels, quantized), {}
         except NotNative as error:
             reason = str(error)
             if spec.native_kernels != "off":
                 LOG.warning("%s runs without the compiled kernels: %s", spec.name, reason)
     note = {"native_kernels": f"not used: {reason}"}
-    if codes is not None:
-        pack_codes(model, kernels, codes)
-        return ModulesForward(model, weights=f"q{codes.bits}"), note
+    if quantized is not None:
+        pack_quantized(model, kernels, quantized)
+        return ModulesForward(model, weights=f"q{quantized.bits}"), note
     if not can_pack(model.dtype):
         return None, note
     pack(model)
@@ -296,52 +300,52 @@ def _kernels(spec: TargetSpec, cache_dir: Path) -> CDLL:
 
 
 @dataclass(frozen=True, slots=True)
-class _Coded:
-    """That matrices are to be multiplied as codes of so many bits: a file's own, or made."""
+class QuantizationPlan:
+    """How many bits a matrix weight has; `file` holds them unless they are made on loading."""
 
     bits: int
     file: GGUFFile | None
 
 
-def _coded(
+def _quantization_plan(
     spec: TargetSpec, file: GGUFFile | None, dtype: str, device: str, cache_dir: Path
-) -> _Coded | None:
+) -> QuantizationPlan | None:
     """None where the matrices are floats.
 
     Raises:
-        ConfigError: the file holds its matrices in more bits than were asked for, or codes were
-            asked for on several devices.
-        TargetError: codes were asked for, and the kernels cannot be used here.
+        ConfigError: the file holds its matrices in more bits than `dtype` says, or quantized
+            weights are to be on several devices.
+        TargetError: `dtype` is quantized, and the kernels cannot be used here.
     """
-    asked = CODE_BITS.get(dtype)
+    bits_of_dtype = WEIGHT_BITS.get(dtype)
     if is_placement(device):
-        if asked is None:
+        if bits_of_dtype is None:
             return None
         raise ConfigError(
             f"dtype {dtype} runs on one device only, got device {device}. Choose bfloat16 or "
             "another device."
         )
     on_processor = pick_device(device).type == "cpu"
-    if asked is None and (dtype != "auto" or file is None or not on_processor):
+    if bits_of_dtype is None and (dtype != "auto" or file is None or not on_processor):
         return None
     try:
         _kernels(spec, cache_dir)
     except NotNative as error:
-        if asked is None:
+        if bits_of_dtype is None:
             return None
         raise TargetError(
             f"dtype {dtype} needs the compiled kernels, which are not used: {error}. Choose "
             "bfloat16 or float32."
         ) from error
     if file is None:
-        return None if asked is None else _Coded(asked, None)
-    if asked is not None and asked < (file.bits or asked):
+        return None if bits_of_dtype is None else QuantizationPlan(bits_of_dtype, None)
+    if bits_of_dtype is not None and bits_of_dtype < (file.bits or bits_of_dtype):
         raise ConfigError(
             f"dtype is {dtype}, but {spec.name}'s file holds its matrices in {file.bits} bits. "
             f"Choose q{file.bits}, or auto."
         )
-    bits = file.bits or asked
-    return None if bits is None else _Coded(bits, file)
+    bits = file.bits or bits_of_dtype
+    return None if bits is None else QuantizationPlan(bits, file)
 
 
 def pick_device(name: str) -> torch.device:
@@ -365,12 +369,12 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The dtype that a setting names; that of all but the matrices in codes for `q8` and `q4`.
+    """The dtype that a setting names; that of all but the quantized matrices for `q8` and `q4`.
 
     ConfigError if it is not one of `DtypeName`, or not for this device.
     """
     one_of("dtype", name, get_args(DtypeName))
-    if name in CODE_BITS:
+    if name in WEIGHT_BITS:
         if device.type != "cpu":
             raise ConfigError(
                 f"dtype {name} runs on the processor only, got device {device}. Use cpu."
@@ -403,9 +407,9 @@ def _check_memory(spec: TargetSpec, count: int, dtype: torch.dtype, device: torc
 
 def all_free_bytes() -> dict[str, int]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = {f"cuda:{i}": free_bytes(torch.device("cuda", i)) for i in range(count)}
-    found["cpu"] = free_bytes(torch.device("cpu"))
-    return {name: 1 << 62 if free is None else free for name, free in found.items()}
+    free_by_device = {f"cuda:{i}": free_bytes(torch.device("cuda", i)) for i in range(count)}
+    free_by_device["cpu"] = free_bytes(torch.device("cpu"))
+    return {name: 1 << 62 if free is None else free for name, free in free_by_device.items()}
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -80,17 +80,17 @@ def placed(config: Any, device: str, dtype: torch.dtype, free: Mapping[str, int]
     own = {_key(name): 1 << 62 if room is None else room for name, room in rooms.items()}
     if device == BALANCED:
         own = get_balanced_memory(model, own, whole, dtype)
-    asked = {**own, DISK: 1 << 62}
+    max_memory = {**own, DISK: 1 << 62}
     device_map: dict[str, int | str] = infer_auto_device_map(
-        model, asked, no_split_module_classes=whole, dtype=dtype
+        model, max_memory, no_split_module_classes=whole, dtype=dtype
     )
     sizes = compute_module_sizes(model, dtype=dtype)
-    taken = dict.fromkeys((_key(name) for name in rooms), 0)
+    num_bytes = dict.fromkeys((_key(name) for name in rooms), 0)
     for module, where in device_map.items():
-        taken[where] = taken.get(where, 0) + sizes[module]
-    shares = tuple(Share(name, taken[_key(name)], room) for name, room in rooms.items())
+        num_bytes[where] = num_bytes.get(where, 0) + sizes[module]
+    shares = tuple(Share(name, num_bytes[_key(name)], room) for name, room in rooms.items())
     if DISK in device_map.values() and DISK not in rooms:
-        over = f"{taken[DISK] / 2**30:.1f} GiB too much"
+        over = f"{num_bytes[DISK] / 2**30:.1f} GiB too much"
         raise OutOfMemoryError(
             f"Its weights do not fit: {', '.join(s.text for s in shares)}, and {over}. Add a "
             "device, such as cpu or disk, or choose a smaller dtype."
@@ -115,17 +115,17 @@ def _rooms(device: str, free: Mapping[str, int]) -> dict[str, int | None]:
         return {name: free[name] for name in cards}
     rooms: dict[str, int | None] = {}
     for part in device.split(","):
-        found = _PART.fullmatch(part.strip())
-        if found is None or (name := found[1]) in rooms:
+        match = _PART.fullmatch(part.strip())
+        if match is None or (name := match[1]) in rooms:
             raise ConfigError(
                 "device must be like cuda:0,cuda:1=20GiB,cpu, each device once, got "
                 f"{device!r:.80}."
             )
         if name != DISK and name not in free:
             raise ConfigError(f"device names {name}, but there are {', '.join(free)} only.")
-        limit = None if found[2] is None else int(float(found[2]) * UNITS[found[3]])
-        here = free.get(name)
-        rooms[name] = min((r for r in (limit, here) if r is not None), default=None)
+        limit = None if match[2] is None else int(float(match[2]) * UNITS[match[3]])
+        free_bytes = free.get(name)
+        rooms[name] = min((r for r in (limit, free_bytes) if r is not None), default=None)
     if next(iter(rooms)) == DISK:
         raise ConfigError(
             f"device must begin with one that computes, not disk, got {device!r:.80}."

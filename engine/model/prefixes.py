@@ -121,8 +121,8 @@ class PrefixCache:
         Args:
             seen: what `needs` asked for, of these rows and perhaps more.
         """
-        held = cache.copied_bytes + sum(part.num_bytes for part in seen)
-        if not cache.length or held > self._max_bytes:
+        num_bytes = cache.copied_bytes + sum(part.num_bytes for part in seen)
+        if not cache.length or num_bytes > self._max_bytes:
             return
         ids, features = list(token_ids[: cache.length]), Features.joined(seen).first(cache.length)
         self._texts = [
@@ -130,7 +130,7 @@ class PrefixCache:
             for text in self._texts
             if text.needs != needs or ids[: len(text.token_ids)] != text.token_ids
         ]
-        self._texts.append(_Text(ids, cache.copy(), needs, features, held))
+        self._texts.append(_Text(ids, cache.copy(), needs, features, num_bytes))
         while len(self._texts) > MAX_TEXTS or self.num_bytes > self._max_bytes:
             self._texts.pop(0)
 

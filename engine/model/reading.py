@@ -33,7 +33,7 @@ from engine.model.sources import (
     writing,
 )
 from engine.model.tokenizer import check_tokenizer, is_panic
-from engine.plain import disk_is_full, unwritable
+from engine.safe_text import disk_is_full, unwritable
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
@@ -46,7 +46,7 @@ DIGESTS = "digests.json"
 
 
 @contextlib.contextmanager
-def explained(spec: TargetSpec) -> Iterator[None]:
+def translate_errors(spec: TargetSpec) -> Iterator[None]:
     """Turns what transformers raises over a model that it cannot read into one sentence."""
     try:
         yield
@@ -57,7 +57,7 @@ def explained(spec: TargetSpec) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def counted(tell: Callable[[float], None]) -> Iterator[None]:
+def report_progress(tell: Callable[[float], None]) -> Iterator[None]:
     """Within it, `tell` gets the share of a checkpoint's tensors that transformers has read."""
     most = 0.0
 
@@ -96,8 +96,8 @@ def explain(spec: TargetSpec, error: Exception) -> SourceError | TargetError:
         return TargetError(f"{where} needs its own code (trust_remote_code), which is never run.")
     if "weights_only" in text:
         return TargetError(f"{where} holds more than tensors, and a model's code is never run.")
-    said = first_line(error, 300)
-    return TargetError(f"{where} could not be loaded as a causal language model: {said}.")
+    reason = first_line(error, 300)
+    return TargetError(f"{where} could not be loaded as a causal language model: {reason}.")
 
 
 def read_weights(
@@ -110,7 +110,7 @@ def read_weights(
 
     Raises TargetError: the checkpoint lacks some of them.
     """
-    found: Any = transformers.AutoModelForCausalLM.from_pretrained(
+    result: Any = transformers.AutoModelForCausalLM.from_pretrained(
         weights.location,
         revision=weights.revision,
         dtype=dtype,
@@ -119,7 +119,7 @@ def read_weights(
         **reading(weights),
         **placing,
     )
-    model, info = found
+    model, info = result
     assert isinstance(model, transformers.PreTrainedModel)
     check_complete(model, info, spec.name)
     return model
@@ -144,7 +144,7 @@ def checked_parameters(config: Any, num_bytes: int | None, name: str) -> int:
 
 
 def num_parameters(config: Any) -> int:
-    """How many a model has, counted on one without storage."""
+    """How many a model has, report_progress on one without storage."""
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     return sum(p.numel() for p in model.parameters())
@@ -166,8 +166,8 @@ def read_tokenizer(weights: Weights) -> PreTrainedTokenizerBase | None:
         )
     except BaseException as error:
         # The library of tokenizers has no exception of its own: it raises Exception, or panics.
-        known = type(error) is Exception or is_panic(error)
-        if not known and not (weights.local and isinstance(error, UNREADABLE)):
+        is_tokenizer_fault = type(error) is Exception or is_panic(error)
+        if not is_tokenizer_fault and not (weights.local and isinstance(error, UNREADABLE)):
             raise
         raise SourceError(
             f"{weights.location}: its tokenizer could not be read: {first_line(error)}."
@@ -188,9 +188,9 @@ def gguf_file(weights: Weights) -> Path:
     assert weights.gguf_file is not None
     if weights.local:
         return Path(weights.location) / weights.gguf_file
-    found = cached_file(weights.location, weights.gguf_file, revision=weights.revision)
-    assert found is not None
-    return Path(found)
+    file = cached_file(weights.location, weights.gguf_file, revision=weights.revision)
+    assert file is not None
+    return Path(file)
 
 
 def converted(
@@ -198,8 +198,8 @@ def converted(
 ) -> Weights:
     """A GGUF file as a folder of safetensors in float32, made once and kept in the cache.
 
-    Parsing a GGUF takes tens of seconds and dequantised weights load in one; float32 keeps every
-    dequantised value exactly.
+    Parsing a GGUF takes tens of seconds and dequantized weights load in one; float32 keeps every
+    dequantized value exactly.
     """
     assert weights.gguf_file is not None
     file = Path(weights.location) / weights.gguf_file
@@ -211,10 +211,10 @@ def converted(
     if damaged is not None:
         if folder.is_dir():
             LOG.warning("%s in the cache is damaged or unknown; making it again.", damaged)
-        said = "Unpacking 4-bit weights (once; about half a minute)"
-        tell(said, None)
+        message = "Unpacking 4-bit weights (once; about half a minute)"
+        tell(message, None)
         with partial_folder(folder.parent) as temp:
-            with counted(lambda share: tell(said, 0.2 * share)):
+            with report_progress(lambda share: tell(message, 0.2 * share)):
                 _convert(spec, weights, temp / key)
             _write_digests(temp / key)
             shutil.rmtree(folder, ignore_errors=True)
@@ -225,8 +225,8 @@ def converted(
 def _write_digests(folder: Path) -> None:
     """Note what the folder's files are, as `_damaged_file` reads it."""
     files = sorted(file for file in folder.iterdir() if file.name != DIGESTS)
-    noted = {file.name: [*_marks(file), _digest(file)] for file in files}
-    (folder / DIGESTS).write_text(json.dumps(noted, indent=1), encoding="utf-8")
+    marks_by_name = {file.name: [*_marks(file), _digest(file)] for file in files}
+    (folder / DIGESTS).write_text(json.dumps(marks_by_name, indent=1), encoding="utf-8")
 
 
 def _damaged_file(folder: Path) -> Path | None:
@@ -235,10 +235,10 @@ def _damaged_file(folder: Path) -> Path | None:
     Files whose size and time are as they were are not read.
     """
     file = folder / DIGESTS
-    noted: dict[str, tuple[int, int, str]]
+    marks_by_name: dict[str, tuple[int, int, str]]
     try:
-        noted = json.loads(file.read_text(encoding="utf-8"))
-        for name, (size, changed_ns, digest) in noted.items():
+        marks_by_name = json.loads(file.read_text(encoding="utf-8"))
+        for name, (size, changed_ns, digest) in marks_by_name.items():
             file = folder / name
             if _marks(file) != (size, changed_ns) and _digest(file) != digest:
                 return file
@@ -263,7 +263,7 @@ def _convert(spec: TargetSpec, weights: Weights, folder: Path) -> None:
     tokenizer = read_tokenizer(weights)
     assert tokenizer is not None
     model = read_weights(spec, weights, torch.float32)
-    # transformers marks the model as quantised although its weights are plain by now.
+    # transformers marks the model as quantized although its weights are plain by now.
     del model.config.quantization_config
     model.hf_quantizer = None  # type: ignore[assignment]
     with writing(folder):

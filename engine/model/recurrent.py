@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from engine.model.states import AsText, RecurrentStates, States
+from engine.model.states import RecurrentStates, States
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
@@ -40,8 +40,8 @@ Inputs = dict[str, Any]
 KEEPS_STATE = re.compile(
     r"\.(update_conv_state|update_recurrent_state|set_linear_cache)\(|self\.conv1d_state\b"
 )
-CANNOT_GO_ON = re.compile(r"mamba_selective_scan\(")
-"""Kernels that start several tokens from nothing, whatever state there is."""
+NO_INITIAL_STATE = re.compile(r"mamba_selective_scan\(")
+"""Kernels that read several tokens only from an empty state, and ignore a given one."""
 SHORT = 4
 """Chains of more rows are read as one branch, and so is every tree by layers that only convolve,
 whose state after any row can be cut out of what they saw; everything else by levels: what was
@@ -88,7 +88,7 @@ def _layout(parents: tuple[int, ...], device: torch.device) -> _Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A forward under way: whose states, and its rows' parents; None = one text, all committed."""
+    """The running forward: its states and its rows' parents; None = one text, all committed."""
 
     states: RecurrentStates
     parents: tuple[int, ...] | None
@@ -97,13 +97,12 @@ class _Run:
 class RecurrentLayers:
     def __init__(self, model: PreTrainedModel) -> None:
         self.run: _Run | None = None
-        self.as_text: AsText = {}
         self._mixers: list[_Mixer] = []
         inside: set[nn.Module] = set()
         code = inspect.getsource(sys.modules[type(model).__module__])
         if not KEEPS_STATE.search(code):  # the classes of other models need no look, one by one
             return
-        kinds = {known: _kind(known) for known in {type(module) for module in model.modules()}}
+        kinds = {cls: _kind(cls) for cls in {type(module) for module in model.modules()}}
         for module in model.modules():
             kind = kinds[type(module)]
             if kind is not None and module not in inside:
@@ -121,7 +120,7 @@ class RecurrentLayers:
     def go(self, way: Way | None) -> None:
         """Run trees this way wherever the kernels can."""
         for mixer in self._mixers:
-            mixer.way = way if mixer.goes_on else "levels"
+            mixer.way = way if mixer.takes_initial_state else "levels"
 
     @contextlib.contextmanager
     def following(
@@ -129,8 +128,6 @@ class RecurrentLayers:
     ) -> Iterator[None]:
         """Let the forward within read and write these states."""
         self.run = None if states is None else _Run(states, parents)
-        if states is not None:
-            states.begin(self.as_text)
         try:
             yield
         finally:
@@ -139,12 +136,12 @@ class RecurrentLayers:
 
 def recurrent_layers(model: PreTrainedModel) -> RecurrentLayers:
     """The model's recurrent layers, made to follow trees from the first call on."""
-    found: Any = getattr(model, "_recurrent_layers", None)
-    if found is None:
-        found = RecurrentLayers(model)
-        object.__setattr__(model, "_recurrent_layers", found)
-    assert isinstance(found, RecurrentLayers)
-    return found
+    layers: Any = getattr(model, "_recurrent_layers", None)
+    if layers is None:
+        layers = RecurrentLayers(model)
+        object.__setattr__(model, "_recurrent_layers", layers)
+    assert isinstance(layers, RecurrentLayers)
+    return layers
 
 
 class _Mixer:
@@ -152,8 +149,8 @@ class _Mixer:
         self._module, self._layers, self._number = module, layers, number
         self._forward = module.forward
         self._takes = inspect.signature(self._forward)
-        self.goes_on = CANNOT_GO_ON.search(inspect.getsource(type(module))) is None
-        self.way: Way | None = None if self.goes_on else "levels"
+        self.takes_initial_state = NO_INITIAL_STATE.search(inspect.getsource(type(module))) is None
+        self.way: Way | None = None if self.takes_initial_state else "levels"
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -170,16 +167,7 @@ class _Mixer:
             output, last = self._read(run.states, inputs, before)
             run.states.ran(self._number, lambda path: last)
             return output
-        kind = type(self._module).__name__, len(run.parents)
-        if run.states.clock.wants(kind):
-            with run.states.clock.text(kind):
-                self._read(run.states, inputs, before)
-        with run.states.clock.layer(kind):
-            return self._follow(run, run.parents, inputs, before)
-
-    def _follow(self, run: _Run, parents: tuple[int, ...], inputs: Inputs, before: States) -> Any:
-        """Read the rows of a tree, the way that suits its shape."""
-        layout = _layout(parents, _rows(inputs).device)
+        layout = _layout(run.parents, _rows(inputs).device)
         one_long = len(layout.branches) == 1 and len(layout.levels) > SHORT
         convolves = bool(before) and all(kind == "conv" for kind, _ in before)
         way = self.way or ("branches" if one_long or convolves else "levels")
@@ -202,7 +190,7 @@ class _Mixer:
             level, i = of_row[path[-1]]
             return {key: state[i : i + 1].clone() for key, state in states[level].items()}
 
-        run.states.ran(self._number, after, *states)
+        run.states.ran(self._number, after)
         order = fed_as.argsort()
         return _rowwise(lambda *levels: torch.cat(levels)[order].transpose(0, 1), 1, *outputs)
 
@@ -227,7 +215,7 @@ class _Mixer:
             again = _picked(inputs, torch.tensor([path], device=layout.branches.device))
             return self._read(run.states, again, before)[1]
 
-        run.states.ran(self._number, after, inputs, ends, seen)
+        run.states.ran(self._number, after)
         rows = torch.tensor(layout.place, device=zeros.device)
         return _rowwise(lambda of: of[rows[:, 0], rows[:, 1]][None], longest, output)
 
@@ -235,7 +223,7 @@ class _Mixer:
         """Read the rows of one text; its output, and the state after the last."""
         first = _rows(inputs)
         index = torch.arange(first.shape[1], device=first.device)
-        if len(index) == 1 or not before or self.goes_on:
+        if len(index) == 1 or not before or self.takes_initial_state:
             return self._once(states, inputs, _copied(before, index[:1]))
         outputs = []
         for row in index:
@@ -276,7 +264,7 @@ class _GriffinMixer(_Mixer):
 
     def __init__(self, module: nn.Module, layers: RecurrentLayers, number: int) -> None:
         super().__init__(module, layers, number)
-        self.goes_on, self.way = False, "levels"
+        self.takes_initial_state, self.way = False, "levels"
 
     def _once(self, states: RecurrentStates, inputs: Inputs, before: States) -> tuple[Any, States]:
         module: Any = self._module

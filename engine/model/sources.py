@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from engine.config import Settings
 from engine.errors import ConfigError, SourceError
 from engine.model.random_weights import RandomSource, save_source
-from engine.plain import file_name, unwritable
+from engine.safe_text import file_name, unwritable
 
 try:
     import fcntl
@@ -106,11 +106,11 @@ class TargetSpec(Settings):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        given = [k for k in self.SOURCES if getattr(self, k) is not None]
-        if len(given) != 1:
+        sources = [k for k in self.SOURCES if getattr(self, k) is not None]
+        if len(sources) != 1:
             raise ValueError(
                 f"target {self.name} must have exactly one of {', '.join(self.SOURCES)}, "
-                f"got {', '.join(given) or 'none'}"
+                f"got {', '.join(sources) or 'none'}"
             )
         return self
 
@@ -240,9 +240,9 @@ def partial_folder(beside: Path) -> Iterator[Path]:
                     with suppress(OSError), _locked(leftover, wait=False):
                         shutil.rmtree(leftover)
                 folder = tempfile.TemporaryDirectory(dir=beside, prefix="partial-")
-                made = Path(stack.enter_context(folder))
-                stack.enter_context(_locked(made))
-        yield made
+                path = Path(stack.enter_context(folder))
+                stack.enter_context(_locked(path))
+        yield path
 
 
 @contextmanager
@@ -289,10 +289,10 @@ def _pip_download(wheel: WheelSource, into: Path) -> Path:
 
 def _check_digest(file: Path, expected: str) -> None:
     with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != expected:
+        actual = hashlib.file_digest(stream, "sha256").hexdigest()
+    if actual != expected:
         raise SourceError(
-            f"{file.name} has SHA-256 {found}, expected {expected}. The download is damaged or "
+            f"{file.name} has SHA-256 {actual}, expected {expected}. The download is damaged or "
             "not the pinned file; try again."
         )
 

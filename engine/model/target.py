@@ -28,8 +28,8 @@ from engine.model.random_weights import NOTE
 from engine.model.recurrent import recurrent_layers
 from engine.model.states import RecurrentStates
 from engine.model.tokenizer import encode
-from engine.plain import as_text, cpuinfo
 from engine.proposal import Needs, Proposal, TargetOutput
+from engine.safe_text import as_text, cpuinfo
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
@@ -131,12 +131,12 @@ class Target:
     @property
     def eos_ids(self) -> frozenset[int]:
         """Tokens that end a text."""
-        found: set[int] = set()
+        token_ids: set[int] = set()
         generation = getattr(self.model, "generation_config", None)
         for source in (generation, self.config, self.tokenizer):
             ids = getattr(source, "eos_token_id", None)
-            found.update([ids] if isinstance(ids, int) else ids or [])
-        return frozenset(found)
+            token_ids.update([ids] if isinstance(ids, int) else ids or [])
+        return frozenset(token_ids)
 
     @functools.cached_property
     def token_texts(self) -> TokenTexts:
@@ -264,7 +264,7 @@ class Target:
         tokens: Tensor,
         cache: TreeCache,
         levels: int,
-        least_prob: float = 0.0,
+        min_prob: float = 0.0,
         *,
         ids: Tensor | None = None,
     ) -> tuple[Tensor, Tensor] | None:
@@ -274,7 +274,7 @@ class Target:
 
         Args:
             tokens: `(n,)` int64.
-            levels: most tokens; fewer where the text is less likely than `least_prob`.
+            levels: most tokens; fewer where the text is less likely than `min_prob`.
             ids: `(size,)` int64, the only tokens that it may say; None = all. A matrix of their
                 rows is kept, so that the others cost nothing.
 
@@ -283,10 +283,10 @@ class Target:
             by token.
         """
         cache.reserve(len(tokens) + levels)
-        found = self._forward.draft_chain(tokens, cache, levels, least_prob, ids)
-        if found is not None:
-            cache.length += len(tokens) + len(found[0]) - 1
-        return found
+        chain = self._forward.draft_chain(tokens, cache, levels, min_prob, ids)
+        if chain is not None:
+            cache.length += len(tokens) + len(chain[0]) - 1
+        return chain
 
     # ---- life
 

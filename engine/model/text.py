@@ -58,10 +58,10 @@ class Detokenizer:
 
     def flush(self) -> str:
         """What is still held back when the text ends (an incomplete character shows as U+FFFD)."""
-        held = self._decode(self._ids[self._prefix :])[self._shown :]
+        rest = self._decode(self._ids[self._prefix :])[self._shown :]
         self._prefix = self._read = len(self._ids)
         self._shown = 0
-        return held
+        return rest
 
     def _decode(self, ids: Sequence[int]) -> str:
         if self._tokenizer is None or not ids:
@@ -146,13 +146,13 @@ class Retokenizer:
         return decode(self._source, token_ids)
 
     def __call__(self, token_ids: Sequence[int]) -> list[int]:
-        found: list[int] = []
+        ids: list[int] = []
         for special, run in groupby(token_ids, key=self.special.__contains__):
             if special:
-                found += [self._same[token] for token in run if token in self._same]
+                ids += [self._same[token] for token in run if token in self._same]
             else:
-                found += self._encoded(self.text(list(run)))
-        return found
+                ids += self._encoded(self.text(list(run)))
+        return ids
 
     def continued(
         self, before: Sequence[int], written: Sequence[int], context: Sequence[int]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from engine.errors import PlaygroundError
 
 OnProgress = Callable[[float], None]
-"""Told the fraction done, from 0 to 1; raises `StoppedError` to stop a measurement."""
+"""Called with the completed fraction, 0 to 1; raises `StoppedError` to stop a measurement."""
 
 
 class StoppedError(PlaygroundError):
@@ -18,7 +18,7 @@ class StoppedError(PlaygroundError):
 
 
 def ignore(done: float) -> None:
-    """Nobody is told, and nobody stops it."""
+    """No progress is reported."""
 
 
 def part(on_progress: OnProgress, begin: float, end: float) -> OnProgress:

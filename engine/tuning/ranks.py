@@ -31,7 +31,7 @@ import torch
 from engine.drafters import methods
 from engine.drafters.base import BuildContext, Drafter
 from engine.drafters.method import MethodConfig
-from engine.drafters.texts import Reading, Text
+from engine.drafters.texts import TargetTrace, Text
 from engine.errors import ConfigError, one_of
 from engine.proposal import Needs
 from engine.tree import ChoiceTree
@@ -132,21 +132,23 @@ class RankTable:
         one_of("category", category, sorted(set(self.categories)))
         return self.pick([i for i, name in enumerate(self.categories) if name == category])
 
-    def pick(self, wanted: Sequence[int]) -> RankTable:
+    def pick(self, numbers: Sequence[int]) -> RankTable:
         """These texts only, by number, in this order."""
-        rows = [np.arange(*self.span(i)) for i in wanted]
-        tokens = [self.tokens_of(i) for i in wanted]
-        kept, sources = np.concatenate(rows), self.about.get("sources") or ()
-        every = {"sources": [sources[i] for i in wanted]} if len(sources) == self.num_texts else {}
+        rows = [np.arange(*self.span(i)) for i in numbers]
+        tokens = [self.tokens_of(i) for i in numbers]
+        row_idx, sources = np.concatenate(rows), self.about.get("sources") or ()
+        per_text = (
+            {"sources": [sources[i] for i in numbers]} if len(sources) == self.num_texts else {}
+        )
         return replace(
             self,
-            ranks=self.ranks[kept],
+            ranks=self.ranks[row_idx],
             texts=_starts(rows),
-            categories=tuple(self.categories[i] for i in wanted),
+            categories=tuple(self.categories[i] for i in numbers),
             token_ids=np.concatenate(tokens),
             token_starts=_starts(tokens),
-            chains={length: _kept(steps, kept) for length, steps in self.chains.items()},
-            about={**self.about, **every},
+            chains={length: _kept(steps, row_idx) for length, steps in self.chains.items()},
+            about={**self.about, **per_text},
         )
 
     def narrowed(self, max_depth: int | None, max_width: int | None) -> RankTable:
@@ -238,24 +240,24 @@ def measure_ranks(
     """
     if depths < 1:
         raise ConfigError(f"depths must be at least 1, got {depths}. Set it higher.")
-    wanted = with_steps(texts)
+    usable = with_steps(texts)
     _check_ranks(config)
     drafter = None if config.looks_up else config.with_tree(ChoiceTree.chain(1)).build(context)
     num_ranks = 1 if drafter is None else min(NUM_RANKS, drafter.num_ranks or NUM_RANKS)
     needs = Needs() if drafter is None else drafter.needs
-    parts, readings = list[torch.Tensor](), list[Reading]()
-    for done, text in enumerate(wanted):
-        on_progress((0.5 if config.looks_up else 1.0) * done / len(wanted))
-        reading = read(context.target, text, needs, tail=depths)
-        parts.append(_kept_ranks(drafter, reading, depths, num_ranks))
+    parts, traces = list[torch.Tensor](), list[TargetTrace]()
+    for done, text in enumerate(usable):
+        on_progress((0.5 if config.looks_up else 1.0) * done / len(usable))
+        trace = read(context.target, text, needs, tail=depths)
+        parts.append(_kept_ranks(drafter, trace, depths, num_ranks))
         # Only tokens are needed from here on.
-        readings.append(Reading(text, reading.tokens, reading.context_len))
-    outputs = [reading.tokens[reading.first :].to(torch.int32).numpy() for reading in readings]
+        traces.append(TargetTrace(text, trace.tokens, trace.context_len))
+    outputs = [trace.tokens[trace.first :].to(torch.int32).numpy() for trace in traces]
     table = RankTable(
         ranks=torch.cat(parts).to(torch.int16).numpy(),
         num_ranks=num_ranks,
         texts=_starts(parts),
-        categories=tuple(text.category for text in wanted),
+        categories=tuple(text.category for text in usable),
         token_ids=np.concatenate(outputs),
         token_starts=_starts(outputs),
         about={
@@ -263,11 +265,11 @@ def measure_ranks(
             "method": config.model_dump(mode="json"),
             "target": context.target.name,
             "dtype": context.target.dtype_name,
-            "sources": [text.source for text in wanted],
+            "sources": [text.source for text in usable],
         },
     )
     if config.looks_up:
-        chains = _looked_up(config, context, readings, depths, part(on_progress, 0.5, 1.0))
+        chains = _looked_up(config, context, traces, depths, part(on_progress, 0.5, 1.0))
         table = replace(table, chains=chains)
     on_progress(1.0)
     return table
@@ -276,44 +278,44 @@ def measure_ranks(
 def _check_ranks(config: MethodConfig) -> None:
     if config.offline:
         return
-    known = [cls.title for cls in methods().values() if cls.parse({}).offline]
+    titles = [cls.title for cls in methods().values() if cls.parse({}).offline]
     raise ConfigError(
         f"{config.title} has no rank table: it does not rank tokens per depth. "
-        f"Choose one of {', '.join(known)}."
+        f"Choose one of {', '.join(titles)}."
     )
 
 
 @torch.inference_mode()
 def _kept_ranks(
-    drafter: Drafter | None, reading: Reading, depths: int, num_ranks: int
+    drafter: Drafter | None, trace: TargetTrace, depths: int, num_ranks: int
 ) -> torch.Tensor:
     """Ranks to keep, `NOT_KEPT` elsewhere."""
     if drafter is None:
-        return torch.empty(reading.text.num_roots, 0)
-    found = drafter.ranks(reading, depths)
-    known = (reading.true_tokens(found.shape[1]) >= 0) & (found < num_ranks)
-    return torch.where(known, found, NOT_KEPT)
+        return torch.empty(trace.text.num_roots, 0)
+    ranks = drafter.ranks(trace, depths)
+    is_known = (trace.true_tokens(ranks.shape[1]) >= 0) & (ranks < num_ranks)
+    return torch.where(is_known, ranks, NOT_KEPT)
 
 
 def _looked_up(
     config: MethodConfig,
     context: BuildContext,
-    readings: Sequence[Reading],
+    traces: Sequence[TargetTrace],
     longest: int,
     on_progress: OnProgress,
 ) -> dict[int, ChainSteps]:
     """Steps by draft length, each with a drafter of its own that sees the texts in order."""
     lengths = [n for n in LENGTHS if n < longest] + [longest]
-    found: dict[int, ChainSteps] = {}
+    steps_by_length: dict[int, ChainSteps] = {}
     for i, length in enumerate(lengths):
         drafter = config.with_chain(length).build(context)
         rows: list[tuple[int, int, int]] = []
         begin = 0
-        for done, reading in enumerate(readings):
-            on_progress((i + done / len(readings)) / len(lengths))
-            for step in run_offline(drafter, reading, context.target.device):
+        for done, trace in enumerate(traces):
+            on_progress((i + done / len(traces)) / len(lengths))
+            for step in run_offline(drafter, trace, context.target.device):
                 rows.append((begin + step.root, *step.counts))
-            begin += reading.text.num_roots
+            begin += trace.text.num_roots
         drafter.close()
-        found[length] = ChainSteps.of(np.array(rows, dtype=np.int32).T)
-    return found
+        steps_by_length[length] = ChainSteps.of(np.array(rows, dtype=np.int32).T)
+    return steps_by_length

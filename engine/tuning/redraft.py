@@ -21,7 +21,7 @@ from engine.config import Sampling
 from engine.drafters import methods
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
-from engine.drafters.texts import Reading, Text
+from engine.drafters.texts import TargetTrace, Text
 from engine.errors import ConfigError, PromptError
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal, TargetOutput, joined
@@ -40,14 +40,14 @@ def with_steps(texts: Iterable[Text]) -> list[Text]:
 
     Raises ConfigError: none has.
     """
-    found = [text for text in texts if text.num_roots]
-    if not found:
+    usable = [text for text in texts if text.num_roots]
+    if not usable:
         raise ConfigError("No text has two new tokens or more. Choose longer runs.")
-    return found
+    return usable
 
 
 @torch.inference_mode()
-def read(target: Target, text: Text, needs: Needs, *, tail: int) -> Reading:
+def read(target: Target, text: Text, needs: Needs, *, tail: int) -> TargetTrace:
     """One forward over the whole text, and `tail` greedy tokens more (fewer at the context's end).
 
     Raises PromptError: longer than the target's context, empty, or of another vocabulary.
@@ -59,8 +59,8 @@ def read(target: Target, text: Text, needs: Needs, *, tail: int) -> Reading:
     try:
         for chunk in torch.tensor(ids).split(_CHUNK):
             output = target.prefill(chunk, cache, needs)
-            shown = (output.hidden, output.layers)
-            features.append([None if part is None else part.cpu() for part in shown])
+            parts = (output.hidden, output.layers)
+            features.append([None if part is None else part.cpu() for part in parts])
         for _ in range(tail):
             ids.append(int(output.logits[-1].argmax()))
             if cache.length >= target.context_len:
@@ -69,7 +69,7 @@ def read(target: Target, text: Text, needs: Needs, *, tail: int) -> Reading:
     finally:
         cache.free()
     hidden, layers = (joined(parts) for parts in zip(*features, strict=True))
-    return Reading(text, torch.tensor(ids), target.context_len, hidden, layers)
+    return TargetTrace(text, torch.tensor(ids), target.context_len, hidden, layers)
 
 
 def _check(target: Target, text: Text, ids: list[int]) -> None:
@@ -109,20 +109,22 @@ class OfflineStep:
 
 
 @torch.inference_mode()
-def run_offline(drafter: Drafter, reading: Reading, device: torch.device) -> Iterator[OfflineStep]:
+def run_offline(
+    drafter: Drafter, trace: TargetTrace, device: torch.device
+) -> Iterator[OfflineStep]:
     """The steps that the drafter makes on this text.
 
     Raises ConfigError: a draft went on where the text is not known; read it with a longer tail.
     """
-    tokens, first = reading.tokens.tolist(), reading.first
-    prompt_ids, limits = reading.text.prompt_ids, reading.text.limits
-    output = _output(reading, 0, range(1, first), device)
+    tokens, first = trace.tokens.tolist(), trace.first
+    prompt_ids, limits = trace.text.prompt_ids, trace.text.limits
+    output = _output(trace, 0, range(1, first), device)
     drafter.start(Start(prompt_ids, tokens[first], output, Sampling(), SeededDraws(0), limits))
     try:
         root = 0
-        while root < reading.text.num_roots:
+        while root < trace.text.num_roots:
             at = first + root
-            max_depth = reading.context_len - 1 - at
+            max_depth = trace.context_len - 1 - at
             proposal = drafter.propose(max_depth).cut(max_depth)
             path = follow(proposal, tokens[at + 1 :])
             committed = tuple(tokens[at + 1 : at + len(path) + 2])
@@ -132,19 +134,19 @@ def run_offline(drafter: Drafter, reading: Reading, device: torch.device) -> Ite
                     "known beyond its end. Read the text with a longer tail."
                 )
             yield OfflineStep(root, proposal, path)
-            output = _output(reading, at, path, device)
+            output = _output(trace, at, path, device)
             drafter.observe(Outcome(proposal, output, (0, *path), committed))
             root += len(path) + 1
     finally:
         drafter.finish()
 
 
-def follow(proposal: Proposal, true: Sequence[int]) -> tuple[int, ...]:
+def follow(proposal: Proposal, true_tokens: Sequence[int]) -> tuple[int, ...]:
     """The accepted path: from the root, the child that carries the next true token."""
     tokens = proposal.tokens.tolist()
     at, path = 0, list[int]()
-    for wanted in true:
-        match = [c for c in proposal.shape.children[at] if tokens[c] == wanted]
+    for token in true_tokens:
+        match = [c for c in proposal.shape.children[at] if tokens[c] == token]
         if not match:
             break
         at = match[0]
@@ -152,20 +154,20 @@ def follow(proposal: Proposal, true: Sequence[int]) -> tuple[int, ...]:
     return tuple(path)
 
 
-def _output(reading: Reading, at: int, path: Sequence[int], device: torch.device) -> TargetOutput:
+def _output(trace: TargetTrace, at: int, path: Sequence[int], device: torch.device) -> TargetOutput:
     """Features of the text from `at` on where a forward has the root and the path; no others."""
     nodes = [0, *path]
 
     def spread(features: Tensor | None) -> Tensor | None:
         if features is None:
             return None
-        known = features[at : at + len(nodes)].to(device)
-        rows = known.new_zeros(max(nodes) + 1, known.shape[1])
-        rows[nodes[: len(known)]] = known
+        rows_on_path = features[at : at + len(nodes)].to(device)
+        rows = rows_on_path.new_zeros(max(nodes) + 1, rows_on_path.shape[1])
+        rows[nodes[: len(rows_on_path)]] = rows_on_path
         return rows
 
     none = torch.empty(0, 0, device=device)
-    return TargetOutput(none, spread(reading.hidden), spread(reading.layers))
+    return TargetOutput(none, spread(trace.hidden), spread(trace.layers))
 
 
 @dataclass(slots=True)
@@ -259,31 +261,31 @@ class Redrafter:
             SourceError, DrafterError: the drafter cannot be had.
         """
         require_offline(config)
-        wanted = with_steps(texts)
+        usable = with_steps(texts)
         self._config, self._context = config, context
         self._drafter = config.build(context)
-        self._readings: list[Reading] = []
+        self._readings: list[TargetTrace] = []
         left_bytes = max_bytes
-        for done, text in enumerate(wanted):
-            on_progress(done / len(wanted))
-            reading = read(context.target, text, self._drafter.needs, tail=tail)
-            left_bytes -= reading.num_bytes
+        for done, text in enumerate(usable):
+            on_progress(done / len(usable))
+            trace = read(context.target, text, self._drafter.needs, tail=tail)
+            left_bytes -= trace.num_bytes
             if left_bytes < 0:
                 break
-            self._readings.append(reading)
-        self.num_left_out = len(wanted) - len(self._readings)
+            self._readings.append(trace)
+        self.num_left_out = len(usable) - len(self._readings)
         if not self._readings:
             raise ConfigError(
                 f"The features of a text must take at most {max_bytes:,} bytes, got "
-                f"{reading.num_bytes:,}. Choose shorter runs."
+                f"{trace.num_bytes:,}. Choose shorter runs."
             )
         on_progress(1.0)
         # Where a text ends with the target's context, nothing deeper can be drafted.
         self.tail = min(
-            len(reading.tokens) - reading.first - len(reading.text.output_ids)
-            if len(reading.tokens) <= reading.context_len
+            len(trace.tokens) - trace.first - len(trace.text.output_ids)
+            if len(trace.tokens) <= trace.context_len
             else 1 << 30
-            for reading in self._readings
+            for trace in self._readings
         )
 
     def draft(self, config: MethodConfig, *, on_progress: OnProgress = ignore) -> Redraft:
@@ -297,9 +299,9 @@ class Redrafter:
         drafter, trees = config.build_sharing(self._drafter, self._context), DraftedTrees()
         rows: list[tuple[int, int, int, int]] = []
         try:
-            for number, reading in enumerate(self._readings):
+            for number, trace in enumerate(self._readings):
                 on_progress(number / len(self._readings))
-                for step in run_offline(drafter, reading, self._context.target.device):
+                for step in run_offline(drafter, trace, self._context.target.device):
                     shape = step.proposal.shape
                     trees.add(shape.parents, step.proposal.sibling_ranks(), step.path)
                     rows.append((number, step.root, *step.counts))
@@ -333,8 +335,8 @@ class Redrafter:
 def require_offline(config: MethodConfig) -> None:
     """Raises ConfigError: the method learns more from the target than a text's features."""
     if not config.offline:
-        known = [name for name, cls in methods().items() if cls.parse({}).offline]
+        names = [name for name, cls in methods().items() if cls.parse({}).offline]
         raise ConfigError(
-            f"decoding_type must be one of {', '.join(known)} to draft without the target, got "
+            f"decoding_type must be one of {', '.join(names)} to draft without the target, got "
             f"{config.decoding_type}. Measure other methods by running them."
         )

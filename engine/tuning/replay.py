@@ -86,10 +86,10 @@ def replay_chain(table: RankTable, length: int) -> Replay:
 
     Raises ConfigError: the table does not know this length.
     """
-    known = chain_lengths(table)
-    if length not in known:
+    lengths = chain_lengths(table)
+    if length not in lengths:
         raise ConfigError(
-            f"The draft length must be one of {', '.join(map(str, known))}, got {length}. "
+            f"The draft length must be one of {', '.join(map(str, lengths))}, got {length}. "
             "Measure the table deeper for others."
         )
     if not table.chains:

@@ -73,15 +73,15 @@ def curve(
             "No tree helps: the drafter never ranked the true token among those that may be used. "
             "Allow more ranks, or choose another drafter."
         )
-    found: dict[int, CurvePoint] = {}
+    points: dict[int, CurvePoint] = {}
     best: CurvePoint | None = None
     # Halved again and again: smaller trees to extend.
     for n in sorted({*ns, *(max(ns) >> i for i in range(max(ns).bit_length()))}):
         point = _best_of_size(table, everywhere, n, best)
         # Adding nodes never hurts a step, but it can shift the steps behind it.
         best = point if best is None or point.mat >= best.mat else best
-        found[n] = CurvePoint(n, best.tree, best.mat)
-    return tuple(found[n] for n in ns)
+        points[n] = CurvePoint(n, best.tree, best.mat)
+    return tuple(points[n] for n in ns)
 
 
 def fastest(
@@ -101,12 +101,12 @@ def fastest(
     Args:
         tok_s: the prediction.
     """
-    found = [curve(table, ns, max_depth=max_depth, max_width=max_width, category=category)]
-    deepest = max(point.tree.depth for point in found[0])
+    curves = [curve(table, ns, max_depth=max_depth, max_width=max_width, category=category)]
+    deepest = max(point.tree.depth for point in curves[0])
     others = [(depth, max_width) for depth in range(1, deepest)] + [(max_depth, 1)]
     for depth, width in others:
-        found.append(curve(table, ns, max_depth=depth, max_width=width, category=category))
-    return tuple(max(same, key=tok_s) for same in zip(*found, strict=True))
+        curves.append(curve(table, ns, max_depth=depth, max_width=width, category=category))
+    return tuple(max(same, key=tok_s) for same in zip(*curves, strict=True))
 
 
 def _check(name: str, value: int | None, most: int | None = None) -> None:
@@ -122,13 +122,13 @@ def _best_of_size(
     if smaller is not None:
         seeds.append(_extended(table, smaller.tree, n))
     best: tuple[float, ChoiceTree] | None = None
-    tried = set[ChoiceTree]()
+    seen_trees = set[ChoiceTree]()
     for seed in seeds:
         tree = seed
         for _ in range(ROUNDS):
-            if tree in tried:
+            if tree in seen_trees:
                 break
-            tried.add(tree)
+            seen_trees.add(tree)
             result = replay(table, tree)
             if best is None or result.mat > best[0]:
                 best = result.mat, tree
@@ -140,8 +140,8 @@ def _best_of_size(
 def _extended(table: RankTable, tree: ChoiceTree, n: int) -> ChoiceTree:
     """The tree with the paths that its own steps would take most often, up to n nodes."""
     steps = replay(table, tree).roots
-    known = set(tree.paths)
-    missing = [path for path in grow(table, steps, n + len(tree)) if path not in known]
+    paths = set(tree.paths)
+    missing = [path for path in grow(table, steps, n + len(tree)) if path not in paths]
     return _tree([*tree.paths, *missing[: max(0, n - len(tree))]])
 
 

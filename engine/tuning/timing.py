@@ -15,7 +15,7 @@ from engine.decode import decode
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import MethodConfig
 from engine.errors import TargetError
-from engine.model.batch import Batch, batch_of
+from engine.model.batch import TextBatch
 from engine.model.cache import TreeCache
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal, TargetOutput
@@ -109,9 +109,9 @@ def _time_verify(target: Target, cache: TreeCache, shape: TreeShape) -> float:
     length = cache.length
     cache.commit(tuple(range(1 + shape.max_depth // 2)))
     synchronise(target.device)
-    taken_s = time.perf_counter() - began
+    elapsed_s = time.perf_counter() - began
     cache.truncate(length)
-    return taken_s
+    return elapsed_s
 
 
 @torch.inference_mode()
@@ -143,10 +143,10 @@ def measure_batch(
     sizes = [(b, n) for b in batches for n in rows if b * n <= max(MAX_BATCH_ROWS, 2 * b)]
     sizes.sort(key=lambda size: (size[1] > rows[1], size[0] * size[1]))
     least = 2 * len(batches)  # a slope needs two points
-    batch = batch_of(target, max(batches), max_len)
+    batch = TextBatch(target, max(batches), max_len)
     batch.prefill([(0, [i % target.vocab_size for i in range(context_len)])])
     batch.repeat(context_len)
-    taken: dict[tuple[int, int], list[float]] = {}
+    times_s: dict[tuple[int, int], list[float]] = {}
     began = time.perf_counter()
     for repeat in range(repeats):
         for done, size in enumerate(sizes):
@@ -154,11 +154,13 @@ def measure_batch(
             late = time.perf_counter() - began > seconds
             if late and (repeat or done >= least):
                 break
-            taken.setdefault(size, []).append(_time_batch(target, batch, context_len, *size))
-    return BatchLatency(batches, tuple(_curve(taken, b, context_len) for b in batches), batch.name)
+            times_s.setdefault(size, []).append(_time_batch(target, batch, context_len, *size))
+    return BatchLatency(
+        batches, tuple(_curve(times_s, b, context_len) for b in batches), batch.name
+    )
 
 
-def _time_batch(target: Target, batch: Batch, context_len: int, texts: int, n: int) -> float:
+def _time_batch(target: Target, batch: TextBatch, context_len: int, texts: int, n: int) -> float:
     read = [(t, i % target.vocab_size, context_len + i) for t in range(texts) for i in range(n)]
     synchronise(target.device)
     began = time.perf_counter()
@@ -167,15 +169,15 @@ def _time_batch(target: Target, batch: Batch, context_len: int, texts: int, n: i
 
 
 def _curve(
-    taken: Mapping[tuple[int, int], Sequence[float]], texts: int, context_len: int
+    times_s: Mapping[tuple[int, int], Sequence[float]], texts: int, context_len: int
 ) -> LatencyCurve:
     """The least time that a batch of this size, or a larger one, took for so many rows, or more.
 
     Whatever else the machine does only adds to a time, and more work is never done sooner.
     """
-    rows = tuple(sorted(n for b, n in taken if b == texts))
+    rows = tuple(sorted(n for b, n in times_s if b == texts))
     least = (
-        min(min(seconds) for (b, more), seconds in taken.items() if b >= texts and more >= n)
+        min(min(seconds) for (b, more), seconds in times_s.items() if b >= texts and more >= n)
         for n in rows
     )
     return LatencyCurve(rows, tuple(1000 * least_s for least_s in least), context_len)
@@ -224,8 +226,8 @@ def measure_other(
         records = decode(target, _FixedChain(n, target), prompt, limits=limits)
         steps = [s for s in islice(records, repeats + 2) if isinstance(s, Step)]
         records.close()
-        taken = [step.accept_s + step.other_s - step.rollback_s for step in steps]
-        medians.append(1000 * statistics.median(taken[1:] or taken))
+        times_s = [step.accept_s + step.other_s - step.rollback_s for step in steps]
+        medians.append(1000 * statistics.median(times_s[1:] or times_s))
     on_progress(1.0)
     return LatencyCurve(rows, tuple(medians), context_len)
 
@@ -282,14 +284,14 @@ def _time_drafts(drafter: Drafter, target: Target, context_len: int, repeats: in
     prompt = [(7 * i) % min(97, target.vocab_size) for i in range(context_len)]
     features = _made_up(drafter.needs, target, context_len)
     drafter.start(Start(prompt, 1, features, Sampling(), SeededDraws(0), Limits()))
-    taken = []
+    times_s = []
     try:
         for _ in range(repeats + 1):
             synchronise(target.device)
             began = time.perf_counter()
             proposal = drafter.propose(64)
             tokens = proposal.tokens.tolist()
-            taken.append(time.perf_counter() - began)
+            times_s.append(time.perf_counter() - began)
             path = [0]
             while len(path) < 3 and proposal.shape.children[path[-1]]:
                 path.append(proposal.shape.children[path[-1]][0])
@@ -298,7 +300,7 @@ def _time_drafts(drafter: Drafter, target: Target, context_len: int, repeats: in
             drafter.observe(Outcome(proposal, output, tuple(path), committed))
     finally:
         drafter.finish()
-    return 1000 * statistics.median(taken[1:])
+    return 1000 * statistics.median(times_s[1:])
 
 
 def _made_up(needs: Needs, target: Target, rows: int) -> TargetOutput:

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from engine.config import Settings
 from engine.errors import ConfigError, PlaygroundError
-from engine.plain import read_json, short
+from engine.safe_text import read_json, short
 from playground.api.fields import Neutral, is_neutral
 from playground.api.models import UnknownModelError
 from playground.api.running import RunFailedError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import ConfigError
-from engine.plain import read_text
+from engine.safe_text import read_text
 from playground.cli.options import (
     METHOD_HELP,
     REQUIRED,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from engine.formats import plural
-from engine.plain import json_text
+from engine.safe_text import json_text
 from playground.cli.options import (
     EXIT_INTERRUPTED,
     METHOD_HELP,

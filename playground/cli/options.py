@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from engine.plain import MAX_CHARS, as_text, disk_is_full, unwritable, visible
+from engine.safe_text import MAX_CHARS, as_text, disk_is_full, unwritable, visible
 
 if TYPE_CHECKING:
     from engine.config import Limits, Sampling

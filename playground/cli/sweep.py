@@ -13,7 +13,7 @@ import typer
 
 from engine import formats
 from engine.formats import DASH
-from engine.plain import json_text
+from engine.safe_text import json_text
 from playground.cli.bench import WorkloadOptions, show_progress
 from playground.cli.options import (
     EXIT_INTERRUPTED,

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from engine import formats
 from engine.formats import DASH, figure, milliseconds
-from engine.plain import visible
+from engine.safe_text import visible
 from playground.experiments.report.report import Cell, Report, Section
 from playground.experiments.report.statistics import LATENCY_ROWS, LatencyTable
 from playground.experiments.report.verdict import CAUSES

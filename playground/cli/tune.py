@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from engine.plain import file_name
+from engine.safe_text import file_name
 from playground.cli.options import (
     EMBEDDED,
     CommandGroup,

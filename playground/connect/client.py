@@ -17,7 +17,7 @@ import httpx
 from anyio.to_thread import run_sync
 
 from engine.errors import ConfigError, PlaygroundError, first_line
-from engine.plain import read_json, short
+from engine.safe_text import read_json, short
 from playground.connect.answers import Chunk, Drafting, ModelList
 from playground.connect.readings import COUNTED, Engine, Reading, engine_of
 from playground.host.live import Message

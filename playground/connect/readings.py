@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.errors import ConfigError
 from engine.metrics import draft_acceptance, mat, position_rates
-from engine.plain import as_text, read_json
+from engine.safe_text import as_text, read_json
 from playground.connect.answers import MAX_COUNT, Iteration, Iterations, ModelList
 
 _SAMPLE = re.compile(

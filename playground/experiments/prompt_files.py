@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from engine.config import Settings
 from engine.errors import ConfigError
-from engine.plain import read_json, read_text
+from engine.safe_text import read_json, read_text
 from presets import PromptSuite
 from presets.reading import parse_yaml
 

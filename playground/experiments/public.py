@@ -18,7 +18,7 @@ import presets
 from engine.config import Settings
 from engine.errors import ConfigError, one_of
 from engine.model.sources import writing
-from engine.plain import MAX_CHARS, as_text, json_text, read_json
+from engine.safe_text import MAX_CHARS, as_text, json_text, read_json
 from playground.experiments.prompt_files import read_suite_file, read_suite_text
 from playground.host import paths
 from presets import PromptSuite

@@ -22,7 +22,7 @@ import presets
 from engine.config import Settings
 from engine.drafters.method import MethodConfig
 from engine.errors import ConfigError
-from engine.plain import read_json
+from engine.safe_text import read_json
 
 Kind = Literal["slider", "number", "choice", "ticks", "flag", "text", "lines", "tree"]
 Parsed = TypeVar("Parsed", bound=Settings)

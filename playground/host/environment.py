@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.model.target import Target, cpu_name
-from engine.plain import cpuinfo
+from engine.safe_text import cpuinfo
 
 PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "accelerate", "gguf", "gradio"),

@@ -15,7 +15,7 @@ from engine.drafters.method import MethodConfig
 from engine.drafters.user_provided import load_user_drafter, register_user_drafter
 from engine.errors import ConfigError
 from engine.interop import ENGINES, import_config
-from engine.plain import read_text
+from engine.safe_text import read_text
 from presets.reading import MAX_CHARS, parse_yaml
 
 Read = tuple[dict[str, Any], tuple[str, ...]]

@@ -13,7 +13,7 @@ from engine.errors import ConfigError
 from engine.metrics import Tally
 from engine.model.target import Target
 from engine.model.text import whole_text
-from engine.plain import json_text, unwritable
+from engine.safe_text import json_text, unwritable
 from engine.steps import End, Record, Step
 
 

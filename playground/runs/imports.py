@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from engine.errors import ConfigError
-from engine.plain import short
+from engine.safe_text import short
 from storage import RunDetail, StepRow, StoredRun
 
 ID = re.compile(r"[0-9A-Za-z_-]{1,32}")

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 
 from engine.config import Settings
 from engine.errors import ConfigError
-from engine.plain import read_json
+from engine.safe_text import read_json
 from playground.host.live import RunId
 from storage import LABEL_PREFIX, Figure, GroupKey, RunQuery, SortKey, Status, names_of
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, cast
 
 from engine.errors import ConfigError
-from engine.plain import MAX_CHARS, csv_line, read_json, short, unwritable
+from engine.safe_text import MAX_CHARS, csv_line, read_json, short, unwritable
 from playground.runs.imports import checked_run
 from storage import Figure, RunDetail, RunLog, RunSummary, StepRow, StoredRun, names_of
 

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 
 from engine.config import Limits, Sampling
 from engine.formats import plural
-from engine.plain import read_text
+from engine.safe_text import read_text
 from playground.deploy import Question
 from playground.errors import Fault, attempt
 from playground.experiments.benchmarks import Benchmarks, BenchmarkState, Extent

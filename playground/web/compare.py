@@ -12,7 +12,7 @@ from anyio.to_thread import run_sync
 from engine.config import Limits, Sampling, Settings
 from engine.errors import ConfigError
 from engine.metrics import FORMULAS
-from engine.plain import read_json
+from engine.safe_text import read_json
 from playground.errors import Fault, attempt, attempt_aside
 from playground.experiments.compare.form import MAX_CONFIGURATIONS, CompareForm, CompareOptions
 from playground.experiments.compare.job import CompareJob

@@ -2,8 +2,8 @@
 
 Every request passes, the browser's own too. What passes has the token, comes from our page or from
 no page, asks for a route that our pages or programs use, and carries JSON that is bounded
-(`engine.plain`). Programs may call their endpoints (`playground.api`) with a key of their own, and
-write no content type: what a browser sends from a foreign page is told by its origin.
+(`engine.safe_text`). Programs may call their endpoints (`playground.api`) with a key of their own,
+and write no content type: what a browser sends from a foreign page is told by its origin.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import ConfigError
-from engine.plain import read_json
+from engine.safe_text import read_json
 from playground.api.routes import CALL, is_endpoint, refusal
 from playground.api.routes import READ as READ_BY_PROGRAMS
 

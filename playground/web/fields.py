@@ -9,7 +9,7 @@ from typing import Any
 import gradio as gr
 
 from engine.grammar import TITLES
-from engine.plain import visible
+from engine.safe_text import visible
 from playground.host.controls import Control, FormState
 from playground.web.tree_picture import tree_picture
 

@@ -10,7 +10,7 @@ import gradio as gr
 
 from engine.drafters.method import MethodConfig
 from engine.interop.export_files import MAX_CHARS
-from engine.plain import read_text
+from engine.safe_text import read_text
 from playground.errors import Fault, attempt
 from playground.host.methods import read_method
 from playground.web.fields import unlinked

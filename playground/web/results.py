@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 
 from engine import formats
 from engine.formats import DASH, plural
-from engine.plain import visible, visible_value
+from engine.safe_text import visible, visible_value
 from playground.errors import Fault, attempt
 from playground.experiments.report.statistics import Speedup
 from playground.host.baseline import DOUBTS

@@ -11,7 +11,7 @@ import gradio as gr
 
 from engine.errors import ConfigError
 from engine.formats import plural
-from engine.plain import read_json
+from engine.safe_text import read_json
 from playground.errors import Fault, attempt
 from playground.host.request import texts
 from playground.host.runner import EngineHost

@@ -13,7 +13,7 @@ from pydantic import Field
 from engine.config import Settings
 from engine.errors import ConfigError
 from engine.formats import plural
-from engine.plain import file_name
+from engine.safe_text import file_name
 from playground.errors import Fault, attempt
 from playground.experiments.pool import Pool
 from playground.experiments.sweep.plan import OBJECTIVES, SweepForm, plan_of_form

@@ -7,7 +7,7 @@ from typing import Any
 from jinja2 import Environment
 
 from engine.formats import plural
-from engine.plain import visible_value
+from engine.safe_text import visible_value
 from engine.tree import ChoiceTree
 from playground.errors import Fault, attempt
 

@@ -44,7 +44,7 @@ def agrees(node: int, shape: TreeShape, tokens: list[int], best: list[int]) -> b
     return all(tokens[i] == best[shape.parents[i]] for i in shape.path_to(node))
 
 
-@pytest.mark.parametrize("known", [(), ("log_totals",), ("log_totals", "best")])
+@pytest.mark.parametrize("known", [(), ("logsumexp",), ("logsumexp", "best")])
 @pytest.mark.parametrize("seed", range(5))
 def test_what_a_device_hands_over_at_once_is_what_the_host_computes(
     seed: int, known: tuple[str, ...]
@@ -52,11 +52,11 @@ def test_what_a_device_hands_over_at_once_is_what_the_host_computes(
     proposal, output = verified_at_random(seed)
     n = len(proposal.shape)
     by_hand = output.logits.softmax(dim=-1)
-    if "log_totals" in known:
-        output = TargetOutput(output.logits, log_totals=output.logits.logsumexp(dim=-1))
+    if "logsumexp" in known:
+        output = TargetOutput(output.logits, logsumexp=output.logits.logsumexp(dim=-1))
     if "best" in known:
         best = output.logits.argmax(dim=-1)
-        output = TargetOutput(output.logits, log_totals=output.log_totals, best=best)
+        output = TargetOutput(output.logits, logsumexp=output.logsumexp, best=best)
     host = Verified.of(proposal, output)
     at_once = Verified._read_at_once(proposal, output.logits[:n], None)
     assert at_once.tokens == host.tokens == proposal.tokens.tolist()

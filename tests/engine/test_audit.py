@@ -19,7 +19,7 @@ from engine.model.audit import (
 from engine.model.forward import ModulesForward
 from engine.model.target import Target
 from engine.proposal import TargetOutput
-from tests.models import FAMILIES, plain_greedy, tiny_model, tiny_target
+from tests.models import plain_greedy, tiny_model, tiny_target
 
 PROMPT = [40, 41, 42, 43]
 
@@ -123,12 +123,6 @@ def test_half_precision_gets_a_second_opinion_in_float32() -> None:
     assert without is not None and without.exact is None
 
 
-def test_the_audit_leaves_the_target_as_it_was(target: Target) -> None:
-    before = plain_greedy(target, PROMPT, 8)
-    audit(target, PROMPT, before, [*before[:2], 3, 4])
-    assert plain_greedy(target, PROMPT, 8) == before
-
-
 @pytest.mark.parametrize(
     ("value", "dtype", "expected"),
     [
@@ -171,13 +165,7 @@ class Changed(ModulesForward):
             logits = logits + torch.nan
         best = logits.argmax(dim=-1) + (self.fault == "argmax")
         totals = logits.float().logsumexp(dim=-1) + (self.fault == "totals")
-        return dataclasses.replace(output, logits=logits, best=best, log_totals=totals)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_transformers_modules_agree_with_themselves(family: str) -> None:
-    target = tiny_target(family)
-    assert disagreement(target, reference_logits(target)) is None
+        return dataclasses.replace(output, logits=logits, best=best, logsumexp=totals)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +175,7 @@ def test_transformers_modules_agree_with_themselves(family: str) -> None:
         ("siblings seen", "logits differ"),
         ("positions", "logits differ"),
         ("one row", "logits differ"),
-        ("not a number", "logits differ"),
+        ("not a number", "logits are not numbers"),
         ("argmax", "likeliest token"),
         ("totals", "normalises"),
         ("raises", "it failed: no such instruction"),

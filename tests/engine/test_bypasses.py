@@ -84,13 +84,6 @@ def test_a_step_that_drafts_nothing_says_why(case: str) -> None:
     assert sum(figures.bypasses.values()) == sum(not step.num_drafted for step in steps)
 
 
-def test_plain_decoding_bypasses_nothing() -> None:
-    target = tiny_target(eos_token_id=None)
-    steps, figures = run(target, built(target, decoding_type="Autoregressive"))
-    assert {step.bypass for step in steps} == {None} and figures.bypasses == {}
-    assert bypass_sentence(asdict(figures)) is None
-
-
 def test_a_run_that_drafted_nothing_says_so_in_a_sentence() -> None:
     target = tiny_target(eos_token_id=None)
     _, figures = run(target, with_model(context_len=8)(target))

@@ -104,13 +104,6 @@ def test_max_new_tokens_is_exact(length: int, count: int) -> None:
     assert kept + 1 == count
 
 
-def test_metrics_of_the_last_step_are_those_before_the_cut() -> None:
-    records = write(endless(), Limits(max_new_tokens=4), length=8)
-    step = records[1]
-    assert isinstance(step, Step)
-    assert (step.num_accepted, step.num_committed, len(step.committed)) == (8, 3, 9)
-
-
 def pieces_of(target: Target) -> list[str]:
     assert target.tokenizer is not None
     return [str(target.tokenizer.decode([i], skip_special_tokens=True)) for i in text()]
@@ -131,20 +124,6 @@ def test_the_text_ends_with_the_token_that_completes_a_stop_string(length: int) 
         assert list(end.output_ids) == text()[: at + 1]
         assert end.finish_reason == "stop"
     assert tried >= 5
-
-
-@pytest.mark.parametrize("length", [0, 2, 16])
-def test_a_stop_string_may_span_tokens_and_steps(length: int) -> None:
-    target = endless()
-    pieces = pieces_of(target)
-    pairs = [
-        i
-        for i in range(1, 40)
-        if all(p and p.isascii() and p.isprintable() for p in pieces[i - 1 : i + 1])
-    ]
-    at = pairs[0]
-    limits = Limits(max_new_tokens=40, stop=(pieces[at - 1] + pieces[at],))
-    assert list(end_of(write(target, limits, length=length)).output_ids) == text()[: at + 1]
 
 
 def test_the_earliest_reason_wins() -> None:

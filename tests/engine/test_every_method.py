@@ -17,18 +17,20 @@ from typing import Any
 import pytest
 import torch
 
+import presets
 from benchmarks import random_heads
 from engine.config import Limits
 from engine.decode import decode
 from engine.drafters import methods, parse_method
 from engine.drafters.method import MethodConfig
+from engine.model.loading import load_target
 from engine.model.target import Target
 from engine.steps import End, Step
 from engine.tuning.adaptive import build_drafter
+from playground.host.paths import cache_dir
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.fitted import save_medusa, save_redrafter
 from tests.engine.prompts import ROOM, prompts
-from tests.engine.test_lossless import embedded_target
 from tests.models import build_context, plain_greedy, tiny_target
 
 FAMILIES = ("llama", "qwen3", "gemma3_text", "gpt_neox")
@@ -111,7 +113,16 @@ SEPARATE = {
     "P_EAGLE",
     "User_Provided",
 }
-"""Covered by test_lossless and by their own test files, each against plain decoding too."""
+"""Covered by their own test files, each against plain decoding too."""
+
+
+@functools.cache
+def embedded_target() -> Target:
+    """The embedded model, its context cut to 512 so that a prompt near the limit is affordable."""
+    spec = presets.resolve("smollm2-135m-instruct")
+    target = load_target(spec, dtype="float32", device="cpu", cache_dir=cache_dir())
+    target.config.max_position_embeddings = 512
+    return target
 
 
 @functools.cache

@@ -54,29 +54,21 @@ def file(matrices: dict[str, np.ndarray], tmp_path: Path) -> GGUFFile:
 def test_values_equal_the_formats_own_package(
     kind: str, file: GGUFFile, matrices: dict[str, np.ndarray]
 ) -> None:
-    blocks = file.blocks(kind)
+    blocks = file.matrix(kind)
     assert blocks is not None
     expected = gguf.quants.dequantize(matrices[kind], getattr(gguf.GGMLQuantizationType, kind))
-    assert torch.equal(blocks.dequantised(), torch.from_numpy(expected))
-    assert blocks.codes.shape == (ROWS, COLUMNS) and int(blocks.codes.max()) == 2**blocks.bits - 1
+    assert torch.equal(blocks.dequantize(), torch.from_numpy(expected))
+    assert (
+        blocks.integers.shape == (ROWS, COLUMNS)
+        and int(blocks.integers.max()) == 2**blocks.bits - 1
+    )
     assert blocks.bits == KINDS[kind]
     assert blocks.scale.shape == blocks.minimum.shape == (ROWS, COLUMNS // BLOCK)
 
 
-def test_chosen_rows_are_those_rows(file: GGUFFile) -> None:
-    blocks = file.blocks("Q4_1")
-    assert blocks is not None
-    index = torch.tensor([3, 0])
-    assert torch.equal(blocks.rows(index).dequantised(), blocks.dequantised()[index])
-
-
 @pytest.mark.parametrize("name", ["Q6_K", "floats", "nowhere"])
 def test_what_is_not_a_matrix_in_codes_is_none(name: str, file: GGUFFile) -> None:
-    assert file.blocks(name) is None
-
-
-def test_the_lowest_bits_of_its_matrices_are_its_own(file: GGUFFile) -> None:
-    assert file.bits == 4
+    assert file.matrix(name) is None
 
 
 def test_the_header_is_read_without_its_arrays(file: GGUFFile) -> None:

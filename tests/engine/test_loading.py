@@ -34,8 +34,7 @@ from engine.kernels.cpu.weights import PackedLinear, pack
 from engine.model import loading
 from engine.model.facts import facts_of
 from engine.model.files import check_sizes, read_settings
-from engine.model.forward import ModulesForward, _window
-from engine.model.kinds import check_can_roll_back
+from engine.model.forward import ModulesForward
 from engine.model.loading import load_target, pick_device, pick_dtype
 from engine.model.reading import explain, num_parameters
 from engine.model.sources import TargetSpec
@@ -128,34 +127,6 @@ def test_a_model_without_a_chat_template_says_so(folder: Path) -> None:
         target.encode_chat([{"role": "user", "content": "hi"}])
 
 
-def test_a_chat_template_that_refuses_the_turns_is_quoted() -> None:
-    target = Target(
-        tiny_model(),
-        tiny_tokenizer().__class__(tokenizer_object=tiny_tokenizer().backend_tokenizer),
-        name="picky",
-    )
-    assert target.tokenizer is not None
-    target.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(PromptError, match="roles must alternate"):
-        target.encode_chat([{"role": "user", "content": "hi"}])
-
-
-@pytest.mark.parametrize("model_type", ["rwkv", "xlstm", "qwen4_exp_text"])
-def test_a_model_that_cannot_roll_back_is_refused_before_its_weights_are_read(
-    tmp_path: Path, model_type: str
-) -> None:
-    AutoConfig.for_model(model_type).save_pretrained(tmp_path)
-    text = refusal(tmp_path)
-    assert "rolled back" in text and "a common cache" in text
-
-
-def test_the_kind_of_layer_that_cannot_roll_back_is_named() -> None:
-    config = AutoConfig.for_model("llama")
-    config.layer_types = ["full_attention", "compressed_sparse_attention"]
-    with pytest.raises(TargetError, match="compressed_sparse_attention"):
-        check_can_roll_back(config, "hybrid")
-
-
 @pytest.mark.parametrize(
     ("family", "settings"),
     [
@@ -169,40 +140,6 @@ def test_a_model_without_explicit_positions_is_refused(
     config = AutoConfig.for_model(family, vocab_size=32, hidden_size=32, **settings)
     with pytest.raises(TargetError, match="positions"):
         Target(AutoModelForCausalLM.from_config(config), None, name=family)
-
-
-def test_local_attention_by_row_number_is_refused() -> None:
-    with pytest.raises(TargetError, match="local attention"):
-        check_can_roll_back(AutoConfig.for_model("gpt_neo"), "gpt-neo")
-
-
-def test_a_broken_config_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{ not json")
-    refusal(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "no_such_model"}))
-    assert "no_such_model" in refusal(tmp_path)
-
-
-def test_missing_or_damaged_weights_are_one_sentence(tmp_path: Path) -> None:
-    save_tiny(tmp_path)
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    refusal(tmp_path)
-    weights.unlink()
-    refusal(tmp_path)
-
-
-def test_a_damaged_gguf_file_is_one_sentence(tmp_path: Path) -> None:
-    file = tmp_path / "broken.gguf"
-    for content in (b"", b"GGUF", b"GGUF" + bytes(100), b"no gguf at all" * 50):
-        file.write_bytes(content)
-        assert "broken.gguf" in refusal(file)
-
-
-def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path) -> None:
-    save_tiny(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{ not json")
-    refusal(tmp_path)
 
 
 def test_an_encoder_decoder_is_no_target(tmp_path: Path) -> None:
@@ -281,13 +218,6 @@ def test_a_device_that_is_not_here_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="device") as caught:
         pick_device(name)
     assert str(caught.value).isprintable()
-
-
-def test_cuda_is_refused_without_it() -> None:
-    if not torch.cuda.is_available():
-        with pytest.raises(ConfigError, match="no CUDA"):
-            pick_device("cuda:0")
-        assert pick_device("auto") == torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])
@@ -424,14 +354,6 @@ def test_a_value_of_another_type_in_a_config_is_one_sentence(tmp_path: Path) -> 
     assert refused > 50
 
 
-@pytest.mark.parametrize("key", ["num_kv_shared_layers", "loop_num_passes", "layer_types"])
-def test_the_setting_of_another_type_is_named(tmp_path: Path, key: str) -> None:
-    folder = save_tiny(tmp_path)
-    settings = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**settings, key: "x"}))
-    assert f"{key} must be" in refusal(folder)
-
-
 def test_no_config_of_transformers_is_out_of_range(tmp_path: Path) -> None:
     """Every class by its own defaults, saved and loaded."""
     checked = []
@@ -444,11 +366,3 @@ def test_no_config_of_transformers_is_out_of_range(tmp_path: Path) -> None:
         check_sizes(read_settings(tmp_path / "config.json"), name)
         checked.append(name)
     assert "qwen2_moe" in checked and len(checked) > 0.98 * len(CONFIG_MAPPING.keys())
-
-
-def test_a_window_of_no_rows_is_no_window() -> None:
-    """As Qwen2-MoE's config writes it."""
-    for window in (0, -1, None):
-        config = AutoConfig.for_model("mistral", sliding_window=window)
-        assert _window(config) is None
-    assert _window(AutoConfig.for_model("mistral", sliding_window=7)) == 7

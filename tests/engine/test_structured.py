@@ -330,10 +330,6 @@ def test_a_bad_grammar_is_one_sentence_at_its_setting(kind: str, text: str, why:
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 400
 
 
-def test_an_empty_schema_allows_any_object() -> None:
-    assert '"object"' in compiled("json_schema", "")
-
-
 def test_a_choice_is_a_grammar_of_texts() -> None:
     sampling = Sampling(structured_output="grammar", grammar=choice_grammar(['say "no"', "yes"]))
     drafter = parse_method({"decoding_type": "NGram"}).build(build_context(target()))

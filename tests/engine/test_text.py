@@ -58,10 +58,6 @@ def test_long_garbage_before_a_character_does_not_break_it() -> None:
         assert "".join(pieces_of(token_ids)) == REPLACEMENT * count + "🙂!"
 
 
-def test_a_character_comes_out_with_the_token_that_completes_it() -> None:
-    assert pieces_of(tiny_tokenizer().encode("é🙂")) == ["", "é", "", "", "", "🙂", ""]
-
-
 def test_flush_shows_an_incomplete_character() -> None:
     assert pieces_of(tiny_tokenizer().encode("a🙂")[:-1]) == ["a", "", "", "", REPLACEMENT]
 
@@ -95,11 +91,6 @@ def test_byte_fallback_tokens_and_leading_spaces_stream_whole() -> None:
     assert "".join(pieces) == "a a🙂éb a" == tokenizer.decode(ids)
     assert pieces[0] == "a" and pieces[1] == " a"
     assert REPLACEMENT not in "".join(pieces)
-
-
-def test_without_a_tokenizer_ids_are_shown() -> None:
-    assert whole_text(None, [3, 14]) == "⟨3⟩⟨14⟩"
-    assert token_label(None, 3) == "⟨3⟩"
 
 
 def test_a_part_of_a_character_is_labelled_by_its_bytes() -> None:

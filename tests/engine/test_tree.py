@@ -98,14 +98,6 @@ def test_a_gap_is_refused_by_its_path(nodes: set[Path], data: st.DataObject) -> 
 
 
 @given(paths(), st.data())
-def test_a_repeated_path_is_refused(nodes: set[Path], data: st.DataObject) -> None:
-    twice = data.draw(st.sampled_from(sorted(nodes)))
-    with pytest.raises(TreeError, match="twice") as caught:
-        ChoiceTree.parse([*map(list, sorted(nodes)), list(twice)])
-    assert str(list(twice)) in str(caught.value)
-
-
-@given(paths(), st.data())
 def test_a_tree_deeper_or_wider_than_its_drafter_is_refused(
     nodes: set[Path], data: st.DataObject
 ) -> None:
@@ -151,18 +143,9 @@ def test_every_kind_of_invalid_tree_is_refused_naming_what_is_wrong(
     assert says in str(caught.value)
 
 
-def test_the_largest_tree_is_accepted() -> None:
-    assert len(ChoiceTree.parse([[i] for i in range(MAX_NODES)])) == MAX_NODES
-
-
 def test_inner_nodes_are_no_leaves() -> None:
     with pytest.raises(TreeError, match=r"\[0\] is not a leaf"):
         ChoiceTree.parse([[0], [0, 0]], form="leaves")
-
-
-def test_a_chain_takes_the_first_choice_everywhere() -> None:
-    assert ChoiceTree.chain(3).paths == ((0,), (0, 0), (0, 0, 0))
-    assert ChoiceTree.chain(3).shape == TreeShape.chain(3)
 
 
 @pytest.mark.parametrize("parents", [[], [0], [-1, 1], [-1, -1], [-1, 0, 3], [-1, 0, -1]])

@@ -10,7 +10,7 @@ import torch
 
 from engine.config import Limits
 from engine.decode import decode
-from engine.model.batch import batch_of
+from engine.model.batch import TextBatch
 from engine.model.forward import MaskBuilder
 from engine.model.target import Target
 from engine.proposal import Needs, Proposal
@@ -178,7 +178,7 @@ def test_greedy_output_equals_target_alone_on_any_tree(
 def test_texts_of_a_batch_show_what_each_shows_alone(family: str) -> None:
     target, rng = tiny_target(family), random.Random(5)
     prompts = [tokens_of(rng, count) for count in (21, 4, 30)]
-    batch = batch_of(target, 4, 40)
+    batch = TextBatch(target, 4, 40)
     batch.prefill(list(enumerate(prompts)))
     # What is read at a position again, replaces it; a text that is not asked any more is over.
     for asked, count in (((0, 1, 2), 5), ((0, 1, 2), 1), ((0, 2), 3)):

@@ -15,7 +15,7 @@ from engine.errors import ConfigError
 from engine.kernels.cpu import compile as compiling
 from engine.model.random_weights import RandomSource
 from engine.model.sources import TargetSpec, WheelSource, locate, writing
-from engine.plain import MAX_FILE_NAME_BYTES, csv_line, file_name, json_text, read_json, visible
+from engine.safe_text import MAX_FILE_NAME_BYTES, csv_line, file_name, json_text, read_json, visible
 from playground.cli.main import app
 from playground.cli.options import write_files
 from playground.errors import Fault, attempt

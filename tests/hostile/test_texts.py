@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ConfigError
-from engine.plain import MAX_DIGITS, read_json, read_text, short
+from engine.safe_text import MAX_DIGITS, read_json, read_text, short
 from presets.reading import MAX_NODES, parse_yaml
 from tests.hostile.campaign import MOST_S, Watch
 

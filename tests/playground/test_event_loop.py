@@ -63,15 +63,15 @@ def listeners(served: Served) -> list[tuple[dict[str, Any], dict[int, Any]]]:
 
 @pytest.mark.parametrize("blocks", ["sleeps", "a database", "a file", "long text"])
 def test_what_blocks_a_loop_is_noted(tmp_path: Path, blocks: str) -> None:
-    from engine import plain
+    from engine import safe_text
 
     (tmp_path / "file").write_text("1")
     with RunLog.open(str(tmp_path / "log.db")) as log:
         calls: dict[str, Callable[[], object]] = {
             "sleeps": lambda: time.sleep(0),
             "a database": log.find,
-            "a file": lambda: plain.read_text(tmp_path / "file"),
-            "long text": lambda: plain.read_json("[" + "1," * 100_000 + "1]", what="It"),
+            "a file": lambda: safe_text.read_text(tmp_path / "file"),
+            "long text": lambda: safe_text.read_json("[" + "1," * 100_000 + "1]", what="It"),
         }
 
         async def ours() -> None:

@@ -22,7 +22,7 @@ from engine.drafters.base import chain
 from engine.drafters.eagle.trees import Candidates, kept_tree
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.drafters.method import MethodConfig
-from engine.kernels.cpu.operators import likeliest
+from engine.kernels.cpu.operators import topk
 from engine.proposal import Proposal
 
 TREE = "dynamic_tree_max_topK max_total_draft_tokens"
@@ -57,7 +57,7 @@ class BlockMethod(MethodConfig):
     def fill(self, root: int, logits: Tensor, vocabulary: Vocabulary) -> Proposal:
         """The draft below the root that logits `(places, size)` of a block make."""
         top_k = min(self.dynamic_tree_max_topK, vocabulary.size) if self.use_dynamic_tree else 1
-        best = likeliest(logits, top_k)
+        best = topk(logits, top_k)
         ids = vocabulary.target_ids(best.ids)
         if not self.use_dynamic_tree:
             return chain(root, ids[:, 0], best.log_probs[:, 0].exp())

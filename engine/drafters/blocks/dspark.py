@@ -33,7 +33,7 @@ from engine.drafters.eagle.trees import DynamicTree
 from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.errors import DrafterError
-from engine.kernels.cpu.operators import likeliest
+from engine.kernels.cpu.operators import topk
 from engine.proposal import Proposal
 
 _KINDS = ("vanilla", "gated", "rnn")
@@ -122,7 +122,7 @@ class _Block:
         return state, self.base[depth] + added
 
     def likeliest(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        ranked = likeliest(logits, count)
+        ranked = topk(logits, count)
         return self.vocabulary.target_ids(ranked.ids), ranked.log_probs
 
 

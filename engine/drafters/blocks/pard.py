@@ -26,7 +26,7 @@ from engine.drafters.heads.checkpoint import mask_token
 from engine.drafters.heads.config import beyond_transformers, check_unread
 from engine.drafters.heads.vocabulary import Vocabulary
 from engine.drafters.method import DraftShape, draft_len
-from engine.drafters.texts import BEYOND, ROWS, Reading
+from engine.drafters.texts import ROWS, UNRANKED, TargetTrace
 from engine.model.target import Target
 from engine.model.text import common_vocabulary
 from engine.proposal import Needs, Proposal
@@ -117,13 +117,13 @@ class PardDrafter(Drafter):
         self._cache.commit(tuple(range(kept)))
         return logits[:, : self._vocabulary.size]
 
-    def ranks(self, reading: Reading, depths: int) -> Tensor:
+    def ranks(self, reading: TargetTrace, depths: int) -> Tensor:
         """Exact for every chain: each root has masks of its own, hidden from the other roots'.
 
         A stretch of the text is a chain, and from each of its rows a branch of masks goes off.
         """
         first, wanted = reading.first, reading.true_tokens(depths)
-        ranks = torch.full(wanted.shape, BEYOND)
+        ranks = torch.full(wanted.shape, UNRANKED)
         roots = min(len(ranks), self.model.context_len - first)
         self._cache = self.model.new_cache(len(reading.tokens))
         text = self._known(reading.tokens)
@@ -146,7 +146,7 @@ class PardDrafter(Drafter):
             self._cache.free()
         place = torch.arange(first, first + len(ranks))[:, None] + torch.arange(1, depths + 1)
         offered = (wanted < self._vocabulary.size) & (place <= self.model.context_len)
-        return torch.where(offered, ranks, BEYOND)
+        return torch.where(offered, ranks, UNRANKED)
 
     def finish(self) -> None:
         if self._keeps:

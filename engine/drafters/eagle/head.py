@@ -26,8 +26,8 @@ from torch.nn.functional import embedding
 from engine.drafters.heads.layer import HeadCache, HeadLayer, HeadSpec, Past, within
 from engine.drafters.heads.output import DraftOutput
 from engine.drafters.heads.vocabulary import Vocabulary
-from engine.kernels.cpu.decoder import Decoder, Joining, Parts, Place
-from engine.kernels.cpu.operators import NativeLinear, likeliest, pack_linears
+from engine.kernels.cpu.decoder import Decoder, DecoderWeights, HeadInput, KVSlots
+from engine.kernels.cpu.operators import NativeLinear, pack_linears, topk
 
 OutputMatrix = Callable[[Tensor], Tensor]
 """Hidden vectors `(…, hidden)` → logits `(…, vocab)`."""
@@ -62,14 +62,16 @@ class DraftHead(nn.Module):
         return False
 
     @abstractmethod
-    def parts(self) -> Parts | None:
+    def parts(self) -> DecoderWeights | None:
         """What kernels run, once its matrices are packed; None if they cannot."""
 
-    def _parts(self, joining: Joining, *, norm: Tensor | None, lm_head: Any) -> Parts | None:
+    def _parts(
+        self, head_input: HeadInput, *, norm: Tensor | None, lm_head: Any
+    ) -> DecoderWeights | None:
         layer, spec = self.layer.packed(), self.layer.spec
         if layer is None or not isinstance(lm_head, NativeLinear):
             return None
-        return Parts(
+        return DecoderWeights(
             layers=[layer],
             hidden=spec.hidden,
             heads=spec.heads,
@@ -83,7 +85,7 @@ class DraftHead(nn.Module):
             lm_head=lm_head.matrix,
             vocab=self.vocabulary.size,
             rotary=self.layer.rotary,
-            joining=joining,
+            head_input=head_input,
         )
 
     @abstractmethod
@@ -145,9 +147,9 @@ class DraftHead(nn.Module):
         past.reserve(len(tokens))
         spec, wanted = self.layer.spec, 1 if last_only else len(tokens)
         buffer = past.whole(spec.kv_heads, spec.head_dim, torch.bfloat16)
-        place = Place(buffer, past.length, visible)
+        slots = KVSlots(buffer, past.length, visible)
         found = self.decoder.run(
-            tokens, positions, place, states=hidden, taps=(1,), num_logits=wanted
+            tokens, positions, slots, states=hidden, taps=(1,), num_logits=wanted
         )
         outputs = found.hidden if self.feeds_normed else found.layers
         assert outputs is not None
@@ -192,10 +194,10 @@ class Eagle1Head(DraftHead):
     def logits(self, outputs: Tensor) -> Tensor:
         return self._shared[0](outputs)
 
-    def parts(self) -> Parts | None:
+    def parts(self) -> DecoderWeights | None:
         if not isinstance(self.fc, NativeLinear):
             return None
-        return self._parts(Joining(self.fc.matrix), norm=None, lm_head=_packed(self._shared[0]))
+        return self._parts(HeadInput(self.fc.matrix), norm=None, lm_head=_packed(self._shared[0]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,15 +280,15 @@ class Eagle3Head(DraftHead):
     def feeds_normed(self) -> bool:
         return self.spec.norm_output
 
-    def parts(self) -> Parts | None:
-        joining = Joining(
+    def parts(self) -> DecoderWeights | None:
+        head_input = HeadInput(
             None,
             self.input_layernorm.weight,
             self.hidden_norm.weight,
             normed_input=self.spec.norm_before_residual,
         )
         lm_head = self.lm_head if self._shared[0] is None else _packed(self._shared[0])
-        return self._parts(joining, norm=self.norm.weight, lm_head=lm_head)
+        return self._parts(head_input, norm=self.norm.weight, lm_head=lm_head)
 
 
 def _packed(output: OutputMatrix) -> NativeLinear | None:
@@ -358,9 +360,9 @@ class HeadSession:
         drafted = decoder.chain(
             tokens,
             begin,
-            Place(buffer, begin),
+            KVSlots(buffer, begin),
             levels=levels,
-            least_prob=least_prob,
+            min_prob=least_prob,
             states=head.fuse(features),
             feeds_normed=head.feeds_normed,
             ids=head.vocabulary.ids,
@@ -386,5 +388,5 @@ class HeadSession:
 
     def likeliest(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """The likeliest tokens of each row, best first: ids and log-probs, `(n, count)`."""
-        ranked = likeliest(logits, count)
+        ranked = topk(logits, count)
         return self.head.vocabulary.target_ids(ranked.ids), ranked.log_probs

@@ -24,7 +24,7 @@ from engine.drafters.heads.features import FeatureDrafter, features_of
 from engine.drafters.heads.layer import HeadCache
 from engine.drafters.heads.vocabulary import DraftVocab
 from engine.drafters.method import DraftShape, MethodConfig
-from engine.drafters.texts import ROWS, Reading
+from engine.drafters.texts import ROWS, TargetTrace
 from engine.errors import DrafterError
 from engine.proposal import Needs, Proposal
 from engine.tree import ChoicePaths, ChoiceTree
@@ -293,7 +293,7 @@ class EagleDrafter(FeatureDrafter):
             return root_only(self.text[-1], self._device)
         return self.tree.draft(self._session, max_depth, self._sampling, self._draws, least)
 
-    def ranks(self, reading: Reading, depths: int) -> Tensor:
+    def ranks(self, reading: TargetTrace, depths: int) -> Tensor:
         """All roots draft along their true paths at once, depth by depth: exact for static trees.
 
         The root at position p has the base entries 0 … p-1. Its entry of depth d carries the d-th

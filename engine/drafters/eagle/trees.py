@@ -27,7 +27,7 @@ from torch import Tensor
 from engine.config import Sampling
 from engine.drafters.eagle.head import HeadSession
 from engine.drafters.method import DraftShape
-from engine.kernels.cpu.operators import likeliest
+from engine.kernels.cpu.operators import topk
 from engine.proposal import DraftDists, Proposal
 from engine.sampling import SeededDraws, probabilities
 from engine.tree import ChoiceTree, TreeShape, upload
@@ -91,7 +91,7 @@ class StaticTree:
                         break
                 hidden, logits = session.expand(*fed, depth, level.ancestors)
             if sampling.greedy:
-                ranked = likeliest(logits, level.num_ranks)
+                ranked = topk(logits, level.num_ranks)
                 grid = vocabulary.target_ids(ranked.ids)
                 probs = ranked.log_probs.exp()
                 draft_probs.append(probs[rows, ranks])

@@ -31,11 +31,11 @@ from engine.drafters.heads.config import beyond_transformers, check_unread
 from engine.drafters.heads.features import LastRowDrafter
 from engine.drafters.method import MethodConfig, draft_len
 from engine.errors import DrafterError
-from engine.kernels.cpu.operators import likeliest
+from engine.kernels.cpu.operators import topk
 from engine.model.files import check_folder
 from engine.model.forward import prepare_attention
 from engine.model.kinds import FULL, SLIDING
-from engine.model.reading import explained, read_weights, reading
+from engine.model.reading import read_weights, reading, translate_errors
 from engine.model.sources import TargetSpec, Weights
 from engine.model.target import Target
 from engine.proposal import Needs, Outcome, Proposal, SharedRows
@@ -79,7 +79,7 @@ def load_assistant(location: str, target: Target) -> Any:
     weights = Weights(spec.path or location, None, None, spec.path is not None, None)
     if weights.local:
         check_folder(Path(weights.location))
-    with explained(spec):
+    with translate_errors(spec):
         config = transformers.AutoConfig.from_pretrained(weights.location, **reading(weights))
     if config.model_type not in MODEL_TYPES:
         raise DrafterError(
@@ -95,7 +95,7 @@ def load_assistant(location: str, target: Target) -> Any:
             f"{location} reads keys and values of another model than {target.name}. Use the "
             "assistant that was published for this target."
         )
-    with explained(spec), _all_shared(type(config.get_text_config())):
+    with translate_errors(spec), _all_shared(type(config.get_text_config())):
         model = read_weights(spec, weights, target.dtype)
     prepare_attention(model)
     return model.to(target.device).requires_grad_(False).eval()  # type: ignore[arg-type]
@@ -185,7 +185,7 @@ class AssistantDrafter(LastRowDrafter):
                 shared_kv_states=shared,
                 use_cache=False,
             )
-            best = likeliest(out.logits[0], 1)
+            best = topk(out.logits[0], 1)
             token, hidden = best.ids[0], out.last_hidden_state[0]
             tokens.append(token)
             probs.append(best.log_probs[0].exp())

@@ -26,7 +26,7 @@ from engine.model.checkpoints import Checkpoint, read_checkpoint
 from engine.model.files import UNREADABLE
 from engine.model.kinds import ATTENTION, FULL, SLIDING
 from engine.model.target import Target
-from engine.plain import short
+from engine.safe_text import short
 
 PADDING = 0.01
 """Vocabularies whose sizes differ by at most this share differ by padding at the end."""

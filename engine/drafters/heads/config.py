@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from engine.config import Settings
 from engine.errors import ConfigError, DrafterError
 from engine.model.files import UNREADABLE
-from engine.plain import short, visible
+from engine.safe_text import short, visible
 
 SECTIONS = ("transformer_layer_config", "eagle_config", "dflash_config")
 """Where speculators, NVIDIA and z-lab nest settings; the later ones are closer to the network."""

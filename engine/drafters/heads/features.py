@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from engine.drafters.base import Drafter, Start
-from engine.drafters.texts import Reading
+from engine.drafters.texts import TargetTrace
 from engine.proposal import Needs, Outcome, TargetOutput
 from engine.tree import upload
 
 
-def features_of(seen: TargetOutput | Reading) -> Tensor:
+def features_of(seen: TargetOutput | TargetTrace) -> Tensor:
     """The features `(rows, width)` that the target was asked for."""
     features = seen.hidden if seen.layers is None else seen.layers
     assert features is not None, "the target was asked for no features"

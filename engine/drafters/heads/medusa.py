@@ -25,9 +25,9 @@ from engine.drafters.heads.features import LastRowDrafter
 from engine.drafters.heads.output import DraftOutput
 from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
 from engine.drafters.method import ChoiceLimits, DraftShape, MethodConfig
-from engine.drafters.texts import ROWS, Reading
+from engine.drafters.texts import ROWS, TargetTrace
 from engine.errors import DrafterError, SourceError
-from engine.kernels.cpu.operators import NativeLinear, likeliest, packed_linear
+from engine.kernels.cpu.operators import NativeLinear, packed_linear, topk
 from engine.model.checkpoints import read_checkpoint, tensor_names
 from engine.model.target import Target
 from engine.proposal import Proposal
@@ -271,7 +271,7 @@ class MedusaDrafter(LastRowDrafter):
 
     def propose(self, max_depth: int) -> Proposal:
         tree = self._tree
-        best = likeliest(self.heads.logits(self.hidden, tree.depth)[:, 0], self._num_choices)
+        best = topk(self.heads.logits(self.hidden, tree.depth)[:, 0], self._num_choices)
         probs = best.log_probs.exp()
         ids = self.heads.lm_head.vocabulary.target_ids(best.ids)
         root = ids.new_full((1,), self.text[-1])
@@ -290,7 +290,7 @@ class MedusaDrafter(LastRowDrafter):
             sampling.temperature, self._config.posterior_threshold, self._config.posterior_alpha
         )
 
-    def ranks(self, reading: Reading, depths: int) -> Tensor:
+    def ranks(self, reading: TargetTrace, depths: int) -> Tensor:
         """Every head judges the token at its own distance: exact for every tree."""
         hidden = reading.hidden_before_roots().to(self._slots.device)
         tokens = reading.true_tokens(min(depths, self.heads.count)).clamp_min(0)

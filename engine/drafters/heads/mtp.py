@@ -32,7 +32,7 @@ from engine.drafters.heads.config import beyond_transformers, check_unread
 from engine.drafters.heads.features import FeatureDrafter
 from engine.drafters.method import MethodConfig, draft_len
 from engine.errors import DrafterError, first_line
-from engine.kernels.cpu.operators import likeliest
+from engine.kernels.cpu.operators import topk
 from engine.model.cache import TreeCache
 from engine.model.files import UNREADABLE
 from engine.model.forward import MaskBuilder, cache_argument
@@ -303,7 +303,7 @@ class MTPDrafter(FeatureDrafter):
 
     def _pick(self, hidden: Tensor, tokens: list[Tensor], probs: list[Tensor]) -> None:
         """Append the likeliest token after the last row, and its probability."""
-        best = likeliest(self._layers._project_to_logits(hidden[-1:]), 1)
+        best = topk(self._layers._project_to_logits(hidden[-1:]), 1)
         tokens.append(best.ids[0])
         probs.append(best.log_probs[0].exp())
 

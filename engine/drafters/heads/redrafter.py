@@ -24,7 +24,7 @@ from engine.drafters.heads.checkpoint import HeadCheckpoint
 from engine.drafters.heads.features import LastRowDrafter
 from engine.drafters.heads.vocabulary import DraftVocab, Vocabulary
 from engine.drafters.method import DraftShape, MethodConfig
-from engine.drafters.texts import ROWS, Reading
+from engine.drafters.texts import ROWS, TargetTrace
 from engine.kernels.cpu.operators import pack_linears
 from engine.model.checkpoints import Checkpoint, read_checkpoint
 from engine.model.target import Target
@@ -244,7 +244,7 @@ class ReDrafterDrafter(LastRowDrafter):
         )
         return merge(beams, root)
 
-    def ranks(self, reading: Reading, depths: int) -> Tensor:
+    def ranks(self, reading: TargetTrace, depths: int) -> Tensor:
         """The recurrence runs along the true path from every root at once.
 
         Rank 0 at depths 1 … d means that greedy drafting (`beam_width` 1) has d tokens right: for

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from engine.drafters.texts import BEYOND, rank_of
+from engine.drafters.texts import UNRANKED, rank_of
 from engine.errors import DrafterError, first_line
 from engine.model.checkpoints import local_file
 from engine.model.files import read_json, read_pickle
@@ -107,9 +107,9 @@ class Vocabulary:
         return places if self.ids is None else self.ids[places]
 
     def rank_of(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """As `texts.rank_of`, of tokens by the target's ids; `BEYOND` for those outside."""
+        """As `texts.rank_of`, of tokens by the target's ids; `UNRANKED` for those outside."""
         places = self.index(tokens)
-        return torch.where(places < 0, BEYOND, rank_of(logits, places.clamp_min(0)))
+        return torch.where(places < 0, UNRANKED, rank_of(logits, places.clamp_min(0)))
 
     def spread(self, probs: Tensor) -> Tensor:
         """Probabilities `(n, size)` → of all tokens of the target, `(n, vocab)`."""

@@ -29,7 +29,7 @@ from torch import Tensor
 from engine.config import setting
 from engine.drafters.base import BuildContext, Drafter, Start
 from engine.drafters.method import ChoiceLimits, MethodConfig
-from engine.kernels.cpu.operators import likeliest
+from engine.kernels.cpu.operators import topk
 from engine.proposal import Outcome, Proposal
 from engine.tree import ChoicePaths, ChoiceTree, Path, upload
 
@@ -147,7 +147,7 @@ class TokenRecyclingDrafter(Drafter):
 
         Where a token occurs in several rows, one on the accepted path wins, then the last one.
         """
-        best = likeliest(logits, self.config.matrix_top_k, totals=False).ids
+        best = topk(logits, self.config.matrix_top_k, with_logsumexp=False).ids
         known = tokens.tolist()
         # Few tokens: a dictionary settles who wins sooner than tensors do.
         rows = dict(zip(known, range(len(known)), strict=True))

@@ -36,7 +36,7 @@ from engine.interop.trees.brackets import (
 )
 from engine.interop.trees.buffers import tree_buffers
 from engine.interop.trees.growmap import read_growmap, write_growmap
-from engine.plain import read_json
+from engine.safe_text import read_json
 from engine.tree import ChoiceTree
 
 OWN_KEYS = ("candidates", "choices", "tree")

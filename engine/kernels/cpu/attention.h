@@ -2,7 +2,7 @@
 //
 // Rows of one text are taken together, and with each head of keys all heads of queries that use it:
 // keys are transposed into the layout of a matrix once for all of them, values are read once for
-// MIXED.
+// SUMMED.
 #pragma once
 
 #include <sched.h>
@@ -26,9 +26,9 @@ struct Heads {
 struct NewRows {
     int32_t n;               // new rows
     int32_t context;         // rows in the cache before them
-    int32_t among;           // the last so many of those are seen as `visible` says, the others by all
+    int32_t num_masked;      // the last of those, seen as `visible` says; the others are seen by all
     int32_t unused;
-    const uint8_t* visible;  // (n, among + n), null = causal
+    const uint8_t* visible;  // (n, num_masked + n), null = causal
     int64_t capacity;        // rows of the cache
     // Rows of many texts at once, each with its own stretch of the cache; null = one text.
     // Row r is kept in column columns[r] and sees begins[r] ... columns[r]; `visible` is ignored,
@@ -58,14 +58,14 @@ struct Barrier {
 
 #ifdef __AVX512F__
 constexpr int KEYS = 2 * LANES;  // keys whose scores are computed together
-constexpr int MIXED = 8;         // queries that share one reading of values
+constexpr int SUMMED = 8;        // queries that share one reading of values
 #else
 constexpr int KEYS = LANES;
-constexpr int MIXED = 2;
+constexpr int SUMMED = 2;
 #endif
 constexpr int SCORED = Tile<16>::rows;  // queries whose scores are computed together
 constexpr int BATCH = 16;        // rows whose scores are held at once
-constexpr int SLICE = BLOCK;     // columns of values that are mixed together
+constexpr int SLICE = BLOCK;     // columns of values that are summed together
 constexpr int FETCHED = 32;      // values that are on their way from memory
 
 // to [width / 2][16][2] = 16 rows of (width,), of which the first `count` are there.
@@ -114,7 +114,7 @@ void transpose_keys(const bf16* keys, int count, int width, bf16* to) {
 #endif
 
 // Softmax in place; returns 1 / sum.
-float soften(float* scores, int count) {
+float softmax_(float* scores, int count) {
     F most = set1(-INFINITY), total = zero();
     for (int i = 0; i < count; i += LANES)
         most = max(most, load_some(scores + i, count - i, -INFINITY));
@@ -129,8 +129,8 @@ float soften(float* scores, int count) {
 
 // sums (Q, SLICE) += scores (Q, stride) times values, key by key, for SLICE of their columns.
 template <int Q>
-void mix(const float* scores, int64_t stride, const bf16* values, int64_t width, int count,
-         float* sums) {
+void accumulate_values(const float* scores, int64_t stride, const bf16* values, int64_t width,
+                       int count, float* sums) {
     F acc[Q][2];
     for (int q = 0; q < Q; ++q)
         for (int c = 0; c < 2; ++c) acc[q][c] = load(sums + q * SLICE + c * LANES);
@@ -148,7 +148,7 @@ void mix(const float* scores, int64_t stride, const bf16* values, int64_t width,
 }
 
 // Neighbouring rows of one text.
-struct Strip {
+struct RowGroup {
     int first, count;  // rows
     int64_t begin;     // column of the text's first key
     int keys;          // that any of the rows sees lie before this one, counted from there
@@ -167,7 +167,7 @@ struct Attention {
     float* factors;             // (kv_heads, BATCH, heads / kv_heads): 1 / sum of the scores
     int64_t stride;
     bf16* transposed;           // (KEYS, head_dim), this thread's
-    int32_t* list;              // (among + n,), this thread's
+    int32_t* list;              // (num_masked + n,), this thread's
     Barrier& barrier;
     int thread, threads;
 
@@ -175,38 +175,39 @@ struct Attention {
         for (int first = 0; first < fresh.n; first += BATCH) {
             const int end = std::min(fresh.n, first + BATCH);
             if (first) barrier.wait(threads);
-            each_strip(first, end, [&](const Strip& s, int index) { score(s, first, index); });
+            each_group(first, end, [&](const RowGroup& g, int index) { score(g, first, index); });
             barrier.wait(threads);
-            each_strip(first, end, [&](const Strip& s, int index) { softmax(s, first, index); });
+            each_group(first, end, [&](const RowGroup& g, int index) { softmax(g, first, index); });
             barrier.wait(threads);
-            each_strip(first, end, [&](const Strip& s, int index) { blend(s, first, index); });
+            each_group(first, end,
+                       [&](const RowGroup& g, int index) { sum_values(g, first, index); });
         }
     }
 
     template <class Function>
-    void each_strip(int first, int end, Function f) const {
+    void each_group(int first, int end, Function f) const {
         for (int index = 0; first < end; ++index) {
-            Strip strip{first, end - first, 0, 0};
+            RowGroup group{first, end - first, 0, 0};
             if (fresh.columns) {
-                strip.begin = fresh.begins[first];
+                group.begin = fresh.begins[first];
                 int last = first + 1;
-                while (last < end && fresh.begins[last] == strip.begin) ++last;
-                strip.count = last - first;
+                while (last < end && fresh.begins[last] == group.begin) ++last;
+                group.count = last - first;
             }
-            for (int r = strip.first; r < strip.first + strip.count; ++r)
-                strip.keys = std::max(strip.keys, prefix(r) + (fresh.visible ? width() : 0));
-            f(strip, index);
-            first += strip.count;
+            for (int r = group.first; r < group.first + group.count; ++r)
+                group.keys = std::max(group.keys, prefix(r) + (fresh.visible ? width() : 0));
+            f(group, index);
+            first += group.count;
         }
     }
 
     int prefix(int row) const {
         if (fresh.columns) return int(fresh.columns[row] - fresh.begins[row]) + 1;
-        return fresh.visible ? fresh.context - fresh.among : fresh.context + row + 1;
+        return fresh.visible ? fresh.context - fresh.num_masked : fresh.context + row + 1;
     }
 
     // Keys that `visible` speaks of.
-    int width() const { return fresh.among + fresh.n; }
+    int width() const { return fresh.num_masked + fresh.n; }
 
     // Those of the new keys that a row of a tree sees, as places in its text.
     int seen(int row) const {
@@ -222,32 +223,32 @@ struct Attention {
         return count;
     }
 
-    // This thread's share; of neighbouring strips not always the same end.
+    // This thread's share; of neighbouring groups not always the same end.
     Range mine(int items, int index) const {
         return share(items, (thread + index) % threads, threads);
     }
 
-    // Place of a strip's first query among those of the batch.
-    int64_t place(const Strip& strip, int batch, int head) const {
-        return (int64_t(head) * BATCH + strip.first - batch) * shape.group();
+    // Place of a group's first query in the batch.
+    int64_t place(const RowGroup& group, int batch, int head) const {
+        return (int64_t(head) * BATCH + group.first - batch) * shape.group();
     }
 
     // Queries times keys.
-    void score(const Strip& strip, int batch, int index) {
-        const int dim = shape.head_dim, chunks = (strip.keys + KEYS - 1) / KEYS;
-        const int num_queries = strip.count * shape.group();
+    void score(const RowGroup& group, int batch, int index) {
+        const int dim = shape.head_dim, chunks = (group.keys + KEYS - 1) / KEYS;
+        const int num_queries = group.count * shape.group();
         const int groups = (num_queries + SCORED - 1) / SCORED;
         const Range items = mine(shape.kv_heads * chunks, index);
         for (int item = items.begin; item < items.end; ++item) {
             const int head = item / chunks, first = item % chunks * KEYS;
-            const bf16* from = keys + (head * fresh.capacity + strip.begin + first) * dim;
+            const bf16* from = keys + (head * fresh.capacity + group.begin + first) * dim;
             for (int i = 0; i < KEYS; i += LANES) {
-                transpose_keys(from + int64_t(i) * dim, std::min(LANES, strip.keys - first - i), dim,
+                transpose_keys(from + int64_t(i) * dim, std::min(LANES, group.keys - first - i), dim,
                           transposed + i * dim);
             }
             const bf16* query =
-                queries + (int64_t(head) * fresh.n + strip.first) * shape.group() * dim;
-            float* to = scores + place(strip, batch, head) * stride + first;
+                queries + (int64_t(head) * fresh.n + group.first) * shape.group() * dim;
+            float* to = scores + place(group, batch, head) * stride + first;
             for (int g = 0; g < groups; ++g) {
                 const Range range = share(num_queries, g, groups);
                 for (int q = range.begin; q < range.end; ++q)
@@ -264,54 +265,57 @@ struct Attention {
     }
 
     // Softmax of what each row sees.
-    void softmax(const Strip& strip, int batch, int index) {
-        const Range rows = mine(strip.count * shape.kv_heads, index);
+    void softmax(const RowGroup& group, int batch, int index) {
+        const Range rows = mine(group.count * shape.kv_heads, index);
         for (int item = rows.begin; item < rows.end; ++item) {
-            const int row = item / shape.kv_heads, known = prefix(strip.first + row);
-            const int count = seen(strip.first + row);
-            const int64_t at = place(strip, batch, item % shape.kv_heads) + row * shape.group();
+            const int row = item / shape.kv_heads, known = prefix(group.first + row);
+            const int count = seen(group.first + row);
+            const int64_t at = place(group, batch, item % shape.kv_heads) + row * shape.group();
             for (int64_t q = at; q < at + shape.group(); ++q) {
                 float* of = scores + q * stride;
                 for (int i = 0; i < count; ++i) of[known + i] = of[list[i]];
-                factors[q] = soften(of, known + count);
+                factors[q] = softmax_(of, known + count);
             }
         }
     }
 
     // Weights times values.
-    void blend(const Strip& strip, int batch, int index) {
+    void sum_values(const RowGroup& group, int batch, int index) {
         const int slices = shape.head_dim / SLICE;
-        const int num_queries = strip.count * shape.group();
-        const int groups = (num_queries + MIXED - 1) / MIXED;
+        const int num_queries = group.count * shape.group();
+        const int groups = (num_queries + SUMMED - 1) / SUMMED;
         const Range items = mine(shape.kv_heads * slices * groups, index);
         for (int item = items.begin; item < items.end; ++item) {
             const int head = item / (slices * groups), slice = item / groups % slices;
             const Range range = share(num_queries, item % groups, groups);
-            blend(strip, head, slice * SLICE, range, place(strip, batch, head));
+            sum_values(group, head, slice * SLICE, range, place(group, batch, head));
         }
     }
 
-    void blend(const Strip& strip, int head, int column, Range queries, int64_t place) {
+    void sum_values(const RowGroup& group, int head, int column, Range queries, int64_t place) {
         const int64_t dim = shape.head_dim;
-        const bf16* from = values + (head * fresh.capacity + strip.begin) * dim + column;
-        alignas(64) float sums[MIXED * SLICE] = {};
+        const bf16* from = values + (head * fresh.capacity + group.begin) * dim + column;
+        alignas(64) float sums[SUMMED * SLICE] = {};
         const float* weights = scores + (place + queries.begin) * stride;
-        int shared = strip.keys;
+        int shared = group.keys;
         for (int q = queries.begin; q < queries.end; ++q)
-            shared = std::min(shared, prefix(strip.first + q / shape.group()));
-        with_constant<MIXED>(queries.end - queries.begin, [&](auto count) {
-            mix<decltype(count)::value>(weights, stride, from, dim, shared, sums);
+            shared = std::min(shared, prefix(group.first + q / shape.group()));
+        with_constant<SUMMED>(queries.end - queries.begin, [&](auto count) {
+            accumulate_values<decltype(count)::value>(weights, stride, from, dim, shared, sums);
         });
         for (int q = queries.begin; q < queries.end; ++q, weights += stride) {
-            const int row = strip.first + q / shape.group(), known = prefix(row), count = seen(row);
+            const int row = group.first + q / shape.group(), known = prefix(row), count = seen(row);
             float* sum = sums + (q - queries.begin) * SLICE;
-            mix<1>(weights + shared, stride, from + shared * dim, dim, known - shared, sum);
+            accumulate_values<1>(weights + shared, stride, from + shared * dim, dim,
+                                 known - shared, sum);
             for (int i = 0; i < count; ++i)
-                mix<1>(weights + known + i, stride, from + list[i] * dim, dim, 1, sum);
-            const int64_t at = (int64_t(row) * shape.kv_heads + head) * shape.group() + q % shape.group();
+                accumulate_values<1>(weights + known + i, stride, from + list[i] * dim, dim, 1,
+                                     sum);
+            const int64_t at =
+                (int64_t(row) * shape.kv_heads + head) * shape.group() + q % shape.group();
             const F factor = set1(factors[place + q]);
-            put(mul(load(sum), factor), mul(load(sum + LANES), factor), out_bits, at * dim + column,
-                out);
+            store_activation(mul(load(sum), factor), mul(load(sum + LANES), factor), out_bits,
+                             at * dim + column, out);
         }
     }
 };

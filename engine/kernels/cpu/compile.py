@@ -20,7 +20,7 @@ from pathlib import Path
 
 from engine.errors import ConfigError, first_line
 from engine.model.sources import partial_folder
-from engine.plain import cpuinfo, disk_is_full, unwritable
+from engine.safe_text import cpuinfo, disk_is_full, unwritable
 
 LOG = logging.getLogger(__name__)
 FOLDER = Path(__file__).parent
@@ -106,12 +106,12 @@ def _compiled(folder: Path, instructions: Sequence[str]) -> Path:
 
     Its name ends with its digest: a file that was cut off would end the process that loads it.
     """
-    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
     if compiler is None:
         raise NotNative("there is no C++ compiler (g++)")
     flags = (*FLAGS, *(f"-m{name.replace('_', '')}" for name in instructions))
-    parts = [(FOLDER / name).read_bytes() for name in SOURCES]
-    key = hashlib.sha256(b"\0".join([*parts, compiler.encode(), *map(str.encode, flags)]))
+    sources = [(FOLDER / name).read_bytes() for name in SOURCES]
+    key = hashlib.sha256(b"\0".join([*sources, compiler.encode(), *map(str.encode, flags)]))
     try:
         for file in folder.glob(f"{key.hexdigest()[:24]}-*.so"):
             _check_own(folder, file)
@@ -122,11 +122,11 @@ def _compiled(folder: Path, instructions: Sequence[str]) -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         _check_own(folder)
         with partial_folder(folder) as temp:
-            made = temp / "made.so"
-            _compile([compiler, *flags, "-o", str(made), str(FOLDER / SOURCES[0])])
-            made.chmod(0o700)
-            file = folder / f"{key.hexdigest()[:24]}-{_digest(made)}.so"
-            os.replace(made, file)
+            library_file = temp / "made.so"
+            _compile([compiler, *flags, "-o", str(library_file), str(FOLDER / SOURCES[0])])
+            library_file.chmod(0o700)
+            file = folder / f"{key.hexdigest()[:24]}-{_digest(library_file)}.so"
+            os.replace(library_file, file)
     except OSError as error:
         raise NotNative(unwritable(folder, error)) from error
     except ConfigError as error:
@@ -137,12 +137,12 @@ def _compiled(folder: Path, instructions: Sequence[str]) -> Path:
 def _compile(command: Sequence[str]) -> None:
     """Raises NotNative: the compiler failed, or took too long. What it says may be in any code."""
     try:
-        ran = subprocess.run(command, check=False, capture_output=True, timeout=TIMEOUT_S)
+        process = subprocess.run(command, check=False, capture_output=True, timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise NotNative(f"{command[0]} took more than {TIMEOUT_S} s") from error
-    if ran.returncode:
-        said = ran.stderr.decode(errors="replace").strip() or "no message"
-        fault = ValueError(said)
+    if process.returncode:
+        message = process.stderr.decode(errors="replace").strip() or "no message"
+        fault = ValueError(message)
         if disk_is_full(fault):
             raise NotNative(unwritable(tempfile.gettempdir(), fault))
         raise NotNative(f"{command[0]} failed: {first_line(fault)}")

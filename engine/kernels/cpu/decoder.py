@@ -29,7 +29,7 @@ class _LayerStruct(Structure):
     ]
 
 
-class _JoiningStruct(Structure):
+class _HeadInputStruct(Structure):
     _fields_ = [
         ("joint", MatrixStruct),
         *((name, c_void_p) for name in ("embedding_norm", "hidden_norm")),
@@ -47,27 +47,27 @@ class _ModelStruct(Structure):
         ("norm", c_void_p),
         ("embedding", c_void_p),
         ("lm_head", MatrixStruct),
-        ("joining", POINTER(_JoiningStruct)),
+        ("head_input", POINTER(_HeadInputStruct)),
     ]
 
 
 class _CallStruct(Structure):
     _fields_ = [
-        *((name, c_int32) for name in ("n", "context", "among", "unused")),
+        *((name, c_int32) for name in ("n", "context", "num_masked", "unused")),
         ("visible", c_void_p),
         ("capacity", c_int64),
         *((name, c_void_p) for name in ("begins", "columns")),
         *((name, c_int32) for name in ("first_logit", "num_taps")),
         *((name, c_void_p) for name in ("tokens", "states", "rotary", "cache")),
         *((name, c_void_p) for name in ("taps", "tapped", "normed", "logits")),
-        *((name, c_void_p) for name in ("log_totals", "best", "scratch")),
+        *((name, c_void_p) for name in ("logsumexp", "best", "scratch")),
     ]
 
 
 class _ChainStruct(Structure):
     _fields_ = [
         *((name, c_int32) for name in ("levels", "feeds_normed")),
-        ("least", c_float),
+        ("min_log_prob", c_float),
         ("unused", c_int32),
         *((name, c_void_p) for name in ("ids", "tokens", "log_probs")),
     ]
@@ -94,7 +94,7 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Joining:
+class HeadInput:
     """How a draft head joins the embedding of a token with a hidden state.
 
     Attributes:
@@ -111,7 +111,7 @@ class Joining:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parts:
+class DecoderWeights:
     """What a decoder is made of.
 
     Attributes:
@@ -136,11 +136,11 @@ class Parts:
     lm_head: Matrix | None
     vocab: int
     rotary: Callable[[int], Tensor]
-    joining: Joining | None = None
+    head_input: HeadInput | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class KVSlots:
     """Where the rows of a forward are kept, and what they see; see `NewRows` in the kernels.
 
     Attributes:
@@ -160,45 +160,45 @@ class Place:
 
 
 class Decoder:
-    def __init__(self, kernels: ctypes.CDLL, parts: Parts) -> None:
-        self.kernels, self.parts = kernels, parts
+    def __init__(self, kernels: ctypes.CDLL, weights: DecoderWeights) -> None:
+        self.kernels, self.weights = kernels, weights
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._rotary = torch.empty(0)
-        layers = (_LayerStruct * len(parts.layers))()
-        for struct, layer in zip(layers, parts.layers, strict=True):
+        layers = (_LayerStruct * len(weights.layers))()
+        for struct, layer in zip(layers, weights.layers, strict=True):
             for name in ("qkv", "out", "gate_up", "down"):
                 setattr(struct, name, getattr(layer, name).struct)
             for name in ("input_norm", "mlp_norm", "query_norm", "key_norm"):
                 setattr(struct, name, _address(getattr(layer, name)))
-        joining = parts.joining and _JoiningStruct(
-            MatrixStruct() if parts.joining.joint is None else parts.joining.joint.struct,
-            _address(parts.joining.embedding_norm),
-            _address(parts.joining.hidden_norm),
-            parts.joining.normed_input,
+        head_input = weights.head_input and _HeadInputStruct(
+            MatrixStruct() if weights.head_input.joint is None else weights.head_input.joint.struct,
+            _address(weights.head_input.embedding_norm),
+            _address(weights.head_input.hidden_norm),
+            weights.head_input.normed_input,
         )
         self._model = _ModelStruct(
-            len(parts.layers),
-            parts.hidden,
-            parts.heads,
-            parts.kv_heads,
-            parts.head_dim,
-            parts.width,
+            len(weights.layers),
+            weights.hidden,
+            weights.heads,
+            weights.kv_heads,
+            weights.head_dim,
+            weights.width,
             torch.get_num_threads(),
-            parts.vocab,
-            parts.eps,
-            parts.scale,
+            weights.vocab,
+            weights.eps,
+            weights.scale,
             layers,
-            _address(parts.norm),
-            _address(parts.embedding),
-            MatrixStruct() if parts.lm_head is None else parts.lm_head.struct,
-            joining and ctypes.pointer(joining),
+            _address(weights.norm),
+            _address(weights.embedding),
+            MatrixStruct() if weights.lm_head is None else weights.lm_head.struct,
+            head_input and ctypes.pointer(head_input),
         )
 
     def run(
         self,
         tokens: Tensor,
         positions: Tensor,
-        place: Place,
+        slots: KVSlots,
         *,
         states: Tensor | None = None,
         taps: Sequence[int] = (),
@@ -212,21 +212,21 @@ class Decoder:
             taps: layers whose input is wanted; their number = after the last.
             num_logits: the last so many rows get logits; None = all.
         """
-        call, found, _kept = self._call(
-            tokens, self._rotary_rows(positions), place, states, taps, num_logits
+        call, output, _buffers = self._call(
+            tokens, self._rotary_rows(positions), slots, states, taps, num_logits
         )
-        call.scratch = self._room(len(tokens), place.context + len(tokens))
+        call.scratch = self._room(len(tokens), slots.context + len(tokens))
         self.kernels.forward(ctypes.byref(self._model), ctypes.byref(call))
-        return found
+        return output
 
     def chain(
         self,
         tokens: Tensor,
         position: int,
-        place: Place,
+        slots: KVSlots,
         *,
         levels: int,
-        least_prob: float = 0.0,
+        min_prob: float = 0.0,
         states: Tensor | None = None,
         feeds_normed: bool = False,
         ids: Tensor | None = None,
@@ -237,22 +237,22 @@ class Decoder:
 
         Args:
             tokens: `(n,)` int64; the first is at `position`.
-            place: with room for `levels` rows more.
-            levels: most tokens; fewer where a path is less likely than `least_prob`.
+            slots: with room for `levels` rows more.
+            levels: most tokens; fewer where a path is less likely than `min_prob`.
             states: `(n, hidden)` that are joined with the tokens; later ones are joined with the
                 last layer's output, or with the normalised one (`feeds_normed`).
             ids: `(vocabulary,)` int64, a token per row of the output matrix; None = its number.
         """
         n = len(tokens)
         rotary = self._rotary_rows(torch.arange(position, position + n + levels))
-        taps = () if states is None else (len(self.parts.layers),)
-        call, _found, _kept = self._call(tokens, rotary, place, states, taps, 1)
-        call.scratch = self._room(n, place.context + n + levels)
+        taps = () if states is None else (len(self.weights.layers),)
+        call, _output, _buffers = self._call(tokens, rotary, slots, states, taps, 1)
+        call.scratch = self._room(n, slots.context + n + levels)
         drafted, log_probs = torch.empty(levels, dtype=torch.int64), torch.empty(levels)
         chain = _ChainStruct(
             levels=levels,
             feeds_normed=feeds_normed,
-            least=math.log(least_prob) if least_prob > 0 else -math.inf,
+            min_log_prob=math.log(min_prob) if min_prob > 0 else -math.inf,
             ids=_address(ids),
             tokens=_address(drafted),
             log_probs=_address(log_probs),
@@ -266,17 +266,17 @@ class Decoder:
         self,
         tokens: Tensor,
         rotary: Tensor,
-        place: Place,
+        slots: KVSlots,
         states: Tensor | None,
         taps: Sequence[int],
         num_logits: int | None,
     ) -> tuple[_CallStruct, TargetOutput, tuple[Tensor | None, ...]]:
         """What a forward is called with but its scratch memory, what it fills, what must live."""
-        model, n, hidden = self._model, len(tokens), self.parts.hidden
+        model, n, hidden = self._model, len(tokens), self.weights.hidden
         tokens = tokens.contiguous()
-        visible = None if place.visible is None else place.visible.contiguous()
+        visible = None if slots.visible is None else slots.visible.contiguous()
         states = None if states is None else states.to(torch.bfloat16).contiguous()
-        wanted = torch.tensor(taps, dtype=torch.int32)
+        tap_layers = torch.tensor(taps, dtype=torch.int32)
         tapped = torch.empty(n, len(taps) * hidden, dtype=torch.bfloat16)
         normed = torch.empty(n, hidden, dtype=torch.bfloat16)
         count = n if num_logits is None else num_logits
@@ -285,33 +285,33 @@ class Decoder:
         model.threads = torch.get_num_threads()
         call = _CallStruct(
             n=n,
-            context=place.context,
-            among=0 if visible is None else visible.shape[1] - n,
+            context=slots.context,
+            num_masked=0 if visible is None else visible.shape[1] - n,
             visible=_address(visible),
-            capacity=place.buffer.shape[2],
-            begins=_address(place.begins),
-            columns=_address(place.columns),
+            capacity=slots.buffer.shape[2],
+            begins=_address(slots.begins),
+            columns=_address(slots.columns),
             first_logit=n - count,
             num_taps=len(taps),
             tokens=_address(tokens),
             states=_address(states),
             rotary=_address(rotary),
-            cache=_address(place.buffer),
-            taps=_address(wanted),
+            cache=_address(slots.buffer),
+            taps=_address(tap_layers),
             tapped=_address(tapped),
             normed=_address(normed),
             logits=_address(logits),
-            log_totals=_address(totals),
+            logsumexp=_address(totals),
             best=_address(best),
         )
-        found = TargetOutput(logits[:, : model.vocab], normed, tapped, totals, best)
-        return call, found, (tokens, rotary, visible, states, wanted, logits)
+        output = TargetOutput(logits[:, : model.vocab], normed, tapped, totals, best)
+        return call, output, (tokens, rotary, visible, states, tap_layers, logits)
 
     def _rotary_rows(self, positions: Tensor) -> Tensor:
         """Rotary positions `(n, head_dim)`, from a table that grows."""
         count = -(-(int(positions.max()) + 1) // ROTARY_BLOCK) * ROTARY_BLOCK
         if count > len(self._rotary):
-            self._rotary = self.parts.rotary(count)
+            self._rotary = self.weights.rotary(count)
         return self._rotary[positions]
 
     def _room(self, n: int, keys: int) -> int:

@@ -1,8 +1,8 @@
-"""Matrices in 4 or 8 bits, and those of a GGUF file as they are: codes, not floats.
+"""Matrices in 4 or 8 bits, and those of a GGUF file as they are: quantized, not floats.
 
-    value = scale · code + minimum      one scale and one minimum per 32 columns
+    value = scale · integer + minimum      one scale and one minimum per 32 columns
 
-Q4_0, Q4_1, Q4_K (codes 0 … 15) and Q8_0 (0 … 255) all have this form. Only the header and the
+Q4_0, Q4_1, Q4_K (integers 0 … 15) and Q8_0 (0 … 255) all have this form. Only the header and the
 matrices asked for are read: the format's own package takes seconds over a tokenizer's lists, and
 gives floats.
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from engine.errors import SourceError, first_line
 from engine.model.files import check_file, check_sizes
-from engine.plain import short
+from engine.safe_text import short
 
 BLOCK = 32
 """Columns that share a scale and a minimum."""
@@ -39,55 +39,55 @@ MAX_NESTING = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Blocks:
-    """A matrix `(out, in)` in 4 or 8 bits: `scale · codes + minimum`, block by block.
+class QuantizedMatrix:
+    """A matrix `(out, in)` in 4 or 8 bits: `scale · integers + minimum`, block by block.
 
     Attributes:
-        codes: `(out, in)` uint8, below 2^bits.
+        integers: `(out, in)` uint8, below 2^bits.
         scale, minimum: `(out, in / 32)` float32.
         bits: 4 or 8.
     """
 
-    codes: Tensor
+    integers: Tensor
     scale: Tensor
     minimum: Tensor
     bits: int = 4
 
     @classmethod
-    def quantised(cls, weight: Tensor, bits: int) -> Blocks:
-        """The nearest codes of a float matrix, from each block's least to its largest value.
+    def quantize(cls, weight: Tensor, bits: int) -> QuantizedMatrix:
+        """A float matrix, rounded, from each block's least to its largest value.
 
         Columns are filled up with zeros to whole blocks.
         """
         filled = torch.nn.functional.pad(weight.detach().float(), (0, -weight.shape[1] % BLOCK))
         values = filled.unflatten(1, (-1, BLOCK))
         least, most = values.aminmax(dim=-1)
-        # In the precision that scales and minima are kept in; never 0, so that codes are finite.
+        # In the precision that scales and minima are kept in; never 0, so that integers are finite.
         scale = ((most - least) / (2**bits - 1)).half().float().clamp(min=2.0**-24)
         minimum = least.half().float()
-        codes = ((values - minimum[..., None]) / scale[..., None]).round().clamp(0, 2**bits - 1)
-        return cls(codes.to(torch.uint8).flatten(1), scale, minimum, bits)
+        integers = ((values - minimum[..., None]) / scale[..., None]).round().clamp(0, 2**bits - 1)
+        return cls(integers.to(torch.uint8).flatten(1), scale, minimum, bits)
 
-    def dequantised(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """The values `(out, in)` float32, as every reader of the format computes them."""
-        blocks = self.codes.float().unflatten(1, (-1, BLOCK))
+        blocks = self.integers.float().unflatten(1, (-1, BLOCK))
         values = torch.addcmul(self.minimum[..., None], blocks, self.scale[..., None])
         return values.flatten(1)
 
     @classmethod
-    def joined(cls, parts: Sequence[Blocks]) -> Blocks:
+    def joined(cls, parts: Sequence[QuantizedMatrix]) -> QuantizedMatrix:
         """Matrices of one width, one above the other; 4 bits among 8 are 8 bits too."""
         return cls(
-            torch.cat([part.codes for part in parts]),
+            torch.cat([part.integers for part in parts]),
             torch.cat([part.scale for part in parts]),
             torch.cat([part.minimum for part in parts]),
             max(part.bits for part in parts),
         )
 
-    def rows(self, index: Tensor) -> Blocks:
+    def rows(self, index: Tensor) -> QuantizedMatrix:
         return replace(
             self,
-            codes=self.codes[index],
+            integers=self.integers[index],
             scale=self.scale[index],
             minimum=self.minimum[index],
         )
@@ -162,8 +162,8 @@ class GGUFFile:
             return 4
         return 8 if kinds - _FLOATS else None
 
-    def blocks(self, name: str) -> Blocks | None:
-        """A matrix in codes; None if there is none of this name or it is of another type."""
+    def matrix(self, name: str) -> QuantizedMatrix | None:
+        """A quantized matrix; None if there is none of this name or it is of another type."""
         entry = self._entries.get(name)
         if entry is None or entry.kind not in _FORMATS or len(entry.shape) != 2:
             return None
@@ -172,9 +172,9 @@ class GGUFFile:
         size = rows * columns // form.weights * form.size
         begin = self._begin + entry.offset
         raw = np.asarray(self._data[begin : begin + size]).reshape(rows, -1, form.size)
-        codes, scale, minimum = form.unpack(raw)
-        return Blocks(
-            torch.from_numpy(codes.reshape(rows, columns)),
+        integers, scale, minimum = form.unpack(raw)
+        return QuantizedMatrix(
+            torch.from_numpy(integers.reshape(rows, columns)),
             torch.from_numpy(scale.reshape(rows, -1).astype(np.float32)),
             torch.from_numpy(minimum.reshape(rows, -1).astype(np.float32)),
             form.bits,
@@ -305,7 +305,7 @@ def _q8_0(raw: Any) -> Arrays:
 
 
 def _q4_k(raw: Any) -> Arrays:
-    """Blocks of 256: eight scales and minima of 6 bits, in units of one float each.
+    """QuantizedMatrix of 256: eight scales and minima of 6 bits, in units of one float each.
 
     The 12 bytes hold the low 6 bits of four scales, of four minima, then the low 4 bits of the
     other four of each; their high 2 bits are the tops of the first eight bytes.
@@ -314,9 +314,9 @@ def _q4_k(raw: Any) -> Arrays:
     first, second, rest = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = np.concatenate([first & 63, (rest & 15) | (first >> 6 << 4)], axis=-1)
     minima = np.concatenate([second & 63, (rest >> 4) | (second >> 6 << 4)], axis=-1)
-    codes = _nibbles(raw[..., 16:].reshape(*raw.shape[:-1], 4, 32))
+    integers = _nibbles(raw[..., 16:].reshape(*raw.shape[:-1], 4, 32))
     scale = _half(raw[..., :2]) * scales.astype(np.float32)
-    return codes, scale, -_half(raw[..., 2:4]) * minima.astype(np.float32)
+    return integers, scale, -_half(raw[..., 2:4]) * minima.astype(np.float32)
 
 
 _FORMATS = {

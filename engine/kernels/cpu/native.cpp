@@ -1,6 +1,6 @@
 // One forward of a Llama-like decoder over n new rows: a target, a draft model, or the head of one
-// that reads a hidden state beside each token. Sums are float32; weights are bfloat16, or codes of 8
-// or 4 bits that meet rows in 8 bits.
+// that reads a hidden state beside each token. Sums are float32; weights are bfloat16, or
+// quantized to 8 or 4 bits, for rows in 8 bits.
 //
 // A row's result is the same, bit by bit, whether it is computed alone, in a tree or in a prompt. So
 // a draft tree is verified with exactly the logits that plain decoding has.
@@ -21,7 +21,7 @@ struct Layer {
 // How a head joins the embedding of a token with a hidden state, each normalised unless its norm is
 // null: `joint` turns both (2 hidden,) into the layers' input. Without `joint` they are what the first
 // layer's queries, keys and values are made of, and the hidden state is the layers' input.
-struct Joining {
+struct HeadInput {
     Matrix joint;  // data = null: without
     const bf16 *embedding_norm, *hidden_norm;
     int32_t normed_input;  // without `joint`: whether the layers' input is the state after its norm
@@ -37,7 +37,7 @@ struct Model {
     const bf16* norm;       // (hidden,) or null
     const bf16* embedding;  // (vocab, hidden)
     Matrix lm_head;         // data = null: no logits
-    const Joining* joining; // null = an ordinary decoder
+    const HeadInput* head_input;  // null = an ordinary decoder
 };
 
 struct Call {
@@ -52,7 +52,7 @@ struct Call {
     bf16* tapped;            // (n, num_taps * hidden)
     bf16* normed;            // (n, hidden): after the final norm
     float* logits;           // (n - first_logit, lm_head.out)
-    float* log_totals;       // (n - first_logit,): log of the sum of e^logit
+    float* logsumexp;       // (n - first_logit,): log of the sum of e^logit
     int64_t* best;           // (n - first_logit,): the first of the largest logits
     uint8_t* scratch;        // scratch_bytes(n, context + n), aligned to 64
 };
@@ -60,7 +60,7 @@ struct Call {
 // What `draft_chain` drafts, and where it writes it.
 struct Chain {
     int32_t levels, feeds_normed;
-    float least;
+    float min_log_prob;
     int32_t unused;
     const int64_t* ids;  // (lm_head.out,): the token of each row; null = its number
     int64_t* tokens;     // (levels,)
@@ -84,11 +84,12 @@ void norm(const float* x, const bf16* weight, int columns, float eps, int bits, 
         const F v = mul(load(x + i), root);
         return weight ? mul(v, load_bf16(weight + i)) : v;
     };
-    for (int i = 0; i < columns; i += BLOCK) put(part(i), part(i + LANES), bits, at + i, to);
+    for (int i = 0; i < columns; i += BLOCK)
+        store_activation(part(i), part(i + LANES), bits, at + i, to);
 }
 
 // Norm (Qwen3) and rotary position of one head; rotary holds cosines and sines of one half.
-void turn(float* head, const bf16* weight, const float* rotary, int dim, float eps) {
+void apply_rope(float* head, const bf16* weight, const float* rotary, int dim, float eps) {
     if (weight) {
         float squares = 0.0f;
         for (int i = 0; i < dim; ++i) squares += head[i] * head[i];
@@ -192,7 +193,7 @@ int64_t lay_out(const Model& m, int n, int64_t keys, uint8_t* at, Scratch* s) {
     const int64_t dim = m.heads.head_dim, inner = m.heads.heads * dim;
     const int64_t qkv = inner + 2 * m.heads.kv_heads * dim;
     const int64_t widest = std::max<int64_t>(qkv, 2 * int64_t(m.width));
-    const int64_t deepest = std::max<int64_t>((m.joining ? 2 : 1) * int64_t(m.hidden), inner);
+    const int64_t deepest = std::max<int64_t>((m.head_input ? 2 : 1) * int64_t(m.hidden), inner);
     uint8_t* p = at;
     auto take = [&](auto*& pointer, int64_t count) {
         pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(p);
@@ -200,7 +201,7 @@ int64_t lay_out(const Model& m, int n, int64_t keys, uint8_t* at, Scratch* s) {
     };
     auto take_rows = [&](Rows& rows, int64_t columns) {
         take(rows.plain, n * columns);
-        take(rows.codes, n * columns);
+        take(rows.integers, n * columns);
         take(rows.blocks, n * columns / BLOCK);
     };
     take(s->x, n * int64_t(m.hidden));
@@ -225,8 +226,8 @@ struct Run {
 
     void thread(int t) {
         const Range mine = share(call.rows.n, t, threads);
-        if (m.joining) join(t, mine);
-        for (int r = mine.begin; !m.joining && r < mine.end; ++r) embed(r, row(r));
+        if (m.head_input) join(t, mine);
+        for (int r = mine.begin; !m.head_input && r < mine.end; ++r) embed(r, row(r));
         for (int i = 0; i < m.num_layers; ++i) {
             tap(i, mine);
             layer(i, t, mine);
@@ -242,9 +243,9 @@ struct Run {
         for (int i = 0; i < m.hidden; i += LANES) store(to + i, load_bf16(from + i));
     }
 
-    // A head's input: see `Joining`.
+    // A head's input: see `HeadInput`.
     void join(int t, Range mine) {
-        const Joining& j = *m.joining;
+        const HeadInput& j = *m.head_input;
         const int bits = j.joint.data ? j.joint.bits : m.layers[0].qkv.bits;
         for (int r = mine.begin; r < mine.end; ++r) {
             const int64_t at = int64_t(r) * 2 * m.hidden;
@@ -270,14 +271,14 @@ struct Run {
         const Layer& l = m.layers[index];
         const int n = call.rows.n, dim = m.heads.head_dim;
         const int64_t qkv = int64_t(m.heads.heads + 2 * m.heads.kv_heads) * dim;
-        const bool joined = index == 0 && m.joining && !m.joining->joint.data;
+        const bool joined = index == 0 && m.head_input && !m.head_input->joint.data;
         for (int r = mine.begin; !joined && r < mine.end; ++r) normalise(l.input_norm, r, l.qkv);
         barrier.wait(threads);
         product<Into::store>(l.qkv, part(l.qkv, t), s.inputs, s.wide, qkv, n, first(l.out, t));
         barrier.wait(threads);
         bf16* keys = call.cache + int64_t(2 * index) * m.heads.kv_heads * call.rows.capacity * dim;
         bf16* values = keys + int64_t(m.heads.kv_heads) * call.rows.capacity * dim;
-        place(l, keys, values, mine);
+        store_kv(l, keys, values, mine);
         barrier.wait(threads);
         attend(l, keys, values, t);
         barrier.wait(threads);
@@ -309,14 +310,14 @@ struct Run {
             const float* gate = s.wide + int64_t(r) * 2 * m.width;
             for (int i = columns.begin * LANES; i < columns.end * LANES; i += BLOCK) {
                 const float* at = gate + i;
-                put(gated(at, at + m.width), gated(at + LANES, at + m.width + LANES), l.down.bits,
-                    int64_t(r) * m.width + i, s.gate);
+                store_activation(gated(at, at + m.width), gated(at + LANES, at + m.width + LANES),
+                                 l.down.bits, int64_t(r) * m.width + i, s.gate);
             }
         }
     }
 
-    // Turns queries and keys; keys and values go into the cache.
-    void place(const Layer& l, bf16* keys, bf16* values, Range mine) {
+    // Gives queries and keys their positions; keys and values go into the cache.
+    void store_kv(const Layer& l, bf16* keys, bf16* values, Range mine) {
         const int dim = m.heads.head_dim, heads = m.heads.heads, kv_heads = m.heads.kv_heads;
         const int all = heads + 2 * kv_heads, group = m.heads.group();
         for (int r = mine.begin; r < mine.end; ++r) {
@@ -326,14 +327,14 @@ struct Run {
             for (int h = 0; h < all; ++h) {
                 float* head = s.wide + (int64_t(r) * all + h) * dim;
                 if (h < heads) {
-                    turn(head, l.query_norm, rotary, dim, m.eps);
+                    apply_rope(head, l.query_norm, rotary, dim, m.eps);
                     const int64_t at = (int64_t(h / group) * call.rows.n + r) * group + h % group;
                     to_bf16(head, dim, m.scale, s.queries + at * dim);
                     continue;
                 }
                 const int kv = h - heads;
                 const bool key = kv < kv_heads;
-                if (key) turn(head, l.key_norm, rotary, dim, m.eps);
+                if (key) apply_rope(head, l.key_norm, rotary, dim, m.eps);
                 bf16* to = key ? keys + int64_t(kv) * call.rows.capacity * dim
                                : values + int64_t(kv - kv_heads) * call.rows.capacity * dim;
                 to_bf16(head, dim, 1.0f, to + column * dim);
@@ -376,8 +377,8 @@ struct Run {
             norm(row(r), m.norm, m.hidden, m.eps, 16, at, {call.normed, nullptr, nullptr});
             const bf16* normed = call.normed + at;
             for (int i = 0; m.lm_head.data && i < m.hidden; i += BLOCK)
-                put(load_bf16(normed + i), load_bf16(normed + i + LANES), m.lm_head.bits, at + i,
-                    s.inputs);
+                store_activation(load_bf16(normed + i), load_bf16(normed + i + LANES),
+                                 m.lm_head.bits, at + i, s.inputs);
         }
         if (!m.lm_head.data) return;
         barrier.wait(threads);
@@ -400,7 +401,7 @@ struct Run {
         for (int r = 0; t == 0 && r < n; ++r) {
             Total all;
             for (int i = 0; i < threads; ++i) all.add_behind(s.totals[i * n + r]);
-            call.log_totals[r] = all.most + std::log(all.sum);
+            call.logsumexp[r] = all.most + std::log(all.sum);
             call.best[r] = all.place;
         }
     }
@@ -437,7 +438,8 @@ void forward(const Model* m, const Call* call) {
 
 // A greedy chain of drafts: what comes after the last row of `first`, which wants the logits of that
 // row only, then after each token drafted; its rotary positions go on over the chain. Ends at
-// `levels` tokens, or behind the first path whose log-probability is below `least`; returns how many.
+// `levels` tokens, or behind the first path whose log-probability is below `min_log_prob`; returns
+// how many.
 int draft_chain(const Model* m, const Call* first, const Chain* chain) {
     std::vector<bf16> state(m->hidden);
     Call call = *first;
@@ -446,9 +448,9 @@ int draft_chain(const Model* m, const Call* first, const Chain* chain) {
         forward(m, &call);
         const int64_t best = call.best[0];
         chain->tokens[level] = chain->ids ? chain->ids[best] : best;
-        chain->log_probs[level] = call.logits[best] - call.log_totals[0];
+        chain->log_probs[level] = call.logits[best] - call.logsumexp[0];
         score += chain->log_probs[level];
-        if (level + 1 == chain->levels || score < chain->least) return level + 1;
+        if (level + 1 == chain->levels || score < chain->min_log_prob) return level + 1;
         const int last = call.rows.n - 1;
         if (call.states) {
             const bf16* from = chain->feeds_normed
@@ -465,11 +467,12 @@ int draft_chain(const Model* m, const Call* first, const Chain* chain) {
     }
 }
 
-// y (n, out) = x (n, in) W^T + bias; codes and blocks are room for x in 8 bits.
-void linear(const Matrix* m, bf16* x, int8_t* codes, void* blocks, float* y, int n, int threads) {
-    const Rows rows{x, codes, static_cast<Block*>(blocks)};
+// y (n, out) = x (n, in) W^T + bias; integers and blocks are room for x in 8 bits.
+void linear(const Matrix* m, bf16* x, int8_t* integers, void* blocks, float* y, int n,
+            int threads) {
+    const Rows rows{x, integers, static_cast<Block*>(blocks)};
     for (int64_t i = 0; m->bits != 16 && i < int64_t(n) * m->in; i += BLOCK)
-        put(load_bf16(x + i), load_bf16(x + i + LANES), m->bits, i, rows);
+        store_activation(load_bf16(x + i), load_bf16(x + i + LANES), m->bits, i, rows);
 #pragma omp parallel num_threads(threads)
     {
         const Range mine = share(m->out / LANES, omp_get_thread_num(), omp_get_num_threads());
@@ -478,16 +481,16 @@ void linear(const Matrix* m, bf16* x, int8_t* codes, void* blocks, float* y, int
 }
 
 // Of each row of logits `stride` apart: its k largest numbers (n, k), their places, and, unless
-// log_totals is null, the log of the sum of e^number.
-void likeliest(const float* logits, int64_t stride, int n, int count, int k, float* values,
-               int64_t* places, float* log_totals, int threads) {
+// logsumexp is null, the log of the sum of e^number.
+void topk(const float* logits, int64_t stride, int n, int count, int k, float* values,
+          int64_t* places, float* logsumexp, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static) if (n > 1)
     for (int r = 0; r < n; ++r) {
         const float* row = logits + r * stride;
         largest(row, count, k, values + int64_t(r) * k, places + int64_t(r) * k);
-        if (!log_totals) continue;
+        if (!logsumexp) continue;
         const Total total = Total::of(row, count, 0);
-        log_totals[r] = total.most + std::log(total.sum);
+        logsumexp[r] = total.most + std::log(total.sum);
     }
 }
 }

@@ -15,10 +15,10 @@ import torch
 import transformers
 from torch import Tensor
 
-from engine.kernels.cpu.decoder import Decoder, Layer, Parts, Place
-from engine.kernels.cpu.gguf import Blocks
+from engine.kernels.cpu.decoder import Decoder, DecoderWeights, KVSlots, Layer
+from engine.kernels.cpu.gguf import QuantizedMatrix
 from engine.kernels.cpu.operators import EVEN, Matrix, NativeLinear
-from engine.kernels.cpu.weights import Codes
+from engine.kernels.cpu.weights import QuantizedWeights
 from engine.model.cache import TreeCache
 from engine.model.forward import Forward, RaggedBatch, Rows
 from engine.proposal import Needs, TargetOutput
@@ -61,6 +61,10 @@ def _base(model: PreTrainedModel) -> Any:
 
 
 class _NativeBatch(RaggedBatch):
+    """Rows of any texts in one call; a row's results are bit by bit those of its text alone."""
+
+    name = "compiled kernels, all rows in one call"
+
     def __init__(self, forward: NativeForward, buffer: Tensor) -> None:
         self._forward, self._buffer, self.capacity = forward, buffer, buffer.shape[2]
 
@@ -76,8 +80,8 @@ class _NativeBatch(RaggedBatch):
         begins = begins.contiguous()
         longest = int(positions.max()) + 1
         context = max(0, longest - len(tokens))
-        place = Place(self._buffer, context, begins=begins, columns=begins + positions)
-        return self._forward.run(tokens, positions, place, needs or Needs(), num_logits)
+        slots = KVSlots(self._buffer, context, begins=begins, columns=begins + positions)
+        return self._forward.run(tokens, positions, slots, needs or Needs(), num_logits)
 
     def repeat(self, length: int, *, every: int) -> None:
         texts = self._buffer.unflatten(2, (-1, every))
@@ -94,24 +98,27 @@ class NativeForward(Forward):
     kernels: ctypes.CDLL
 
     def __init__(
-        self, model: PreTrainedModel, kernels: ctypes.CDLL, codes: Codes | None = None
+        self,
+        model: PreTrainedModel,
+        kernels: ctypes.CDLL,
+        quantized: QuantizedWeights | None = None,
     ) -> None:
         """Pack the model's matrices; its linear modules become parts of them.
 
         Args:
-            codes: of its matrices; None = they stay in bfloat16.
+            quantized: its matrices; None = they stay in bfloat16.
         """
         self.kernels = kernels
-        self._codes: Codes | None = codes
-        self._decoder: Decoder | None = Decoder(kernels, self._parts(model))
+        self._quantized: QuantizedWeights | None = quantized
+        self._decoder: Decoder | None = Decoder(kernels, self._weights(model))
         self._lm_head: Any = model.get_output_embeddings()
         self._narrow: tuple[Tensor, Decoder] | None = None
-        self.name = "native" if codes is None else f"native, q{codes.bits}"
-        self._codes = None  # it maps the file
+        self.name = "native" if quantized is None else f"native, q{quantized.bits}"
+        self._quantized = None  # it maps the file
 
     # ---- weights
 
-    def _parts(self, model: PreTrainedModel) -> Parts:
+    def _weights(self, model: PreTrainedModel) -> DecoderWeights:
         base, config = _base(model), model.config.get_text_config()
         attention = base.layers[0].self_attn
 
@@ -119,8 +126,8 @@ class NativeForward(Forward):
             both = base.rotary_emb(torch.empty(0), torch.arange(count)[None])
             return torch.cat([part[0].chunk(2, dim=-1)[0] for part in both], dim=-1)
 
-        keep = self._codes is None or self._codes.keeps(model.lm_head)
-        return Parts(
+        keep = self._quantized is None or self._quantized.keeps_plain(model.lm_head)
+        return DecoderWeights(
             layers=[self._layer(layer, f"layers.{i}") for i, layer in enumerate(base.layers)],
             hidden=config.hidden_size,
             heads=config.num_attention_heads,
@@ -157,12 +164,14 @@ class NativeForward(Forward):
         if any(linear.bias is not None for linear in linears):
             parts = zip(linears, weights, strict=True)
             bias = torch.cat([w.new_zeros(len(w)) if x.bias is None else x.bias for x, w in parts])
-        whole: Tensor | Blocks
-        if self._codes is None:
+        whole: Tensor | QuantizedMatrix
+        if self._quantized is None:
             whole = torch.cat(weights)
         else:
             named = zip(names, linears, strict=True)
-            whole = Blocks.joined([self._codes.of(f"{at}.{name}", one) for name, one in named])
+            whole = QuantizedMatrix.joined(
+                [self._quantized.of(f"{at}.{name}", one) for name, one in named]
+            )
         matrix = Matrix.of(whole, bias)
         sizes = [linear.out_features for linear in linears]
         for name, linear, part in zip(names, linears, matrix.split(sizes), strict=True):
@@ -174,34 +183,35 @@ class NativeForward(Forward):
     def __call__(
         self, rows: Rows, cache: TreeCache, needs: Needs, *, last_only: bool
     ) -> TargetOutput:
-        place, num_logits = Place(self._buffer(cache), cache.length, rows.visible), len(rows.tokens)
-        return self.run(*rows[:2], place, needs, 1 if last_only else num_logits)
+        slots, num_logits = (
+            KVSlots(self._buffer(cache), cache.length, rows.visible),
+            len(rows.tokens),
+        )
+        return self.run(*rows[:2], slots, needs, 1 if last_only else num_logits)
 
     def _buffer(self, cache: TreeCache) -> Tensor:
-        parts = self._held.parts
-        return cache.whole(parts.kv_heads, parts.head_dim, torch.bfloat16)
+        weights = self._held.weights
+        return cache.whole(weights.kv_heads, weights.head_dim, torch.bfloat16)
 
     def draft_chain(
         self,
         tokens: Tensor,
         cache: TreeCache,
         levels: int,
-        least_prob: float,
+        min_prob: float,
         ids: Tensor | None,
     ) -> tuple[Tensor, Tensor] | None:
         decoder = self._held if ids is None else self._saying(ids)
-        place = Place(self._buffer(cache), cache.length)
-        return decoder.chain(
-            tokens, cache.length, place, levels=levels, least_prob=least_prob, ids=ids
-        )
+        slots = KVSlots(self._buffer(cache), cache.length)
+        return decoder.chain(tokens, cache.length, slots, levels=levels, min_prob=min_prob, ids=ids)
 
     def _saying(self, ids: Tensor) -> Decoder:
         """One with the same layers, whose output matrix has the rows of these tokens only."""
         if self._narrow is None or not torch.equal(self._narrow[0], ids):
             rows = self._lm_head.weight.detach()[ids].to(torch.bfloat16)
             bits = self._lm_head.matrix.bits
-            matrix = Matrix.of(rows if bits == 16 else Blocks.quantised(rows, bits), None)
-            narrow = replace(self._held.parts, lm_head=matrix, vocab=len(ids))
+            matrix = Matrix.of(rows if bits == 16 else QuantizedMatrix.quantize(rows, bits), None)
+            narrow = replace(self._held.weights, lm_head=matrix, vocab=len(ids))
             self._narrow = ids, Decoder(self.kernels, narrow)
         return self._narrow[1]
 
@@ -211,15 +221,15 @@ class NativeForward(Forward):
         return logits
 
     def ragged_batch(self, capacity: int) -> RaggedBatch:
-        parts = self._held.parts
-        shape = (2 * len(parts.layers), parts.kv_heads, capacity, parts.head_dim)
+        weights = self._held.weights
+        shape = (2 * len(weights.layers), weights.kv_heads, capacity, weights.head_dim)
         return _NativeBatch(self, torch.empty(shape, dtype=torch.bfloat16))
 
     def run(
-        self, tokens: Tensor, positions: Tensor, place: Place, needs: Needs, num_logits: int
+        self, tokens: Tensor, positions: Tensor, slots: KVSlots, needs: Needs, num_logits: int
     ) -> TargetOutput:
         """One forward; logits of the last `num_logits` rows."""
-        output = self._held.run(tokens, positions, place, taps=needs.layers, num_logits=num_logits)
+        output = self._held.run(tokens, positions, slots, taps=needs.layers, num_logits=num_logits)
         return replace(
             output,
             hidden=output.hidden if needs.hidden else None,

@@ -1,10 +1,10 @@
-"""Single operators of `native.cpp`: products with packed matrices, and the likeliest tokens.
+"""Single operators of `native.cpp`: products with packed matrices, and the most probable tokens.
 
 The kernels read a matrix `(out, in)` in blocks of 16 of its rows, so that one instruction meets 16
 columns of the product:
 
     bfloat16      (out / 16, in / 2, 16, 2)
-    8 or 4 bits   (out / 16, bytes): scales and minima `(2, in / 32, 16)` in float16, then codes
+    8 or 4 bits   (out / 16, bytes): scales and minima `(2, in / 32, 16)` in float16, then integers
                   `(in / 4, 16, 4)`; those of 4 bits two to a byte, `(in / 8, 16, 4)`: the low one
                   of the first four columns, the high one of the other four
 """
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.kernels.cpu.compile import loaded_library
-from engine.kernels.cpu.gguf import BLOCK, Blocks
-from engine.kernels.cpu.weights import Codes, PackedLinear, replace_linears
+from engine.kernels.cpu.gguf import BLOCK, QuantizedMatrix
+from engine.kernels.cpu.weights import PackedLinear, QuantizedWeights, replace_linears
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
@@ -33,7 +33,7 @@ EVEN = 32
 BLOCK_BYTES = 16
 """Of a `Block` in the kernels."""
 MOST = 64
-"""More than so many likeliest tokens are sorted faster by torch."""
+"""More than so many most probable tokens are sorted faster by torch."""
 
 
 class MatrixStruct(Structure):
@@ -66,13 +66,13 @@ class Matrix:
     bits: int
 
     @classmethod
-    def of(cls, weight: Tensor | Blocks, bias: Tensor | None) -> Matrix:
-        """Pack a matrix in bfloat16, or one in codes exactly as stored but for float16 scales."""
+    def of(cls, weight: Tensor | QuantizedMatrix, bias: Tensor | None) -> Matrix:
+        """Pack a matrix in bfloat16, or a quantized one as stored but for float16 scales."""
         filled = None if bias is None else _fill(bias.detach().float())
         if isinstance(weight, Tensor):
             weight = _fill_columns(weight)
-        if isinstance(weight, Blocks):
-            return cls(_pack_codes(weight), filled, weight.codes.shape[1], weight.bits)
+        if isinstance(weight, QuantizedMatrix):
+            return cls(_pack_quantized(weight), filled, weight.integers.shape[1], weight.bits)
         return cls(_pack_bfloat16(weight), filled, weight.shape[1], 16)
 
     @property
@@ -98,12 +98,12 @@ class Matrix:
         x = _fill_columns(x).contiguous()
         y = torch.empty(len(x), len(self.packed) * LANES)
         size = 0 if self.bits == 16 else x.numel()
-        codes = torch.empty(size + size // BLOCK * BLOCK_BYTES, dtype=torch.uint8)
+        integers = torch.empty(size + size // BLOCK * BLOCK_BYTES, dtype=torch.uint8)
         kernels.linear(
             ctypes.byref(self.struct),
             c_void_p(x.data_ptr()),
-            c_void_p(codes.data_ptr()),
-            c_void_p(codes.data_ptr() + size),
+            c_void_p(integers.data_ptr()),
+            c_void_p(integers.data_ptr() + size),
             c_void_p(y.data_ptr()),
             len(x),
             torch.get_num_threads(),
@@ -116,14 +116,16 @@ class Matrix:
             return self.packed.transpose(1, 2).reshape(-1, self.columns)
         factors = self.packed[:, : 2 * self.columns].contiguous().view(torch.float16).float()
         scale, minimum = factors.view(-1, 2, self.columns // BLOCK, LANES).permute(1, 0, 3, 2)
-        codes = self.packed[:, 2 * self.columns :]
+        integers = self.packed[:, 2 * self.columns :]
         if self.bits == 4:
-            pairs = codes.view(len(codes), -1, 1, LANES, 4)
-            codes = torch.cat([pairs & 15, pairs >> 4], dim=2)
-        codes = codes.reshape(len(codes), -1, LANES, 4).transpose(1, 2).flatten(2).flatten(0, 1)
+            pairs = integers.view(len(integers), -1, 1, LANES, 4)
+            integers = torch.cat([pairs & 15, pairs >> 4], dim=2)
+        integers = (
+            integers.reshape(len(integers), -1, LANES, 4).transpose(1, 2).flatten(2).flatten(0, 1)
+        )
         return (
-            Blocks(codes, scale.flatten(0, 1), minimum.flatten(0, 1), self.bits)
-            .dequantised()
+            QuantizedMatrix(integers, scale.flatten(0, 1), minimum.flatten(0, 1), self.bits)
+            .dequantize()
             .to(torch.bfloat16)
         )
 
@@ -148,12 +150,14 @@ class NativeLinear(PackedLinear):
         return self.matrix.unpacked()[: self.out_features, : self.in_features]
 
 
-def pack_codes(model: PreTrainedModel, kernels: ctypes.CDLL, codes: Codes) -> None:
-    """Let the kernels multiply a model's matrices as codes."""
+def pack_quantized(
+    model: PreTrainedModel, kernels: ctypes.CDLL, quantized: QuantizedWeights
+) -> None:
+    """Let the kernels multiply a model's matrices as quantized."""
 
     def make(name: str, plain: nn.Linear) -> NativeLinear:
-        matrix = Matrix.of(codes.of(name, plain), plain.bias)
-        return NativeLinear(plain, kernels, matrix, keep=codes.keeps(plain))
+        matrix = Matrix.of(quantized.of(name, plain), plain.bias)
+        return NativeLinear(plain, kernels, matrix, keep=quantized.keeps_plain(plain))
 
     replace_linears(model, make)
 
@@ -186,7 +190,7 @@ def packed_linear(
     plain = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
     if bias is not None:
         plain.bias = nn.Parameter(bias.detach(), requires_grad=False)
-    return NativeLinear(plain, kernels, Matrix.of(Blocks.quantised(weight, 8), bias))
+    return NativeLinear(plain, kernels, Matrix.of(QuantizedMatrix.quantize(weight, 8), bias))
 
 
 def _pack_bfloat16(weight: Tensor) -> Tensor:
@@ -194,14 +198,14 @@ def _pack_bfloat16(weight: Tensor) -> Tensor:
     return filled.view(-1, LANES, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
 
 
-def _pack_codes(blocks: Blocks) -> Tensor:
-    count = blocks.codes.shape[1] // BLOCK
-    codes = _fill(blocks.codes).view(-1, LANES, 8 * count, 4).transpose(1, 2)
+def _pack_quantized(blocks: QuantizedMatrix) -> Tensor:
+    count = blocks.integers.shape[1] // BLOCK
+    integers = _fill(blocks.integers).view(-1, LANES, 8 * count, 4).transpose(1, 2)
     if blocks.bits == 4:
-        codes = codes[:, 0::2] | codes[:, 1::2] << 4
+        integers = integers[:, 0::2] | integers[:, 1::2] << 4
     factors = torch.stack([_fill(blocks.scale), _fill(blocks.minimum)]).to(torch.float16)
     factors = factors.view(2, -1, LANES, count).permute(1, 0, 3, 2).contiguous()
-    return torch.cat([factors.view(torch.uint8).flatten(1), codes.flatten(1)], dim=1)
+    return torch.cat([factors.view(torch.uint8).flatten(1), integers.flatten(1)], dim=1)
 
 
 def _fill_columns(x: Tensor) -> Tensor:
@@ -224,36 +228,36 @@ class Ranked:
     Attributes:
         logits: `(n, k)` float32.
         ids: `(n, k)` int64.
-        log_totals: `(n, 1)` float32, logsumexp of all of the row's logits; None if not asked for.
+        logsumexp: `(n, 1)` float32, logsumexp of all of the row's logits; None if not asked for.
     """
 
     logits: Tensor
     ids: Tensor
-    log_totals: Tensor | None
+    logsumexp: Tensor | None
 
     @property
     def log_probs(self) -> Tensor:
         """`(n, k)` natural log-probabilities."""
-        assert self.log_totals is not None
-        return self.logits - self.log_totals
+        assert self.logsumexp is not None
+        return self.logits - self.logsumexp
 
 
-def likeliest(logits: Tensor, k: int, *, totals: bool = True) -> Ranked:
-    """The k likeliest tokens of each row of `logits` `(n, vocab)`, by any kernels there are.
+def topk(logits: Tensor, k: int, *, with_logsumexp: bool = True) -> Ranked:
+    """The k most probable tokens of each row of `logits` `(n, vocab)`, by any kernels there are.
 
     Args:
-        totals: whether `log_totals` are wanted.
+        with_logsumexp: whether to compute it.
     """
     kernels = loaded_library()
     logits = logits.float()
     fits = logits.device.type == "cpu" and logits.stride(-1) == 1
     if kernels is None or not fits or not 0 < k <= min(MOST, logits.shape[-1]):
         best, ids = logits.topk(k, dim=-1)
-        return Ranked(best, ids, logits.logsumexp(dim=-1, keepdim=True) if totals else None)
+        return Ranked(best, ids, logits.logsumexp(dim=-1, keepdim=True) if with_logsumexp else None)
     n, vocab = logits.shape
-    best, log_totals = torch.empty(n, k), torch.empty(n, 1) if totals else None
+    best, logsumexp = torch.empty(n, k), torch.empty(n, 1) if with_logsumexp else None
     ids = torch.empty(n, k, dtype=torch.int64)
-    kernels.likeliest(
+    kernels.topk(
         c_void_p(logits.data_ptr()),
         c_int64(logits.stride(0)),
         n,
@@ -261,7 +265,7 @@ def likeliest(logits: Tensor, k: int, *, totals: bool = True) -> Ranked:
         k,
         c_void_p(best.data_ptr()),
         c_void_p(ids.data_ptr()),
-        None if log_totals is None else c_void_p(log_totals.data_ptr()),
+        None if logsumexp is None else c_void_p(logsumexp.data_ptr()),
         torch.get_num_threads(),
     )
-    return Ranked(best, ids, log_totals)
+    return Ranked(best, ids, logsumexp)

@@ -9,9 +9,9 @@
 //
 // Matrices (out, in) are stored by 16 columns of the product, see operators.py:
 //   bfloat16  [in / 2][16][2]
-//   8 bits    scales [in / 32][16], minima [in / 32][16] (float16), codes [in / 4][16][4]:
+//   8 bits    scales [in / 32][16], minima [in / 32][16] (float16), integers [in / 4][16][4]:
 //             value = scale * code + minimum
-//   4 bits    the same with codes [in / 8][16][4]: low nibbles row 8 g + t, high nibbles 8 g + 4 + t
+//   4 bits    the same with integers [in / 8][16][4]: low nibbles row 8 g + t, high 8 g + 4 + t
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@
 namespace {
 
 constexpr int BLOCK = 32;  // rows of a matrix under one scale, and columns of a row of x
-constexpr int STRIP = 48;  // rows of x whose sums are held at once
+constexpr int TILE_ROWS = 48;  // rows of x whose sums are held at once
 
 // How many blocks of columns and how many rows are computed together: their sums, a row's parts and
 // the weights fill the registers, of which AVX2 has half as many, half as wide.
@@ -33,8 +33,8 @@ struct Tile {
 #else
     static constexpr int panel = 1, rows = BITS == 16 ? 4 : 3;
 #endif
-    // Rows of the matrix that are taken at once: with them, STRIP rows of x and their sums, a panel
-    // fits the nearest cache, whatever the number of groups of rows that read it.
+    // Rows of the matrix that are taken at once: with them, TILE_ROWS rows of x and their sums, a
+    // panel fits the nearest cache, whatever the number of groups of rows that read it.
     static constexpr int chunk = BITS == 16 ? 128 : 512;
 };
 
@@ -56,11 +56,11 @@ struct Block {
 // Rows to multiply, as the matrix wants them: bfloat16, or in 8 bits.
 struct Rows {
     bf16* plain;     // (n, in)
-    int8_t* codes;   // (n, in)
+    int8_t* integers;   // (n, in)
     Block* blocks;   // (n, in / 32)
 
     Rows from(int64_t row, int64_t in) const {
-        return {plain + row * in, codes + row * in, blocks + row * (in / BLOCK)};
+        return {plain + row * in, integers + row * in, blocks + row * (in / BLOCK)};
     }
 };
 
@@ -73,26 +73,26 @@ Range share(int count, int thread, int threads) {
 }
 
 // 32 numbers in 8 bits, rounded to the nearest of 255 steps.
-inline void quantise(F low, F high, int8_t* codes, Block* block) {
+inline void quantize(F low, F high, int8_t* integers, Block* block) {
     const float most = reduce_max(max(abs(low), abs(high)));
     const float scale = most / 127.0f;
     const F inverse = set1(most > 0.0f ? 127.0f / most : 0.0f);
     low = round(mul(low, inverse));
     high = round(mul(high, inverse));
-    store_codes(codes, low);
-    store_codes(codes + LANES, high);
+    store_int8(integers, low);
+    store_int8(integers + LANES, high);
     const float sum = reduce_add(add(low, high));  // of integers: exact
-    // NaN and infinity must not vanish in a code.
+    // NaN and infinity must not vanish in an integer.
     *block = {scale, most - most == 0.0f ? scale * sum : NAN, int32_t(sum) * 128, 0};
 }
 
 // 32 numbers into a row of `to`, for a matrix of so many bits.
-inline void put(F low, F high, int bits, int64_t at, const Rows& to) {
+inline void store_activation(F low, F high, int bits, int64_t at, const Rows& to) {
     if (bits == 16) {
         store_bf16(to.plain + at, low);
         store_bf16(to.plain + at + LANES, high);
     } else {
-        quantise(low, high, to.codes + at, to.blocks + at / BLOCK);
+        quantize(low, high, to.integers + at, to.blocks + at / BLOCK);
     }
 }
 
@@ -151,13 +151,13 @@ int64_t column_bytes(const Matrix& m) {
 const uint8_t* column(const Matrix& m, int block) { return m.data + block * column_bytes(m); }
 
 // sums (R, C) += R rows of x times C blocks of columns from block `first` of the rows on, `depth`
-// blocks. Codes times bytes are summed exactly, and scaled per block.
+// blocks. Products of integers are summed exactly, and scaled per block.
 template <int BITS, int R, int C>
 void integer_tile(const Matrix& m, const uint8_t* w, Rows x, int first, int depth, float* sums,
                   Ahead ahead) {
     constexpr int UNIT = BLOCK * LANES * BITS / 8;
     const int64_t next = column_bytes(m), minima = factor_bytes(m), blocks = m.in / BLOCK;
-    const uint8_t* codes_at = w + 2 * minima + int64_t(first) * UNIT;
+    const uint8_t* integers_at = w + 2 * minima + int64_t(first) * UNIT;
     const uint8_t* scale_at = w + int64_t(first) * LANES * 2;
     F acc[R][C];
     for (int r = 0; r < R; ++r)
@@ -172,12 +172,12 @@ void integer_tile(const Matrix& m, const uint8_t* w, Rows x, int first, int dept
         for (int g = 0; g < 8; ++g) {
             I weights[C];
             for (int c = 0; c < C; ++c) {
-                weights[c] = load_bytes(codes_at + c * next + (BITS == 8 ? g : g / 2) * 64);
+                weights[c] = load_bytes(integers_at + c * next + (BITS == 8 ? g : g / 2) * 64);
                 if constexpr (BITS == 4)
                     weights[c] = g % 2 ? high_nibbles(weights[c]) : low_nibbles(weights[c]);
             }
             for (int r = 0; r < R; ++r) {
-                const Four four = same_four(x.codes + int64_t(r) * m.in + b * BLOCK + 4 * g);
+                const Four four = same_four(x.integers + int64_t(r) * m.in + b * BLOCK + 4 * g);
                 for (int c = 0; c < C; ++c) part[r][c].add(weights[c], four);
             }
         }
@@ -191,7 +191,7 @@ void integer_tile(const Matrix& m, const uint8_t* w, Rows x, int first, int dept
                 acc[r][c] = fma(minimum, set1(block.sum), acc[r][c]);
             }
         }
-        codes_at += UNIT;
+        integers_at += UNIT;
         scale_at += LANES * 2;
     }
     for (int r = 0; r < R; ++r)
@@ -201,12 +201,12 @@ void integer_tile(const Matrix& m, const uint8_t* w, Rows x, int first, int dept
 // What is done with finished sums.
 enum class Into { store, add };
 
-// C blocks of columns for up to STRIP rows; fetches what comes after them, from `then` on.
+// C blocks of columns for up to TILE_ROWS rows; fetches what comes after them, from `then` on.
 template <int BITS, int C, Into into>
-void strip(const Matrix& m, int block, Rows x, float* y, int64_t stride, int n,
-           const uint8_t* then) {
+void tile(const Matrix& m, int block, Rows x, float* y, int64_t stride, int n,
+          const uint8_t* then) {
     constexpr int ROWS = Tile<BITS>::rows, CHUNK = Tile<BITS>::chunk;
-    alignas(64) float sums[STRIP * C * LANES];
+    alignas(64) float sums[TILE_ROWS * C * LANES];
     std::memset(sums, 0, n * C * LANES * sizeof(float));
     const int groups = (n + ROWS - 1) / ROWS, unit = BITS == 16 ? 2 : BLOCK;
     const int64_t next = column_bytes(m);
@@ -246,11 +246,11 @@ void strip(const Matrix& m, int block, Rows x, float* y, int64_t stride, int n,
 template <int BITS, int C, Into into>
 void all_rows(const Matrix& m, int block, Rows x, float* y, int64_t stride, int n,
               const uint8_t* then) {
-    const int strips = (n + STRIP - 1) / STRIP;
-    for (int i = 0; i < strips; ++i) {
-        const Range range = share(n, i, strips);
-        strip<BITS, C, into>(m, block, x.from(range.begin, m.in), y + range.begin * stride, stride,
-                             range.end - range.begin, i + 1 < strips ? column(m, block) : then);
+    const int tiles = (n + TILE_ROWS - 1) / TILE_ROWS;
+    for (int i = 0; i < tiles; ++i) {
+        const Range range = share(n, i, tiles);
+        tile<BITS, C, into>(m, block, x.from(range.begin, m.in), y + range.begin * stride, stride,
+                            range.end - range.begin, i + 1 < tiles ? column(m, block) : then);
     }
 }
 

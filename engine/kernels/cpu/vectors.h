@@ -1,7 +1,7 @@
 // Sixteen numbers at once: one register of AVX-512, or two of AVX2.
 //
 // Integer products take four bytes a lane: by AVX-512 VNNI, AVX-VNNI, or the multiply-add of bytes
-// that every AVX2 processor has. All of them are exact, so a sum of codes never depends on which.
+// that every AVX2 processor has. All of them are exact, so a sum never depends on which.
 #pragma once
 
 #include <immintrin.h>
@@ -78,7 +78,7 @@ inline void store_bf16(bf16* p, F x) {
 
 inline F to_float(I x) { return {_mm512_cvtepi32_ps(x.v)}; }
 // Numbers of -127 ... 127 as bytes.
-inline void store_codes(int8_t* p, F x) {
+inline void store_int8(int8_t* p, F x) {
     _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x.v)));
 }
 inline I load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
@@ -113,12 +113,12 @@ inline Four same_four(const int8_t* p) {
     return _mm512_set1_epi32(four);
 }
 #ifdef __AVX512VNNI__
-// Sums of unsigned codes times bytes, four to a lane.
+// Sums of unsigned integers times bytes, four to a lane.
 template <int BITS>
 struct Sum {
     __m512i v;
     static Sum begin(int32_t) { return {_mm512_setzero_si512()}; }
-    void add(I codes, Four x) { v = _mm512_dpbusd_epi32(v, codes.v, x); }
+    void add(I integers, Four x) { v = _mm512_dpbusd_epi32(v, integers.v, x); }
     I end() const { return {v}; }
 };
 #else
@@ -126,24 +126,24 @@ template <int BITS>
 struct Sum {
     __m512i v;
     static Sum begin(int32_t middle);
-    void add(I codes, Four x);
+    void add(I integers, Four x);
     I end() const;
 };
 // 8 products of a pair, each at most 2 * 15 * 127, fit 16 bits.
 template <>
 inline Sum<4> Sum<4>::begin(int32_t) { return {_mm512_setzero_si512()}; }
 template <>
-inline void Sum<4>::add(I codes, Four x) {
-    v = _mm512_add_epi16(v, _mm512_maddubs_epi16(codes.v, x));
+inline void Sum<4>::add(I integers, Four x) {
+    v = _mm512_add_epi16(v, _mm512_maddubs_epi16(integers.v, x));
 }
 template <>
 inline I Sum<4>::end() const { return {_mm512_madd_epi16(v, _mm512_set1_epi16(1))}; }
-// 8-bit codes less 128, whose sign moves to the other factor: 2 * 128 * 127 fits 16 bits.
+// 8-bit integers less 128, whose sign moves to the other factor: 2 * 128 * 127 fits 16 bits.
 template <>
 inline Sum<8> Sum<8>::begin(int32_t middle) { return {_mm512_set1_epi32(middle)}; }
 template <>
-inline void Sum<8>::add(I codes, Four x) {
-    const __m512i w = _mm512_xor_si512(codes.v, _mm512_set1_epi8(-128));
+inline void Sum<8>::add(I integers, Four x) {
+    const __m512i w = _mm512_xor_si512(integers.v, _mm512_set1_epi8(-128));
     const __m512i turned =
         _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w), _mm512_setzero_si512(), x);
     const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), turned);
@@ -248,7 +248,7 @@ inline void store_bf16(bf16* p, F x) {
 }
 
 inline F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
-inline void store_codes(int8_t* p, F x) {
+inline void store_int8(int8_t* p, F x) {
     const __m256i both = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
     const __m256i ordered = _mm256_permute4x64_epi64(both, 0xd8);
     _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(ordered),
@@ -292,9 +292,9 @@ template <int BITS>
 struct Sum {
     __m256i a, b;
     static Sum begin(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-    void add(I codes, Four x) {
-        a = _mm256_dpbusd_avx_epi32(a, codes.a, x);
-        b = _mm256_dpbusd_avx_epi32(b, codes.b, x);
+    void add(I integers, Four x) {
+        a = _mm256_dpbusd_avx_epi32(a, integers.a, x);
+        b = _mm256_dpbusd_avx_epi32(b, integers.b, x);
     }
     I end() const { return {a, b}; }
 };
@@ -303,25 +303,25 @@ template <int BITS>
 struct Sum {
     __m256i a, b;
     static Sum begin(int32_t middle);
-    void add(I codes, Four x);
+    void add(I integers, Four x);
     I end() const;
 };
 // 8 products of a pair, each at most 2 * 15 * 127, fit 16 bits.
 template <>
 inline Sum<4> Sum<4>::begin(int32_t) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 template <>
-inline void Sum<4>::add(I codes, Four x) {
-    a = _mm256_add_epi16(a, _mm256_maddubs_epi16(codes.a, x));
-    b = _mm256_add_epi16(b, _mm256_maddubs_epi16(codes.b, x));
+inline void Sum<4>::add(I integers, Four x) {
+    a = _mm256_add_epi16(a, _mm256_maddubs_epi16(integers.a, x));
+    b = _mm256_add_epi16(b, _mm256_maddubs_epi16(integers.b, x));
 }
 template <>
 inline I Sum<4>::end() const {
     const __m256i one = _mm256_set1_epi16(1);
     return {_mm256_madd_epi16(a, one), _mm256_madd_epi16(b, one)};
 }
-// 8-bit codes less 128, whose sign moves to the other factor: 2 * 128 * 127 fits 16 bits.
-inline __m256i signed_products(__m256i codes, __m256i four) {
-    const __m256i w = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
+// 8-bit integers less 128, whose sign moves to the other factor: 2 * 128 * 127 fits 16 bits.
+inline __m256i signed_products(__m256i integers, __m256i four) {
+    const __m256i w = _mm256_xor_si256(integers, _mm256_set1_epi8(-128));
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(four, w));
     return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
@@ -330,9 +330,9 @@ inline Sum<8> Sum<8>::begin(int32_t middle) {
     return {_mm256_set1_epi32(middle), _mm256_set1_epi32(middle)};
 }
 template <>
-inline void Sum<8>::add(I codes, Four x) {
-    a = _mm256_add_epi32(a, signed_products(codes.a, x));
-    b = _mm256_add_epi32(b, signed_products(codes.b, x));
+inline void Sum<8>::add(I integers, Four x) {
+    a = _mm256_add_epi32(a, signed_products(integers.a, x));
+    b = _mm256_add_epi32(b, signed_products(integers.b, x));
 }
 template <>
 inline I Sum<8>::end() const { return {a, b}; }

@@ -1,8 +1,8 @@
 """Weights in the layout that a processor's kernels want, in the places of a model's own modules.
 
 oneDNN reorders a plain matrix on every call, which for few rows takes longer than the product; here
-it is reordered once. Codes of 8 or 4 bits are multiplied as they are. Nothing is held twice, and
-whoever calls a module or reads its `weight` finds what was there.
+it is reordered once. Weights of 8 or 4 bits are multiplied as they are. No matrix is held twice,
+and a module's call and its `weight` work as before.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from engine.kernels.cpu.gguf import Blocks, GGUFFile
+from engine.kernels.cpu.gguf import GGUFFile, QuantizedMatrix
 
 if TYPE_CHECKING:  # seconds of importing, which the page's start does without
     from transformers import PreTrainedModel
@@ -95,8 +95,8 @@ class OneDNNLinear(PackedLinear):
         return plain
 
 
-class Codes:
-    """The codes of a model's matrices: those of a GGUF file as they are, or made on loading.
+class QuantizedWeights:
+    """A model's quantized matrices: those of a GGUF file as they are, or made on loading.
 
     Matrices that the file holds in another form are given 8 bits, as the output matrix always is:
     it moves the probabilities most.
@@ -131,40 +131,42 @@ class Codes:
         self._embedding = getattr(model.get_input_embeddings(), "weight", None)
         self._head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
 
-    def of(self, name: str, linear: nn.Linear) -> Blocks:
+    def of(self, name: str, linear: nn.Linear) -> QuantizedMatrix:
         """The matrix of a linear module, in the module's row order.
 
         Args:
             name: of the module within the model: `model.layers.3.mlp.up_proj`.
         """
-        found = self.find(name, linear.weight)
-        if found is not None:
-            return found
-        return Blocks.quantised(linear.weight, 8 if linear is self._output else self._others)
+        matrix = self.find(name, linear.weight)
+        if matrix is not None:
+            return matrix
+        return QuantizedMatrix.quantize(
+            linear.weight, 8 if linear is self._output else self._others
+        )
 
-    def keeps(self, linear: nn.Linear) -> bool:
+    def keeps_plain(self, linear: nn.Linear) -> bool:
         """Whether a module's plain matrix is held anyway: it is the embedding's too."""
         return linear.weight is self._embedding
 
-    def find(self, name: str, weight: Tensor) -> Blocks | None:
-        """The file's codes; None if it has none, or other values than the model."""
+    def find(self, name: str, weight: Tensor) -> QuantizedMatrix | None:
+        """The file's own; None if it has none, or other values than the model."""
         if self._file is None:
             return None
         *path, last = name.split(".")
         layer = next((part for part in path if part.isdigit()), None)
-        theirs = [f"blk.{layer}.{self.NAMES[last]}"] if last in self.NAMES else self.OUTPUT
+        names = [f"blk.{layer}.{self.NAMES[last]}"] if last in self.NAMES else self.OUTPUT
         orders = [torch.arange(len(weight))]
         if last in ("q_proj", "k_proj"):
             orders.append(rotary_order(len(weight), self._head_dim))
-        for blocks in (self._file.blocks(f"{one}.weight") for one in theirs):
-            if blocks is None or blocks.codes.shape != weight.shape:
+        for matrix in (self._file.matrix(f"{gguf_name}.weight") for gguf_name in names):
+            if matrix is None or matrix.integers.shape != weight.shape:
                 continue
-            fits = (blocks.rows(order) for order in orders if self._same(blocks, weight, order))
+            fits = (matrix.rows(order) for order in orders if self._same(matrix, weight, order))
             return next(fits, None)
         return None
 
-    def _same(self, blocks: Blocks, weight: Tensor, order: Tensor) -> bool:
-        values = blocks.rows(order[:: self.SAMPLE]).dequantised()
+    def _same(self, matrix: QuantizedMatrix, weight: Tensor, order: Tensor) -> bool:
+        values = matrix.rows(order[:: self.SAMPLE]).dequantize()
         return torch.equal(values.to(weight.dtype), weight[:: self.SAMPLE])
 
 

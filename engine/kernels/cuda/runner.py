@@ -54,7 +54,7 @@ class Inputs:
         self.rows = rows
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._among = torch.zeros(rows, rows, dtype=torch.bool, device=device)
+        self._visible = torch.zeros(rows, rows, dtype=torch.bool, device=device)
         self._length = torch.zeros(1, dtype=torch.int64, device=device)
         self._order = torch.arange(rows, device=device)
         self._causal = torch.ones(rows, rows, dtype=torch.bool, device=device).tril()
@@ -62,8 +62,8 @@ class Inputs:
 
     @property
     def num_bytes(self) -> int:
-        held = (self.tokens, self.positions, self._among, self._causal, self._order)
-        return sum(x.numel() * x.element_size() for x in held)
+        tensors = (self.tokens, self.positions, self._visible, self._causal, self._order)
+        return sum(x.numel() * x.element_size() for x in tensors)
 
     def load(self, tokens: Tensor, positions: Tensor, visible: Tensor | None, length: int) -> None:
         """Take the values of one forward over up to `rows` rows; `visible` None = causal."""
@@ -74,8 +74,8 @@ class Inputs:
         # A static tree shows the same tensor in every step: then nothing is copied.
         if self._loaded is None or self._loaded[0] is not visible or self._loaded[1] != n:
             self._loaded = (visible, n)
-            self._among.zero_()
-            self._among[:n, :n].copy_(self._causal[:n, :n] if visible is None else visible)
+            self._visible.zero_()
+            self._visible[:n, :n].copy_(self._causal[:n, :n] if visible is None else visible)
 
     # ---- inside a graph
 
@@ -88,9 +88,9 @@ class Inputs:
 
         Boolean, or to be added to scores: 0 or `UNSEEN`.
         """
-        offset = torch.arange(context, device=self._among.device) - self._length
+        offset = torch.arange(context, device=self._visible.device) - self._length
         columns = offset.clamp(0, self.rows - 1).expand(self.rows, context)
-        new = self._among.gather(1, columns) & (offset < self.rows)
+        new = self._visible.gather(1, columns) & (offset < self.rows)
         visible = (new | (offset < 0))[None, None]
         if not additive:
             return visible

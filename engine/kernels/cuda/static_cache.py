@@ -116,9 +116,9 @@ class CacheStore:
         """An empty cache with room for `rows` rows; None while another one is in use."""
         if self._holder is not None and self._holder() is not None:
             return None
-        wanted = context_bucket(rows)
-        if wanted > self.capacity:
-            self.capacity = wanted
+        capacity = context_bucket(rows)
+        if capacity > self.capacity:
+            self.capacity = capacity
             self.buffers, self.free, self.slots = [], [], {}
         for buffer in self.buffers:
             buffer.zero_()

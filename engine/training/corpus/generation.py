@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ConfigError, TargetError
-from engine.model.batch import batch_of
+from engine.model.batch import TextBatch
 from engine.model.target import Target
 from engine.model.tokenizer import decode, encode
 from engine.sampling import NOT_FINITE
@@ -43,7 +43,7 @@ class BatchGenerator:
         self._device = target.device
         self._max_len = max_len
         self._endings = _Endings(target)
-        self._batch = batch_of(target, rows, max_len)
+        self._batch = TextBatch(target, rows, max_len)
         self._rows: list[_Sequence | None] = [None] * rows
         self._uniforms = torch.zeros(rows, max_len, device=target.device)
 

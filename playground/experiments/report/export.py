@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from engine import plain
-from engine.plain import csv_line, file_name
+from engine.safe_text import csv_line, file_name, json_text
 from playground.experiments.finished import SPLIT, FinishedRequest
 from playground.experiments.report.page import report_page
 from playground.experiments.report.report import FORMULAS, Cell, Report, Section
@@ -50,7 +49,7 @@ def json_text(results: Results) -> str:
         "report": results.report.to_dict(),
         "requests": [_request(request) for request in results.requests],
     }
-    return plain.json_text(whole, indent=1)
+    return json_text(whole, indent=1)
 
 
 def _request(request: FinishedRequest) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from engine.config import Sampling
 from engine.drafters import parse_method
 from engine.errors import ConfigError
 from engine.formats import DASH
-from engine.plain import json_text, visible_value
+from engine.safe_text import json_text, visible_value
 from playground.experiments.finished import FinishedRequest
 from playground.experiments.plan import BASELINE, extent
 from playground.experiments.report.report import FORMULAS, Cell, Report, Section

@@ -53,13 +53,6 @@ def test_a_target_can_do_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fresh_library", "kernels")
-def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile, "FLAGS", ("--no-such-flag",))
-    with pytest.raises(NotNative, match="failed: .*no-such-flag"):
-        library(tmp_path)
-
-
-@pytest.mark.usefixtures("fresh_library", "kernels")
 @pytest.mark.parametrize("said", [rb"\377\376 broken", b"", rb"\033[2J\a broken"])
 def test_what_a_compiler_says_in_any_bytes_is_one_line(
     said: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

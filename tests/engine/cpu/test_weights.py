@@ -17,16 +17,15 @@ from engine.decode import decode
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.errors import ConfigError, TargetError
 from engine.kernels.cpu.compile import NotNative, library
-from engine.kernels.cpu.gguf import BLOCK, Blocks, GGUFFile
+from engine.kernels.cpu.gguf import BLOCK, GGUFFile, QuantizedMatrix
 from engine.kernels.cpu.weights import (
-    Codes,
     OneDNNLinear,
     PackedLinear,
+    QuantizedWeights,
     can_pack,
     pack,
     rotary_order,
 )
-from engine.model.forward import prepare_attention
 from engine.model.loading import load_target, pick_dtype
 from engine.model.sources import TargetSpec
 from engine.model.target import Target
@@ -35,8 +34,8 @@ from engine.steps import End
 from engine.tree import TreeShape
 from tests.engine.cpu.targets import VARIANTS, packed, plain, variant_model
 from tests.engine.cpu.tiny_gguf import write_gguf
-from tests.engine.scripted import ScriptedDrafter, random_parents
-from tests.models import FAMILIES, VOCAB, build_context, plain_greedy, save_tiny, tiny_model
+from tests.engine.scripted import random_parents
+from tests.models import VOCAB, build_context, save_tiny, tiny_model
 
 NEAR: dict[str, Any] = {"rtol": 1e-4, "atol": 2e-4}
 ALL = Needs(hidden=True, layers=(0, 2, 3))
@@ -94,28 +93,6 @@ def test_what_onednn_lacks_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not any(isinstance(module, PackedLinear) for module in model.modules())
 
 
-def test_wrong_products_are_not_used_and_the_run_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = save_tiny(tmp_path / "tiny")
-    right = OneDNNLinear.product
-    monkeypatch.setattr(OneDNNLinear, "product", lambda self, x: right(self, x).flip(-1))
-    target = load(folder, "float32", tmp_path)
-    assert target.environment()["forward"] == "transformers' modules"
-    assert (
-        "its logits differ from those of transformers' modules"
-        in target.environment()["fast_forward"]
-    )
-    assert not any(isinstance(module, PackedLinear) for module in target.model.modules())
-
-
-@pytest.mark.parametrize("family", ["qwen3", "gpt_neox", "gemma2"])
-def test_a_loaded_target_says_what_runs_it(family: str, tmp_path: Path) -> None:
-    found = load(save_tiny(tmp_path / family, family), "float32", tmp_path).environment()
-    assert found["forward"] == "transformers' modules, packed"
-    assert found["native_kernels"].startswith("not used: ")
-
-
 # ---- whole models
 
 
@@ -148,46 +125,6 @@ def test_prompts_and_trees_equal_those_of_plain_weights(name: str) -> None:
         torch.testing.assert_close(mine[:, :, :rows], other[:, :, :rows], **NEAR)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_text_equals_transformers_generate(family: str) -> None:
-    model = tiny_model(family)
-    theirs = plain(copy.deepcopy(model))
-    prompt = tokens_of(random.Random(2), 11)
-    expected = plain_greedy(theirs, prompt, 20)
-    prepare_attention(model)
-    ours, limits = packed(model), Limits(max_new_tokens=20)
-    for truth in (0.6, 1.0):
-        drafter = ScriptedDrafter(
-            expected,
-            vocab=VOCAB,
-            shape=lambda rng: random_parents(rng, rng.randint(1, 16)),
-            truth=truth,
-        )
-        *_, end = decode(ours, drafter, prompt, limits=limits)
-        assert isinstance(end, End) and list(end.output_ids) == expected
-    alone = AutoregressiveConfig().build(build_context(ours))
-    *_, end = decode(ours, alone, prompt, limits=limits)
-    assert isinstance(end, End) and list(end.output_ids) == expected
-
-
-def test_bfloat16_is_as_near_to_the_exact_logits_as_plain_weights_are() -> None:
-    exact = plain(variant_model("qwen2"))
-    model = variant_model("qwen2").to(torch.bfloat16)
-    theirs, ours = plain(copy.deepcopy(model)), packed(model)
-    rng = random.Random(6)
-    prompt = tokens_of(rng, 20)
-    proposal = Proposal(
-        torch.tensor(tokens_of(rng, 12)), TreeShape(random_parents(random.Random(9), 12))
-    )
-    found = {}
-    for name, target in (("exact", exact), ("theirs", theirs), ("ours", ours)):
-        cache = target.new_cache(4)
-        target.prefill(prompt, cache, Needs())
-        found[name] = target.verify(proposal, cache, Needs()).logits.double()
-    errors = {name: (found[name] - found["exact"]).pow(2).mean().sqrt() for name in found}
-    assert 0 < errors["ours"] < 1.3 * errors["theirs"]
-
-
 @pytest.mark.parametrize("name", ["llama-tied", "llama-no-groups-biased", "qwen3"])
 def test_a_deep_copy_is_plain_and_can_change_its_dtype(name: str) -> None:
     model = variant_model(name)
@@ -202,17 +139,6 @@ def test_a_deep_copy_is_plain_and_can_change_its_dtype(name: str) -> None:
     tied = plain.lm_head.weight is plain.model.embed_tokens.weight
     assert tied == model.config.tie_word_embeddings
     assert plain.double().dtype == torch.float64
-
-
-def test_the_copy_shares_nothing_with_its_original() -> None:
-    model = variant_model("llama")
-    pack(model)
-    plain = copy.deepcopy(model)
-    with torch.inference_mode():
-        before = model(IDS).logits
-        for parameter in plain.parameters():
-            parameter.zero_()
-        assert torch.equal(model(IDS).logits, before)
 
 
 def test_weights_in_place_cannot_change_their_dtype() -> None:
@@ -244,26 +170,27 @@ def test_a_loaded_model_finds_its_matrices_in_the_file(
 ) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", kind)
     model = load(path, "bfloat16", tmp_path).model
-    codes = Codes(model, bits=bits, file=GGUFFile(path))
-    for name in codes.NAMES:
+    quantized = QuantizedWeights(model, bits=bits, file=GGUFFile(path))
+    for name in quantized.NAMES:
         owner = "self_attn" if name[0] in "qkvo" else "mlp"
         weight = model.get_submodule(f"model.layers.1.{owner}.{name}").weight
-        blocks = codes.find(f"model.layers.1.{owner}.{name}", weight)
+        blocks = quantized.find(f"model.layers.1.{owner}.{name}", weight)
         assert blocks is not None and blocks.bits == bits
-        assert torch.equal(blocks.dequantised().bfloat16(), weight)
-        other = codes.find(f"model.layers.0.{owner}.{name}", weight)
+        assert torch.equal(blocks.dequantize().bfloat16(), weight)
+        other = quantized.find(f"model.layers.0.{owner}.{name}", weight)
         assert other is None, "another layer's values are not taken"
-    output = codes.find("lm_head", model.lm_head.weight)
+    output = quantized.find("lm_head", model.lm_head.weight)
     assert output is not None and output.bits == 8
-    assert torch.equal(output.dequantised().bfloat16(), model.lm_head.weight)
+    assert torch.equal(output.dequantize().bfloat16(), model.lm_head.weight)
 
 
 def test_matrices_of_another_model_are_left_alone(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf")
     stranger = tiny_model("llama", seed=9, hidden_size=64, intermediate_size=96).bfloat16()
-    codes = Codes(stranger, bits=4, file=GGUFFile(path))
+    quantized = QuantizedWeights(stranger, bits=4, file=GGUFFile(path))
     assert (
-        codes.find("layers.0.mlp.down_proj", stranger.model.layers[0].mlp.down_proj.weight) is None
+        quantized.find("layers.0.mlp.down_proj", stranger.model.layers[0].mlp.down_proj.weight)
+        is None
     )
 
 
@@ -272,14 +199,14 @@ def test_codes_are_the_nearest_of_each_blocks_range(bits: int) -> None:
     torch.manual_seed(bits)
     weight = torch.randn(7, 96) * torch.logspace(-3, 3, 7)[:, None]
     weight[3, 32:64] = 0.0
-    blocks = Blocks.quantised(weight, bits)
-    assert int(blocks.codes.max()) == 2**bits - 1
+    blocks = QuantizedMatrix.quantize(weight, bits)
+    assert int(blocks.integers.max()) == 2**bits - 1
     # Half a step, and what float16 loses of scale and minimum.
     step = blocks.scale.repeat_interleave(BLOCK, 1)
     least = blocks.minimum.abs().repeat_interleave(BLOCK, 1)
-    off = (blocks.dequantised() - weight).abs()
+    off = (blocks.dequantize() - weight).abs()
     assert (off <= 0.5 * step + 2**-10 * (least + 2**bits * step) + 2.0**-24).all()
-    assert torch.equal(blocks.dequantised()[3, 32:64], torch.zeros(32))
+    assert torch.equal(blocks.dequantize()[3, 32:64], torch.zeros(32))
 
 
 # ---- dtypes

@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import torch
 
-from engine.kernels.cpu.weights import Codes, rotary_order
+from engine.kernels.cpu.weights import QuantizedWeights, rotary_order
 from tests.models import tiny_model, tiny_tokenizer
 
 
@@ -22,7 +22,7 @@ def write_gguf(path: Path, kind: str = "Q4_1", **overrides: Any) -> Path:
     _add(writer, "token_embd.weight", model.model.embed_tokens.weight, "Q8_0")
     _add(writer, "output_norm.weight", model.model.norm.weight, "F32")
     for i, layer in enumerate(model.model.layers):
-        for name, theirs in Codes.NAMES.items():
+        for name, theirs in QuantizedWeights.NAMES.items():
             module = getattr(layer.self_attn, name, None) or getattr(layer.mlp, name)
             weight = module.weight.detach()
             if name in ("q_proj", "k_proj"):

@@ -11,13 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.kernels.cuda.graphs import CaptureError, Capturer, CudaGraphs, Graph
+from engine.kernels.cuda.graphs import CaptureError, Graph
 
 T = TypeVar("T")
 
@@ -91,15 +90,3 @@ class Tape:
         tape = _Tape(tuple(operators.calls), results)
         self._tapes.add(tape)
         return tape
-
-
-CAPTURERS: dict[str, Callable[[], Capturer]] = {
-    "tape": Tape,
-    "graphs": lambda: CudaGraphs(torch.device("cuda")),
-}
-KINDS = ["tape", pytest.param("graphs", marks=pytest.mark.gpu)]
-"""Real graphs where the switch `--gpu` says that there is a device."""
-
-
-def device_of(name: str) -> torch.device:
-    return torch.device("cuda" if name == "graphs" else "cpu")

@@ -18,8 +18,7 @@ from engine.tuning.adaptive import build_drafter
 from tests.engine.cuda.targets import captured, model_of, plain, runner_of
 from tests.engine.drafters.eagle_heads import save_eagle, save_eagle3
 from tests.engine.drafters.fitted import save_medusa, save_redrafter
-from tests.engine.scripted import ScriptedDrafter, random_parents
-from tests.models import VOCAB, build_context, plain_greedy
+from tests.models import build_context, plain_greedy
 
 DYNAMIC = {"use_dynamic_tree": True, "dynamic_tree_max_topK": 4, "max_total_draft_tokens": 12}
 TAPS = {"eagle3_layers_to_capture": [0, 1, 2]}
@@ -124,27 +123,6 @@ def test_a_seed_repeats_a_sampled_text(name: str, heads: dict[str, str]) -> None
         assert isinstance(end, End) and committed[:15] == list(end.output_ids)[1:]
         texts.append(end.output_ids)
     assert texts[0] == texts[1] != texts[2]
-
-
-@pytest.mark.parametrize(
-    ("name", "truth"), [("gpt_neox", 0.0), ("gpt_neox", 1.0), ("phi", 0.7), ("opt", 0.7)]
-)
-def test_modules_write_the_plain_text_from_any_tree(name: str, truth: float) -> None:
-    model = model_of(name, eos_token_id=None)
-    theirs, ours = plain(model), captured(model)
-    prompt = [random.Random(2).randrange(256) for _ in range(11)]
-    expected = plain_greedy(theirs, prompt, 30)
-    drafter = ScriptedDrafter(
-        expected,
-        vocab=VOCAB,
-        shape=lambda rng: random_parents(rng, rng.randint(1, 20)),
-        truth=truth,
-    )
-    *steps, end = records(ours, drafter, prompt, tokens=30)
-    assert isinstance(end, End) and list(end.output_ids) == expected
-    accepted = sum(step.num_accepted for step in steps if isinstance(step, Step))
-    assert (accepted > 0) == (truth > 0)
-    assert runner_of(ours).sizes
 
 
 def test_a_model_that_waits_for_the_device_goes_on_without_graphs(

@@ -18,7 +18,7 @@ from torch.nn.functional import silu
 
 from engine.config import Limits
 from engine.drafters.eagle.methods import Eagle3Config
-from engine.drafters.texts import Reading, Text
+from engine.drafters.texts import TargetTrace, Text
 from engine.errors import DrafterError
 from engine.model.target import Target
 from engine.proposal import Needs
@@ -186,7 +186,7 @@ def test_ranks_along_a_text_see_the_window_alone(tmp_path: Path) -> None:
     tokens = [*PROMPT, *output]
     layers = target.prefill(tokens, target.new_cache(len(tokens)), drafter.needs).layers
     text = Text(tuple(PROMPT), tuple(output), limits=Limits())
-    reading = Reading(text, torch.tensor(tokens), layers=layers, context_len=target.context_len)
+    reading = TargetTrace(text, torch.tensor(tokens), layers=layers, context_len=target.context_len)
     ids = drafter.head.vocabulary.ids
     assert ids is not None
     found, wanted = drafter.ranks(reading, 3), reading.true_tokens(3)

@@ -11,7 +11,7 @@ import torch
 from engine.config import Limits
 from engine.drafters.blocks.pard import PardConfig, PardDrafter, comb
 from engine.drafters.combined import CombinedConfig
-from engine.drafters.texts import BEYOND, Reading, Text, rank_of
+from engine.drafters.texts import UNRANKED, TargetTrace, Text, rank_of
 from engine.errors import ConfigError, DrafterError
 from engine.model.target import Target
 from engine.tuning.timing import measure_draft
@@ -131,7 +131,7 @@ def test_ranks_are_those_of_every_root_by_itself() -> None:
     target = judges.target_of("llama")
     prompt, output = PROMPTS[0], plain_text("llama", tuple(PROMPTS[0]), 24)
     text = Text(tuple(prompt), tuple(output[:20]), limits=Limits())
-    reading = Reading(text, torch.tensor([*prompt, *output]), context_len=target.context_len)
+    reading = TargetTrace(text, torch.tensor([*prompt, *output]), context_len=target.context_len)
     drafter = config(max_draft_len=4).build(context(target))
     assert isinstance(drafter, PardDrafter)
     found, wanted = drafter.ranks(reading, 4), reading.true_tokens(4)
@@ -140,7 +140,7 @@ def test_ranks_are_those_of_every_root_by_itself() -> None:
         seen = reading.tokens[: len(prompt) + root + 1].tolist()
         logits = whole_text_logits(trained(), seen, 4)
         assert found[root].tolist() == rank_of(logits, wanted[root].clamp_min(0)).tolist()
-    assert (found[:, 0] == 0).all() and found.max() < BEYOND
+    assert (found[:, 0] == 0).all() and found.max() < UNRANKED
 
 
 def test_a_level_is_as_wide_as_the_block() -> None:

@@ -9,7 +9,6 @@ from engine.drafters.combined import CombinedConfig
 from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.method import MethodConfig
 from engine.drafters.sizes import Size, SizeTable, beside_size
-from engine.errors import ConfigError
 from engine.tuning.fit import fit_size
 from engine.tuning.latency import LatencyCurve
 from playground.host.methods import choose_method
@@ -48,34 +47,6 @@ def test_where_rows_are_dear_little_is_drafted(
     assert f"max_draft_len {length} is predicted to be the fastest of 2 sizes" in fit.reason
 
 
-@pytest.mark.parametrize("name", ["lookahead", "token-recycling"])
-def test_a_method_that_learns_from_the_target_is_fitted_too(case: Case, name: str) -> None:
-    config = presets.methods()[name].config
-    sizes = presets.size_tables()[name].sizes
-    measured = SizeTable(
-        target=case.bench.target.name, method=config.model_dump(), sizes=(sizes[0], sizes[-1])
-    )
-    fit = fit_size(config, lambda _: measured, case.bench, lambda: STEEP)
-    assert len(fit.sizes) == 2 and fit.config.size == "fit"
-
-
-def test_prediction_is_the_shares_of_rows_times_the_curve(case: Case) -> None:
-    fit = fit_size(FIT, lambda _: table(case.bench.target.name), case.bench, lambda: STEEP)
-    by_length = {one.settings["max_draft_len"]: one.prediction for one in fit.sizes}
-    assert by_length[1].verify_ms == pytest.approx(0.5 * 10 + 0.5 * 20)
-    assert by_length[6].verify_ms == pytest.approx(0.5 * 10 + 0.5 * 70)
-    assert by_length[6].tok_s == pytest.approx(3.0 * 1000 / by_length[6].step_ms)
-    assert [one["tok_s"] for one in fit.to_dict()["sizes"]] == sorted(
-        (one.tok_s for one in by_length.values()), reverse=True
-    )
-
-
-def test_the_size_as_set_is_compared(case: Case) -> None:
-    fit = fit_size(FIT, lambda _: table(case.bench.target.name), case.bench, lambda: STEEP)
-    as_set = next(one for one in fit.sizes if one.settings["max_draft_len"] == 6)
-    assert fit.reason.endswith(f"As set: {as_set.prediction.speedup:.2f}×.")
-
-
 def test_a_set_size_is_left_alone(case: Case) -> None:
     config = FIT.replace(size="set")
 
@@ -97,11 +68,6 @@ def test_a_table_serves_any_size_of_the_same_settings() -> None:
     assert measured.serves(same)
     assert not measured.serves(same.replace(max_matching_ngram_size=2))
     assert "max_draft_len" not in beside_size(same)
-
-
-def test_a_table_without_sizes_is_refused() -> None:
-    with pytest.raises(ConfigError, match="sizes"):
-        SizeTable.parse({"target": "any", "method": {}, "sizes": []})
 
 
 def test_every_shipped_table_serves_its_preset() -> None:

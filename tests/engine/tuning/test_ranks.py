@@ -12,7 +12,6 @@ import torch
 from engine.config import Limits
 from engine.drafters.autoregressive import AutoregressiveConfig
 from engine.drafters.eagle.methods import Eagle3Config, EagleConfig
-from engine.drafters.heads.medusa import MedusaConfig
 from engine.drafters.lookup.lookahead import LookaheadConfig
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.texts import Text, rank_of
@@ -88,20 +87,6 @@ def test_ranks_count_tokens_before_and_ties_go_to_the_lower_id() -> None:
     assert torch.equal(rank_of(rows, ids), (order == ids[..., None]).int().argmax(dim=-1))
 
 
-def test_medusa_ranks_are_those_that_the_drafter_tells() -> None:
-    case = golden("medusa")
-    table = measure_ranks(case.config, case.bench, case.texts, depths=9)
-    assert table.depths == 5, "one per head"
-    config = case.config
-    assert isinstance(config, MedusaConfig)
-    drafter = config.build(case.bench)
-    text = case.texts[1]
-    reading = read(case.bench.target, text, Needs(hidden=True), tail=5)
-    told = drafter.heads.ranks(reading.hidden_before_roots(), reading.true_tokens(5))
-    begin, end = table.span(1)
-    assert np.array_equal(table.ranks[begin:end], torch.where(told < 64, told, -1).numpy())
-
-
 def test_a_text_is_read_as_the_target_wrote_it_and_further_on() -> None:
     target = tiny_target(eos_token_id=None)
     prompt = [5, 9, 200, 31]
@@ -124,14 +109,6 @@ def test_the_tail_ends_with_the_context() -> None:
     # The last root sits at position 62: one token fits behind it.
     assert (true[-1] >= 0).tolist() == [True, False, False, False]
     assert (true[-4] >= 0).tolist() == [True] * 4
-
-
-def test_eagle_chunks_of_any_size_give_the_same_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = golden("eagle")
-    whole = measure_ranks(case.config, case.bench, case.texts, depths=4)
-    monkeypatch.setattr("engine.drafters.eagle.methods.ROWS", 7)
-    pieces = measure_ranks(case.config, case.bench, case.texts, depths=4)
-    assert np.array_equal(whole.ranks, pieces.ranks)
 
 
 def test_tokens_that_a_draft_vocabulary_lacks_have_no_rank() -> None:

@@ -15,8 +15,7 @@ from engine.drafters.lookup.lookahead import LookaheadConfig
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.method import MethodConfig
 from engine.drafters.texts import Text
-from engine.errors import ConfigError, TreeError
-from engine.tree import ChoiceTree
+from engine.errors import ConfigError
 from engine.tuning import StoppedError
 from engine.tuning.ranks import measure_ranks
 from engine.tuning.redraft import Redraft, Redrafter
@@ -114,20 +113,6 @@ def test_choice_trees_drafted_again_equal_their_replay(name: str) -> None:
             assert redraft.trees.accepted[node] == counted
 
 
-def test_shapes_of_drafted_trees_are_counted() -> None:
-    case, config, texts = dynamic("eagle2")
-    redrafter = Redrafter(config, build_context(case.target), texts[:1], tail=8)
-    redraft = redrafter.draft(sized(config, 16, 3, 4))
-    trees = redraft.trees
-    assert trees.num_nodes == {15: redraft.num_steps}
-    assert sum(trees.depths.values()) == sum(trees.widths.values()) == redraft.num_steps
-    assert max(trees.depths) <= 4 and max(trees.widths) <= 16
-    assert sum(trees.drafted.values()) == int(redraft.node_counts.sum())
-    assert sum(trees.accepted.values()) == redraft.num_accepted
-    assert all(trees.drafted[path] >= count for path, count in trees.accepted.items())
-    assert max(rank for path in trees.drafted for rank in path) < 4
-
-
 def test_what_cannot_be_drafted_again_is_refused() -> None:
     case, config, texts = dynamic("eagle2")
     bench = build_context(case.target)
@@ -143,41 +128,6 @@ def test_what_cannot_be_drafted_again_is_refused() -> None:
         Redrafter(LookaheadConfig(), bench, texts)
     with pytest.raises(StoppedError):
         redrafter.draft(config.replace(max_draft_len=3), on_progress=stopped)
-
-
-def test_settings_that_do_not_fit_the_weights_are_refused() -> None:
-    case = golden("medusa")
-    redrafter = Redrafter(case.config, case.bench, case.texts[:1], tail=9)
-    with pytest.raises(TreeError, match="has depth 6, but the drafter drafts 5"):
-        redrafter.draft(case.config.with_tree(ChoiceTree.chain(7)))
-
-
-@pytest.mark.parametrize(
-    ("config", "levels", "depth", "nodes"),
-    [
-        (EagleConfig(eagle_choices=((0,), (1,), (0, 0))), (1, 1), 2, 3),
-        (EagleConfig(eagle_choices=((0,), (1,), (0, 0), (1, 0))), (1, 2), 2, 4),
-        (
-            EagleConfig(
-                use_dynamic_tree=True,
-                dynamic_tree_max_topK=4,
-                max_draft_len=3,
-                max_total_draft_tokens=20,
-            ),
-            (1, 4, 4),
-            3,
-            20,
-        ),
-        (Eagle3Config(max_draft_len=3), (1, 1, 1), 3, 3),
-        (ReDrafterConfig(beam_width=4, beam_length=4), (1, 4, 4), 3, 12),
-        (SuffixConfig(max_draft_len=7), (), 7, 7),
-    ],
-)
-def test_a_draft_s_shape_follows_from_its_settings(
-    config: MethodConfig, levels: tuple[int, ...], depth: int, nodes: int
-) -> None:
-    shape = config.draft_shape()
-    assert (shape.levels, shape.depth, shape.num_nodes) == (levels, depth, nodes)
 
 
 def test_texts_whose_features_take_too_much_memory_are_left_out() -> None:

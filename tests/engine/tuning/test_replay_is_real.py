@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 
-import presets
 from engine.config import Limits
 from engine.drafters.base import BuildContext
 from engine.drafters.draft_target import DraftTargetConfig
@@ -20,19 +17,15 @@ from engine.drafters.lookup.ngram import NGramConfig
 from engine.drafters.lookup.suffix import SuffixConfig
 from engine.drafters.method import MethodConfig
 from engine.drafters.texts import Text
-from engine.model.loading import load_target
-from engine.model.sources import TargetSpec
 from engine.model.target import Target
 from engine.tree import ChoiceTree
 from engine.tuning.ranks import RankTable, measure_ranks
 from engine.tuning.replay import Replay, replay, replay_chain
-from playground.host import paths
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.engine.tuning.runs import LIMITS, Case, golden, ran, random_tree, texts_of
 from tests.models import build_context, tiny_target
 
 NUM_TREES = 30
-EMBEDDED_TOKENS = 20
 
 
 def by_text(table: RankTable, result: Replay) -> list[list[tuple[int, int]]]:
@@ -222,103 +215,3 @@ def test_chain_of_every_length_equals_real_runs_step_by_step(name: str) -> None:
 
 
 # ---- the embedded model and the drafters shipped for it
-
-
-@dataclass(frozen=True)
-class Embedded:
-    """The embedded model in float32, and what it answers to five prompts of the starter suite."""
-
-    bench: BuildContext
-    texts: list[Text]
-
-
-@pytest.fixture(scope="module")
-def embedded() -> Iterator[Embedded]:
-    specs = presets.targets()
-    target = load_target(
-        specs["smollm2-135m-instruct"],
-        dtype="float32",
-        device="cpu",
-        cache_dir=paths.cache_dir(),
-    )
-    companions: list[Target] = []
-
-    def companion(spec: TargetSpec) -> Target:
-        loaded = load_target(spec, dtype="float32", device="cpu", cache_dir=paths.cache_dir())
-        companions.append(loaded)
-        return loaded
-
-    bench = BuildContext(target, presets.resolve, companion, locate=presets.locate)
-    suite = presets.suites()["starter"]
-    asked = [[{"role": "user", "content": prompt.turns[0]}] for prompt in suite.prompts[:5]]
-    prompts = [target.encode_chat(messages) for messages in asked]
-    assert len(prompts) == 5
-    yield Embedded(bench, texts_of(bench, prompts, Limits(max_new_tokens=EMBEDDED_TOKENS)))
-    for one in (*companions, target):
-        one.close()
-
-
-def shipped(name: str) -> MethodConfig:
-    preset = presets.methods()[name]
-    assert preset.target in (None, "smollm2-135m-instruct")
-    return preset.config
-
-
-@pytest.mark.network
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["medusa-smollm2-135m", "eagle-smollm2-135m"])
-def test_replay_equals_real_runs_of_the_embedded_model(
-    name: str, embedded: Embedded, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bench, texts, config = embedded.bench, embedded.texts, shipped(name)
-    table = measure_ranks(config, bench, texts, depths=5)
-    results = []
-    for tree in trees_of(table, NUM_TREES, max_nodes=16):
-        result = replay(table, tree)
-        assert_equals_runs(table, result, bench.target, config.with_tree(tree), bench, texts)
-        results.append(result)
-    told(capsys, name, f"{len(results)} random trees", texts, results)
-    assert len({result.mat for result in results}) >= 10, "the trees must be told apart"
-
-
-@pytest.mark.network
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("draft-smollm2-135m", {}),
-        ("redrafter-smollm2-135m", {"beam_width": 1}),
-        ("eagle3-smollm2-135m", {"use_dynamic_tree": False}),
-        ("ngram", {}),
-        ("suffix", {}),
-    ],
-)
-def test_chains_of_the_embedded_model_equal_real_runs(
-    name: str, changes: dict[str, Any], embedded: Embedded, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bench, texts, config = embedded.bench, embedded.texts, shipped(name).replace(**changes)
-    table = measure_ranks(config, bench, texts, depths=5)
-    results = []
-    for length in (1, 2, 3, 5):
-        result = replay_chain(table, length)
-        chosen = config.with_tree(ChoiceTree.chain(length))
-        assert_equals_runs(table, result, bench.target, chosen, bench, texts)
-        results.append(result)
-    told(capsys, name, "chains of 1, 2, 3, 5", texts, results)
-
-
-def told(
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    what: str,
-    texts: Sequence[Text],
-    results: Sequence[Replay],
-) -> None:
-    """Says on the terminal what was compared."""
-    steps = sum(result.num_steps for result in results)
-    mats = [result.mat for result in results]
-    with capsys.disabled():
-        print(
-            f"\n{name}: {what} x {len(texts)} prompts, {steps} steps equal one by one, "
-            f"MAT {min(mats):.3f} to {max(mats):.3f}"
-        )

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from engine.errors import ConfigError
-from engine.training.methods.medusa import choices_by_rates
 from engine.tree import ChoiceTree, Path
 from engine.tuning.ranks import RankTable
 from engine.tuning.replay import reach, replay
@@ -77,16 +76,6 @@ def accepted_everywhere(table: RankTable, tree: ChoiceTree) -> int:
     return int(tree.shape.depths.numpy()[reach(table, tree)].sum())
 
 
-def test_joint_frequencies_beat_independent_depths_where_depths_hang_together() -> None:
-    """Rank 1 then 1, or 0 then 0: of two nodes per depth, half the combinations never occur."""
-    ranks = [[0, 0]] * 6 + [[1, 1]] * 5 + [[2, 0]] * 3
-    table = table_of(ranks)
-    rates = [[float(np.mean(column == r)) for r in range(8)] for column in table.ranks.T]
-    independent = ChoiceTree(choices_by_rates(rates, 4))
-    assert best_tree(table, 4).paths == ((0,), (1,), (0, 0), (1, 1))
-    assert replay(table, best_tree(table, 4)).mat > replay(table, independent).mat
-
-
 def test_replay_decides_between_all_positions_and_visited_ones() -> None:
     """The tree found is never worse than the one for all positions, and sometimes better."""
     better = 0
@@ -120,17 +109,6 @@ def test_curve_never_falls_where_a_larger_tree_shifts_steps_to_worse_places() ->
         alone = [curve(table, (n,))[0].mat for n in sizes]
         fell += sum(a > b for a, b in itertools.pairwise(alone))
     assert fell, "no search of a single size ever did worse with more nodes"
-
-
-def test_a_smaller_tree_is_extended_where_growing_anew_brings_less() -> None:
-    """Best trees of twice the size hold the smaller one's paths, or are better than if they did."""
-    for seed in range(4):
-        table = made_up(np.random.default_rng(seed), [60, 40], depths=4)
-        small, large = (point.tree for point in curve(table, (6, 12)))
-        missed = grow(table, replay(table, small).roots, 99)
-        added = [path for path in missed if path not in small.paths][:6]
-        joined = sorted([*small.paths, *added], key=lambda p: (len(p), p))
-        assert replay(table, large).mat >= replay(table, ChoiceTree(tuple(joined))).mat
 
 
 def test_constraints_and_categories_are_kept() -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 from engine.drafters.draft_target import DraftTargetConfig
@@ -27,9 +25,7 @@ from engine.tuning.latency import (
     bucket_of,
     interpolate,
 )
-from engine.tuning.search import CurvePoint, curve
 from engine.tuning.timing import (
-    grown,
     measure_batch,
     measure_curve,
     measure_draft,
@@ -38,7 +34,6 @@ from engine.tuning.timing import (
 )
 from tests.engine.drafters.golden import ROOT, golden_case
 from tests.engine.tuning.runs import golden, stopped
-from tests.engine.tuning.tables import made_up
 from tests.models import build_context, tiny_target
 
 LATENCY = StepLatency(
@@ -59,13 +54,6 @@ def test_a_tree_s_time_goes_by_its_depth_where_that_was_measured() -> None:
     wide, chain = ChoiceTree.parse([[0], [1], [0, 0], [2]]), ChoiceTree.chain(4)
     assert timed.predict_config(config.with_tree(chain), 2.0).verify_ms == by_depth.at(5)
     assert timed.predict_config(config.with_tree(wide), 2.0).verify_ms == by_depth.at(5, 2)
-
-
-@pytest.mark.parametrize(("rows", "depth"), [(4, 1), (4, 2), (8, 3), (16, 4), (64, 4)])
-def test_trees_that_are_timed_are_as_deep_and_large_as_said(rows: int, depth: int) -> None:
-    shape = grown(rows, depth)
-    assert (len(shape), shape.max_depth) == (rows, depth) and not shape.is_chain
-    assert shape.path_to(depth) == tuple(range(1, depth + 1))
 
 
 def test_curves_survive_json() -> None:
@@ -99,11 +87,6 @@ def test_texts_in_lock_step_slow_every_part_as_measured() -> None:
     found = eight.predict(2.5, levels=(1, 3), num_nodes=10)
     assert found.speedup < LATENCY.predict(2.5, levels=(1, 3), num_nodes=10).speedup
     assert found.plain_tok_s == pytest.approx(1000 / 28.0)
-
-
-def test_batches_begin_with_one_text() -> None:
-    with pytest.raises(ConfigError, match="begin with 1"):
-        BatchLatency((2,), (LATENCY.verify,), "")
 
 
 @pytest.mark.parametrize("seconds", [60.0, 0.0])
@@ -162,33 +145,6 @@ def test_prediction_is_mat_over_the_step_s_time() -> None:
     assert found.verify_ms == 20.0 and found.other_ms == pytest.approx(1.1)
     assert found.tok_s == pytest.approx(1000 * 2.5 / 26.1)
     assert found.speedup == pytest.approx(found.tok_s / (1000 / 11.0))
-
-
-def test_prediction_of_settings_counts_their_levels() -> None:
-    tree = ChoiceTree.parse([[0], [1], [0, 0], [1, 0], [0, 0, 0]])
-    config = EagleConfig().with_tree(tree)
-    found = LATENCY.predict_config(config, 2.0)
-    assert found == LATENCY.predict(2.0, levels=(1, 2, 1), num_nodes=5, depth=3)
-
-
-def test_the_fastest_size_weighs_mat_against_time() -> None:
-    table = made_up(np.random.default_rng(0), [400], depths=4, num_ranks=6)
-    points = curve(table, (1, 4, 16, 64))
-    flat = StepLatency(LatencyCurve((1,), (10.0,), 0), LatencyCurve((1,), (0.0,)), LATENCY.draft)
-    steep = StepLatency(
-        LatencyCurve((1, 2), (10.0, 20.0), 0), LatencyCurve((1,), (0.0,)), LATENCY.draft
-    )
-    config = EagleConfig()
-
-    def tok_s(point: CurvePoint, latency: StepLatency) -> float:
-        return latency.predict_config(config.with_tree(point.tree), point.mat).tok_s
-
-    small, large = (max(points, key=partial(tok_s, latency=c)) for c in (steep, flat))
-    assert small.num_nodes == 1 and large.num_nodes > 4
-    for point in points:
-        shape = config.with_tree(point.tree).draft_shape()
-        wanted = 1000 * point.mat / (10.0 + LATENCY.draft.at(shape.levels))
-        assert tok_s(point, flat) == pytest.approx(wanted)
 
 
 def test_solving_finds_start_and_levels_and_never_a_negative_time() -> None:

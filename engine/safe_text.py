@@ -51,11 +51,11 @@ def read_text(path: Path, *, most: int = MAX_CHARS, what: str = "") -> str:
     """
     try:
         with path.open("rb") as file:
-            found = file.read(most + 1)
+            content = file.read(most + 1)
     except (OSError, ValueError) as error:  # a NUL in the name is a ValueError
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{what or path} could not be read: {reason}.") from error
-    return as_text(found, what=what or str(path), most=most).removeprefix("\ufeff")
+    return as_text(content, what=what or str(path), most=most).removeprefix("\ufeff")
 
 
 def cpuinfo(key: str) -> str:
@@ -67,15 +67,15 @@ def cpuinfo(key: str) -> str:
     return next((ln.partition(":")[2].strip() for ln in lines if ln.startswith(key)), "")
 
 
-def as_text(given: str | bytes, *, what: str, most: int = MAX_CHARS) -> str:
+def as_text(content: str | bytes, *, what: str, most: int = MAX_CHARS) -> str:
     """Text that can be written again.
 
     Raises ConfigError: it is no UTF-8, has half a surrogate pair, or is longer than `most`.
     """
-    if len(given) > most:
+    if len(content) > most:
         raise ConfigError(f"{what} has more than {most} characters; no more is read.")
     try:
-        return given.decode() if isinstance(given, bytes) else given.encode().decode()
+        return content.decode() if isinstance(content, bytes) else content.encode().decode()
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         raise ConfigError(f"{what} must be UTF-8 text; place {error.start} is not.") from error
 
