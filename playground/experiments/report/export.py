@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from engine.safe_text import csv_line, file_name, json_text
+from engine import safe_text
+from engine.safe_text import csv_line, file_name
 from playground.experiments.finished import SPLIT, FinishedRequest
 from playground.experiments.report.page import report_page
 from playground.experiments.report.report import FORMULAS, Cell, Report, Section
@@ -49,7 +50,7 @@ def json_text(results: Results) -> str:
         "report": results.report.to_dict(),
         "requests": [_request(request) for request in results.requests],
     }
-    return json_text(whole, indent=1)
+    return safe_text.json_text(whole, indent=1)
 
 
 def _request(request: FinishedRequest) -> dict[str, Any]:
